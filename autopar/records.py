@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, dataclass_transform
 
 from msgspec import Meta, Struct, StructMeta, field, structs
 
@@ -198,3 +198,18 @@ def shorten(value: object, limit: int = 60) -> str:
     if isinstance(value, bool):
         text = str(value).lower()
     return text if len(text) <= 2 * limit else text[: 2 * limit] + "..."
+
+
+Seconds = Annotated[
+    float, quantity(what="a time", unit="s", maximum=1e5, too_large="looks like milliseconds")
+]
+SecondsOrZero = Annotated[
+    float,
+    quantity(
+        what="a time",
+        unit="s",
+        maximum=1e5,
+        exclusive=False,
+        too_large="looks like milliseconds",
+    ),
+]

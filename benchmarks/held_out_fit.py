@@ -272,7 +272,14 @@ def counted(
             size: dict[str, Any] = {"batch": batch, "seq_length": seq_length}
             times.append(TimePoint(**size, forward_s=forward_s))
             sharded.append(
-                ShardedTime(**size, degree=1, kind="sp", forward_s=forward_s, backward_s=backward_s)
+                ShardedTime(
+                    layer_type=0,
+                    **size,
+                    degree=1,
+                    kind="sp",
+                    forward_s=forward_s,
+                    backward_s=backward_s,
+                )
             )
             others.append(OtherTime(batch=batch, seq_lengths=(seq_length,), forward_s=other_s))
     known = LayerProfile(times=tuple(times), memory={}, sharded_times=tuple(sharded))

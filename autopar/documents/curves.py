@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 from msgspec import field
-from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from autopar.documents.schemas import allreduce_key, p2p_key, sp_time_key
@@ -19,7 +18,6 @@ from autopar.documents.sidecar import (
     SIDECAR_VERSION,
     CurveData,
     DocumentKind,
-    HidingData,
     Sidecar,
     documented_unit,
     sidecar_path,
@@ -115,15 +113,12 @@ def hardware_sidecar(kind: DocumentKind, profile: HardwareProfile) -> Sidecar:
             for (operation, size), curve in sorted(profile.curves.items())
             if not _expressible(operation, curve)
         ]
-    hiding = None
-    if kind == "overlap" and profile.hiding is not None:
-        hiding = HidingData(**asdict(profile.hiding))
     return Sidecar(
         version=SIDECAR_VERSION,
         document=kind,
         unit=documented_unit(kind),
         stack=next(iter(stacks_of(profile.sources)), None),
-        hiding=hiding,
+        hiding=profile.hiding if kind == "overlap" else None,
         source="estimated from datasheets" if profile.estimated else profile.name,
         estimated=profile.estimated,
         synthetic=profile.synthetic,

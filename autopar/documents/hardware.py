@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from msgspec.structs import asdict
 
 from autopar.documents.checks import DOCUMENTS, INT, PatternDocument
 from autopar.documents.curves import (
@@ -32,7 +31,6 @@ from autopar.documents.schemas import (
 )
 from autopar.documents.sidecar import (
     DocumentKind,
-    Sidecar,
     documented_unit,
     load_with_sidecar,
     sidecar_path,
@@ -48,7 +46,7 @@ from autopar.plausible import (
     doubtful_link,
     notes_of,
 )
-from autopar.rates.measured import Curve, HardwareProfile, Hiding
+from autopar.rates.measured import Curve, HardwareProfile
 from autopar.records import Record, replace
 from autopar.units import GB, MIB, MS
 
@@ -325,7 +323,7 @@ def read_hardware(
         allreduce_bytes_per_s=bandwidths,
         p2p_bytes_per_s=links,
         overlap_coefficient=max(1.0, coefficient),
-        hiding=_hiding(read["overlap"].sidecar),
+        hiding=None if (beside := read["overlap"].sidecar) is None else beside.hiding,
         curves=priced.curves,
         strided_curves=priced.strided_curves,
         p2p_curves=priced.p2p_curves,
@@ -369,12 +367,6 @@ def _load(
         kind=kind, path=path, sidecar=loaded.sidecar, curves=curves, sources=sources
     )
     return file, loaded.document
-
-
-def _hiding(sidecar: Sidecar | None) -> Hiding | None:
-    if sidecar is None or sidecar.hiding is None:
-        return None
-    return Hiding(**asdict(sidecar.hiding))
 
 
 def _with_notes(file: HardwareFile, notes: tuple[str, ...]) -> HardwareFile:

@@ -20,9 +20,21 @@ from autopar import __version__
 from autopar.documents.checks import published
 from autopar.documents.json import JsonDocument, load_object, read_record, write_json, written
 from autopar.errors import DocumentError
-from autopar.records import KeyFault, Record, number, quantity, replace, shorten, whole_number
-from autopar.run.model import LayerSpec, ModelSpec
+from autopar.rates.measured import Hiding
+from autopar.records import (
+    KeyFault,
+    Record,
+    Seconds,
+    SecondsOrZero,
+    number,
+    quantity,
+    replace,
+    shorten,
+    whole_number,
+)
+from autopar.run.model import LayerSpec, ModelSpec, OtherTime, ShardedTime
 from autopar.sources import NAMED_BY_FILES, STACK_ROLE, Source
+from autopar.statistics import Form
 
 # --------------------------------------------------------------------------------------------------
 # What one measuring run leaves in a sidecar: raw samples by cell, and the curves made of them.
@@ -53,19 +65,6 @@ BytesOrZero = Annotated[
         maximum=1e15,
         exclusive=False,
         too_large="is beyond any device",
-    ),
-]
-Seconds = Annotated[
-    float, quantity(what="a time", unit="s", maximum=1e5, too_large="looks like milliseconds")
-]
-SecondsOrZero = Annotated[
-    float,
-    quantity(
-        what="a time",
-        unit="s",
-        maximum=1e5,
-        exclusive=False,
-        too_large="looks like milliseconds",
     ),
 ]
 _Ratio = Annotated[
@@ -162,10 +161,10 @@ class Measurement(Record):
 # --------------------------------------------------------------------------------------------------
 # What measuring a model leaves in a sidecar: raw figures by cell, and the times made of them.
 #
-# A `ModelMeasurement` is one cell of `profile-model`; statistics are computed on read. `LayerTimes`
-# is the summary that the planner reads where documented keys cannot express it: backward apart from
-# forward, layers sharded over a tensor group, recomputation, spread. A `TimeFit` says how well a
-# formula goes through such times, and how sure it is.
+# A `ModelMeasurement` is one cell of `profile-model`; statistics are computed on read.
+# `autopar.run.model.ShardedTime` is the summary that the planner reads where documented keys cannot
+# express it: backward apart from forward, layers sharded over a tensor group, recomputation,
+# spread. A `TimeFit` says how well a formula goes through such times, and how sure it is.
 
 
 Part = Literal["layer", "only", "first", "last"]
@@ -173,12 +172,6 @@ Part = Literal["layer", "only", "first", "last"]
 TensorKind = Literal["tp", "sp", "dtensor", "dtensor_sp", "ulysses"]
 """Tensor parallelism without and with Megatron's sequence parallelism, each also as DTensor does
 it, and Ulysses sequence parallelism; all the same at degree 1."""
-
-Form = Literal["static", "batch", "sequence"]
-"""Of a fit: proportional to the batch, with a launch cost, or also over sequence lengths."""
-Term = Literal["launch_s", "s_per_sample", "s_per_token", "s_per_token_squared"]
-"""Of a fit, with its unit: seconds of a launch, then seconds times b, b*s and b*s^2 of a batch of b
-samples of s tokens each."""
 
 
 class ModelMeasurement(Record):
@@ -215,56 +208,16 @@ class ModelMeasurement(Record):
     elapsed_s: _Finite = 0.0
 
 
-class _Spread(Record):
-    """Medians of samples, each between its percentiles."""
-
-    def __post_init__(self) -> None:
-        for name in ("forward", "backward", "recompute"):
-            middle, low, high = (
-                getattr(self, f"{name}_{which}", None) for which in ("s", "low_s", "high_s")
-            )
-            if middle is None and (low, high) != (None, None):
-                raise KeyFault("", f"has percentiles of {name}, but no median; {_AGAIN}")
-            if (low is not None and low > middle) or (high is not None and high < middle):
-                raise KeyFault("", f"has a {name} median outside its percentiles; {_AGAIN}")
-
-
-class LayerTimes(_Spread):
-    """Median times of one layer at one size on a rank, in seconds for the whole batch."""
-
-    layer_type: int
-    batch: _Size
-    seq_length: _Size
-    degree: _Size = 1
-    kind: str = "sp"
-    """A `TensorKind`; readers leave out those that they do not know."""
-    forward_s: Seconds
-    backward_s: Seconds | None = None
-    recompute_s: Seconds | None = None
-    """Forward again inside the backward, where the layer is checkpointed."""
-    optimizer_s: Seconds | None = None
-    forward_low_s: Seconds | None = None
-    forward_high_s: Seconds | None = None
-    """5th and 95th percentile of the samples."""
-    backward_low_s: Seconds | None = None
-    backward_high_s: Seconds | None = None
-    recompute_low_s: Seconds | None = None
-    recompute_high_s: Seconds | None = None
-
-
-class OtherTimes(_Spread):
-    """Median times of everything that is not a layer, in seconds for the whole batch."""
-
-    batch: _Size
-    seq_lengths: list[_Size]
-    """Of all layer types."""
-    forward_s: Seconds
-    backward_s: Seconds | None = None
-    forward_low_s: Seconds | None = None
-    forward_high_s: Seconds | None = None
-    """5th and 95th percentile of the samples."""
-    backward_low_s: Seconds | None = None
-    backward_high_s: Seconds | None = None
+def _check_spread(key: str, times: ShardedTime | OtherTime) -> None:
+    """Raise KeyFault where a median has no percentiles around it."""
+    for name in ("forward", "backward", "recompute"):
+        middle, low, high = (
+            getattr(times, f"{name}_{which}", None) for which in ("s", "low_s", "high_s")
+        )
+        if middle is None and (low, high) != (None, None):
+            raise KeyFault(key, f"has percentiles of {name}, but no median; {_AGAIN}")
+        if (low is not None and low > middle) or (high is not None and high < middle):
+            raise KeyFault(key, f"has a {name} median outside its percentiles; {_AGAIN}")
 
 
 class TimeCoefficients(Record):
@@ -362,32 +315,6 @@ _Sample = Annotated[
 ]
 
 
-class HidingData(Record):
-    """What a trainer's software hides of its traffic, as `autopar.rates.measured.Hiding`."""
-
-    tensor: Annotated[float, number(0.0, 1.0)]
-    """Share of tensor-parallel collectives that runs under products."""
-    regather: Annotated[float, number(1.0, 2.0)]
-    """All-gathers of a backward with sequence parallelism over one."""
-    sharded_network: Annotated[float, number(0.02, 1.0)]
-    """Share of the network's rate that ZeRO-3's traffic reaches."""
-    gradients: Annotated[float, number(0.0, 1.0)]
-    """Of a micro-batch's time, the share under which the reduction of gradients hides."""
-    reduction: Annotated[float, number(0.0, 1.0)]
-    """Of a reduction, the share that is seen even if there is time to hide it."""
-    stragglers: Annotated[float, number(0.0, 1.0)]
-    """Share of a step that its slowest node adds per doubling of the nodes."""
-    update_states: Annotated[float, number(0.0, 1.0)]
-    """Of an estimated optimizer step, the share that updates states, which ZeRO shards."""
-    update_gradients: Annotated[float, number(0.0, 1.0)]
-    """The share that reads gradients, by bytes of an element: whole ones with ZeRO-1 and 2."""
-    host_forward_s: SecondsOrZero
-    """Of the host's code of a layer, which estimated times of layers contain."""
-    host_backward_s: SecondsOrZero
-    host_collective_s: SecondsOrZero
-    host_experts_s: SecondsOrZero
-
-
 class Run(Record):
     """One measuring run: what it ran on, and raw samples by documented key or by cell."""
 
@@ -427,16 +354,16 @@ class Sidecar(Record):
     """Memory bandwidth of one device."""
     stack: _StackName | None = None
     """Trainer's software whose kernels and waits the numbers are of (`autopar stacks`)."""
-    hiding: HidingData | None = None
+    hiding: Hiding | None = None
     """Beside an overlap coefficient that was estimated: what that software hides besides."""
     domain_gpus: _Size | None = None
     """Of a cluster: GPUs that the links inside a node join, where they join whole racks."""
     logits_peak_bytes_per_sample: BytesOrZero | None = None
     """Extra memory per sample while the loss runs, not contained in the tables."""
     curves: list[CurveData] = field(default_factory=list)
-    layer_times: list[LayerTimes] = field(default_factory=list)
+    layer_times: list[ShardedTime] = field(default_factory=list)
     """Of a computation file: what was measured beside whole forwards."""
-    other_times: list[OtherTimes] = field(default_factory=list)
+    other_times: list[OtherTime] = field(default_factory=list)
     """Of a computation file: embedding, head and loss, backward apart from forward."""
     fits: list[TimeFit] = field(default_factory=list)
     """Of a computation file: formulas through these times, with residuals and intervals."""
@@ -448,6 +375,9 @@ class Sidecar(Record):
             raise KeyFault(
                 "unit", f"the value is {shorten(self.unit)}, expected {' or '.join(units)}"
             )
+        for key in ("layer_times", "other_times"):
+            for place, times in enumerate(getattr(self, key)):
+                _check_spread(f"{key}[{place}]", times)
 
 
 REPLACES = "replaces"

@@ -9,12 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from msgspec.structs import asdict
-
 from autopar.documents.catalog import Content
 from autopar.documents.json import written
 from autopar.documents.schemas import ComputationDocument
-from autopar.documents.sidecar import LayerTimes, OtherTimes, Sidecar, TensorKind, sidecar_path
+from autopar.documents.sidecar import Sidecar, TensorKind, sidecar_path
 from autopar.documents.spec import bare_spec
 from autopar.errors import DocumentError
 from autopar.plausible import Caution, Doubt, Figure, Law, contradictions, notes_of, once
@@ -89,7 +87,7 @@ def read_layer_times(
         cell = (entry.seq_length, entry.batch, entry.degree, entry.kind)
         if cell in found[entry.layer_type]:
             raise _damaged(path, number, "is a second one of this layer type, size and sharding")
-        found[entry.layer_type][cell] = _sharded(entry)
+        found[entry.layer_type][cell] = entry
     sharded = tuple(tuple(cells[key] for key in sorted(cells)) for cells in found)
     points = []
     for kind, (documented, measured) in enumerate(zip(times, sharded, strict=True)):
@@ -122,9 +120,9 @@ def read_other_times(
     """
     if sidecar is None or not sidecar.other_times:
         return times, ()
-    found: dict[tuple[int, tuple[int, ...]], OtherTimes] = {}
+    found: dict[tuple[int, tuple[int, ...]], OtherTime] = {}
     for number, entry in enumerate(sidecar.other_times):
-        lengths = tuple(entry.seq_lengths)
+        lengths = entry.seq_lengths
         if len(lengths) != len(spec.layers):
             raise _damaged(
                 path,
@@ -154,21 +152,16 @@ def read_other_times(
     return tuple(points), (*notes, *([] if note is None else [note]))
 
 
-def layer_times_of(layers: Sequence[LayerProfile]) -> list[LayerTimes]:
+def layer_times_of(layers: Sequence[LayerProfile]) -> list[ShardedTime]:
     """Return the sidecar entries of a profile; spread that no sharded time holds is one as well."""
     result = []
     for kind, layer in enumerate(layers):
-        entries = {
-            (t.seq_length, t.batch, t.degree, t.kind): LayerTimes(
-                layer_type=kind, **{name: v for name, v in asdict(t).items() if v is not None}
-            )
-            for t in layer.sharded_times
-        }
+        entries = {(t.seq_length, t.batch, t.degree, t.kind): t for t in layer.sharded_times}
         whole = {(t.batch, t.seq_length) for t in layer.sharded_times if t.degree == 1}
         for p in layer.times:
             # an entry of the whole layer holds the spread already
             if (p.low_s, p.high_s) != (None, None) and (p.batch, p.seq_length) not in whole:
-                entries[p.seq_length, p.batch, 1, "sp"] = LayerTimes(
+                entries[p.seq_length, p.batch, 1, "sp"] = ShardedTime(
                     layer_type=kind,
                     batch=p.batch,
                     seq_length=p.seq_length,
@@ -180,17 +173,15 @@ def layer_times_of(layers: Sequence[LayerProfile]) -> list[LayerTimes]:
     return result
 
 
-def other_times_of(times: Sequence[OtherTime]) -> list[OtherTimes]:
+def other_times_of(times: Sequence[OtherTime]) -> list[OtherTime]:
     """Return the sidecar entries of times that say more than the documented forward.
 
     A forward that was documented as 0 has no entry: a sidecar holds measured times only.
     """
     return [
-        OtherTimes(**{**known, "seq_lengths": list(t.seq_lengths)})
+        t
         for t in times
-        if t.forward_s > 0.0
-        and (known := {name: v for name, v in asdict(t).items() if v is not None}).keys()
-        - {"batch", "seq_lengths", "forward_s"}
+        if t.forward_s > 0.0 and written(t).keys() - {"batch", "seq_lengths", "forward_s"}
     ]
 
 
@@ -198,12 +189,8 @@ def sidecar_doubts(sidecar: Sidecar) -> list[Doubt]:
     """Return the times of layers in a sidecar that contradict one another."""
     by_type: dict[int, list[ShardedTime]] = {}
     for entry in sidecar.layer_times:
-        by_type.setdefault(entry.layer_type, []).append(_sharded(entry))
+        by_type.setdefault(entry.layer_type, []).append(entry)
     return [doubt for kind, times in by_type.items() for doubt in _doubts(kind, times)]
-
-
-def _sharded(entry: LayerTimes) -> ShardedTime:
-    return ShardedTime(**{k: v for k, v in written(entry).items() if k != "layer_type"})
 
 
 def _doubts(kind: int, times: Sequence[ShardedTime]) -> Iterator[Doubt]:
@@ -249,7 +236,7 @@ def _with_spread(point: TimePoint, measured: ShardedTime | None) -> TimePoint:
 
 
 def _percentiles(
-    forward_s: float, measured: ShardedTime | OtherTimes
+    forward_s: float, measured: ShardedTime | OtherTime
 ) -> tuple[float | None, float | None]:
     """Return the percentiles of a documented forward, in their ratio to the measured median."""
     # an edited forward takes its percentiles along
@@ -262,7 +249,7 @@ def _percentiles(
     )
 
 
-def _with_other(point: OtherTime, measured: OtherTimes) -> OtherTime:
+def _with_other(point: OtherTime, measured: OtherTime) -> OtherTime:
     low, high = _percentiles(point.forward_s, measured)
     return replace(
         point,

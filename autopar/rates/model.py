@@ -514,6 +514,7 @@ def estimate_model(
                     machine,
                     cells_job(spec.name, blocks, vocab, length, precision),
                     block,
+                    layer_type=index,
                     batches=batches,
                     degrees=tensor_degrees(layer),
                     sequence_parallel=sequence_parallel,

@@ -45,6 +45,7 @@ def layer_cells(
     job: Job,
     block: Block,
     *,
+    layer_type: int,
     batches: Sequence[int],
     degrees: Sequence[int],
     sequence_parallel: bool,
@@ -95,6 +96,7 @@ def layer_cells(
             for column, batch in enumerate(batches):
                 cells.append(
                     ShardedTime(
+                        layer_type=layer_type,
                         batch=batch,
                         seq_length=job.seq,
                         degree=degree,

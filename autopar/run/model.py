@@ -15,7 +15,7 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from autopar.errors import InputError
-from autopar.records import Record, number, whole_number
+from autopar.records import Record, Seconds, number, whole_number
 from autopar.sources import Source
 
 MOST_LAYERS = 10**4
@@ -162,40 +162,44 @@ class TimePoint(Record):
 
 
 class ShardedTime(Record):
-    """Measured times of one layer on one rank of a tensor group, for `batch` samples together."""
+    """Median times of one layer at one size on a rank, in seconds for the whole batch."""
 
-    batch: int
-    seq_length: int
-    degree: int
-    """Degree of the group; 1 for a whole layer."""
-    kind: str
-    """As `TensorKind` of `autopar.documents.sidecar`."""
-    forward_s: float
-    backward_s: float | None = None
-    recompute_s: float | None = None
-    optimizer_s: float | None = None
-    forward_low_s: float | None = None
-    forward_high_s: float | None = None
+    layer_type: int
+    batch: _Size
+    seq_length: _Size
+    degree: _Size = 1
+    """Of the tensor group; 1 for a whole layer."""
+    kind: str = "sp"
+    """A `TensorKind` of `autopar.documents.sidecar`; readers leave out those that they do not
+    know."""
+    forward_s: Seconds
+    backward_s: Seconds | None = None
+    recompute_s: Seconds | None = None
+    """Forward again inside the backward, where the layer is checkpointed."""
+    optimizer_s: Seconds | None = None
+    forward_low_s: Seconds | None = None
+    forward_high_s: Seconds | None = None
     """5th and 95th percentile of the samples."""
-    backward_low_s: float | None = None
-    backward_high_s: float | None = None
-    recompute_low_s: float | None = None
-    recompute_high_s: float | None = None
+    backward_low_s: Seconds | None = None
+    backward_high_s: Seconds | None = None
+    recompute_low_s: Seconds | None = None
+    recompute_high_s: Seconds | None = None
 
 
 class OtherTime(Record):
-    """Measured forward of everything that is not a layer, for `batch` samples together."""
+    """Median times of everything that is not a layer, in seconds for the whole batch."""
 
-    batch: int
-    seq_lengths: tuple[int, ...]
-    forward_s: float
-    backward_s: float | None = None
+    batch: _Size
+    seq_lengths: tuple[_Size, ...]
+    """Of all layer types."""
+    forward_s: Seconds
+    backward_s: Seconds | None = None
     """None where only forwards are known; the planner then takes twice the forward."""
-    forward_low_s: float | None = None
-    forward_high_s: float | None = None
+    forward_low_s: Seconds | None = None
+    forward_high_s: Seconds | None = None
     """5th and 95th percentile of the samples, where a sidecar has them."""
-    backward_low_s: float | None = None
-    backward_high_s: float | None = None
+    backward_low_s: Seconds | None = None
+    backward_high_s: Seconds | None = None
 
 
 class LayerMemory(Record):

@@ -17,12 +17,8 @@ from msgspec import field
 from autopar.documents.model import memory_keys
 from autopar.documents.sidecar import (
     FitCell,
-    Form,
-    LayerTimes,
     ModelMeasurement,
-    OtherTimes,
     TensorKind,
-    Term,
     TimeCoefficients,
     TimeFit,
 )
@@ -35,12 +31,15 @@ from autopar.run.model import (
     ModelSpec,
     OtherMemory,
     OtherTime,
+    ShardedTime,
     TimePoint,
 )
 from autopar.statistics import (
     BAD_FIT,
     INTERVAL,
     REACH,
+    Form,
+    Term,
     bootstrap_times,
     fit_times,
     summarize,
@@ -352,8 +351,8 @@ class ModelDocument(Record):
 
     data: Mapping[str, Any]
     """Documented keys; empty when no cell gave one."""
-    layer_times: list[LayerTimes] = field(default_factory=list)
-    other_times: list[OtherTimes] = field(default_factory=list)
+    layer_times: list[ShardedTime] = field(default_factory=list)
+    other_times: list[OtherTime] = field(default_factory=list)
     fits: list[TimeFit] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -471,9 +470,9 @@ def _points(cells: Iterable[ModelMeasurement], kind: int) -> tuple[TimePoint, ..
     return tuple(sorted(points, key=lambda p: (p.seq_length, p.batch)))
 
 
-def _layer_times(cells: Iterable[ModelMeasurement]) -> list[LayerTimes]:
+def _layer_times(cells: Iterable[ModelMeasurement]) -> list[ShardedTime]:
     result = [
-        LayerTimes(
+        ShardedTime(
             layer_type=m.layer_type,
             batch=m.batch,
             seq_length=m.seq_lengths[0],
@@ -490,19 +489,19 @@ def _layer_times(cells: Iterable[ModelMeasurement]) -> list[LayerTimes]:
 
 def _other_times(
     plain: Iterable[ModelMeasurement], rests: Mapping[tuple[tuple[int, ...], int], float]
-) -> list[OtherTimes]:
+) -> list[OtherTime]:
     """Return the times of what is not a layer; of a difference the forward alone, if it has one."""
     result = [
-        OtherTimes(
+        OtherTime(
             batch=m.batch,
-            seq_lengths=m.seq_lengths,
+            seq_lengths=tuple(m.seq_lengths),
             **_summary(m, ("forward", "backward")),
         )
         for m in plain
         if m.part != "layer"
     ]
     result += [
-        OtherTimes(batch=batch, seq_lengths=list(lengths), forward_s=time_s)
+        OtherTime(batch=batch, seq_lengths=lengths, forward_s=time_s)
         for (lengths, batch), time_s in rests.items()
         if time_s > 0.0
     ]

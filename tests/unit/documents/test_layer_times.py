@@ -74,6 +74,7 @@ def test_entries_become_sharded_times_and_spread(tmp_path: Path) -> None:
         (2, "tp", 3.5e-3, 9e-3),
     ]
     assert layer.sharded_times[0] == ShardedTime(
+        layer_type=0,
         **{name: value for name, value in WHOLE.items() if name != "layer_type"},
         degree=1,
         kind="sp",

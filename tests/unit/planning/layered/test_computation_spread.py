@@ -36,6 +36,7 @@ def profile(forward: float, backward: float, *, slow: float = 2.0) -> ModelProfi
     )
     sharded = tuple(
         ShardedTime(
+            layer_type=0,
             batch=p.batch,
             seq_length=1024,
             degree=1,

@@ -37,6 +37,7 @@ def cells(
 
     return tuple(
         ShardedTime(
+            layer_type=0,
             batch=b,
             seq_length=1024,
             degree=degree,
@@ -183,7 +184,12 @@ def test_sequence_mode_fits_sharded_times_and_refuses_to_extrapolate() -> None:
     def shards(*lengths: int) -> tuple[ShardedTime, ...]:
         return tuple(
             ShardedTime(
-                batch=1, seq_length=s, degree=2, kind="sp", forward_s=(s + s * s / 1000) * 1e-6
+                layer_type=0,
+                batch=1,
+                seq_length=s,
+                degree=2,
+                kind="sp",
+                forward_s=(s + s * s / 1000) * 1e-6,
             )
             for s in lengths
         )

@@ -31,6 +31,7 @@ def steps(*times: tuple[int, str, float]) -> ModelProfile:
     model = toy_model()
     cells = tuple(
         ShardedTime(
+            layer_type=0,
             batch=b,
             seq_length=1024,
             degree=degree,

@@ -185,6 +185,7 @@ def recomputed(low: float) -> ModelProfile:
     model = toy_model()
     cells = tuple(
         ShardedTime(
+            layer_type=0,
             batch=p.batch,
             seq_length=1024,
             degree=1,
@@ -239,6 +240,7 @@ def measured_before(folder: Path) -> ModelProfile:
     model = toy_model()
     cells = tuple(
         ShardedTime(
+            layer_type=0,
             batch=p.batch,
             seq_length=1024,
             degree=degree,

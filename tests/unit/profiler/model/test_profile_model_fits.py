@@ -234,7 +234,7 @@ def test_what_surrounds_layers_has_times_of_its_own() -> None:
     found = derived(cells_of(bsz="2"))
     (other,) = found.other_times
 
-    assert (other.batch, other.seq_lengths) == (2, [128])
+    assert (other.batch, other.seq_lengths) == (2, (128,))
     assert other.forward_s == pytest.approx(2 * OTHER_S)
     assert other.backward_s == pytest.approx(4 * OTHER_S)
     assert other.forward_low_s is not None

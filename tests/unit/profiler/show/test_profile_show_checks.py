@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from autopar.documents.json import write_json
-from autopar.documents.sidecar import LayerTimes, Sidecar, sidecar_path, write_sidecar
+from autopar.documents.sidecar import Sidecar, sidecar_path, write_sidecar
+from autopar.run.model import ShardedTime
 from autopar.units import GB, MIB
 from profiler.show.checks import Change, compare, obstacles, pairs, validate
 from profiler.show.read import load_folder
@@ -267,7 +268,7 @@ def test_times_beside_a_file_of_a_model_are_validated(tmp_path: Path) -> None:
     path = tmp_path / "computation_profiling_bf16_hidden_64_head_4.json"
     write_json(path, {"layertype_0_bsz1_seq512": 4.0, "layertype_other_bsz1_seq512": 2.0})
     times = [
-        LayerTimes(
+        ShardedTime(
             layer_type=0,
             batch=batch,
             seq_length=512,
