@@ -15,12 +15,12 @@ from autopar.documents.json import record_schema
 from autopar.documents.plan import (
     BrokenRuleEntry,
     EngineEntry,
-    InfeasibilityEntry,
     ResultDocument,
 )
 from autopar.documents.strategy import Strategy
 from autopar.exploration import ExplorationDocument
 from autopar.records import Record
+from autopar.run.plan import Infeasibility
 from autopar.training.launch_file import DegreesEntry, LaunchDocument, LaunchEntry
 
 
@@ -64,8 +64,8 @@ class RemedyEntry(Record):
     """On the host, for each GPU."""
 
 
-class TriedEntry(Record):
-    """A part of the cluster that a goal was looked for in."""
+class Tried(Record):
+    """A part of the cluster that a goal was looked for in, and its fastest plan."""
 
     hardware: str
     gpus: int
@@ -99,7 +99,7 @@ class LaunchAnswer(LaunchDocument):
     engines: list[SearchedEntry] = field(default_factory=list)  # type: ignore[assignment]
     remedies: list[RemedyEntry] = field(default_factory=list)
     """Where nothing fits: what would, what changes the training least first."""
-    clusters_tried: list[TriedEntry] = field(default_factory=list)
+    clusters_tried: list[Tried] = field(default_factory=list)
     """With `--goal cost` and `fewest-gpus`."""
     best: AgainstEntry | None = None
     """Of `explain`: the fastest launch of its trainer."""
@@ -115,7 +115,7 @@ class FoundEntry(Record):
     plan: Strategy | None = None
     step_time_s: float | None = None
     samples_per_s: float | None = None
-    infeasible: InfeasibilityEntry | None = None
+    infeasible: Infeasibility | None = None
 
 
 class RuleEntry(FoundEntry):
@@ -136,7 +136,7 @@ class PlanAnswer(ResultDocument):
     what_more_would_bring: list[dict[str, Any]] = field(default_factory=list)
     """Of `explain`: another GiB, another GB/s."""
     why_not: list[RuleEntry] = field(default_factory=list)
-    clusters_tried: list[TriedEntry] = field(default_factory=list)
+    clusters_tried: list[Tried] = field(default_factory=list)
 
 
 _FORMS = (

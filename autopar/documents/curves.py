@@ -37,17 +37,19 @@ from autopar.units import GB, MIB, MS
 # sidecars.
 
 
-class SidecarCurves(Record, eq=False):
-    """Curves of one sidecar by where they belong in `HardwareProfile`."""
+class FoundCurves(Record, eq=False):
+    """Curves of one sidecar, or those that price, by where they belong in `HardwareProfile`."""
 
     curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)
     strided_curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)
     p2p_curves: Mapping[int, Curve] = field(default_factory=dict)
+    sequence_curves: Mapping[int, Curve] = field(default_factory=dict)
+    """Of a sidecar none."""
     notes: tuple[str, ...] = ()
-    """What was left out, in words."""
+    """What was left out, or which documents differ from the times beside them, in words."""
 
 
-def sidecar_curves(document: Path, sidecar: Sidecar, world_size: int) -> SidecarCurves:
+def sidecar_curves(document: Path, sidecar: Sidecar, world_size: int) -> FoundCurves:
     """Return the curves that the planner reads from the sidecar of a hardware file.
 
     Measured operations that no formula uses are left out, unknown ones with a note. Raises
@@ -85,7 +87,7 @@ def sidecar_curves(document: Path, sidecar: Sidecar, world_size: int) -> Sidecar
             target[data.operation, data.group_size] = _curve(data)
         elif data.operation not in OPERATIONS:
             unknown[data.operation] = None
-    return SidecarCurves(
+    return FoundCurves(
         curves=curves,
         strided_curves=strided,
         p2p_curves=transfers,
@@ -179,7 +181,7 @@ class HardwareFile(Record):
     kind: DocumentKind
     path: Path
     sidecar: Sidecar | None
-    curves: SidecarCurves
+    curves: FoundCurves
     sources: tuple[Source, ...]
 
     @property
@@ -211,24 +213,13 @@ def reference_bytes(file: HardwareFile) -> float | None:
     return None
 
 
-class PricedCurves(Record, eq=False):
-    """Which measured times price what, where documents hold values of the same groups."""
-
-    curves: Mapping[tuple[str, int], Curve]
-    strided_curves: Mapping[tuple[str, int], Curve]
-    p2p_curves: Mapping[int, Curve]
-    sequence_curves: Mapping[int, Curve]
-    notes: tuple[str, ...]
-    """A sentence for every document that differs from the times beside it."""
-
-
 def priced_curves(
     files: Mapping[DocumentKind, HardwareFile],
     allreduce_bytes_per_s: Mapping[tuple[int, bool], float],
     p2p_bytes_per_s: Mapping[int, float],
     documented_times: Mapping[tuple[str, int], Curve],
     world_size: int,
-) -> PricedCurves:
+) -> FoundCurves:
     """Return the curves that price messages, and what the documents say against them.
 
     Documented values decide: bandwidths price all-reduces and transfers, `sp_time` what its keys
@@ -287,7 +278,7 @@ def priced_curves(
             odd["p2p"] += differences
             if differences:
                 del transfers[stages]
-    return PricedCurves(
+    return FoundCurves(
         curves=curves,
         strided_curves=strided,
         p2p_curves=transfers,

@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from msgspec import Meta, Struct, field
 from msgspec.structs import asdict
@@ -28,10 +28,8 @@ from autopar.documents.strategy import Strategy, galvatron_document, parse_strat
 from autopar.errors import DocumentError
 from autopar.output import write_text
 from autopar.records import Entry
-from autopar.run.plan import PUBLISHED_RUNS, Plan, Prediction, StagePrediction
-
-if TYPE_CHECKING:
-    from autopar.sources import Source
+from autopar.run.plan import PUBLISHED_RUNS, Infeasibility, Plan, Prediction, StagePrediction
+from autopar.sources import Source
 
 # --- values ----------------------------------------------------------------------------------
 
@@ -223,28 +221,6 @@ class AlternativeEntry(_Entry):
     plan: Strategy
 
 
-class InfeasibilityEntry(_Entry):
-    """Why nothing fits: the plan nearest to fitting and what it lacks."""
-
-    stage: int
-    num_stages: int
-    missing_bytes: int
-    smallest_budget_bytes: int
-    """The smallest memory constraint per GPU for which a plan exists; 0: none."""
-    reason: _Text
-
-
-class InputEntry(_Entry):
-    """One input, by the SHA-256 of its bytes; empty where it was estimated."""
-
-    role: _Text
-    path: _Text
-    sha256: _Text = ""
-    estimated: _Flag = False
-    synthetic: _Flag = False
-    notes: list[_Text] = field(default_factory=list)
-
-
 class OptionsEntry(Entry, forbid_unknown_fields=False):
     """Everything that shaped the result, in base units; these keys are read, the others kept."""
 
@@ -396,7 +372,7 @@ class PlanDocument(_Answer):
     """Null where the search found none."""
     prediction: PredictionEntry | None = None
     alternatives: list[AlternativeEntry] = field(default_factory=list)
-    infeasibility: InfeasibilityEntry | None = None
+    infeasibility: Infeasibility | None = None
     defaults_used: list[_Text] = field(default_factory=list)
     notes: list[_Text] = field(default_factory=list)
     """Derived, extrapolated or estimated inputs, in plain words."""
@@ -404,7 +380,7 @@ class PlanDocument(_Answer):
     """The numbers rest on datasheets."""
     synthetic: _Flag = False
     """Some input exercises the code and describes no machine."""
-    inputs: list[InputEntry] = field(default_factory=list)
+    inputs: list[Source] = field(default_factory=list)
     options: OptionsEntry = field(default_factory=OptionsEntry)
     request: dict[str, _Typed] = field(default_factory=dict)
     """The options as typed, by name without hyphens in front."""
@@ -591,7 +567,7 @@ class ResultDocument(_Answer):
     interval_of: list[_Text] = field(default_factory=list)
     widest_cell: WidestCellEntry | None = None
     synthetic: _Flag = False
-    infeasible: InfeasibilityEntry | None = None
+    infeasible: Infeasibility | None = None
     frontier: list[FrontierEntry] = field(default_factory=list)
     engines: list[EngineEntry] = field(default_factory=list)
     """From the fastest on, where all were looked at."""

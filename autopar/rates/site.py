@@ -133,7 +133,7 @@ class _Host(Record):
     """Version of torch."""
 
 
-class _Collective(Record):
+class CollectiveTime(Record):
     """Median time of one collective, all groups of the kind at once."""
 
     operation: Literal["allreduce", "allgather", "reducescatter", "all2all"]
@@ -143,13 +143,6 @@ class _Collective(Record):
     size_bytes: Annotated[float, _SIZE]
     """As nccl-tests count it: the whole tensor; of an all-to-all that of one rank."""
     time_s: Annotated[float, _SECONDS]
-
-    def __post_init__(self) -> None:
-        if self.ranks < 2:
-            raise KeyFault("ranks", f"the value is {self.ranks}, expected a group of at least 2")
-        if self.ranks % self.nodes:
-            problem = f"the value is {self.nodes}, expected a divisor of the {self.ranks} ranks"
-            raise KeyFault("nodes", problem)
 
 
 @published("site")
@@ -184,7 +177,7 @@ class SiteDocument(Record):
     adapter_bytes_per_s: _ByteRate | None = None
     """Nominal network rate of one GPU and direction, where it is not the card's."""
     host: _Host | None = None
-    collectives: list[_Collective] = field(default_factory=list)
+    collectives: list[CollectiveTime] = field(default_factory=list)
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -197,6 +190,13 @@ class SiteDocument(Record):
         if self.card is None and there:
             problem = f"this key is missing, and {there[0]!r} is over what the card says"
             raise KeyFault("card", problem)
+        for place, row in enumerate(self.collectives):
+            if row.ranks < 2:
+                problem = f"the value is {row.ranks}, expected a group of at least 2"
+                raise KeyFault(f"collectives[{place}].ranks", problem)
+            if row.ranks % row.nodes:
+                problem = f"the value is {row.nodes}, expected a divisor of the {row.ranks} ranks"
+                raise KeyFault(f"collectives[{place}].nodes", problem)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -205,16 +205,6 @@ class SiteDocument(Record):
 
 PARTS = ("clock", "memory_share", "in_node", "cross_node", "adapter_bytes_per_s", "host")
 """What can be known of a site; the names that `Site.known` has."""
-
-
-class CollectiveTime(Record):
-    """Measured seconds of a collective, its groups on `nodes` nodes each, all at once."""
-
-    operation: str
-    ranks: int
-    nodes: int
-    size_bytes: float
-    time_s: float
 
 
 class Site(Record):
@@ -334,16 +324,7 @@ def read_site(document: JsonDocument) -> Site:
         gemm_size=None if gemm is None else gemm.size,
         gemm_dtype=None if gemm is None else gemm.dtype,
         torch=None if host is None else host.torch,
-        collectives=tuple(
-            CollectiveTime(
-                operation=row.operation,
-                ranks=row.ranks,
-                nodes=row.nodes,
-                size_bytes=row.size_bytes,
-                time_s=row.time_s,
-            )
-            for row in found.collectives
-        ),
+        collectives=tuple(found.collectives),
         quality={name: entry.quality for name, entry in there.items()},
         spread={name: entry.spread for name, entry in there.items() if entry.spread is not None},
         path=path,

@@ -246,6 +246,17 @@ class Prediction(Record):
     """The measurement of computation to repeat first; None where computation has no spread."""
 
 
+class Infeasibility(Record):
+    """Why nothing fits: the plan nearest to fitting and what it lacks."""
+
+    stage: int
+    num_stages: int
+    missing_bytes: int
+    smallest_budget_bytes: int
+    """The smallest memory constraint per GPU, in bytes, for which a plan exists (0: none)."""
+    reason: str
+
+
 # --------------------------------------------------------------------------------------------------
 # Why a plan cannot run: every rule of legality, each violation with its arithmetic.
 

@@ -72,7 +72,7 @@ def collective_times(
     """Return the medians of all collectives that were measured, by group, operation and size."""
     rows = [
         CollectiveTime(
-            operation=m.operation,
+            operation=m.operation,  # type: ignore[arg-type]  # one of these is what is left
             ranks=m.group_size,
             nodes=len({cluster.hosts[rank] for rank in m.worst_group}),
             size_bytes=float(m.size_bytes),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from autopar.command.forms import Tried
 from autopar.errors import InfeasibleError, InputError, OptionError
 from autopar.records import Record
 from autopar.run.model import ModelSpec, model_parameter_count
@@ -21,16 +22,6 @@ from search.request.request import BATCH_OPTIONS, Request, build_request
 
 _STATES_BYTES = 12
 """Of a parameter at least, over all GPUs, with Adam: two moments and a weight of 32 bits."""
-
-
-class Tried(Record):
-    """A cluster, and its fastest plan."""
-
-    hardware: str
-    gpus: int
-    tokens_per_s: float | None
-    """Of all GPUs together; None: nothing fits, or is legal."""
-    reason: str = ""
 
 
 class Reached(Record):
@@ -127,7 +118,7 @@ def _tried(options: Mapping[str, object], spec: ModelSpec) -> Tried:
                 rates.append(best.samples_per_s)
             if any(rates):
                 rate = max(rates) * route.launches.job.seq
-                return Tried(hardware=hardware, gpus=gpus, tokens_per_s=rate)
+                return Tried(hardware=hardware, gpus=gpus, tokens_per_s=rate, reason="")
             reason = "nothing fits"
     except InputError as error:  # degrees that so few GPUs do not have
         reason = str(error)

@@ -31,8 +31,6 @@ from autopar.documents.plan import (
     BrokenRuleEntry,
     EngineEntry,
     FrontierEntry,
-    InfeasibilityEntry,
-    InputEntry,
     MemoryEntry,
     OptionsEntry,
     PlanDocument,
@@ -122,7 +120,7 @@ def result_document(
     there: dict[str, Any] = _where_it_applies(result.prediction, synthetic=result.synthetic)
     there |= _throughput(throughput, price)
     if result.infeasibility is not None:
-        there["infeasible"] = InfeasibilityEntry(**plain(result.infeasibility))
+        there["infeasible"] = result.infeasibility
     if frontier is not None:
         there["frontier"] = frontier_entries(frontier)
     if engines:
@@ -276,7 +274,7 @@ def plan_document(
         replace(source, path=portable_path(source.path, path)) if path is not None else source
         for source in result.sources
     ]
-    plan, prediction, infeasibility = result.plan, result.prediction, result.infeasibility
+    plan, prediction = result.plan, result.prediction
     searched = {} if engine is None else {"engine": engine}
     # a search of one engine has no such key
     there: dict[str, Any] = {"engines": engine_entries(engines)} if engines else {}
@@ -290,12 +288,12 @@ def plan_document(
         if plan is None or prediction is None
         else PredictionEntry.of(plan, prediction),
         alternatives=[_alternative(item) for item in result.alternatives],
-        infeasibility=None if infeasibility is None else InfeasibilityEntry(**plain(infeasibility)),
+        infeasibility=result.infeasibility,
         defaults_used=list(result.defaults_used),
         notes=list(result.notes),
         estimated=result.estimated,
         synthetic=result.synthetic,
-        inputs=[InputEntry(**plain(source)) for source in sources],
+        inputs=sources,
         options=OptionsEntry(**plain({**result.options, **searched})),
         request=_typed(request),
         **there,

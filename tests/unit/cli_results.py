@@ -6,6 +6,7 @@ from autopar.rates.measured import HardwareProfile
 from autopar.records import replace
 from autopar.run.model import LayerSpec, ModelProfile, ModelSpec
 from autopar.run.plan import (
+    Infeasibility,
     LayerRun,
     LayerStrategy,
     Plan,
@@ -15,7 +16,7 @@ from autopar.run.plan import (
 )
 from autopar.sources import Source
 from autopar.units import GIB
-from search.planning.layered.prediction import Alternative, Infeasibility, SearchResult, SearchStats
+from search.planning.layered.prediction import Alternative, SearchResult, SearchStats
 from search.planning.question import Session
 from search.request.options import SearchOptions, option_record
 

@@ -19,7 +19,7 @@ from autopar.rates.accuracy import probability_faster
 from autopar.rates.measured import HardwareProfile
 from autopar.records import Record, replace
 from autopar.run.model import ModelProfile, ModelSpec
-from autopar.run.plan import Plan, Prediction
+from autopar.run.plan import Infeasibility, Plan, Prediction
 from autopar.sources import Source
 from autopar.units import format_bytes
 from search.planning.cost.model import CostModel, PricedTables
@@ -32,7 +32,6 @@ from search.planning.layered.core import (
 )
 from search.planning.layered.prediction import (
     Alternative,
-    Infeasibility,
     Searched,
     SearchResult,
     SearchStats,

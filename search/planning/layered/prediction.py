@@ -22,6 +22,7 @@ from autopar.rates.accuracy import RunClass, class_of_sources
 from autopar.records import Record, replace
 from autopar.run.plan import (
     PUBLISHED_RUNS,
+    Infeasibility,
     LayerRun,
     LayerStrategy,
     Plan,
@@ -64,17 +65,6 @@ class Alternative(Record):
     probability_faster: float | None = None
     """Share of the replicas of computation in which it beats the plan; of estimates, by how far
     published runs of one model were off apart from what they shared; None without spread."""
-
-
-class Infeasibility(Record):
-    """Why nothing fits: the plan nearest to fitting and what it lacks."""
-
-    stage: int
-    num_stages: int
-    missing_bytes: int
-    smallest_budget_bytes: int
-    """The smallest memory constraint per GPU, in bytes, for which a plan exists (0: none)."""
-    reason: str
 
 
 class SearchStats(Record):

@@ -26,10 +26,10 @@ from autopar.sources import stack_source, stacks_of
 from autopar.units import GIB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from autopar.run.plan import LayerStrategy, Plan, Prediction, StagePrediction
+    from autopar.run.plan import Infeasibility, LayerStrategy, Plan, Prediction, StagePrediction
     from autopar.sources import Source
     from autopar.training.throughput import Throughput
-    from search.planning.layered.prediction import Infeasibility, SearchResult
+    from search.planning.layered.prediction import SearchResult
     from search.planning.question import WhyNot
 
 # --------------------------------------------------------------------------------------------------

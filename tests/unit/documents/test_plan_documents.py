@@ -16,8 +16,6 @@ from hypothesis import given, strategies as st
 from autopar.documents.checks import load_document
 from autopar.documents.plan import (
     AlternativeEntry,
-    InfeasibilityEntry,
-    InputEntry,
     OptionsEntry,
     PlanDocument,
     PredictionEntry,
@@ -31,7 +29,8 @@ from autopar.documents.plan import (
 from autopar.documents.strategy import strategy_document
 from autopar.errors import DocumentError
 from autopar.records import replace
-from autopar.run.plan import LayerRun, Prediction, StagePrediction, WidestCell
+from autopar.run.plan import Infeasibility, LayerRun, Prediction, StagePrediction, WidestCell
+from autopar.sources import Source
 from search.show.files import evaluation_document, plan_document, result_document
 from tests.often import often
 from tests.unit.cli_results import INFEASIBLE, PLAN, PREDICTION, RESULT
@@ -120,7 +119,7 @@ DOCUMENTS = st.builds(
     ),
     infeasibility=st.none()
     | st.builds(
-        InfeasibilityEntry,
+        Infeasibility,
         stage=COUNTS,
         num_stages=COUNTS,
         missing_bytes=COUNTS,
@@ -131,7 +130,7 @@ DOCUMENTS = st.builds(
     estimated=st.booleans(),
     synthetic=st.booleans(),
     inputs=st.lists(
-        st.builds(InputEntry, role=TEXTS, path=TEXTS, sha256=TEXTS, notes=st.lists(TEXTS)),
+        st.builds(Source, role=TEXTS, path=TEXTS, sha256=TEXTS, notes=st.lists(TEXTS).map(tuple)),
         max_size=2,
     ),
     options=OPTIONS,
