@@ -243,18 +243,6 @@ class _Overhead(Record):
     overlap_coefficient: Annotated[float, _OVERLAP]
 
 
-class _IntraNode(Record):
-    """The network inside a node, per GPU and direction."""
-
-    max_gpus: Annotated[int, _GPUS]
-    bytes_per_s: Annotated[float, _rate(1e9, 1e13)]
-    collective_efficiency: Annotated[float, _EFFICIENCY]
-    p2p_efficiency: Annotated[float, _EFFICIENCY]
-    hop_s: Annotated[float, _time(1e-8, 1e-3)]
-    collective_sm_share: Annotated[float | None, _SHARE] = None
-    """Of the multiprocessors, which a running collective occupies."""
-
-
 class _InterNode(Record):
     """The network between nodes, per GPU and direction."""
 
@@ -265,6 +253,15 @@ class _InterNode(Record):
     max_gpus: Annotated[int | None, _MANY_GPUS] = None
     """GPUs that the fabric connects."""
     collective_sm_share: Annotated[float | None, _SHARE] = None
+    """Of the multiprocessors, which a running collective occupies."""
+
+
+class _IntraNode(_InterNode):
+    """The network inside a node, per GPU and direction."""
+
+    bytes_per_s: Annotated[float, _rate(1e9, 1e13)]
+    hop_s: Annotated[float, _time(1e-8, 1e-3)]
+    max_gpus: Annotated[int, _GPUS]
 
 
 _BUS_SHARE = _range(0.02, 2.0, _PERCENT)
@@ -436,7 +433,7 @@ def read_card(document: JsonDocument) -> Card:
     )
 
 
-def _link(part: _IntraNode | _InterNode) -> Link:
+def _link(part: _InterNode) -> Link:
     return Link(
         bytes_per_s=part.bytes_per_s,
         collective_efficiency=part.collective_efficiency,
