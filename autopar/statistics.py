@@ -12,20 +12,14 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import combinations
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.arrays import F64
+from autopar.documents.sidecar import Form, Term
 from autopar.records import Record
 from autopar.units import format_seconds
-
-Form = Literal["static", "batch", "sequence"]
-"""Of a fit: proportional to the batch, with a launch cost, or also over sequence lengths."""
-Term = Literal["launch_s", "s_per_sample", "s_per_token", "s_per_token_squared"]
-"""Of a fit, with its unit: seconds of a launch, then seconds times b, b*s and b*s^2 of a batch of b
-samples of s tokens each."""
 
 # --------------------------------------------------------------------------------------------------
 # Small non-negative least squares, exact and without scipy.

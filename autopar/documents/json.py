@@ -556,7 +556,7 @@ def _with_own(node: Any) -> Any:
         # docstrings are indented as they stand in the code
         text = {"description": cleandoc(node["description"])} if _is_described(node) else {}
         return {key: _with_own(one) for key, one in node.items()} | text
-    return [_with_own(one) for one in node] if isinstance(node, list) else node
+    return [_with_own(one) for one in node] if isinstance(node, list | tuple) else node
 
 
 def inlined(schema: dict[str, Any]) -> dict[str, Any]:

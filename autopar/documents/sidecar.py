@@ -20,7 +20,6 @@ from autopar import __version__
 from autopar.documents.checks import published
 from autopar.documents.json import JsonDocument, load_object, read_record, write_json, written
 from autopar.errors import DocumentError
-from autopar.rates.measured import Hiding
 from autopar.records import (
     KeyFault,
     Record,
@@ -33,8 +32,8 @@ from autopar.records import (
     whole_number,
 )
 from autopar.run.model import LayerSpec, ModelSpec, OtherTime, ShardedTime
+from autopar.run.runtime import Hiding
 from autopar.sources import NAMED_BY_FILES, STACK_ROLE, Source
-from autopar.statistics import Form
 
 # --------------------------------------------------------------------------------------------------
 # What one measuring run leaves in a sidecar: raw samples by cell, and the curves made of them.
@@ -172,6 +171,13 @@ Part = Literal["layer", "only", "first", "last"]
 TensorKind = Literal["tp", "sp", "dtensor", "dtensor_sp", "ulysses"]
 """Tensor parallelism without and with Megatron's sequence parallelism, each also as DTensor does
 it, and Ulysses sequence parallelism; all the same at degree 1."""
+
+
+Form = Literal["static", "batch", "sequence"]
+"""Of a fit: proportional to the batch, with a launch cost, or also over sequence lengths."""
+Term = Literal["launch_s", "s_per_sample", "s_per_token", "s_per_token_squared"]
+"""Of a fit, with its unit: seconds of a launch, then seconds times b, b*s and b*s^2 of a batch of b
+samples of s tokens each."""
 
 
 class ModelMeasurement(Record):

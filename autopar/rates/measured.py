@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from msgspec import field
 from numpy.typing import NDArray
 
-from autopar.records import Record, SecondsOrZero, number, replace
+from autopar.records import Record, replace
+from autopar.run.runtime import Hiding
 from autopar.sources import Source
 from autopar.statistics import rising_fit
 from autopar.units import MIB, format_message
@@ -177,41 +178,6 @@ class Curve(Record, eq=False, dict=True):
             return np.ones_like(self.times_s)
         # a fast curve is never above the median, a slow one never below
         return (np.minimum if speed == "fast" else np.maximum)(edge / self.times_s, 1.0)
-
-
-_Share = Annotated[float, number(0.0, 1.0)]
-
-
-class Hiding(Record):
-    """What a trainer's software hides of its traffic, beside the documented coefficient.
-
-    Source of the figures: a stack (`autopar.rates.stack`).
-    """
-
-    tensor: _Share
-    """Share of tensor-parallel collectives that runs under products, forward and backward."""
-    regather: Annotated[float, number(1.0, 2.0)]
-    """All-gathers of a backward with sequence parallelism over one: the second, of the input for
-    the weight gradient, is new in part."""
-    sharded_network: Annotated[float, number(0.02, 1.0)]
-    """Share of the network's rate that ZeRO-3's traffic reaches."""
-    gradients: _Share
-    """Of a micro-batch's time, the share under which the reduction of gradients hides."""
-    reduction: _Share
-    """Of a reduction, the share that is seen even if there is time to hide it."""
-    stragglers: _Share
-    """Share of a step that its slowest node adds per doubling of the nodes."""
-    update_states: _Share
-    """Of an estimated optimizer step, the share that updates states, which ZeRO shards."""
-    update_gradients: _Share
-    """The share that reads gradients, by bytes of an element: whole ones with ZeRO-1 and 2."""
-    host_forward_s: SecondsOrZero
-    """Of host code, which device and collectives run beside: of a layer's forward."""
-    host_backward_s: SecondsOrZero
-    host_collective_s: SecondsOrZero
-    """Of launching one collective."""
-    host_experts_s: SecondsOrZero
-    """Of a layer's routing, in both directions together."""
 
 
 class HardwareProfile(Record, eq=False):

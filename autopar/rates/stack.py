@@ -22,8 +22,8 @@ from autopar.documents.json import (
     read_record,
 )
 from autopar.rates.constants import Figure, constants
-from autopar.rates.measured import Hiding
 from autopar.records import Record, some_text
+from autopar.run.runtime import Hiding
 from autopar.sources import STACK_ROLE, Source
 
 FORMAT = "autopar-stack"

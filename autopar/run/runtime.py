@@ -5,9 +5,9 @@ No bytes are counted and no seconds here. Bytes of states are in `autopar.price.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from autopar.records import Record, replace
+from autopar.records import Record, SecondsOrZero, number, replace
 from autopar.training.adapters import Adapters
 
 Keeper = Literal[
@@ -337,3 +337,42 @@ class Runtime(Record):
     allocator: Allocator = Allocator()
     masks: bool = True
     """True if the data loader makes an attention mask of every micro-batch."""
+
+
+# --------------------------------------------------------------------------------------------------
+# What runs beside what.
+
+
+_Share = Annotated[float, number(0.0, 1.0)]
+
+
+class Hiding(Record):
+    """What a trainer's software hides of its traffic, beside the documented coefficient.
+
+    Source of the figures: a stack (`autopar.rates.stack`).
+    """
+
+    tensor: _Share
+    """Share of tensor-parallel collectives that runs under products, forward and backward."""
+    regather: Annotated[float, number(1.0, 2.0)]
+    """All-gathers of a backward with sequence parallelism over one: the second, of the input for
+    the weight gradient, is new in part."""
+    sharded_network: Annotated[float, number(0.02, 1.0)]
+    """Share of the network's rate that ZeRO-3's traffic reaches."""
+    gradients: _Share
+    """Of a micro-batch's time, the share under which the reduction of gradients hides."""
+    reduction: _Share
+    """Of a reduction, the share that is seen even if there is time to hide it."""
+    stragglers: _Share
+    """Share of a step that its slowest node adds per doubling of the nodes."""
+    update_states: _Share
+    """Of an estimated optimizer step, the share that updates states, which ZeRO shards."""
+    update_gradients: _Share
+    """The share that reads gradients, by bytes of an element: whole ones with ZeRO-1 and 2."""
+    host_forward_s: SecondsOrZero
+    """Of host code, which device and collectives run beside: of a layer's forward."""
+    host_backward_s: SecondsOrZero
+    host_collective_s: SecondsOrZero
+    """Of launching one collective."""
+    host_experts_s: SecondsOrZero
+    """Of a layer's routing, in both directions together."""

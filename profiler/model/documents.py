@@ -17,8 +17,10 @@ from msgspec import field
 from autopar.documents.model import memory_keys
 from autopar.documents.sidecar import (
     FitCell,
+    Form,
     ModelMeasurement,
     TensorKind,
+    Term,
     TimeCoefficients,
     TimeFit,
 )
@@ -38,8 +40,6 @@ from autopar.statistics import (
     BAD_FIT,
     INTERVAL,
     REACH,
-    Form,
-    Term,
     bootstrap_times,
     fit_times,
     summarize,

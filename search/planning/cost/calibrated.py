@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import asdict
 
 from autopar.arrays import I64
-from autopar.rates.measured import Curve, HardwareProfile, Hiding
+from autopar.rates.measured import Curve, HardwareProfile
 from autopar.records import replace
 from autopar.run.model import (
     LayerProfile,
@@ -23,6 +23,7 @@ from autopar.run.model import (
     ShardedTime,
     TimePoint,
 )
+from autopar.run.runtime import Hiding
 from search.planning.cost.tables import LayerRows, PricedRows
 from search.planning.cost.vocabulary import VocabRows
 from search.request.options import SearchOptions

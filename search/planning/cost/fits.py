@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.arrays import F64, I64
+from autopar.documents.sidecar import Form
 from autopar.errors import InputError
 from autopar.records import Record
 from autopar.run.model import (
@@ -27,7 +28,7 @@ from autopar.run.model import (
     ShardedTime,
     head_dim,
 )
-from autopar.statistics import BAD_FIT, REACH, FittedTimes, Form, fit_times, terms_of
+from autopar.statistics import BAD_FIT, REACH, FittedTimes, fit_times, terms_of
 from search.planning.cost.tables import Rows
 from search.request.options import SearchOptions
 

@@ -15,10 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.arrays import F64, I64
-from autopar.rates.measured import Hiding, HostCalls, host_calls, together_s
+from autopar.rates.measured import HostCalls, host_calls, together_s
 from autopar.records import Record, replace
 from autopar.run.model import ModelProfile, ModelSpec
 from autopar.run.plan import PipelineType
+from autopar.run.runtime import Hiding
 from search.planning.cost.tables import Pricing, Rows, sum_of
 from search.request.options import SearchOptions
 

@@ -42,9 +42,10 @@ from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from autopar.arrays import F64, I64, Bool
-from autopar.rates.measured import HardwareProfile, Hiding
+from autopar.rates.measured import HardwareProfile
 from autopar.records import Record, replace
 from autopar.run.plan import LayerStrategy, PipelineType, VocabStrategy, ZeroDefault, data_degree
+from autopar.run.runtime import Hiding
 from search.planning.cost.communication import Groups
 from search.planning.cost.recipes import Recipe
 from search.planning.space import Table

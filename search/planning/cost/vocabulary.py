@@ -12,10 +12,10 @@ from itertools import accumulate
 import numpy as np
 
 from autopar.arrays import F64, I64
-from autopar.rates.measured import Hiding
 from autopar.records import Record
 from autopar.run.model import LayerSpec, ModelSpec, OtherMemory, padded_vocab_size
 from autopar.run.plan import PipelineType, VocabStrategy, data_degree, vocab_problems
+from autopar.run.runtime import Hiding
 from search.planning.cost.communication import Asking, Message
 from search.planning.cost.fits import OtherFits
 from search.planning.cost.memory import (

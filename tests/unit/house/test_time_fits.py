@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 from scipy.optimize import nnls
 
+from autopar.documents.sidecar import Form, Term
 from autopar.statistics import (
     INTERVAL,
-    Form,
-    Term,
     bootstrap_times,
     fit_times,
     nonnegative_fit,
