@@ -302,6 +302,8 @@ NO_SPLIT_EXPERTS = Rule(
 EXPERT_WIDTH = Rule("experts.width", ("expert_width", "etp"), lambda width, etp: width % etp,
                     "ffn_hidden_size({expert_width}) % etp({etp}) = {rest} != 0")  # fmt: skip
 EXPERTS = (NO_EXPERTS, NO_SPLIT_EXPERTS, WHOLE_EXPERTS, EXPERT_WIDTH)
+ANY = (HEADS, WHOLE_EXPERTS)
+"""Of any engine: of sizes and degrees that runs, choices of a search and layers of plans have."""
 
 # --------------------------------------------------------------------------------------------------
 # What `autopar.price.step` refuses of a job
@@ -405,11 +407,10 @@ OPTIMIZER = (
 RUN = (
     *BATCH,
     SHARED_SEQUENCE,
-    HEADS,
+    *ANY,
     Rule("layout.layers", ("misplaced_layers", "placed_layers", "layers"),
          lambda misplaced, placed, layers: misplaced,
          "the layout places {placed_layers} layers where the model has {layers}"),
-    WHOLE_EXPERTS,
     *OFFLOAD,
     *OPTIMIZER,
 )  # fmt: skip
@@ -421,6 +422,7 @@ RUN = (
 LAYER = (
     *WIDTHS,
     *EXPERTS,
+    *(one for one in ANY if one not in (*WIDTHS, *EXPERTS)),
     Rule("recompute.once", ("checkpoint", "recomputed"),
          lambda checkpoint, modules: checkpoint * (modules != ""),
          "the whole layer is recomputed, and {recomputed} of it once more; choose one"),

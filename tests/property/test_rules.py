@@ -15,6 +15,7 @@ from hypothesis import given, strategies as st
 
 from autopar.errors import InputError
 from autopar.run.rules import (
+    ANY,
     BATCH,
     COPIED_KEYS,
     DEGREES,
@@ -41,6 +42,7 @@ from search.engines.huggingface import rules as huggingface
 from search.engines.megatron import rules as megatron, setting
 from search.engines.megatron.names import concern_of
 from search.engines.torchtitan import rules as torchtitan
+from search.planning.uniform import obstacle
 from tests.oracles.rules import broken_ids
 from tests.runs import decoder, run_of
 
@@ -177,6 +179,14 @@ def test_rules_of_arguments_read_values_that_there_are() -> None:
 
 RENAMED = {"batch-size", "warmup", "model-parallel-size", "checkpoint-activations"}
 """Flags that releases of today end with."""
+
+
+def test_rows_of_any_engine_are_asked_of_runs_choices_and_layers() -> None:
+    """Once each: what one of them left out, a search would offer and a check refuse."""
+    for rules in (RUN, obstacle.GENERAL, LAYER):
+        assert {*ANY} <= {*rules}
+    ids = [one.id for one in obstacle.GENERAL]
+    assert sorted(ids) == sorted({*ids})
 
 
 @pytest.mark.parametrize("name", TABLES)

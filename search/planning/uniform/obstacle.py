@@ -22,13 +22,12 @@ from autopar.pipeline.schedules import (
 )
 from autopar.records import Record, replace
 from autopar.run.rules import (
+    ANY,
     BATCH,
     GRID,
-    HEADS,
     NO_EXPERTS,
     NO_SPLIT_EXPERTS,
     RING,
-    WHOLE_EXPERTS,
     WHOLE_GRID,
     Notice,
     Rule,
@@ -93,12 +92,11 @@ def obstacle(engine: EngineSpace, job: Job, fixed: Fixed) -> Notice | None:
 
 
 GENERAL = (
-    HEADS,
     RING,
     Rule("pipeline.layers", ("pp", "layers"), lambda pp, layers: pp > layers,
          "pp({pp}) > layers({layers})"),
     NO_EXPERTS,
-    WHOLE_EXPERTS,
+    *ANY,
     Rule("batch.micro", ("micro_batch", "largest_batch"), lambda micro, batch: micro > batch,
          "micro batch({micro_batch}) > global batch({largest_batch})"),
     *GRID,

@@ -17,7 +17,7 @@ from autopar.arrays import F64, I64, Bool
 from autopar.records import replace
 from autopar.run.architecture import Experts
 from autopar.run.job import Block, Job as StepJob, parameters
-from autopar.run.rules import EXPERT_WIDTH, HEADS, RING, WHOLE_EXPERTS, Rule, kept as keeps
+from autopar.run.rules import ANY, EXPERT_WIDTH, HEADS, RING, WHOLE_EXPERTS, Rule, kept as keeps
 from autopar.run.strategy import ContextKind
 from autopar.units import divisors
 from search.engines.choice import Choice, Fixed, kept
@@ -168,7 +168,8 @@ class Space:
             engine, job = self.prices.engine, self.prices.job
             plain = values_of(job, Choice(ep=way.ep, etp=way.etp))
             arrays = {name: np.array([getattr(one, name) for one in laid]) for name in _LAID}
-            found = np.full(len(laid), fill_value=True) & keeps(engine.rules, {**plain, **arrays})
+            rules = (*ANY, *engine.rules)
+            found = np.full(len(laid), fill_value=True) & keeps(rules, {**plain, **arrays})
             beside = engine.expert_tensor
             if job.model.experts is not None and beside is not None:
                 found &= np.array([way.etp in beside(one.tp) for one in laid], dtype=bool)
