@@ -21,7 +21,7 @@ from autopar.errors import DocumentError, InputError, VariantError
 from autopar.rates.measured import HardwareProfile
 from autopar.records import Record, replace
 from autopar.run.model import ModelProfile, ModelSpec
-from search.request.options import SPACE_PANEL, SearchOptions
+from search.request.options import SPACE_PANEL, SearchOptions, widest
 from search.request.profiles import named_card
 from search.request.request import (
     BATCH_OPTIONS,
@@ -445,8 +445,9 @@ def ask_why_not(session: Session, rule: str, baseline: SearchResult) -> WhyNot:
     options = replace(session.options, pin=(*pins, rule))
     left_out = tuple(f"--pin {pin}" for pin in dropped)
     first: WhyNot | None = None
-    for names in ((), *_bounds(options, session.hardware.world_size)):
-        wider = {name: _unbounded(name, session.hardware.world_size) for name in names}
+    widths = widest(session.hardware.world_size)
+    for names in ((), *_bounds(options, widths)):
+        wider: dict[str, Any] = {name: widths[name] for name in names}
         asked = replace(options, **wider)
         said = tuple(_said(options, name) for name in names)
         try:
@@ -463,7 +464,7 @@ def ask_why_not(session: Session, rule: str, baseline: SearchResult) -> WhyNot:
     return first
 
 
-def _bounds(options: SearchOptions, world_size: int) -> list[tuple[str, ...]]:
+def _bounds(options: SearchOptions, widths: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return fields that bound the space: each that does, then all of them together.
 
     What somebody chose comes before what bounds every search.
@@ -473,29 +474,12 @@ def _bounds(options: SearchOptions, world_size: int) -> list[tuple[str, ...]]:
     bounding = [
         name
         for name in fields
-        if name != "pin"
-        if name.startswith(("disable_", "max_")) or name in _WIDEST
-        if getattr(options, name) != _unbounded(name, world_size)
+        # what layers without ZeRO-3 do is a kind of its own, and rules have no word for it
+        if name in widths and name != "default_dp_type"
+        if getattr(options, name) != widths[name]
     ]
     bounding.sort(key=lambda name: getattr(options, name) == getattr(usual, name))
     return [(name,) for name in bounding] + ([tuple(bounding)] if len(bounding) > 1 else [])
-
-
-_WIDEST: Mapping[str, object] = {
-    "search_space": "full",
-    "sp_space": "tp+sp",
-    "forbid": (),
-    "pp_division": None,
-    "max_pp_deg": None,
-    "fine_grained_mode": True,
-}
-"""Fields of options, besides bounds of degrees and switches, and what excludes nothing."""
-
-
-def _unbounded(name: str, world_size: int) -> Any:
-    if name in _WIDEST:
-        return _WIDEST[name]
-    return False if name.startswith("disable_") else world_size
 
 
 def _said(options: SearchOptions, name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import to_builtins
 
@@ -272,6 +272,28 @@ class SearchOptions:
                 f"--bsz-scale: {self.min_bsz} to {self.max_bsz} by {self.bsz_scale} are more than "
                 f"{MOST_BATCHES} global batches; take a larger step or a smaller range"
             )
+
+
+def widest(world: int) -> dict[str, Any]:
+    """Return the options that bound a space of plans, each with what leaves nothing out of it.
+
+    Degrees come first, then kinds, then switches.
+    """
+    names = [row.name for row in fields(SearchOptions)]
+    return {
+        "max_tp_deg": world,
+        "max_sp_deg": world,
+        "max_cp_deg": world,
+        "max_pp_deg": None,
+        "pp_division": None,
+        "sp_space": "tp+sp",
+        "search_space": "full",
+        "fine_grained_mode": True,
+        "default_dp_type": "any",
+        "settle_chunk": None,
+        "forbid": (),
+        **{name: False for name in names if name.startswith("disable_")},
+    }
 
 
 class Shares:

@@ -48,7 +48,7 @@ from search.planning.space import (
     parse_rules,
 )
 from search.request.interface import open_documents, search_options
-from search.request.options import SearchOptions, option_record
+from search.request.options import SearchOptions, option_record, widest
 
 if TYPE_CHECKING:
     from _autopar_core import Knowledge
@@ -608,33 +608,22 @@ def _batches(tables: PlanTables) -> NDArray[np.int64]:
 
 def _relaxations(options: SearchOptions, world: int) -> Iterator[tuple[str, Any, str]]:
     """Yield (field, what leaves nothing out, what it is in words) of options that restrict."""
-    widest: dict[str, Any] = {
-        "max_tp_deg": world,
-        "max_sp_deg": world,
-        "max_cp_deg": world,
-        "max_pp_deg": None,
-        "pp_division": None,
-        "sp_space": "tp+sp",
-        "search_space": "full",
-        "fine_grained_mode": True,
-        "default_dp_type": "any",
-        "settle_chunk": None,
-        "forbid": (),
-    }
+    widths = widest(world)
     rows = {row.field: row for row in rows_of(SearchOptions)}
-    disabled = [field for field in rows if field.startswith("disable_")]
     # Degrees before kinds: a rule such as tp=4 may be met by another kind of the degree. What
     # somebody chose comes before what is so by default.
-    for name in sorted([*widest, *disabled], key=lambda f: getattr(options, f) == rows[f].default):
+    for name in sorted(widths, key=lambda f: getattr(options, f) == rows[f].default):
         row, value = rows[name], getattr(options, name)
-        if name in disabled and value:
+        if value == widths[name]:
+            continue
+        if name.startswith("disable_"):
             yield name, False, f"--{row.name}"
-        elif name in widest and value != widest[name]:
+        else:
             default = ", its default," if value == row.default else ""
             # None is what inputs suggest
             shown = row.shown if value is None else _words(written(row, value))
             words = f"--{row.name} {shown}{default}"
-            yield name, widest[name], words
+            yield name, widths[name], words
 
 
 def _words(value: object) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
+from autopar.command.fields import rows_of
 from autopar.errors import OptionError
 from autopar.run.plan import LayerStrategy, VocabStrategy
 from search.planning.space import parse_rules
+from search.request.options import SPACE_PANEL, SearchOptions, widest
 
 TP4 = LayerStrategy(tp=4)
 TP8_CKPT = LayerStrategy(tp=8, checkpoint=True)
@@ -150,3 +152,10 @@ def test_masks_of_all_layers_are_what_each_layer_allows() -> None:
     assert masks == [tuple(rules.allows_layer(i, s) for s in strategies) for i in range(12)]
     assert len(set(masks)) == 3
     assert rules.stages == (1,)
+
+
+def test_what_bounds_a_space_has_a_value_that_leaves_nothing_out() -> None:
+    """A limit or switch without one would never be named as what is in the way."""
+    names = [row.field for row in rows_of(SearchOptions) if row.panel == SPACE_PANEL]
+    assert {name for name in names if name.startswith(("max_", "disable_"))} <= {*widest(8)}
+    assert SearchOptions(**widest(8)).max_tp_deg == 8
