@@ -18,6 +18,7 @@ from autopar.command.fields import make, option, read_values
 from autopar.command.options import Command
 from autopar.command.run import describe_failure
 from autopar.errors import InputError, OptionError
+from autopar.run.runtime import Engine
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer
@@ -60,9 +61,7 @@ def _is(text: str) -> Any:
     return Field(description=text)
 
 
-_Engine = Literal[
-    "any", "megatron", "torchtitan", "deepspeed", "accelerate", "galvatron", "paddlenlp"
-]
+_Engine = Literal["any", Engine]
 _Model = Annotated[str, _is("Shipped name (list_models), or path of a config.json.")]
 _Hardware = Annotated[str, _is("CARD:NODESxGPUS such as h100:4x8; cards are listed by list_cards.")]
 _Plan = Annotated[

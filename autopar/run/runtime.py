@@ -10,6 +10,10 @@ from typing import Annotated, Literal
 from autopar.records import Record, SecondsOrZero, number, replace
 from autopar.training.adapters import Adapters
 
+Engine = Literal["galvatron", "megatron", "torchtitan", "deepspeed", "accelerate", "paddlenlp"]
+"""Engines that plans are written for: values of `--engine`, of `search.engines.table` the names."""
+Trainer = Literal["megatron", "torchtitan", "deepspeed", "accelerate"]
+"""Those with one set of degrees, whose launches are searched and kept in files."""
 Keeper = Literal[
     "megatron",
     "megatron-fsdp",

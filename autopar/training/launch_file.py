@@ -13,6 +13,7 @@ from autopar.documents.checks import published
 from autopar.documents.plan import EngineEntry
 from autopar.pipeline.schedules import Schedule
 from autopar.records import Record, whole_number
+from autopar.run.runtime import Trainer
 
 FORMAT = "autopar-launch"
 _Count = Annotated[int, whole_number(1, 1 << 28)]
@@ -83,7 +84,7 @@ class HardwareEntry(Record):
 class LaunchEntry(Record):
     """A launch, and what is predicted of it."""
 
-    engine: Literal["megatron", "torchtitan", "deepspeed", "accelerate"]
+    engine: Trainer
     """Trainer that it is of."""
     degrees: DegreesEntry
     settings: dict[str, Any] = field(default_factory=dict)

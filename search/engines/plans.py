@@ -19,13 +19,14 @@ from autopar.run.model import ModelSpec
 from autopar.run.of_plan import uniform_model
 from autopar.run.plan import Plan
 from autopar.run.run import Run
+from autopar.run.runtime import Engine
 from autopar.run.strategy import ContextKind, chunks_of_sizes
 from search.engines.choice import FULL, NONE, Choice
 from search.engines.engine import Engine as EngineRecord
 from search.engines.place import Draft, Loss, Place
 from search.engines.space import EngineSpace, Job as SpaceJob
 from search.engines.table import engine_named
-from search.request.options import Engine, SearchOptions
+from search.request.options import SearchOptions
 
 SearchFields = tuple[tuple[str, Any], ...]
 """(field of `SearchOptions`, value), in the order in which one would type them."""

@@ -16,10 +16,11 @@ from autopar.command.fields import rows_of
 from autopar.documents.catalog import site_files
 from autopar.errors import InputError, OptionError
 from autopar.records import Record, replace
+from autopar.run.runtime import Engine
 from search.engines.table import ENGINES, EXPORTERS
 from search.planning.layered.parts import Chosen, choose, choose_any
 from search.request.degrees import DegreeOptions, rules_of
-from search.request.options import SPACE_PANEL, Engine, Shares
+from search.request.options import SPACE_PANEL, Shares
 from search.request.profiles import card_shape, find_site_of, named_card
 from search.request.request import (
     BATCH_OPTIONS,

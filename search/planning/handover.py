@@ -20,6 +20,7 @@ from autopar.price.assessment import Assessment, assess
 from autopar.records import Record, replace
 from autopar.run.plan import Plan, Prediction, violations
 from autopar.run.run import Run
+from autopar.run.runtime import Engine
 from autopar.training.throughput import Throughput
 from autopar.units import GIB, divisors, format_odds, format_seconds
 from search.engines.differences import losses_of
@@ -33,7 +34,7 @@ from search.planning.question import Session, check_known, open_session, read_pl
 from search.planning.uniform.answer import Question, evaluated, target_of
 from search.planning.uniform.files import StoredLaunch
 from search.planning.uniform.imported import taken_over
-from search.request.options import Engine, SearchOptions
+from search.request.options import SearchOptions
 from search.request.request import Request, model_spec
 
 # --------------------------------------------------------------------------------------------------

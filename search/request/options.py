@@ -15,16 +15,13 @@ from msgspec import to_builtins
 
 from autopar.command.fields import json_option, option, validate
 from autopar.errors import OptionError
+from autopar.run.runtime import Engine
 from autopar.units import GIB
 
 if TYPE_CHECKING:
     from autopar.documents.calibration import Calibration
 
-Engine = Literal["galvatron", "megatron", "torchtitan", "deepspeed", "accelerate", "paddlenlp"]
-"""What runs plans, by the name of the module of `search.engines` that hands them over."""
-EngineChoice = Literal[
-    "any", "none", "galvatron", "megatron", "torchtitan", "deepspeed", "accelerate", "paddlenlp"
-]
+EngineChoice = Literal["any", "none", Engine]
 """An engine, each of them in turn, or plans whatever runs them."""
 ProfileMode = Literal["static", "batch", "sequence", "hybrid"]
 

@@ -22,6 +22,7 @@ from autopar.command.fields import words_of
 from autopar.errors import InfeasibleError, InputError
 from autopar.records import Record, replace
 from autopar.run.plan import Plan
+from autopar.run.runtime import Engine
 from autopar.units import GIB, divisors
 from search.engines.plans import Job, Part, Space, lower_for, space_of
 from search.engines.table import ALIKE, EXPORTERS
@@ -29,7 +30,7 @@ from search.planning.layered.prediction import SearchResult
 from search.planning.layered.summary import one_line
 from search.planning.question import Session, open_session
 from search.planning.space import context_degrees
-from search.request.options import Engine, SearchOptions, Shares
+from search.request.options import SearchOptions, Shares
 from search.request.profiles import named_card
 from search.request.request import ROWS, Once, Request, extended, fill_options, with_places
 

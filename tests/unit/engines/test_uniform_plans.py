@@ -17,9 +17,10 @@ from autopar.errors import InputError
 from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from autopar.run.run import Run
+from autopar.run.runtime import Engine, Trainer
 from search.engines.plans import Job, Lowered, lower_for
 from search.engines.table import EXPORTERS
-from search.request.options import Engine
+from search.planning.choose import TRAINERS
 from tests.often import often
 from tests.unit.export_plans import (
     SMALL,
@@ -32,8 +33,9 @@ from tests.unit.export_plans import (
 
 
 def test_the_table_names_the_engines_that_options_take() -> None:
-    """`--engine` and `--to` are typed by a literal, which the table has to name in its order."""
+    """Options and files are typed by literals, which the table has to name in its order."""
     assert get_args(Engine) == EXPORTERS
+    assert get_args(Trainer) == TRAINERS
 
 
 def check_run(near: Plan, run: Run) -> None:
