@@ -253,7 +253,8 @@ class Kernels(Record):
 
 HOPPER = ("H100", "H200", "H800", "H20", "GH200")
 BLACKWELL = ("GB200", "GB300", "B200", "B300")
-"""How names of devices begin."""
+BEFORE_FP8 = ("V100", "A100", "A800", "A10", "A30", "A40", "A6000")
+"""How names of devices begin; the last ones have no products in 8 bits."""
 
 
 def default_attention(gpu: str, *, deterministic: bool = False) -> AttentionKernel:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from autopar.run.runtime import BEFORE_FP8, HOPPER
 from search.engines.arguments import is_open
 from search.engines.megatron.arguments import LayoutError, stage_sizes
 
@@ -20,8 +21,7 @@ VIRTUAL = ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipe
 _PLACED = ("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers")
 _COUNTED = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
 _AMD = ("MI2", "MI3", "MI4")
-_NO_FP8 = ("V100", "A100", "A800", "A10", "A30", "A40", "A6000")
-_HOPPER = ("H100", "H200", "H800", "H20", "GH200", "L40", "RTX-4090")
+_NO_MXFP8 = (*HOPPER, "L40", "RTX-4090")
 NUMBERS: Mapping[str, tuple[str, int | None]] = {
     "tp": ("tensor-model-parallel-size", 1),
     "pp": ("pipeline-model-parallel-size", 1),
@@ -207,8 +207,8 @@ def _gpus_of(names: tuple[str, ...]) -> Callable[[Setting], bool]:
 FACTS: Mapping[str, Callable[[Setting], Any]] = {
     "world": lambda s: s.world,
     "amd": _gpus_of(_AMD),
-    "no_fp8": _gpus_of(_NO_FP8),
-    "no_mxfp8": _gpus_of(_HOPPER),
+    "no_fp8": _gpus_of(BEFORE_FP8),
+    "no_mxfp8": _gpus_of(_NO_MXFP8),
     "ulysses": lambda s: 1,
     "sequence_parallel": lambda s: s.has("sequence-parallel"),
     "scattered": _scattered,

@@ -16,6 +16,7 @@ from autopar.pipeline.schedules import schedule_problem
 from autopar.records import Record
 from autopar.run.rules import Notice, broken, notice
 from autopar.run.run import Run
+from autopar.run.runtime import BEFORE_FP8
 from search.engines.changes import Changes, Move
 from search.engines.keys import Keys, words_of_values
 from search.engines.reader import (
@@ -40,7 +41,6 @@ from search.engines.torchtitan.read import (
 from search.engines.torchtitan.rules import FILE
 
 _MOVES: frozenset[Move] = frozenset({"tensor", "context", "experts", "micro_batch", "recompute"})
-_BEFORE_HOPPER = ("V100", "A100", "A800", "A10", "A30", "A40", "A6000")
 
 
 def owns(source: Configuration) -> bool:
@@ -100,7 +100,7 @@ def _broken(file: _File, run: Run | None) -> tuple[Notice, ...]:
         "float8": section,
         "float8_gather": bool(section) and file.on(f"{section}.enable_fsdp_float8_all_gather"),
         "float8_recipe": file.keys.values.get(f"{section}.recipe_name") not in (None, ""),
-        "no_fp8": file.gpu.upper().startswith(_BEFORE_HOPPER),
+        "no_fp8": file.gpu.upper().startswith(BEFORE_FP8),
     }
     return broken(FILE, values | ({} if run is None else _of_run(file, run)))
 
