@@ -142,6 +142,13 @@ class ModelSpec(Record):
         return sum(layer.num_layers for layer in self.layers)
 
     @property
+    def position_rows(self) -> int:
+        """Rows of the learned position embedding in training: at least the longest sequence."""
+        if not self.learned_positions:
+            return 0
+        return max(self.learned_positions, *(layer.seq_length for layer in self.layers))
+
+    @property
     def layer_types(self) -> tuple[int, ...]:
         """The type index of every layer, in execution order."""
         runs = ([k] * layer.num_layers for k, layer in enumerate(self.layers))
@@ -369,7 +376,7 @@ def embedding_parameter_counts(spec: ModelSpec, vocab: int) -> tuple[int, int]:
     vocab*h unless tied, the final norm of every stack (encoder, decoder), extras.
     """
     first, last = spec.layers[0], spec.layers[-1]
-    embedding = vocab * first.hidden_size + spec.learned_positions * first.hidden_size
+    embedding = vocab * first.hidden_size + spec.position_rows * first.hidden_size
     head = 0 if spec.tied_embeddings else vocab * last.hidden_size
     stacks = {layer.cross_attention: layer for layer in spec.layers}
     # one final norm per stack; encoder and decoder differ in cross-attention

@@ -66,7 +66,7 @@ def model_of_spec(spec: ModelSpec) -> Model:
         vocab_divisor=spec.make_vocab_size_divisible_by,
         tied=spec.tied_embeddings,
         positions="learned" if spec.learned_positions else "rotary",
-        max_positions=spec.learned_positions,
+        max_positions=spec.position_rows,
         rotary_base=spec.rotary_base,
         rotary_scaling=spec.rotary_scaling_factor,
         extra_embedding=spec.extra_embedding_parameters,

@@ -42,6 +42,15 @@ def test_alternating_layers_are_a_repeated_pair() -> None:
     )
 
 
+def test_learned_positions_are_as_many_as_tokens() -> None:
+    """A longer sequence needs a longer table, which Megatron-LM is told, and a shorter one none."""
+    rows = {length: load_spec("gpt-6.7b", seq_length=(length,)) for length in (1024, 8192)}
+    assert {length: model_of_spec(spec).max_positions for length, spec in rows.items()} == {
+        1024: 2048,
+        8192: 8192,
+    }
+
+
 def plans() -> st.SearchStrategy[Plan]:
     """Return plans of llama2-7b on 16 GPUs; not all are legal."""
     layer = st.builds(
