@@ -53,10 +53,11 @@ setup: $(TEST_READY) ## everything for development, torch included, and the git 
 build: ## rebuild the extension (seconds after a C++ edit)
 	@rm -f $(VENV)/.stamp-built && $(MAKE) --no-print-directory $(VENV)/.stamp-built
 
-check: $(VENV)/.stamp-built $(VENV)/.stamp-dev ## ruff, mypy --strict, clang-format
+check: $(VENV)/.stamp-built $(VENV)/.stamp-dev ## ruff, mypy --strict, clang-format, wording
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(PY) docs/words.py --check
 	$(if $(CPP),$(VENV)/bin/clang-format --dry-run -Werror $(CPP))
 
 quick: $(TEST_READY) ## house rules and one test file a room, for the inner loop
