@@ -152,6 +152,7 @@ def wrong(case: Case, code: int, out: str, err: str) -> list[str]:
     return [what for what, is_wrong in found.items() if is_wrong]
 
 
+@pytest.mark.whole
 def test_bad_input_is_one_sentence(answers: dict[Case, Answer]) -> None:
     """Of every row; one test, since a process that runs some of them has run all."""
     found = {name(case): (wrong(case, *answer), answer) for case, answer in answers.items()}

@@ -206,12 +206,14 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     }
 
 
+@pytest.mark.whole
 def test_random_executions_without_defects() -> None:
     """Flash, grouped queries, gates and vocabularies included."""
     rng = random.Random(1)
     assert sum(both(*random_point(rng), CORRECT) for _ in range(400)) > 100
 
 
+@pytest.mark.whole
 def test_random_executions_with_random_defects() -> None:
     """Any subset of the defects."""
     rng = random.Random(2)
@@ -260,6 +262,7 @@ def spoil(
     return application, execution, system
 
 
+@pytest.mark.whole
 def test_every_refusal_has_the_same_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several contradictions the same one, with its figures; every reason is met."""
     rng = random.Random(7)

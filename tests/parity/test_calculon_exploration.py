@@ -201,6 +201,7 @@ def test_every_feasible_execution_is_found_once(
     assert APPLICATION["num_blocks"] % 4 != 0
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("objective", ["rate", "time", "memory"])
 def test_the_best_are_the_best(
     brute_force: tuple[np.ndarray, np.ndarray], objective: Objective

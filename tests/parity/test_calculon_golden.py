@@ -49,6 +49,7 @@ def points(data_dir: Path, inputs: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.whole
 def test_every_verdict_is_the_published_one(
     points: list[dict[str, Any]], evaluate: Callable[..., dict[str, Any]]
 ) -> None:
@@ -64,6 +65,7 @@ def test_every_verdict_is_the_published_one(
         assert point["error"] in ("", caught.value.reason)
 
 
+@pytest.mark.whole
 def test_every_statistic_of_every_point(
     points: list[dict[str, Any]], evaluate: Callable[..., dict[str, Any]]
 ) -> None:
@@ -108,6 +110,7 @@ def test_the_ten_best_of_the_published_search(
         assert close(ours["sample_rate"], row["stats"]["sample_rate"])
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_engine_and_oracle_agree_where_nothing_is_published(
     points: list[dict[str, Any]], every: int

@@ -123,6 +123,7 @@ def test_of_equally_fast_plans_fewer_stages_then_fewer_micro_batches_come_first(
     assert tables.candidate_batch[answer.candidate] / answer.step_time_s == 1 / (12 * TICK_S)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "seed",
     [seed if seed < 6 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(NUM_LARGE)],
@@ -216,6 +217,7 @@ def test_small_instances_have_the_promised_mix() -> None:
     assert {k: share.get(k, 0.0) for k, v in least.items() if share.get(k, 0.0) < v} == {}
 
 
+@pytest.mark.whole
 def test_large_instances_are_beyond_brute_force_and_off_the_solvers_tolerance() -> None:
     """Sizes of the integer programs, and budgets that no sum of bytes comes near."""
     for seed in range(20):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from unittest.mock import patch
 
+import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from autopar.command import console as module
@@ -61,6 +62,7 @@ def test_texts_are_the_same_by_hand(text: str, soft_wrap: bool) -> None:
     assert by_hand == printed(what, by_rich=True, soft_wrap=soft_wrap)
 
 
+@pytest.mark.whole
 @given(tables())
 @settings(deadline=None, max_examples=300)
 def test_tables_are_the_same_by_hand(table: Table) -> None:

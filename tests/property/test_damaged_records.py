@@ -184,6 +184,7 @@ def _shown(value: Any) -> Any:
 ALL = list(_documents())
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("damaged", [60, pytest.param(400, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "kind", "content"), ALL, ids=[name for name, _, _ in ALL])
 def test_what_is_read_at_once_is_what_the_walk_reads(

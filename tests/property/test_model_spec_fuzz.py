@@ -85,6 +85,7 @@ def counts_or_says(folder: Path, raw: bytes, capsys: pytest.CaptureFixture[str])
         assert lines[0].startswith("profile-model: ")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", MODELS)
 @EXAMPLES
 def test_changed_models(

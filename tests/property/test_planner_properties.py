@@ -110,6 +110,7 @@ def draws(pipeline: str, number: int, published: bool) -> Iterator[tuple[Session
             yield session, plan
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("number", [80, pytest.param(NUM_PLANS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("pipeline", ["1f1b", "gpipe"])
 def test_step_time_is_never_below_the_replay(pipeline: str, number: int) -> None:
@@ -138,6 +139,7 @@ def test_step_time_is_never_below_the_replay(pipeline: str, number: int) -> None
     assert len(stages) >= 4
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("pipeline", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("slower", [10.0, 1000.0])
 def test_slow_links_do_not_put_the_replay_above(pipeline: str, slower: float) -> None:
@@ -191,6 +193,7 @@ def planner_of(session: Session, options: dict[str, Any]) -> Planner:
     return session.rebuilt(options=SearchOptions(**options))
 
 
+@pytest.mark.whole
 @often(15, 60, searches, st.lists(st.floats(2.0, 80.0), min_size=1, max_size=4))
 def test_resolving_is_as_a_fresh_search(
     search: tuple[Session, dict[str, Any]], budgets_gib: list[float]
@@ -209,6 +212,7 @@ def test_resolving_is_as_a_fresh_search(
         assert again.options == fresh.options
 
 
+@pytest.mark.whole
 @often(10, 30, searches, st.sampled_from((16, 24, 32, 64)))
 def test_batches_may_change_between_solves(
     search: tuple[Session, dict[str, Any]], batch: int
@@ -269,6 +273,7 @@ def solved(session: Session, options: dict[str, Any]) -> SearchResult | None:
         return None
 
 
+@pytest.mark.whole
 @often(25, 80, searches, st.sampled_from(RULES))
 def test_pins_are_obeyed_and_cost_something(
     search: tuple[Session, dict[str, Any]], rule: tuple[str, Any]
@@ -300,6 +305,7 @@ FORBIDDEN = (
 )
 
 
+@pytest.mark.whole
 @often(15, 60, searches, st.sampled_from(FORBIDDEN))
 def test_forbidden_rules_are_obeyed(
     search: tuple[Session, dict[str, Any]], rule: tuple[str, Any]

@@ -6,6 +6,7 @@ import random
 from functools import cache
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from autopar.price.step import StepTime, step_time
@@ -102,6 +103,7 @@ def _priced(seed: int) -> tuple[Prediction, StepTime]:
     return found, step_time(machine_of(load_card(card), load_stack(stack)), job)
 
 
+@pytest.mark.whole
 @often(25, 400, seeds)
 def test_every_term_is_that_of_the_step(seed: int) -> None:
     """Within a few percent of the step, and so is the whole of it."""
@@ -113,6 +115,7 @@ def test_every_term_is_that_of_the_step(seed: int) -> None:
         assert abs(planner - bottom_up) < share * step.total_s, name
 
 
+@pytest.mark.whole
 def test_steps_differ_by_a_percent_in_the_middle() -> None:
     """Of eighty plans; all terms are there in some, or their comparison would be of nothing."""
     priced = [_priced(seed) for seed in range(80)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from autopar.errors import InputError
 from autopar.run.run import Run
 from search.engines.differences import without_effect
@@ -70,6 +72,7 @@ SPOKEN_OF_TIME = frozenset(
 """Flags of Megatron-LM that are written and change nothing of a launch that is priced."""
 
 
+@pytest.mark.whole
 def test_each_flag_that_is_written_says_something() -> None:
     """Without it some launch is read as another one, or as none."""
     silent, heard = set[str](), set[str]()
@@ -115,6 +118,7 @@ def test_accelerate_says_all_of_a_launch(run: Run) -> None:
     read_back(run, "accelerate")
 
 
+@pytest.mark.whole
 @often(40, 600, megatron_runs())
 def test_bridge_says_all_of_a_launch_that_it_can(run: Run) -> None:
     """Overrides of a recipe are the launch again, but for what no key of theirs says."""

@@ -71,6 +71,7 @@ def figures() -> dict[str, Any]:
     }
 
 
+@pytest.mark.whole
 def test_golden_no_source_is_worse(request: pytest.FixtureRequest) -> None:
     """Every source is priced as well as recorded, to a point, and every row that was."""
     found = figures()

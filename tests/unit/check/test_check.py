@@ -446,6 +446,7 @@ def test_a_launch_that_fits_is_compared_with_faster_ones(target: Target) -> None
     assert totals[1] < 0.995 * totals[0]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("arguments", [LLAMA, MIXTURE], ids=["dense", "mixture"])
 def test_memory_that_is_not_counted_changes_no_advice(
     arguments: dict[str, Any], target: Target, monkeypatch: pytest.MonkeyPatch
@@ -538,6 +539,7 @@ def test_odds_are_as_wide_as_the_errors_of_measured_runs() -> None:
     assert widths == sorted(widths)
 
 
+@pytest.mark.whole
 def test_few_runs_are_of_fewer_than_five_configurations() -> None:
     """Each feature that widens odds has fewer measured configurations than five, others more."""
     entries = [price_row(row) for row in read_goldens()]
@@ -627,6 +629,7 @@ def test_a_script_is_checked(ask: Ask, tmp_path: Path) -> None:
     assert any_["odds_of_oom"] < 0.01 < launch["odds_of_oom"]
 
 
+@pytest.mark.whole
 def test_what_few_measured_runs_have_is_said(ask: Ask, tmp_path: Path) -> None:
     """Below the odds that it widens, and in the object; nothing where runs are like the launch."""
     path = script(tmp_path, with_flags(LLAMA, fp8_format="hybrid"))

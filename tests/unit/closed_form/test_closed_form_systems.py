@@ -188,6 +188,7 @@ def test_every_shipped_card_makes_both_systems(name: str) -> None:
     assert tensor2d_system(name).hbm_capacity > 0
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("make", NEEDED)
 @example(kept=set(NEEDED[calculon_from_card]))
 @given(kept=st.sets(st.sampled_from(sorted(load_card("h100").more))))
@@ -289,6 +290,7 @@ def repeated(name: str, text: str, known: dict[float, str]) -> list[str]:
     ]
 
 
+@pytest.mark.whole
 def test_a_datasheet_number_stands_once() -> None:
     """In the cards: neither code nor another document of `hardware_configs` repeats one."""
     listing = subprocess.run(

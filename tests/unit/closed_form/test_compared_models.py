@@ -250,6 +250,7 @@ def test_json_is_what_is_shown(ask: Ask, path: Path, question: PlanQuestion) -> 
         assert word in out
 
 
+@pytest.mark.whole
 def test_stack_is_that_of_the_estimates_or_of_the_engine(ask: Ask, tmp_path: Path) -> None:
     """Estimated times are of a stack; measured ones of whatever the engine runs; an option wins."""
     target = tmp_path / "fsdp.json"

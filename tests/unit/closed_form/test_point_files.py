@@ -79,6 +79,7 @@ def document(row: dict[str, str]) -> dict[str, Any]:
     return {name: value(text) for name, text in row.items()}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("compat", [False, True])
 def test_every_calculon_point_is_there_and_can_be_priced_again(
     tmp_path: Path, compat: bool

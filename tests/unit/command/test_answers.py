@@ -117,6 +117,7 @@ def test_a_command_without_a_working_directory_says_so(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("option", ["json", "peers", "all", "out", "output-config-path"])
 def test_what_is_read_is_no_output(option: str, tmp_path: Path) -> None:
     """Every command that has the option refuses, through links as well."""

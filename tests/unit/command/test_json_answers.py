@@ -169,6 +169,7 @@ def test_who_asks_for_stdout(words: list[str], asks: bool) -> None:
     assert answers_stdout(words) is asks
 
 
+@pytest.mark.whole
 def test_an_answer_is_read_as_a_launch_file(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

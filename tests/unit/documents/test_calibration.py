@@ -391,6 +391,7 @@ def test_neutral_file_changes_no_byte_of_the_strategy(
     assert {k for k in plain if plain[k] != found[k]} == names
 
 
+@pytest.mark.whole
 def test_another_device_is_refused_and_another_model_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

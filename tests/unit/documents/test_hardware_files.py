@@ -297,6 +297,7 @@ def examples(schema: dict[str, Any]) -> list[Any]:
     return found
 
 
+@pytest.mark.whole
 def test_schemas_accept_valid_documents_and_refuse_others(root: Path) -> None:
     """The schemas for other tools say the same as the readers."""
     jsonschema = pytest.importorskip("jsonschema")

@@ -153,6 +153,7 @@ def places(value: Any, *at: str | int) -> Iterator[tuple[str | int, ...]]:
             yield from places(item, *at, key)
 
 
+@pytest.mark.whole
 @given(document=DOCUMENTS)
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, document: PlanDocument

@@ -244,6 +244,7 @@ def caught(profiles: list[Profile], folder: Path, low: float, high: float) -> Ca
     return Caught(made=500, found=found, named=named)
 
 
+@pytest.mark.whole
 def test_wrong_cells_of_measured_files_are_found(cases_dir: Path, tmp_path: Path) -> None:
     """Of 500 by 5 to 30 at least 95 % are, nearly all by name; of 500 by 3 to 5 most."""
     profiles = list(published(cases_dir))
@@ -253,6 +254,7 @@ def test_wrong_cells_of_measured_files_are_found(cases_dir: Path, tmp_path: Path
     assert near.found >= 0.85 * near.made, near
 
 
+@pytest.mark.whole
 def test_wrong_cells_of_shipped_files_are_found(tmp_path: Path) -> None:
     """The same of estimates and counts."""
     profiles = list(shipped())

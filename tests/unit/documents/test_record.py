@@ -47,6 +47,7 @@ from tests.unit.record_support import (
 )
 
 
+@pytest.mark.whole
 def test_a_whole_run_is_read_as_a_profile(tmp_path: Path) -> None:
     """All four files, their sidecars and what readers make of them."""
     cells = planned("all", sizes=tuple(MIB << n for n in range(11)))

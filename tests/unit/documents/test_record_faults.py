@@ -81,6 +81,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     assert {P2P, ALLREDUCE, SP_TIME, P2P + ".meta.json"} <= seen
 
 
+@pytest.mark.whole
 def test_a_killed_run_loses_at_most_its_current_cell(tmp_path: Path) -> None:
     """kill -9 in the middle of puts: what was reported as put is there, and --resume goes on."""
     code = _child("""
@@ -140,6 +141,7 @@ SMALL_DISK = """
 """
 
 
+@pytest.mark.whole
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     """The sentence has file, reason and remedy; with space again, --resume completes."""
     report = json.loads(_mounted("size=160k", SMALL_DISK, tmp_path))

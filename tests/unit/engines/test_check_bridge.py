@@ -519,6 +519,7 @@ def _changed(words: list[str], file: CheckedFile, changes: Any) -> list[str]:
     return text.split()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "words",
     [

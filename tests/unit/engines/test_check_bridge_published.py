@@ -90,6 +90,7 @@ def test_published_configurations_are_many() -> None:
     assert {row["gpu_type"] for row in rows} >= {"H100-SXM", "GB200", "GB300", "B200"}
 
 
+@pytest.mark.whole
 def test_nine_of_ten_published_steps_lie_in_their_intervals(tmp_path: Path) -> None:
     """Of all rows of these models, as far as anybody can price them; and why not the others."""
     inside, refused = [], {}

@@ -412,6 +412,7 @@ def target() -> Target:
     )
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("base", "changes"),
     [

@@ -87,6 +87,7 @@ def test_lossy_export_is_refused(folder: Path, capsys: pytest.CaptureFixture[str
     assert not (folder / "exports").exists()
 
 
+@pytest.mark.whole
 def test_nearest_plan_is_priced(capsys: pytest.CaptureFixture[str]) -> None:
     """With hardware, time and memory beside those of the plan, and why this degree."""
     arguments = ("mixed.json", "--to", "megatron", "--allow-approx", "--json", "-")
@@ -137,6 +138,7 @@ def _priced(degree: str, before: float) -> _Time | None:
     return _Time(document["step_time_s"]) if document["fits"] else None
 
 
+@pytest.mark.whole
 def test_plan_file_of_ours_needs_nothing_else(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

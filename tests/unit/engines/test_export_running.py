@@ -183,6 +183,7 @@ def test_plans_that_no_longer_fit_are_refused(
     assert "as the engine runs it" not in capsys.readouterr().out
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("engine", [e for e in EXPORTERS if e != "galvatron"])
 def test_refusals_name_a_search_without_losses(
     engine: str, folder: Path, capsys: pytest.CaptureFixture[str]

@@ -217,6 +217,7 @@ def test_the_last_of_repeated_keys_counts_and_is_said() -> None:
 BOMB = "a0: &a0 [1, 1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

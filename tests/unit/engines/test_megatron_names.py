@@ -86,6 +86,7 @@ def test_misspelt_names(written: str, meant: str | None) -> None:
     assert alike(written) == meant
 
 
+@pytest.mark.whole
 def test_every_single_mistake_is_found() -> None:
     """A letter left out or twice, two letters swapped, of every name of some length."""
     # every fifth of them is enough for a second of work

@@ -127,6 +127,7 @@ def test_constructs_are_followed_as_bash_does(tmp_path: Path) -> None:
     assert dict(zip(SCRIPTS, found, strict=True)) == dict(zip(SCRIPTS, expected, strict=True))
 
 
+@pytest.mark.whole
 def test_random_scripts_are_followed_as_bash_does(tmp_path: Path) -> None:
     """Conditions in loops in cases, with sums and arrays that depend on each other."""
     scripts = [_Random(seed).script() for seed in range(150)]

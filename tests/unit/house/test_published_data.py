@@ -58,6 +58,7 @@ UNCORRECTED = "published_runs_settings.jsonl.gz"
 """Settings as the constants of the ledger were fitted to; corrected ones come with their refit."""
 
 
+@pytest.mark.whole
 def test_tables_are_those_of_the_reference_cases(
     cases_dir: Path, data_dir: Path, tmp_path: Path
 ) -> None:

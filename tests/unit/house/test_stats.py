@@ -121,6 +121,7 @@ def test_scatter_is_told() -> None:
     assert warnings_of([1.0, 1.2, 1.0]) == ()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("count", [8, 10, 14, 18, 20, 30, 50, 200])
 def test_noise_alone_is_rarely_called_clusters_or_drift(count: int) -> None:
     """Lognormal noise of sigma 0.1: each warning in at most one cell of a hundred."""

@@ -154,6 +154,7 @@ def test_replicas_are_the_same_every_time_and_follow_the_samples() -> None:
     assert np.ptp(still[0], axis=0).max() < 1e-12
 
 
+@pytest.mark.whole
 def test_intervals_contain_the_truth_as_often_as_they_say() -> None:
     """On 150 synthetic profiles with 5 % of noise, 90 % intervals hold it 90 % of the time."""
     generator = np.random.default_rng(5)

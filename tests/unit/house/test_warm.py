@@ -17,6 +17,7 @@ from tests import warm
 from tests.gloo import RanksFailedError, run_ranks
 
 
+@pytest.mark.whole
 def test_a_command_is_a_process_like_any_other(tmp_path: Path) -> None:
     """Exit code, both streams, arguments, folder and environment are those of a new interpreter."""
     environment = {**os.environ, "COLUMNS": "70"}
@@ -126,6 +127,7 @@ def _end_on_rank_1(how: str) -> None:
         time.sleep(60)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("how", "said"),
     [

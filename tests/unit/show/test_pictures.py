@@ -214,6 +214,7 @@ def _target(card: str, stack: str) -> Target:
 _MEGATRON, _TITAN = _target("h100-80gb", "megatron-core"), _target("h100-80gb", "torchtitan-eager")
 
 
+@pytest.mark.whole
 @given(run=st.one_of(megatron_runs(), titan_runs()))
 @settings(max_examples=40, deadline=None)
 def test_any_run_with_a_step_time_has_a_timeline_and_its_memory(run: Run) -> None:
@@ -442,6 +443,7 @@ def test_names_of_somebody_else_end_no_script_and_make_no_tag() -> None:
     assert hostile in " ".join(seen.texts)
 
 
+@pytest.mark.whole
 def test_other_batches_and_clusters_have_their_own_fastest_launch(
     interleaved: tuple[Answer, EngineAnswer, Assessment],
 ) -> None:

@@ -133,6 +133,7 @@ def test_long_and_narrow_plans_take_what_their_runs_take(
     assert stage.allocated_bytes - communicators_bytes(plan, 0) == pytest.approx(counted, rel=0.005)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("sequence_parallel", [True, False])
 @pytest.mark.parametrize("model", MODELS)
 def test_plans_take_what_their_runs_take(

@@ -212,6 +212,7 @@ def test_every_row_is_right(found: tuple[int, list[dict[str, Any]]]) -> None:
         assert {key: said for key, said in checks.items() if said is not None} == {}
 
 
+@pytest.mark.whole
 def test_buffers_are_as_large_as_announced(found: tuple[int, list[dict[str, Any]]]) -> None:
     """What a rank allocates is what the row says; after a check it is full of random values."""
     num_ranks, of_ranks = found
@@ -262,6 +263,7 @@ def test_the_check_sees_what_it_must() -> None:
     )
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 8, 257])
 def test_summands_are_exact_in_any_number(num_ranks: int) -> None:
     """Every rank adds something everywhere it should, and bf16 holds every sum."""

@@ -369,6 +369,7 @@ def test_bad_options_are_one_sentence(arguments: list[str], said: str) -> None:
     assert said in sentence(done)
 
 
+@pytest.mark.whole
 def test_other_ranks_keep_silent() -> None:
     """What rank 0 says of the options is not said again; the exit code is the same."""
     done = command("--iters", "0", **{**LAUNCHER, "RANK": "1", "LOCAL_RANK": "1"})

@@ -49,6 +49,7 @@ def activations_mib(spec: LayerSpec, *, checkpoint: Any = "none", kind: Any = "s
     ]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("kind", "checkpoint", "expected"),
     [
@@ -109,6 +110,7 @@ def test_formula_of_korthikanti(hidden: int, heads: int, seq: int, batch: int) -
     assert selective.activation_bytes == seq * (34 * hidden + 2 * 2 * 4)
 
 
+@pytest.mark.whole
 def test_figures_are_linear_in_the_batch_and_the_same_every_time() -> None:
     """Twice the samples keep twice as much, and counting again counts the same."""
     from profiler.model.counting import layer_memory

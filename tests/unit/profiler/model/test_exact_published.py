@@ -68,6 +68,7 @@ def exact(*, degree: int = 1, checkpoint: Any = "none", seq_length: int = TOKENS
     return layer_memory(spec, Sharding(degree=degree, checkpoint=checkpoint), batch=degree)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("quantity", [*LAYER, "layer, checkpoint", *AROUND, *GPT])
 def test_explained_to_the_byte(rows: dict[str, Any], quantity: str) -> None:
     """What a layer and its surroundings keep is ours after the named differences, to the byte."""

@@ -109,6 +109,7 @@ def test_recomputation_saves_what_a_module_keeps() -> None:
     assert kept(DENSE, "moe", "moe_act", "shared_experts") == whole
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("degree", [1, 2])
 @pytest.mark.parametrize("kind", ["sp", "tp", "ulysses"])
 @pytest.mark.parametrize("query_rank", [24, None])

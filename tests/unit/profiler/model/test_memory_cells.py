@@ -196,6 +196,7 @@ def test_backwards_of_an_edited_table_are_never_lowered(tmp_path: Path) -> None:
 # --- between degrees ---
 
 
+@pytest.mark.whole
 def test_the_llama_block_keeps_more_than_its_share() -> None:
     """Counted exactly: 344.27 MiB at t = 2; degrees that were not counted are never below."""
     pytest.importorskip("torch", reason="counting needs torch")

@@ -171,6 +171,7 @@ def test_gradients_do_not_add_up() -> None:
     assert all(before)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "make_error",
     [
@@ -197,6 +198,7 @@ def test_missing_memory_fails_the_cell(make_error: Callable[[], Exception]) -> N
     assert built[0]() is None
 
 
+@pytest.mark.whole
 def test_missing_memory_while_building_fails_the_cell() -> None:
     """Weights that do not fit are no crash either."""
 

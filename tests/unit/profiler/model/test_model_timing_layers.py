@@ -130,6 +130,7 @@ def test_collectives_of_the_timed_group_copy_nothing() -> None:
     assert timed_group(1) is None
 
 
+@pytest.mark.whole
 def test_a_shard_of_a_layer_takes_its_share_of_the_time() -> None:
     """Half of all matrices take about half as long."""
     layer = replace(LLAMA, seq_length=256, hidden_size=512, num_heads=8, ffn_hidden_size=1408)
