@@ -238,6 +238,13 @@ def test_the_kernel_of_attention(
     assert found.kernels.attention == kernel
 
 
+def test_products_are_beside_transfers_of_more_than_one_rank() -> None:
+    for tp, expected in ((1, False), (2, True)):
+        found = read({"--tensor-model-parallel-size": tp, "--tp-comm-overlap": True,
+                      "--sequence-parallel": True})  # fmt: skip
+        assert found.runtime.overlap.tensor is expected
+
+
 def test_a_kernel_can_be_switched_off() -> None:
     """Of the two that keep no scores the other one is taken."""
     assert read(environment={"NVTE_FUSED_ATTN": 0}).kernels.attention == "flash"

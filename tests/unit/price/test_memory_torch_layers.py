@@ -13,6 +13,7 @@ import pytest
 from autopar.price.account import account_of
 from autopar.price.torch_layers import (
     again_bytes,
+    backward_gradients_bytes,
     chunk_saved_bytes,
     input_bytes,
     loss_bytes,
@@ -78,6 +79,13 @@ def test_what_is_made_again_is_what_was_not_kept() -> None:
         whole = sum(size for _, size in whole_parts(layer))
         assert again_bytes(layer) == whole - _saved(run) * TOKENS
     assert again_bytes(_run().rank_layers[0]) == 0
+
+
+@pytest.mark.parametrize(("recompute", "residuals"), [(frozenset(), 1), ("full", 2)])
+def test_gradients_of_a_backward(recompute: Any, residuals: int) -> None:
+    """Of both products of the gate, of the residuals, and of the last matrix's weight."""
+    found = backward_gradients_bytes(_run(recompute=recompute).rank_layers[0])
+    assert found == TOKENS * (2 * F + residuals * H) + F * H // 2
 
 
 def test_tensor_ranks_divide_what_is_between_gathers() -> None:

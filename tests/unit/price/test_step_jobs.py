@@ -87,6 +87,14 @@ def test_known_models_are_as_large_as_published(name: str, billions: float) -> N
     assert weights / 1e9 == pytest.approx(billions, rel=0.015)
 
 
+def test_experts_behind_a_latent_are_of_its_width() -> None:
+    """Two matrices of each, and two between the latent and the model; what all visit is apart."""
+    mlp = Experts(number=4, per_token=1, width=6, gated=False, shared_width=5, latent=3)
+    block = Block(number=1, hidden=8, mlp=mlp, num_norms=1)
+    experts, router, shared, latent = 4 * 2 * 3 * 6, 8 * 4, 2 * 8 * 5, 2 * 8 * 3
+    assert parameters(block) == (experts, 8 + router + shared + latent)
+
+
 def test_specs_that_a_block_cannot_say() -> None:
     """Unknown widths are refused."""
     spec = load_spec("llama2-7b")

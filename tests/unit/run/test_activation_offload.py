@@ -15,6 +15,7 @@ from autopar.price.activations import (
     saved_parts,
 )
 from autopar.price.job import job_of_run
+from autopar.price.risk import kind_of
 from autopar.price.step import step_time
 from autopar.rates.parts.operations import machine_of
 from autopar.records import replace
@@ -65,6 +66,12 @@ def test_what_leaves_of_a_mixture(modules: tuple[str, ...], sizes: int) -> None:
     found, whole = run(*modules).rank_layers[-1], run().rank_layers[-1]
     assert offloaded_bytes(found) == sizes
     assert layer_saved_bytes(whole) - layer_saved_bytes(found) == sizes
+
+
+def test_odds_are_those_of_offloads_where_something_leaves() -> None:
+    """A norm in front of attention does not."""
+    assert kind_of(run("qkv_linear")) == "offloaded"
+    assert kind_of(run("attn_norm")) == "few runs"
 
 
 def test_a_dense_layer_has_fewer_modules() -> None:

@@ -86,6 +86,14 @@ def test_inputs_of_products_are_kept_in_their_precision() -> None:
     assert sizes == [2.0, 1.0, 0.5625]
 
 
+def test_ends_are_no_more_than_the_layers() -> None:
+    strategy = run(Precision(fp8=True)).strategy
+    for first, last, counts in ((5, 6, [8]), (9, 1, [8]), (2, 1, [2, 5, 1])):
+        found = with_wide_ends(strategy, first, last).layers
+        assert [group.count for group in found] == counts
+        assert not found[0].split.low_precision
+
+
 def test_ends_of_a_model_stay_in_16_bits() -> None:
     """One layer at either end: six of eight have copies, and keep inputs in fewer bits."""
     whole = run(Precision(fp8=True, fp8_recipe="mxfp8"))

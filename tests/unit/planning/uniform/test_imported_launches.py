@@ -18,6 +18,7 @@ from search.engines.files import LAUNCH, written
 from search.engines.place import Place
 from search.engines.table import read_checked
 from search.planning.uniform.files import is_launch, read_launch
+from search.planning.uniform.imported import choice_of
 from tests.runs import told
 from tests.unit.engines.test_writing import NODE, searched
 
@@ -118,6 +119,17 @@ def test_what_a_search_can_choose_comes_back_as_its_choice(
         # embeddings of torch have no rows to pad with
         "model.vocab_divisor"
     }
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "expected"),
+    [("alltoall", "alltoall"), ("flex", "flex"), ("allgather", "alltoall")],
+)
+def test_dispatchers_of_a_choice(dispatcher: str, expected: str) -> None:
+    """Of models with experts: the nearest that a search chooses from."""
+    run = searched("megatron", "mixtral-8x7b", ep=8)
+    assert choice_of(told(run, experts={"dispatcher": dispatcher})).dispatcher == expected
+    assert choice_of(told(MEGATRON, experts={"dispatcher": dispatcher})).dispatcher == "alltoall"
 
 
 def test_compiled_layers_are_priced_as_such() -> None:
