@@ -361,6 +361,10 @@ MIXTURES = tuple(
         _rule("padded-capacity.flex", f"moe-pad-expert-input-to-capacity, {_FLEX}",
               lambda padded, flex: padded * flex,
               "--moe-pad-expert-input-to-capacity excludes --moe-token-dispatcher-type flex"),
+        _rule("flex.ranks", f"{_FLEX}, ep, etp", lambda flex, ep, etp: flex * (ep * etp == 1),
+              "--moe-token-dispatcher-type flex needs --expert-model-parallel-size or "
+              "--expert-tensor-parallel-size above 1",
+              "MoEFlexTokenDispatcher, megatron/core/transformer/moe/token_dispatcher.py"),
         _rule("experts.biases", "disable-bias-linear, etp",
               lambda without, etp: (etp > 1) > without,
               "experts with biases need --expert-tensor-parallel-size 1, or "

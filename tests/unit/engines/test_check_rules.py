@@ -206,6 +206,8 @@ FULL = {
         (DENSE, {"seq_length": None, "seq_lenght": 4096}, "--seq-length is"),
         (MIXTURE, {"moe_router_top_k": 2}, "--moe-router-top-k is no argument"),
         (MIXTURE, {"moe_enable_deepep": True}, "--moe-enable-deepep needs"),
+        (MIXTURE, {"moe_token_dispatcher_type": "flex", "expert_model_parallel_size": 1},
+         "--moe-token-dispatcher-type flex needs --expert-model-parallel-size"),
         (MIXTURE, {"moe_shared_expert_overlap": True, "moe_token_dispatcher_type": "allgather"},
          "--moe-shared-expert-overlap needs"),
         (MIXTURE, {"moe_router_enable_expert_bias": True}, "score-function sigmoid"),
