@@ -1,7 +1,7 @@
-"""What `profile-model` measures: a plan of cells, each one part of the model at one size.
+"""Cells that `profile-model` measures; each is one part of the model at one size.
 
-The plan is pure arithmetic on a spec and the options; what a cell is and what it is called decides
-which of several runs measured it, so a key never changes its meaning.
+The list of cells is computed from a spec and the options alone. A cell is identified by its key
+across runs, so a key never changes its meaning.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from profiler.model.layers.sharding import Checkpoint, Sharding
 from profiler.model.options import ModelOptions
 
 # --------------------------------------------------------------------------------------------------
-# At which sequence lengths and tensor degrees a model is profiled, and how they are written.
+# Sequence lengths and tensor-parallel degrees of a profile, and their text form.
 
 
 DEFAULT_DEGREES = (1, 2, 4, 8)
-"""Tensor degrees of the documented tables."""
+"""Tensor-parallel degrees of the documented tables."""
 _KINDS: dict[str, tuple[TensorKind, TensorKind]] = {
     "megatron": ("sp", "tp"),
     "dtensor": ("dtensor_sp", "dtensor"),
@@ -32,12 +32,12 @@ _SHORTEST = 64
 
 
 def seqs_text(seqs: tuple[int, ...]) -> str:
-    """Return sequence lengths as the documented keys have them: `2048` or `[512,512]`."""
+    """Return sequence lengths in the format of the documented keys: `2048` or `[512,512]`."""
     return str(seqs[0]) if len(seqs) == 1 else f"[{','.join(map(str, seqs))}]"
 
 
 def with_seq_lengths(spec: ModelSpec, seqs: tuple[int, ...]) -> ModelSpec:
-    """Return the spec at other sequence lengths, one per layer type."""
+    """Return the spec with other sequence lengths, one per layer type."""
     layers = (replace(layer, seq_length=seq) for layer, seq in zip(spec.layers, seqs, strict=True))
     return replace(spec, layers=tuple(layers))
 
@@ -45,19 +45,20 @@ def with_seq_lengths(spec: ModelSpec, seqs: tuple[int, ...]) -> ModelSpec:
 def tensor_kinds(
     options: ModelOptions, *, own_module: bool = False
 ) -> tuple[TensorKind, TensorKind]:
-    """Return what the tables with and without sequence parallelism hold.
+    """Return the sharding kinds of the tables with and without sequence parallelism.
 
-    A module's own plan decides whether it divides the sequence: both tables hold what it does.
+    A custom module shards the sequence or not according to its own plan, so both tables contain
+    the kind of that plan.
     """
     return ("dtensor", "dtensor") if own_module else _KINDS[options.tp_impl]
 
 
 def tensor_degrees(spec: ModelSpec, options: ModelOptions) -> tuple[int, ...]:
-    """Return the tensor degrees to profile; the default leaves out those the model does not allow.
+    """Return the tensor-parallel degrees to profile; defaults that the model forbids are dropped.
 
     Raises
     ------
-    InputError: an asked-for degree does not divide heads, widths or a sequence length.
+    InputError: a requested degree does not divide heads, widths or a sequence length.
     """
     cases = length_cases(spec, options)
     found = []
@@ -68,7 +69,7 @@ def tensor_degrees(spec: ModelSpec, options: ModelOptions) -> tuple[int, ...]:
                 for layer in with_seq_lengths(spec, case).layers:
                     sharding.check(layer)
         except InputError:
-            # a default that does not fit is left out, what was asked for is refused
+            # an illegal default is dropped, an illegal request is an error
             if options.degrees is not None or degree == 1:
                 raise
         else:
@@ -77,18 +78,19 @@ def tensor_degrees(spec: ModelSpec, options: ModelOptions) -> tuple[int, ...]:
 
 
 def length_cases(spec: ModelSpec, options: ModelOptions) -> tuple[tuple[int, ...], ...]:
-    """Return the sequence lengths of all layer types, case by case.
+    """Return the cases to measure; each is a tuple of sequence lengths, one per layer type.
 
     Raises
     ------
-    InputError: a case names another number of types, or is beyond a learned position table.
+    OptionError: a case has the wrong number of lengths, or sequence mode has fewer than two cases.
+    InputError: a length exceeds the table of learned positions.
     """
     own = tuple(layer.seq_length for layer in spec.layers)
     types = len(own)
     if options.seq_lengths is None:
         cases = _default_cases(own) if options.mode == "sequence" else (own,)
     else:
-        # one length stands for all layer types
+        # a single length applies to all layer types
         cases = tuple(case * types if len(case) == 1 else case for case in options.seq_lengths)
     for case in cases:
         if len(case) != types:
@@ -110,41 +112,42 @@ def length_cases(spec: ModelSpec, options: ModelOptions) -> tuple[tuple[int, ...
 
 
 def _default_cases(own: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return five lengths, each half of the next, that end at the model's own."""
+    """Return up to five cases, each half of the next, ending at the model's own lengths."""
     halves = (tuple(seq >> k for seq in own) for k in reversed(range(_LENGTHS)))
     return tuple(case for case in halves if case == own or min(case) >= _SHORTEST)
 
 
 # --------------------------------------------------------------------------------------------------
-# The plan of cells: what is measured for which file.
+# The list of cells for each file.
 
 
 _PARTS: tuple[Part, ...] = ("only", "first", "last")
 _VOCAB_BATCH = 8
-"""Batch at which the surroundings of layers are counted, as the documented tables are: their peak
-has a part that no sample adds to, the second gradient of a tied table."""
+"""Batch size at which embedding and head are counted, equal to that of the documented tables. Part
+of their peak does not grow with the batch: the second gradient of a tied table."""
 
 
 class ModelCell(Record):
-    """One part of a model at one size, sharded one way: a unit of measuring and of resuming."""
+    """One part of a model at one size with one sharding: the unit of measuring and resuming."""
 
     quantity: Literal["time", "memory"]
     part: Part
     layer_type: int | None = None
     batch: int
     seq_lengths: tuple[int, ...]
-    """Of the layer's type; of all types for what is not a layer."""
+    """Sequence length of the layer type; for other parts, one length per layer type."""
     degree: int = 1
     kind: TensorKind = "sp"
     checkpoint: Checkpoint = "none"
     num_layers: tuple[int, ...] | None = None
-    """Layers of each type of a whole forward; None for one part."""
+    """Number of layers of each type in a whole forward pass; None for a single part."""
     encoder_seq_length: int | None = None
-    """Tokens that cross-attention reads; no part of the name, as documented keys do not say it."""
+    """Encoder tokens that cross-attention reads, or None; not in the key, since documented keys
+    do not contain it."""
 
     @property
     def key(self) -> str:
-        """Unique name, in the words of the documented keys."""
+        """Unique name, in the format of the documented keys."""
         if self.num_layers is not None:
             what = f"layernum[{','.join(map(str, self.num_layers))}]"
         elif self.part == "layer":
@@ -158,7 +161,7 @@ class ModelCell(Record):
 
     @property
     def sharding(self) -> Sharding:
-        """How the part is laid out."""
+        """Sharding and recomputation of the part."""
         return Sharding(degree=self.degree, kind=self.kind, checkpoint=self.checkpoint)
 
     def filled(
@@ -168,7 +171,7 @@ class ModelCell(Record):
         reason: str | None = None,
         source: Literal["device", "exact"] | None = None,
     ) -> ModelMeasurement:
-        """Return a measurement that names this cell, without figures."""
+        """Return a measurement with the identity of this cell and without results."""
         return ModelMeasurement(
             key=self.key,
             quantity=self.quantity,
@@ -189,13 +192,14 @@ class ModelCell(Record):
 def stack_counts(
     spec: ModelSpec, options: ModelOptions, *, own_module: bool = False
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the numbers of layers of the whole forwards: the fewest, then more of each type.
+    """Return the layer counts of the whole forward passes: the base, then one more per type.
 
-    A factory makes as many layers of every type, so that with several types one is no difference.
+    The factory of a custom module makes the same number of layers of every type. With several
+    types, their difference would not belong to one type, so only the base is returned.
     """
     types = len(spec.layers)
     base = (options.layernum_min,) * types
-    # all types would grow together: their difference is no type's own
+    # all types would grow together, and the difference would belong to no single type
     if own_module and types > 1:
         return (base,)
     more = ((*base[:kind], options.layernum_max, *base[kind + 1 :]) for kind in range(types))
@@ -205,14 +209,14 @@ def stack_counts(
 def plan_cells(
     spec: ModelSpec, options: ModelOptions, *, own_degrees: tuple[int, ...] | None = None
 ) -> tuple[ModelCell, ...]:
-    """Return the cells that the options ask for, what the documented keys need first.
+    """Return the cells that the options request, those of the documented keys first.
 
-    own_degrees : of a module of somebody's own, the tensor degrees that it can be divided into;
-    None for a spec.
+    own_degrees : tensor-parallel degrees that a custom module supports; None for a spec.
 
     Raises
     ------
-    InputError: the model cannot be laid out or is too short for a length.
+    InputError: the model cannot be sharded, or a sequence exceeds its position table.
+    OptionError: the sequence lengths do not fit the layer types or the mode.
     """
     own_module = own_degrees is not None
     if own_degrees is None:
@@ -230,7 +234,7 @@ def plan_cells(
         *_memory_cells(spec, options, cases, degrees, own_module),
         *_time_cells(spec, options, cases, degrees, own_module),
     ):
-        # the order of the plan stays, and a cell is measured once
+        # a cell is measured once, at its first position in the list
         found.setdefault(cell.key, cell)
     return tuple(found.values())
 
@@ -252,7 +256,7 @@ def _memory_cells(
         checkpoints = ("none",)
     for case in cases:
         for layer_type in range(len(case)):
-            # kept bytes grow with the batch exactly: one sample tells them
+            # saved activations are exactly proportional to the batch: one sample is enough
             whole = _layer_cell(spec, "memory", layer_type, 1, case)
             for degree in degrees:
                 own: TensorKind = (
@@ -298,7 +302,7 @@ def _time_cells(
             yield _whole_cell(batch, case, counts)
     ends = {min(options.batches), max(options.batches)}
     for batch, case in sizes:
-        if batch not in ends:  # a shard's time is a line over the batch: its ends say it
+        if batch not in ends:  # the time of a shard is linear in the batch: two points are enough
             continue
         for layer_type in range(len(case)):
             cell = _layer_cell(spec, "time", layer_type, batch, case)
@@ -322,7 +326,7 @@ def _layer_cell(
         layer_type=layer_type,
         batch=batch,
         seq_lengths=(case[layer_type],),
-        # the encoder is the first layer type
+        # the first layer type is the encoder
         encoder_seq_length=case[0] if crosses else None,
     )
 

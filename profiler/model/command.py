@@ -1,4 +1,4 @@
-"""`profile-model`: measures a model and writes the documented computation and memory files."""
+"""`profile-model`: measure a model and write the documented computation and memory files."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ interrupted.
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code.
 
-    Whatever goes wrong is one sentence on stderr.
+    Errors are printed as one sentence on stderr.
     """
     return COMMAND.run(arguments, lambda raw: _execute(raw, list(arguments)), interrupted=_RESUME)
 
 
 def _execute(raw: dict[str, Any], arguments: list[str]) -> int:
     options = build_options(COMMAND.say, **raw)
-    # heavy imports stay out of --help and of bad options
+    # heavy imports are delayed, so that --help and errors in options are fast
     if not options.model.startswith(("hf:", "py:")):
         from profiler.model.sources import load_source
 
         load_source(
             options.model, sizes=options.sizes
-        )  # what is wrong with a file or name is said before torch is here
+        )  # reports a bad file or name before torch is imported
     from profiler.environment import require_torch
 
     require_torch()

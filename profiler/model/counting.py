@@ -1,16 +1,17 @@
-"""Counts what one forward and backward of a module takes, storage by storage.
+"""Count the memory of one forward and backward pass of a module, storage by storage.
 
-Two figures come out, for one rank and the whole batch:
+There are two results, for one rank and the whole batch:
 
-    activation  bytes of the storages that autograd saves in the forward and that are still held
-                at its end, each once; the part's input belongs to it, its parameters, buffers and
-                the encoder's output (which all decoder layers share) do not
-    peak        the most bytes alive at any moment of forward and backward, above `activation`;
-                outputs, incoming gradients and whatever operators return count, parameters and
-                their gradients do not, nor does what happens inside an operator
+    activation  bytes of saved activations: storages that autograd saves in the forward pass and
+                that are still alive at its end, each counted once. The input of the part is
+                included. Parameters, buffers and the encoder's output, which all decoder layers
+                share, are not
+    peak        largest number of bytes alive at any point of forward and backward, above
+                `activation`. Outputs, incoming gradients and results of operators are included.
+                Parameters, their gradients and memory inside an operator are not
 
-Not in either: rounding and fragmentation of an allocator, workspaces of matrix products,
-communication buffers outside the process.
+Neither includes rounding and fragmentation of an allocator, GEMM workspaces, or communication
+buffers outside the process.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ from profiler.model.layers.sharding import Sharding
 from profiler.model.layers.vocab import VocabPart, build_vocab, vocab_inputs
 
 # --------------------------------------------------------------------------------------------------
-# Counts the memory of one training step, storage by storage, with or without contents.
+# Memory of one training step, storage by storage, with real or fake tensors.
 #
-# Every storage that an operator makes, that is resized or that goes away is an event; the peak is
-# the largest sum. What a storage is for follows from who holds it:
+# Every storage that an operator creates, and every resize or release of one, is an event. The peak
+# is the largest running sum. The owner of a storage determines its category:
 #
-#     parameters            a rank's own shards or copies, and buffers of the model
-#     optimizer             the optimizer's state, and what it steps where that is no model
-#     parameter
-#     gathered parameters   unsharded parameters of FSDP2, and what they are gathered from and into
-#     gradients             of parameters, whole or sharded, and buffers that they are reduced in
-#     activations           what autograd saved in a forward and keeps for the backward
-#     other                 the rest: outputs, incoming gradients, temporaries, recomputed tensors
+#     parameters            shards or copies of the rank, and buffers of the model
+#     optimizer             the optimizer's state, and parameters that it steps but the model does
+#     not contain
+#     gathered parameters   unsharded parameters of FSDP2, and the buffers of their all-gather
+#     gradients             of parameters, whole or sharded, and the buffers of their reduction
+#     activations           tensors that autograd saves in a forward for the backward
+#     other                 outputs, incoming gradients, temporaries, recomputed tensors
 #
-# Not counted: rounding and fragmentation of an allocator, workspaces, communicators and what a
-# backend copies for itself, the context of a device, tensors that were there before and belong to
-# none of these. Works on real tensors and inside a `FakeTensorMode`.
+# Not counted: rounding and fragmentation of an allocator, workspaces, communicators, internal
+# copies of a communication backend, the device context, and earlier tensors outside these
+# categories. Works on real tensors and inside a `FakeTensorMode`.
 
 
 PARTS = (
@@ -62,16 +63,16 @@ PARTS = (
     "activations",
     "other",
 )
-"""What bytes are divided into; a storage that is several of these is the first."""
+"""Categories of bytes; a storage that fits several belongs to the first."""
 
-# FSDP2's own operators, by name: torch registers them when the first module is sharded.
+# FSDP2 operators by name: torch registers them only when the first module is sharded.
 _FSDP_PARTS = {
     "fsdp::all_gather_copy_in": "gathered parameters",
     "fsdp::split_with_sizes_copy": "gathered parameters",
     "fsdp::chunk_cat": "gradients",
 }
 
-# Returns what it waited for, except among fake tensors, where it would be counted twice.
+# Returns its input, except for fake tensors, whose copy would be counted twice.
 _WAIT = "_c10d_functional::wait_tensor"
 
 
@@ -81,10 +82,10 @@ def count_step(
     model: nn.Module,
     optimizers: Iterable[torch.optim.Optimizer],
 ) -> tuple[int, Mapping[str, int]]:
-    """Return the most bytes alive at once while `step` runs, and what they were, by `PARTS`.
+    """Return the peak bytes alive while `step` runs, in total and by category of `PARTS`.
 
-    `step` runs forwards, backwards and the optimizers. Run one step before: optimizer states exist
-    only after it, and what DTensor works out once would be counted.
+    `step` runs forwards, backwards and the optimizers. Run one step before this call: it creates
+    the optimizer states, and fills the caches of DTensor, which would otherwise be counted.
     """
     ledger = _Ledger()
     ledger.label((*model.parameters(), *model.buffers()), "parameters")
@@ -101,13 +102,13 @@ def count_step(
         ledger.label([tensor], "activations")
         return tensor
 
-    # gradients that an earlier pass has left are there from the beginning
+    # gradients of an earlier pass exist from the start
     ledger.label([parameter.grad for parameter in model.parameters()], "gradients")
     hooks = []
     for optimizer in optimizers:
         label_held(optimizer)
         hooks.append(optimizer.register_step_pre_hook(label_held))
-    # only once it is accumulated is a storage known as a gradient, not as a temporary
+    # a storage is recognized as a gradient, not a temporary, only after accumulation
     hooks += [
         parameter.register_post_accumulate_grad_hook(label_gradient)
         for parameter in model.parameters()
@@ -129,9 +130,9 @@ def count_step(
 def held_bytes(tensors: object) -> int:
     """Return the bytes of the storages of all tensors in nested containers, each storage once.
 
-    Distributed tensors count as what the rank holds of them; what is no tensor counts nothing.
+    A distributed tensor counts with its local part on this rank. Other objects count as 0.
     """
-    # tensors that view one storage share its address, and count once
+    # views of one storage share its address
     held = {s._cdata: s.nbytes() for s in _storages(tree_leaves(tensors))}
     return sum(held.values())
 
@@ -141,7 +142,7 @@ def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _storages(leaves: Iterable[object]) -> Iterator[torch.UntypedStorage]:
-    """Yield the storages of the tensors among some objects; wrappers have those of what they wrap.
+    """Yield the storages of all tensors among `leaves`; for a wrapper, those of its inner tensors.
 
     DTensor and the results of asynchronous functional collectives are wrappers.
     """
@@ -156,62 +157,62 @@ def _storages(leaves: Iterable[object]) -> Iterator[torch.UntypedStorage]:
 
 
 class _Ledger:
-    """What came, grew, shrank and went: storages by number, changes of bytes in their order."""
+    """Log of storages: numbered, with their category and all changes of size in order."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
         self._sizes: list[int] = []
         self._parts: list[int] = []
         self._before: list[tuple[int, int]] = []
-        """Numbers and sizes of storages that were there when counting began."""
+        """(number, bytes) of storages that existed when counting began."""
         self._events: list[tuple[int, int]] = []
         self._foreign: set[int] = set()
-        """Storages that came from elsewhere and do not count."""
+        """Numbers of storages that no watched operator created; they do not count."""
 
     def made(self, tensors: object) -> None:
-        """Note what an operator returned: its storages are alive from now on if they are new."""
+        """Record the results of an operator: new storages are alive from now on."""
         for storage in _storages(tree_leaves(tensors)):
             self.sized(storage)
 
     def sized(self, storage: torch.UntypedStorage) -> None:
-        """Note that a storage, which may be new, is as large as it is now."""
+        """Record the current size of a storage, which may be new."""
         number = self._numbers.get(storage._cdata)
         self._resize(self._enter(storage) if number is None else number, storage.nbytes())
 
     def taken(self, storage: torch.UntypedStorage) -> None:
-        """Note a storage that an operator takes; one that no operator made does not count."""
+        """Record an operator's input; a storage that no operator created does not count."""
         if storage._cdata not in self._numbers:
             self._foreign.add(self._enter(storage))
 
     def label(self, tensors: object, part: str) -> None:
-        """Say what the storages of all tensors in nested containers are for.
+        """Assign the storages of all tensors in nested containers to category `part`.
 
-        Those that no operator made were there from the beginning.
+        Storages that no operator created count as alive from the beginning.
         """
         for storage in _storages(tree_leaves(tensors)):
             self.label_storage(storage, part)
 
     def label_storage(self, storage: torch.UntypedStorage, part: str) -> None:
-        """Say what one storage is for."""
+        """Assign one storage to category `part`."""
         self.taken(storage)
         number = self._numbers[storage._cdata]
         if number in self._foreign:
             self._foreign.remove(number)
             self._sizes[number] = storage.nbytes()
             self._before.append((number, storage.nbytes()))
-        # the first of PARTS wins, so that the order of labels does not matter
+        # the earliest category wins, so that the order of labels does not matter
         self._parts[number] = min(self._parts[number], PARTS.index(part))
 
     def alive(self, part: str) -> int:
-        """Return the bytes that are alive now of what is for `part`."""
+        """Return the bytes in category `part` that are alive now."""
         wanted = PARTS.index(part)
         sizes = zip(self._parts, self._sizes, strict=True)
         return sum(size for found, size in sizes if found == wanted)
 
     def peak(self, first: int = 0) -> tuple[int, Mapping[str, int]]:
-        """Return the most bytes that were alive at once, and what they were.
+        """Return the peak of the bytes alive at once, in total and by category.
 
-        first : the earliest of `PARTS` that counts.
+        first : index in `PARTS` of the first category that counts.
         """
         alive = [0] * len(PARTS)
         for number, size in self._before:
@@ -219,7 +220,7 @@ class _Ledger:
         total = most = sum(alive[first:])
         parts = list(alive)
         for number, change in self._events:
-            # asked at the end: what a storage is for may be known only after it has gone
+            # the category is read at the end, since a storage may be labelled after its release
             alive[self._parts[number]] += change
             total += change if self._parts[number] >= first else 0
             if total > most:
@@ -241,15 +242,15 @@ class _Ledger:
             self._events.append((number, change))
 
     def _gone(self, address: int) -> None:
-        # popped, since another storage may soon have the address
+        # removed, since another storage may reuse the address
         self._resize(self._numbers.pop(address), 0)
 
 
 class _Watch(TorchDispatchMode):
-    """Shows a ledger what operators take and return.
+    """Dispatch mode that reports the inputs and results of operators to a ledger.
 
-    closely : also what happens inside the operators of wrappers; and leaves out tensors that no
-    operator made while it watched. Otherwise what any operator returns counts.
+    closely : True also counts inside the operators of wrappers, and ignores tensors that no
+    watched operator created. False counts the results of all operators.
     """
 
     def __init__(self, ledger: _Ledger, *, closely: bool = True) -> None:
@@ -265,8 +266,8 @@ class _Watch(TorchDispatchMode):
             ledger.made(out)
             return out
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # a wrapper's own operators come here one by one
-        # before the call, so that inputs that it returns are not taken for new
+            return NotImplemented  # the inner operators of a wrapper are dispatched one by one
+        # before the call, so that returned inputs are not counted as new
         for storage in _storages(tree_leaves((args, kwargs))):
             ledger.taken(storage)
         out = func(*args, **kwargs)
@@ -283,17 +284,17 @@ class _Watch(TorchDispatchMode):
 
 @contextlib.contextmanager
 def _seen_resizes(ledger: _Ledger) -> Iterator[None]:
-    """Tell a ledger of every storage whose size is changed: no operator runs when FSDP2 does it."""
+    """Report every resize of a storage to a ledger; FSDP2 resizes storages without an operator."""
     resize = torch.UntypedStorage.resize_
 
     def resize_and_tell(storage: torch.UntypedStorage, size: int) -> Any:
-        # FSDP2 keeps its unsharded parameters as storages without contents between uses
+        # FSDP2 keeps the storages of its unsharded parameters, with size 0 between uses
         ledger.label_storage(storage, "gathered parameters")
         out = resize(storage, size)
         ledger.sized(storage)
         return out
 
-    # put back as it was: an own attribute would shadow the inherited one for good
+    # restored exactly: an attribute left on the class would hide the inherited one
     inherited = "resize_" not in vars(torch.UntypedStorage)
     torch.UntypedStorage.resize_ = resize_and_tell
     try:
@@ -306,7 +307,7 @@ def _seen_resizes(ledger: _Ledger) -> Iterator[None]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The count of a module: what is kept, and the most that is there at once.
+# Memory of a module: saved activations and peak.
 
 
 class ExactMemory(Record):
@@ -315,9 +316,9 @@ class ExactMemory(Record):
     num_parameters: int
     parameter_bytes: int
     activation_bytes: int
-    """Kept from forward to backward."""
+    """Saved activations: bytes kept from forward to backward."""
     peak_bytes: int
-    """The most that is alive at once, above what is kept."""
+    """Peak of bytes alive at once, above `activation_bytes`."""
     notes: tuple[str, ...] = ()
 
 
@@ -327,10 +328,10 @@ def count_memory(
     *,
     shared: Sequence[torch.Tensor] = (),
 ) -> ExactMemory:
-    """Return what one forward and backward of an `nn.Module` takes (figures: see module).
+    """Return the memory of one forward and backward of a module; see the module docstring.
 
-    `shared` tensors belong to somebody else. The module returns one tensor. It and its inputs may
-    be real, or made inside a `FakeTensorMode` that is still active.
+    `shared` tensors belong to other parts and are not counted. The module returns one tensor. It
+    and its inputs may be real, or created inside a `FakeTensorMode` that is still active.
     """
     parameters = list(module.parameters())
     own = [local_tensor(parameter) for parameter in parameters]
@@ -339,7 +340,7 @@ def count_memory(
     ledger.made(inputs)
 
     def saved(tensor: torch.Tensor) -> torch.Tensor:
-        # whoever made it: a table that a module keeps as an attribute is kept for the backward, too
+        # counted whatever created it: a table in an attribute is also saved for the backward
         ledger.made([tensor])
         ledger.label([tensor], "activations")
         return tensor
@@ -347,50 +348,50 @@ def count_memory(
     with _Watch(ledger, closely=False):
         with torch.autograd.graph.saved_tensors_hooks(saved, _unchanged):
             end = End.apply(module(*inputs))
-        # between the passes: what autograd holds and is still alive, each storage once
+        # between the passes: storages that autograd saved and that are alive, each once
         activation = ledger.alive("activations")
         end.backward(torch.empty_like(end))
     for parameter in parameters:
         ledger.label([parameter.grad], "gradients")
         parameter.grad = None
-    # parameters and their gradients belong to the states, which the cost model counts itself
+    # parameters and their gradients are model states, which the cost model counts itself
     peak, _ = ledger.peak(PARTS.index("activations"))
     return ExactMemory(
         num_parameters=sum(p.numel() for p in own),
         parameter_bytes=sum(p.numel() * p.element_size() for p in own),
         activation_bytes=activation,
-        # what is kept counts for each micro-batch in flight, the rest of the peak once
+        # saved activations count per micro-batch in flight, the rest of the peak once
         peak_bytes=peak - activation,
     )
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what a rank holds of a distributed tensor, any other tensor itself."""
+    """Return the local part of a distributed tensor; return any other tensor unchanged."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local
 
 
 class End(torch.autograd.Function):
-    """Takes an output, lets go of it, and has a gradient for it, as the next layer would."""
+    """Stand-in for the next layer: releases an output, and provides its gradient in backward."""
 
     @staticmethod
     def forward(ctx: Any, out: torch.Tensor) -> torch.Tensor:
-        """Return an empty tensor, whose backward makes a gradient for `out`."""
+        """Return an empty tensor whose backward creates a gradient for `out`."""
         ctx.like = (out.shape, out.dtype, out.device)
         return out.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        """Return ones in the shape of the output."""
+        """Return a gradient of ones with the shape of the output."""
         shape, dtype, device = ctx.like
         return torch.ones(shape, dtype=dtype, device=device)
 
 
 # --------------------------------------------------------------------------------------------------
-# Memory of layers and of what surrounds them, counted exactly, without a device.
+# Exact memory of layers and of embedding and head, counted without a device.
 #
-# A part runs forward and backward on tensors that have shapes and no contents, on one rank of a
-# group that exchanges nothing; `counting` says what is counted.
+# Each part runs forward and backward on fake tensors, on one rank of a group that exchanges no
+# data. The module docstring describes the results.
 
 
 def layer_memory(
@@ -401,7 +402,7 @@ def layer_memory(
     dtype: str = "bf16",
     encoder_seq_length: int | None = None,
 ) -> ExactMemory:
-    """Return the memory of one layer on one rank; raises InputError for what cannot be built."""
+    """Return the memory of one layer on one rank; raise InputError if it cannot be built."""
     element = torch_dtype(dtype)
     notes = []
     if spec.cross_attention:
@@ -428,7 +429,7 @@ def layer_memory(
             device="cpu",
             encoder_seq_length=encoder_seq_length,
         )
-        # beyond the first there is the encoder's output, which all decoder layers share
+        # inputs after the first are the encoder's output, which all decoder layers share
         counted = count_memory(module, inputs, shared=inputs[1:])
     return replace(counted, notes=tuple(notes))
 
@@ -442,7 +443,7 @@ def vocab_memory(
     batch: int = 1,
     dtype: str = "bf16",
 ) -> ExactMemory:
-    """Return the memory of what surrounds the layers, on one rank of a vocabulary group."""
+    """Return the memory of embedding or head on one rank of a vocabulary-parallel group."""
     element = torch_dtype(dtype)
     with FakeTensorMode():
         module = build_vocab(

@@ -1,7 +1,7 @@
-"""Turns measured cells into the two documented files, and says what is wrong with them.
+"""Derive the two documented files from measured cells, with warnings about suspicious cells.
 
-A pure function of the measurements: whoever wrote them, and in how many runs, the same cells give
-the same bytes.
+The result is a pure function of the measurements: equal cells give identical bytes, whatever runs
+measured them.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from profiler.model.cells import seqs_text
 from profiler.model.options import GALVATRON_BATCHES, Mode
 
 # --------------------------------------------------------------------------------------------------
-# Fits of measured cells, in the forms in which a planner uses their times, and what is wrong.
+# Fits of measured cells, in the forms in which a planner uses their times, with their warnings.
 #
-# A pure function of the cells, like the documents: the planner fits the same times again on read,
-# so what stands in a sidecar tells how far its prices can be trusted.
+# A pure function of the cells, like the documents. The planner fits the same times again when it
+# reads them, so the fits in a sidecar show how accurate its times are.
 
 
 _Pass = Literal["forward", "backward", "recompute"]
 _PASSES: tuple[_Pass, ...] = get_args(_Pass)
 _Series = tuple[int | None, int, TensorKind, _Pass]
-"""Layer type or None, degree, kind, pass."""
+"""Layer type (None: embedding and head), tensor-parallel degree, sharding kind, pass."""
 _Point = tuple[tuple[int, ...], int, tuple[float, ...]]
-"""Sequence lengths, batch, samples in seconds; one number is a time without samples."""
+"""Sequence lengths, batch size, samples in seconds; a single sample has no spread."""
 _REMEDY = (
     "measure again with --force on an idle machine; if it stays, plan with sizes near those that "
     "were measured"
@@ -73,25 +73,25 @@ def fit_cells(
     cells: Iterable[ModelMeasurement],
     rests: Mapping[tuple[tuple[int, ...], int], float] | None = None,
 ) -> list[TimeFit]:
-    """Return the fits of the times of layers and of what surrounds them, in a fixed order.
+    """Return the fits of the times of layers and of embedding and head, in a fixed order.
 
-    Each pass and sharding has a joint fit where several lengths were measured, one with a launch
-    cost for every length with several batch sizes, and without either one proportional to the
-    batch.
+    Each pass and sharding gets a joint fit if several lengths were measured. Each length with
+    several batch sizes gets a fit with a launch overhead. With neither, the fit is proportional
+    to the batch.
 
-    rests : seconds of what surrounds the layers where no cell of its own tells, by sequence
+    rests : seconds of embedding and head where no cell measured them directly, by sequence
     lengths and batch.
     """
     series: dict[_Series, list[_Point]] = {}
     for m in cells:
-        # whole forwards only check layers, and a backward that recomputes is two passes
+        # whole forwards only check layers, and a backward with recomputation contains two passes
         if m.num_layers is not None or m.checkpoint != "none":
             continue
         for name in _PASSES:
             if samples := m.samples_s.get(name):
                 point = (tuple(m.seq_lengths), m.batch, tuple(samples))
                 series.setdefault((m.layer_type, m.degree, m.kind, name), []).append(point)
-    # of a difference the forward alone is known, of one rank
+    # a difference of whole forwards gives the forward time alone, for one rank
     for (lengths, batch), time_s in (rests or {}).items():
         series.setdefault((None, 1, "sp", "forward"), []).append((lengths, batch, (time_s,)))
     return [
@@ -102,7 +102,7 @@ def fit_cells(
 
 
 def bad_fits(fits: Sequence[TimeFit]) -> list[str]:
-    """Return a sentence on the fits that are far from one of their times, if there are."""
+    """Return a warning about the fits that are far from one of their times, or an empty list."""
     bad = [fit for fit in fits if abs(fit.worst_relative) > BAD_FIT]
     if not bad:
         return []
@@ -118,24 +118,24 @@ def bad_fits(fits: Sequence[TimeFit]) -> list[str]:
 
 
 def fit_name(fit: TimeFit) -> str:
-    """Return what a fit is of, such as `layer type 0, backward at tp=2`."""
+    """Return a label for a fit, such as `layer type 0, backward at tp=2`."""
     part = "embedding and head" if fit.layer_type is None else f"layer type {fit.layer_type}"
     axis = "ulysses" if fit.kind == "ulysses" else "tp"
     return f"{part}, {fit.time}" + (f" at {axis}={fit.degree}" if fit.degree > 1 else "")
 
 
 def cell_name(cell: FitCell) -> str:
-    """Return the size of a cell in words."""
+    """Return the size of a cell as text."""
     return f"batch {cell.batch}, sequence length {','.join(map(str, cell.seq_lengths))}"
 
 
 def largest_cell(fit: TimeFit) -> FitCell:
-    """Return the cell with the most tokens, of equal ones that with the longest sequence."""
+    """Return the cell with the most tokens; among equals, the one with the longest sequence."""
     return max(fit.cells, key=lambda c: (c.batch * sum(c.seq_lengths), sum(c.seq_lengths)))
 
 
 def fits_through(fits: Sequence[TimeFit], cells: Iterable[ModelMeasurement]) -> list[TimeFit]:
-    """Return the fits that go through at least one of these cells."""
+    """Return the fits that use at least one of these cells."""
     sizes = {(m.layer_type, m.degree, m.kind, m.batch, tuple(m.seq_lengths)) for m in cells}
     return [
         fit
@@ -148,13 +148,13 @@ def fits_through(fits: Sequence[TimeFit], cells: Iterable[ModelMeasurement]) -> 
 
 
 def main_fits(fits: Sequence[TimeFit], mode: Mode) -> list[TimeFit]:
-    """Return the fits of forward and backward of what is whole, in the form of a mode.
+    """Return the fits of unsharded forward and backward times, in the form of `mode`.
 
-    Times that have no fit of that form have their joint one, or else all that they have.
+    Times without a fit of that form get their joint fit, or else all fits they have.
     """
     chosen: dict[tuple[int | None, str], list[TimeFit]] = {}
     for fit in fits:
-        # times of shards, and recomputation, have fits of their own
+        # shards and recomputation have separate fits
         if fit.degree == 1 and fit.time != "recompute":
             chosen.setdefault((fit.layer_type, fit.time), []).append(fit)
     found: list[TimeFit] = []
@@ -171,12 +171,12 @@ def _order(series: _Series) -> tuple[bool, int, int, str, int]:
 
 
 def _forms(points: list[_Point]) -> list[tuple[Form, list[_Point]]]:
-    """Return the forms that these points can be fitted in, each with its points."""
+    """Return the forms that can be fitted to these points, each with its points."""
     found: list[tuple[Form, list[_Point]]] = []
-    # several lengths tell the part that grows with the tokens
+    # several lengths determine the term that grows with the tokens
     if len({sum(lengths) for lengths, _, _ in points}) > 1:
         found.append(("sequence", points))
-    # several batch sizes of one length tell its launch cost
+    # several batch sizes of one length determine its launch overhead
     for lengths in dict.fromkeys(lengths for lengths, _, _ in points):
         here = [point for point in points if point[0] == lengths]
         if len(here) > 1:
@@ -184,7 +184,7 @@ def _forms(points: list[_Point]) -> list[tuple[Form, list[_Point]]]:
     return found or [("static", points)]
 
 
-@lru_cache(maxsize=1024)  # files are written after every cell, which changes few of the fits
+@lru_cache(maxsize=1024)  # files are rewritten after every cell, and few fits change each time
 def _fit(series: _Series, form: Form, points: tuple[_Point, ...]) -> TimeFit:
     layer_type, degree, kind, name = series
     tokens = [sum(lengths) for lengths, _, _ in points]
@@ -206,7 +206,7 @@ def _fit(series: _Series, form: Form, points: tuple[_Point, ...]) -> TimeFit:
             points, measured, fitted.fitted_s, fitted.errors, strict=True
         )
     ]
-    # a time without samples has no spread
+    # a single sample has no spread
     if min(map(len, samples)) > 1:
         coefficients, times = bootstrap_times(batches, tokens, samples, terms)
         for end, quantile in zip(("low", "high"), INTERVAL, strict=True):
@@ -236,24 +236,24 @@ def _coefficients(terms: Sequence[Term], values: Sequence[float]) -> TimeCoeffic
 
 
 # --------------------------------------------------------------------------------------------------
-# Says what is wrong with the cells of a profile, in sentences.
+# Warnings about the cells of a profile, as sentences.
 
 
 ON_DEVICE = "% on the device: "
-"""In the note of a memory cell whose exact and device figures differ."""
+"""Marker in the note of a memory cell whose exact and device results differ."""
 Size = tuple[int, int, int]
 """Layer type, batch, sequence length."""
 _APART = 0.10
-"""A layer measured alone and one by difference may differ by so much without a warning."""
+"""Largest relative difference, without a warning, between a layer timed alone and by difference."""
 
 
 def forward_s(measurement: ModelMeasurement) -> float:
-    """Return the median forward of a cell, in seconds for the whole batch."""
+    """Return the median forward time of a cell, in seconds for the whole batch."""
     return median(measurement.samples_s["forward"])
 
 
 def device_differences(cells: Iterable[ModelMeasurement]) -> list[str]:
-    """Return a sentence on the cells that their device takes other memory for, if there are."""
+    """Return a warning about cells whose exact and device memory differ, or an empty list."""
     apart = {m.key: note for m in cells for note in m.notes if ON_DEVICE in note}
     if not apart:
         return []
@@ -263,7 +263,7 @@ def device_differences(cells: Iterable[ModelMeasurement]) -> list[str]:
 
 
 def missing_cells(found: Mapping[str, ModelMeasurement]) -> list[str]:
-    """Return sentences on cells that gave nothing, one per reason."""
+    """Return warnings about cells without results, one per reason."""
     by_reason: dict[str, list[str]] = {}
     for m in found.values():
         if m.status != "ok":
@@ -275,7 +275,7 @@ def missing_cells(found: Mapping[str, ModelMeasurement]) -> list[str]:
 
 
 def few_batches(layers: list[tuple[TimePoint, ...]], mode: Mode | None) -> list[str]:
-    """Return warnings where batch mode has fewer batch sizes than Galvatron takes."""
+    """Return warnings where batch mode has fewer batch sizes than Galvatron accepts."""
     if mode != "batch" or not layers or not layers[0]:
         return []
     counts = {p.seq_length: 0 for p in layers[0]}
@@ -291,14 +291,14 @@ def few_batches(layers: list[tuple[TimePoint, ...]], mode: Mode | None) -> list[
 
 
 def layer_differences(stacks: list[ModelMeasurement], alone: Mapping[Size, float]) -> list[str]:
-    """Return warnings where a layer alone takes much more or less than one among others."""
+    """Return a warning where a layer timed alone differs from its share of a whole forward."""
     apart: list[tuple[float, str]] = []
     checked = 0
     by_size: dict[tuple[int, tuple[int, ...]], list[ModelMeasurement]] = {}
     for m in stacks:
         by_size.setdefault((m.batch, tuple(m.seq_lengths)), []).append(m)
     for (batch, lengths), runs in by_size.items():
-        # the forward with the fewest layers of all types: what is subtracted
+        # the forward with the fewest layers of all types is subtracted from the others
         low = min(runs, key=lambda m: m.num_layers or [])
         for kind, seq in enumerate(lengths):
             direct = alone.get((kind, batch, seq))
@@ -307,7 +307,7 @@ def layer_differences(stacks: list[ModelMeasurement], alone: Mapping[Size, float
             if direct is None or count < 1:
                 continue
             checked += 1
-            # what the further layers took, each, over the same layer alone
+            # time of each additional layer over the time of the layer alone
             ratio = (forward_s(more) - forward_s(low)) / count / direct
             if abs(ratio - 1.0) > _APART:
                 name = f"layertype_{kind}_bsz{batch}_seq{seq}"
@@ -324,7 +324,7 @@ def layer_differences(stacks: list[ModelMeasurement], alone: Mapping[Size, float
 
 
 def unsteady_times(cells: list[ModelMeasurement]) -> list[str]:
-    """Return a sentence on the whole layers whose samples look suspicious, if there are."""
+    """Return a warning about whole layers whose samples are suspicious, or an empty list."""
     suspicious = {
         m.key: said[0]
         for m in cells
@@ -338,19 +338,20 @@ def unsteady_times(cells: list[ModelMeasurement]) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The two documented files, from the cells that were measured.
+# The two documented files, derived from the measured cells.
 
 
 STATE_BYTES_PER_PARAMETER = 16
-"""Of the documented model states: weight, gradient and optimizer, whatever the precision."""
+"""Bytes per parameter of the documented model states (weight, gradient, optimizer), whatever the
+precision."""
 _PARTS = ("only", "first", "last")
 
 
 class ModelDocument(Record):
-    """One documented file, and what goes into its sidecar."""
+    """One documented file and the data of its sidecar."""
 
     data: Mapping[str, Any]
-    """Documented keys; empty when no cell gave one."""
+    """Documented keys; empty if no cell has a result."""
     layer_times: list[ShardedTime] = field(default_factory=list)
     other_times: list[OtherTime] = field(default_factory=list)
     fits: list[TimeFit] = field(default_factory=list)
@@ -363,13 +364,13 @@ def derive_computation(
     mode: Mode | None,
     about: Container[str] | None = None,
 ) -> ModelDocument:
-    """Return the computation file of measured cells: ms per layer per sample, and raw passes.
+    """Return the computation file of measured cells: ms per layer and sample, and raw passes.
 
-    mode, about : warnings are those of this mode on the cells with these keys; None is none in
-    particular, and all cells.
+    mode, about : warnings apply to this mode and to cells with these keys; None means no
+    particular mode, and all cells.
 
-    A processed entry is the median forward of a layer measured alone. The raw entries are medians
-    of whole forwards in ms per batch, and their difference a check of the former.
+    A processed entry is the median forward of a layer measured alone. Raw entries are medians of
+    whole forwards in ms per batch; their differences check the processed entries.
     """
     cells = [m for m in found.values() if m.status == "ok" and m.samples_s.get("forward")]
     plain = [m for m in cells if m.degree == 1 and m.num_layers is None]
@@ -385,9 +386,9 @@ def derive_computation(
     }
     others = {(tuple(m.seq_lengths), m.batch): forward_s(m) for m in plain if m.part != "layer"}
     rests: dict[tuple[tuple[int, ...], int], float] = {}
-    for m in stacks:  # of a module of somebody's own, which does not say what its rest is
+    for m in stacks:  # of a custom module, whose embedding and head are not separate
         rest, size = _rest(m, alone), (tuple(m.seq_lengths), m.batch)
-        # a cell of its own says more than a difference
+        # a direct measurement is more accurate than a difference
         if rest is not None and size not in others:
             rests.setdefault(size, rest)
     others |= rests
@@ -404,7 +405,7 @@ def derive_computation(
     for m in stacks:
         counts = ",".join(map(str, m.num_layers or ()))
         seqs = seqs_text(tuple(m.seq_lengths))
-        # seconds to the ms of the file, of the whole batch
+        # seconds to the ms of the file, for the whole batch
         data[f"layernum[{counts}]_bsz{m.batch}_seq{seqs}"] = forward_s(m) / MS
     fits = fit_cells(cells, rests)
     own = {key: m for key, m in found.items() if about is None or key in about}
@@ -429,11 +430,11 @@ def derive_memory(
 ) -> ModelDocument:
     """Return the memory file of counted cells: MiB per sample, with and without `_sp`.
 
-    kinds : of the cells that the tables with and without `_sp` are made of. about : keys of the
-    cells that warnings are of; None is all.
+    kinds : sharding kinds of the tables with and without `_sp`. about : keys of the cells to warn
+    about; None means all.
 
-    A layer's activations are what it keeps; those around the layers are what they keep and, on
-    the stage of the loss, what its peak needs above that, as the documented tables contain it.
+    The activations of a layer are its saved activations. Those of embedding and head also contain,
+    on the stage with the loss, the peak above the saved activations, as in the documented tables.
     """
     cells = [m for m in found.values() if m.status == "ok" and m.bytes]
     data: dict[str, Any] = {}
@@ -456,7 +457,7 @@ def derive_memory(
 def _at_lengths(
     layers: Iterable[tuple[TimePoint, ...]], cells: Iterable[ModelMeasurement]
 ) -> list[tuple[TimePoint, ...]]:
-    """Return the points at sequence lengths that these cells have."""
+    """Return the points at the sequence lengths of these cells."""
     lengths = {seq for m in cells for seq in m.seq_lengths}
     return [tuple(p for p in points if p.seq_length in lengths) for points in layers]
 
@@ -490,7 +491,7 @@ def _layer_times(cells: Iterable[ModelMeasurement]) -> list[ShardedTime]:
 def _other_times(
     plain: Iterable[ModelMeasurement], rests: Mapping[tuple[tuple[int, ...], int], float]
 ) -> list[OtherTime]:
-    """Return the times of what is not a layer; of a difference the forward alone, if it has one."""
+    """Return the times of embedding and head; where derived by difference, the forward alone."""
     result = [
         OtherTime(
             batch=m.batch,
@@ -511,7 +512,7 @@ def _other_times(
 def _summary(
     cell: ModelMeasurement, names: Iterable[str], *, spread: bool = True
 ) -> dict[str, float]:
-    """Return median, 5th and 95th percentile of the samples of these passes, by key."""
+    """Return median, 5th and 95th percentile (seconds) of the samples of these passes, by key."""
     found: dict[str, float] = {}
     for name in names:
         if samples := cell.samples_s.get(name):
@@ -525,7 +526,7 @@ def _summary(
 def _layer_memory(
     cells: Iterable[ModelMeasurement], number: int, kind: TensorKind
 ) -> dict[int, LayerMemory]:
-    """Return the memory of one layer type by length; lengths without a whole layer are left out."""
+    """Return the memory of one layer type by length; skip lengths without an unsharded cell."""
     own = [m for m in cells if m.part == "layer" and m.layer_type == number]
     result: dict[int, LayerMemory] = {}
     for seq in sorted({m.seq_lengths[0] for m in own}):
@@ -565,7 +566,7 @@ def _other_memory(
                 },
                 activation_bytes_per_sample={
                     degree: (
-                        # the documented tables hold the loss's peak beside what is kept
+                        # the documented tables add the peak of the loss to the saved activations
                         m.bytes["activation"]
                         + (m.bytes.get("peak", 0.0) if part != "first" else 0.0)
                     )
@@ -577,7 +578,7 @@ def _other_memory(
 
 
 def _by_degree(cells: Iterable[ModelMeasurement], kind: TensorKind) -> dict[int, ModelMeasurement]:
-    """Return the cells of one way to shard, by degree; at degree 1 all ways are the same."""
+    """Return the cells of one sharding kind, by degree; at degree 1 all kinds are equal."""
     return {
         m.degree: m
         for m in sorted(cells, key=lambda m: m.degree)
@@ -586,11 +587,11 @@ def _by_degree(cells: Iterable[ModelMeasurement], kind: TensorKind) -> dict[int,
 
 
 def _rest(stack: ModelMeasurement, alone: Mapping[Size, float]) -> float | None:
-    """Return the seconds of a whole forward that its layers do not explain, at least 0."""
+    """Return the seconds of a whole forward outside its layers, at least 0; None if unknown."""
     sizes = [(kind, stack.batch, seq) for kind, seq in enumerate(stack.seq_lengths)]
     if any(size not in alone for size in sizes):
         return None
     counts = stack.num_layers or []
     layers = sum(n * alone[size] for n, size in zip(counts, sizes, strict=True))
-    # noise may make the layers longer than the whole
+    # noise may make the sum of the layers longer than the whole forward
     return max(0.0, forward_s(stack) - layers)

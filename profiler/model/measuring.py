@@ -1,4 +1,4 @@
-"""Measures one cell: which function of the library does it, and what becomes of its failures."""
+"""Measurement of one cell: selects the function for it and records failures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from profiler.options import Precision
 from profiler.processes import available_bytes
 
 # --------------------------------------------------------------------------------------------------
-# One half of a layer, attention or MLP, with its norm and its residual connection.
+# One half of a layer, attention or MLP, with its norm and residual connection.
 
 
 def build_half(
@@ -55,9 +55,9 @@ def build_half(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> nn.Module:
-    """Return one half of a layer on one rank, called like the whole layer.
+    """Return one half of a layer on one rank; its call has the signature of the whole layer.
 
-    Cross-attention belongs to the attention half; the halves' figures add up to those of a layer.
+    Cross-attention belongs to the attention half. Figures of the two halves add up to a layer's.
     """
     return _Half(build_layer(spec, sharding, group=group, dtype=dtype, device=device), unit)
 
@@ -80,19 +80,19 @@ class _Half(nn.Module):
 
 
 # --------------------------------------------------------------------------------------------------
-# The module behind a cell of a spec: what is timed, counted, and held against the count.
+# The module of a cell of a spec, to be timed, counted, and compared with the device.
 #
-# Of real tensors the collectives of `SoleRank` allocate what those of a real group would, and
-# exchange nothing; those of `timed_group` cost nothing at all.
+# With real tensors, collectives of `SoleRank` allocate the buffers of a real group without
+# exchanging data. Those of `timed_group` cost no time at all.
 
 
 class CellPart(Record):
-    """One part of a model at one size, ready to be built."""
+    """One part of a model at one size, not yet built."""
 
     build: Callable[[], nn.Module]
     make_inputs: Callable[[], tuple[torch.Tensor, ...]]
     num_own: int
-    """Leading inputs that belong to the part; others belong to somebody else."""
+    """Number of leading inputs that belong to the part; the other inputs are shared."""
 
 
 def cell_part(
@@ -104,9 +104,9 @@ def cell_part(
     device: torch.device | str,
     group_of: Callable[[int], Any] = sole_group,
 ) -> CellPart:
-    """Return the part of a cell; building it raises InputError for what cannot be built.
+    """Return the part of a cell; its `build` raises InputError if it cannot be built.
 
-    group_of : makes the stand-in for a tensor group of so many ranks.
+    group_of : returns the stand-in for a tensor-parallel group of a given number of ranks.
     """
     on: dict[str, Any] = {"dtype": torch_dtype(dtype), "device": device}
     if cell.part == "layer":
@@ -121,7 +121,7 @@ def cell_part(
                 encoder_seq_length=cell.encoder_seq_length,
                 **on,
             ),
-            # beside the hidden state there is only the encoder's output, which all layers share
+            # the second input, if any, is the encoder's output, which all layers share
             num_own=1,
         )
     sized, part = with_seq_lengths(spec, cell.seq_lengths), cell.part
@@ -155,27 +155,27 @@ def time_cell(
     more: bool = True,
     timer: Timer | None = None,
 ) -> Timed:
-    """Return the times of a cell's part on one rank of its tensor group.
+    """Return the times of a cell's part on one rank of its tensor-parallel group.
 
-    The rank's share of weights and activations lies on `device`; collectives cost nothing here
-    (see `LocalGroup`). A layer that its sharding checkpoints recomputes inside its `backward`.
-    Whole forwards are run forward alone: they are what the documented raw keys `layernum[...]`
-    hold, and their difference, a layer among others, is what a layer measured alone is checked
-    against. Autograd is on in them, as it is where a layer is timed alone.
+    Weights and activations of the rank are on `device`; collectives cost no time (see
+    `LocalGroup`). A layer with a checkpointed sharding recomputes inside its `backward`.
+    Whole forwards run without backward, as in the documented raw keys `layernum[...]`. Their
+    difference is the time of a layer among others, and checks a layer measured alone. Autograd is
+    on in them, as where a layer is timed alone.
 
-    more : of a layer also recomputation and, with `backward`, the optimizer's step.
+    more : for a layer, time recomputation too and, with `backward`, the optimizer step.
 
     Raises
     ------
-    InputError: the part cannot be laid out like this.
+    InputError: the part cannot be sharded like this.
     """
     part = cell_part(spec, cell, unit=unit, dtype=dtype, device=device, group_of=timed_group)
     where = f"batch {cell.batch}, sequence {seqs_text(cell.seq_lengths)}"
     if cell.num_layers is not None:
         where += f", {seqs_text(cell.num_layers)} layers"
         backward = False
-    # of what surrounds the layers nothing is ever recomputed, and its optimizer step is the
-    # tables', which are not what a layer's step tells
+    # Embedding and head are never recomputed. Their optimizer step is that of the vocabulary
+    # tables, which the step of a layer does not represent.
     more = more and backward and cell.part == "layer"
     return time_module(
         part.build,
@@ -191,21 +191,21 @@ def time_cell(
 
 
 # --------------------------------------------------------------------------------------------------
-# Layers of a spec: one function of the library for each kind of cell.
+# Measurement of a spec: one library function per kind of cell.
 
 
 OUT_OF_MEMORY = "out of memory"
-"""How the reason of a cell begins for which there was no memory."""
+"""Prefix of the reason of a cell that ran out of memory."""
 _SAMPLE_S = {"cuda": DEVICE_SAMPLE_S, "cpu": 4e-3}
-"""A repetition lasts at least so long, so that starting and stopping it does not count."""
+"""Shortest duration of a repetition, seconds, so that starting and stopping are negligible."""
 ADAM_BYTES = 16
-"""Of a parameter: its copy in fp32, the gradient of that and two moments."""
+"""Bytes per parameter for AdamW: fp32 copy, fp32 gradient and two moments."""
 _LOGIT_BYTES = 12
-"""Of a logit: itself, its wide copy and its gradient."""
+"""Bytes per logit: the logit, its fp32 copy and its gradient."""
 
 
 class Measurer(ABC):
-    """Measures the cells of one model on one device."""
+    """Base class that measures the cells of one model on one device."""
 
     def __init__(self, options: ModelOptions, device: torch.device) -> None:
         self.options = options
@@ -213,11 +213,11 @@ class Measurer(ABC):
         self.policy = policy_of(options, _SAMPLE_S[device.type])
 
     def rehearse(self, cells: Sequence[ModelCell]) -> None:
-        """Raise InputError where the model cannot be measured; reference blocks always can."""
+        """Raise InputError if the model cannot be measured; reference blocks always can."""
         return
 
     def measure(self, cell: ModelCell) -> ModelMeasurement:
-        """Return the figures of a cell; what goes wrong becomes its reason."""
+        """Return the measurement of a cell; an error becomes the reason of its failure."""
         began_s = time.perf_counter()
         short = self._shortage(cell)
         if short is not None:
@@ -238,21 +238,21 @@ class Measurer(ABC):
             try:
                 self._add_device_memory(cell, measurement)
             except (AutoparError, RuntimeError, MemoryError) as error:
-                # the exact figures stand for themselves
+                # the exact results are valid without the device's
                 measurement.notes.append(f"not measured on the device: {_reason(error)}")
         return measurement
 
     @abstractmethod
     def _counted(self, cell: ModelCell) -> ExactMemory:
-        """Return the exact figures of a memory cell."""
+        """Return the exact memory of a memory cell."""
 
     @abstractmethod
     def _add_device_memory(self, cell: ModelCell, measurement: ModelMeasurement) -> None:
-        """Put what the device's allocator says beside the exact figures, where it tells them."""
+        """Add the memory that the device's allocator reports to the exact results, if known."""
 
     def _shortage(self, cell: ModelCell) -> str | None:
-        """Return why a cell cannot fit, where its device would not say so in time."""
-        # the allocator of a CPU promises what it does not have, and then the process is killed
+        """Return why a cell cannot fit where its device would not fail cleanly, else None."""
+        # a CPU allocator overcommits, and the kernel then kills the process
         if cell.quantity != "time" or self.device.type != "cpu":
             return None
         needed, there = self._needed_bytes(cell), available_bytes()
@@ -265,11 +265,11 @@ class Measurer(ABC):
 
     @abstractmethod
     def _needed_bytes(self, cell: ModelCell) -> float:
-        """Return roughly the bytes that timing a cell takes; 0 where nothing tells it."""
+        """Return the approximate bytes that timing a cell needs; 0 if unknown."""
 
 
 class SpecMeasurer(Measurer):
-    """Measures reference blocks of a spec."""
+    """Measurer of the reference blocks of a spec."""
 
     def __init__(self, spec: ModelSpec, options: ModelOptions, device: torch.device) -> None:
         super().__init__(options, device)
@@ -329,19 +329,19 @@ class SpecMeasurer(Measurer):
 
 
 def is_out_of_memory(measurement: ModelMeasurement) -> bool:
-    """Return whether a cell failed because memory was short."""
+    """Return True if a cell failed because it ran out of memory."""
     return measurement.status == "failed" and (measurement.reason or "").startswith(OUT_OF_MEMORY)
 
 
 def needed_bytes(spec: ModelSpec, cell: ModelCell, options: ModelOptions) -> float:
-    """Return roughly the bytes that timing a cell of a spec takes, in unsharded layers."""
+    """Return the approximate bytes that timing a cell of a spec needs."""
     element = torch_dtype(options.dtype).itemsize
     types = range(len(spec.layers)) if cell.layer_type is None else (cell.layer_type,)
     counts = cell.num_layers or tuple(int(cell.part == "layer") for _ in spec.layers)
     total = 0.0
     for kind, seq in zip(types, cell.seq_lengths, strict=True):
         layer = replace(spec.layers[kind], seq_length=seq)
-        # weight and gradient, and what AdamW steps; the rest is timed without a step
+        # weight, gradient and AdamW's tensors; embedding and head are timed without a step
         per_parameter = 2 * element + (ADAM_BYTES if cell.part == "layer" else 0)
         states = parameter_count(layer) * per_parameter
         kept = cell.batch * activation_bytes(layer, seq, 1, element_bytes=element)
@@ -349,16 +349,16 @@ def needed_bytes(spec: ModelSpec, cell: ModelCell, options: ModelOptions) -> flo
         total += count * (states + kept) / cell.degree
     if cell.part != "layer":
         vocab = padded_vocab_size(spec)
-        # a tied table is there once
+        # tied embedding and head share one table
         tables = 1 if spec.tied_embeddings else 2
         total += 2 * element * tables * vocab * spec.layers[-1].hidden_size
-        # logits of every token, the largest tensors of a head
+        # the logits of all tokens are the largest tensors of a head
         total += float(_LOGIT_BYTES) * cell.batch * cell.seq_lengths[-1] * vocab
     return total
 
 
 def filled_with(cell: ModelCell, timed: Timed) -> ModelMeasurement:
-    """Return the measurement of a cell that was timed."""
+    """Return the measurement of a timed cell."""
     if timed.reason is not None:
         found = cell.filled(status="failed", reason=timed.reason)
     else:
@@ -368,7 +368,7 @@ def filled_with(cell: ModelCell, timed: Timed) -> ModelMeasurement:
 
 
 def counted_as(cell: ModelCell, found: ExactMemory) -> ModelMeasurement:
-    """Return the measurement of a cell that was counted."""
+    """Return the measurement of a counted cell."""
     sizes = {
         "parameters": float(found.parameter_bytes),
         "activation": float(found.activation_bytes),
@@ -381,16 +381,16 @@ def counted_as(cell: ModelCell, found: ExactMemory) -> ModelMeasurement:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first line of what an exception says."""
+    """Return the first line of an exception's message."""
     return str(error) if isinstance(error, AutoparError) else first_line(error)
 
 
 # --------------------------------------------------------------------------------------------------
-# Measures the cells of a module that somebody else wrote.
+# Measurement of the cells of a custom module.
 #
-# Its layers are measured as the model itself calls them. What surrounds the layers is what a whole
-# model has beyond its layers; which of it belongs to the first stage and which to the last is
-# decided by class, since a module does not say it.
+# Its layers are measured with the arguments of a call by the model itself. The rest of the model is
+# the difference of a whole model and its layers. Since a module does not define pipeline stages,
+# the class of a submodule decides whether it counts for the first or the last stage.
 
 
 # tokens are int64
@@ -399,16 +399,16 @@ _SPLIT = "embeddings were taken as the first stage's and all else but layers as 
 
 
 class ModuleMeasurer(Measurer):
-    """Measures layers, whole or as the module's own plan divides them, and whole forwards."""
+    """Measurer of whole forwards and of layers, unsharded or sharded by the module's own plan."""
 
     def __init__(self, source: ModuleSource, options: ModelOptions, device: torch.device) -> None:
         super().__init__(options, device)
         self._source = source
         self._samples: dict[tuple[object, ...], ExactMemory] = {}
-        """Memory of one sample, by size."""
+        """Memory of one sample, by (layer type, sequence lengths, layer counts)."""
 
     def rehearse(self, cells: Sequence[ModelCell]) -> None:
-        """Run the smallest layers that will be timed; raises InputError, one sentence."""
+        """Run the smallest timed layers as a trial; raise InputError (one sentence) on failure."""
         timed = [cell for cell in cells if cell.quantity == "time" and cell.layer_type is not None]
         if not timed:
             return
@@ -418,12 +418,12 @@ class ModuleMeasurer(Measurer):
             try:
                 rehearse(self._source, lengths, self.options.dtype, self.device)
             except (RuntimeError, MemoryError) as error:
-                if not out_of_memory(error):  # a cell of that size will say it
+                if not out_of_memory(error):  # the cell of that size will report it
                     raise
 
     def _time(self, cell: ModelCell) -> ModelMeasurement:
         with warnings.catch_warnings():
-            # of random operators on a mesh, which are initialisations here
+            # torch warns about random operators on a mesh; here they are initialisations
             warnings.filterwarnings("ignore", "DTensor random operators", UserWarning)
             timed: Timed = blamed(self._source.text, lambda: self._timed(cell))
         return filled_with(cell, timed)
@@ -453,7 +453,7 @@ class ModuleMeasurer(Measurer):
             return 0.0
         size = (cell.layer_type, cell.seq_lengths, cell.num_layers)
         if size not in self._samples:
-            # of one sample and unsharded: batch and degree scale it below
+            # one unsharded sample; batch and degree scale it below
             one, kind = replace(cell, batch=1, degree=1, checkpoint="none"), cell.layer_type
             try:
                 self._samples[size] = blamed(
@@ -461,12 +461,12 @@ class ModuleMeasurer(Measurer):
                     lambda: self._whole(one) if kind is None else self._layers(one)[kind],
                 )
             except (AutoparError, RuntimeError):
-                return 0.0  # the cell says it better
+                return 0.0  # measuring the cell gives a better message
         counted = self._samples[size]
         per_sample = counted.activation_bytes + counted.peak_bytes
         # weights and gradients
         states = 2.0 * counted.parameter_bytes
-        # whole models are run forward alone, without an optimizer
+        # whole models run without backward and optimizer
         if cell.layer_type is not None:
             states += ADAM_BYTES * counted.num_parameters
         return (states + cell.batch * per_sample) / cell.degree
@@ -481,13 +481,13 @@ class ModuleMeasurer(Measurer):
 
     def _add_device_memory(self, cell: ModelCell, measurement: ModelMeasurement) -> None:
         if cell.part == "first":
-            return  # what it keeps are tokens, which no forward of its own tells
+            return  # its saved activations are tokens, which no forward measures separately
         if cell.layer_type is not None:
             figures = self._on_device(cell, cell.layer_type)
         else:
             layers = range(len(self._source.sizes.layers))
             figures = self._on_device(cell, None)
-            # the forward has so many layers of each type: what they keep is theirs
+            # the whole forward has `num_typical` layers of each type: subtract their activations
             kept = sum(self._on_device(cell, kind)["device_activation"] for kind in layers)
             figures["device_activation"] -= kept * self._source.num_typical
         measurement.bytes.update(figures)
@@ -496,7 +496,7 @@ class ModuleMeasurer(Measurer):
             measurement.notes.append(said)
 
     def _on_device(self, cell: ModelCell, kind: int | None) -> dict[str, float]:
-        """Return the device's figures of a layer type, or of a model with few layers."""
+        """Return the device memory of a layer type, or of a model with few layers (kind None)."""
         made: dict[str, Any] = {}
 
         def build() -> nn.Module:
@@ -506,9 +506,9 @@ class ModuleMeasurer(Measurer):
         return figures_of(allocated_by(build, lambda: made["inputs"], self.device))
 
     def _part(self, cell: ModelCell, kind: int | None) -> tuple[nn.Module, tuple[Any, ...]]:
-        """Return the layer of a type, or a whole model, on the device, and what it is called with.
+        """Return the layer of a type, or a whole model, on the device, and its inputs.
 
-        A whole model has its batch bound to it.
+        A whole model has its batch bound and takes no inputs.
         """
         built, seq = self._built(cell, self.device), max(cell.seq_lengths)
         if kind is None:
@@ -517,7 +517,7 @@ class ModuleMeasurer(Measurer):
         return layer.module, layer.inputs
 
     def _vocab(self, cell: ModelCell) -> ExactMemory:
-        # what an untypical first layer has beyond the others counts as not of the layers
+        # additional memory of an untypical first layer counts as outside the layers
         layers, whole = self._layers(cell) * self._source.num_typical, self._whole(cell)
         parameters = whole.num_parameters - sum(layer.num_parameters for layer in layers)
         kept = max(0, whole.activation_bytes - sum(layer.activation_bytes for layer in layers))
@@ -530,7 +530,7 @@ class ModuleMeasurer(Measurer):
         if cell.part == "only":
             return found
         share, notes = self._embedding_parameters, (_SPLIT,)
-        # on average, since parts of a module may have types of their own
+        # mean element size, since parts of a module may differ in dtype
         element = max(1, found.parameter_bytes // max(1, parameters))
         tokens = cell.batch * sum(cell.seq_lengths) * _TOKEN_BYTES
         if cell.part == "first":
@@ -542,7 +542,7 @@ class ModuleMeasurer(Measurer):
                 peak_bytes=0,
                 notes=notes,
             )
-        # a tied table lies on the first stage and, as a copy, on the last
+        # a tied table is on the first stage and, as a copy, on the last
         rest = parameters - share + self._tied_parameters
         return replace(
             found,
@@ -561,7 +561,7 @@ class ModuleMeasurer(Measurer):
                 built, cell.batch, max(cell.seq_lengths), degree=cell.degree
             ):
                 counted = count_memory(one.module, one.inputs, shared=one.shared)
-                if cell.checkpoint == "full":  # the input stays, the rest is made once more
+                if cell.checkpoint == "full":  # the input is kept, the rest is recomputed
                     kept = one.inputs[0].nbytes
                     more = counted.activation_bytes - kept
                     counted = replace(
@@ -571,7 +571,7 @@ class ModuleMeasurer(Measurer):
         return found
 
     def _whole(self, cell: ModelCell) -> ExactMemory:
-        """Return the memory of a model with as few layers of each type as are typical."""
+        """Return the memory of a model with the fewest layers of each type that are typical."""
         with self._mode():
             built = self._built(cell)
             self._split(built)
@@ -587,13 +587,13 @@ class ModuleMeasurer(Measurer):
         )
 
     def _mode(self) -> AbstractContextManager[Any]:
-        # shapes that depend on values need values
+        # shapes that depend on values need real tensors
         return fake_tensors() if self._source.fakeable else nullcontext()
 
     def _split(self, built: Built) -> None:
-        """Remember how many parameters embeddings have, and how many of them the head shares."""
+        """Store the number of embedding parameters, and how many of them the head shares."""
         of_layers = {id(p) for of_type in built.layers for m in of_type for p in m.parameters()}
-        # modules with parameters of their own, not of their children
+        # modules that hold parameters directly, not only in submodules
         outer = [m for m in built.module.modules() if next(m.parameters(False), None) is not None]
         tables = {
             id(p): p.numel()
@@ -610,7 +610,7 @@ class ModuleMeasurer(Measurer):
 
 
 class _Recomputed(nn.Module):
-    """A layer that keeps its inputs alone and runs again in its backward."""
+    """Layer that saves only its inputs and is recomputed in backward."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -622,7 +622,7 @@ class _Recomputed(nn.Module):
 
 
 class _Whole(nn.Module):
-    """A model with its batch bound to it; returns its logits or loss."""
+    """Model with its batch bound to it; returns its logits or loss."""
 
     def __init__(self, built: Built, batch: int, seq_length: int, where: str) -> None:
         super().__init__()
@@ -632,5 +632,5 @@ class _Whole(nn.Module):
         self._where = where
 
     def forward(self) -> torch.Tensor:
-        """Return what a backward starts from."""
+        """Return the tensor that the backward starts from."""
         return main_output(call(self.model, self._data), self._where)

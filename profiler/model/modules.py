@@ -1,7 +1,7 @@
-"""Works with modules that others wrote: finds their layers, calls them, and says what is wrong.
+"""Custom modules: find their layers, call them, and report their errors.
 
-A model of somebody else is any `nn.Module`; what is measured of it are the layers it repeats. A
-layer is measured with the arguments that the model itself gave it, captured from a forward.
+A custom model is any `nn.Module`; its repeated layers are measured. Each layer is measured with
+the arguments that the model itself passes to it, captured in a forward pass.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from torch import nn
 
 # --------------------------------------------------------------------------------------------------
-# Modules of others made of tensors that have shapes and no contents.
+# Custom modules made of fake tensors, which have shapes and no contents.
 #
 # A module is not built inside FakeTensorMode: there, `module.to(dtype)` fails, which most factories
-# call. It is built of meta tensors outside, or in earnest where its code does not work with those,
-# and its tensors are replaced afterwards.
+# call. It is built with meta tensors outside, or with real tensors if its code does not support
+# meta tensors. Afterwards its tensors are replaced by fake ones.
 
 
 @contextmanager
 def fake_tensors() -> Iterator[None]:
-    """Make tensors without contents meanwhile, whose failures are raised and not logged as well."""
+    """Create fake tensors inside this context; their failures are raised and not also logged."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     log = logging.getLogger("torch._subclasses.fake_tensor")
@@ -43,7 +43,7 @@ def fake_tensors() -> Iterator[None]:
 
 
 def needs_values() -> tuple[type[Exception], ...]:
-    """Return what torch raises where tensors without contents are asked for them."""
+    """Return the exceptions that torch raises if the values of fake tensors are needed."""
     from torch._subclasses import fake_tensor
 
     names = (
@@ -60,10 +60,10 @@ def made_here(
     module_of: Callable[[Any], Any],
     device: torch.device | str,
 ) -> Any:
-    """Return what `make` makes on a device; inside FakeTensorMode, without contents.
+    """Return the result of `make` on a device; inside FakeTensorMode its tensors are fake.
 
-    make : gets the device, and says its failures as InputError. module_of : the module of what it
-    made.
+    make : function of the device; raises InputError. module_of : function that returns the module
+    in the result.
     """
     from torch import nn
     from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -74,7 +74,7 @@ def made_here(
         try:
             made = make("meta")
         except InputError as error:
-            # its code cannot work on meta tensors: it is built in earnest
+            # the code does not support meta tensors: build with real ones
             if "meta" not in str(error).lower():
                 raise
             made = make("cpu")
@@ -85,12 +85,12 @@ def made_here(
 
 
 def replace_tensors(module: nn.Module, device: torch.device | str) -> None:
-    """Replace every tensor that a module holds by a new one on a device; tied ones stay tied."""
+    """Replace every tensor of a module by a new one on a device; tied tensors stay tied."""
     import torch
     from torch import nn
 
     new: dict[int, torch.Tensor] = {}
-    old: list[torch.Tensor] = []  # alive, so that no id is used twice
+    old: list[torch.Tensor] = []  # kept alive, so that no id is reused
 
     def replaced(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in new:
@@ -117,7 +117,7 @@ def replace_tensors(module: nn.Module, device: torch.device | str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# A model that somebody built: its layers, their calls, and whose fault an error is.
+# A custom model: its layers, the calls of them, and the source of an error.
 
 
 class Built(NamedTuple):
@@ -125,37 +125,38 @@ class Built(NamedTuple):
 
     module: nn.Module
     make_batch: Callable[[int, int], Any]
-    """(batch, seq_length) to what `call` gives the module: one tensor, a tuple or a dict."""
+    """Function (batch, seq_length) that returns the input of `call`: a tensor, tuple or dict."""
     layers: list[list[nn.Module]]
-    """By layer type, in execution order."""
+    """Layers by layer type, in execution order."""
 
 
 class LayerCall(NamedTuple):
-    """One layer as its model called it."""
+    """One layer and the inputs with which its model calls it."""
 
     module: nn.Module
-    """The layer with all arguments but `inputs` bound to it; returns the hidden state alone."""
+    """The layer with all arguments bound except `inputs`; returns only the hidden state."""
     inputs: tuple[torch.Tensor, ...]
-    """Tensors that the backward passes through: the hidden state, encoder states."""
+    """Tensors that the backward passes through: the hidden state and encoder states."""
     shared: tuple[torch.Tensor, ...] = ()
-    """What the layer gets beside its hidden state, and all layers share: positions, masks."""
+    """Inputs other than the hidden state, which all layers share: positions, masks."""
 
 
 class _CapturedError(Exception):
-    """Ends a forward whose rest is of no interest; no mistake of anybody."""
+    """Stops a forward after the last layer of interest; not an error."""
 
 
 def first_line(error: BaseException) -> str:
-    """Return the type and the first line of an exception, without a full stop."""
+    """Return the type and the first line of an exception, at most 300 characters, no final dot."""
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return text[:300].rstrip(".")
 
 
 def blamed(what: str, action: Callable[[], Any]) -> Any:
-    """Return what `action` returns; whatever it raises becomes one sentence that blames `what`.
+    """Return the result of `action`; convert its exceptions to an InputError that names `what`.
 
-    Errors of ours, and those that only say what cannot be done without real tensors, pass.
+    Errors of autopar, lack of memory, and failures that only fake tensors cause, are raised
+    unchanged.
     """
     try:
         return action()
@@ -173,9 +174,10 @@ def blamed(what: str, action: Callable[[], Any]) -> Any:
 
 
 def find_layers(module: nn.Module, where: str, *, several: bool = False) -> list[list[nn.Module]]:
-    """Return the longest `nn.ModuleList` of one class, lists inside its layers left out.
+    """Return the longest `nn.ModuleList` of one class; lists inside its layers are ignored.
 
-    several : all lists of that length, for an encoder and a decoder; otherwise two are an error.
+    several : True returns all lists of that length, for an encoder and a decoder. Otherwise two
+    such lists are an error. Raises InputError.
     """
     found = dict(_outermost_lists(module, ""))
     if not found:
@@ -194,17 +196,17 @@ def find_layers(module: nn.Module, where: str, *, several: bool = False) -> list
 
 
 def call(module: nn.Module, batch: Any) -> Any:
-    """Return what the module returns for a batch: a tensor, positional or named arguments."""
+    """Return the result of the module for a batch: a tensor, positional or keyword arguments."""
     if isinstance(batch, Mapping):
         return module(**batch)
     return module(*batch) if isinstance(batch, tuple | list) else module(batch)
 
 
 def main_output(output: Any, where: str) -> torch.Tensor:
-    """Return the tensor that a backward starts from, or that goes into the next layer.
+    """Return the output tensor that a backward starts from, or that the next layer receives.
 
-    A tensor itself, the first element of a tuple, or what is called `loss`, `logits`,
-    `last_hidden_state` or `hidden_states` (attribute or key).
+    It is the output itself, its first element if it is a tuple, or its attribute or key `loss`,
+    `logits`, `last_hidden_state` or `hidden_states`.
     """
     import torch
 
@@ -230,14 +232,14 @@ def main_output(output: Any, where: str) -> torch.Tensor:
 
 
 def check_weights(module: nn.Module, where: str) -> None:
-    """Raise InputError where a parameter or buffer is not finite; values must be there to see."""
+    """Raise InputError if a parameter is not finite or a buffer is NaN; skip fake tensors."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_meta or isinstance(tensor, FakeTensor) or not tensor.is_floating_point():
             continue
-        # masks hold -inf on purpose, and are buffers
+        # masks are buffers that contain -inf on purpose
         bad = tensor.isnan() if not isinstance(tensor, torch.nn.Parameter) else ~tensor.isfinite()
         if bool(bad.any()):
             raise InputError(
@@ -247,7 +249,7 @@ def check_weights(module: nn.Module, where: str) -> None:
 
 
 def check_positions(module: nn.Module, seq_length: int, where: str) -> None:
-    """Raise InputError where a position embedding, known by its name, has too few rows."""
+    """Raise InputError if a position embedding, recognized by its name, has too few rows."""
     from torch import nn
 
     for name, table in module.named_modules():
@@ -264,10 +266,10 @@ def check_positions(module: nn.Module, seq_length: int, where: str) -> None:
 
 
 def capture_layers(built: Built, batch: int, seq_length: int, where: str) -> list[LayerCall]:
-    """Return the typical layer of every type as one forward of the model calls it.
+    """Return the typical layer of every type with its arguments from one forward of the model.
 
-    The forward ends once all are known, so that the head costs nothing. Raises InputError where
-    a layer is never called, or gets or returns no hidden state.
+    The forward stops as soon as all layers are captured, before the head. Raises InputError if a
+    layer is never called, or receives or returns no hidden state.
     """
     import torch
 
@@ -276,7 +278,7 @@ def capture_layers(built: Built, batch: int, seq_length: int, where: str) -> lis
 
     def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         kind = next(k for k, one in enumerate(chosen) if one is module)
-        # a layer that is called several times counts as it was called first
+        # for a layer that is called several times, the first call counts
         found.setdefault(kind, (args, kwargs))
         if len(found) == len(chosen):
             raise _CapturedError
@@ -284,7 +286,7 @@ def capture_layers(built: Built, batch: int, seq_length: int, where: str) -> lis
     hooks = [one.register_forward_pre_hook(keep, with_kwargs=True) for one in chosen]
     data = built.make_batch(batch, seq_length)
     try:
-        # only so do arguments show which of them want gradients
+        # gradients must be on: `requires_grad` tells which arguments the backward passes through
         with torch.enable_grad():
             blamed(f"{where}: the forward", lambda: call(built.module, data))
     except _CapturedError:
@@ -304,9 +306,9 @@ def capture_layers(built: Built, batch: int, seq_length: int, where: str) -> lis
 
 
 def typical_layer(layers: Sequence[nn.Module]) -> nn.Module:
-    """Return the first of the layers, the last where the first has other parameters.
+    """Return the first of the layers, or the last if the first has other parameters.
 
-    A first layer may hold what all of them use, such as the table of T5's relative positions.
+    A first layer may contain parameters that all layers use, such as T5's relative position table.
     """
     shapes = [
         [(name, tuple(p.shape)) for name, p in layer.named_parameters()]
@@ -318,7 +320,7 @@ def typical_layer(layers: Sequence[nn.Module]) -> nn.Module:
 def _bound(
     layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], where: str
 ) -> LayerCall:
-    """Return the layer with its arguments bound but those that a backward passes through."""
+    """Return the layer with its arguments bound, except those that a backward passes through."""
     import torch
     from torch import nn
     from torch.utils._pytree import tree_leaves
@@ -333,20 +335,20 @@ def _bound(
     if not floating:
         raise InputError(f"{where} gets no tensor of floating point; it must get the hidden state")
     hidden = next(iter(floating))
-    # others that want gradients are encoder states; positions and masks want none
+    # other arguments with gradients are encoder states; positions and masks have none
     free = [hidden, *(k for k, v in floating.items() if k != hidden and v.requires_grad)]
     fixed = {key: _detached(value) for key, value in values.items() if key not in free}
     shape = tuple(floating[hidden].shape)
 
     class Call(nn.Module):
-        """Gives a layer what its model gave it, and returns its hidden state."""
+        """Wrapper that calls a layer with its model's arguments and returns the hidden state."""
 
         def __init__(self) -> None:
             super().__init__()
             self.layer = layer
 
         def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-            """Return the hidden state behind the layer."""
+            """Return the hidden state after the layer."""
             now = {**fixed, **dict(zip(free, inputs, strict=True))}
             positional = [now[k] for k in range(len(args))]
             named = {k: v for k, v in now.items() if isinstance(k, str)}
@@ -358,15 +360,15 @@ def _bound(
                 )
             return output
 
-    # in the middle of a model gradients go on to the layer before
-    Call.__name__ = type(layer).__name__  # what messages call it
+    Call.__name__ = type(layer).__name__  # for messages
+    # in a model, gradients flow on to the layer before
     inputs = tuple(floating[key].detach().requires_grad_() for key in free)
     shared = (*inputs[1:], *(x for x in tree_leaves(fixed) if isinstance(x, torch.Tensor)))
     return LayerCall(Call(), inputs, shared)
 
 
 def _detached(value: Any) -> Any:
-    """Return a value whose tensors belong to no graph; containers are made anew."""
+    """Return a copy of a value with detached tensors; containers are copied."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -379,7 +381,7 @@ def _detached(value: Any) -> Any:
 
 
 def _outermost_lists(module: nn.Module, prefix: str) -> Iterator[tuple[str, list[nn.Module]]]:
-    """Yield (name, modules) of lists of one class that lie in no other such list."""
+    """Yield (name, modules) of ModuleLists of one class that are in no other such list."""
     from torch import nn
 
     for name, child in module.named_children():
@@ -391,31 +393,30 @@ def _outermost_lists(module: nn.Module, prefix: str) -> Iterator[tuple[str, list
 
 
 # --------------------------------------------------------------------------------------------------
-# Models of the library transformers (`hf:NAME_OR_PATH`), made from their configuration alone.
+# Models of the transformers library (`hf:NAME_OR_PATH`), made from their configuration alone.
 #
-# Nothing is downloaded: the configuration is a local file, a folder, or one that an earlier
-# download left in the library's cache, and weights are random. The library is imported when it is
-# needed.
+# Nothing is downloaded. The configuration is a local file, a folder, or in the library's cache
+# after an earlier download; weights are random. The library is imported only when needed.
 
 
 _COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-"""What configurations call the number of layers."""
+"""Configuration keys of the number of layers."""
 _OTHER_COUNTS = ("num_decoder_layers", "encoder_layers", "decoder_layers")
-"""What encoder-decoders have besides; all their stacks get the same number."""
+"""Additional keys of encoder-decoders; all their stacks get the same number of layers."""
 _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx")
 _DROPOUTS = ("dropout", "drop", "pdrop", "dropout_rate", "dropout_prob")
-"""Last words of what configurations call a share of dropped values."""
+"""Suffixes of configuration keys for dropout probabilities."""
 
 
 class HubModel(Record):
-    """What a `HubFactory` makes."""
+    """Model made by a `HubFactory`."""
 
     module: nn.Module
     layers: list[list[nn.Module]]
     vocab_size: int
 
     def make_batch(self, batch: int, seq_length: int) -> dict[str, torch.Tensor]:
-        """Return random tokens, and the same as labels, so that the model computes its loss."""
+        """Return random tokens, also as labels, so that the model computes its loss."""
         import torch
 
         tokens = torch.randint(0, self.vocab_size, (batch, seq_length))
@@ -423,7 +424,7 @@ class HubModel(Record):
 
 
 class HubFactory(Record):
-    """Makes models of one configuration with any number of layers, without dropout."""
+    """Factory for models of one configuration, without dropout and with any number of layers."""
 
     library: Any
     config: Any
@@ -437,7 +438,7 @@ class HubFactory(Record):
 
     @property
     def seq_length(self) -> int | None:
-        """Longest sequence that the configuration speaks of, at most 4,096; None: of none."""
+        """Longest sequence in the configuration, at most 4,096 tokens; None if not given."""
         for key in _LENGTHS:
             value = getattr(self.config, key, None)
             if isinstance(value, int) and value > 0:
@@ -449,7 +450,7 @@ class HubFactory(Record):
 
         Raises
         ------
-        InputError: the configuration says no number of layers, or has fewer positions.
+        InputError: the configuration gives no number of layers, or the model cannot be built.
         """
         values = self._values(num_layers, str(dtype).removeprefix("torch."))
         config = blamed(f"hf:{self.text}: the configuration", lambda: self._rebuilt(values))
@@ -467,7 +468,7 @@ class HubFactory(Record):
         return type(self.config).from_dict(values)
 
     def _values(self, num_layers: int, dtype: str) -> dict[str, Any]:
-        """Return the configuration with so many layers, no dropout, no cache, of one type."""
+        """Return the configuration with `num_layers` layers and `dtype`, no dropout, no cache."""
         values = dict(self.config.to_dict())
         count = next((key for key in _COUNTS if isinstance(values.get(key), int)), None)
         if count is None:
@@ -480,23 +481,23 @@ class HubFactory(Record):
             values[key] = num_layers
         for key, value in values.items():
             if isinstance(value, list) and len(value) == before and key.endswith("layer_types"):
-                # one entry for each layer: cut or repeated to as many as are built
+                # one entry per layer: cut or repeated to the number of layers that are built
                 values[key] = [value[k % before] for k in range(num_layers)]
-            # True is an int in Python, and no share
+            # True is an int in Python, but no probability
             share = isinstance(value, int | float) and not isinstance(value, bool)
             if share and key.endswith(_DROPOUTS):
                 values[key] = 0.0
         if "use_cache" in values:
-            # keys and values are cached for generating, which nothing here does
+            # keys and values are cached only for generation, which is not measured
             values["use_cache"] = False
         if values.get("is_encoder_decoder") and values.get("decoder_start_token_id") is None:
-            # labels become the decoder's tokens behind it; which one it is changes no size
+            # the decoder's input is the labels shifted behind it; its value changes no size
             values["decoder_start_token_id"] = values.get("pad_token_id") or 0
-        # older versions read the first, newer ones the second
+        # older versions read `torch_dtype`, newer ones `dtype`
         return {**values, "torch_dtype": dtype, "dtype": dtype}
 
     def _kind(self, config: Any) -> Any:
-        """Return the class that makes the model with its head: of what it was trained for."""
+        """Return the auto class of the model with the head that it was trained with."""
         if getattr(config, "is_encoder_decoder", False):
             return self.library.AutoModelForSeq2SeqLM
         trained = getattr(config, "architectures", None)
@@ -510,10 +511,10 @@ class HubFactory(Record):
 
 
 def hub_factory(name_or_path: str, *, library: Any = None) -> HubFactory:
-    """Return the factory of a configuration that lies on this machine.
+    """Return the factory of a configuration on this machine.
 
-    library : stands in for transformers. Raises InstallError without it, InputError where there is
-    no such configuration here or it needs code of its own.
+    library : replacement of transformers. Raises InstallError if transformers is missing, and
+    InputError if the configuration is not on this machine or needs custom code.
     """
     if not name_or_path:
         raise InputError("--model: 'hf:' names no model; write hf:NAME or hf:FOLDER")
@@ -527,7 +528,7 @@ def hub_factory(name_or_path: str, *, library: Any = None) -> HubFactory:
             ) from None
     quiet = getattr(getattr(library, "logging", None), "set_verbosity_error", None)
     if callable(quiet):
-        quiet()  # it advises on generating and on special tokens, which nothing here depends on
+        quiet()  # its advice on generation and special tokens is irrelevant here
     try:
         config = library.AutoConfig.from_pretrained(
             name_or_path, local_files_only=True, trust_remote_code=False

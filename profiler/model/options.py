@@ -1,6 +1,6 @@
-"""What `profile-model` is asked to do, as one validated value, with its lists and ranges.
+"""Validated options of `profile-model`, with parsers of their lists and ranges.
 
-Which cells follow from it is in `cells`.
+The cells that follow from them are in `cells`.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from profiler.options import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Reads batch sizes, sequence lengths and tensor degrees: lists and ranges in, numbers out.
+# Parsers of batch sizes, sequence lengths and tensor-parallel degrees, given as lists and ranges.
 
 
 MAX_NUMBER = 1 << 24
 """Largest batch size or sequence length."""
 MAX_DEGREE = 1024
-"""Largest tensor degree."""
+"""Largest tensor-parallel degree."""
 _MAX_CASES = 4096
 _NUMBER = re.compile(r"[0-9]{1,12}")
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
-    """Return the batch sizes of a comma list of numbers and ranges such as 1:12, increasing."""
+    """Return the batch sizes, increasing, of a comma list of numbers and ranges such as 1:12."""
     found: set[int] = set()
     for part in text.split(","):
         found |= set(_range("--bsz", part, "1:12, 1:64:x2 or 1,2,4"))
@@ -47,14 +47,14 @@ def parse_batches(text: str) -> tuple[int, ...]:
 
 
 def parse_seq_lengths(text: str) -> tuple[tuple[int, ...], ...]:
-    """Return the cases of sequence lengths of a comma list, increasing.
+    """Return the cases of sequence lengths in a comma list, increasing.
 
-    A number or a range such as 512:32768:x2 is a length of all layer types; [512,128] holds one
+    A number, or a range such as 512:32768:x2, applies to all layer types; [512,128] contains one
     length per type.
     """
     example = "512:32768:x2, 1024,2048 or [512,128]"
     found: set[tuple[int, ...]] = set()
-    # lengths in brackets have commas of their own
+    # brackets contain commas too
     for part in re.findall(r"\[[^\]]*\]?|[^,]+|,(?=,|$)", text) or [text]:
         if part.startswith("["):
             inner = part.removeprefix("[").removesuffix("]").split(",")
@@ -67,12 +67,12 @@ def parse_seq_lengths(text: str) -> tuple[tuple[int, ...], ...]:
             found.add(tuple(one[0] for one in numbers))
         else:
             found |= {(number,) for number in _range("--seq", part, example)}
-    # by mean length, so that cases of one length and of several stand in one order
+    # by mean length, so that cases with one and with several lengths have a common order
     return tuple(sorted(found, key=lambda case: (sum(case) / len(case), case)))
 
 
 def parse_degrees(text: str) -> tuple[int, ...]:
-    """Return the tensor degrees of a comma list, increasing; 1 always is one of them."""
+    """Return the tensor-parallel degrees of a comma list, increasing; always including 1."""
     found = {1}
     for part in text.split(","):
         if not _NUMBER.fullmatch(part.strip()) or not 1 <= int(part) <= MAX_DEGREE:
@@ -85,7 +85,7 @@ def parse_degrees(text: str) -> tuple[int, ...]:
 
 
 def _range(option: str, text: str, example: str) -> list[int]:
-    """Return the numbers of `N`, `A:B`, `A:B:STEP` or `A:B:xFACTOR`; both ends are allowed in."""
+    """Return the numbers of `N`, `A:B`, `A:B:STEP` or `A:B:xFACTOR`; A and B are included."""
     parts = [part.strip() for part in text.strip().split(":")]
     step = parts[2] if len(parts) == 3 else "1"
     factor = step[:1] in ("x", "*")
@@ -98,7 +98,7 @@ def _range(option: str, text: str, example: str) -> list[int]:
             f"{option}: {shorten(text)} is out of order or range; numbers go from 1 to "
             f"{MAX_NUMBER}, the smaller one first"
         )
-    # a factor of 1 never grows, nor does a step of 0
+    # neither a step of 0 nor a factor of 1 ever reaches the end
     if by < 1 + factor:
         raise OptionError(
             f"{option}: the step of {shorten(text)} never reaches the end; write {example}"
@@ -114,7 +114,7 @@ def _range(option: str, text: str, example: str) -> list[int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The options, and the checks that need more than one of them.
+# The options, and checks that involve several of them.
 
 
 Mode = Literal["static", "batch", "sequence"]
@@ -124,9 +124,9 @@ TensorImplementation = Literal["megatron", "dtensor"]
 Unit = Literal["all", "attention", "mlp"]
 
 GALVATRON_BATCHES = 8
-"""Galvatron's search refuses batch mode with fewer batch sizes."""
+"""Fewest batch sizes that Galvatron's search accepts in batch mode."""
 DEFAULT_BATCHES: Mapping[Mode, str] = {"static": "8", "batch": "1:12", "sequence": "1"}
-"""Batch sizes by mode, as the documented commands have them."""
+"""Default batch sizes by mode, as in the documented commands."""
 _MAX_LAYERS = 1024
 _ALL: tuple[ProfileType, ...] = ("computation", "memory")
 _WHAT, _SIZES, _DOCUMENTED = "What to profile", "Sizes", "Documented spellings"
@@ -135,7 +135,7 @@ PANELS = (_WHAT, _SIZES, SIZES, HOW, FILES, _DOCUMENTED)
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(MeasuringOptions):
-    """Options of one profiling run; defaults are those of the command."""
+    """Options of one profiling run, with the defaults of the command."""
 
     PANEL: ClassVar[str] = _SIZES
 
@@ -181,7 +181,7 @@ class ModelOptions(MeasuringOptions):
         shown="by mode 8, 1:12, 1",
         most_used=True,
     )
-    """Increasing."""
+    """Batch sizes of the times, increasing."""
     seq_lengths: tuple[tuple[int, ...], ...] | None = option(
         None,
         name="seq",
@@ -191,7 +191,7 @@ class ModelOptions(MeasuringOptions):
         shown="the model's own; in sequence mode five up to it",
         most_used=True,
     )
-    """Cases of one length for all layer types, or one per type; None: what the mode wants."""
+    """Cases to measure: one length for all layer types, or one per type; None: by mode."""
     degrees: tuple[int, ...] | None = option(
         None,
         name="tp",
@@ -201,7 +201,7 @@ class ModelOptions(MeasuringOptions):
         shown="those of 1,2,4,8 that the model allows",
         most_used=True,
     )
-    """Increasing, with 1."""
+    """Tensor-parallel degrees, increasing and starting with 1; None: those the model allows."""
     tp_impl: TensorImplementation = option(
         "megatron", help="what sequence parallelism keeps: shards (megatron) or gathered copies"
     )
@@ -213,7 +213,7 @@ class ModelOptions(MeasuringOptions):
         help="most layers of the whole forwards; their difference checks a layer's time",
         between=(1, _MAX_LAYERS),
     )
-    """Layers of each type in the whole forwards that check a layer by difference."""
+    """Most layers of each type in the whole forwards whose difference checks a layer's time."""
     vocab_divisor: int | None = option(
         None,
         name="make-vocab-size-divisible-by",
@@ -249,7 +249,7 @@ class ModelOptions(MeasuringOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentedRanges:
-    """Sizes as the documentation and Galvatron write them."""
+    """Sizes in the spellings of the documentation and of Galvatron."""
 
     PANEL: ClassVar[str] = _DOCUMENTED
 
@@ -280,12 +280,12 @@ class DocumentedRanges:
 
 
 def build_options(tell: Callable[[str], None] | None = None, /, **given: object) -> ModelOptions:
-    """Return the options that the words of a command line mean.
+    """Return the validated options of a command line.
 
     Parameters
     ----------
-    tell : takes a sentence on what stands in for what is not given.
-    given : option, with hyphens or underscores -> text, or value.
+    tell : receives a sentence for each default that replaces a missing or unused option.
+    given : option name, with hyphens or underscores -> text or value.
 
     Raises
     ------
@@ -293,7 +293,7 @@ def build_options(tell: Callable[[str], None] | None = None, /, **given: object)
     """
     say = tell or (lambda _: None)
     if "model" not in given and "mode" in given:
-        # the documented `profile-model --mode sequence` names none
+        # the documented `profile-model --mode sequence` has no --model
         given["model"] = DEFAULT_MODEL
         say(f"no --model given, profiling the shipped {DEFAULT_MODEL}")
     if not given.get("model"):
@@ -350,7 +350,7 @@ def _take_length(
     values: dict[str, Any],
     say: Callable[[str], None],
 ) -> None:
-    """Let the model's length be that of the cells, unless the lengths of these are given."""
+    """Set `values["seq"]` from `--seq-length`, unless `--seq` or a range already sets it."""
     if "seq" in values:
         say("--seq-length is not used: other options say which lengths are measured")
     elif mode == "sequence" and len(cases) == 1 == len(cases[0]):
@@ -361,7 +361,7 @@ def _take_length(
 
 
 def _shortest(longest: int) -> int:
-    """Return the first of up to five lengths, each half of the next, as without any given."""
+    """Return the shortest of up to five lengths, each half of the next, ending at `longest`."""
     for _ in range(4):
         if longest % 2 == 0 and longest // 2 >= 64:
             longest //= 2
@@ -403,7 +403,7 @@ def _range_text(
     default_step: str,
     say: Callable[[str], None],
 ) -> str | None:
-    """Return the range that the documented options describe, in the spelling of the short one."""
+    """Return the range of the documented options, in the spelling of `--bsz` or `--seq`."""
     if low is None and high is None:
         if step is not None:
             raise OptionError(
@@ -415,7 +415,7 @@ def _range_text(
     if step is not None and step < 1:
         raise OptionError(f"--profile-{name}-step is {step}; give at least 1")
     if low is None and high >= 1:
-        # batches begin at 1; lengths at the step between them, or where those of the mode do
+        # default start: 1 for batches; for lengths the step, or the shortest default length
         low = 1 if name == "batch-size" else min(step or _shortest(high), high)
         say(f"no --profile-min-{name} given, beginning at {low}")
     if low is None or low < 1 or high < low:

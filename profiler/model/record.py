@@ -1,6 +1,6 @@
-"""The record of a model's measurements: two documents, and what makes their runs comparable.
+"""Record of a model's measurements in two documents, and the check that runs are comparable.
 
-A cell stands in one file only, so every file continues on its own.
+Each cell belongs to one of the two files, so each file can be resumed separately.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from profiler.model.options import Mode, ModelOptions
 from profiler.record import Content, DocumentFile, Record
 
 # --------------------------------------------------------------------------------------------------
-# The circumstances of a profiling run, and which of them forbid to continue an earlier one.
+# The metadata of a profiling run, and the differences that forbid resuming an earlier one.
 
 
 _MODEL_ROWS = {
     "model": "the model",
     "unit": "the part of a layer",
 }
-"""Keys of the metadata besides those of `profiler.environment`, and their meaning; equal in all
-runs of a file."""
+"""Metadata keys in addition to those of `profiler.environment`, with their descriptions; equal in
+all runs of a file."""
 _TIME_ROWS = {**_MODEL_ROWS, "threads": "the threads of a CPU"}
 _MEMORY_ROWS = {**_MODEL_ROWS, "tp_impl": "the implementation of tensor parallelism"}
 _EXACT_KEYS = ("dtype", "torch")
-"""What exact counting depends on besides the model; no machine takes part in it."""
+"""Metadata keys, besides the model, that exact counts depend on; the machine has no influence."""
 
 
 def model_metadata(
     info: RankInfo, argv: Sequence[str], options: ModelOptions, spec: ModelSpec
 ) -> Metadata:
-    """Return the circumstances of a run of this process."""
+    """Return the metadata of a run of this process."""
     import torch
 
     return {
@@ -73,7 +73,7 @@ def model_differences(
     earlier: Mapping[str, object],
     now: Mapping[str, object],
 ) -> list[str]:
-    """Return why cells of two runs may not stand in one file, one clause each."""
+    """Return the reasons why cells of two runs may not be in one file, one clause each."""
     if kind != "memory":
         return comparable(earlier, now, resume=True, own=_TIME_ROWS)
     keys = (*_EXACT_KEYS, *_MEMORY_ROWS)
@@ -82,14 +82,14 @@ def model_differences(
 
 
 # --------------------------------------------------------------------------------------------------
-# The record of a run: cells as they come, files after each.
+# The record of a run: cells as they are measured, files rewritten after each.
 
 
 _KIND_OF: dict[str, DocumentKind] = {"time": "computation", "memory": "memory"}
 
 
 class ModelRecord(Record[ModelMeasurement]):
-    """The measurements of one model; a cell stands in one of its two files only."""
+    """Measurements of one model; each cell belongs to one of the two files."""
 
     def __init__(
         self,
@@ -101,9 +101,9 @@ class ModelRecord(Record[ModelMeasurement]):
         kinds: tuple[TensorKind, TensorKind],
         memory_bytes: float | None = None,
     ) -> None:
-        """Open the record of these documented files; errors as `Record`.
+        """Open the record of these documented files; raises the errors of `Record`.
 
-        kinds : of the cells that the memory tables with and without `_sp` are made of.
+        kinds : sharding kinds of the memory tables with and without `_sp`.
         """
         self._spec = spec
         self._options = options
@@ -122,13 +122,13 @@ class ModelRecord(Record[ModelMeasurement]):
 
     @property
     def measurements(self) -> dict[str, ModelMeasurement]:
-        """The measurements that count now, by cell, those of earlier runs included."""
+        """Current measurements by cell key, including those of earlier runs."""
         return {key: m for file in self._asked for key, m in self._found(file).items()}
 
     def warnings(self, cells: Iterable[ModelCell]) -> list[str]:
-        """Return sentences on what these cells lack and what looks wrong in them.
+        """Return warnings about missing or suspicious results of these cells.
 
-        What there is to say of the other cells of the files is one sentence with a count.
+        Warnings about other cells of the files are summarized in one sentence with their number.
         """
         own = {cell.key for cell in cells}
         found: list[str] = []
@@ -146,11 +146,11 @@ class ModelRecord(Record[ModelMeasurement]):
         return found
 
     def fits(self) -> list[TimeFit]:
-        """Return the fits of the times that count now."""
+        """Return the fits of the current times."""
         return [fit for file in self._asked for fit in self._derive(file).fits]
 
     def _found(self, file: DocumentFile) -> dict[str, ModelMeasurement]:
-        """Return the measurements that count now, by cell: the newest ok one, else the newest."""
+        """Return the current measurements by cell key: the newest ok one, else the newest."""
         return newest_cells((*file.earlier, self._own_run(file)))
 
     def _own_run(self, file: DocumentFile) -> Run:
@@ -160,8 +160,8 @@ class ModelRecord(Record[ModelMeasurement]):
     def _derive(
         self, file: DocumentFile, about: Container[str] = (), *, mode: Mode | None = None
     ) -> ModelDocument:
-        """Return a file; its warnings are on the cells with these keys, none unless asked for."""
-        # in the order of the keys, so that it does not matter which run measured what
+        """Return the document of a file, with warnings about the cells with keys in `about`."""
+        # sorted by key, so that the result does not depend on which run measured a cell
         found = dict(sorted(self._found(file).items()))
         if file.kind == "memory":
             return derive_memory(found, self._spec, self._kinds, about)
@@ -173,7 +173,7 @@ class ModelRecord(Record[ModelMeasurement]):
             yield self._content(file)
 
     def _lacking(self, file: DocumentFile) -> str | None:
-        # earlier versions knew no fits
+        # earlier versions wrote no fits
         if file.kind == "memory" or file.sidecar is None or file.sidecar.fits:
             return None
         return f"{sidecar_path(file.path)} lacked fits, which were added"
@@ -191,9 +191,10 @@ class ModelRecord(Record[ModelMeasurement]):
             unit=documented_unit(file.kind),
             source=source,
             name=self._spec.name,
-            # reference layers are PyTorch's own operations, one by one; a module is somebody's
+            # reference layers are PyTorch operations, which the default stack describes;
+            # the stack of a custom module is unknown
             stack=DEFAULT_STACK if file.kind == "computation" and self._reference else None,
-            # documented parameter sizes are those of fp32, whatever was counted
+            # documented parameter sizes are fp32, whatever precision was counted
             parameter_bytes=4 if file.kind == "memory" else None,
             memory_bytes=self._memory_bytes if file.kind == "computation" else None,
             layer_times=document.layer_times,

@@ -1,4 +1,4 @@
-"""One profiling run from its options to the written files."""
+"""A profiling run, from its options to the written files."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ from profiler.model.timing import OPTIMIZER_SHARE
 from profiler.show.tables import show_fits
 
 # --------------------------------------------------------------------------------------------------
-# Predicts how long a run takes, for `--dry-run`: a few cells are measured, the rest is scaled.
+# Forecast of the duration of a run, for `--dry-run`: a few cells are measured, the rest is scaled.
 
 
 _PROBE_ITERS = 4
 _PROBE_SECONDS = 0.2
 _LONG_PROBE_S = 0.3
-"""Longest repetition that is probed for what large cells take."""
+"""Longest duration of one repetition of a probe of a large cell, seconds."""
 _SHORT_TOKENS = 64
-"""Sequence length that any device is through with in a moment."""
+"""Sequence length of the first probe, tokens: short enough for every device."""
 _VARIATION = 0.05
-"""Scatter that is assumed of every cell."""
+"""Relative scatter of the samples that is assumed for every cell."""
 
 
 def work(spec: ModelSpec, cell: ModelCell) -> float:
-    """Return what a forward of a cell takes, in FLOP; in tokens where the sizes are unknown."""
+    """Return the FLOP of a forward pass of a cell; a count of tokens where sizes are unknown."""
     counts = cell.num_layers or tuple(
         int(cell.part == "layer" and kind == cell.layer_type) for kind in range(len(spec.layers))
     )
@@ -73,7 +73,7 @@ def _layer_work(layer: LayerSpec, seq: int, encoder_seq: int) -> float:
 
 
 def forecast(cells: Sequence[ModelCell], spec: ModelSpec, measurer: Measurer) -> Forecast:
-    """Return how long `cells` will take; measures a few of them, and shortly."""
+    """Return the forecast duration of `cells`, in seconds, from short probes of a few of them."""
     begun_s = time.perf_counter()
     policy = measurer.policy
     measurer.policy = replace(
@@ -99,7 +99,7 @@ def forecast(cells: Sequence[ModelCell], spec: ModelSpec, measurer: Measurer) ->
 
 
 class _Probe(Record):
-    """The seconds of one cell: of its forward, of all its passes, and around them."""
+    """Seconds of one measured cell: forward, repetition of all passes, setup, optimizer step."""
 
     work: float
     forward_s: float
@@ -109,32 +109,32 @@ class _Probe(Record):
 
 
 def _memory_seconds(cells: Sequence[ModelCell], measurer: Measurer) -> float:
-    """Return what one exact count takes; the first one loads what all need."""
+    """Return the seconds of one exact memory count, measured on the last cell after a warm-up."""
     chosen = [cell for cell in cells if cell.quantity == "memory"]
     if not chosen:
         return 0.0
     measurer.measure(chosen[0])
-    # the second is what further ones take
+    # the first count also loads shared modules; the second one is representative
     return measurer.measure(chosen[-1]).elapsed_s
 
 
 def _probes(cells: Sequence[ModelCell], spec: ModelSpec, measurer: Measurer) -> list[_Probe]:
-    """Return probes of the smallest layer and of the largest that is still quick.
+    """Return probes of the smallest layer cell and of the largest one that is still quick.
 
-    Where the smallest is not quick itself, of a short sequence and of a part that is quick.
+    If the smallest cell is not quick, probe a short sequence and a quick part of the cell instead.
     """
     timed = [c for c in cells if c.quantity == "time" and c.part == "layer"]
     ordered = sorted(timed, key=lambda cell: work(spec, cell))
     if not ordered:
         return []
     short = _shorter(ordered[0], 1, _SHORT_TOKENS)
-    found = _probe(short, spec, measurer)  # loads what all need
+    found = _probe(short, spec, measurer)  # warm-up: loads kernels and modules
     if found and found[0].repetition_s < _LONG_PROBE_S:
         found = _probe(short, spec, measurer)
-    # time is taken as proportional to work: so much of it is still quick
+    # assuming that time is proportional to work, a cell with this much work is still quick
     limit = found[0].work * _LONG_PROBE_S / found[0].repetition_s if found else math.inf
     if work(spec, ordered[0]) > limit:
-        # no real cell is quick, as on a CPU: parts of the smallest stand in for it
+        # no real cell is quick, as on a CPU: probe parts of the smallest one
         parts = _parts(ordered[0])
         ordered = sorted({*parts, short}, key=lambda cell: work(spec, cell))
     elif ordered[0] != short:
@@ -147,7 +147,7 @@ def _probes(cells: Sequence[ModelCell], spec: ModelSpec, measurer: Measurer) -> 
 
 
 def _shorter(cell: ModelCell, batch: int, tokens: int) -> ModelCell:
-    """Return a cell with a smaller batch and shorter sequences, where it has larger ones."""
+    """Return the cell with its batch and sequence lengths limited to `batch` and `tokens`."""
     return replace(
         cell,
         batch=min(cell.batch, batch),
@@ -157,7 +157,7 @@ def _shorter(cell: ModelCell, batch: int, tokens: int) -> ModelCell:
 
 
 def _parts(cell: ModelCell) -> list[ModelCell]:
-    """Return smaller and smaller parts of a cell: half the batch, then half the sequence."""
+    """Return ever smaller parts of a cell: halve the batch first, then the sequence."""
     found = []
     batch, tokens = cell.batch // 2, max(cell.seq_lengths)
     while batch or tokens > _SHORT_TOKENS:
@@ -173,10 +173,10 @@ def _probe(cell: ModelCell, spec: ModelSpec, measurer: Measurer) -> list[_Probe]
     measured = measurer.measure(cell)
     if measured.status != "ok":
         return []
-    # what disturbs a short probe makes it longer
+    # disturbances only lengthen a short probe, so that the minimum is the best estimate
     times = {name: min(samples) for name, samples in measured.samples_s.items()}
     optimizer_s = times.pop("optimizer", 0.0)
-    # what is left of the cell's time are modules, warm-ups and random numbers
+    # the rest of the elapsed time is building modules, warm-ups and random inputs
     sampled_s = sum(sum(samples) for samples in measured.samples_s.values())
     return [
         _Probe(
@@ -192,7 +192,7 @@ def _probe(cell: ModelCell, spec: ModelSpec, measurer: Measurer) -> list[_Probe]
 def _cell_seconds(
     cell: ModelCell, spec: ModelSpec, probes: Sequence[_Probe], policy: Policy
 ) -> float:
-    """Return the expected seconds of a cell: probes are joined by a line, or start at 0."""
+    """Return the expected seconds of a cell: linear through two probes, or proportional to one."""
     if not probes:
         return 0.0
     small, large = probes[0], probes[-1]
@@ -201,7 +201,7 @@ def _cell_seconds(
     low, high = (p.forward_s if forward_only else p.repetition_s for p in (small, large))
     if large.work > small.work:
         slope = max(0.0, (high - low) / (large.work - small.work))
-        # below the smallest probe a line may fall under what a launch takes
+        # below the smallest probe the line may fall below the launch overhead
         repetition_s = max(low + slope * (size - small.work), low * min(1.0, size / small.work))
     else:
         repetition_s = low * size / small.work
@@ -213,15 +213,15 @@ def _cell_seconds(
 
 
 # --------------------------------------------------------------------------------------------------
-# The run: cells are planned, measured, recorded and told.
+# The run: plan, measure, record and report the cells.
 
 
 def run(options: ModelOptions, argv: Sequence[str]) -> int:
-    """Profile what the options ask for; return the exit code.
+    """Profile the model according to the options; return the exit code.
 
     Raises
     ------
-    AutoparError: the run cannot begin, or a file cannot be written.
+    AutoparError: the run cannot start, or a file cannot be written.
     """
     lengths = sorted({seq for case in options.seq_lengths or () for seq in case})
     source = load_source(
@@ -280,10 +280,11 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
 
 
 def profile_paths(spec: ModelSpec, options: ModelOptions, device: str) -> dict[DocumentKind, Path]:
-    """Return where the asked-for files go.
+    """Return the path of each requested file, by document kind.
 
-    With `out` all of them there, else memory in `models/NAME/configs` and times in its folder of
-    the device. Raises InputError where the number of heads, a part of the names, is unknown.
+    With `out`, all files are in that folder. Otherwise memory is in `models/NAME/configs` and
+    times are in the model's folder for the device. Raises InputError if the number of heads,
+    which the file names contain, is unknown.
     """
     if spec.layers[0].num_heads is None:
         raise InputError(
@@ -303,12 +304,12 @@ def profile_paths(spec: ModelSpec, options: ModelOptions, device: str) -> dict[D
 
 
 def measure_cells(cells: Sequence[ModelCell], measurer: Measurer, record: ModelRecord) -> None:
-    """Measure cells one after the other and keep each; larger ones than fit are left out."""
+    """Measure and record cells one by one; skip batches as large as one that ran out of memory."""
     too_large: dict[tuple[object, ...], ModelCell] = {}
     with Progress(len(cells), enabled=True) as progress:
         for cell in cells:
             progress.begin(cell.key)
-            # cells that differ in nothing but their batch
+            # cells with the same series differ in their batch alone
             series = (cell.quantity, cell.part, cell.layer_type, cell.seq_lengths, cell.degree)
             before = too_large.get((*series, cell.num_layers))
             if before is not None and before.batch <= cell.batch:
@@ -325,7 +326,7 @@ def measure_cells(cells: Sequence[ModelCell], measurer: Measurer, record: ModelR
 
 
 def describe(measurement: ModelMeasurement) -> str:
-    """Return one line that says what a cell gave."""
+    """Return one line with the result of a cell."""
     m = measurement
     if m.status != "ok":
         return f"{m.key:<48s}  {m.status}: {m.reason}"
@@ -341,11 +342,11 @@ def describe(measurement: ModelMeasurement) -> str:
 
 
 def _device(options: ModelOptions) -> Any:
-    """Return the device of the times.
+    """Return the device that times are measured on.
 
     Raises
     ------
-    OptionError: it is not there, or memory is to be measured where that has no meaning.
+    OptionError: the device does not exist, or device memory is requested on a CPU.
     """
     import torch
 
@@ -388,7 +389,7 @@ def _source_warnings(source: ModelSource, options: ModelOptions) -> list[str]:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back while files are written, so that a measured cell is never lost."""
+    """Delay Ctrl-C while files are written, so that a measured cell is never lost."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -397,7 +398,7 @@ def _uninterrupted() -> Iterator[None]:
     try:
         yield
     finally:
-        # put back first, so that a second Ctrl-C is not lost
+        # restore the handler first, so that a second Ctrl-C is not lost
         signal.signal(signal.SIGINT, before)
     if pending:
         raise KeyboardInterrupt

@@ -1,9 +1,9 @@
-"""Counts the memory files that are shipped with models, for `make models`.
+"""Count the memory files that are shipped with models, for `make models`.
 
-What `profile-model --source exact` counts at the model's own length, and more of it: every tensor
-degree that the heads allow, and embedding and head at every vocabulary degree that a cluster may
-have and at shorter lengths. Only what the planner reads of single cells stays in the sidecar, and
-nothing of the machine, so that every machine writes the same bytes.
+The cells are those of `profile-model --source exact` at the model's default length, and more.
+Layers have every tensor-parallel degree that the heads allow. Embedding and head have every
+vocabulary-parallel degree that a cluster may use, and shorter lengths too. The sidecar contains
+only the cells that the planner reads and no data about the machine: all machines write equal bytes.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from profiler.model.record import model_differences
 from profiler.record import read_document
 
 # --------------------------------------------------------------------------------------------------
-# Tells whether a counted memory file that came with a model already says what a run would count.
+# Check whether a shipped memory file already contains the results that a run would count.
 #
-# Counting is exact: the same model, precision, torch and implementation of tensor parallelism give
-# the same bytes, so that such a file need be neither counted again nor replaced.
+# Counting is exact: the same model, precision, torch version and tensor-parallel implementation
+# give the same bytes. Such a file need not be counted again or replaced.
 
 
 def is_counted(
@@ -56,25 +56,25 @@ def is_counted(
     metadata: Metadata,
     kinds: tuple[TensorKind, TensorKind],
 ) -> bool:
-    """Return whether the file of another command counted everything that these cells would give.
+    """Return True if a file of another command has all results that these cells would give.
 
-    path : the documented file. cells : of the run, those of memory are looked at. kinds : as
-    `derive_memory` takes them. Files that this command wrote itself are left to `--resume`.
+    path : the documented file. cells : cells of the run; only memory cells are compared. kinds : as
+    in `derive_memory`. Files written by `profile-model` itself are left to `--resume`.
     """
     try:
         sidecar = read_sidecar(path, "memory")
-    except DocumentError:  # whoever writes the file says what is wrong with it
+    except DocumentError:  # the code that writes the file reports the problem
         return False
     there = read_document(path)
     if sidecar is None or sidecar.estimated or not sidecar.runs or there is None:
         return False
-    # a release counts alike for every device that it was built for
+    # counts are equal for all builds of one torch release (CPU, CUDA)
     now = {**metadata, "torch": _release(metadata)}
     for run in sidecar.runs:
         earlier = {**run.metadata, "torch": _release(run.metadata)}
         if run.id is not None or model_differences("memory", earlier, now):
             return False
-    # figures do not matter: which keys the cells would give is what is asked
+    # only the keys are compared, so the values are placeholders
     made_up = {
         cell.key: replace(cell.filled(), bytes={"activation": 1.0, "peak": 1.0}, num_parameters=1)
         for cell in cells
@@ -84,12 +84,12 @@ def is_counted(
 
 
 def _release(metadata: Mapping[str, object]) -> str:
-    """Return the version of torch without the device that it was built for."""
+    """Return the torch version without its build suffix (such as `+cpu`)."""
     return str(metadata.get("torch")).split("+")[0]
 
 
 def _has_keys(there: object, wanted: object) -> bool:
-    """Return whether every key of nested tables is in others."""
+    """Return True if nested tables `there` contain every key of `wanted`."""
     if not isinstance(wanted, Mapping):
         return not isinstance(there, Mapping)
     return isinstance(there, Mapping) and all(
@@ -98,18 +98,18 @@ def _has_keys(there: object, wanted: object) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# Counting again: which files are shipped, and whether they are today's count.
+# Counting the files to ship.
 
 
 _KINDS: tuple[TensorKind, TensorKind] = ("sp", "tp")
-"""Of the tables with and without `_sp`."""
+"""Sharding kinds of the tables with and without `_sp`."""
 _SHARES = ((1, 16), (1, 4), (3, 4), (1, 1))
-"""Lengths of embedding and head, of the model's own. Their peak is not quite proportional to the
-tokens; and three quarters can be divided by 3, as clusters of 24 GPUs need it."""
+"""Lengths of embedding and head, as fractions of the model's length. Their peak is not exactly
+proportional to the tokens. Three quarters is divisible by 3, which clusters of 24 GPUs need."""
 
 
 class ShippedMemory(Record):
-    """One memory file to ship, and its sidecar."""
+    """A memory file to ship and its sidecar."""
 
     file_name: str
     data: dict[str, Any]
@@ -118,7 +118,7 @@ class ShippedMemory(Record):
 
 
 def shipped_cells(spec: ModelSpec) -> tuple[ModelCell, ...]:
-    """Return everything that is counted of a model for its shipped file."""
+    """Return all cells that are counted for the shipped file of a model."""
     own = tuple(layer.seq_length for layer in spec.layers)
     cases = tuple(
         tuple(length * part // whole for length in own)
@@ -133,14 +133,14 @@ def shipped_cells(spec: ModelSpec) -> tuple[ModelCell, ...]:
             sharded = _sharded_vocab(spec, cell)
         elif cell.seq_lengths == (own[cell.layer_type],):
             sharded = _sharded_layer(spec, cell)
-        else:  # exactly proportional to the tokens
+        else:  # shorter layers are exactly proportional to the tokens
             continue
         found |= {one.key: one for one in (cell, *sharded)}
     return tuple(found.values())
 
 
 def count_shipped(spec: ModelSpec) -> ShippedMemory:
-    """Return the memory file of a model, counted anew.
+    """Return the memory file of a model, newly counted.
 
     Raises
     ------
@@ -156,7 +156,7 @@ def count_shipped(spec: ModelSpec) -> ShippedMemory:
         counted = measurer.measure(cell)
         if counted.status != "ok":
             raise InputError(f"model {spec.name!r}: {cell.key} was not counted: {counted.reason}")
-        # durations would differ with every machine
+        # durations would differ between machines
         found[cell.key] = replace(counted, elapsed_s=0.0)
     document = derive_memory(dict(sorted(found.items())), spec, _KINDS)
     layers = [found[key] for key in sorted(found) if found[key].part == "layer"]
@@ -184,11 +184,11 @@ def count_shipped(spec: ModelSpec) -> ShippedMemory:
 
 
 def write_shipped(name: str) -> Path:
-    """Count a shipped model and write its memory file and sidecar; return the former's path."""
+    """Count a shipped model, write its memory file and sidecar, and return the file's path."""
     counted = count_shipped(load_spec(name))
     path = catalog.find_model(name).parent / "configs" / counted.file_name
     sidecar = written(counted.sidecar, defaults=False)
-    # defaults are left out, but the tool says who wrote the file
+    # default values are not written, except the tool that wrote the file
     write_json(sidecar_path(path), {**sidecar, "tool": counted.sidecar.tool}, number_rows=True)
     write_json(path, counted.data)
     return path
@@ -207,7 +207,7 @@ def _options(spec: ModelSpec) -> ModelOptions:
 
 def _sharded_layer(spec: ModelSpec, cell: ModelCell) -> Iterator[ModelCell]:
     layer = spec.layers[cell.layer_type or 0]
-    if cell.checkpoint != "none":  # what a checkpointed shard keeps follows from the whole
+    if cell.checkpoint != "none":  # sharded checkpoints follow from the unsharded one
         return
     kinds: tuple[TensorKind, ...] = (*_KINDS, "ulysses")
     for degree in tensor_degrees(layer)[1:]:
@@ -215,7 +215,7 @@ def _sharded_layer(spec: ModelSpec, cell: ModelCell) -> Iterator[ModelCell]:
             sharded = replace(cell, degree=degree, kind=kind)
             try:
                 sharded.sharding.check(layer)
-            except InputError:  # not legal for the planner either
+            except InputError:  # also illegal for the planner
                 continue
             yield sharded
 
@@ -224,13 +224,13 @@ def _sharded_vocab(spec: ModelSpec, cell: ModelCell) -> Iterator[ModelCell]:
     own = {degree for layer in spec.layers for degree in tensor_degrees(layer)}
     for degree in sorted({*own, *VOCAB_DEGREES} - {1}):
         for kind in _KINDS:
-            # only with sequence parallelism must degrees divide the lengths
+            # degrees must divide the lengths only with sequence parallelism
             if kind == "tp" or all(length % degree == 0 for length in cell.seq_lengths):
                 yield replace(cell, degree=degree, kind=kind)
 
 
 def main(names: Sequence[str] = ()) -> int:
-    """Write the memory files of these shipped models, all without names; return the exit code."""
+    """Write the memory files of the named shipped models (default: all); return the exit code."""
     try:
         require_torch()
         for name in names or catalog.model_names():

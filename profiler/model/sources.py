@@ -1,6 +1,6 @@
-"""What `--model` names: a shipped model or its file, a Hugging Face model, somebody's own module.
+"""Sources of `--model`: a shipped model or file, a Hugging Face model, or a custom module.
 
-`load_source` reads it and tries it out, so that what is wrong is said before anything is measured.
+`load_source` reads the model and runs a trial, so that errors are reported before measuring.
 """
 
 from __future__ import annotations
@@ -42,33 +42,33 @@ if TYPE_CHECKING:
     from torch import nn
 
 # --------------------------------------------------------------------------------------------------
-# Layers of others laid out over a tensor group by their own plan, as one of its ranks sees them.
+# Layers of custom modules, sharded over a tensor-parallel group by the module's own plan.
 #
-# The group is torch's own stand-in for a process group of which one rank exists: DTensor has its
-# shapes, and collectives exchange nothing.
+# The group is the "fake" process group of torch, in which only one rank exists. DTensor gets the
+# shapes of that rank, and collectives exchange no data.
 
 
 def parallelized(layer: nn.Module, plan: Mapping[str, Any], degree: int) -> nn.Module:
-    """Return the layer, changed in place by `parallelize_module` for rank 0 of `degree` ranks.
+    """Shard the layer in place with `parallelize_module`, for rank 0 of `degree` ranks; return it.
 
-    Raises whatever a plan that does not fit the layer raises.
+    Raises the exceptions of `parallelize_module` if the plan does not fit the layer.
     """
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.distributed.tensor.parallel import parallelize_module
 
-    with unset_fake_temporarily():  # the mesh is real: numbers of ranks are read from it
+    with unset_fake_temporarily():  # the mesh is real, since rank numbers are read from it
         mesh = _mesh(degree, next(layer.parameters()).device.type)
     result: nn.Module = parallelize_module(layer, mesh, dict(plan))
     return result
 
 
 def _mesh(degree: int, device_type: str) -> Any:
-    """Return a mesh of `degree` ranks of which this process is the first."""
+    """Return a mesh of `degree` ranks; this process is rank 0."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    # one world at a time, and its size is the degree
+    # only one process group exists at a time, and its size is the degree
     if dist.is_initialized() and dist.get_world_size() != degree:
         assert dist.get_backend() == "fake", dist.get_backend()
         dist.destroy_process_group()
@@ -78,41 +78,42 @@ def _mesh(degree: int, device_type: str) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
-# Whatever `--model` names, as one kind of source.
+# Sources for all values of `--model`.
 
 
 Factory = Callable[[int, int, Any], Any]
-"""(num_layers, seq_length, torch dtype) to a module with `make_batch`, or to an object with
-`module`, `make_batch` and, where they are not its longest ModuleList of one class, `layers`."""
+"""Function (num_layers, seq_length, torch dtype) that returns a module with `make_batch`, or an
+object with `module`, `make_batch` and, unless they are the longest ModuleList of one class,
+`layers`."""
 
 _FORM = "py:package.module:factory"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource(ABC):
-    """What is profiled, however it was named."""
+    """Base class of the models that can be profiled."""
 
     sizes: ModelSpec
-    """Layer types, lengths, width and heads: the spec, or as much as a module tells of them."""
+    """Layer types, lengths, width and heads: complete for a spec, partial for a module."""
     warnings: tuple[str, ...] = ()
-    """What was assumed, in sentences."""
+    """Assumptions about the model, one sentence each."""
 
     @property
     @abstractmethod
     def spec(self) -> ModelSpec | None:
-        """The architecture, where reference blocks are measured; None for a module."""
+        """Architecture whose reference blocks are measured; None for a module."""
 
     @property
     @abstractmethod
     def degrees(self) -> tuple[int, ...]:
-        """Tensor degrees that can be measured; times and memory at others are scaled."""
+        """Tensor-parallel degrees that can be measured; at others, results are scaled."""
 
     def check_degree(self, degree: int) -> str | None:
-        """Return None for a degree that can be measured, a warning for one that is scaled.
+        """Return a warning for a degree whose results are scaled, None if it can be measured.
 
         Raises
         ------
-        InputError: it does not divide the attention heads.
+        InputError: the degree does not divide the attention heads.
         """
         for layer in self.sizes.layers:
             if layer.num_heads is not None and layer.num_heads % degree:
@@ -130,16 +131,16 @@ class ModelSource(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class SpecSource(ModelSource):
-    """A model that a spec describes completely: a shipped name, config.json or model.json."""
+    """Model that a spec describes completely: a shipped name, config.json or model.json."""
 
     @property
     def spec(self) -> ModelSpec:
-        """The architecture."""
+        """Architecture of the model."""
         return self.sizes
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """Degrees that every layer type can be laid out with."""
+        """Tensor-parallel degrees that all layer types allow."""
         by_type = [set(tensor_degrees(layer)) for layer in self.sizes.layers]
         return tuple(sorted(set.intersection(*by_type)))
 
@@ -152,16 +153,17 @@ def load_source(
     dtype: str = "bf16",
     sizes: SizeOptions = SizeOptions(),
 ) -> ModelSource:
-    """Return what `--model` names, tried out.
+    """Return the source of `--model`, after a trial.
 
-    seq_lengths : of a module, lengths that will be measured; None for its own, which a factory
-    that does not say it has at 2,048. num_layers : layers of each type in the trial. sizes : in
-    place of those of a described model; a module has its own.
+    seq_lengths : lengths to measure, for a module; None: the length of its factory, or 2,048 if it
+    defines none. num_layers : layers of each type in the trial. sizes : replacements of the sizes
+    of a described model; they are not allowed for a module.
 
     Raises
     ------
-    InputError: nothing is of that name, or it cannot be measured; one sentence.
-    InstallError: torch or transformers is missing where they are needed.
+    OptionError: `sizes` are given for a module, or the name is not a Python object.
+    InputError: no model has that name, or it cannot be measured; one sentence.
+    InstallError: torch or transformers is needed and missing.
     """
     kind, _, rest = text.partition(":")
     if kind in ("py", "hf") and sizes.given:
@@ -207,7 +209,7 @@ def _spec_source(text: str, sizes: SizeOptions) -> SpecSource:
 
 
 def _import_factory(text: str, path: str) -> tuple[str, str, Factory]:
-    """Return module, attribute and factory of `package.module:factory`."""
+    """Return (module, attribute, factory) of `package.module:factory`."""
     module_name, _, attribute = path.partition(":")
     parts = (*module_name.split("."), attribute)
     if parts[-2] == "py" or not all(part.isidentifier() for part in parts):
@@ -216,7 +218,7 @@ def _import_factory(text: str, path: str) -> tuple[str, str, Factory]:
         )
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)  # as `python -m` has it; a command has its own folder there
+        sys.path.insert(0, here)  # like `python -m`; a console script has its own folder there
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(module_name)
@@ -243,32 +245,32 @@ def _import_factory(text: str, path: str) -> tuple[str, str, Factory]:
 
 
 # --------------------------------------------------------------------------------------------------
-# A module that a factory makes, as a source of layers to measure.
+# A custom module made by a factory, as a source of layers to measure.
 #
-# It is tried with fake tensors, which cost neither memory nor time; where its shapes depend on
-# values (a router that sorts tokens) it is tried in earnest, at the shortest length.
+# The trial uses fake tensors, which cost neither memory nor time. If shapes depend on values (a
+# router that sorts tokens), the trial uses real tensors at the shortest length.
 
 
 _LENGTH = 2048
-"""Tokens of a sample where neither the run nor the factory says it."""
+"""Sequence length in tokens if neither the run nor the factory sets it."""
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 _WIDTHS = ("hidden_size", "d_model", "n_embd")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleSource(ModelSource):
-    """A module that a factory makes."""
+    """Module that a factory makes."""
 
     text: str
-    """What `--model` said, for messages."""
+    """Value of `--model`, for messages."""
     factory: Factory
     parallelize_plan: Mapping[str, Any] | None = None
-    """Tensor parallelism, as torch's `parallelize_module` wants it of one layer."""
+    """Tensor-parallel plan of one layer, for torch's `parallelize_module`; None if not given."""
     fakeable: bool = True
-    """Whether tensors without contents do to count memory; not where shapes depend on values."""
+    """True if memory can be counted with fake tensors; False if shapes depend on values."""
     num_typical: int = 1
-    """Layers of a type that must be made for the last of them to be like most: 2 where the first
-    one has what others do not, such as a table that all share."""
+    """Layers of a type to make so that the last one is typical: 1, or 2 if the first layer has
+    extra parameters, such as a table that all layers share."""
 
     @property
     def spec(self) -> None:
@@ -277,7 +279,7 @@ class ModuleSource(ModelSource):
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """1 alone without a plan, otherwise every divisor of the heads."""
+        """Only 1 without a plan, otherwise all divisors of the number of heads."""
         heads = (self.sizes.layers[0].num_heads or 1) if self.parallelize_plan is not None else 1
         return tuple(t for t in range(1, heads + 1) if heads % t == 0)
 
@@ -289,10 +291,10 @@ class ModuleSource(ModelSource):
         dtype: str = "bf16",
         device: torch.device | str = "cpu",
     ) -> Built:
-        """Return a model of the factory on a device, its layers found and its weights checked.
+        """Return a model of the factory on a device, with its layers found and weights checked.
 
-        Inside FakeTensorMode it is made of fake tensors. num_layers : of each type. seq_length :
-        the longest it will see; None for that of `sizes`. Raises InputError, one sentence.
+        Inside FakeTensorMode, its tensors are fake. num_layers : layers of each type. seq_length :
+        longest sequence of a batch; None: that of `sizes`. Raises InputError, one sentence.
         """
         length = seq_length or max(layer.seq_length for layer in self.sizes.layers)
         return _make(self.factory, self.text, num_layers, length, dtype, device)[1]
@@ -300,16 +302,17 @@ class ModuleSource(ModelSource):
     def layer_calls(
         self, built: Built, batch: int, seq_length: int, *, degree: int = 1
     ) -> list[LayerCall]:
-        """Return the typical layer of every type, with the arguments that the model gives it.
+        """Return the typical layer of each type, with the arguments that the model passes to it.
 
-        degree : laid out by `parallelize_plan` as a rank of so many holds it, changing `built`.
+        degree : number of ranks; above 1, the layers in `built` are sharded in place by
+        `parallelize_plan`, as on one of these ranks.
         """
         calls = capture_layers(built, batch, seq_length, self.text)
         if degree > 1:
             assert self.parallelize_plan is not None, "only degrees in `degrees` can be built"
             what = f"{self.text}: parallelize_plan at degree {degree}"
             for one in calls:
-                # the plan names modules inside the layer, not inside what binds its arguments
+                # names in the plan are relative to the layer, not to the wrapper around it
                 blamed(what, partial(parallelized, one.module.layer, self.parallelize_plan, degree))
         return calls
 
@@ -323,9 +326,10 @@ def module_source(
     num_layers: int = 2,
     dtype: str = "bf16",
 ) -> ModuleSource:
-    """Return the source of a factory after one forward of what it makes.
+    """Return the source of a factory, after a trial forward of its model.
 
-    text : what messages call it. label : its name. Raises InputError, one sentence.
+    text : name of the source in messages. label : name of the model. Raises InputError, one
+    sentence.
     """
     lengths = tuple(seq_lengths or (getattr(factory, "seq_length", None) or _LENGTH,))
     assumed = []
@@ -333,7 +337,7 @@ def module_source(
     if flaw is not None:
         assumed.append(f"{text}: memory is counted with contents, and takes that memory: {flaw}")
     assumed += _frozen(built, text)
-    # else a second layer must be made for one that is like most
+    # if untypical, two layers must be made, so that the last one is typical
     typical = all(typical_layer(of_type) is of_type[0] for of_type in built.layers)
     owners = (made, built.module, getattr(built.module, "config", None))
     heads = _number((*owners, *built.layers[0][0].modules()), _HEADS)
@@ -371,9 +375,9 @@ def module_source(
 def _tried(
     factory: Factory, text: str, num_layers: int, lengths: Sequence[int], dtype: str
 ) -> tuple[Any, Built, list[int], str | None]:
-    """Return what the factory made, the model in it, the width of its layer types, and why not.
+    """Return the factory's result, its model, the widths of its layer types, and a flaw or None.
 
-    The last is a phrase on why tensors without contents do not do for it, None where they do.
+    The flaw is a phrase that explains why fake tensors do not work for the model.
     """
     made = built = None
     try:
@@ -383,22 +387,22 @@ def _tried(
     except needs_values() as error:
         flaw = f"its shapes depend on values ({first_line(error)})"
     except InputError as error:
-        # shapes of an operator may be unknown to torch, and its values not
+        # torch may not know the output shapes of an operator for fake tensors
         if built is None or not isinstance(error.__cause__, RuntimeError):
             raise
         flaw = f"it does not run on tensors without contents ({first_line(error.__cause__)})"
-        # with contents it would end this process
+        # with real tensors, the process would run out of memory
         if not _fits(built):
             raise
     if built is not None and not _fits(built):
         raise InputError(f"{text}: {flaw}, and with contents it does not fit into memory here")
-    # shortest length: with contents a trial costs what a forward does
+    # the shortest length, since a trial with real tensors costs a full forward
     made, built = _make(factory, text, num_layers, min(lengths), dtype, "cpu")
     return made, built, _run_once(built, min(lengths), text), flaw
 
 
 def _run_once(built: Built, seq_length: int, text: str) -> list[int]:
-    """Return the width of the model's layer types, after one forward of each and of the whole."""
+    """Return the widths of the layer types, after one forward of each and of the whole model."""
     check_positions(built.module, seq_length, text)
     widths = []
     calls = capture_layers(built, 1, seq_length, text)
@@ -406,7 +410,7 @@ def _run_once(built: Built, seq_length: int, text: str) -> list[int]:
         name = f"{text}: layer {type(layer.module.layer).__name__}"
         _check_gradient(blamed(name, partial(layer.module, *layer.inputs)), name)
         shapes = [tuple(one.inputs[0].shape) for one in (layer, double)]
-        # a batch that is not what was asked for makes times per sample wrong
+        # a wrong batch size would make the times per sample wrong
         if double.inputs[0].numel() != 2 * layer.inputs[0].numel():
             raise InputError(
                 f"{name} gets a hidden state of shape {list(shapes[0])} for one sample and of "
@@ -421,7 +425,7 @@ def _run_once(built: Built, seq_length: int, text: str) -> list[int]:
 
 
 def _check_gradient(output: torch.Tensor, name: str) -> None:
-    """Refuse an output that no backward can start from."""
+    """Raise InputError if a backward cannot start from the output."""
     if not output.requires_grad:
         raise InputError(
             f"{name} returns a tensor that needs no gradient, so that there is no backward to "
@@ -430,17 +434,17 @@ def _check_gradient(output: torch.Tensor, name: str) -> None:
 
 
 def rehearse(source: ModuleSource, lengths: Sequence[int], dtype: str, device: Any) -> None:
-    """Run a small model in earnest; raise InputError where values are what is wrong with it.
+    """Run a small model with real tensors; raise InputError if its values cause a failure.
 
-    Tokens and positions beyond their tables, weights and outputs that are not finite, operators
-    that the device does not have: tensors without contents show none of them.
+    Fake tensors do not reveal tokens or positions beyond their tables, outputs or weights that are
+    not finite, or operators that the device does not support.
     """
     import torch
 
     text = source.text
-    # longest length, so that tables of positions are large enough for all
+    # the longest length, so that position tables are large enough for all
     built = source.build(source.num_typical, seq_length=max(lengths), dtype=dtype, device=device)
-    capture_layers(built, 1, max(lengths), text)  # ends at the last layer, before the head
+    capture_layers(built, 1, max(lengths), text)  # stops at the last layer, before the head
     for layer in capture_layers(built, 1, min(lengths), text):
         name = f"{text}: layer {type(layer.module.layer).__name__}"
         output = blamed(name, partial(layer.module, *layer.inputs))
@@ -452,14 +456,14 @@ def rehearse(source: ModuleSource, lengths: Sequence[int], dtype: str, device: A
 
 
 def _fits(built: Built) -> bool:
-    """Return whether the parameters of a model, twice, are less than the memory that is free."""
+    """Return True if twice the parameters of a model fit into the free memory."""
     # weights and gradients
     needed: float = 2.0 * sum(p.nbytes for p in built.module.parameters())
     return needed < available_bytes()
 
 
 def _frozen(built: Built, text: str) -> list[str]:
-    """Return a warning where layers have parameters that are not trained."""
+    """Return a warning if layers contain frozen parameters, else an empty list."""
     every = [p for of_type in built.layers for p in typical_layer(of_type).parameters()]
     share = sum(p.numel() for p in every if not p.requires_grad) / sum(p.numel() for p in every)
     said = (
@@ -477,7 +481,7 @@ def _make(
     dtype: str,
     device: torch.device | str,
 ) -> tuple[Any, Built]:
-    """Return what the factory made, and the model in it after every check that needs no forward."""
+    """Return the factory's result and its model, after all checks that need no forward."""
     from torch import nn
 
     from profiler.measure import torch_dtype
@@ -503,11 +507,11 @@ def _make(
             f"{text}: {type(made).__name__} has no make_batch(batch, seq_length); add it, it "
             "returns what one call of the module gets"
         )
-    # a module's own .layers is whatever its author likes: the list is found by its class
+    # .layers of a module may be anything, so its layers are found by class
     stated = None if made is module else getattr(made, "layers", None)
     layers = find_layers(module, text) if stated is None else _checked_layers(stated, text)
     for of_type in layers:
-        # the first may hold what all share; the last has what layers have
+        # the first layer may contain shared parameters; the last one is typical
         if next(of_type[-1].parameters(), None) is None:
             raise InputError(
                 f"{text}: layer {type(of_type[0]).__name__} has no parameters, so that there is "
@@ -529,7 +533,7 @@ def _make(
 
 
 def _module_of(made: Any) -> Any:
-    """Return the module that a factory's result is or has."""
+    """Return the module of a factory's result: the result itself or its `.module`."""
     from torch import nn
 
     return made if isinstance(made, nn.Module) else getattr(made, "module", None)
@@ -538,7 +542,7 @@ def _module_of(made: Any) -> Any:
 def _batches(
     own: Callable[[int, int], Any], text: str, device: torch.device | str, element: torch.dtype
 ) -> Callable[[int, int], Any]:
-    """Return `make_batch` whose tensors are made on the device and whose errors are sentences."""
+    """Return a `make_batch` that creates tensors on `device` and raises InputError sentences."""
 
     import torch
     from torch.utils._pytree import tree_leaves
@@ -561,7 +565,7 @@ def _batches(
 
 
 def _checked_layers(stated: Any, text: str) -> list[list[Any]]:
-    """Return `.layers` as lists by layer type."""
+    """Return `.layers` as one list per layer type; raise InputError if it is malformed."""
     from torch import nn
 
     try:
@@ -585,7 +589,7 @@ def _checked_layers(stated: Any, text: str) -> list[list[Any]]:
 
 
 def _check_dtype(layers: list[list[Any]], element: torch.dtype, text: str) -> None:
-    """Refuse layers most of whose parameters are of another type: they would take other times."""
+    """Raise InputError if most layer parameters have another dtype, which would change times."""
     right = total = 0
     for of_type in layers:
         for parameter in of_type[0].parameters():
@@ -603,7 +607,7 @@ def _check_dtype(layers: list[list[Any]], element: torch.dtype, text: str) -> No
 
 
 def _number(owners: Sequence[Any], names: Sequence[str]) -> int | None:
-    """Return the first whole number above 0 that an owner has under one of the names."""
+    """Return the first positive integer that an owner has under one of the names, or None."""
     for owner in owners:
         for name in names:
             value = getattr(owner, name, None)

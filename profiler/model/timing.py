@@ -1,9 +1,8 @@
-"""Times one module on one device: forward, backward, recomputation and optimizer apart.
+"""Time one module on one device: forward, backward, recomputation and optimizer separately.
 
-Which module stands for a cell is in `measuring`. Data are random, autograd is on as in training,
-and what a forward keeps stays alive until its backward; gradients and graphs are dropped between
-repetitions. The cache of the device is not flushed: in training, too, a layer finds there what the
-one before it has left.
+`measuring` selects the module of a cell. Data are random, and autograd is on as in training. Saved
+activations stay alive until the backward; gradients and graphs are dropped between repetitions. The
+device's cache is not flushed, since in training it also holds data of the layer before.
 """
 
 from __future__ import annotations
@@ -33,59 +32,59 @@ from profiler.model.counting import End
 from profiler.model.documents import ON_DEVICE
 
 # --------------------------------------------------------------------------------------------------
-# The passes of a module, and their samples: what runs while a clock does, and what between.
+# The passes of a module and their samples: the timed work, and the untimed work in between.
 #
-# What a forward keeps stays alive until its backward, as in training; gradients and graphs are
-# dropped between repetitions.
+# Saved activations stay alive until the backward, as in training. Gradients and graphs are dropped
+# between repetitions.
 
 
 class Passes:
-    """The passes of one module through one set of inputs, and what they leave behind."""
+    """Passes of one module with fixed inputs, and the outputs and gradients that they create."""
 
     def __init__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Prepare passes; tensors of floating point among the inputs get gradients."""
-        # evaluation would skip what training does, such as dropout
+        """Prepare the passes; floating-point tensors among the inputs get gradients."""
+        # evaluation mode would skip work of training, such as dropout
         self._module = module.train()
         self._inputs = tuple(
-            # leaves, so that gradients end here
+            # leaves, so that the backward ends here
             x.detach().requires_grad_(x.is_floating_point()) if isinstance(x, torch.Tensor) else x
             for x in inputs
         )
         self._leaves = [x for x in self._inputs if isinstance(x, torch.Tensor) and x.requires_grad]
         self.parameters = [p for p in module.parameters() if p.requires_grad]
-        """Those that an optimizer changes."""
+        """Parameters that an optimizer updates."""
         self._outputs: list[torch.Tensor] = []
         self._gradient: torch.Tensor | None = None
 
     def forward(self) -> None:
-        """Run the module and keep its output, and with it everything that its backward needs."""
+        """Run the module and keep its output, and with it the saved activations."""
         self._outputs.append(self._module(*self._inputs))
 
     def backward(self) -> None:
-        """Run the backward of the forward before, into fresh gradients."""
+        """Run the backward of the latest forward, into new gradients."""
         output = self._outputs.pop()
-        self._drop_gradients()  # else it would add to those of the one before
+        self._drop_gradients()  # otherwise autograd would add to the earlier gradients
         output.backward(self._gradient)
 
     def recompute(self) -> None:
-        """Run the module again as a checkpoint does in its backward, and keep its output."""
+        """Run the module again, as a checkpoint does in its backward, and keep its output."""
         inputs = (
-            # a checkpoint recomputes from its input, not through it
+            # a checkpoint recomputes from its detached input
             x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
             for x in self._inputs
         )
         self._outputs.append(self._module(*inputs))
 
     def drop(self) -> None:
-        """Free what the passes so far have left."""
+        """Free the outputs and gradients of all passes."""
         self._outputs.clear()
         self._drop_gradients()
 
     def rehearse(self, where: str, *, backward: bool) -> str | None:
-        """Run each pass once; return what is wrong with the output, None where nothing is.
+        """Run each pass once; return a phrase about a flaw of the output, or None.
 
-        where : the size, for messages; backward : whether the backward will be run.
-        Raises InputError where the module fails by itself, or returns what has no backward.
+        where : the size, for messages. backward : True if the backward will be run.
+        Raises InputError if the module itself fails, or its output allows no backward.
         """
         name = type(self._module).__name__
         try:
@@ -104,11 +103,11 @@ class Passes:
                         "backward to measure; give it parameters that do, or measure the forward"
                     )
                 scalar = output.dim() == 0
-                # a loss starts from 1, the middle of a model from any gradient
+                # a loss starts from 1, the output of a layer from any gradient
                 self._gradient = (torch.ones_like if scalar else torch.randn_like)(output.detach())
                 self.backward()
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
-            # missing memory is a matter of the size, not of the module
+            # lack of memory depends on the size, not on the module
             if out_of_memory(error):
                 raise
             said = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
@@ -125,18 +124,18 @@ class Passes:
 def optimizer_step(
     parameters: list[nn.Parameter], device: torch.device
 ) -> Callable[[], None] | None:
-    """Return a step of AdamW on float32 copies, and back to the parameters; None without any."""
+    """Return a step of AdamW on fp32 copies with the copy back; None without parameters."""
     if not parameters:
         return None
-    # mixed precision steps float32 copies, whatever the weights are
+    # mixed precision updates fp32 copies, whatever the dtype of the weights
     copies = [p.detach().to(torch.float32, copy=True).requires_grad_() for p in parameters]
     for copy in copies:
         copy.grad = torch.randn_like(copy)
     cuda = device.type == "cuda"
     adam = torch.optim.AdamW(copies, lr=1e-6, fused=cuda, foreach=not cuda)
-    # into tensors of their own: what is measured keeps its weights
+    # into separate tensors, so that the measured module keeps its weights
     pairs = [(torch.empty_like(p), c) for p, c in zip(parameters, copies, strict=True)]
-    # float32 weights are what is stepped: nothing is copied back
+    # fp32 weights are updated directly: nothing is copied back
     pairs = [(own, copy) for own, copy in pairs if own.dtype != copy.dtype]
 
     def step() -> None:
@@ -154,11 +153,11 @@ def sample(
     timer: Timer,
     policy: Policy,
 ) -> dict[str, list[float]]:
-    """Return the samples of stages that follow one another in every repetition.
+    """Return the samples, in seconds, of stages that run one after another in each repetition.
 
-    stages : operations by name; drop : frees what a repetition has left, outside of the clock.
-    With several loops all forwards come before all backwards, as those of several layers do.
-    Each stage has the seconds of the policy.
+    stages : operations by name. drop : frees the results of a repetition, outside the timing.
+    With several loops all forwards run before all backwards, as in a model with several layers.
+    Each stage has the time budget of the policy.
     """
 
     def play(repetitions: Mapping[str, Callable[[], float]]) -> dict[str, float]:
@@ -173,55 +172,55 @@ def sample(
     probe = play(once)
     for _ in range(warmups(sum(probe.values()), policy) - 1):
         probe = play(once)
-    # the shortest stage needs most loops, and all stages take the same number
+    # all stages use the same number of loops, and the shortest needs the most
     loops = choose_loops(min(probe.values()), policy)
     repetitions = bound(loops)
     if loops > 1:
         try:
-            # whether so many activations fit shows before anything is timed
+            # run once untimed, to see if the activations of all loops fit
             play(repetitions)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
-            repetitions = once  # every forward of a repetition keeps its own activations
+            repetitions = once  # each forward of a repetition keeps its own activations
         drop()
     samples_s: dict[str, list[float]] = {name: [] for name in stages}
     begun_s, spent_s = time.perf_counter(), 0.0
-    # until the least certain stage is certain, since all are played together
+    # until the least certain stage is certain, since all stages run together
     while count := max(next_block(taken, spent_s, policy) for taken in samples_s.values()):
         for _ in range(count):
             for name, seconds in play(repetitions).items():
                 samples_s[name].append(seconds)
-        spent_s = (time.perf_counter() - begun_s) / len(stages)  # each has its own budget
+        spent_s = (time.perf_counter() - begun_s) / len(stages)  # each stage has its own budget
     return samples_s
 
 
 # --------------------------------------------------------------------------------------------------
-# Memory of one part of a model as a GPU's allocator sees it, to be held against exact counts.
+# Memory of one part of a model from a GPU's allocator, for comparison with exact counts.
 #
-# Figures are differences of what torch has allocated, in bytes for the whole batch: `kept` is what
-# a forward leaves behind, its input included and its output not, as in an exact count; `peak` is
-# the most that forward and backward need beyond that. Gradients of parameters are freed as soon as
-# they are complete, so that those on their way count and those that an optimizer waits for do not.
+# Figures are differences of allocated bytes in torch, for the whole batch. `kept` is memory that a
+# forward leaves allocated, including its input and without its output, as in an exact count. `peak`
+# is the largest further need of forward and backward. Gradients of parameters are freed as soon as
+# they are complete: gradients in progress count, and those that wait for an optimizer do not.
 
 
 APART = 0.01
-"""Relative difference between device and exact count that is reported."""
+"""Smallest relative difference between device and exact count that is reported."""
 _GRANULE_BYTES = 512
-"""The allocator rounds every tensor up to a multiple of it."""
+"""Multiple to which the allocator rounds every tensor up, bytes."""
 _FEW_BYTES = 64 << 10
 
 
 class Allocated(Record):
-    """What the allocator of a device said of one forward and backward."""
+    """Bytes that the allocator of a device reports for one forward and backward."""
 
     kept_bytes: int
-    """Left behind by the forward, in blocks of the allocator."""
+    """Bytes left allocated by the forward, in blocks of the allocator."""
     peak_bytes: int
-    """Most that was allocated at once, above `kept_bytes`."""
+    """Peak allocated bytes above `kept_bytes`."""
     requested_bytes: int | None
-    """`kept_bytes` as it was asked for, before any rounding; None where the allocator in use does
-    not say it."""
+    """`kept_bytes` as requested, before rounding to blocks; None if the allocator does not report
+    it."""
 
 
 def allocated_by(
@@ -231,33 +230,33 @@ def allocated_by(
     *,
     shared: int = 1,
 ) -> Allocated:
-    """Return what a module that returns one tensor has allocated on a CUDA device.
+    """Return the CUDA memory that a module with one output tensor allocates.
 
-    shared : number of leading inputs that are the part's own; others belong to somebody else.
-    Raises RuntimeError where the device has no memory for it.
+    shared : number of leading inputs that belong to the part; the other inputs are shared.
+    Raises RuntimeError if the device runs out of memory.
     """
     with torch.cuda.device(device):
         module = build().train()
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_forget_gradient)
-        # Workspaces of matrix products and lazily loaded kernels exist afterwards, those of the
-        # thread that runs backwards too.
+        # GEMM workspaces and lazily loaded kernels exist after this run, including those of the
+        # autograd thread.
         _run(module, make_inputs())
-        # A block that is at most 1 MiB too large is not split, and counts as a whole: without
-        # blocks of earlier work there is less choice.
+        # The allocator does not split a block that is at most 1 MiB too large, and counts all of
+        # it. Without cached blocks of earlier work this is rarer.
         gc.collect()
         torch.cuda.empty_cache()
         inputs = make_inputs()
         for x in inputs:
-            x.grad = None  # they may be those of the pass before
-        # the input belongs to what is kept, but was there before the count began
+            x.grad = None  # the tensors may be those of the first run
+        # the input counts as kept, but was allocated before the count began
         own = sum(_rounded(x.nbytes) for x in inputs[:shared])
         asked = sum(x.nbytes for x in inputs[:shared])
         before = _allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         end = End.apply(module(*inputs))
-        # the output is gone: End has let go of it
+        # End has released the output
         after = _allocated(device)
         end.backward(torch.empty_like(end))
         most = torch.cuda.max_memory_allocated(device)
@@ -270,7 +269,7 @@ def allocated_by(
 
 
 def figures_of(found: Allocated) -> dict[str, float]:
-    """Return the figures that a memory cell keeps, by their names there."""
+    """Return the device results under their names in a memory cell."""
     return {
         "device_activation": float(found.kept_bytes),
         "device_peak": float(found.peak_bytes),
@@ -280,16 +279,16 @@ def figures_of(found: Allocated) -> dict[str, float]:
 def explain_difference(
     exact_bytes: float, device_bytes: float, requested_bytes: float | None = None
 ) -> str | None:
-    """Return a sentence on two figures that differ by more than 1 %, None where they agree.
+    """Return a sentence if two byte counts differ by more than 1 %, None if they agree.
 
-    requested_bytes : what the allocator was asked for, which tells its rounding from a kernel's
-    memory.
+    requested_bytes : bytes requested from the allocator, which separate its rounding from memory
+    of a kernel.
     """
     if exact_bytes <= 0.0 or abs(device_bytes / exact_bytes - 1.0) <= APART:
         return None
     apart = device_bytes - exact_bytes
     if requested_bytes is not None:
-        # what was asked for is what was counted, so that only blocks differ
+        # requested bytes equal the count, so only the rounding to blocks differs
         rounded = abs(requested_bytes / exact_bytes - 1.0) <= APART
     else:
         rounded = 0.0 < apart <= _FEW_BYTES
@@ -315,7 +314,7 @@ def _forget_gradient(parameter: torch.Tensor) -> None:
 
 
 def _allocated(device: torch.device) -> tuple[int, int]:
-    """Return bytes in use, as blocks and as they were asked for (0: unknown)."""
+    """Return allocated bytes, in blocks and as requested; the latter is 0 if unknown."""
     torch.cuda.synchronize(device)
     stats = torch.cuda.memory_stats(device)
     return (
@@ -329,28 +328,29 @@ def _rounded(num_bytes: int) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# One part timed: layers, vocabulary, optimizer, and modules of others.
+# Timing of one part: layers, vocabulary, optimizer, and custom modules.
 
 
 _LOG = logging.getLogger(__name__)
 
 DEVICE_SAMPLE_S = 1e-2
-"""A repetition on a GPU begins with an idle device: up to 50 us pass before its first kernel."""
+"""Shortest repetition on a GPU, seconds: after an idle time, up to 50 us pass before its first
+kernel."""
 OPTIMIZER_SHARE = 0.25
-"""Of the seconds of a cell, in addition to them."""
+"""Time budget of the optimizer step, as a fraction of a cell's budget and in addition to it."""
 
 
 class Timed(Record):
-    """What was measured of one cell, or why nothing was."""
+    """Samples of one cell, or the reason why there are none."""
 
     samples_s: Mapping[str, list[float]] = field(default_factory=dict)
-    """Seconds for the whole batch, in the order they were taken, by `forward`, `backward`,
-    `recompute` and `optimizer`; empty where the cell failed."""
+    """Seconds for the whole batch, in measured order, by `forward`, `backward`, `recompute` and
+    `optimizer`; empty if the cell failed."""
     reason: str | None = None
-    """Why it failed, in one phrase; None where it did not."""
+    """Reason of a failure, in one phrase; None if the cell is ok."""
     notes: tuple[str, ...] = ()
     elapsed_s: float = 0.0
-    """Seconds on the wall, with everything that surrounds the repetitions."""
+    """Wall-clock seconds, including all work around the repetitions."""
 
 
 def time_module(
@@ -367,14 +367,14 @@ def time_module(
 ) -> Timed:
     """Return the times of a module that returns one tensor.
 
-    module : on `device`, or what builds it there, with the same random numbers every time.
-    make_inputs : what a call of the module gets; a tensor of floating point also gets a gradient,
-    as in the middle of a model. where : the size, for messages.
-    `recompute` (asked for by `checkpoint`) is the forward that a checkpointed module repeats in
-    its backward: from detached inputs, with autograd, so that it keeps what the backward needs.
-    `optimizer` is AdamW on float32 copies of the parameters, and back to their own type.
-    Memory that is missing, or an output that is not finite, fails the cell.
-    Raises InputError where the module fails by itself, or returns something else.
+    module : the module on `device`, or a function that builds it there with the same random
+    numbers each time. make_inputs : returns the inputs of a call; a floating-point tensor gets a
+    gradient, as inside a model. where : the size, for messages.
+    checkpoint : also time `recompute`, the forward that a checkpointed module repeats in its
+    backward. It runs from detached inputs with autograd, so that it saves activations.
+    optimizer : also time AdamW on fp32 copies of the parameters, with the copy back to their dtype.
+    Lack of memory, or an output that is not finite, fails the cell.
+    Raises InputError if the module itself fails, or returns anything but one tensor.
     """
 
     def measure() -> Timed:
@@ -404,10 +404,10 @@ def time_module(
 
 
 def _guarded(measure: Callable[[], Timed], device: torch.device, where: str) -> Timed:
-    """Return what `measure` returns, or a failed cell where memory is missing."""
+    """Return the result of `measure`, or a failed cell if memory runs out."""
     began_s = time.perf_counter()
     result: Timed | None = None
-    # the caller's random numbers are left alone
+    # keep the caller's random state
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         try:
@@ -416,10 +416,10 @@ def _guarded(measure: Callable[[], Timed], device: torch.device, where: str) -> 
             if not out_of_memory(error):
                 raise
             _LOG.debug("no memory for %s: %s", where, error)
-    if result is None:  # here the exception is gone, and with it the frames that hold tensors
+    if result is None:  # outside `except`: the exception's frames, which hold tensors, are gone
         gc.collect()
         result = Timed(reason=f"out of memory at {where}")
     if device.type == "cuda":
-        gc.collect()  # what lies in cycles would be missing for a larger cell
+        gc.collect()  # tensors in reference cycles would take memory from a larger cell
         torch.cuda.empty_cache()
     return replace(result, elapsed_s=time.perf_counter() - began_s)

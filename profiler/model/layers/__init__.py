@@ -1,4 +1,4 @@
-"""The layers that are measured, as torch modules: the only nn.Module code of the profiler."""
+"""Measured layers as torch modules: the only nn.Module code of the profiler."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Attention of a spec, with the shapes of one rank: of heads, and of latents.
+"""Attention of a spec with the shapes of one rank: multi-head and multi-head latent attention.
 
-Grouped keys and values, rotary positions, norms of queries and keys, windows and sinks. The kernels
-are `profiler.model.layers.kernels`.
+Supports grouped keys and values, rotary positions, norms of queries and keys, windows and sinks.
+The kernels are in `profiler.model.layers.kernels`.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ _ROTARY_BASE = 10000.0
 
 
 class Norm(nn.Module):
-    """RMSNorm, or LayerNorm where it has a bias."""
+    """RMSNorm, or LayerNorm if it has a bias."""
 
     def __init__(self, width: int, *, bias: bool) -> None:
-        """Make a norm over the last dimension."""
+        """Create a norm over the last dimension, with `width` elements."""
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x, normalised token by token."""
+        """Return x, normalised over its last dimension."""
         if self.bias is None:
             return rms_norm(x, self.weight)
         return layer_norm(x, self.weight, self.bias)
 
 
 def has_norm_biases(spec: LayerSpec) -> bool:
-    """Return whether the norms of a layer have biases (LayerNorm) or not (RMSNorm).
+    """Return True if the norms of a layer have biases (LayerNorm), False for RMSNorm.
 
-    Raises InputError when its norm parameters are those of neither.
+    Raises InputError if the number of norm parameters fits neither.
     """
     norms = layer_norms(spec)
     per_norm = spec.norm_parameters_per_hidden / norms
@@ -56,7 +56,7 @@ def has_norm_biases(spec: LayerSpec) -> bool:
 
 
 class _Core(nn.Module):
-    """Attention of one rank from its heads' queries, keys and values; not where they are from."""
+    """Attention core of one rank, from queries, keys and values by head; without projections."""
 
     def __init__(
         self, spec: LayerSpec, sharding: Sharding, on: TensorGroup, *, context: ContextGroup
@@ -68,26 +68,26 @@ class _Core(nn.Module):
         self.dropout = sharding.dropout
         self.core = attention if sharding.flash else open_attention
         self.recompute = sharding.checkpoint == "selective" or "core_attn" in sharding.recompute
-        # of the heads whose scores are made here: under Ulysses another part on each rank
+        # sinks of the rank's heads; with Ulysses of all heads, and each rank uses its piece
         own = (spec.num_heads or 1) // on.weight_ranks
         self.sinks = nn.Parameter(torch.zeros(own)) if spec.attention_sinks else None
 
     def heads(self, q: Any, k: Any, v: Any) -> Any:
-        """Return what attention puts out, (tokens, batch, heads * width), as the rank holds it."""
+        """Return the attention output of this rank, (tokens, batch, heads * width)."""
         return self.attended(*self.exchanged(q, k, v), recompute=self.recompute)
 
     def exchanged(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
-        """Return the heads whose scores are made here, of all tokens that they are made of."""
+        """Return q, k and v of the heads that this rank computes, with all tokens of its group."""
         if self.on.splits_weights or self.on.degree == 1:
             return q, k, v
         return self._to_heads(q), self._to_heads(k), self._to_heads(v)
 
     def attended(self, q: Any, k: Any, v: Any, *, recompute: bool) -> Any:
-        """Return the same as `heads`, of what `exchanged` returns."""
+        """Return the output of `heads` from the tensors that `exchanged` returns."""
         if self.on.splits_weights or self.on.degree == 1:
             out = self._scores(q, k, v, self.sinks, recompute=recompute)
         else:
-            # several parts of a parameter are its pieces, as of an activation
+            # each Ulysses rank uses the sinks of its own heads
             sinks = None if self.sinks is None else self.sinks.chunk(self.on.degree)[self.on.rank]
             out = self._to_sequence(self._scores(q, k, v, sinks, recompute=recompute))
         return out.reshape(*out.shape[:2], -1)
@@ -95,7 +95,7 @@ class _Core(nn.Module):
     def _scores(self, q: Any, k: Any, v: Any, sinks: Any, *, recompute: bool) -> Any:
         def core(q: Any, k: Any, v: Any, sinks: Any) -> Any:
             if self.context.degree > 1:
-                # without sinks or a window: others are refused
+                # sinks and windows are refused with context parallelism
                 return context_attention(q, k, v, on=self.context, causal=self.causal)
             return self.core(
                 q,
@@ -114,7 +114,7 @@ class _Core(nn.Module):
     def _to_heads(self, x: Any) -> Any:
         """Return all tokens of this rank's heads, from this rank's tokens of all heads."""
         t = self.on.degree
-        if x.shape[2] < t:  # more ranks than heads: several ranks get the same one
+        if x.shape[2] < t:  # more ranks than heads: several ranks receive the same head
             x = x.repeat_interleave(t // x.shape[2], dim=2)
         pieces = x.unflatten(2, (t, -1)).permute(2, 0, 1, 3, 4)
         return self.on.exchange(pieces).flatten(0, 1)
@@ -128,15 +128,15 @@ class _Core(nn.Module):
 def _rotary_tables(
     on: TensorGroup, context: ContextGroup, seq_length: int, width: int
 ) -> tuple[Any, Any]:
-    """Return cosines and sines of the positions whose heads this rank turns."""
-    # Ulysses turns heads before the exchange, while a rank has its own tokens alone
+    """Return (cos, sin) tables of the positions at which this rank rotates heads."""
+    # Ulysses rotates heads before the exchange, when a rank holds only its own tokens
     ulysses = on.splits_sequence and not on.splits_weights
     held = held_tokens(
         seq_length,
         context=(context.degree, context.rank),
         shard=(on.degree, on.rank) if ulysses else (1, 0),
     )
-    # bf16 has no exact integers above 256
+    # bf16 cannot represent all integers above 256
     places = torch.cat([torch.arange(*ends, dtype=torch.float32) for ends in held])
     powers = torch.arange(0, width, 2, dtype=torch.float32) / width
     # frequencies of rotary positions: base^(-2i / width)
@@ -146,7 +146,7 @@ def _rotary_tables(
 
 
 class Attention(_Core):
-    """Self-attention, or cross-attention, with heads that are projected at once."""
+    """Multi-head self-attention or cross-attention, with direct projections of heads."""
 
     def __init__(
         self,
@@ -157,14 +157,14 @@ class Attention(_Core):
         context: ContextGroup,
         cross: bool = False,
     ) -> None:
-        """Make the part of one rank; raises InputError for what cannot be split so."""
+        """Create the shard of one rank; raise InputError if it cannot be sharded so."""
         super().__init__(spec, sharding, on, context=context)
         self.cross = cross
         self.causal = spec.causal and not cross
         self.width = head_dim(spec)
         heads = spec.num_heads or 1
         kv_heads = spec.num_kv_heads or heads
-        # ranks share key-value heads where there are more ranks than heads
+        # with more ranks than key-value heads, ranks share them
         own, own_kv = heads // on.weight_ranks, max(1, kv_heads // on.weight_ranks)
         query, pair = own * self.width, [own_kv * self.width] * 2
         bias = spec.biases or spec.qkv_biases
@@ -181,7 +181,7 @@ class Attention(_Core):
         self.register_buffer("sin", tables[1] if tables else None, persistent=False)
 
     def _norms(self, spec: LayerSpec, query: int, key: int) -> tuple[Norm | None, Norm | None]:
-        """Return the norms of queries and of keys: of one head's width, or of all heads."""
+        """Return the norms of queries and keys (or None): per head, or over all heads."""
         if not spec.qk_norms:
             return None, None
         if not spec.wide_qk_norms:
@@ -194,7 +194,7 @@ class Attention(_Core):
         return Norm(query, bias=False), Norm(key, bias=False)
 
     def _normed(self, flat: Any, norm: Norm | None) -> Any:
-        """Return heads of the projected queries or keys, normalised one by one or all together."""
+        """Return the projected queries or keys by head, normalised per head or over all heads."""
         if norm is not None and norm.weight.numel() != self.width:
             flat = norm(flat)
         heads = flat.view(*flat.shape[:2], -1, self.width)
@@ -207,7 +207,7 @@ class Attention(_Core):
             flat = (*self.query(x), *self.key_value(context))
         q, k = self._normed(flat[0], self.query_norm), self._normed(flat[1], self.key_norm)
         v = flat[2].view(*flat[2].shape[:2], -1, self.width)
-        # else heads as they were before turning would be held until the end
+        # otherwise the heads before rotation would be kept until the end
         del flat
         if self.cos is not None:
             q, k = rotary(q, self.cos, self.sin), rotary(k, self.cos, self.sin)
@@ -215,17 +215,17 @@ class Attention(_Core):
 
 
 class LatentAttention(_Core):
-    """Multi-head latent attention (arXiv 2405.04434, section 2.1), as Megatron-LM splits it.
+    """Multi-head latent attention (arXiv 2405.04434, section 2.1), sharded as in Megatron-LM.
 
-    Down projections and their norms are whole on every tensor rank, which divides the heads behind
-    them; with sequence parallelism each has its own tokens there, and the one rotary key of a token
-    is gathered. Keys and values are expanded to all heads.
+    Down projections and their norms are replicated on every tensor-parallel rank; the heads after
+    them are sharded. With sequence parallelism, each rank applies them to its own tokens, and the
+    single rotary key of each token is gathered. Keys and values are expanded to all heads.
     """
 
     def __init__(
         self, spec: LayerSpec, sharding: Sharding, on: TensorGroup, *, context: ContextGroup
     ) -> None:
-        """Make the part of one rank."""
+        """Create the shard of one rank."""
         super().__init__(spec, sharding, on, context=context)
         latent = spec.latent
         assert latent is not None, "a layer with latent attention"
@@ -250,7 +250,7 @@ class LatentAttention(_Core):
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, x: Any, context: Any = None) -> Any:
-        """Return attention of x to itself."""
+        """Return the self-attention of x."""
         latent = self.latent
         if self.query_down is None:
             query = x
@@ -265,7 +265,7 @@ class LatentAttention(_Core):
             del query, narrow, turning
             return self.out(self.heads(q, k, v))
         if self.recompute:
-            # what is recomputed would keep its queries, keys and values: all is made again together
+            # recomputed attention would keep its queries, keys and values: recompute both together
             found = recomputed(self._attended_again, query, narrow, turning, dropout=self.dropout)
         else:
             attended = partial(self.attended, recompute=False)
@@ -279,9 +279,10 @@ class LatentAttention(_Core):
         return self.exchanged(*self._expanded(*latents))
 
     def _expanded(self, query: Any, narrow: Any, turning: Any) -> tuple[Any, Any, Any]:
-        """Return queries, keys and values of this rank's heads, from the latents of a token.
+        """Return queries, keys and values of this rank's heads, expanded from the latents.
 
-        query : what queries are made of; narrow : keys and values; turning : the rotary key.
+        query : input of the query projection; narrow : latent of keys and values; turning : rotary
+        key before rotation.
         """
         latent = self.latent
         (flat,) = self.query(query)
@@ -290,7 +291,7 @@ class LatentAttention(_Core):
         still, turned = q.split([latent.key_width, latent.rotary_width], -1)
         q = torch.cat([still, rotary(turned.contiguous(), self.cos, self.sin)], -1)
         del flat, still, turned
-        # one for all heads, of all tokens where heads are divided
+        # one rotary key for all heads; with sharded heads, gathered for all tokens
         shared = self.on.enter(turning) if self.on.splits_weights else turning
         shared = rotary(shared.unsqueeze(2).contiguous(), self.cos, self.sin)
         keys = keys.view(*keys.shape[:2], -1, latent.key_width)

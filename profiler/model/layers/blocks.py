@@ -1,8 +1,8 @@
-"""Transformer layers of a spec, with the shapes of one rank: what is counted and what is timed.
+"""Transformer layers of a spec with the shapes of one rank, for counting and timing.
 
-RMSNorm or LayerNorm, attention (`profiler.model.layers.attention`), cross-attention, a gated
-(SwiGLU) or plain (GELU) MLP or a mixture of them (`experts`). Activations are (sequence, batch,
-hidden), as in Megatron-LM.
+They consist of RMSNorm or LayerNorm, attention (`profiler.model.layers.attention`) or
+cross-attention, and a gated (SwiGLU) or plain (GELU) MLP or a mixture of experts (`experts`).
+Activations are (sequence, batch, hidden), as in Megatron-LM.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from profiler.model.layers.sharding import Sharding
 
 @contextlib.contextmanager
 def made_of(dtype: torch.dtype, device: torch.device | str) -> Iterator[None]:
-    """Make new tensors of this type on this device, for as long as the context lasts."""
+    """Create new tensors with this dtype and on this device while the context is active."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -50,19 +50,22 @@ def build_layer(
     """Return one layer of a spec with its shapes on one rank; `module(x, context=None) -> x`.
 
     `group` is a torch process group of the sharding's degree, an object with the methods of
-    `parallel.SoleRank`, or None at degree 1; `expert_group` and `context_group` likewise for its
-    expert and context degrees. A decoder layer with cross-attention takes the encoder's output as
-    `context`. Where a group has more ranks than key-value heads, ranks share them, and a trainer
-    has to sum their gradients; so has it for norms of heads, and with sequence parallelism for
-    norms, projections to latents and row biases.
+    `parallel.SoleRank`, or None at degree 1. `expert_group` and `context_group` are likewise the
+    groups of its expert and context degrees. A decoder layer with cross-attention takes the
+    encoder's output as `context`.
 
-    Specs do not say which layers turn heads by their position: causal ones with RMSNorm and
-    without cross-attention do (it changes no memory). Raises InputError for what cannot be built.
+    Some gradients must be summed over the group by the engine. These are key-value heads that
+    ranks share (if there are more ranks than heads) and norms of heads. With sequence parallelism,
+    other norms, projections to latents and row biases are also among them.
+
+    Rotary positions are used in causal layers with RMSNorm and without cross-attention, since specs
+    do not contain that choice; it changes no memory. Raises InputError if the layer cannot be
+    built.
     """
     if spec.num_heads is None or spec.ffn_hidden_size is None:
         raise InputError("heads and MLP width are unknown; give a model spec (--model)")
     if spec.whole_every:
-        # what a window changes is time alone, which is that of one kind of layers
+        # a window changes only the time, and all layers of a type have one time
         spec = replace(spec, whole_every=0)
     sharding.check(spec)
     on = TensorGroup(degree=sharding.degree, kind=sharding.kind, group=group)
@@ -82,10 +85,10 @@ def layer_inputs(
     device: torch.device | str,
     encoder_seq_length: int | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Return random inputs of a layer on one rank, (sequence, batch, hidden), which want gradients.
+    """Return random inputs of a layer on one rank, (sequence, batch, hidden), with gradients.
 
-    A layer with cross-attention has the encoder's output as the second one; its sequence is as
-    long as the layer's own unless said otherwise.
+    A layer with cross-attention has the encoder's output as its second input, with
+    `encoder_seq_length` tokens; None means the sequence length of the layer.
     """
     lengths = [spec.seq_length]
     if spec.cross_attention:
@@ -145,7 +148,7 @@ class _Layer(nn.Module):
             self.mlp: nn.Module = Mlp(spec, on, width=spec.ffn_hidden_size or 0)
         else:
             self.mlp = Experts(spec, on, sharding, expert_group=expert_group)
-        # of what attention and MLP put out
+        # norms of the outputs of attention and MLP
         self.attention_behind = Norm(h, bias=bias) if number == 4 else None
         self.mlp_behind = Norm(h, bias=bias) if number == 4 else None
 
@@ -165,27 +168,27 @@ class _Layer(nn.Module):
             cross = self.cross_attention
             taken = self._normed(self.cross_norm, lambda normed: cross(normed, context), x)
             x = x + self._dropped(taken)
-            # else it would be there beside all that the MLP makes
+            # otherwise this tensor would stay alive during the MLP
             del taken
         return x + self._dropped(_behind(self._fed(self.mlp_norm, x), self.mlp_behind))
 
     def _side_by_side(self, x: Any) -> Any:
-        """Return the layer's output where attention and MLP read the same norm."""
+        """Return the layer's output for attention and MLP in parallel, after one norm."""
         norm = self.attention_norm
         if self.discards_norms or self.recompute_mlp:
-            # each makes again what it reads, so that neither keeps it for the other
+            # each part recomputes its input, so that it is not kept for the other
             out = x + self._dropped(self._normed(norm, self.attention, x))
             return out + self._dropped(self._fed(norm, x))
         normed = norm(x)
         return x + self._dropped(self.attention(normed)) + self._dropped(self.mlp(normed))
 
     def _fed(self, norm: nn.Module, x: Any) -> Any:
-        """Return what the MLP makes of the output of the norm in front of it."""
+        """Return the MLP's output for x, including the norm before the MLP."""
         if not self.recompute_mlp:
             return self._normed(norm, self.mlp, x)
         if not self.discards_norms:
             return recomputed(self.mlp, norm(x), dropout=self.dropout)
-        # the input of what is recomputed is a norm's output: both are made again together
+        # the MLP's input is the norm's output: recompute both together
         return recomputed(lambda x: self.mlp(norm(x)), x, dropout=self.dropout)
 
     def _normed(self, norm: nn.Module, take: Callable[[Any], Any], x: Any) -> Any:

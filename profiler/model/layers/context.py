@@ -1,11 +1,11 @@
-"""Attention over a sequence that the ranks of a context group hold in pieces.
+"""Attention over a sequence that is sharded over a context-parallel group.
 
-Every rank has two pieces of the sequence, one from the front and one from the back
-(`sharding.held_tokens`), and the queries of both. Keys and values of the other ranks come to it,
-and what it finds with each of them is put together by the sums of their softmax (Liu et al., "Ring
-Attention with Blockwise Transformers for Near-Infinite Context"; the balanced pieces are those of
-Megatron-LM and of Brandon et al., "Striped Attention"). Heads are divided elsewhere: with Ulysses
-ranks this is attention over the tokens of one context rank.
+Every rank holds two pieces of the sequence, one from the front and one from the back
+(`sharding.held_tokens`), with their queries. It receives keys and values of the other ranks, and
+combines the partial results by their softmax sums (Liu et al., "Ring Attention with Blockwise
+Transformers for Near-Infinite Context"). The balanced pieces are those of Megatron-LM and of
+Brandon et al., "Striped Attention". Heads are sharded elsewhere: with Ulysses, this is attention
+over the tokens of one context rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from profiler.model.layers.sharding import ContextExchange
 
 
 class ContextGroup(Record):
-    """The ranks among which the sequence is divided, and how keys and values go round."""
+    """Context-parallel group of ranks that share the sequence, and their exchange."""
 
     degree: int = 1
     group: Any = None
@@ -40,16 +40,16 @@ class ContextGroup(Record):
 
     @property
     def rank(self) -> int:
-        """This rank's place in the group."""
+        """Index of this rank in the group."""
         return 0 if self.group is None else int(self.group.rank())
 
 
 def context_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, on: ContextGroup, causal: bool
 ) -> torch.Tensor:
-    """Return attention of this rank's queries to the keys of all; keeps q, k, v, out and the sums.
+    """Return attention of this rank's queries to all keys; keeps q, k, v, out and softmax sums.
 
-    Tensors are (sequence, batch, heads, width): this rank's two pieces one after the other.
+    Tensors are (sequence, batch, heads, width), the two pieces of this rank one after the other.
     """
     return _ContextAttention.apply(q, k, v, on, causal)
 
@@ -65,7 +65,7 @@ class _ContextAttention(torch.autograd.Function):
                 q[rows], k_now[columns], v_now[columns], causal=causal and source == on.rank
             )
             if out is None:
-                # this rank's own keys come first: every query sees some of them
+                # this rank's own keys come first, so that every query attends to some of them
                 out, sums = part.to(part_sums.dtype), part_sums
                 continue
             _add(out[rows], sums[..., rows], part, part_sums)
@@ -83,7 +83,7 @@ class _ContextAttention(torch.autograd.Function):
         round_ = _Gradients(on, k, v, sums.dtype)
         for source, (k_now, v_now) in _met(on, k, v):
             rows, columns = _seen(on.rank, source, len(q), causal=causal)
-            # with the sums over all keys every part has the softmax that it has in the whole
+            # with the sums over all keys, each part reproduces its piece of the full softmax
             part_q, part_k, part_v = _attended_backward(
                 g[rows],
                 q[rows],
@@ -100,9 +100,9 @@ class _ContextAttention(torch.autograd.Function):
 
 
 def _attended(q: Any, k: Any, v: Any, *, causal: bool) -> tuple[Any, Any]:
-    """Return attention and the logarithms of the softmax's denominators, (batch, heads, rows)."""
+    """Return attention and the log of the softmax denominators, (batch, heads, rows)."""
     if not q.is_cuda:
-        # registered in `kernels`, which the layers that this is a part of import
+        # registered in `kernels`, which every module that uses this one imports
         out, sums = torch.ops.autopar.attention(q, k, v, None, causal, 0)
         return out, sums
     found = torch.ops.aten._scaled_dot_product_flash_attention(
@@ -114,14 +114,14 @@ def _attended(q: Any, k: Any, v: Any, *, causal: bool) -> tuple[Any, Any]:
 def _attended_backward(
     g: Any, q: Any, k: Any, v: Any, out: Any, sums: Any, *, causal: bool
 ) -> tuple[Any, Any, Any]:
-    """Return the gradients of queries, keys and values, of an output with these denominators."""
+    """Return the gradients of q, k and v; `sums` are the log denominators over all keys."""
     if not q.is_cuda:
         g_q, g_k, g_v = torch.ops.autopar.attention_backward(
             g, q, k, v, None, out, sums.contiguous(), causal, 0
         )
         return g_q, g_k, g_v
     heads = _heads_first(q, k, v)
-    # without dropout there is no state of a random generator to come back to
+    # without dropout the kernel needs no random state
     state = torch.zeros(2, dtype=torch.uint64, device=q.device)
     found = torch.ops.aten._scaled_dot_product_flash_attention_backward(
         *_heads_first(g),
@@ -139,15 +139,15 @@ def _attended_backward(
     )
     g_q, g_k, g_v = (x.permute(2, 0, 1, 3) for x in found)
     times = q.shape[2] // k.shape[2]
-    if times > 1:  # several heads of queries share each of these
+    if times > 1:  # several query heads share each key-value head
         g_k, g_v = (x.unflatten(2, (-1, times)).sum(3) for x in (g_k, g_v))
     return g_q, g_k, g_v
 
 
 def _heads_first(q: Any, *others: Any) -> list[Any]:
-    """Return (batch, heads, rows, width) as flash attention takes it, with as many heads of each.
+    """Return tensors as (batch, heads, rows, width) for flash attention, with equal head counts.
 
-    Raises InputError in fp32, which it does not take.
+    Raises InputError in fp32, which flash attention does not support.
     """
     if q.dtype not in (torch.bfloat16, torch.float16):
         raise InputError(
@@ -159,10 +159,10 @@ def _heads_first(q: Any, *others: Any) -> list[Any]:
 
 
 def _add(out: Any, sums: Any, part: Any, part_sums: Any) -> None:
-    """Add what other keys give to the rows of an output, in place.
+    """Add the result for other keys to the rows of an output, in place.
 
-    out, part : (sequence, batch, heads, width); sums : (batch, heads, sequence), the logarithms of
-    the softmax's denominators.
+    out, part : (sequence, batch, heads, width); sums, part_sums : (batch, heads, sequence), the log
+    of the softmax denominators.
     """
     both = torch.logaddexp(sums, part_sums)
     for weight, target in (((sums - both).exp(), None), ((part_sums - both).exp(), part)):
@@ -175,22 +175,22 @@ def _add(out: Any, sums: Any, part: Any, part_sums: Any) -> None:
 
 
 def _seen(rank: int, source: int, length: int, *, causal: bool) -> tuple[slice, slice]:
-    """Return which queries of a rank see keys of another one, and which keys those are.
+    """Return (queries of this rank, keys of `source`) that interact under the mask, as slices.
 
-    Rank i of c has the pieces i and 2c-1-i.
+    Rank i of c holds the pieces i and 2c-1-i.
     """
     half, everything = length // 2, slice(None)
     if not causal or source == rank:
         return everything, everything
-    # its front piece is before both pieces here, its back piece behind both
+    # the front piece of `source` is before both pieces of this rank, its back piece after both
     if source < rank:
         return everything, slice(0, half)
-    # both its pieces are before the back piece here, and behind the front one
+    # both pieces of `source` are before the back piece of this rank, and after its front one
     return slice(half, None), everything
 
 
 def _met(on: ContextGroup, k: Any, v: Any) -> Iterator[tuple[int, tuple[Any, Any]]]:
-    """Yield every rank of the group, this one first, with its keys and values."""
+    """Yield (rank, (keys, values)) for all ranks of the group, starting with this one."""
     c, rank = on.degree, on.rank
     if on.exchange == "all_gather":
         all_k, all_v = (all_gather(x[None], on.group) for x in (k, v))
@@ -200,7 +200,7 @@ def _met(on: ContextGroup, k: Any, v: Any) -> Iterator[tuple[int, tuple[Any, Any
         return
     now = (k, v)
     for step in range(c):
-        # the next ones are on their way while these are used
+        # the next tensors are in transit while these are used
         arriving = [_Shift(x, on) for x in now] if step + 1 < c else []
         yield (rank - step) % c, now
         if arriving:
@@ -208,7 +208,7 @@ def _met(on: ContextGroup, k: Any, v: Any) -> Iterator[tuple[int, tuple[Any, Any
 
 
 class _Gradients:
-    """Sums gradients of keys and values, which go round as those do or are scattered at the end."""
+    """Sums of the gradients of keys and values, sent around the ring or scattered at the end."""
 
     def __init__(self, on: ContextGroup, k: Any, v: Any, dtype: torch.dtype) -> None:
         self._on = on
@@ -222,18 +222,18 @@ class _Gradients:
                 total[source][columns] += part
             return
         if not self._is_new:
-            # the sums of these keys, from the rank that had them before
+            # receive the sums of these keys from the rank that processed them before
             self._shift()
         self._is_new = False
         for total, part in zip(self._sums, (g_k, g_v), strict=True):
             total[columns] += part
 
     def finish(self) -> tuple[Any, Any]:
-        """Return the sums of this rank's own keys and values."""
+        """Return the gradient sums of this rank's own keys and values."""
         if self._on.exchange == "all_gather":
             k, v = (reduce_scatter(total, self._on.group)[0] for total in self._sums)
             return k, v
-        # after a last step they are where they began
+        # one more shift returns the sums to the owners of the keys
         self._shift()
         return self._sums[0], self._sums[1]
 
@@ -242,14 +242,14 @@ class _Gradients:
 
 
 class _Shift:
-    """A tensor on its way to the next rank of the group, and that of the rank before."""
+    """Tensor in transit to the next rank of the group, and its counterpart from the rank before."""
 
     def __init__(self, x: Any, on: ContextGroup) -> None:
         c, rank = on.degree, on.rank
         self._work: Any = None
         self._sent = x = x.contiguous()
         if not isinstance(on.group, dist.ProcessGroup):
-            # ranks that do not exist send what this one has
+            # ranks that do not exist would send equal tensors
             self._out = x.clone()
             return
         self._out = torch.empty_like(x)
@@ -261,7 +261,7 @@ class _Shift:
         )
 
     def wait(self) -> Any:
-        """Return what has come."""
+        """Return the received tensor."""
         if self._work is not None:
             self._work.wait()
         del self._sent

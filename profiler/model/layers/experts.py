@@ -1,7 +1,7 @@
-"""MLPs on one rank, and mixtures of them: router, dispatch, experts, and the way back.
+"""MLPs on one rank, and mixtures of experts: router, dispatch, experts and combine.
 
-Experts are divided over a tensor group (a piece of each on every rank), over an expert group (whole
-ones on other ranks), or over both. No token is dropped.
+Experts are sharded over a tensor-parallel group (a shard of each on every rank), distributed over
+an expert-parallel group (whole experts), or both. No token is dropped.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from profiler.model.layers.recompute import discarding, recomputed
 from profiler.model.layers.sharding import Sharding
 
 EXPERT_WEIGHTS = "experts"
-"""What holds the weights of the experts in `Experts`, as names of parameters say it."""
+"""Attribute of `Experts` that holds the expert weights, as in parameter names."""
 
 
 class Mlp(nn.Module):
-    """A gated (SwiGLU) or plain (GELU) MLP, divided over a tensor group."""
+    """Gated (SwiGLU) or plain (GELU) MLP, sharded over a tensor-parallel group."""
 
     def __init__(self, spec: LayerSpec, on: TensorGroup, *, width: int) -> None:
-        """Make the MLP of one rank, of so many features on all of them."""
+        """Create the shard of one rank; `width` is the hidden width of the whole MLP."""
         super().__init__()
         ffn = width // on.weight_ranks
         ups = [ffn] * (2 if spec.gated_mlp else 1)
@@ -41,7 +41,7 @@ class Mlp(nn.Module):
         self.down = RowParallel(ffn, spec.hidden_size, bias=spec.biases, on=on)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what it makes of every token."""
+        """Return the output of the MLP for every token."""
         first, *second = self.up(x)
         functions = nn.functional
         out: torch.Tensor = self.down(
@@ -51,7 +51,7 @@ class Mlp(nn.Module):
 
 
 class _SharedExperts(nn.Module):
-    """The MLP that every token visits beside its experts, weighted where it has a gate."""
+    """MLP that processes every token in addition to its experts, scaled by a gate if it has one."""
 
     def __init__(self, spec: LayerSpec, on: TensorGroup) -> None:
         super().__init__()
@@ -66,20 +66,23 @@ class _SharedExperts(nn.Module):
 
 
 class Experts(nn.Module):
-    """A router and the experts of one rank.
+    """Router and experts of one rank.
 
-    Evenly routed, the router computes its choice and its weights, but the n-th visit of all tokens,
-    sample after sample, goes to the n-th expert in turn: time and memory of balanced routing, on
-    every run the same, and on any number of ranks where a rank's tokens of a sample come out even.
-    Otherwise every token goes to the experts of its highest scores, however many tokens an expert
-    gets. Tokens go to the ranks of their experts, are gathered over a tensor group that divides
-    experts, and come back in the reverse order, as in Megatron-LM's all-to-all dispatcher.
+    With even routing, the router computes its choice and its weights, but the n-th assignment of
+    all tokens, sample by sample, goes to the n-th expert in turn. Time and memory are those of
+    balanced routing. The result is the same in every run, and for any number of ranks if the
+    assignments of a rank's tokens of each sample divide evenly.
+
+    With top-k routing, every token goes to the experts with its highest scores, without a capacity.
+
+    As in Megatron-LM's all-to-all dispatcher, tokens are sent to the ranks of their experts,
+    gathered over the tensor-parallel group that shards the experts, and returned in reverse order.
     """
 
     def __init__(
         self, spec: LayerSpec, on: TensorGroup, sharding: Sharding, *, expert_group: Any = None
     ) -> None:
-        """Make the experts of one rank; raises InputError where they cannot be spread so."""
+        """Create the experts of one rank; raise InputError if they cannot be distributed so."""
         super().__init__()
         count, visited = spec.num_experts or 1, spec.experts_per_token or 1
         degree = sharding.expert_degree
@@ -88,9 +91,9 @@ class Experts(nn.Module):
                 f"expert degree {degree} does not divide the {count} experts; choose a degree that "
                 "does"
             )
-        # whole experts are none of the tensor group's business: its ranks have their own tokens
+        # whole experts do not use the tensor-parallel group: each of its ranks has its own tokens
         self.on = TensorGroup(degree=1, kind=on.kind) if sharding.whole_experts else on
-        # of this group only the exchange is used, which is the same for every kind
+        # only the all-to-all of this group is used, which is equal for every kind
         self.across = TensorGroup(degree=degree, kind="ulysses", group=expert_group)
         if sharding.routing == "top_k" and degree > 1 and self.on.splits_weights:
             raise InputError(
@@ -101,7 +104,7 @@ class Experts(nn.Module):
         h = spec.hidden_size
         self.router = nn.Parameter(torch.empty(count, h).normal_(std=0.02))
         self.router_bias = nn.Parameter(torch.zeros(count)) if spec.router_biases else None
-        # divided over the tensor group, wherever the others are
+        # sharded over the tensor-parallel group, wherever the other experts are
         self.shared = _SharedExperts(spec, on) if spec.shared_expert_width else None
         self.recompute_shared = "shared_experts" in sharding.recompute
         ffn = (spec.ffn_hidden_size or 1) // self.on.weight_ranks
@@ -119,7 +122,7 @@ class Experts(nn.Module):
         """Return the weighted outputs of the experts that each token visits."""
         if self.shared is None:
             return self._visited(x)
-        # first, as in Megatron-Core: its gradient is the last to be made
+        # first, as in Megatron-Core: its gradient is then computed last
         shared = recomputed(self.shared, x) if self.recompute_shared else self.shared(x)
         return self._visited(x) + shared
 
@@ -135,18 +138,18 @@ class Experts(nn.Module):
             return self._routed(tokens, chosen, weights).view_as(x)
         return self._even(x, tokens, weights.flatten())
 
-    # --- as many tokens to each ----------------------------------------------------------
+    # --- even routing --------------------------------------------------------------------
 
     def _even(self, x: Any, tokens: Any, weights: Any) -> Any:
         visits = tokens.shape[0] * self.visited
-        # expert by expert; where they do not come out even, some places stay empty
+        # expert by expert; if the assignments do not divide evenly, some places stay empty
         places = math.ceil(visits / self.count)
         order = torch.arange(places * self.count, device=x.device).view(places, self.count)
         order = order.t().flatten()
         length, batch = x.shape[:2]
-        # places that stay empty take the last token; their weight is 0 below
+        # empty places process the last token; their weight is 0 below
         token = (order // self.visited).clamp(max=length * batch - 1)
-        # visits are counted sample after sample, rows lie (sequence, batch)
+        # assignments are numbered sample by sample, rows are ordered (sequence, batch)
         token = token % length * batch + token // length
         sent = tokens.index_select(0, token)
         returned = self._away_and_back(sent.view(self.count, places, -1))
@@ -162,36 +165,36 @@ class Experts(nn.Module):
         own, places = self.count // e, x.shape[1]
         x = self.across.exchange(x.view(e, own, places, -1))
         x = self.on.enter(x)  # (t * e, own, places, hidden)
-        # (own, t * e * places, hidden): a batch of the product for each expert
+        # (own, t * e * places, hidden): one batch of the GEMM per expert
         x = x.transpose(0, 1).flatten(1, 2)
         x = self.experts(x)
         x = x.unflatten(1, (t * e, places)).transpose(0, 1)
         x = self.on.leave(x)
         if self.experts.last_bias is not None and self.on.splits_weights:
-            # once, not once per rank whose sums are added up
+            # added once, not on every rank, since the outputs are summed over ranks
             x = x + self.experts.last_bias
         return self.across.exchange(x).view(self.count, places, -1)
 
     @property
     def _ranks(self) -> int:
-        """Ranks of the tensor group whose tokens come together here."""
-        # without sequence parallelism every rank has all tokens before
+        """Number of tensor-parallel ranks whose tokens are gathered on this rank."""
+        # without sequence parallelism every rank already has all tokens
         return self.on.degree if self.on.splits_weights and self.on.splits_sequence else 1
 
-    # --- where the router sends them -----------------------------------------------------
+    # --- routing by the router -----------------------------------------------------------
 
     def _routed(self, tokens: Any, chosen: Any, weights: Any) -> Any:
-        """Return the sum over the chosen experts, (tokens, hidden).
+        """Return the weighted sum over the chosen experts, (tokens, hidden).
 
-        chosen, weights : (tokens, experts visited).
+        chosen, weights : (tokens, experts per token).
         """
         on = self.on
         biases: Any = 0.0
         if self.experts.last_bias is not None and on.splits_weights:
-            # once, by the rank that has the token, not once per rank whose sums are added up
+            # added once, by the rank of the token, since outputs are summed over the ranks
             shares = weights.new_zeros(len(tokens), self.count).scatter(1, chosen, weights)
             biases = shares @ self.experts.last_bias.squeeze(1)
-        # a piece of every expert here: it needs the tokens of the whole tensor group
+        # this rank has a shard of every expert, and needs the tokens of the whole group
         tokens, weights = on.enter(tokens), on.enter(weights)
         if on.splits_weights and on.splits_sequence:
             chosen = all_gather(chosen, on.group)
@@ -208,7 +211,7 @@ class Experts(nn.Module):
         return on.leave(_Combine.apply(weighted, token, tokens.shape[0])) + biases
 
     def _dispatched(self, rows: Any, counts: Any) -> Any:
-        """Return the outputs for rows that lie by expert, from the ranks of those."""
+        """Return the outputs for rows sorted by expert, computed on the ranks of the experts."""
         e, group = self.across.degree, self.across.group
         own = self.count // e
         arriving = torch.empty_like(counts)
@@ -216,7 +219,7 @@ class Experts(nn.Module):
         by_rank = arriving.view(e, own)
         sent, received = counts.view(e, own).sum(1).tolist(), by_rank.sum(1).tolist()
         rows = _ExchangeRows.apply(rows, received, sent, group)
-        # they come rank by rank, and expert by expert from each
+        # received rows are sorted by source rank, and by expert within each
         expert = torch.arange(own, device=rows.device).repeat(e)
         order = expert.repeat_interleave(by_rank.flatten()).argsort(stable=True)
         out = self.experts(rows.index_select(0, order), by_rank.sum(0).tolist())
@@ -226,7 +229,7 @@ class Experts(nn.Module):
 
 
 class _ExpertWeights(nn.Module):
-    """The weights of the experts of one rank, and what they compute."""
+    """Weights and computation of the experts of one rank."""
 
     def __init__(
         self,
@@ -239,7 +242,7 @@ class _ExpertWeights(nn.Module):
         biases: bool,
         adds_last: bool,
     ) -> None:
-        """Make the weights of so many experts; `adds_last`: with the biases behind the last."""
+        """Create `count` experts; `adds_last` is True if `forward` adds the last bias."""
         super().__init__()
         self.gated, self.discards, self.adds_last = gated, discards, adds_last
         self.ups = nn.ParameterList(
@@ -252,13 +255,13 @@ class _ExpertWeights(nn.Module):
 
     @property
     def last_bias(self) -> Any:
-        """What is added behind the last product, (experts, 1, hidden); None: nothing."""
+        """Bias of the down projection, (experts, 1, hidden); None without biases."""
         return self.biases[-1] if self.biases else None
 
     def forward(self, x: Any, counts: list[int] | None = None) -> Any:
-        """Return (experts, tokens, hidden) for as many; with counts (rows, hidden), which lie so.
+        """Return the outputs for x of shape (experts, tokens, hidden), or (rows, hidden) by counts.
 
-        counts : rows of every expert, one after the other.
+        counts : number of rows of each expert, in order; None for equal numbers of tokens.
         """
         biases = list(self.biases) or [None] * (len(self.ups) + 1)
         ups = [_product(x, *pair, counts) for pair in zip(self.ups, biases[:-1], strict=True)]
@@ -275,7 +278,7 @@ class _ExpertWeights(nn.Module):
 
 
 def _product(x: Any, weight: Any, bias: Any, counts: list[int] | None) -> Any:
-    """Return each expert's product of its rows, which lie as in `_ExpertWeights.forward`."""
+    """Return the product of rows and weights per expert; layout as in `_ExpertWeights.forward`."""
     if counts is None:
         return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
     pairs = zip(x.split(counts), weight.unbind(), strict=True)
@@ -286,7 +289,7 @@ def _product(x: Any, weight: Any, bias: Any, counts: list[int] | None) -> Any:
 
 
 class _ExchangeRows(torch.autograd.Function):
-    """Rows to and from the ranks of a group, as many as each of them has for another."""
+    """All-to-all of rows over a group, with a different number of rows for each pair of ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, received: list[int], sent: list[int], group: Any) -> Any:
@@ -298,14 +301,14 @@ class _ExchangeRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Any) -> Any:
         received, sent, group = ctx.sizes
-        # what came goes back
+        # backward sends the received rows back
         out = g.new_empty(sum(sent), g.shape[1])
         dist.all_to_all_single(out, g.contiguous(), sent, received, group=group)
         return out, None, None, None
 
 
 class _Combine(torch.autograd.Function):
-    """Sums the rows of each token; keeps their tokens, and not the rows as torch's own does."""
+    """Sum of the rows of each token; saves token indices only, where torch saves the rows too."""
 
     @staticmethod
     def forward(ctx: Any, rows: Any, token: Any, count: int) -> Any:

@@ -1,6 +1,6 @@
-"""Norms, rotary positions and attention that keep exactly what a GPU's fused kernels keep.
+"""Norms, rotary positions and attention with the saved tensors of a GPU's fused kernels.
 
-What is put together of them is `profiler.model.layers.attention` and `blocks`.
+`profiler.model.layers.attention` and `blocks` are composed of them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from torch.nn import functional
 from autopar.errors import InputError
 
 # --------------------------------------------------------------------------------------------------
-# RMSNorm and LayerNorm that keep exactly what a GPU's fused kernels keep.
+# RMSNorm and LayerNorm with the saved tensors of a GPU's fused kernels.
 #
-# On a CPU torch decomposes them and keeps fp32 copies; here they are autograd functions whose saved
-# tensors are written down. The formulas are registered as operators, so that whoever watches
-# operators sees one, as on a GPU, and not the temporary fp32 copies.
+# On a CPU, torch decomposes them and keeps fp32 copies. Here they are autograd functions with
+# explicit saved tensors. The formulas are registered as operators, so that a dispatch mode sees
+# one operator, as on a GPU, and not the temporary fp32 copies.
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    # fused kernels compute in fp32, whatever the type of x
+    # fused kernels compute in fp32, whatever the dtype of x
     return x if x.dtype == torch.float64 else x.float()
 
 
 def statistics_like(x: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor for one number per row of x: fp32, or fp64 where x is that."""
+    """Return an empty tensor with one number per row of x, fp32 (fp64 for fp64 x)."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     return x.new_empty((*x.shape[:-1], 1), dtype=dtype)
 
@@ -61,7 +61,7 @@ def _rms_norm_backward(g: Any, x: Any, w: Any, rstd: Any) -> Any:
     wide, g_wide = _wide(x), _wide(g)
     normal = wide * rstd
     g_normal = g_wide * w
-    # through x itself, and through the mean square, which holds every element of the row
+    # gradients through x itself, and through the mean square, which depends on the whole row
     g_x = rstd * (g_normal - normal * (g_normal * normal).mean(-1, keepdim=True))
     return [g_x.to(x.dtype), (g_wide * normal).flatten(0, -2).sum(0).to(w.dtype)]
 
@@ -98,7 +98,7 @@ def _layer_norm_backward(g: Any, x: Any, w: Any, mean: Any, rstd: Any) -> Any:
     g_wide = _wide(g)
     normal = (_wide(x) - mean) * rstd
     g_normal = g_wide * w
-    # through x itself, through the mean and through the variance
+    # gradients through x itself, the mean and the variance
     g_x = rstd * (
         g_normal
         - g_normal.mean(-1, keepdim=True)
@@ -116,7 +116,7 @@ def _(g: Any, x: Any, w: Any, mean: Any, rstd: Any) -> Any:
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any, w: Any, eps: float) -> Any:
-        # older versions of torch have an operator of that name for other devices, no backward
+        # older versions of torch have the forward operator for other devices, without a backward
         ctx.fused = x.is_cuda and hasattr(torch.ops.aten, "_fused_rms_norm_backward")
         if ctx.fused:
             y, rstd = torch.ops.aten._fused_rms_norm(x, [x.shape[-1]], w, eps)
@@ -160,7 +160,7 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Return x over its root mean square; keeps x and one fp32 number per token."""
+    """Return x divided by its root mean square; keeps x and one fp32 number per token."""
     return _RmsNorm.apply(x, weight, eps)
 
 
@@ -172,10 +172,10 @@ def layer_norm(
 
 
 # --------------------------------------------------------------------------------------------------
-# Rotary positions and attention that keep exactly what a GPU's fused kernels keep.
+# Rotary positions and attention with the saved tensors of a GPU's fused kernels.
 #
-# Tensors are (sequence, batch, heads, width), as Megatron-LM lays them out. Attention is registered
-# as an operator, so that whoever watches operators sees one, on every version of torch.
+# Tensors are (sequence, batch, heads, width), as in Megatron-LM. Attention is registered as an
+# operator, so that a dispatch mode sees one operator in every version of torch.
 
 
 # --- positions -----------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def _rotate(x: Any, cos: Any, sin: Any, sign: int) -> Any:
     out = torch.empty_like(x)
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
-    # into the output: no temporary of the size of x is there beside it
+    # written into the output, which avoids a temporary of the size of x
     torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-sign)
     torch.mul(second, cos, out=out[..., half:]).addcmul_(first, sin, value=sign)
     return out
@@ -200,12 +200,12 @@ class _Rotary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Any) -> Any:
         cos, sin = ctx.saved_tensors
-        # the backward of a rotation is the rotation back
+        # the backward of a rotation is the inverse rotation
         return _rotate(g, cos, sin, -1), None, None
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Return heads turned by their positions; keeps only the tables.
+    """Return heads rotated by their positions; keeps only the tables.
 
     `x` is (sequence, batch, heads, width), the tables are (sequence, 1, 1, width / 2).
     """
@@ -224,7 +224,7 @@ def _sequence_first(x: Any) -> Any:
 
 
 def _repeated(x: Any, like: Any) -> Any:
-    """Return key-value heads, each as often as query heads share it; (batch, heads, ...)."""
+    """Return key-value heads, repeated for the query heads that share each; (batch, heads, ...)."""
     times = like.shape[2] // x.shape[2]
     heads = _heads_first(x)
     return heads if times == 1 else heads.repeat_interleave(times, dim=1)
@@ -238,28 +238,28 @@ def _summed(grad: Any, like: Any) -> Any:
 
 
 def _narrow(q: Any, keys: int, causal: bool, window: int) -> dict[str, Any]:
-    """Return the mask of a window as the operator takes it: 0 where a query sees, else -inf.
+    """Return the mask arguments of the operator; a window becomes 0 for seen keys, else -inf.
 
-    A window of 0 is none, and needs no mask beside that of a causal sequence.
+    A window of 0 is no window: only the causal flag is returned.
     """
     if not window:
         return {"is_causal": causal}
     places = torch.arange(q.shape[0], device=q.device)[:, None]
     places = places - torch.arange(keys, device=q.device)
     seen = places < window
-    # without an order of tokens a window reaches as far ahead
+    # without a causal mask, the window extends as far ahead as back
     seen &= (places >= 0) if causal else (places > -window)
     mask = torch.zeros(seen.shape, dtype=q.dtype, device=q.device)
     return {"is_causal": False, "attn_mask": mask.masked_fill_(~seen, -math.inf)}
 
 
 def _as_wide(x: Any, width: int) -> Any:
-    """Return heads of another width, the rest zeros: they change no product of two heads."""
+    """Return heads padded with zeros to `width`, which changes no dot product of two heads."""
     return x if x.shape[-1] == width else functional.pad(x, (0, width - x.shape[-1]))
 
 
 def _for_cpu(*tensors: Any) -> tuple[list[Any], float]:
-    """Return heads of one width, which the CPU's kernel wants, and the scale of the scores."""
+    """Return heads padded to equal width, as the CPU kernel requires, and the score scale."""
     width = max(x.shape[-1] for x in tensors)
     return [_as_wide(x, width) for x in tensors], 1 / math.sqrt(tensors[0].shape[-1])
 
@@ -276,7 +276,7 @@ def _attention(q: Any, k: Any, v: Any, sinks: Any, causal: bool, window: int) ->
     )
     out = out[..., : v.shape[-1]]
     if sinks is not None:
-        # one more term in the sum of each row
+        # a sink adds one term to the softmax denominator of each row
         more = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
         out = out * (lse - more).exp().to(out.dtype)[..., None]
         lse = more
@@ -305,7 +305,7 @@ def _attention_backward(
         _heads_first(g), _heads_first(q), _repeated(k, q), _repeated(v, q), _heads_first(out)
     )
     scale = 1 / math.sqrt(q.shape[-1])
-    # kernels make the weights again from the sums of rows, that of a sink among their terms
+    # the kernel recomputes the softmax from the row sums, which include the sink
     g_q, g_k, g_v = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         g_out, *heads, own, lse, 0.0, **_narrow(q, k.shape[0], causal, window), scale=scale
     )
@@ -315,7 +315,7 @@ def _attention_backward(
         _summed(g_v[..., : v.shape[-1]], v),
     ]
     if sinks is not None:
-        # a sink has no value: what it takes is all that its gradient sees
+        # a sink has no value vector: its gradient depends only on the weight that it takes
         weights = (sinks.to(lse.dtype)[:, None] - lse).exp()
         taken = weights * (g_out * own).to(lse.dtype).sum(-1)
         found.append(-taken.sum((0, 2)).to(sinks.dtype))
@@ -346,15 +346,15 @@ class _FlashAttention(torch.autograd.Function):
 
 
 _repeats: dict[tuple[Any, ...], bool] = {}
-"""What `_must_repeat` found out, by sizes: asking takes longer than a short kernel."""
+"""Cached results of `_must_repeat` by sizes, since the query takes longer than a short kernel."""
 
 
 def _must_repeat(q: Any, k: Any, v: Any, causal: bool, dropout: float) -> bool:
-    """Return whether fused kernels of a CUDA device want as many key-value heads as query heads.
+    """Return True if fused CUDA kernels need as many key-value heads as query heads.
 
-    They do in fp32, and on devices before compute capability 8.0.
-    Which of the kernels runs is torch's choice; they keep the same. The kernel of last resort
-    keeps the matrix of scores, and takes times that nobody trains with: none is better than it.
+    They do in fp32, and before compute capability 8.0. torch chooses the kernel; all fused ones
+    save the same tensors. Raises InputError if only torch's fallback would run: it saves the
+    matrix of scores, and its times do not represent training.
     """
     key = (q.shape, k.shape, q.dtype, q.device, causal, dropout)
     if key not in _repeats:
@@ -390,13 +390,15 @@ def attention(
     sinks: torch.Tensor | None = None,
     window: int = 0,
 ) -> torch.Tensor:
-    """Return attention that never holds the matrix of scores; keeps q, k, v, out, one sum a row.
+    """Return attention without the matrix of scores; keeps q, k, v, out and one sum per row.
 
-    `q` is (sequence, batch, heads, width), `k` and `v` may have fewer heads and another sequence,
-    and `v` another width. sinks : of each head one more score of every row, which has no value.
-    window : keys that a query sees at most, its own among them; 0 for all. The dropout exists on
-    CUDA alone: its mask is not kept, so it changes no memory. Raises InputError where a CUDA device
-    has no fused kernel for it.
+    `q` is (sequence, batch, heads, width). `k` and `v` may have fewer heads and another sequence
+    length, and `v` another width.
+
+    sinks : one additional score per head, added to every row, without a value vector. window :
+    largest number of keys that a query attends to, including its own; 0 for all. dropout : applied
+    on CUDA only; its mask is not kept, so it changes no memory. Raises InputError if a CUDA device
+    has no fused kernel for the inputs.
     """
     if not q.is_cuda:
         return _FlashAttention.apply(q, k, v, sinks, causal, window)
@@ -426,11 +428,11 @@ def open_attention(
     sinks: torch.Tensor | None = None,
     window: int = 0,
 ) -> torch.Tensor:
-    """Return the same with the softmax in the open; keeps softmax, dropout mask and its product.
+    """Return attention with an explicit softmax; keeps softmax, dropout mask and their product.
 
-    As counted by Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
-    Models" (5 a s^2 b bytes in 16 bit); tensors as in `attention`. Sinks and windows need a fused
-    kernel: InputError.
+    Memory is as in Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
+    Models" (5 a s^2 b bytes in 16 bit). Tensors are as in `attention`. Raises InputError for sinks
+    and windows, which need a fused kernel.
     """
     if sinks is not None or window:
         raise InputError(
@@ -440,10 +442,10 @@ def open_attention(
     seq, batch, heads, width = q.shape
     flat_q = q.reshape(seq, batch * heads, width).transpose(0, 1)
     flat_k, flat_v = (_repeated(x, q).flatten(0, 1) for x in (k, v))
-    # a product of rows has the variance of their width: over its root it is 1 again
+    # a dot product of heads has variance `width`; this scale makes it 1
     scores = torch.bmm(flat_q, flat_k.transpose(1, 2)) * (1 / math.sqrt(width))
     if causal:
-        # adding the mask keeps nothing, filling by it would keep it
+        # adding the mask saves no tensor, masked_fill would save the mask
         scores = scores + torch.full_like(scores[0], -math.inf).triu(1)
     weights = torch.softmax(scores, dim=-1)
     if dropout:

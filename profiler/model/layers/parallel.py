@@ -1,8 +1,8 @@
-"""Tensor and sequence parallelism as Megatron-LM does it: autograd functions and linears.
+"""Tensor and sequence parallelism as in Megatron-LM: autograd functions and linear layers.
 
-The column-parallel linear keeps the shard of the sequence and gathers it again in the backward;
+The column-parallel linear keeps its shard of the sequence and gathers it again in the backward.
 `dtensor_sp` keeps the gathered copy, as torch's `parallelize_module` does. All tensors are
-(sequence, batch, ...): ranks hold consecutive pieces of the sequence.
+(sequence, batch, ...), and ranks hold consecutive pieces of the sequence.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from autopar.records import Record
 from profiler.measure import renamed
 
 # --------------------------------------------------------------------------------------------------
-# Collectives of one rank: of a process group, of a group that has no other rank, or of none.
+# Collectives of one rank: in a process group, in a group with only this rank, or without a group.
 #
 # They work along dimension 0: activations are (sequence, batch, ...), ranks hold consecutive
 # pieces.
 
 
 class SoleRank:
-    """Rank 0 of a group whose other ranks do not exist: results are as large as in a real one.
+    """Rank 0 of a group whose other ranks do not exist; results have the size of a real group's.
 
-    Every result that a process group would allocate is allocated, so that memory can be counted;
-    the values are finite and this rank's own. Nothing global is set up: a process may count while
-    it uses torch.distributed. Any object with these methods can be the group of a layer.
+    Every result that a process group would allocate is allocated, so that memory can be counted.
+    Values are finite and come from this rank. Nothing global is initialised, so a process may count
+    while it uses torch.distributed. Any object with these methods can be the group of a layer.
     """
 
     def __init__(self, degree: int) -> None:
-        """Make a group of so many ranks."""
+        """Create a group of `degree` ranks."""
         self._degree = degree
 
     def size(self) -> int:
@@ -48,26 +48,26 @@ class SoleRank:
         return 0
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x, into which a real group would sum."""
+        """Return x; a real group would sum into it."""
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x as often as there are ranks, one after the other."""
+        """Return `degree` copies of x, concatenated along dimension 0."""
         return x.repeat(self._degree, *[1] * (x.dim() - 1))
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the first of as many pieces of x as there are ranks."""
+        """Return the first of `degree` equal pieces of x."""
         # a real group allocates its result, and a view would not be counted
         return x[: len(x) // self._degree].clone(memory_format=torch.contiguous_format)
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x, whose pieces a real group would exchange."""
+        """Return a copy of x; a real group would exchange its pieces."""
         # a real group allocates its result
         return x.clone()
 
 
 def sole_group(degree: int) -> SoleRank | None:
-    """Return a group of so many ranks that allocates what a real one would; None for one."""
+    """Return a group of `degree` ranks that allocates like a real one; None for one rank."""
     return SoleRank(degree) if degree > 1 else None
 
 
@@ -76,8 +76,8 @@ def _is_real(group: Any) -> bool:
 
 
 def all_gather(x: torch.Tensor, group: Any) -> torch.Tensor:
-    """Return the pieces of all ranks one after the other along dimension 0; not to be written."""
-    # process groups take contiguous tensors alone
+    """Return the pieces of all ranks, concatenated along dimension 0; read-only."""
+    # process groups accept only contiguous tensors
     x = x.contiguous()
     if not _is_real(group):
         return x if group is None else group.all_gather(x)
@@ -87,7 +87,7 @@ def all_gather(x: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 def reduce_scatter(x: torch.Tensor, group: Any) -> torch.Tensor:
-    """Return this rank's piece along dimension 0 of the sum over all ranks; not to be written."""
+    """Return this rank's piece, along dimension 0, of the sum over all ranks; read-only."""
     x = x.contiguous()
     if not _is_real(group):
         return x if group is None else group.reduce_scatter(x)
@@ -97,7 +97,7 @@ def reduce_scatter(x: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 def all_reduce(x: torch.Tensor, group: Any, *, largest: bool = False) -> torch.Tensor:
-    """Return x, contiguous, summed over all ranks in place (or the largest values of all)."""
+    """Return contiguous x, summed over all ranks in place (maximum if `largest`)."""
     if not _is_real(group):
         return x if group is None else group.all_reduce(x)
     assert x.is_contiguous(), x.stride()
@@ -106,7 +106,7 @@ def all_reduce(x: torch.Tensor, group: Any, *, largest: bool = False) -> torch.T
 
 
 def all_to_all(x: torch.Tensor, group: Any) -> torch.Tensor:
-    """Return the rank's pieces of all ranks; x has a piece for each rank in dimension 0."""
+    """Return this rank's piece from every rank; x has one piece per rank in dimension 0."""
     x = x.contiguous()
     if not _is_real(group):
         return x if group is None else group.all_to_all(x)
@@ -118,56 +118,57 @@ def all_to_all(x: torch.Tensor, group: Any) -> torch.Tensor:
 # --------------------------------------------------------------------------------------------------
 # A group whose other ranks do not exist and whose collectives take no time.
 #
-# A layer built for a tensor group computes on one device exactly what a rank of that group
-# computes, while its communication is measured and priced elsewhere. Results are views, or random
-# values of the right shape that were made before a clock ran: no kernel runs for a collective.
+# A layer built for a tensor-parallel group performs the computation of one rank on one device,
+# while its communication is measured separately. Results are views, or random values of the right
+# shape created before timing: no kernel runs for a collective.
 
 
 class LocalGroup(SoleRank):
-    """Rank 0 of a group of `degree` ranks; a group for the parts of a model that are timed.
+    """Rank 0 of a group of `degree` ranks, for parts of a model that are timed.
 
-    Results may alias what went in, or one another: they may be kept and read, but not written to.
-    Where memory is counted, a group that allocates like a real one is needed instead.
+    Results may alias the input or one another: they may be kept and read, but not written to.
+    Counting memory needs a group that allocates like a real one instead.
     """
 
     def __init__(self, degree: int) -> None:
-        """Make a group of so many ranks."""
+        """Create a group of `degree` ranks."""
         assert degree >= 1, degree
         super().__init__(degree)
         self._kept: dict[tuple[torch.Size, torch.dtype, torch.device], torch.Tensor] = {}
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return random values in the shape of all ranks' x one after the other.
+        """Return random values with the shape of all ranks' x concatenated.
 
-        They are normal, as norms and their gradients leave them: with zeros, kernels are fast.
+        They are normally distributed, like activations after norms: zeros would make kernels
+        faster.
         """
         shape = torch.Size((len(x) * self._degree, *x.shape[1:]))
         key = (shape, x.dtype, x.device)
         if key not in self._kept:
             self._kept[key] = torch.randn(shape, dtype=x.dtype, device=x.device)
-        # .data: an alias that no caller's graph is attached to
+        # .data: an alias without the graph of another caller
         return self._kept[key].data
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of x."""
+        """Return this rank's piece of x, as a view."""
         return x.data[: len(x) // self._degree]
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x itself."""
+        """Return x itself, without its graph."""
         return x.data
 
 
 def timed_group(degree: int) -> LocalGroup | None:
-    """Return a group of so many ranks; None for one."""
+    """Return a group of `degree` ranks for timing; None for one rank."""
     return LocalGroup(degree) if degree > 1 else None
 
 
 # --------------------------------------------------------------------------------------------------
-# Where an activation enters and leaves a tensor group, forward and backward.
+# Entry to and exit from the tensor-parallel region, forward and backward.
 
 
 class _Enter(torch.autograd.Function):
-    """Into the tensor-parallel region: gather and reduce-scatter, or nothing and all-reduce."""
+    """Entry to the tensor-parallel region: all-gather if split, else identity; backward reduces."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, group: Any, split: bool) -> Any:
@@ -177,26 +178,26 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Any) -> Any:
         if ctx.split:
-            # a shard was used by all ranks: its gradient is their sum
+            # all ranks used the shard, so its gradient is the sum over ranks
             return reduce_scatter(g, ctx.group), None, None
-        # the sum is in place, and g may be somebody else's too
+        # all-reduce is in place, and g may be used elsewhere
         return all_reduce(g.clone(memory_format=torch.contiguous_format), ctx.group), None, None
 
 
 class _Leave(torch.autograd.Function):
-    """Out of the tensor-parallel region: the reverse of `_Enter`."""
+    """Exit from the tensor-parallel region: the reverse of `_Enter`."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, group: Any, split: bool) -> Any:
         ctx.group, ctx.split = group, split
         if split:
             return reduce_scatter(x, group)
-        # the sum is in place, and x may be somebody else's too
+        # all-reduce is in place, and x may be used elsewhere
         return all_reduce(x.clone(memory_format=torch.contiguous_format), group)
 
     @staticmethod
     def backward(ctx: Any, g: Any) -> Any:
-        # the gradient of a sum is that of each of its terms: every rank needs all of it
+        # the gradient of a sum applies to every term: each rank needs all of it
         return (all_gather(g, ctx.group) if ctx.split else g), None, None
 
 
@@ -208,12 +209,12 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Any) -> Any:
-        # pieces go back to where they came from
+        # pieces return to their source ranks
         return all_to_all(g, ctx.group), None
 
 
 class _Column(torch.autograd.Function):
-    """Several linears of one input; keeps the input as it came (a shard where it is split)."""
+    """Several linears of one input; saves the input as passed (a shard if split)."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, group: Any, split: bool, *parameters: Any) -> Any:
@@ -227,18 +228,18 @@ class _Column(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         x, *weights = ctx.saved_tensors
-        # gathered again instead of kept: one more gather for 1/t of the memory
+        # gathered again instead of kept: one more all-gather for 1/t of the memory
         full = (all_gather(x, ctx.group) if ctx.split else x).flatten(0, -2)
         flat = [grad.flatten(0, -2) for grad in grads]
         found: list[Any] = []
         for grad, has_bias in zip(flat, ctx.has_bias, strict=True):
             found += [grad.t() @ full, grad.sum(0) if has_bias else None]
         shape = full.shape
-        # freed before the gradient, which has its size, is made
+        # freed before the gradient of equal size is allocated
         del full
         grad_x = flat[0] @ weights[0]
         for grad, weight in zip(flat[1:], weights[1:], strict=True):
-            # in place: no second gradient of this size is there
+            # in place, to avoid a second gradient of this size
             grad_x.addmm_(grad, weight)
         assert grad_x.shape == shape
         grad_x = grad_x.view(*grads[0].shape[:-1], -1)
@@ -247,7 +248,7 @@ class _Column(torch.autograd.Function):
 
 
 class _Row(torch.autograd.Function):
-    """A linear over a piece of its input features; keeps that piece."""
+    """A linear over a shard of its input features; saves that shard."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any, bias: Any, group: Any, split: bool) -> Any:
@@ -262,7 +263,7 @@ class _Row(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         x, weight = ctx.saved_tensors
-        # of this rank's tokens alone where the sequence is divided; a trainer sums it
+        # gradient of this rank's tokens only, with sequence parallelism; the engine sums it
         grad_bias = grad.flatten(0, -2).sum(0) if ctx.has_bias else None
         full = all_gather(grad, ctx.group) if ctx.split else grad
         grad_weight = full.flatten(0, -2).t() @ x.flatten(0, -2)
@@ -273,7 +274,7 @@ class _Row(torch.autograd.Function):
 
 
 class TensorGroup(Record):
-    """A tensor or Ulysses group, and what a layer's tensors do on their way through it."""
+    """Tensor-parallel or Ulysses group of a layer, and the exchange of tensors in it."""
 
     degree: int
     kind: TensorKind
@@ -296,42 +297,42 @@ class TensorGroup(Record):
 
     @property
     def splits_weights(self) -> bool:
-        """True when weights are divided over the group."""
+        """True if weights are sharded over the group."""
         return self.kind != "ulysses" and self.degree > 1
 
     @property
     def splits_sequence(self) -> bool:
-        """True when the residual stream is divided over the group along the sequence."""
+        """True if the residual stream is sharded over the group along the sequence."""
         return self.kind in ("sp", "dtensor_sp", "ulysses") and self.degree > 1
 
     @property
     def rank(self) -> int:
-        """This rank's place in the group."""
+        """Index of this rank in the group."""
         return 0 if self.group is None else int(self.group.rank())
 
     @property
     def weight_ranks(self) -> int:
-        """Pieces that weights are divided into."""
+        """Number of shards of the weights."""
         return self.degree if self.splits_weights else 1
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x as all ranks of a tensor group work on it; keeps nothing."""
+        """Return x as input of the tensor-parallel region, gathered if needed; saves nothing."""
         return _Enter.apply(x, self.group, self.splits_sequence) if self.splits_weights else x
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum over a tensor group of x, divided along the sequence if the kind is so."""
+        """Return the sum of x over the group; a shard along the sequence if the kind splits it."""
         return _Leave.apply(x, self.group, self.splits_sequence) if self.splits_weights else x
 
     def exchange(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the rank's pieces of all ranks; x has a piece for each of them in dimension 0."""
+        """Return this rank's piece from every rank; x has one piece per rank in dimension 0."""
         return x if self.degree == 1 else _Exchange.apply(x, self.group)
 
 
 class ColumnParallel(nn.Module):
-    """Linears of one input whose output features are divided over a tensor group."""
+    """Linears of one input whose output features are sharded over a tensor-parallel group."""
 
     def __init__(self, inputs: int, outputs: Sequence[int], *, bias: bool, on: TensorGroup) -> None:
-        """Make one linear per entry of `outputs`, its features on this rank."""
+        """Create one linear per entry of `outputs`, its number of features on this rank."""
         super().__init__()
         self.on = on
         self.weights = nn.ParameterList(_weight(n, inputs) for n in outputs)
@@ -343,7 +344,7 @@ class ColumnParallel(nn.Module):
         split = on.splits_sequence and on.splits_weights
         if split and on.kind == "dtensor_sp":
             x, split = on.enter(x), False
-            group = None  # entering has gathered, and its backward sums
+            group = None  # `enter` gathers, and its backward reduces
         else:
             group = on.group if on.splits_weights else None
         biases = list(self.biases) or [None] * len(self.weights)
@@ -353,10 +354,10 @@ class ColumnParallel(nn.Module):
 
 
 class RowParallel(nn.Module):
-    """A linear whose input features are divided over a tensor group."""
+    """Linear whose input features are sharded over a tensor-parallel group."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, on: TensorGroup) -> None:
-        """Make the linear with so many input features on this rank."""
+        """Create the linear with `inputs` input features on this rank."""
         super().__init__()
         self.on = on
         self.weight = _weight(outputs, inputs)

@@ -1,8 +1,8 @@
-"""What the backward computes again instead of keeping it: whole functions, or their outputs alone.
+"""Recomputation in the backward: of whole functions, or of their outputs only.
 
-torch's checkpoint keeps the input and the output of a function. Where whoever takes the output
-keeps it as its own input, that saves nothing; `discarding` has it made again where it is needed, as
-Megatron-Core's CheckpointWithoutOutput does.
+torch's checkpoint keeps the input and the output of a function. This saves nothing if the consumer
+keeps that output as its own input. `discarding` recomputes the output where it is needed, like
+Megatron-Core's CheckpointWithoutOutput.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recomputed(function: Any, *arguments: Any, dropout: float = 0.0) -> Any:
-    """Return what a function returns, of which the backward keeps the arguments alone."""
-    # the second forward needs the dropout mask of the first; else nothing is drawn
+    """Return the result of a function; only its arguments are kept, and backward recomputes it."""
+    # the recomputation needs the dropout mask of the forward; without dropout nothing is random
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0)
 
 
 def discarding(make: Callable[..., Any], take: Callable[..., Any], *arguments: Any) -> Any:
-    """Return `take(make(*arguments))`, whose backward has made's output made again.
+    """Return `take(make(*arguments))`; its backward recomputes the output of `make`.
 
-    Of several outputs `take` takes each. What `make` keeps for its own backward stays.
+    `take` receives several outputs as separate arguments. Tensors that `make` saves for its own
+    backward are kept.
     """
     made = make(*arguments)
     outputs = made if isinstance(made, tuple) else (made,)
@@ -46,9 +47,10 @@ def discarding(make: Callable[..., Any], take: Callable[..., Any], *arguments: A
 
 
 def _outer_hooks() -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Return what is done already to tensors that are kept, such as counting them.
+    """Return the (pack, unpack) hooks that are already active for saved tensors.
 
-    autograd calls the innermost hooks alone.
+    They may count saved tensors, for example. autograd calls only the innermost hooks, so `pack`
+    and `unpack` call these.
     """
     ask = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return (ask(False) if ask is not None else None) or (_same, _same)
@@ -59,35 +61,35 @@ def _same(tensor: Any) -> Any:
 
 
 class _Part(NamedTuple):
-    """Where a part of an output lies in it."""
+    """View of an output: its index, shape, stride and offset."""
 
     output: int
-    """Which of several."""
+    """Index of the output among those of the function."""
     shape: Any
     stride: Any
     offset: int
 
 
 class _Again:
-    """Outputs that are made again when the first of their parts is asked for."""
+    """Outputs that are recomputed when their first part is needed."""
 
     def __init__(
         self, make: Callable[..., Any], arguments: tuple[Any, ...], made: tuple[Any, ...]
     ) -> None:
         self._make, self._arguments = make, arguments
-        # numbers alone, so that the storages themselves are not kept
+        # addresses only, so that the storages themselves are not kept alive
         self._storages = [output.untyped_storage()._cdata for output in made]
         self._made: Any = None
         self.waiting = 0
-        """Parts that have not been asked for since it was made."""
+        """Number of saved parts that the backward has not read yet."""
 
     def output_of(self, tensor: torch.Tensor) -> int | None:
-        """Return which output a tensor is, or is a part of; None: of none."""
+        """Return the index of the output that contains a tensor, or None."""
         storage = tensor.untyped_storage()._cdata
         return self._storages.index(storage) if storage in self._storages else None
 
     def part(self, at: _Part) -> torch.Tensor:
-        """Return a part of an output; after the last one all are let go."""
+        """Return a part of an output; free the outputs after the last part."""
         if self._made is None:
             with torch.no_grad():
                 made = self._make(*(x.detach() for x in self._arguments))

@@ -1,6 +1,6 @@
-"""How one part of a model is laid out over a tensor group, as seen by one of its ranks.
+"""Sharding of one part of a model over a parallel group, from the view of one rank.
 
-What it becomes in torch is in `parallel`; here nothing imports torch.
+`parallel` implements it in torch; this module does not import torch.
 """
 
 from __future__ import annotations
@@ -15,55 +15,55 @@ from autopar.run.plan import Module
 
 Checkpoint = Literal["none", "full", "selective"]
 ContextExchange = Literal["ring", "all_gather"]
-"""How ranks of a context group get each other's keys and values: one rank's after the other, or all
-at once."""
+"""How ranks of a context-parallel group exchange keys and values: rank by rank in a ring, or in
+one all-gather."""
 Routing = Literal["even", "top_k"]
-"""Where tokens go: to the experts in turn, as many to each; or where the router sends them."""
+"""Routing of tokens: `even` to the experts in turn, equally many to each; `top_k` by the router."""
 
 
 class Sharding(Record):
-    """A tensor degree, what it shards, and what is recomputed."""
+    """Parallel degrees of a layer, its sharded tensors and its recomputed modules."""
 
     degree: int = 1
     kind: TensorKind = "sp"
     checkpoint: Checkpoint = "none"
-    """full: only the layer's input is kept; selective: attention is recomputed."""
+    """Recomputation: `full` keeps only the layer's input; `selective` recomputes attention."""
     expert_degree: int = 1
-    """Ranks over which the experts of a mixture-of-experts layer are spread."""
+    """Expert-parallel degree: ranks over which the experts of an MoE layer are distributed."""
     flash: bool = True
-    """Attention that never keeps the matrix of scores; otherwise softmax in the open."""
+    """True for fused attention, which never stores the scores; False for an explicit softmax."""
     dropout: float = 0.0
     context_degree: int = 1
-    """Ranks over which the sequence is divided throughout the layer, attention included."""
+    """Context-parallel degree: ranks that share the sequence in the whole layer, with attention."""
     context_exchange: ContextExchange = "ring"
     whole_experts: bool = False
-    """True where tensor ranks have other experts and not pieces of the same ones."""
+    """True if tensor-parallel ranks hold different whole experts; False if shards of each."""
     routing: Routing = "even"
     recompute: tuple[Module, ...] = ()
-    """Modules that the backward computes again."""
+    """Modules that are recomputed in the backward."""
 
     @property
     def is_tensor(self) -> bool:
-        """True when the group shards weights, False for Ulysses."""
+        """True if the group shards weights; False for Ulysses."""
         return self.kind != "ulysses"
 
     @property
     def shards_sequence(self) -> bool:
-        """True when the residual stream is split over the group along the sequence."""
+        """True if the residual stream is sharded over the group along the sequence."""
         return self.kind in ("sp", "dtensor_sp", "ulysses")
 
     def local_seq_length(self, seq_length: int) -> int:
-        """Return the tokens of a sample that a rank holds between layers."""
+        """Return the tokens per sample that a rank holds between layers."""
         pieces = self.degree if self.shards_sequence else 1
         return seq_length // (pieces * self.context_degree)
 
     def check(self, layer: LayerSpec) -> None:
-        """Raise InputError, one sentence, where a layer cannot be laid out like this."""
+        """Raise InputError (one sentence) if a layer cannot be sharded like this."""
         t = self.degree
         if t < 1:
             raise InputError(f"a tensor degree of {t} does not exist; give at least 1")
         numbers: list[tuple[str, int | None]] = [("attention heads", layer.num_heads)]
-        # Ulysses keeps weights whole, so that any width will do
+        # Ulysses does not shard weights, so any width is legal
         if self.is_tensor and not (self.whole_experts and layer.num_experts is not None):
             numbers.append(("MLP width", layer.ffn_hidden_size))
         if self.is_tensor:
@@ -79,7 +79,7 @@ class Sharding(Record):
         if self.context_degree > 1:
             self._check_context(layer)
         kv_heads = layer.num_kv_heads
-        # ranks divide the heads, or share them; else some would have more than others
+        # ranks split the heads or share them; otherwise ranks would have unequal numbers
         if kv_heads is not None and kv_heads % t and t % kv_heads:
             raise InputError(
                 f"tensor degree {t} and the {kv_heads} key-value heads do not divide one another; "
@@ -106,8 +106,8 @@ class Sharding(Record):
 
 
 def not_divided(layer: LayerSpec) -> str | None:
-    """Return which attention of a layer is not divided over context ranks; None: none."""
-    # a window that no sequence reaches is none
+    """Return the feature of a layer's attention that excludes context parallelism, or None."""
+    # a window as long as the sequence has no effect
     narrow = layer.window is not None and layer.window < layer.seq_length
     for name, is_there in (
         ("cross-attention", layer.cross_attention),
@@ -123,17 +123,17 @@ def not_divided(layer: LayerSpec) -> str | None:
 def held_tokens(
     length: int, *, context: tuple[int, int] = (1, 0), shard: tuple[int, int] = (1, 0)
 ) -> tuple[tuple[int, int], ...]:
-    """Return first and end of the pieces of a sequence that a rank holds, in its order.
+    """Return (first, end) of the pieces of a sequence that a rank holds, in its local order.
 
-    A context group divides the sequence into twice as many pieces as it has ranks, of which each
-    has one from the front and the one as far from the back: with a causal mask all of them have as
-    much to do. What a rank of it holds is then divided once more, into consecutive shards.
+    A context-parallel group of c ranks divides the sequence into 2c pieces. Each rank holds one
+    piece from the front and its mirror image from the back, which balances the work under a causal
+    mask. The tokens of a rank are then divided again into consecutive shards.
 
-    context, shard : degree and place.
+    context, shard : (degree, rank) in the context-parallel group and in the group of shards.
     """
     c, i = context
     step = length // (2 * c)
-    # of one rank both pieces together are everything
+    # for c = 1 both halves together are the whole sequence
     pieces = [(i * step, (i + 1) * step), (length - (i + 1) * step, length - i * step)]
     if c == 1:
         pieces = [(0, length)]
@@ -145,7 +145,7 @@ def held_tokens(
         start, stop = max(low, at), min(low + size, at + end - first)
         if start < stop:
             piece = (first + start - at, first + stop - at)
-            # the two in the middle of the sequence touch
+            # merge the two pieces that meet in the middle of the sequence
             if found and found[-1][1] == piece[0]:
                 piece = (found.pop()[0], piece[1])
             found.append(piece)

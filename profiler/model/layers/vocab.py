@@ -1,8 +1,8 @@
-"""What surrounds the layers of a model, with the shapes of one rank: embedding, head and loss.
+"""Embedding, head and loss of a model, with the shapes of one rank.
 
-Both tables are divided over the group by vocabulary (Ulysses: whole tables, a piece of the
-sequence), as Megatron-LM does it; the loss is computed in fp32 and its softmax is what is kept.
-Tokens and labels are (sequence, batch).
+Both tables are sharded over the group by vocabulary, as in Megatron-LM; with Ulysses they are
+replicated and the sequence is sharded. The loss is computed in fp32 and saves its softmax. Tokens
+and labels are (sequence, batch).
 """
 
 from __future__ import annotations
@@ -41,14 +41,16 @@ def build_vocab(
     device: torch.device | str,
     context: tuple[int, int] = (1, 0),
 ) -> nn.Module:
-    """Return what surrounds the layers on one rank of a vocabulary group; takes `vocab_inputs`.
+    """Return embedding, head and loss on one rank of a vocabulary group; takes `vocab_inputs`.
 
-    first: tokens -> activations; last: activations, labels -> loss; only: tokens, labels -> loss,
-    the layers between left out. `group` is as in `build_layer`. Encoder-decoder models have a
-    second sequence throughout, whose activations follow the first's. Tied tables are one on the
-    only stage, and one each on the first and the last. Parameters that a spec knows by their
-    number alone are there and do nothing. `context` is degree and place in a context group.
-    Raises InputError for what cannot be built.
+    part : `first` maps tokens to activations; `last` maps activations and labels to the loss;
+    `only` maps tokens and labels to the loss, without the layers in between. group : as in
+    `build_layer`. context : (degree, rank) in a context-parallel group.
+
+    Encoder-decoder models have a second sequence throughout, whose activations follow those of the
+    first. Tied tables are one tensor in `only`, and two in `first` and `last`. Parameters that a
+    spec describes only by their number exist without effect. Raises InputError if the part cannot
+    be built.
     """
     on = TensorGroup(degree=degree, kind=kind, group=group)
     for length in _lengths(spec):
@@ -67,9 +69,10 @@ def build_vocab(
 
 
 def take_encoder_norm(last: Any) -> Norm | None:
-    """Return the norm behind the encoder, taken out of the `last` part; None where there is none.
+    """Return the norm after the encoder and remove it from the `last` part; None without one.
 
-    The part has it for its memory; who runs the layers has it between both stacks.
+    `last` contains it so that its memory is counted; a caller that runs the layers applies it
+    between the two stacks.
     """
     norm: Norm | None = last.encoder_norm
     last.encoder_norm = None
@@ -86,11 +89,11 @@ def vocab_inputs(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> tuple[torch.Tensor, ...]:
-    """Return random inputs of `build_vocab`'s module on one rank.
+    """Return random inputs for the module of `build_vocab` on one rank.
 
-    Tokens and labels are whole sequences where the vocabulary is divided (every rank looks all of
-    them up) and a piece with Ulysses; activations are what the rank holds between layers. In
-    encoder-decoder models the decoder's come first and the encoder's last.
+    With a sharded vocabulary, tokens and labels are whole sequences, since every rank looks up all
+    of them; with Ulysses they are a shard. Activations are those of a rank between layers. In
+    encoder-decoder models the decoder's tensors come first and the encoder's last.
     """
     vocab = spec.vocab_size
     if vocab is None:
@@ -114,7 +117,7 @@ def vocab_inputs(
 
 
 def _lengths(spec: ModelSpec) -> list[int]:
-    """Return the sequence length of the (last) stack, then that of an encoder before it."""
+    """Return the sequence length of the last stack, then that of an encoder before it, if any."""
     if not spec.layers[-1].cross_attention:
         return [spec.layers[-1].seq_length]
     return [spec.layers[-1].seq_length, spec.layers[0].seq_length]
@@ -124,7 +127,7 @@ def _lengths(spec: ModelSpec) -> list[int]:
 
 
 class _Embed(torch.autograd.Function):
-    """Rows of this rank for the tokens it has, summed over the group; keeps the tokens."""
+    """Embedding lookup in the rows of this rank, summed over the group; saves the tokens."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Any, table: Any, group: Any, split: bool, first: int) -> Any:
@@ -148,20 +151,20 @@ class _Embed(torch.autograd.Function):
             places, foreign = _own(tokens, ctx.first, ctx.rows)
             grad = grad.masked_fill(foreign[..., None], 0)
         table = grad.new_zeros(ctx.rows, grad.shape[-1])
-        # a token that occurs several times has the sum of its gradients
+        # gradients of a token that occurs several times are summed
         table.index_add_(0, places.flatten(), grad.flatten(0, -2))
         return None, table, None, None, None
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The mean loss of logits divided by vocabulary; keeps the fp32 softmax and the labels."""
+    """Mean loss of logits sharded by vocabulary; saves the fp32 softmax and the labels."""
 
     @staticmethod
     def forward(ctx: Any, logits: Any, labels: Any, group: Any, first: int) -> Any:
         ctx.first, ctx.dtype = first, logits.dtype
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
         del logits
-        # less the largest logit of all ranks exp cannot overflow, and softmax is the same
+        # subtracting the largest logit of all ranks prevents overflow, and leaves softmax unchanged
         wide.sub_(all_reduce(wide.amax(-1, keepdim=True), group, largest=True))
         places, foreign = _own(labels, first, wide.shape[-1])
         # the label's logit is on one rank, and 0 in the sum on all others
@@ -178,13 +181,13 @@ class _CrossEntropy(torch.autograd.Function):
         softmax, labels = ctx.saved_tensors
         places, foreign = _own(labels, ctx.first, softmax.shape[-1])
         hit = (~foreign).to(softmax.dtype)[..., None]
-        # softmax, less 1 at the label, is the gradient of a token; the loss is their mean
+        # gradient per token: softmax, minus 1 at the label; the loss is the mean over tokens
         softmax.scatter_add_(-1, places[..., None], -hit).mul_(grad / labels.numel())
         return softmax.to(ctx.dtype), None, None, None
 
 
 class _Context(torch.autograd.Function):
-    """Stands for the decoder layers, which together keep the encoder's output once."""
+    """Stand-in for the decoder layers, which together save the encoder's output once."""
 
     @staticmethod
     def forward(ctx: Any, loss: Any, context: Any) -> Any:
@@ -197,10 +200,10 @@ class _Context(torch.autograd.Function):
 
 
 def _own(numbers: Any, first: int, count: int) -> tuple[Any, Any]:
-    """Return places among `count` rows from row `first`, and which numbers have none there."""
+    """Return (rows relative to `first`, mask of numbers outside the `count` rows)."""
     places = numbers - first
     foreign = (places < 0) | (places >= count)
-    # any row that exists: what comes of it is masked
+    # row 0 is a placeholder: its result is masked
     return places.masked_fill_(foreign, 0), foreign
 
 
@@ -214,7 +217,7 @@ class _Vocab(nn.Module):
         super().__init__()
         self.on, self.part, self.context = on, part, context
         first, last = spec.layers[0], spec.layers[-1]
-        # padded, so that every rank has as many rows
+        # padded, so that every rank has the same number of rows
         vocab = padded_vocab_size(spec, on.weight_ranks)
         self.rows = vocab // on.weight_ranks
         self.start = self.rows * on.rank if on.splits_weights else 0
@@ -231,7 +234,7 @@ class _Vocab(nn.Module):
         bias = has_norm_biases(last)
         self.norm = Norm(last.hidden_size, bias=bias)
         self.encoder_norm = None
-        # an encoder ends with a norm of its own, before all decoder layers read it
+        # an encoder ends with a separate norm, which all decoder layers read
         if last.cross_attention and not first.cross_attention:
             self.encoder_norm = Norm(first.hidden_size, bias=has_norm_biases(first))
         self.head = ColumnParallel(last.hidden_size, [self.rows], bias=False, on=on)
@@ -257,17 +260,17 @@ class _Vocab(nn.Module):
         x = _Embed.apply(tokens, self.table, group, split, self.start)
         if self.positions is None:
             return x
-        # behind the embedding a rank has its own tokens alone
+        # after the embedding a rank has only its own tokens
         shard = (on.degree, on.rank) if on.splits_sequence else (1, 0)
         length = len(x) * shard[0] * self.context[0]
         held = held_tokens(length, context=self.context, shard=shard)
         places = torch.cat([torch.arange(*ends, device=x.device) for ends in held])
-        # every rank has the whole table of positions, so there is no group
+        # the position table is replicated on every rank, so there is no group
         return x + _Embed.apply(places, self.positions, None, False, 0)[:, None]
 
     def _loss(self, x: Any, labels: Any, encoder: Any = None) -> Any:
         group = self.on.group if self.on.splits_weights else None
-        # nothing here holds the logits while the loss makes its own copy of them
+        # no variable here keeps the logits alive while the loss makes its copy of them
         loss = _CrossEntropy.apply(*self.head(self.norm(x)), labels, group, self.start)
         if encoder is None or self.encoder_norm is None:
             return loss
@@ -283,7 +286,7 @@ def _unused(count: int) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
-# A whole model of a spec with few layers, on one device: embedding, layers, head and loss.
+# A model of a spec with few layers on one device: embedding, layers, head and loss.
 
 
 def build_stack(
@@ -293,11 +296,10 @@ def build_stack(
     device: torch.device | str,
     routing: Routing = "even",
 ) -> Built:
-    """Return the model of a spec, with as many layers and tokens as the spec says.
+    """Return the model of a spec, with the layers and sequence lengths of the spec.
 
-    `make_batch` gives tokens and labels as (sequence, batch), for an encoder-decoder the
-    encoder's tokens after them, at the lengths of the spec. Raises InputError for what cannot be
-    built.
+    `make_batch` returns tokens and labels as (sequence, batch), followed by the encoder's tokens
+    for an encoder-decoder, at the lengths of the spec. Raises InputError if it cannot be built.
     """
     whole = Sharding(routing=routing)
     first = build_vocab(spec, "first", dtype=dtype, device=device)
@@ -348,7 +350,7 @@ class _Stack(nn.Module):
             if crosses and not is_normed:
                 context, is_normed = self.encoder_norm(context), True
             for layer in of_type:
-                # beside a decoder, layers without cross-attention are the encoder's
+                # in an encoder-decoder, layers without cross-attention belong to the encoder
                 if encoder_tokens and not crosses:
                     context = layer(context)
                 else:
