@@ -1,1 +1,1 @@
-"""Measures a model: time and memory of its layers, exactly without a GPU or on a device."""
+"""Measurement of a model: time of its layers on a device, and exact memory without a GPU."""

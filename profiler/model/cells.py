@@ -261,7 +261,7 @@ def _memory_cells(
             for degree in degrees:
                 own: TensorKind = (
                     sequence if degree > 1 else "sp"
-                )  # one rank divides nothing, by any name
+                )  # a single rank shards nothing, whatever the kind
                 for checkpoint in checkpoints:
                     yield replace(whole, degree=degree, checkpoint=checkpoint, kind=own)
                 if degree > 1 and not own_module:

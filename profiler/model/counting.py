@@ -43,8 +43,7 @@ from profiler.model.layers.vocab import VocabPart, build_vocab, vocab_inputs
 # is the largest running sum. The owner of a storage determines its category:
 #
 #     parameters            shards or copies of the rank, and buffers of the model
-#     optimizer             the optimizer's state, and parameters that it steps but the model does
-#     not contain
+#     optimizer             the optimizer's state, and parameters that it steps outside the model
 #     gathered parameters   unsharded parameters of FSDP2, and the buffers of their all-gather
 #     gradients             of parameters, whole or sharded, and the buffers of their reduction
 #     activations           tensors that autograd saves in a forward for the backward

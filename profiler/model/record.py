@@ -161,7 +161,7 @@ class ModelRecord(Record[ModelMeasurement]):
         self, file: DocumentFile, about: Container[str] = (), *, mode: Mode | None = None
     ) -> ModelDocument:
         """Return the document of a file, with warnings about the cells with keys in `about`."""
-        # sorted by key, so that the result does not depend on which run measured a cell
+        # sorted by key, so that the result does not depend on the order of the runs
         found = dict(sorted(self._found(file).items()))
         if file.kind == "memory":
             return derive_memory(found, self._spec, self._kinds, about)

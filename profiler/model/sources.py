@@ -155,9 +155,10 @@ def load_source(
 ) -> ModelSource:
     """Return the source of `--model`, after a trial.
 
-    seq_lengths : lengths to measure, for a module; None: the length of its factory, or 2,048 if it
-    defines none. num_layers : layers of each type in the trial. sizes : replacements of the sizes
-    of a described model; they are not allowed for a module.
+    seq_lengths : lengths to measure, for a module. None means the length of its factory, or 2,048
+    if it defines none.
+    num_layers : layers of each type in the trial.
+    sizes : replacements of the sizes of a described model; not allowed for a module.
 
     Raises
     ------

@@ -368,8 +368,10 @@ def time_module(
     """Return the times of a module that returns one tensor.
 
     module : the module on `device`, or a function that builds it there with the same random
-    numbers each time. make_inputs : returns the inputs of a call; a floating-point tensor gets a
-    gradient, as inside a model. where : the size, for messages.
+    numbers each time.
+    make_inputs : returns the inputs of a call. A floating-point tensor gets a gradient, as inside
+    a model.
+    where : the size, for messages.
     checkpoint : also time `recompute`, the forward that a checkpointed module repeats in its
     backward. It runs from detached inputs with autograd, so that it saves activations.
     optimizer : also time AdamW on fp32 copies of the parameters, with the copy back to their dtype.

@@ -1,4 +1,4 @@
-"""Runs or dry-runs one plan with torch-native parallelism, to check it; not a trainer."""
+"""Run or dry-run one plan with torch-native parallelism to check it; not for real training."""
 
 from __future__ import annotations
 

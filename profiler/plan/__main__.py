@@ -1,4 +1,4 @@
-"""`torchrun -m profiler.plan`."""
+"""Entry point of `torchrun -m profiler.plan`."""
 
 from __future__ import annotations
 

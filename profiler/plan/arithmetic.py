@@ -1,4 +1,4 @@
-"""The arithmetic of a plan, without torch: what every rank holds, its samples, its mesh."""
+"""Arithmetic of a plan without torch: mesh, samples and model states of every rank."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ from profiler.plan.weights import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Which ranks of a stage work together in which layer: a cube of mesh axes for a whole plan.
+# Rank groups of each layer: one cube of mesh axes for the whole plan.
 #
 # The ranks of every stage form one mesh whose axes are prime factors of their number (a binary
-# hypercube for powers of two). A layer's tensor group is a product of its last axes (consecutive
-# ranks) or of its first ones (strided ranks), and the other axes are its data group, so that every
-# layer has its own degree and all activations lie on the same mesh.
+# hypercube for powers of two). A layer's tensor-parallel group is a product of the last axes
+# (consecutive ranks) or of the first ones (strided ranks). The other axes are its data-parallel
+# group. So every layer has its own degree, and all activations are on one mesh.
 
 
 Axes = tuple[int, ...]
 SCHEDULES: tuple[PipelineType, ...] = ("1f1b", "gpipe", "interleaved", "looped_bfs")
-"""Those that are run here."""
+"""Pipeline schedules that the executor supports."""
 
 
 class Cube(Record):
-    """The mesh of the ranks of one stage; the last axis is that of neighbouring ranks."""
+    """Mesh of the ranks of one stage; neighbouring ranks differ along the last axis."""
 
     factors: tuple[int, ...]
-    """Sizes of the axes, prime; (1,) for a stage of one rank."""
+    """Sizes of the axes, prime numbers; (1,) for a stage with one rank."""
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of a stage."""
+        """Number of ranks of a stage."""
         return math.prod(self.factors)
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """Return the place of a rank of the stage on every axis."""
-        # the last axis counts neighbours, so it varies fastest
+        """Return the coordinates of a rank of the stage, one per axis."""
+        # the last axis enumerates neighbours, so it varies fastest
         return tuple(map(int, np.unravel_index(rank, self.factors)))
 
     def size(self, axes: Axes) -> int:
@@ -64,7 +64,7 @@ class Cube(Record):
         return math.prod(self.factors[axis] for axis in axes)
 
     def index(self, rank: int, axes: Axes) -> int:
-        """Return the place of a rank of the stage among those that differ along these axes."""
+        """Return the index of a rank of the stage in its group along these axes."""
         places = self.coordinates(rank)
         index = 0
         for axis in axes:
@@ -79,42 +79,42 @@ class Cube(Record):
 
 
 class Layout(Record, dict=True):
-    """How one layer, or embedding and head, lies on the cube of its stage."""
+    """Layout of one layer, or of embedding and head, on the cube of its stage."""
 
     cube: Cube
     kind: TensorKind
     tensor_axes: Axes
     zero: str
-    """ddp, zero1, zero2 or zero3."""
+    """Data parallelism: ddp, zero1, zero2 or zero3."""
     context_axes: Axes = ()
-    """Axes along which the sequence is divided throughout the layer."""
+    """Axes of context parallelism, which shard the sequence throughout the layer."""
     expert_axes: Axes | None = None
-    """Axes along which experts are divided; None where there are none, or where the tensor group
-    has a piece of each."""
+    """Axes of expert parallelism; None without experts, or if the tensor-parallel group shards
+    every expert."""
 
     @property
     def degree(self) -> int:
-        """Tensor or Ulysses degree."""
+        """Tensor-parallel or Ulysses degree."""
         return self.cube.size(self.tensor_axes)
 
     @cached_property
     def data_axes(self) -> Axes:
-        """Axes along which samples are divided."""
+        """Axes of data parallelism, which divide the samples."""
         return self._others({*self.tensor_axes, *self.context_axes})
 
     @property
     def context_degree(self) -> int:
-        """Ranks among which the sequence is divided throughout the layer."""
+        """Context-parallel degree: ranks that share the sequence throughout the layer."""
         return self.cube.size(self.context_axes)
 
     @property
     def expert_degree(self) -> int:
-        """Ranks among which experts are divided."""
+        """Expert-parallel degree: ranks that the experts are distributed over."""
         return self.cube.size(self.expert_axes or ())
 
     @property
     def expert_sync_axes(self) -> Axes:
-        """Axes over which gradients of experts with axes of their own are summed."""
+        """Axes over which gradients of whole experts are summed."""
         return self._others(set(self.expert_axes or ()))
 
     def _others(self, axes: set[int]) -> Axes:
@@ -122,44 +122,44 @@ class Layout(Record, dict=True):
 
     @property
     def data_degree(self) -> int:
-        """Ranks among which samples are divided."""
+        """Data-parallel degree: ranks that the samples are divided over."""
         return self.cube.size(self.data_axes)
 
     @property
     def splits_weights(self) -> bool:
-        """True where weights are divided over the tensor axes."""
+        """True if weights are sharded over the tensor axes."""
         return self.kind != "ulysses" and self.degree > 1
 
     @property
     def splits_sequence(self) -> bool:
-        """True where the residual stream is divided along the sequence."""
+        """True if the residual stream is sharded along the sequence."""
         return self.kind != "tp" and self.degree > 1
 
     @property
     def sync_axes(self) -> Axes:
-        """Axes over which gradients are summed, and which ZeRO shards over."""
-        # Ulysses and context ranks hold whole weights too, and sum their gradients with all others
+        """Axes over which gradients are summed, and over which ZeRO shards."""
+        # Ulysses and context ranks have whole weights too, and sum gradients with all other ranks
         return self._others(set(self.tensor_axes) if self.splits_weights else set())
 
     @property
     def sync_degree(self) -> int:
-        """Ranks over which gradients are summed."""
+        """Number of ranks over which gradients are summed."""
         return self.cube.size(self.sync_axes)
 
     @property
     def is_sharded(self) -> bool:
-        """True where ZeRO divides weights or gradients; ZeRO-1 divides the optimizer's states."""
+        """True if ZeRO shards weights or gradients; False for ZeRO-1 (optimizer states only)."""
         return self.zero in ("zero2", "zero3") and self.sync_degree > 1
 
 
 def cube_of(plan: Plan) -> Cube:
-    """Return a cube on which every layer of a plan can lie.
+    """Return a cube that fits the degrees of every layer of a plan.
 
     Raises
     ------
     InputError
-        When two degrees need axes that no order of factors has, such as consecutive groups of 2
-        and of 3 among 6 ranks.
+        The stages do not divide the ranks, or no order of factors has the axes of all degrees,
+        such as consecutive groups of 2 and of 3 among 6 ranks.
     """
     ranks, rest = divmod(plan.world_size, plan.num_stages)
     if rest:
@@ -167,7 +167,7 @@ def cube_of(plan: Plan) -> Cube:
             f"world_size({plan.world_size}) % pp({plan.num_stages}) = {rest} != 0; choose a "
             "number of stages that divides the ranks"
         )
-    # A strided group of t ranks takes the first axes, so the ranks / t last ones are its data.
+    # A strided group of t ranks uses the first axes, so the last ones have ranks / t ranks.
     names: dict[int, str] = {}
     for layer, strategy in enumerate(plan.layers):
         t, c, e = strategy.tp, strategy.cp, strategy.ep
@@ -176,7 +176,7 @@ def cube_of(plan: Plan) -> Cube:
             word = "strided" if strategy.strided else "consecutive"
             names.setdefault(size, f"the {word} groups of {t} of layer {layer}")
         if c > 1:
-            # context ranks are neighbours of what the tensor group leaves
+            # context ranks are neighbours among the ranks outside the tensor-parallel group
             size = c if strategy.strided else t * c
             names.setdefault(size, f"the context groups of {c} of layer {layer}")
         if e > 1:
@@ -195,20 +195,20 @@ def cube_of(plan: Plan) -> Cube:
                 f"{names[before]} and {names[size]} do not fit on one mesh of {ranks} ranks "
                 f"({before} does not divide {size}); choose degrees that divide one another"
             )
-        # from neighbours outwards: each size is the one before times the axes put in front of it
+        # from neighbours outwards: each size is the previous one times the axes put in front of it
         factors = [*reversed(_primes(size // before)), *factors]
         before = size
     return Cube(factors=tuple(factors) or (1,))
 
 
 def layer_layout(job: PlanJob, cube: Cube, layer: int) -> Layout:
-    """Return how one layer of a plan lies on the cube."""
+    """Return the layout of one layer of a plan on the cube."""
     strategy = job.plan.layers[layer]
     return _layout(job, cube, strategy, whole_experts=has_whole_experts(job, layer))
 
 
 def vocab_layout(job: PlanJob, cube: Cube) -> Layout:
-    """Return how embedding, head and loss lie on the cube."""
+    """Return the layout of embedding, head and loss on the cube."""
     return _layout(job, cube, job.plan.vocab.as_layer())
 
 
@@ -218,36 +218,36 @@ def layouts(job: PlanJob, cube: Cube) -> list[Layout]:
     return [*layers, vocab_layout(job, cube)]
 
 
-# --- streams: an encoder-decoder has two ---------------------------------------------------
+# --- streams of activations: an encoder-decoder has two -------------------------------------
 
 
 def stream_lengths(spec: ModelSpec) -> tuple[int, ...]:
-    """Return the sequence length of every stream of activations that goes through the stages.
+    """Return the sequence length of every stream of activations between the stages.
 
-    It is one; with cross-attention the decoder's is followed by the encoder's. Both are embedded
-    on the first stage: the decoder's waits while encoder layers run, and the encoder's output goes
-    on to the last stage, since every decoder layer reads it.
+    There is one stream. With cross-attention there are two: the decoder's, then the encoder's. Both
+    are embedded on the first stage. The decoder's waits while encoder layers run. The encoder's
+    output continues to the last stage, since every decoder layer reads it.
     """
     last = spec.layers[-1]
     return (last.seq_length, spec.layers[0].seq_length)[: 1 + last.cross_attention]
 
 
 def layer_streams(spec: ModelSpec, layer: int) -> tuple[int, ...]:
-    """Return the streams that a layer takes; it makes the first of them."""
+    """Return the input streams of a layer by index; the layer replaces the first of them."""
     if not spec.layers[-1].cross_attention:
         return (0,)
     return (1,) if layer < num_encoder_layers(spec) else (0, 1)
 
 
 def num_encoder_layers(spec: ModelSpec) -> int:
-    """Return the layers of an encoder in front of a decoder; 0 for a single stack."""
+    """Return the number of encoder layers before a decoder; 0 for a single stack."""
     if not spec.layers[-1].cross_attention:
         return 0
     return sum(layer.num_layers for layer in spec.layers if not layer.cross_attention)
 
 
 def entry_layouts(job: PlanJob, cube: Cube, layer: int) -> tuple[Layout, ...]:
-    """Return how every stream lies in front of a layer: as the layer before left it."""
+    """Return the layout of every stream before a layer, as left by the layer before."""
     found = [vocab_layout(job, cube)] * len(stream_lengths(job.spec))
     for k in range(layer):
         for stream in layer_streams(job.spec, k):
@@ -260,8 +260,8 @@ def _layout(
 ) -> Layout:
     kind: TensorKind = "ulysses" if strategy.ulysses else "sp" if job.sequence_parallel else "tp"
     tensor = _axes(cube, strategy.tp, strided=strategy.strided)
-    # neighbours, whatever other groups they are in (Megatron-Core's order of ranks with whole
-    # experts: its expert grid has neither tensor nor context ranks)
+    # consecutive ranks, independent of the other groups, as in Megatron-Core's rank order with
+    # whole experts: its expert grid has neither tensor nor context ranks
     experts = _axes(cube, strategy.ep) if whole_experts else None
     return Layout(
         cube=cube,
@@ -274,7 +274,7 @@ def _layout(
 
 
 def has_whole_experts(job: PlanJob, layer: int) -> bool:
-    """Return whether experts lie whole on a grid of their own, not in pieces on tensor ranks."""
+    """Return True if experts are whole on a separate grid, False if tensor ranks shard them."""
     strategy = job.plan.layers[layer]
     if strategy.ep == 1 and strategy.expert_tp == _split(strategy):
         return False
@@ -291,7 +291,7 @@ def check_job(job: PlanJob) -> Cube:
     Raises
     ------
     InputError
-        When the plan is illegal, or holds what is not run here.
+        The plan is illegal, or contains something that the executor does not support.
     """
     plan = job.plan
     problems = violations(plan, job.spec, sequence_parallel=job.sequence_parallel)
@@ -309,7 +309,7 @@ def check_job(job: PlanJob) -> Cube:
 
 
 def _check_layer(job: PlanJob, layer: int, strategy: LayerStrategy) -> None:
-    """Raise InputError where a legal strategy is not run here."""
+    """Raise InputError if the executor does not support a legal strategy."""
     kind = job.spec.layers[job.spec.layer_types[layer]]
     alone = not_divided(kind) if strategy.cp > 1 else None
     if alone is not None:
@@ -325,7 +325,7 @@ def _check_layer(job: PlanJob, layer: int, strategy: LayerStrategy) -> None:
             f"{strategy.ep} and tensor degree {strategy.tp}, which is not run here; give expert "
             "tensor degree 1, or that of the tensor group without expert degree"
         )
-    # as in Megatron-Core: else all tensor ranks would send the same tokens
+    # as in Megatron-Core: otherwise all tensor ranks would dispatch the same tokens
     if strategy.tp > 1 and not (strategy.ulysses or job.sequence_parallel):
         raise InputError(
             f"layer {layer} has whole experts on ranks of a tensor group, which run with sequence "
@@ -334,7 +334,7 @@ def _check_layer(job: PlanJob, layer: int, strategy: LayerStrategy) -> None:
 
 
 def _check_streams(job: PlanJob) -> None:
-    """Raise InputError where layers with cross-attention are not those of a decoder."""
+    """Raise InputError if layers with cross-attention are not a decoder after an encoder."""
     spec, plan = job.spec, job.plan
     crosses = [layer.cross_attention for layer in spec.layers]
     if not any(crosses):
@@ -373,9 +373,9 @@ def _primes(number: int) -> list[int]:
 
 
 def _axes(cube: Cube, degree: int, *, strided: bool = False, taken: Axes = ()) -> Axes:
-    """Return the axes of a group of neighbours, which are the last ones, or of a strided group.
+    """Return the axes of a group: the last free ones for neighbours, the first for strided ranks.
 
-    taken : axes of another group, which this one has none of.
+    taken : axes of another group, which are excluded.
     """
     axes: list[int] = []
     order = [axis for axis in range(len(cube.factors)) if axis not in taken]
@@ -388,41 +388,41 @@ def _axes(cube: Cube, degree: int, *, strided: bool = False, taken: Axes = ()) -
 
 
 # --------------------------------------------------------------------------------------------------
-# The examination of a plan: per stage what a rank holds, and whether it can run.
+# Examination of a plan: model states per stage, and whether the executor can run it.
 
 
 class Weights(NamedTuple):
-    """Parameters that one layer, or embedding and head, have on a rank before ZeRO divides them."""
+    """Parameters of one layer, or of embedding and head, on a rank before ZeRO shards them."""
 
     shapes: tuple[Tensors, ...]
     zero: str
-    """ddp, zero1, zero2 or zero3."""
+    """Data parallelism: ddp, zero1, zero2 or zero3."""
     num_ranks: int
-    """Ranks with the same weights: gradients are summed over them, and ZeRO divides by them."""
+    """Number of ranks with the same weights, which sum gradients and share ZeRO shards."""
 
 
 class Held(Record):
-    """What the first rank of a stage, or of a part of it, holds; no other rank holds more."""
+    """Model states of the first rank of a stage or of a part of it; no other rank has more."""
 
     num_parameters: int = 0
-    """Elements of its pieces when nothing is gathered."""
+    """Elements of the rank's shards, with nothing gathered."""
     parameter_bytes: int = 0
     gradient_bytes: int = 0
-    """As they are when the optimizer steps."""
+    """Bytes of gradients when the optimizer steps."""
     optimizer_bytes: int = 0
-    """AdamW's two moments, and fp32 copies of the weights where those are not fp32."""
+    """Bytes of AdamW's two moments, and of fp32 copies of bf16 or fp16 weights."""
     gathered_bytes: int = 0
-    """Weights that ZeRO-2 keeps gathered during a step."""
+    """Bytes of weights that ZeRO-2 keeps gathered during a step."""
     accumulated_bytes: int = 0
-    """Whole gradients that ZeRO keeps until the last micro-batch, with one reduction per step."""
+    """Bytes of whole gradients that ZeRO keeps until the last micro-batch, if it reduces once."""
 
     @property
     def state_bytes(self) -> int:
-        """Parameters, gradients and optimizer."""
+        """Bytes of parameters, gradients and optimizer states."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
     def __add__(self, other: Held) -> Held:
-        """Return both together."""
+        """Return the sum of both, field by field."""
         return Held(**{key: value + getattr(other, key) for key, value in asdict(self).items()})
 
 
@@ -435,51 +435,51 @@ class RunArithmetic(Record):
     label: str
     data_degree: int
     samples: int
-    """Per micro-batch on a rank."""
+    """Samples per micro-batch on a rank."""
     tensor_axes: tuple[int, ...]
-    """Axes of the mesh that are its tensor group; the others divide the samples."""
+    """Mesh axes of its tensor-parallel group; the other axes divide the samples."""
     held: Held
 
 
 class StageArithmetic(Record):
-    """One stage of a plan."""
+    """Arithmetic of one stage of a plan."""
 
     stage: int
     ranks: tuple[int, int]
-    """First and last."""
+    """First and last rank."""
     layers: tuple[int, int]
     in_flight: int
-    """Most micro-batches whose activations are kept at once."""
+    """Largest number of micro-batches whose activations are kept at once."""
     runs: tuple[RunArithmetic, ...]
     held: Held
-    """Layers, embedding and head."""
+    """Model states of layers, embedding and head."""
     vocab: Held
-    """Embedding and head alone."""
+    """Model states of embedding and head alone."""
 
 
 class StaticReport(Record):
-    """What can be said of a legal plan without running anything."""
+    """Static properties of a legal plan, found without running it."""
 
     stages: tuple[StageArithmetic, ...]
     mesh: tuple[int, ...] | None
-    """Sizes of the axes that the ranks of every stage form; None where the executor has none."""
+    """Sizes of the mesh axes of every stage; None if the executor cannot run the plan."""
     obstacle: str | None
-    """Why the executor does not run the plan, legal as it is; None where it does."""
+    """Reason why the executor cannot run this legal plan; None if it can."""
     vocab_label: str
     vocab_samples: int
     bubble_share: float
-    """Idle part of a step with equal stages and free transfers: (p-1) / (v m + p-1)."""
+    """Idle fraction of a step with equal stages and free transfers: (p-1) / (v m + p-1)."""
 
     @property
     def largest(self) -> int:
-        """The stage whose ranks have the most model states; the first of equals."""
+        """Index of the stage with the most model states per rank; the first among equals."""
         return max(self.stages, key=lambda s: (s.held.state_bytes, -s.stage)).stage
 
 
 def examine(job: PlanJob) -> StaticReport:
     """Return the arithmetic of a legal plan.
 
-    Raises InputError where the model does not say heads, MLP width or vocabulary.
+    Raises InputError if the model has no heads, MLP width or vocabulary size.
     """
     plan, vocab = job.plan, job.plan.vocab
     obstacle, mesh = None, None
@@ -518,19 +518,19 @@ def examine(job: PlanJob) -> StaticReport:
         obstacle=obstacle,
         vocab_label=label.replace("tp", "vtp", 1),
         vocab_samples=plan.global_batch // (m * degree),
-        # a stage works in m of the m + (p - 1) / v turns: chunks are filled in v times faster
+        # a stage works in m of the m + (p - 1) / v turns: chunks fill the pipeline v times faster
         bubble_share=(p - 1) / (v * m + p - 1),
     )
 
 
 def micro_batches_in_flight(plan: Plan, stage: int) -> int:
-    """Return how many micro-batches a stage keeps activations of at once.
+    """Return the largest number of micro-batches whose activations a stage keeps at once.
 
-    A single stage runs forward and backward of one after the other under either name, as
-    Megatron-LM and Galvatron do without a pipeline: gradients are accumulated, activations are not.
+    A single stage runs forward and backward of one micro-batch after another in both schedules, as
+    Megatron-LM and Galvatron do without a pipeline. Only gradients are accumulated.
     """
     found = in_flight(plan.pipeline_type, plan.num_stages, plan.num_chunks, plan.num_microbatches)
-    # a chunk is a part of a micro-batch: rounded up to whole ones
+    # a chunk is a fraction of a micro-batch: round up to whole ones
     return math.ceil(found[stage])
 
 
@@ -546,12 +546,12 @@ def _runs(
 ) -> tuple[RunArithmetic, ...]:
     plan, types = job.plan, job.spec.layer_types
     runs = []
-    # layers of one chunk follow one another: their distance from their place here is the same
+    # layers of one chunk are consecutive: layer number minus position is constant in a chunk
     keys = {k: (plan.layers[k], types[k], k - place) for place, k in enumerate(layers)}
     for (strategy, _, _), group in groupby(layers, lambda k: keys[k]):
         members = list(group)
         degree = plan.data_degree(members[0])
-        # a norm may follow the last of them
+        # a norm may follow the last layer of the run
         one, last = (
             sum((_held(job, weights) for weights in _layer_weights(job, k)), Held())
             for k in (members[0], members[-1])
@@ -572,7 +572,7 @@ def _runs(
 
 
 def _layer_weights(job: PlanJob, layer: int) -> tuple[Weights, ...]:
-    """Return the weights of a layer, and of its experts where other ranks have the same ones."""
+    """Return the weights of a layer, with whole experts as a separate entry."""
     plan, strategy = job.plan, job.plan.layers[layer]
     kind = job.spec.layers[job.spec.layer_types[layer]]
     apart = has_whole_experts(job, layer)
@@ -602,45 +602,45 @@ def _vocab_weights(job: PlanJob, stage: int) -> Weights:
 
 
 def _split(strategy: LayerStrategy) -> int:
-    """Return into how many pieces weights are divided; Ulysses divides tokens alone."""
+    """Return the number of weight shards; Ulysses divides only tokens."""
     return 1 if strategy.ulysses else strategy.tp
 
 
 def _weights(plan: Plan, strategy: LayerStrategy, shapes: tuple[Tensors, ...]) -> Weights:
-    # gradients are summed over those that hold the same weights
+    # gradients are summed over the ranks with the same weights
     same = plan.world_size // plan.num_stages // _split(strategy)
     return Weights(shapes, _zero(plan, strategy), same)
 
 
 def _held(job: PlanJob, weights: Weights) -> Held:
-    """Return the executor's recipe for the parameters of a layer, or of embedding and head.
+    """Return the model states that the executor keeps for the weights, by its bytes per parameter.
 
-    fp32 4+4+8 bytes; bf16 and fp16 without ZeRO 2+4+12, of which ZeRO-1 divides the last; with more
-    of ZeRO fp32 shards of 4+4+8, from which 2 bytes of each are gathered. Without `fp32_gradients`
-    replicas and whole sums take 2.
+    Bytes of weight + gradient + optimizer: fp32 4+4+8. bf16 and fp16 with ddp 2+4+12, and ZeRO-1
+    shards the 12. ZeRO-2 and ZeRO-3 have fp32 shards of 4+4+8, and gather 2-byte weights from them.
+    Without `fp32_gradients`, gradients of replicas and accumulated whole gradients take 2 bytes.
     """
     shapes, zero, z = weights
     whole, wide = held(shapes), job.precision != "fp32"
     gradient = 2 if wide and not job.fp32_gradients else 4
     if zero in ("ddp", "zero1") or z == 1:
-        # two moments of 4 bytes; narrow weights have a copy in fp32 besides, 4 more
+        # two moments of 4 bytes, and a 4-byte fp32 copy of bf16 or fp16 weights
         weight, optimizer = (2, 12) if wide else (4, 8)
         return Held(
             num_parameters=whole,
             parameter_bytes=weight * whole,
             gradient_bytes=gradient * whole,
-            # parts of one buffer, equally long
+            # equal parts of one buffer
             optimizer_bytes=optimizer * (-(-whole // z) if zero == "zero1" else whole),
         )
     own = held(shapes, z)
     accumulates = job.async_grad_reduce and job.plan.num_microbatches > 1
     return Held(
         num_parameters=own,
-        # shards are fp32 in every precision, and are what the optimizer steps
+        # shards are fp32 in every precision, and the optimizer steps them directly
         parameter_bytes=4 * own,
         gradient_bytes=4 * own,
         optimizer_bytes=8 * own,
-        # ZeRO-3 gives gathered weights back after every use
+        # ZeRO-3 frees gathered weights after every use
         gathered_bytes=(2 if wide else 4) * whole if zero == "zero2" else 0,
         accumulated_bytes=gradient * whole if accumulates else 0,
     )

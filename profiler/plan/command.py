@@ -1,4 +1,4 @@
-"""`profile-plan` and `torchrun -m profiler.plan`: checks, dry-runs or runs one plan."""
+"""`profile-plan` and `torchrun -m profiler.plan`: check, dry-run or run one plan."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from profiler.plan.question import Question
 
 # --------------------------------------------------------------------------------------------------
-# Runs a mode of `profile-plan` on this rank, shows what it found and writes it down.
+# Run a mode of `profile-plan` on this rank, print its result and write its document.
 
 
 class MismatchError(AutoparError):
-    """A run has other losses or gradients than one process without parallelism (exit code 1)."""
+    """Losses or gradients of a run differ from those of one process (exit code 1)."""
 
 
 class UncheckedError(AutoparError):
-    """A run could not be compared with one process (exit code 1)."""
+    """A run that could not be compared with one process (exit code 1)."""
 
 
 def refuse_illegal(
@@ -35,7 +35,7 @@ def refuse_illegal(
 ) -> None:
     """Raise InputError with every violation of an illegal plan.
 
-    writes : whether this process writes the document before; of several one does.
+    writes : True if this process writes the document first; only one process does.
     """
     if not question.problems:
         return
@@ -50,14 +50,15 @@ def refuse_illegal(
 
 
 def dispatch(question: Question, options: PlanOptions, mode: Mode) -> int:
-    """Do what a mode does with a legal plan; return the exit code.
+    """Run a mode with a legal plan; return the exit code.
 
-    Only `run` is for every rank; the others are for the first alone.
+    All ranks take part in `run`; the other modes are for the first rank only.
 
     Raises
     ------
-    InputError: the executor does not run the plan, or not here.
+    InputError: the executor does not support the plan, or cannot run it here.
     MismatchError: a run does not match its reference.
+    UncheckedError: a run could not be compared with its reference.
     """
     return {"static": _static, "dryrun": _dry_run, "run": _run}[mode](question, options)
 
@@ -79,7 +80,7 @@ def _tell(
     show: Callable[..., None],
     *found: object,
 ) -> None:
-    """Write the document of what was found where it is asked for, and print it as tables."""
+    """Write the document of a result if requested, and print the result as tables."""
     from autopar.command.console import make_console
     from autopar.command.show import write_result
     from profiler.plan.report import show_head
@@ -106,7 +107,7 @@ def _dry_run(question: Question, options: PlanOptions) -> int:
     chosen = sorted({rank for text in ranks for rank in named.get(text) or [int(text)]})
     found = dry_run(question.job, ranks=chosen)
     exit_code = 0 if all(fit.fits for fit in fits_of(question, found)) else INFEASIBLE
-    # what does not fit is said in the tables, or in the document that stands in their place
+    # the tables, or the document that replaces them, report what does not fit
     _tell(question, options, exit_code, dry_run_document(question, found), show_dry_run, found)
     return exit_code
 
@@ -121,7 +122,7 @@ def _check_ranks(ranks: Sequence[str], job: PlanJob) -> None:
 def _run(question: Question, options: PlanOptions) -> int:
     from profiler.plan.arithmetic import check_job
 
-    check_job(question.job)  # said before torch is loaded
+    check_job(question.job)  # reports errors before torch is loaded
     from profiler.environment import require_torch
 
     require_torch()
@@ -156,14 +157,14 @@ def _run(question: Question, options: PlanOptions) -> int:
 
 
 def _backend(options: PlanOptions) -> Backend:
-    """Return the backend, which decides the device: nccl on GPUs, gloo on the CPU."""
+    """Return the backend, which determines the device: nccl for GPUs, gloo for CPUs."""
     if options.device == "auto":
         return options.backend
     return "nccl" if options.device == "cuda" else "gloo"
 
 
 # --------------------------------------------------------------------------------------------------
-# The command line: options, and which ranks do what.
+# The command line: options, and the work of each rank.
 
 
 _NAME = "profile-plan"
@@ -199,17 +200,17 @@ def run(arguments: Sequence[str]) -> int:
 
 def _check(raw: Mapping[str, object], rank: Rank, arguments: Sequence[str]) -> int:
     options = build_options(**raw)
-    # heavy imports stay out of --help and of bad options
+    # heavy imports are delayed, so that --help and errors in options are fast
     from profiler.environment import launched_ranks
     from profiler.plan.question import ask
 
     launched = launched_ranks()
     mode: Mode = options.mode or ("static" if launched is None else "run")
-    # arithmetic and counting are the first rank's alone
+    # only the first rank does arithmetic and counting
     if rank.number and mode != "run":
         return 0
     question = ask(options, mode=mode, launched=launched)
-    if options.json == "-":  # no tables, which would have them
+    if options.json == "-":  # no tables, which would contain the notes
         for note in question.notes:
             rank.say(note)
     refuse_illegal(question, options, mode, writes=rank.speaks)
@@ -220,7 +221,7 @@ def _check(raw: Mapping[str, object], rank: Rank, arguments: Sequence[str]) -> i
 
 
 def _check_world(question: Question, launched: int | None, arguments: Sequence[str]) -> None:
-    """Raise InputError, with the right command, unless as many ranks run as the plan is for."""
+    """Raise InputError, with the right command, if the number of ranks is not the plan's."""
     world = question.job.plan.world_size
     if world == (launched or 1):
         return

@@ -1,10 +1,10 @@
-"""What a rank of a plan would hold, counted on one machine on tensors without contents.
+"""Memory of one rank of a plan, counted on one machine with fake tensors.
 
-One rank of the whole job is built, its process groups send nothing, and two steps are run: the
-first makes optimizer states, the second is counted. A stage of a pipeline runs alone: activations
-and gradients of its neighbours appear where they would arrive, and as many micro-batches are in
-flight as the schedule has. Communicators are numbered, as their buffers are no tensors. Not in it:
-transfers between stages, workspaces, fragmentation, the context of a device.
+One rank of the whole job is built, with process groups that send nothing, and runs two steps. The
+first creates the optimizer states, the second is counted. A pipeline stage runs alone: activations
+and gradients of its neighbours are created where they would arrive, with as many micro-batches in
+flight as in the schedule. Communicators are counted by number, since their buffers are not tensors.
+Not included: transfers between stages, workspaces, fragmentation, the device context.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from profiler.plan.stage import Stage, build_stages, open_groups
 from profiler.plan.units import gradient_of
 
 # --------------------------------------------------------------------------------------------------
-# A job of any number of ranks of which one exists: process groups that send nothing.
+# A job of any size with a single existing rank: its process groups send nothing.
 
 
 @contextlib.contextmanager
 def fake_world(*, rank: int, world_size: int) -> Iterator[None]:
-    """Be one rank of a job, for as long as the context lasts.
+    """Act as one rank of a job while the context is active.
 
-    Every collective returns at once, its result as large as in a real job and of no meaning.
-    Raises InputError in a process that is part of a real job.
+    Every collective returns at once. Its result has the size of a real job's, but no meaningful
+    values. Raises InputError in a process that is part of a real job.
     """
-    # torch has it for tests only, and no other backend that needs no second rank
+    # meant for torch's tests, but no other backend works without a second rank
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
@@ -49,7 +49,7 @@ def fake_world(*, rank: int, world_size: int) -> Iterator[None]:
             "a dry run makes process groups of its own, and this process has some; run it in one "
             "process, without torchrun"
         )
-    # advice on slow collectives is of no use where nothing is sent
+    # torch's advice on slow collectives is irrelevant, since nothing is sent
     adviser = logging.getLogger("torch.distributed.tensor")
     level = adviser.level
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
@@ -62,24 +62,23 @@ def fake_world(*, rank: int, world_size: int) -> Iterator[None]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The count itself: each asked rank is built and stepped on tensors without contents.
+# The count: each requested rank is built, and runs its steps on fake tensors.
 
 
 def dry_run(job: PlanJob, *, ranks: Sequence[int]) -> tuple[DryRunRank, ...]:
-    """Return what each of some ranks would hold, by counting one step of its stage.
+    """Return the memory of each of the given global ranks, by counting one step of its stage.
 
-    Ranks are global. Raises InputError for a plan that cannot run, and in a process that is part
-    of a job.
+    Raises InputError for a plan that cannot run, and in a process that is part of a job.
     """
     check_job(job)
     return tuple(_dry_run_rank(job, rank) for rank in ranks)
 
 
 def first_ranks(job: PlanJob) -> dict[str, int]:
-    """Return the first rank of the first, the last and the largest stage, by these names.
+    """Return the first rank of the first, the last and the largest stage, under these names.
 
-    The largest has the most layers; of several, the one with the most parameters, which is the
-    last, then the first, then the earliest.
+    The largest stage has the most layers. Among equals, embedding and head decide: the last stage,
+    then the first, then the earliest.
     """
     plan = job.plan
     each = plan.world_size // plan.num_stages
@@ -109,7 +108,7 @@ def _dry_run_rank(job: PlanJob, rank: int) -> DryRunRank:
                 continue
             for axes in (layout.sync_axes, layout.expert_sync_axes):
                 if cube.size(axes) > 1 and (axes == layout.sync_axes or layout.expert_axes):
-                    groups.flat_mesh(axes)  # a mesh cannot be made of fake tensors
+                    groups.flat_mesh(axes)  # a mesh cannot be created from fake tensors
         with FakeTensorMode():
             stages = build_stages(job, groups, device="cpu", has_values=False)
             batch = _batch(stages)
@@ -144,7 +143,7 @@ def _dry_run_rank(job: PlanJob, rank: int) -> DryRunRank:
 def _narrow_shard_bytes(stage: Stage) -> int:
     """Return the bytes of ZeRO-3's shards in the precision that weights are gathered in.
 
-    They are there all the time, so that they are part of any peak.
+    They exist at all times, so they are part of every peak.
     """
     dtype = torch_dtype(stage.job.precision)
     if dtype == torch.float32:
@@ -159,17 +158,17 @@ def _narrow_shard_bytes(stage: Stage) -> int:
 
 
 def _order(job: PlanJob, stage: int) -> tuple[tuple[bool, int], ...]:
-    """Return forwards (True) and backwards of a stage in the schedule's order, each with its chunk.
+    """Return the schedule of a stage as (is forward, chunk), long enough to reach its peak.
 
-    1F1B has p - j micro-batches in flight on stage j, and more of them change nothing: two more
-    are run, so that one backward neither begins nor ends the sums of gradients. GPipe has all, but
-    for a single stage, which has one at a time.
+    1F1B has p - j micro-batches in flight on stage j, and more of them do not change the peak. Two
+    more are run, so that one backward neither begins nor ends the gradient accumulation. GPipe has
+    all micro-batches in flight, except on a single stage, which has one at a time.
     """
     plan = job.plan
     m, p, v = plan.num_microbatches, plan.num_stages, plan.num_chunks
     if v > 1:
         if plan.pipeline_type == "interleaved":
-            # a warm-up is shorter than 2 p micro-batches, and more of them change nothing
+            # the warm-up is shorter than 2 p micro-batches, and more do not change the peak
             m = min(m, 2 * p)
         work = actions(plan.pipeline_type, stage, stages=p, chunks=v, micro_batches=m)
         return tuple((action.kind == "F", action.chunk) for action in work)
@@ -180,7 +179,7 @@ def _order(job: PlanJob, stage: int) -> tuple[tuple[bool, int], ...]:
 
 
 def _batch(stages: Sequence[Stage]) -> Batch:
-    """Return tokens and labels of a step, as far as the rank has a use for them."""
+    """Return the tokens and labels of a step that the rank needs; the others are empty."""
     first, last = stages[0], stages[-1]
     m = first.job.plan.num_microbatches
     shapes = first.token_shapes()
@@ -196,7 +195,7 @@ def _batch(stages: Sequence[Stage]) -> Batch:
 
 
 def _step(stages: Sequence[Stage], order: Sequence[tuple[bool, int]], batch: Batch) -> int:
-    """Run a step of a rank alone; return the bytes of gradients when the optimizer begins."""
+    """Run a step of one rank alone; return the gradient bytes when the optimizer begins."""
     job = stages[0].job
     dtype = torch_dtype(job.precision)
     m = job.plan.num_microbatches
@@ -215,16 +214,16 @@ def _step(stages: Sequence[Stage], order: Sequence[tuple[bool, int]], batch: Bat
                 xs = tuple(torch.empty(s, dtype=dtype, requires_grad=True) for s in shapes)
             out = stage(*xs)
             outs = list(out) if isinstance(out, tuple) else [out]
-            # what goes to the next stage is not kept here
+            # the output for the next stage is not kept on this one
             waiting[chunk].append(outs if stage.is_last else [End.apply(each) for each in outs])
-            del xs, out, outs  # the next stage has it now
+            del xs, out, outs  # as if sent to the next stage
         else:
             stage.before_backward()
             ends = waiting[chunk].pop(0)
             torch.autograd.backward(
                 ends, None if stage.is_last else [torch.empty_like(end) for end in ends]
             )
-            # a graph would hold what the stage received, and its gradient, which is sent back
+            # a graph would keep the received activations, and their gradient, which is sent back
             losses += [end.detach() for end in ends]
             del ends
     for stage in stages:
@@ -240,7 +239,7 @@ def _step(stages: Sequence[Stage], order: Sequence[tuple[bool, int]], batch: Bat
 def _optimizer_bytes(
     own: Sequence[torch.Tensor], optimizers: Sequence[torch.optim.Optimizer]
 ) -> int:
-    """Return the bytes of moments and of weights that are not the model's, without step counts."""
+    """Return the bytes of moments and of fp32 weight copies, without step counts."""
     stepped = [p for o in optimizers for group in o.param_groups for p in group["params"]]
     moments: list[Any] = [
         value
@@ -249,5 +248,5 @@ def _optimizer_bytes(
         for value in state.values()
         if isinstance(value, torch.Tensor) and value.dim()
     ]
-    # fp32 weights are stepped themselves, and are the model's
+    # fp32 weights are stepped directly, and belong to the model
     return held_bytes([*moments, *stepped, *own]) - held_bytes(own)

@@ -1,9 +1,9 @@
-"""Activations between two layers that lie differently on the ranks of a stage.
+"""Exchange of activations between two layers with different layouts on the ranks of a stage.
 
-A rank holds a block of the micro-batch: some tokens of some samples. Going to another layout, every
-rank sends the others what of its block they lack, all in one all-to-all. Where activations are
-replicated, a rank gets its block from the copy at its own place of the tensor group. The backward
-goes the same way back: gradients are whole where activations are replicated.
+A rank holds a block of the micro-batch: some tokens of some samples. For another layout, one
+all-to-all sends every rank the missing parts of its new block. Where activations are replicated, a
+rank gets its block from the copy at its own index in the tensor-parallel group. The backward
+returns gradients the same way; they are complete on every copy.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from profiler.plan.job import PlanJob
 
 
 class PlanGroups:
-    """What one rank of a plan communicates through; every rank makes it with the same arguments.
+    """Process groups of one rank of a plan; every rank creates them with the same arguments.
 
-    torch names a group by the number of groups before it, so all ranks make all groups in the
-    same order, also those that they are not in.
+    torch names a group by the number of groups before it. So all ranks create all groups in the
+    same order, including those of other ranks.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class PlanGroups:
         timeout_s: float | None = None,
         own_only: bool = False,
     ) -> None:
-        """Make the groups along the axes `wanted`, in every stage.
+        """Create the groups along the axes `wanted`, in every stage.
 
-        used : those that this rank's stage communicates along; a group that is never used has no
-            communicator, as NCCL makes one on first use.
-        own_only : makes no groups of other ranks, which only a world that does not exist allows.
+        used : axes that this rank's stage communicates along. A group that is never used has no
+            communicator, since NCCL creates it on first use.
+        own_only : True creates only groups of this rank; legal only in a fake world.
         """
         self.stage, self.place = divmod(rank, cube.num_ranks)
         self.num_stages, self.cube, self.rank = num_stages, cube, rank
@@ -63,16 +63,16 @@ class PlanGroups:
             device_type, (num_stages, *cube.factors), mesh_dim_names=("stage", *names)
         )
         self.pipeline: Any = whole.get_group("stage")
-        """The ranks at this place in all stages."""
+        """Pipeline group: the ranks with this rank's index in all stages."""
         self.num_communicators = 1 + (num_stages > 1)
-        """That this rank opens: for the world, the pipeline, and the axes that it uses."""
+        """Communicators that this rank opens: world, pipeline, and the axes that it uses."""
         self.num_communicators += len({axes for axes in used if cube.size(axes) > 1})
         self._device_type = device_type
         self._groups: dict[Axes, Any] = {}
         self._meshes: dict[Axes, DeviceMesh] = {}
         timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
         for axes in sorted({axes for axes in wanted if cube.size(axes) > 1}):
-            # the mesh has the groups of single axes already
+            # the mesh already has the groups of single axes
             if len(axes) == 1:
                 self._groups[axes] = whole.get_group(names[axes[0]])
                 continue
@@ -83,16 +83,16 @@ class PlanGroups:
                 if stage == self.stage:
                     self._groups[axes] = own
 
-        # of two stages the first and the last are the whole pipeline
+        # with two stages the first and the last are the whole pipeline
         self.ends: Any = self.pipeline if num_stages == 2 else None
-        """First and last stage at this place; None on the stages between."""
+        """Group of this index in the first and last stage; None on the stages between."""
         if num_stages > 2:
             last = (num_stages - 1) * cube.num_ranks
             ends = ([place, last + place] for place in range(cube.num_ranks))
             self.ends = self._open(ends, timeout, own_only)
 
     def _open(self, groups: Iterable[list[int]], timeout: timedelta | None, own_only: bool) -> Any:
-        """Make groups of ranks; return that of this rank, None where it is in none."""
+        """Create groups of ranks; return the one of this rank, or None."""
         found = None
         for ranks in groups:
             if own_only and self.rank not in ranks:
@@ -103,27 +103,27 @@ class PlanGroups:
         return found
 
     def group(self, axes: Axes) -> Any:
-        """Return the group of this rank along these axes; None where it would be alone."""
+        """Return this rank's group along these axes; None for a group of one."""
         return self._groups[axes] if self.cube.size(axes) > 1 else None
 
     @property
     def whole_stage(self) -> Any:
-        """The group of all ranks of this stage; only where it was wanted."""
+        """Group of all ranks of this stage; exists only if it was in `wanted`."""
         return self.group(tuple(range(len(self.cube.factors))))
 
     def flat_mesh(self, axes: Axes) -> DeviceMesh:
-        """Return the same group as a mesh of one dimension."""
+        """Return this rank's group along these axes as a mesh of one dimension."""
         if axes not in self._meshes:
             self._meshes[axes] = DeviceMesh.from_group(self._groups[axes], self._device_type)
         return self._meshes[axes]
 
 
 # --------------------------------------------------------------------------------------------------
-# The same weights on any number of ranks, and what their gradients need besides a data group.
+# Weights that are equal on any number of ranks, and partial gradients outside the data group.
 #
-# A parameter of a whole layer is made from the seed and its name, and every rank keeps its piece of
-# it. Which piece that is shows in the shapes: the dimension along which a rank's parameter is
-# smaller than the whole one is the one that is divided.
+# A parameter of a whole layer is generated from the seed and its name, and every rank keeps its
+# shard. Shapes determine the shard: it is along the dimension in which a rank's parameter is
+# smaller than the whole one.
 
 
 _SPREAD = 0.02
@@ -132,19 +132,19 @@ _HEAD_NORMS = ("query_norm.weight", "key_norm.weight")
 
 
 class Piece(Record):
-    """A rank's part of one parameter of a whole layer."""
+    """One rank's shard of a parameter of a whole layer."""
 
     name: str
     whole: tuple[int, ...]
     """Shape of the parameter on one rank without parallelism."""
     dim: int | None
-    """The divided dimension; None where every rank has all of it."""
+    """Sharded dimension; None if every rank has the whole parameter."""
     pieces: int
     index: int
     is_partial: bool
-    """True where the ranks that share this piece each have only a part of its gradient."""
+    """True if each rank with this shard has only a part of its gradient, which must be summed."""
     is_expert: bool = False
-    """True for experts that are whole on their ranks: other ranks have the same ones."""
+    """True for whole experts, whose gradients are summed over other ranks than the layer's."""
 
 
 def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -155,9 +155,9 @@ def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
 def pieces_of(
     module: nn.Module, whole: Mapping[str, tuple[int, ...]], layout: Layout, place: int
 ) -> dict[str, Piece]:
-    """Return which part of each parameter a rank has.
+    """Return this rank's shard of each parameter, by name.
 
-    whole : shapes of the same module without parallelism; place : the rank within its stage.
+    whole : shapes of the same module without parallelism. place : index of the rank in its stage.
     """
     t = layout.degree if layout.splits_weights else 1
     tensor_rank = layout.cube.index(place, layout.tensor_axes) if t > 1 else 0
@@ -170,7 +170,7 @@ def pieces_of(
             found[name] = Piece(
                 name=name,
                 whole=full,
-                # they are stacked by expert
+                # weights are stacked by expert
                 dim=0 if layout.expert_degree > 1 else None,
                 pieces=layout.expert_degree,
                 index=layout.cube.index(place, layout.expert_axes),
@@ -181,15 +181,15 @@ def pieces_of(
         dims = [d for d, (own, all_) in enumerate(zip(shape, full, strict=True)) if own != all_]
         assert len(dims) <= 1, (name, shape, full)
         pieces = full[dims[0]] // shape[dims[0]] if dims else 1
-        # Norms and biases of a divided sequence see their own tokens, shared keys their own
-        # queries, norms of heads their own heads; other replicas have the whole gradient already.
+        # With a sharded sequence, norms and biases see only their own tokens. Shared keys see their
+        # own queries, and norms of heads their own heads. Other replicas have whole gradients.
         partial = pieces < t and (layout.splits_sequence or name in keys or name in norms)
         found[name] = Piece(
             name=name,
             whole=full,
             dim=dims[0] if dims else None,
             pieces=pieces,
-            # where there are fewer pieces than ranks, neighbours share one
+            # with fewer shards than ranks, neighbouring ranks share one
             index=tensor_rank * pieces // t,
             is_partial=partial,
         )
@@ -199,10 +199,10 @@ def pieces_of(
 def fill(
     module: nn.Module, pieces: Mapping[str, Piece], *, seed: int, where: str, tied: bool = False
 ) -> None:
-    """Give the parameters of a module their values, in place.
+    """Initialise the parameters of a module in place, with the same values in every plan.
 
-    where : names the module within the model, so that equal layers get different values; with
-    `tied` tables those of embedding and head are equal.
+    where : name of the module in the model, so that equal layers get different values. tied : True
+    gives the tables of embedding and head equal values.
     """
     norms = {
         f"{prefix}.weight" if prefix else "weight"
@@ -220,7 +220,7 @@ def fill(
 
 
 def _key(where: str, name: str, tied: bool) -> str:
-    """Return what a parameter is called, the same on every plan."""
+    """Return the name of a parameter, which is equal in every plan."""
     if where == "ends":  # embedding and head as one part
         prefix, _, name = name.partition(".")
         where = "embedding" if prefix == "first" else "head"
@@ -233,13 +233,13 @@ def _value(shape: tuple[int, ...], *, seed: int, where: str, norm: bool) -> torc
     digest = hashlib.sha256(f"{seed}/{where}".encode()).digest()
     # 7 bytes are within the range of a seed
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-    # on the CPU in fp32, so that every device and precision begins with the same values
+    # on the CPU in fp32, so that every device and precision starts with the same values
     value = torch.randn(shape, generator=generator, dtype=torch.float32)
     return value.mul_(_NORM_SPREAD).add_(1) if norm else value.mul_(_SPREAD)
 
 
 def _key_value_names(module: Any) -> set[str]:
-    """Return names of the parameters that make keys and values, which ranks may share."""
+    """Return the names of parameters of keys and values, which ranks may share."""
     names: set[str] = set()
     for name in shapes(module):
         parts = name.split(".")
@@ -250,23 +250,23 @@ def _key_value_names(module: Any) -> set[str]:
 
 
 def _head_norm_names(module: Any) -> set[str]:
-    """Return names of the parameters of norms that are one for all heads."""
+    """Return the names of norm parameters that all heads share."""
     return {name for name in shapes(module) if name.endswith(_HEAD_NORMS)}
 
 
 # --------------------------------------------------------------------------------------------------
-# Random tokens of a global batch, and what of them a rank holds; the same on any plan.
+# Random tokens of a global batch and each rank's part of them; equal in any plan.
 
 
 class Batch(Record):
     """Tokens and labels of one step on one rank."""
 
     tokens: torch.Tensor
-    """(micro-batches * samples, sequence), micro-batch after micro-batch."""
+    """Shape (micro-batches * samples, sequence), ordered by micro-batch."""
     labels: tuple[torch.Tensor, ...]
-    """(sequence, samples) of every micro-batch."""
+    """Labels of every micro-batch, shape (sequence, samples)."""
     encoder_tokens: torch.Tensor | None = None
-    """As `tokens`, of an encoder in front of the decoder; None where there is none."""
+    """Tokens of an encoder before the decoder, in the layout of `tokens`; None without one."""
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
@@ -277,14 +277,14 @@ class Batch(Record):
 def global_tokens(job: PlanJob, step: int) -> tuple[torch.Tensor, ...]:
     """Return tokens and labels of the global batch, (samples, sequence) each.
 
-    An encoder's tokens follow them, of a length of their own.
+    With an encoder, its tokens follow, with the encoder's sequence length.
     """
     vocab = job.spec.vocab_size
     if vocab is None:
         raise InputError(
             f"model {job.spec.name!r}: the vocabulary size is unknown; give vocab_size"
         )
-    # so far apart that steps of one seed do not meet those of the next
+    # seeds are far apart, so that the steps of one do not overlap with those of the next
     generator = torch.Generator().manual_seed((job.seed * 1_000_003 + step) % (1 << 63))
     own, *encoder = stream_lengths(job.spec)
 
@@ -298,11 +298,11 @@ def global_tokens(job: PlanJob, step: int) -> tuple[torch.Tensor, ...]:
 def local_batch(
     job: PlanJob, layout: Layout, place: int, *, step: int, device: torch.device | str
 ) -> Batch:
-    """Return what a rank of the first and the last stage holds of a step's batch.
+    """Return a rank's part of a step's batch, on the first or the last stage.
 
-    layout : of embedding and head; place : the rank within its stage. The ranks of a tensor group
-    hold the same whole sequences, those of a Ulysses group a piece of each; those of a context
-    group two pieces, from the front and from the back.
+    layout : layout of embedding and head. place : index of the rank in its stage. Ranks of a
+    tensor-parallel group hold the same whole sequences. Ulysses ranks hold a shard of each, and
+    context ranks two pieces, from the front and from the back.
     """
     m = job.plan.num_microbatches
     samples = job.plan.global_batch // m // layout.data_degree
@@ -323,26 +323,26 @@ def local_batch(
 
 
 # --------------------------------------------------------------------------------------------------
-# Between layers: which block of an activation goes to which rank.
+# Between layers: the blocks of an activation and their ranks.
 
 
 class Block(NamedTuple):
-    """Some tokens of some samples."""
+    """Block of an activation: some tokens of some samples."""
 
     tokens: tuple[tuple[int, int], ...]
-    """First and end of every piece of the sequence, in the order in which a rank holds them."""
+    """(first, end) of every piece of the sequence, in the order in which a rank holds them."""
     samples: tuple[int, int]
-    """First and end."""
+    """(first, end) of the samples."""
 
     @property
     def size(self) -> int:
-        """Tokens of all samples."""
+        """Number of tokens of all samples together."""
         first, end = self.samples
         return self.num_tokens * (end - first)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of one sample."""
+        """Number of tokens of one sample."""
         return sum(end - first for first, end in self.tokens)
 
 
@@ -356,7 +356,7 @@ def local_shape(layout: Layout, *, seq_length: int, batch: int, hidden: int) -> 
 
 
 def relayout(x: torch.Tensor, groups: PlanGroups, old: Layout, new: Layout) -> torch.Tensor:
-    """Return activations of the old layout, (sequence, batch, hidden), in the new one."""
+    """Return activations, (sequence, batch, hidden), of layout `old` in layout `new`."""
     tokens, samples = _splits(old)
     size = (x.shape[0] * tokens, x.shape[1] * samples)
     there, back = _moves(old, new, size, groups.place), _moves(new, old, size, groups.place)
@@ -368,31 +368,31 @@ def relayout(x: torch.Tensor, groups: PlanGroups, old: Layout, new: Layout) -> t
 
 
 def is_exchanged(old: Layout, new: Layout) -> bool:
-    """Return whether ranks have to exchange anything between two layouts, either way."""
-    # any size that both layouts divide tells it, pieces of context ranks included
+    """Return True if ranks exchange data between two layouts, forward or backward."""
+    # any size that both layouts divide is enough, including pieces of context ranks
     size = (2 * _splits(old)[0] * _splits(new)[0], _splits(old)[1] * _splits(new)[1])
     return not (_is_local(old, new, size) and _is_local(new, old, size))
 
 
-# --- what moves ----------------------------------------------------------------------------
+# --- the plan of an exchange ---------------------------------------------------------------
 
 
 class _Moves(Record):
-    """What one rank sends and receives; blocks are relative to its own."""
+    """Blocks that one rank sends and receives, relative to its own block."""
 
     shape: tuple[int, int]
-    """Tokens and samples of the rank's block afterwards."""
+    """Tokens and samples of the rank's new block."""
     sent: tuple[Block | None, ...]
-    """By place in the stage; None: nothing."""
+    """Block to send to each index in the stage; None for nothing."""
     received: tuple[Block | None, ...]
     is_local: bool
-    """True where no rank needs anything of another one."""
+    """True if no rank needs data of another one."""
     is_nothing: bool
-    """True where every rank has its block already."""
+    """True if every rank already has its block."""
 
 
 def _splits(layout: Layout) -> tuple[int, int]:
-    """Return into how many pieces tokens and samples are divided."""
+    """Return (number of token shards, number of sample shards) of a layout."""
     shards = layout.degree if layout.splits_sequence else 1
     return (shards * layout.context_degree, layout.data_degree)
 
@@ -414,7 +414,7 @@ def tokens_of(
 ) -> tuple[tuple[int, int], ...]:
     """Return the pieces of a sequence that a rank of the stage holds, in its order.
 
-    sharded : whether the tensor group has a shard each of what a context rank holds.
+    sharded : True if tensor-parallel ranks shard the tokens of a context rank.
     """
     shard = (layout.degree, layout.cube.index(place, layout.tensor_axes)) if sharded else (1, 0)
     context = (layout.context_degree, layout.cube.index(place, layout.context_axes))
@@ -422,14 +422,14 @@ def tokens_of(
 
 
 def _copies(layout: Layout) -> tuple[int, ...]:
-    """Return which copy of its block every rank has."""
+    """Return the index of each rank's copy of its block."""
     axes = () if layout.splits_sequence else layout.tensor_axes
     cube = layout.cube
     return tuple(cube.index(place, axes) for place in range(cube.num_ranks))
 
 
 def _overlap(one: Block, other: Block) -> Block | None:
-    """Return what blocks have in common, in the order of the sequence; None: nothing."""
+    """Return the common part of two blocks, in sequence order; None if it is empty."""
 
     def common(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
         return (max(a[0], b[0]), min(a[1], b[1]))
@@ -442,7 +442,7 @@ def _overlap(one: Block, other: Block) -> Block | None:
 
 @lru_cache(maxsize=256)
 def _is_local(old: Layout, new: Layout, size: tuple[int, int]) -> bool:
-    # local: every rank's new block lies in its old one
+    # local: every rank's new block is inside its old one
     for before, after in zip(_blocks(old, size), _blocks(new, size), strict=True):
         found = _overlap(before, after)
         if found is None or found.size != after.size:
@@ -455,7 +455,7 @@ def _moves(old: Layout, new: Layout, size: tuple[int, int], place: int) -> _Move
     before, after = _blocks(old, size), _blocks(new, size)
     copies = _copies(old)
     is_local = _is_local(old, new, size)
-    # a rank that has all it needs takes it from itself, else from its own copy
+    # a rank that has all its data takes it from itself, otherwise from the copy with its index
     chosen = [
         other == place if is_local else copies[other] == copies[place]
         for other in range(len(copies))
@@ -478,7 +478,7 @@ def _moves(old: Layout, new: Layout, size: tuple[int, int], place: int) -> _Move
 
 
 def _relative(block: Block | None, own: Block) -> Block | None:
-    """Return a part of a rank's own block by its places there."""
+    """Return a part of a rank's own block in coordinates of that block."""
     if block is None:
         return None
     tokens, at = [], 0
@@ -495,7 +495,7 @@ def _relative(block: Block | None, own: Block) -> Block | None:
     return Block(tuple(tokens), (block.samples[0] - sample, block.samples[1] - sample))
 
 
-# --- moving it -----------------------------------------------------------------------------
+# --- the exchange --------------------------------------------------------------------------
 
 
 class _Relayout(torch.autograd.Function):
@@ -514,7 +514,7 @@ def _move(x: torch.Tensor, moves: _Moves, group: Any) -> torch.Tensor:
         return x.view_as(x)
     hidden = x.shape[-1]
     if moves.is_local:
-        # the only one is from the rank to itself
+        # the only transfer is from the rank to itself
         ((there, here),) = (
             pair for pair in zip(moves.sent, moves.received, strict=True) if pair[0] is not None
         )
@@ -523,7 +523,7 @@ def _move(x: torch.Tensor, moves: _Moves, group: Any) -> torch.Tensor:
         return out
     send = [0 if block is None else block.size * hidden for block in moves.sent]
     receive = [0 if block is None else block.size * hidden for block in moves.received]
-    # other copies may send all there is to send, and then a rank has nothing
+    # other copies may send all the data, so that this rank sends nothing
     pieces = [x.new_empty(0)]
     pieces += [part.flatten() for block in moves.sent if block for part in _cut(x, block)]
     found = x.new_empty(sum(receive))
@@ -539,13 +539,13 @@ def _move(x: torch.Tensor, moves: _Moves, group: Any) -> torch.Tensor:
 
 
 def _cut(x: torch.Tensor, block: Block | None) -> list[torch.Tensor]:
-    """Return the pieces of a block, each (sequence, batch, hidden)."""
+    """Return the pieces of a block as views, each (sequence, batch, hidden)."""
     assert block is not None
     first, end = block.samples
     return [x[a:b, first:end] for a, b in block.tokens]
 
 
 def _put(out: torch.Tensor, block: Block | None, pieces: Iterable[torch.Tensor]) -> None:
-    """Write the pieces of a block to their places."""
+    """Write the pieces of a block to their places in `out`."""
     for target, piece in zip(_cut(out, block), pieces, strict=True):
         target.copy_(piece.view(target.shape) if piece.dim() == 1 else piece)

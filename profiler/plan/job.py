@@ -1,6 +1,7 @@
-"""What `profile-plan` is asked, and what it finds: options, the job they mean, results, a verdict.
+"""Options, job, results and verdict of `profile-plan`.
 
-Reading plan files is in `question`, running in `run`. Nothing here is heavy: `--help` reads it.
+`question` reads plan files, `run` runs plans. This module imports nothing heavy, as `--help` loads
+it.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _ranks(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalOptions:
-    """One strategy for all layers, as GLOBAL mode describes it; None is what was not given."""
+    """One strategy for all layers, in the options of GLOBAL mode; None means not given."""
 
     PANEL: ClassVar[str] = _GLOBAL
 
@@ -100,7 +101,7 @@ class GlobalOptions:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """Names of the options that were given, as they are written."""
+        """Names of the given options, in their spelling on the command line."""
         return tuple(
             f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value is not None
         )
@@ -108,7 +109,7 @@ class GlobalOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """Options of one check of a plan; defaults are those of the command."""
+    """Options of one check of a plan, with the defaults of the command."""
 
     PANEL: ClassVar[str] = _WHAT
 
@@ -120,7 +121,7 @@ class PlanOptions:
         place=-2,
         most_used=True,
     )
-    """None: `uniform` says the plan."""
+    """Path of the plan; None if `uniform` describes it."""
     uniform: GlobalOptions = GlobalOptions()
     sizes: SizeOptions = field(default_factory=SizeOptions)
     model: str | None = option(
@@ -250,7 +251,7 @@ class PlanOptions:
         parse=_ranks,
         most_used=True,
     )
-    """Of a dry run: words for stages, `all`, or numbers of ranks."""
+    """Ranks of a dry run: names of stages, `all`, or rank numbers."""
     json: str | None = json_option(_FILES, most_used=True)
 
     def __post_init__(self) -> None:
@@ -268,13 +269,13 @@ class PlanOptions:
 
 
 def build_options(**given: object) -> PlanOptions:
-    """Return the options that the words of a command line mean.
+    """Return the validated options of a command line.
 
-    given : option, with hyphens or underscores -> text, or value.
+    given : option name, with hyphens or underscores -> text or value.
 
     Raises
     ------
-    OptionError: a value is unusable, two options contradict each other, or nothing says a plan.
+    OptionError: a value is unusable, two options contradict each other, or no plan is given.
     """
     values = read_given(given, PlanOptions, GlobalOptions, SizeOptions)
     options = make(
@@ -293,115 +294,115 @@ def build_options(**given: object) -> PlanOptions:
 
 
 # --------------------------------------------------------------------------------------------------
-# The job, and what was found of it.
+# The job and its results.
 
 
 class PlanJob(Record):
-    """A plan, the model it is of, and what a strategy file does not say."""
+    """A plan with its model, and settings that a strategy file does not contain."""
 
     plan: Plan
     spec: ModelSpec
-    """Has as many layers as the plan, at the sequence length that is run."""
+    """Model with as many layers as the plan, at the sequence length of the run."""
     sequence_parallel: bool = True
-    """Megatron sequence parallelism of tensor-parallel layers."""
+    """True for Megatron sequence parallelism in tensor-parallel layers."""
     async_grad_reduce: bool = True
-    """One reduction of gradients per step, in the last micro-batch; otherwise in every one."""
+    """True reduces gradients once per step, in the last micro-batch; False in every one."""
     precision: Precision = "fp32"
-    """bf16: computes in bf16 and keeps weights and optimizer states in fp32 as well. fp16: the same
-    in fp16, with losses scaled."""
+    """Precision of the computation. bf16 and fp16 also keep fp32 weights and fp32 optimizer states;
+    fp16 scales losses."""
     fp32_gradients: bool = True
-    """Gradients of bf16 and fp16 are summed in fp32 over micro-batches and ranks, as engines do;
-    otherwise in the precision of the model."""
+    """True sums bf16 and fp16 gradients in fp32 over micro-batches and ranks, as engines do; False
+    uses the precision of the model."""
     narrow_shards: bool = False
-    """The engine that the plan is for keeps, beside the fp32 shards of weights that ZeRO-3 divides,
-    shards in bf16 or fp16 which it gathers. A dry run counts them; this executor has none, as FSDP2
-    casts while it gathers."""
+    """True if the plan's engine keeps bf16 or fp16 shards for gathering, in addition to the fp32
+    shards of ZeRO-3. A dry run counts them. This executor has none, since FSDP2 casts while it
+    gathers."""
     routing: Routing = "even"
-    """Where a run sends tokens of a mixture; a dry run sends as many to every expert."""
+    """Routing of tokens to experts in a run; a dry run always routes evenly."""
     context_exchange: ContextExchange = "ring"
     seed: int = 0
-    """Of weights and tokens: the same on any number of ranks."""
+    """Seed of weights and tokens, which are equal on any number of ranks."""
     learning_rate: float = 1e-3
     loss_scale: float = 2.0**16
-    """Of fp16, in the first step: a power of two, so that scaling rounds nothing. The default of
+    """Loss scale of fp16 in the first step, a power of two so that scaling is exact. Default of
     torch.amp.GradScaler."""
 
 
 class DryRunRank(Record):
-    """What one rank of a plan would hold, in bytes, counted on tensors without contents."""
+    """Memory of one rank of a plan, in bytes, counted with fake tensors."""
 
     stage: int
     rank: int
-    """Global rank: the first of its stage."""
+    """Global rank; by default the first of its stage."""
     num_parameters: int
-    """Elements of the parameters that this rank holds when nothing is gathered."""
+    """Elements of this rank's parameters, with nothing gathered."""
     parameter_bytes: int
     gradient_bytes: int
-    """Sharded or replicated, as they are when the optimizer steps."""
+    """Gradients, sharded or replicated, when the optimizer steps."""
     optimizer_bytes: int
-    """AdamW's two moments, and fp32 copies of the weights where those are not fp32."""
+    """AdamW's two moments, and fp32 copies of bf16 or fp16 weights."""
     peak_bytes: int
-    """The most that is alive at once in one step after the first, with `engine_bytes`."""
+    """Peak of bytes alive at once in one step after the first, including `engine_bytes`."""
     peak_parts: Mapping[str, int]
-    """What `peak_bytes` was made of at that moment: parameters, gathered parameters, gradients,
-    optimizer, activations, other; sums to it."""
+    """Parts of `peak_bytes` at the peak, which sum to it: parameters, gathered parameters,
+    gradients, optimizer, activations, other."""
     num_microbatches_run: int
     engine_bytes: int = 0
-    """Of the parameters at the peak: narrow shards of the engine that the plan is for."""
+    """bf16 or fp16 shards of the plan's engine, included in the parameters at the peak."""
     num_communicators: int = 0
-    """That the rank opens; their buffers lie outside of the tensors."""
+    """Number of communicators of the rank; their buffers are not in the bytes above."""
 
 
 class RunResult(Record):
-    """What real processes found; one value per step where not said otherwise."""
+    """Results of real processes; one value per step, unless noted."""
 
     loss: tuple[float, ...]
     grad_norm: tuple[float, ...]
-    """Infinite where gradients overflowed fp16, and the step was skipped."""
+    """Infinite if gradients overflowed fp16 and the step was skipped."""
     reference_loss: tuple[float, ...] = ()
-    """Of one process and no parallelism; empty when it was not asked for."""
+    """Losses of one process without parallelism; empty if not requested."""
     reference_grad_norm: tuple[float, ...] = ()
     step_time_s: tuple[float, ...] = ()
-    """Of every timed step: the slowest rank's."""
+    """Seconds of every timed step, on its slowest rank."""
     stage_time_s: tuple[Mapping[str, float], ...] = ()
-    """By stage: median seconds of forwards, backwards and optimizer of a step on its slowest rank
-    (`forward_s`, `backward_s`, `optimizer_s`)."""
+    """Median seconds of a step by stage, on its slowest rank: all forwards, all backwards and
+    optimizer (`forward_s`, `backward_s`, `optimizer_s`)."""
     peak_bytes: tuple[int, ...] = ()
-    """By rank."""
+    """Peak memory by rank."""
     peak_source: PeakSource = "counted"
-    """allocated: torch's CUDA allocator said so; counted: storages were counted in one step."""
+    """Source of `peak_bytes`: torch's CUDA allocator, or storages counted in one step."""
     notes: tuple[str, ...] = ()
 
 
 # --------------------------------------------------------------------------------------------------
-# Whether a run matches its reference: losses and gradient norms, step by step.
+# Comparison of a run with its reference: losses and gradient norms, step by step.
 
 
 TOLERANCE: Mapping[Precision, Mapping[str, float]] = {
     "fp32": {"loss": 2e-4, "grad_norm": 1e-3},
-    # one rounding to bf16 is 2e-3 and not 6e-8; over many tokens and parameters they cancel
+    # one rounding to bf16 is 2e-3, not 6e-8; over many tokens and parameters the errors cancel
     "bf16": {"loss": 2e-3, "grad_norm": 1e-2},
     # three bits more than bf16: an eighth of its rounding, and sums in another order
     "fp16": {"loss": 5e-4, "grad_norm": 3e-3},
 }
-"""Largest difference, as a share of the reference's value."""
+"""Largest accepted difference by precision, relative to the reference."""
 
 
 class Verdict(Record):
-    """The comparison of a run with one process."""
+    """Result of the comparison of a run with one process."""
 
     tolerance: Mapping[str, float]
     largest: Mapping[str, float]
-    """Largest relative difference over the steps; infinite where a value is not finite."""
+    """Largest relative difference over the steps; infinite if a value is not finite."""
 
     @property
     def matches(self) -> bool:
-        """Whether everything is within its tolerance."""
+        """True if all differences are within their tolerance."""
         return all(self.largest[key] <= most for key, most in self.tolerance.items())
 
     @property
     def sentence(self) -> str:
-        """What is wrong, in words."""
+        """Sentence about the differences beyond their tolerance."""
         worst = [
             f"{name} {self.largest[key]:.2g} (at most {self.tolerance[key]:g})"
             for key, name in (("loss", "loss"), ("grad_norm", "gradient norm"))
@@ -411,7 +412,7 @@ class Verdict(Record):
 
 
 def judge(result: RunResult, precision: Precision) -> Verdict | None:
-    """Return how far a run is from its reference; None where it has none."""
+    """Return the differences of a run from its reference; None without a reference."""
     if not result.reference_loss:
         return None
     return Verdict(
@@ -430,7 +431,7 @@ def _largest(
 ) -> float:
     pairs = list(zip(values, references, strict=True))
     if may_skip:
-        # steps that both skipped have no norm; where there are no others, nothing was compared
+        # steps that both skipped have no norm; if there are no others, nothing was compared
         pairs = [pair for pair in pairs if pair != (math.inf, math.inf)] or pairs
     if not all(math.isfinite(number) for pair in pairs for number in pair):
         return math.inf
@@ -438,7 +439,7 @@ def _largest(
 
 
 def _difference(value: float, reference: float) -> float:
-    # also where both are 0, which has no relative difference
+    # includes 0 and 0, for which a relative difference does not exist
     if value == reference:
         return 0.0
     return abs(value - reference) / abs(reference) if reference else math.inf

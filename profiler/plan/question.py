@@ -1,4 +1,4 @@
-"""What is asked of which plan: options, plan file and model together, as one job."""
+"""Options, plan file and model of `profile-plan`, combined into one job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from profiler.options import Precision, SizeOptions
 from profiler.plan.job import GlobalOptions, Mode, PlanJob, PlanOptions
 
 # --------------------------------------------------------------------------------------------------
-# Scales a plan down: fewer layers and samples, the same stages, ranks and kinds of strategies.
+# Scaling a plan down: fewer layers and samples, with the same stages, ranks and strategies.
 
 
 def scale_down(
@@ -28,10 +28,10 @@ def scale_down(
     global_batch: int | None = None,
     num_microbatches: int | None = None,
 ) -> tuple[Plan, ModelSpec]:
-    """Return a plan and its model with fewer layers or another batch; None keeps what there is.
+    """Return a plan and its model with fewer layers or another batch; None keeps the value.
 
-    Embedding and head stay as they are. Raises OptionError for fewer layers than stages and more
-    than the plan has.
+    Embedding and head are not changed. Raises OptionError if there would be fewer layers than
+    stages, or more than the plan has.
     """
     if global_batch is not None:
         plan = replace(plan, global_batch=global_batch)
@@ -71,7 +71,7 @@ def _chosen(plan: Plan, layers: int) -> tuple[int, ...]:
 
 
 def _keeps_stacks(spec: ModelSpec, chosen: Sequence[int]) -> bool:
-    """Return whether an encoder-decoder is one with these layers alone; True for one stack."""
+    """Return True if an encoder-decoder keeps both stacks; always True for a single stack."""
     types = spec.layer_types
     kept = {spec.layers[types[index]].cross_attention for index in chosen}
     return kept == {layer.cross_attention for layer in spec.layers}
@@ -80,10 +80,10 @@ def _keeps_stacks(spec: ModelSpec, chosen: Sequence[int]) -> bool:
 def chosen_layers(
     stage_sizes: tuple[int, ...], layers: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return how many layers each stage keeps, and which: at least one, evenly spaced.
+    """Return (number of layers per stage, chosen layers): at least one per stage, evenly spaced.
 
-    Shares are in proportion to the stages' own, by largest remainder; of n layers that keep k,
-    the middles of k equal parts are taken.
+    Shares are proportional to the stages' sizes, by largest remainder. To keep k of n layers, the
+    middles of k equal parts are chosen.
     """
     total, stages = sum(stage_sizes), len(stage_sizes)
     if not stages <= layers <= total:
@@ -92,11 +92,11 @@ def chosen_layers(
             f"got {layers}"
         )
     free = layers - stages
-    # What is beyond the first layer of a stage is shared, so that nobody is left without one.
+    # only layers beyond the first of each stage are shared out, so that no stage is empty
     beyond = total - stages
     shares = [(size - 1) * free for size in stage_sizes]
     sizes = [1 + (share // beyond if beyond else 0) for share in shares]
-    # largest remainders first, of equal ones the earlier stage
+    # largest remainders first; among equals, the earlier stage
     order = sorted(range(stages), key=lambda j: (-(shares[j] % beyond) if beyond else 0, j))
     for stage in order[: layers - sum(sizes)]:
         sizes[stage] += 1
@@ -109,15 +109,15 @@ def chosen_layers(
 
 
 # --------------------------------------------------------------------------------------------------
-# GLOBAL mode: one strategy for all layers from a few options, as Galvatron's launcher takes it.
+# GLOBAL mode: one strategy for all layers from a few options, as in Galvatron's launcher.
 
 
 def make_plan(options: GlobalOptions, *, num_layers: int, world_size: int) -> Plan:
-    """Return the plan that the options describe for a model of so many layers.
+    """Return the plan that the options describe for a model with `num_layers` layers.
 
     Stages are even and the last one has the remainder, as in strategy files without
-    `pp_division`. What is not given: degrees 1, consecutive groups, ddp, no checkpoint, gpipe (the
-    launcher's default), and one micro-batch per stage, the fewest that 1F1B runs with.
+    `pp_division`. Defaults: degrees 1, consecutive groups, ddp, no checkpoint, gpipe (the
+    launcher's default), and one micro-batch per stage, the minimum for 1F1B.
 
     Raises
     ------
@@ -161,34 +161,34 @@ def make_plan(options: GlobalOptions, *, num_layers: int, world_size: int) -> Pl
 
 
 # --------------------------------------------------------------------------------------------------
-# One question: the plan, the model, and what was predicted, in whatever way they were given.
+# One question: the plan, the model and the prediction, from options and files.
 
 
 _SHARDED_IN_FP32 = ("accelerate", "galvatron", "torchtitan")
-"""Engines whose ZeRO-3 is torch's FSDP, which gathers narrow weights from fp32 shards alone. The
-planner's recipe of any other has narrow shards beside their fp32 copies."""
+"""Engines whose ZeRO-3 is torch's FSDP, which gathers bf16 or fp16 weights from fp32 shards. For
+other engines the planner assumes bf16 or fp16 shards in addition to the fp32 ones."""
 _RUN_HERE: Mapping[str, Precision] = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 
 
 class Question(Record):
-    """A job, where it comes from, and what was predicted of it."""
+    """A job with its source and the prediction for it."""
 
     job: PlanJob
     source: str
-    """The plan's file, or `GLOBAL mode`."""
+    """Path of the plan file, or `GLOBAL mode`."""
     problems: tuple[str, ...]
-    """Why the plan is illegal, each with its arithmetic."""
+    """Violations that make the plan illegal, each with its arithmetic."""
     prediction: PlanDocument | None
-    """The document that says it; None where it says none, or one of another run than this."""
+    """Document with the prediction; None without one, or if it is for another run."""
     notes: tuple[str, ...]
-    """What was assumed, left out or scaled, in sentences."""
+    """Assumptions, ignored values and scaling, one sentence each."""
 
 
 def ask(options: PlanOptions, *, mode: Mode, launched: int | None = None) -> Question:
     """Return the job that the options describe.
 
-    launched : ranks that torchrun started, None without it; the world size of a plan that does
-        not say it.
+    launched : number of ranks that torchrun started, None without it; the world size of a plan
+        that does not contain one.
 
     Raises
     ------
@@ -249,7 +249,7 @@ def ask(options: PlanOptions, *, mode: Mode, launched: int | None = None) -> Que
 
 
 class _Stored:
-    """What a plan file or a result of ours says besides the plan; empty for other files."""
+    """Data of an autopar plan file or result in addition to the plan; empty for other files."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path or Path()
@@ -257,19 +257,19 @@ class _Stored:
         self.options = self.document.options
         self.has_options = bool(self.options.given)
         self._request, found = self.document.located_request(self.path)
-        # of the inputs only the model matters here
+        # only notes about the model matter here
         self.notes = [note for note in found if note.startswith("--model ")]
-        """Where the model was found, if beside the plan file."""
+        """Notes about the location of the model, if it was found next to the plan file."""
 
     def text(self, key: str) -> str | None:
-        """Return a text of the request."""
+        """Return a text of the request, or None if it is not given."""
         value = self._request.get(key)
         if value is not None and not isinstance(value, str):
             raise self._unusable(key, value, "a text")
         return value
 
     def counts(self, key: str) -> tuple[int, ...] | None:
-        """Return a comma list of the request."""
+        """Return the numbers of a comma list of the request, or None if it is not given."""
         text = self.text(key)
         if text is None:
             return None
@@ -280,7 +280,7 @@ class _Stored:
 
     @property
     def sizes(self) -> SizeOptions:
-        """Return the sizes of the request that are one for all layer types."""
+        """Sizes of the request that have one value for all layer types."""
         found = {}
         for row in rows_of(SizeOptions):
             numbers = self.counts(row.name) if row.name != "hidden-size" else None
@@ -315,7 +315,7 @@ def _load_model(options: PlanOptions, stored: _Stored) -> ModelSpec:
         raise DocumentError(
             stored.path, str(error), key="request.model", remedy="or give --model"
         ) from None
-    # sizes that are given stand for those of the plan file one by one
+    # given sizes replace those of the plan file one by one
     sizes = SizeOptions(**{**stored.sizes.given, **options.sizes.given})
     spec = sizes.load(
         name,
@@ -377,7 +377,7 @@ def _job(
     )
 
     def flag(*said: bool | None) -> bool:
-        # the option, then the file; on where neither says it
+        # the option, then the file; True if neither sets it
         return next((value for value in said if value is not None), True)
 
     return PlanJob(
@@ -409,7 +409,7 @@ def _precision(options: PlanOptions, stored: _Stored, mode: Mode) -> Precision:
 
 
 def _prediction(stored: _Stored, plan: Plan) -> PlanDocument | None:
-    """Return the document where it predicts something."""
+    """Return the document if it contains a prediction, else None."""
     document, count = stored.document, plan.num_stages
     if document.step_time_s is None and not document.stages:
         return None
@@ -424,7 +424,7 @@ def _prediction(stored: _Stored, plan: Plan) -> PlanDocument | None:
 
 
 def _other_run(stored: _Stored, job: PlanJob, whole: Plan, spec: ModelSpec) -> tuple[str, ...]:
-    """Return in what a job differs from the one that was predicted; `spec` is of `whole`."""
+    """Return the differences of a job from the predicted one; `spec` is the model of `whole`."""
     differences = []
     if job.plan.layers != whole.layers:
         differences.append(f"{len(whole.layers)} layers, here {len(job.plan.layers)}")
@@ -453,9 +453,9 @@ def _other_run(stored: _Stored, job: PlanJob, whole: Plan, spec: ModelSpec) -> t
 
 
 def _other_model(stored: _Stored, spec: ModelSpec) -> list[str]:
-    """Return in what a model differs from the one that a plan file was made for."""
+    """Return the differences of a model from the one that a plan file was made for."""
     name = stored.text("model")
-    if name is None:  # made of measured files alone, so nothing is known of it but its sizes
+    if name is None:  # made of profile files alone, so only the model's sizes are known
         return []
     try:
         own = stored.sizes.load(

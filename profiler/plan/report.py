@@ -1,6 +1,6 @@
-"""What `profile-plan` shows and writes: the plan, its arithmetic, what was counted and what ran.
+"""Tables and documents of `profile-plan`: the plan, its arithmetic, dry runs and runs.
 
-What is found is found elsewhere; here it becomes tables and documents.
+Results are computed in other modules; this one formats them.
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ from profiler.plan.question import Question
 from profiler.plan.weights import held
 
 # --------------------------------------------------------------------------------------------------
-# Small parts of the tables of `profile-plan`: figures, differences, rows that are too many.
+# Helpers of the tables of `profile-plan`: values, differences, limits on rows.
 
 
 _MOST_ROWS = 24
-"""Ranks or stages that a table lists before it says how many there are more."""
+"""Largest number of ranks or stages in a table; the others are only counted."""
 
 
 def print_some(
     console: Console, columns: list[str], rows: list[list[str]], *, left: int = 1
 ) -> None:
-    """Print the first rows of a table, and how many there are more."""
+    """Print the first rows of a table, and the number of rows omitted."""
     print_table(console, columns, rows[:_MOST_ROWS], left=left)
     if len(rows) > _MOST_ROWS:
         print_note(console, f"and {len(rows) - _MOST_ROWS} more, which --json has")
 
 
 def _beside(predicted: float | None, measured: float, written: Callable[[float], str]) -> list[str]:
-    """Return a prediction, nothing for None, what was measured, and their difference."""
+    """Return prediction (empty for None), measurement and difference as cells of a table."""
     then = "" if predicted is None else written(predicted)
     return [then, written(measured), difference(predicted, measured)]
 
 
 def difference(predicted: float | None, measured: float) -> str:
-    """Return how much more was predicted than measured, nothing where that has no meaning."""
+    """Return the relative excess of the prediction in percent; empty if it is undefined."""
     if predicted is None or measured <= 0:
         return ""
     return f"{100 * (predicted / measured - 1):+.1f} %"
 
 
 def no_prediction(what: str) -> str:
-    """Return a sentence on why there is nothing to compare with."""
+    """Return a sentence about why there is no prediction to compare with."""
     return (
         f"no predicted {what} to compare with: a plan file of autopar-search has them, a strategy "
         "file and a scaled-down plan do not"
@@ -71,16 +71,16 @@ def no_prediction(what: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Predicted memory and counted memory booked alike, so that their parts can be compared.
+# Predicted and counted memory in the same categories, so that they can be compared.
 #
-# A plan file books by what stays and what passes; a dry run by what tensors are for. Here both say:
-# weights and optimizer (with the whole weights that ZeRO-2 keeps during a step), gradients,
-# activations, and what is there for a moment.
+# A plan file separates steady-state from transient memory, a dry run separates uses of tensors.
+# Here both have: weights and optimizer (with whole weights that ZeRO-2 keeps during a step),
+# gradients, activations, and transient memory.
 
 
 AT_THE_PEAK = ("activations", "passing")
-"""Parts that mean the same only together: what the loss, or the layer at its peak, has saved passes
-in a prediction and is an activation in a count."""
+"""Parts that are comparable only as a sum. Tensors that the loss, or the layer at its peak, saves
+are transient ("passing") in a prediction, and activations in a count."""
 
 
 class BookedPart(Record):
@@ -88,21 +88,21 @@ class BookedPart(Record):
 
     name: str
     predicted_bytes: int | None
-    """None without a prediction."""
+    """Predicted bytes; None without a prediction."""
     counted_bytes: int
 
 
 def book(
     job: PlanJob, rank: DryRunRank, prediction: PlanDocument | None, *, kept_bytes: int
 ) -> tuple[BookedPart, ...]:
-    """Return the parts of a rank's peak, which sum to it, and the prediction of each.
+    """Return the parts of a rank's peak, which sum to it, with the prediction of each.
 
     kept_bytes : whole weights that ZeRO-2 keeps on the stage (`Held.gathered_bytes`). Predicted
-        communicators and receive buffers (`fixed`) are in no part.
+        communicators and receive buffers (`fixed`) belong to no part.
     """
     parts = rank.peak_parts
     gathered = parts["gathered parameters"]
-    # at the peak some of them may not be gathered
+    # some of them may not be gathered at the peak
     kept = min(kept_bytes, gathered)
     counted = {
         "weights and optimizer": parts["parameters"] + parts["optimizer"] + kept,
@@ -127,7 +127,7 @@ def book(
 def _predicted(stage: StageEntry, gradient_share: float) -> dict[str, int]:
     of = stage.memory_bytes
     states = of.get("states", 0) + of.get("vocab_states", 0)
-    # a plan file has weights, gradients and optimizer in one figure
+    # a plan file has weights, gradients and optimizer states as one value
     gradients = round(states * gradient_share)
     return {
         "weights and optimizer": states - gradients,
@@ -138,12 +138,12 @@ def _predicted(stage: StageEntry, gradient_share: float) -> dict[str, int]:
 
 
 def _gradient_share(job: PlanJob, stage: int, *, fp32_gradients: bool) -> float:
-    """Return the share of gradients in the predicted states of a stage.
+    """Return the fraction of gradients in the predicted states of a stage.
 
-    Of the planner's recipe, w + g + o bytes of a parameter: 4 + 4 + 8 in fp32, else 2 + 2 + 12 (g 4
-    with fp32 gradients); all of ZeRO divide o, ZeRO-3 also w, and all but ZeRO-1 g where it is
-    reduced in every micro-batch. Of the only one no divided gradients are predicted beside the
-    activations.
+    The planner assumes w + g + o bytes per parameter: 4 + 4 + 8 in fp32, else 2 + 2 + 12 (g is 4
+    with fp32 gradients). ZeRO-1, 2 and 3 shard o, and ZeRO-3 shards w. ZeRO-2 and 3 shard g if it
+    is reduced in every micro-batch. With a single micro-batch, sharded gradients of ZeRO-2 and 3
+    are not predicted in addition to the activations.
     """
     wide = job.precision == "fp32"
     weight, optimizer = (4, 8) if wide else (2, 12)
@@ -164,26 +164,26 @@ def _gradient_share(job: PlanJob, stage: int, *, fp32_gradients: bool) -> float:
 
 
 # --------------------------------------------------------------------------------------------------
-# Whether what was counted fits: beside the budget that the plan was searched with.
+# Comparison of counted memory with the memory budget of the search.
 
 
 class Fit(Record):
-    """What a rank needs of its device and what it may have, in bytes."""
+    """Memory that a rank needs and its budget, in bytes."""
 
     rank: int
     stage: int
     needed_bytes: int
-    """Counted tensors, communicators, and what the plan reserves beyond what it allocates."""
+    """Counted tensors, communicators, and the plan's reserved minus allocated bytes."""
     budget_bytes: int
 
     @property
     def fits(self) -> bool:
-        """Whether the rank has room for it."""
+        """True if the needed bytes are within the budget."""
         return self.needed_bytes <= self.budget_bytes
 
     @property
     def sentence(self) -> str:
-        """What is too much, in words."""
+        """Sentence about the missing memory."""
         over = format_bytes(self.needed_bytes - self.budget_bytes)
         return (
             f"stage {self.stage} does not fit in the dry run: rank {self.rank} needs "
@@ -193,10 +193,10 @@ class Fit(Record):
 
 
 def fits_of(question: Question, ranks: Sequence[DryRunRank]) -> tuple[Fit, ...]:
-    """Return whether ranks fit, of those whose stage has a budget in the plan file.
+    """Return the fit of each rank whose stage has a budget in the plan file.
 
-    Communicators are counted where the plan is charged for them, which is on estimated hardware;
-    otherwise they are in the context that is reserved.
+    Communicators are added only for a plan from estimated hardware, which accounts for them.
+    Otherwise they belong to the reserved context.
     """
     prediction = question.prediction
     found = []
@@ -241,11 +241,11 @@ def _print_fits(console: Console, fits: Sequence[Fit]) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# What `profile-plan` found: memory counted or measured, times and losses, beside predictions.
+# Tables of results: counted or measured memory, times and losses, with predictions.
 
 
 def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRank]) -> None:
-    """Print what ranks would hold, and the prediction beside it."""
+    """Print the counted memory of ranks, with the prediction."""
     print_heading(console, "counted on tensors without contents")
     rows = [
         [
@@ -302,7 +302,7 @@ def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRan
 def show_run(
     console: Console, question: Question, result: RunResult, verdict: Verdict | None
 ) -> None:
-    """Print losses against the reference, and time and memory against the prediction."""
+    """Print losses with the reference, and time and memory with the prediction."""
     print_heading(console, "checked steps")
     reference = bool(result.reference_loss)
     rows = [
@@ -341,7 +341,7 @@ def show_run(
         print_note(console, note)
 
 
-# --- parts ---------------------------------------------------------------------------------
+# --- helpers -------------------------------------------------------------------------------
 
 
 def _show_times(console: Console, question: Question, result: RunResult) -> None:
@@ -425,7 +425,7 @@ def _memory_rows(
     rows = []
     for part in parts:
         cells = _beside(part.predicted_bytes, part.counted_bytes, format_bytes)
-        if part.name in AT_THE_PEAK:  # compared together, below
+        if part.name in AT_THE_PEAK:  # compared as a sum below
             cells[-1] = ""
         rows.append(["", part.name, *cells])
     at_peak = [part for part in parts if part.name in AT_THE_PEAK]
@@ -485,7 +485,7 @@ def static_document(question: Question, report: StaticReport) -> dict[str, objec
 
 
 def dry_run_document(question: Question, ranks: Sequence[DryRunRank]) -> dict[str, object]:
-    """Return the document of `--mode dryrun`; every rank has its prediction beside it."""
+    """Return the document of `--mode dryrun`; every rank includes its prediction."""
     job, prediction = question.job, question.prediction
     predicted = _predicted_memory(prediction)
     stages = examine(job).stages
@@ -519,7 +519,7 @@ def run_document(
 ) -> dict[str, object]:
     """Return the document of `--mode run`: a value per step, and the prediction of the same keys.
 
-    verdict : of the comparison with the reference; None where there was none.
+    verdict : result of the comparison with the reference; None without a comparison.
     """
     return {
         **_head(question, "run"),
@@ -536,7 +536,7 @@ def run_document(
     }
 
 
-# --- parts ---------------------------------------------------------------------------------
+# --- helpers -------------------------------------------------------------------------------
 
 
 def _head(question: Question, mode: Mode) -> dict[str, object]:
@@ -586,7 +586,7 @@ def _held(held: Held) -> dict[str, object]:
 
 
 def _predicted_memory(prediction: PlanDocument | None) -> list[object] | None:
-    """Return predicted memory by stage."""
+    """Return the predicted memory by stage; None without a prediction."""
     if prediction is None or not prediction.stages:
         return None
     return [
@@ -596,7 +596,7 @@ def _predicted_memory(prediction: PlanDocument | None) -> list[object] | None:
 
 
 def _predicted_run(question: Question, peak_source: PeakSource) -> dict[str, object] | None:
-    """Return what was predicted of the keys of a run; null where the file does not say it."""
+    """Return the predictions for the keys of a run; None for values not in the plan file."""
     prediction, plan = question.prediction, question.job.plan
     if prediction is None:
         return None
@@ -616,7 +616,7 @@ def _predicted_run(question: Question, peak_source: PeakSource) -> dict[str, obj
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it; what is not finite is null."""
+    """Return a value in JSON types; numbers that are not finite become None."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -628,11 +628,11 @@ def _plain(value: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
-# On the terminal: the plan, what is counted, what ran.
+# Terminal output of the plan and its arithmetic.
 
 
 def show_head(console: Console, question: Question) -> None:
-    """Print what plan of which model it is."""
+    """Print the source, model and schedule of the plan."""
     plan, spec = question.job.plan, question.job.spec
     lengths = ", ".join(str(layer.seq_length) for layer in spec.layers)
     console.print(
@@ -703,7 +703,7 @@ def show_static(console: Console, question: Question, report: StaticReport) -> N
         [
             str(stage.stage),
             f"{stage.ranks[0]}-{stage.ranks[1]}",
-            # of a stage without chunks the runs touch
+            # without chunks the runs of a stage are contiguous
             ", ".join(map(_layers, stage.runs))
             if question.job.plan.num_chunks > 1
             else f"{stage.layers[0]}-{stage.layers[1]}",

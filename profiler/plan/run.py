@@ -1,4 +1,4 @@
-"""Runs a plan in real processes: checked steps against one process, then timed ones."""
+"""Run a plan in real processes: steps checked against one process, then timed steps."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ from profiler.processes import barrier, choose_backend, meet, watched
 from profiler.watch import Trouble
 
 # --------------------------------------------------------------------------------------------------
-# Training steps of one rank's stage: micro-batches in the schedule's order, norms and times.
+# Training steps of one rank's stage: micro-batches in schedule order, norms and times.
 
 
 class Stopwatch:
-    """Adds up the time of a device that works on several things in turn, by name."""
+    """Sum of device times by name, for a device that alternates between several tasks."""
 
     def __init__(self, device: torch.device) -> None:
-        """Make a stopwatch that reads the device's own clock where it has one."""
+        """Create a stopwatch that uses CUDA events on a GPU, and the host clock elsewhere."""
         self._is_cuda = device.type == "cuda"
         self._spans: dict[str, list[tuple[Any, Any]]] = {}
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Add the time of the block."""
+        """Add the time of the block to `name`."""
         start = self._now()
         try:
             yield
@@ -68,7 +68,7 @@ class Stopwatch:
             self._spans.setdefault(name, []).append((start, self._now()))
 
     def take(self) -> dict[str, float]:
-        """Return seconds by name, and begin again; the device must have finished."""
+        """Return the seconds by name and reset them; the device must be synchronized."""
         found = {
             name: sum(self._seconds(*pair) for pair in pairs) for name, pairs in self._spans.items()
         }
@@ -83,34 +83,34 @@ class Stopwatch:
         return event
 
     def _seconds(self, start: Any, end: Any) -> float:
-        # events count milliseconds
+        # elapsed_time of events is in milliseconds
         return float(start.elapsed_time(end)) / 1e3 if self._is_cuda else float(end - start)
 
 
 class LossScaler:
-    """The scale of losses in fp16, so that small gradients are not 0, by the rule of GradScaler.
+    """Loss scale of fp16, which avoids underflow of small gradients; follows GradScaler's rule.
 
-    torch.amp.GradScaler itself unscales fp32 gradients alone, and would have those of all weights
-    at once beside the fp16 ones; here each part unscales its own when it steps.
+    torch.amp.GradScaler unscales only fp32 gradients, and would need fp32 gradients of all weights
+    at once in addition to the fp16 ones. Here each part unscales its gradients in its step.
     """
 
     def __init__(
         self, scale: float, *, is_alone: bool = False, growth_interval: int = 2000
     ) -> None:
-        """Begin with a scale, which doubles after so many steps without an overflow.
+        """Set the first scale; it doubles after `growth_interval` steps without an overflow.
 
-        is_alone : the whole model is on this rank, and others are not asked.
+        is_alone : True if the whole model is on this rank, so that no other ranks are asked.
         """
         self.scale, self._is_alone = scale, is_alone
         self._interval, self._good = growth_interval, 0
 
     def accepts(self, gradients: Iterable[torch.Tensor], *, device: torch.device) -> bool:
-        """Return whether no gradient of any rank has overflowed, and choose the next scale.
+        """Return True if no gradient of any rank has overflowed, and choose the next scale.
 
-        The same on all ranks of a process group, those of other stages and of other pieces of the
-        weights included: they step together or not at all.
+        All ranks of the job get the same result, including other stages and other shards of the
+        weights: they all step or none does.
         """
-        # the largest of each, which is NaN or infinite where one element is
+        # the largest absolute element of each gradient, NaN or infinite if any element is
         largest = [torch.linalg.vector_norm(g, math.inf).float() for g in gradients if g.numel()]
         found = torch.zeros((), device=device)
         if largest:
@@ -127,10 +127,10 @@ class LossScaler:
 
 
 class Trainer:
-    """Runs steps of a stage together with the other ranks."""
+    """Runs the training steps of a stage together with the other ranks."""
 
     def __init__(self, stages: Sequence[Stage], job: PlanJob, device: torch.device) -> None:
-        """Prepare the schedule of the plan; `stages` are this rank's chunks of it."""
+        """Prepare the schedule of the plan; `stages` are this rank's model chunks."""
         self.stages = nn.ModuleList(stages)
         self.job, self.device = job, device
         self.watch = Stopwatch(device)
@@ -147,21 +147,21 @@ class Trainer:
         losses: list[torch.Tensor] = []
         if self._schedule is not None:
             inputs = batch.inputs if first.is_first else ()
-            # the stage makes its own loss; the schedule wants one target per micro-batch
+            # the stage computes its loss; torch's schedule requires one target per micro-batch
             target = torch.zeros(m, device=self.device) if last.is_last else None
             self._schedule.step(*inputs, target=target, losses=losses if last.is_last else None)
         else:
             for tokens in zip(*(each.chunk(m) for each in batch.inputs), strict=True):
                 with self.watch.span("forward_s"):
                     loss = first(*tokens)
-                # one stage has one micro-batch in flight, in GPipe as in 1F1B: a pipeline that has
-                # no other stage to wait for accumulates gradients and keeps no activations
+                # a single stage has one micro-batch in flight, in GPipe as in 1F1B: without
+                # another stage, only gradients are accumulated and no activations are kept
                 losses.append(self._backward(loss))
-                del loss  # else the next forward would have this micro-batch's graph beside it
+                del loss  # otherwise this graph would stay alive during the next forward
         with self.watch.span("backward_s"):
             for stage in self.stages:
                 stage.finish_backward()
-        # only the last stage has losses; in the sum over ranks the others' are 0
+        # only the last stage has losses; other ranks add 0 to the sum over ranks
         if not losses:
             return torch.zeros((), device=self.device)
         return torch.stack([loss.detach() for loss in losses]).sum() / scale
@@ -169,12 +169,12 @@ class Trainer:
     def checked_step(self, batch: Batch) -> tuple[float, float]:
         """Run a step; return the loss of the global batch and the norm of its gradient.
 
-        The norm is infinite where gradients overflowed fp16 and the step was skipped.
+        The norm is infinite if gradients overflowed fp16 and the step was skipped.
         """
         loss = self.stages[-1].loss_share(self.forward_backward(batch))
         norms = [stage.squared_gradient_norm() for stage in self.stages]
         share = torch.stack(norms).sum().to(self.device)
-        # loss and squared norm are both sums over the ranks: one message
+        # loss and squared norm are both sums over ranks, so one all-reduce is enough
         both = torch.stack([loss.double(), share])
         dist.all_reduce(both)
         is_taken = self._update()
@@ -182,8 +182,8 @@ class Trainer:
         return total, squared**0.5 if is_taken else math.inf
 
     def timed_step(self, batch: Batch) -> float:
-        """Run a step that begins on all ranks at once; return this rank's seconds."""
-        # else what is left of the step before would be in this one's time
+        """Run a step that begins on all ranks together; return this rank's time in seconds."""
+        # unfinished work of the step before must not count
         self._synchronize()
         barrier(self.device)
         start = time.perf_counter()
@@ -198,7 +198,7 @@ class Trainer:
             self._update()
 
     def _update(self) -> bool:
-        """Let the optimizers step; return False where gradients overflowed, and none did."""
+        """Step the optimizers; on an overflow, skip them all and return False."""
         parts = [part for stage in self.stages for part in stage.parts]
         gradients = (grad for part in parts for _, _, grad in part.gradients())
         is_taken = self.scaler is None or self.scaler.accepts(gradients, device=self.device)
@@ -222,7 +222,7 @@ class Trainer:
 
 
 class _TimedStage(PipelineStage):
-    """A stage that prepares and times its forwards and backwards, waits excluded."""
+    """Pipeline stage that times its forwards and backwards, without waiting for other stages."""
 
     trainer: Trainer
 
@@ -250,7 +250,7 @@ def _schedule(trainer: Trainer) -> Any:
     stages = [_timed_stage(trainer, stage) for stage in trainer.stages]
     options: dict[str, Any] = {}
     if "scale_grads" in inspect.signature(kind).parameters:  # torch 2.6 never scales them
-        # losses are divided by the number of micro-batches already
+        # losses are already divided by the number of micro-batches
         options["scale_grads"] = False
     return kind(
         stages if plan.num_chunks > 1 else stages[0],
@@ -265,7 +265,7 @@ def _timed_stage(trainer: Trainer, stage: Any) -> _TimedStage:
     dtype = torch_dtype(job.precision)
 
     def like(shape: tuple[int, ...]) -> torch.Tensor:
-        # the schedule asks for shapes and types alone
+        # the schedule needs only shapes and dtypes
         return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
     if stage.is_first:
@@ -291,16 +291,16 @@ def _timed_stage(trainer: Trainer, stage: Any) -> _TimedStage:
 
 
 # --------------------------------------------------------------------------------------------------
-# The same training steps in one process without parallelism: what a plan has to reproduce.
+# The same training steps in one process without parallelism, as a reference for the plan.
 
 
 def reference_steps(
     job: PlanJob, num_steps: int, *, device: torch.device
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return loss and gradient norm of every step of the model on one device.
+    """Return (losses, gradient norms), one per step, of the whole model on one device.
 
-    Micro-batches follow one another, as they do on one rank of the plan, so that the memory of
-    one micro-batch of the whole model is enough.
+    Micro-batches run one after another, as on one rank of the plan. The device needs memory for
+    one micro-batch of the whole model.
     """
     dtype = torch_dtype(job.precision)
     spec = padded_spec(job)
@@ -321,7 +321,7 @@ def reference_steps(
         m = job.plan.num_microbatches
         for part in zip(*(values.chunk(m) for values in global_tokens(job, step)), strict=True):
             sequences = (values.t().contiguous().to(device) for values in part)
-            # the mean over micro-batches, as a stage scales its losses
+            # the mean over micro-batches, as in the loss scaling of a stage
             loss = module(*sequences) / m
             (loss * scale).backward()
             total += float(loss.detach())
@@ -338,11 +338,11 @@ def reference_steps(
 
 
 def _fill(module: torch.nn.Module, job: PlanJob) -> None:
-    """Give every part the values that it has on any plan."""
+    """Initialise every part with the values that it has in any plan."""
     whole = Layout(cube=Cube(factors=(1,)), kind="tp", tensor_axes=(), zero="ddp")
     tied = job.spec.tied_embeddings
     layers = [layer for of_type in module.layers for layer in of_type]
-    # named as the parts of a plan are, since values follow from names
+    # values depend on names, so parts are named as in a plan
     parts = [("embedding", module.first), ("head", module.last)]
     parts += [(f"layer{k}", layer) for k, layer in enumerate(layers)]
     if module.encoder_norm is not None:
@@ -353,15 +353,15 @@ def _fill(module: torch.nn.Module, job: PlanJob) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Meets the other ranks of a run and watches them: a run that cannot go on ends in one sentence.
+# Joining and watching the ranks of a run: a run that fails or hangs ends with one sentence.
 
 
 _MARGIN_S = 5.0
-"""The watch speaks so much earlier than the communication library."""
+"""Seconds from the timeout of the watch to the later one of the communication library."""
 
 
 class OutOfMemoryError(AutoparError):
-    """A rank needs more memory than there is (exit code 1)."""
+    """Lack of memory on a rank (exit code 1)."""
 
 
 @contextmanager
@@ -373,13 +373,13 @@ def met(
     timeout_s: float,
     predicted_bytes: Sequence[int | None] = (),
 ) -> Iterator[Callable[[str], None]]:
-    """Join the process group of all ranks that torchrun started, and leave it.
+    """Join the process group of all ranks that torchrun started; leave it at the end.
 
-    Yields a function that says what comes next, which has to end within the timeout. Trouble of
-    any rank ends the processes of all ranks, and rank 0 says why. Without torchrun there is one
-    rank, whose errors are raised.
+    Yields a function that announces the next step, which must end within the timeout. If any rank
+    fails, the processes of all ranks are ended, and rank 0 prints the reason. Without torchrun
+    there is one rank, whose errors are raised.
 
-    predicted_bytes : by stage, to be said beside what was there when memory runs out.
+    predicted_bytes : predicted memory by stage, for the message if memory runs out.
     """
     if launched_ranks() is None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
@@ -399,7 +399,7 @@ def met(
         own.open_groups(backend, timeout_s + _MARGIN_S)
         with _explained(own.rank, cube, device, predicted_bytes):
             yield watch.step
-    # close() leaves the system's handler, which ends a process without a word
+    # the watch leaves the system's default handler, which ends a process without a message
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -407,7 +407,7 @@ def met(
 def _explained(
     rank: int, cube: Cube, device: torch.device, predicted_bytes: Sequence[int | None]
 ) -> Iterator[None]:
-    """Turn a lack of memory into a sentence."""
+    """Convert an out-of-memory error to an OutOfMemoryError with one sentence."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -442,8 +442,8 @@ def _shortage(
 
 
 def _say(trouble: Trouble, rank: int) -> None:
-    """Write why a run ends; called on the first rank that is left, while its main thread hangs."""
-    # every rank has met the same mistake: rank 0 says it
+    """Print why a run ends; called on the first remaining rank, while its main thread hangs."""
+    # an input error is the same on every rank: only rank 0 prints it
     if trouble.is_input_error and rank:
         return
     during = "" if trouble.is_input_error else f", during {trouble.during}"
@@ -451,7 +451,7 @@ def _say(trouble: Trouble, rank: int) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The run: steps that are checked, then steps that are timed.
+# The run: checked steps, then timed steps.
 
 
 _NO_REFERENCE = (
@@ -470,18 +470,19 @@ def run_plan(
     timeout_s: float = 300.0,
     predicted_bytes: Sequence[int | None] = (),
 ) -> RunResult | None:
-    """Run a plan on the ranks that torchrun has started; return what was found on rank 0.
+    """Run a plan on the ranks that torchrun has started; return the result on rank 0.
 
-    Other ranks get None. Losses and norms are those of `num_steps` steps from the same weights
-    as the reference's; then `num_timed_steps` steps are timed and one is watched for its memory.
+    Other ranks return None. Losses and norms are those of `num_steps` steps, which begin with the
+    weights of the reference. Then `num_timed_steps` steps are timed, and the memory of one more
+    step is counted.
 
-    timeout_s : for every step; predicted_bytes : by stage, as `met` takes it.
+    timeout_s : seconds for each step. predicted_bytes : memory by stage, as in `met`.
 
     Raises
     ------
     InputError
-        When the plan cannot run, or not on this backend or number of ranks. Once the ranks have
-        met, trouble of any of them is said by rank 0 and ends the processes of all.
+        The plan cannot run, or not on this backend or number of ranks. After the ranks have met, a
+        failure of any of them is printed by rank 0 and ends the processes of all.
     """
     cube = check_job(job)
     if with_reference:
@@ -506,13 +507,13 @@ def run_plan(
         )
     if result is None or not with_reference:
         return result
-    # the other ranks have gone: nobody waits for it, and all memory is free for it
+    # the other ranks have ended: none waits, and all memory is free for the reference
     try:
         loss, grad_norm = reference_steps(job, num_steps, device=device)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
-        return replace(result, notes=(_NO_REFERENCE,))  # what ran is not thrown away
+        return replace(result, notes=(_NO_REFERENCE,))  # keep the result of the run
     return replace(result, reference_loss=loss, reference_grad_norm=grad_norm)
 
 
@@ -526,9 +527,9 @@ def run_in_world(
     timeout_s: float = 300.0,
     begin: Callable[[str], None] = lambda during: None,
 ) -> RunResult | None:
-    """Do the same among ranks that have met already, so that several plans can follow.
+    """Run a plan as `run_plan` does, in an existing process group; several plans may follow.
 
-    begin : is told what comes next.
+    begin : called with a description of each next step.
     """
     rank = dist.get_rank()
     begin("building the stages")
@@ -544,7 +545,7 @@ def run_in_world(
     for step in range(num_steps):
         begin(f"step {step + 1} of {num_steps}")
         checked.append(trainer.checked_step(batch(step)))
-    # spans of the checked steps belong to no timed one
+    # spans of the checked steps must not count for the timed ones
     trainer.watch.take()
     times, spans = [], []
     for step in range(num_timed_steps):
@@ -555,7 +556,7 @@ def run_in_world(
     peak = _peak(trainer, batch(num_steps + num_timed_steps))
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, (times, _by_name(statistics.median, spans), peak, at))
-    # the memory of the plan goes before that of the reference comes
+    # free the memory of the plan before the reference allocates its own
     del trainer
     reference: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
     if rank == 0 and with_reference:
@@ -579,7 +580,7 @@ def run_in_world(
 
 
 def choose_device(backend: str) -> tuple[str, torch.device]:
-    """Return the backend and this rank's device."""
+    """Return (backend, device) of this rank; raise InputError without enough GPUs."""
     backend = choose_backend(backend)
     if backend == "gloo":
         return backend, torch.device("cpu")
@@ -595,7 +596,7 @@ def choose_device(backend: str) -> tuple[str, torch.device]:
 
 
 def _check_reference(job: PlanJob) -> None:
-    """Raise InputError where one process would send tokens to other experts than the ranks do."""
+    """Raise InputError if one process would route tokens to other experts than the ranks do."""
     if job.routing == "top_k":
         return
     for index, (kind, strategy) in enumerate(
@@ -605,7 +606,7 @@ def _check_reference(job: PlanJob) -> None:
         is_split = strategy.ulysses or job.sequence_parallel
         length = layer.seq_length // (strategy.tp if is_split else 1)
         if strategy.cp > 1:
-            # visits begin anew with each of the two pieces that a context rank has
+            # even routing starts again in each of the two pieces of a context rank
             length //= 2 * strategy.cp
         visits = length * (layer.experts_per_token or 1)
         if layer.num_experts is not None and visits % layer.num_experts:
@@ -618,7 +619,7 @@ def _check_reference(job: PlanJob) -> None:
 
 
 def _check_zero(job: PlanJob, cube: Cube, device: torch.device) -> None:
-    """Raise InputError where ZeRO's sums do not exist: older FSDP2 averages, which gloo cannot."""
+    """Raise InputError if gradients cannot be summed: older FSDP2 averages, gloo cannot."""
     sharded = any(layout.is_sharded for layout in layouts(job, cube))
     if device.type == "cuda" or sums_by_itself() or not sharded:
         return
@@ -629,7 +630,7 @@ def _check_zero(job: PlanJob, cube: Cube, device: torch.device) -> None:
 
 
 def _peak(trainer: Trainer, batch: Batch) -> int:
-    """Return the most memory of one step on this rank, in bytes."""
+    """Return the peak memory of one step on this rank, in bytes."""
     if trainer.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(trainer.device)
         trainer.step(batch)
@@ -644,6 +645,6 @@ def _peak(trainer: Trainer, batch: Batch) -> int:
 def _by_name(
     choose: Callable[[list[float]], float], spans: Sequence[dict[str, float]]
 ) -> dict[str, float]:
-    """Return for every name one of the seconds that it took, 0 where it did not occur."""
+    """Return one value per name, chosen among the spans; a missing name counts as 0 seconds."""
     names = sorted({name for span in spans for name in span})
     return {name: choose([span.get(name, 0.0) for span in spans]) for name in names}

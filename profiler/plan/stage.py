@@ -1,4 +1,4 @@
-"""The modules of one stage of a plan on one rank: built, laid out, filled and stepped."""
+"""Modules of one stage of a plan on one rank: built, sharded, initialised and stepped."""
 
 from __future__ import annotations
 
@@ -44,42 +44,42 @@ from profiler.plan.job import PlanJob
 from profiler.plan.units import Replica, Shard, gradient_of, make_root
 
 # --------------------------------------------------------------------------------------------------
-# The stage of a rank: its layers in order, with what lies between them.
+# The stage of a rank: its layers in order, with the exchanges between them.
 
 
 _Streams: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
-"""What goes between stages: one tensor, or with an encoder the decoder's and the encoder's."""
+"""Activations between stages: one tensor, or the decoder's and the encoder's."""
 
 
 class Part(Record):
-    """A layer, or the embedding, the head, or both where they share their table."""
+    """A layer, the embedding, the head, or the latter two as one part if they share a table."""
 
     name: str
     modules: tuple[nn.Module, ...]
     layout: Layout
     holder: nn.Module
-    """Has the modules as its children, or is the only one: gives parameters their names."""
+    """Module with `modules` as children, or the only one of them; gives parameters their names."""
     pieces: dict[str, Piece]
     unit: Replica | Shard
     experts: Replica | Shard | None = None
-    """Of experts whose gradients are summed over other ranks than those of the rest."""
+    """Unit of whole experts, whose gradients are summed over other ranks; None without them."""
     streams: tuple[int, ...] = (0,)
-    """Which streams of activations it takes; it makes the first of them."""
+    """Indices of the input streams of activations; the output replaces the first of them."""
 
     @property
     def units(self) -> tuple[Replica | Shard, ...]:
-        """What holds its parameters."""
+        """Units with the part's parameters: `unit`, then `experts` if there are any."""
         return (self.unit,) if self.experts is None else (self.unit, self.experts)
 
     def num_shards(self, piece: Piece) -> int:
-        """Return into how many parts ZeRO divides a piece of a parameter."""
+        """Return the number of ZeRO shards of a rank's shard of a parameter."""
         unit, axes = self.unit, self.layout.sync_axes
         if piece.is_expert and self.experts is not None:
             unit, axes = self.experts, self.layout.expert_sync_axes
         return self.layout.cube.size(axes) if isinstance(unit, Shard) else 1
 
     def gradients(self) -> Iterator[tuple[str, Piece, torch.Tensor]]:
-        """Yield what this rank holds of every gradient."""
+        """Yield (name, piece, gradient) of each parameter; the gradient is this rank's shard."""
         for name, parameter in self.holder.named_parameters():
             grad = gradient_of(parameter)
             if grad is not None:
@@ -87,9 +87,9 @@ class Part(Record):
 
 
 def padded_spec(job: PlanJob) -> ModelSpec:
-    """Return the model with the vocabulary padded as the plan pads it, whatever the degree."""
+    """Return the model with the vocabulary padded as in the plan, for any tensor degree."""
     vocab = job.plan.vocab
-    # Ulysses has whole tables, which nothing divides
+    # Ulysses does not shard the tables
     times = 1 if vocab.ulysses else vocab.tp
     divisor = job.spec.make_vocab_size_divisible_by * times
     return replace(job.spec, make_vocab_size_divisible_by=divisor)
@@ -118,7 +118,7 @@ def open_groups(
 
 
 def _axes_of(parts: Iterable[Layout], entries: Iterable[Layout] = (), *, cube: Cube) -> set[Axes]:
-    """Return the axes that parts of such layouts communicate along, `entries` being taken over."""
+    """Return the communication axes of parts with these layouts; `entries` are input layouts."""
     distinct = set(parts)
     axes = {
         axes
@@ -135,7 +135,7 @@ def _axes_of(parts: Iterable[Layout], entries: Iterable[Layout] = (), *, cube: C
 
 
 def _stage_layouts(job: PlanJob, cube: Cube, stage: int) -> tuple[list[Layout], list[Layout]]:
-    """Return the layouts of what a stage runs, and those in which its chunks are handed inputs."""
+    """Return the layouts of a stage's parts, and the layouts of its chunks' inputs."""
     plan = job.plan
     chunks = range(plan.num_stages * plan.num_chunks)
     own: list[Layout] = []
@@ -153,13 +153,13 @@ def _stage_layouts(job: PlanJob, cube: Cube, stage: int) -> tuple[list[Layout], 
 
 
 class Stage(nn.Module):
-    """What one rank runs of a plan, or one of its chunks of layers where it has several.
+    """Part of a plan that one rank runs: a pipeline stage, or one model chunk of it.
 
     `stage(tokens or activations) -> activations or loss`.
 
-    An encoder-decoder has two streams, the decoder's and the encoder's: both come in and go out.
-    Forwards and backwards of a step's micro-batches each come in order. The loss is scaled so
-    that the sum over micro-batches and ranks is the mean over the global batch.
+    An encoder-decoder has two streams as input and output, the decoder's and the encoder's.
+    Forwards of a step's micro-batches are called in order, and so are backwards. The loss is scaled
+    so that the sum over micro-batches and ranks is the mean over the global batch.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Stage(nn.Module):
         entry: Sequence[Layout],
         exit_: Sequence[Layout],
     ) -> None:
-        """Join the parts; `entry` and `exit_` are how each stream comes and goes."""
+        """Join the parts; `entry` and `exit_` are the layouts of the input and output streams."""
         super().__init__()
         self.job, self.groups, self.parts, self.chunk = job, groups, tuple(parts), chunk
         self.is_first = chunk == 0
@@ -188,24 +188,24 @@ class Stage(nn.Module):
         self.held = nn.ModuleList(part.holder for part in parts)
         self._labels: Sequence[torch.Tensor] = ()
         self._forwards = self._backwards = 0
-        # ranks that see other tokens: of the data group, of a context and of a Ulysses group
+        # ranks with different tokens: of the data, the context and the Ulysses group
         copies = self.vocab.data_degree * self.vocab.context_degree
         copies *= self.vocab.degree if self.vocab.kind == "ulysses" else 1
-        # each loss is a mean: their sum over micro-batches and ranks becomes one too
+        # each loss is a mean; this scale makes their sum over micro-batches and ranks a mean too
         self._scale = 1.0 / (job.plan.num_microbatches * copies)
         self.loss_scale = 1.0
-        """Of the losses, and so of the gradients, of this step; more than 1 in fp16 alone."""
+        """Scale of the losses, and so of the gradients, in this step; 1 except in fp16."""
         self._body: Callable[..., _Streams] = self._run
         shards = [unit for unit in self.units if isinstance(unit, Shard)]
         if shards:
             root = _Root([module for unit in shards for module in unit.modules])
             make_root(root, shards[0].mesh)
-            # not a child: its units are children of `held` already
+            # not a child module: its units are already children of `held`
             self._body = lambda *xs: root(self._run, *xs)
 
     @property
     def units(self) -> Iterator[Replica | Shard]:
-        """What holds the parameters of all parts, in order."""
+        """Units with the parameters of all parts, in order."""
         return (unit for part in self.parts for unit in part.units)
 
     def entry_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -217,19 +217,19 @@ class Stage(nn.Module):
         return self._shapes(self._exit)
 
     def token_shapes(self) -> tuple[tuple[int, int], ...]:
-        """Return samples and tokens of a micro-batch, by stream, where embedding or head is."""
+        """Return (samples, tokens) of a micro-batch by stream, in the layout of the embedding."""
         plan, vocab = self.job.plan, self.vocab
         split = vocab.context_degree * (vocab.degree if vocab.kind == "ulysses" else 1)
         samples = plan.global_batch // plan.num_microbatches // vocab.data_degree
         return tuple((samples, length // split) for length in stream_lengths(self.job.spec))
 
     def begin_step(self, labels: Sequence[torch.Tensor]) -> None:
-        """Give the last stage the labels of every micro-batch, (sequence, batch) each."""
+        """Set the labels of every micro-batch, (sequence, batch) each, for the last stage."""
         self._labels = labels
         self._forwards = self._backwards = 0
 
     def forward(self, *xs: torch.Tensor) -> _Streams:
-        """Return activations for the next stage, or on the last one this rank's scaled loss, (1,).
+        """Return activations for the next stage; on the last one this rank's scaled loss, (1,).
 
         The first stage takes tokens, (batch, sequence).
         """
@@ -238,7 +238,7 @@ class Stage(nn.Module):
         return out
 
     def before_backward(self) -> None:
-        """Prepare the next backward; called before each of them."""
+        """Prepare the next backward; must be called before each of them."""
         self._backwards += 1
         is_last = self._backwards == self.job.plan.num_microbatches
         reduces = is_last or not self.job.async_grad_reduce
@@ -249,7 +249,7 @@ class Stage(nn.Module):
                 unit.before_backward(reduces=reduces)
 
     def finish_backward(self) -> None:
-        """Make the gradients of all micro-batches whole: over data, tensor group and both ends."""
+        """Complete the gradients over the data group, the tensor group and both tied tables."""
         for unit in self.units:
             unit.finish_backward()
         # after the sums over the data group, which write the same gradients
@@ -258,7 +258,7 @@ class Stage(nn.Module):
         self._sum_ends()
 
     def step(self) -> None:
-        """Let the optimizers step."""
+        """Step the optimizers."""
         for unit in self.units:
             unit.step(self.loss_scale)
 
@@ -268,9 +268,9 @@ class Stage(nn.Module):
             unit.skip()
 
     def squared_gradient_norm(self) -> torch.Tensor:
-        """Return this rank's share: summed over all ranks it is the squared norm of the model.
+        """Return this rank's share of the squared gradient norm; the sum over ranks is the model's.
 
-        Of gradients whose losses are not scaled.
+        The loss scale is removed.
         """
         ranks = self.groups.cube.num_ranks
         total: Any = 0.0
@@ -278,14 +278,14 @@ class Stage(nn.Module):
             for name, piece, grad in part.gradients():
                 if part.name == "head" and name == self._copied_table():
                     continue  # the embedding on the first stage counts it
-                # each rank that has these elements counts its share of them
+                # each rank with these elements counts an equal share of them
                 copies = ranks / (piece.pieces * part.num_shards(piece))
                 total = total + grad.double().square().sum() / copies
         return torch.as_tensor(total / self.loss_scale**2, dtype=torch.float64)
 
     def loss_share(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return this rank's share of a loss: summed over all ranks it is that of the batch."""
-        # tensor ranks have the same loss, Ulysses ranks that of their own tokens
+        """Return this rank's share of a loss; the sum over all ranks is the loss of the batch."""
+        # tensor-parallel ranks have equal losses, each Ulysses rank the loss of its shard
         return loss / (self.vocab.degree if self.vocab.kind != "ulysses" else 1)
 
     def _shapes(self, layouts: Sequence[Layout]) -> tuple[tuple[int, ...], ...]:
@@ -301,9 +301,9 @@ class Stage(nn.Module):
     def _run(self, *xs: torch.Tensor) -> _Streams:
         groups, streams, lie = self.groups, list(xs), list(self._entry)
         if self._embedding is not None:
-            # batches come (batch, sequence), layers work on (sequence, batch)
+            # batches are (batch, sequence), layers work on (sequence, batch)
             embedded = self._embedding(*(tokens.t().contiguous() for tokens in streams))
-            # both come one after the other along the sequence
+            # both streams are concatenated along the sequence
             lengths = [shape[0] for shape in self._shapes(lie)]
             streams = list(embedded.split(lengths)) if len(lengths) > 1 else [embedded]
             del embedded
@@ -313,24 +313,24 @@ class Stage(nn.Module):
                 lie[k] = part.layout
             streams[part.streams[0]] = part.modules[0](*(streams[k] for k in part.streams))
         if self._head is None:
-            # of a stream that no layer replaced this may be a piece of what is embedded, and FSDP
-            # wants no views out of a stage
+            # a stream that no layer replaced may be a view of the embedding's output, and FSDP
+            # does not allow views as outputs of a stage
             whole = tuple(x.clone() if x._is_view() else x for x in streams)
             return whole if len(whole) > 1 else whole[0]
         x = relayout(streams[0], groups, lie[0], self.vocab)
         del streams
-        # one dimension: the pipeline joins the outputs of micro-batches
+        # one dimension, since the pipeline concatenates the outputs of micro-batches
         loss = self._head(x, self._labels[self._forwards]).view(1)
         return loss * (self._scale * self.loss_scale)
 
     def _sum_partial(self, part: Part) -> None:
-        """Sum what ranks of a tensor group each have a part of; one all-reduce per part."""
+        """Sum partial gradients over a tensor-parallel group, with one all-reduce per part."""
         found = [(piece, grad) for _, piece, grad in part.gradients() if piece.is_partial]
         if not found:
             return
         buffers = []
         for piece, grad in found:
-            # a row for each piece: one sum over the group adds only what belongs together
+            # one row per shard, so that the sum over the group adds only equal shards
             buffer = grad.new_zeros((piece.pieces, grad.numel()))
             buffer[piece.index] = grad.flatten()
             buffers.append(buffer.flatten())
@@ -355,7 +355,7 @@ class Stage(nn.Module):
 
 
 class _Root(nn.Module):
-    """Has all units that FSDP divides as children, and runs the whole stage."""
+    """FSDP root: parent of all sharded units, which runs the whole stage."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -378,9 +378,9 @@ def build_stages(
     device: torch.device | str,
     has_values: bool = True,
 ) -> tuple[Stage, ...]:
-    """Return this rank's chunks of a plan in the order in which a micro-batch meets them.
+    """Return this rank's model chunks of a plan, in the order of a micro-batch's forward.
 
-    has_values : False where tensors have no contents.
+    has_values : False for fake tensors.
     """
     builder = _Builder(job, groups, torch.device(device), has_values)
     plan = job.plan
@@ -403,7 +403,7 @@ def _build_chunk(builder: _Builder, chunk: int) -> Stage:
         if k + 1 == num_encoder_layers(job.spec):
             parts.append(builder.encoder_norm(k))
     at_start, at_end = chunk == 0, chunk == len(sizes) - 1
-    # a tied table on one stage is one parameter, which one unit must own
+    # a tied table on one stage is one parameter, and must belong to one unit
     if at_start and at_end and job.spec.tied_embeddings:
         parts = [builder.ends(), *parts]
     else:
@@ -460,13 +460,13 @@ class _Builder:
         return self._part(f"layer{index}", (module,), module, layout, whole, streams)
 
     def _share_tables(self, layer: nn.Module, alike: object) -> None:
-        """Let layers that are alike have one table of positions, as engines do."""
+        """Let equal layers share one table of positions, as engines do."""
         for place, module in layer.named_modules():
             for name, table in module.named_buffers(recurse=False):
                 setattr(module, name, self._tables.setdefault((alike, place, name), table))
 
     def encoder_norm(self, index: int) -> Part:
-        """Return the norm behind the last layer of the encoder, laid out as that layer is."""
+        """Return the norm after the last encoder layer, with the layout of that layer."""
         layout = layer_layout(self.job, self.groups.cube, index)
         kind = self.spec.layers[self._types[index]]
         with made_of(self.dtype, self.device):
@@ -506,7 +506,7 @@ class _Builder:
             ),
         )
         if which == "last":
-            take_encoder_norm(module)  # a part of its own
+            take_encoder_norm(module)  # it is a separate part
         return module
 
     def _vocab_whole(self, which: Any) -> Any:
@@ -536,7 +536,7 @@ class _Builder:
         apart = [p for key, p in holder.named_parameters() if pieces[key].is_expert]
         experts = None
         if apart:
-            # first, so that the unit of the whole layer finds them taken
+            # experts first, so that the unit of the layer can exclude their parameters
             own = [m for key, m in holder.named_modules() if key.endswith(f".{EXPERT_WEIGHTS}")]
             experts = self._unit(own, layout, layout.expert_sync_axes)
         unit = self._unit(modules, layout, layout.sync_axes, others=apart, holder=holder)
@@ -560,9 +560,10 @@ class _Builder:
         others: Sequence[nn.Parameter] = (),
         holder: nn.Module | None = None,
     ) -> Replica | Shard:
-        """Return what holds the parameters of modules whose gradients are summed over these axes.
+        """Return the unit of modules whose gradients are summed over these axes.
 
-        others : those of them that another unit has; holder : has the modules as its children.
+        others : parameters of the modules that belong to another unit. holder : parent of the
+        modules.
         """
         job = self.job
         options: dict[str, Any] = {

@@ -1,6 +1,6 @@
-"""The parameters of one part of a model on one rank, with their optimizer: replicated or divided.
+"""Parameters of one part of a model on one rank with their optimizer, replicated or sharded.
 
-What a part computes is no matter of this file.
+The computation of a part is defined elsewhere.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from profiler.model.layers.parallel import all_gather
 from profiler.options import Precision
 
 # --------------------------------------------------------------------------------------------------
-# Parameters that every rank of a data group has whole: ddp, ZeRO-1, and groups of one rank.
+# Parameters replicated on every rank of a data-parallel group: ddp, ZeRO-1, and single ranks.
 #
-# Parameters and gradients of a part lie in one buffer each. Its gradients are summed by one
-# all-reduce that starts as soon as the last of them is there, while the backward goes on: in the
-# last micro-batch, or in every one. With ZeRO-1 each rank keeps the optimizer's states of its part
-# of the buffer, steps that, and gathers the others' parts. Megatron-LM's distributed optimizer
-# holds the same; its reduce-scatter moves half the bytes of this all-reduce, which stays since
-# tensor ranks, tied tables and the norm take whole gradients.
+# Parameters and gradients of a part are in one buffer each. One all-reduce sums its gradients. It
+# starts when the last gradient is ready, while the backward continues: in the last micro-batch, or
+# in every one. With ZeRO-1 each rank keeps the optimizer states of its part of the buffer, steps
+# that part, and gathers the others. Megatron-LM's distributed optimizer keeps the same tensors. Its
+# reduce-scatter moves half the bytes of this all-reduce, which is needed here since tensor-parallel
+# sums, tied tables and the norm use whole gradients.
 
 
 _MAIN = "main_grad"
-"""The attribute in which a narrow parameter has its sum in fp32, by the name engines gave it."""
+"""Attribute of a bf16 or fp16 parameter with its fp32 gradient sum, named as in engines."""
 
 
 def gradient_of(parameter: nn.Parameter) -> torch.Tensor | None:
-    """Return the gradient that the optimizer will get of a parameter, None before there is one.
+    """Return the gradient of a parameter for the optimizer; None before the first backward.
 
-    In fp32 where gradients are summed so beside narrower weights.
+    It is the fp32 sum if gradients of bf16 or fp16 weights are summed in fp32.
     """
     found: torch.Tensor | None = getattr(parameter, _MAIN, parameter.grad)
     return found
 
 
 class Replica:
-    """The parameters of one part of a model, replicated over a group, and their optimizer.
+    """Parameters of one part of a model, replicated over a group, and their optimizer.
 
-    The states of that may be divided over the group (ZeRO-1).
+    The optimizer states may be sharded over the group (ZeRO-1).
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class Replica:
         learning_rate: float,
         divides_states: bool = False,
     ) -> None:
-        """Move the parameters into one buffer; `group` is None where the rank is alone.
+        """Move the parameters into one buffer; `group` is None for a single rank.
 
-        In bf16 and fp16 the optimizer has fp32 copies of the weights, and with `fp32_gradients` so
-        has their sum over micro-batches and ranks, as Megatron-LM's has. divides_states : each rank
-        has those of its part of the buffer.
+        In bf16 and fp16 the optimizer has fp32 copies of the weights. With `fp32_gradients`, sums
+        over micro-batches and ranks are fp32 too, as in Megatron-LM. divides_states : True shards
+        the optimizer states by parts of the buffer.
         """
         self._group = group
         self._parameters = list(parameters)
@@ -71,12 +71,12 @@ class Replica:
         place = group.rank() if self._ranks > 1 else 0
         with torch.no_grad():
             whole = [p.detach().flatten() for p in self._parameters]
-            # parts of equal length
+            # padded to parts of equal length
             rest = -sum(piece.numel() for piece in whole) % self._ranks
             self._weights = torch.cat([*whole, *([whole[0].new_zeros(rest)] if rest else [])])
             del whole
             wide = precision != "fp32"
-            # summed apart from where autograd puts them, whose type is that of the weights
+            # autograd writes gradients in the dtype of the weights, so fp32 sums are separate
             self._sums_wide = wide and fp32_gradients
             self._gradients = torch.zeros_like(
                 self._weights, dtype=torch.float32 if self._sums_wide else None
@@ -94,7 +94,7 @@ class Replica:
             part = self._weights.numel() // self._ranks
             self._own = slice(place * part, (place + 1) * part)
             own = self._weights[self._own]
-            # in fp32 the buffer itself is stepped, without a copy
+            # for fp32 weights the optimizer steps the buffer itself, without a copy
             self._master = nn.Parameter(own.float() if wide else own)
         self.optimizer = make_optimizer([self._master], learning_rate)
         self._work: Any = None
@@ -105,10 +105,10 @@ class Replica:
                 parameter.register_post_accumulate_grad_hook(self._on_gradient)
 
     def before_backward(self, *, reduces: bool) -> None:
-        """Say whether the next backward sums the gradients over the group, as the last one does."""
+        """Set whether the next backward reduces the gradients over the group."""
         self._reduces, self._arrived = reduces, 0
         if self._work is not None:
-            # every rank has the sum so far, which the next sum would multiply
+            # every rank has the sum so far, which the next all-reduce would multiply
             self._work.wait()
             self._work = None
             self._gradients.div_(self._group.size())
@@ -117,20 +117,20 @@ class Replica:
         """Wait until the gradients are summed over the group."""
         if self._group is None:
             return
-        if self._work is None:  # parameters that nothing uses never have a gradient
+        if self._work is None:  # unused parameters never get a gradient, so the hook did not start
             self._reduce()
         self._work.wait()
         self._work = None
 
     def step(self, loss_scale: float = 1.0) -> None:
-        """Let the optimizer step with gradients of a scaled loss, and clear them."""
+        """Step the optimizer with gradients of a scaled loss, and clear them."""
         own, gradients = self._weights[self._own], self._gradients[self._own]
-        if self._master.dtype == self._weights.dtype:  # then they are one tensor
+        if self._master.dtype == self._weights.dtype:  # then both are one tensor
             self._master.grad = gradients
             self.optimizer.step()
         else:
-            # unscaled in fp32, where what fp16 cannot hold is not lost; sums in fp32 are taken as
-            # they are, since they are cleared below
+            # unscaled in fp32, which avoids underflow of fp16; fp32 sums are divided in place,
+            # since they are cleared below
             self._master.grad = gradients.float().div_(loss_scale)
             self.optimizer.step()
             with torch.no_grad():
@@ -142,7 +142,7 @@ class Replica:
         self.skip()
 
     def skip(self) -> None:
-        """Clear the gradients."""
+        """Clear the gradients without a step."""
         self._gradients.zero_()
 
     def _on_gradient(self, parameter: Any) -> None:
@@ -160,16 +160,16 @@ class Replica:
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], learning_rate: float) -> Any:
-    """Return AdamW that keeps no temporary copies of the parameters."""
+    """Return a fused AdamW, which needs no temporary copies of the parameters."""
     return torch.optim.AdamW(list(parameters), lr=learning_rate, fused=True)
 
 
 # --------------------------------------------------------------------------------------------------
-# Parameters that ZeRO divides over a data group: FSDP2's fully_shard, one unit per part.
+# Parameters that ZeRO shards over a data-parallel group: FSDP2's fully_shard, one unit per part.
 
 
 class Shard:
-    """The parameters of one part of a model, divided over a group, and their optimizer."""
+    """Parameters of one part of a model, sharded over a group, and their optimizer."""
 
     def __init__(
         self,
@@ -182,10 +182,10 @@ class Shard:
         learning_rate: float,
         others: Collection[nn.Parameter] = (),
     ) -> None:
-        """Divide the parameters of modules, in place.
+        """Shard the parameters of the modules in place.
 
-        gathers_twice : ZeRO-3, where weights are given back after the forward; others : parameters
-        of these modules that another unit has.
+        gathers_twice : True for ZeRO-3, which frees weights after the forward. others : parameters
+        of these modules that belong to another unit.
         """
         self.modules = list(modules)
         self._gathers_twice = gathers_twice
@@ -194,7 +194,7 @@ class Shard:
         for module in self.modules:
             for parameter in module.parameters():
                 if parameter not in kept:
-                    # the optimizer steps fp32 shards; narrower weights are gathered from them
+                    # the optimizer steps fp32 shards; bf16 or fp16 weights are gathered from them
                     parameter.data = parameter.data.float()
         fully_shard(
             self.modules if len(self.modules) > 1 else self.modules[0],
@@ -210,20 +210,20 @@ class Shard:
         self.optimizer = make_optimizer(self._parameters, learning_rate)
 
     def before_backward(self, *, is_last: bool, reduces: bool) -> None:
-        """Say whether the next backward is the last of the step, and whether it sums gradients."""
+        """Set whether the next backward is the last of the step, and reduces gradients."""
         self._unit.set_requires_gradient_sync(reduces, recurse=False)
-        # ZeRO-2 keeps its gathered weights for the micro-batches that follow
+        # ZeRO-2 keeps its gathered weights for the following micro-batches
         self._unit.set_reshard_after_backward(self._gathers_twice or is_last, recurse=False)
 
     def finish_backward(self) -> None:
-        """Correct for versions of torch that can only average over the group."""
+        """Multiply gradients by the group size if torch can only average over the group."""
         if not self._is_sum:
             for parameter in self._parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(self._size)
 
     def step(self, loss_scale: float = 1.0) -> None:
-        """Let the optimizer step with gradients of a scaled loss, and drop them."""
+        """Step the optimizer with gradients of a scaled loss, and drop them."""
         if loss_scale != 1:
             for parameter in self._parameters:
                 if parameter.grad is not None:
@@ -237,12 +237,12 @@ class Shard:
 
 
 def sums_by_itself() -> bool:
-    """Return whether this torch sums gradients over a group; before 2.8 it can only average."""
+    """Return True if FSDP2 can sum gradients over a group; before torch 2.8 it only averages."""
     return hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
 
 
 def make_root(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Make the module that runs all units one of FSDP's, so that they share streams and order."""
+    """Make the module that runs all units the FSDP root, so that they share streams and order."""
     fully_shard(module, mesh=mesh, reshard_after_forward=False)
     assert isinstance(module, FSDPModule)
 
@@ -251,18 +251,18 @@ def _policy(precision: Precision, *, fp32_gradients: bool) -> MixedPrecisionPoli
     if precision == "fp32":
         return MixedPrecisionPolicy()
     narrow = torch_dtype(precision)
-    # weights are gathered in bf16 or fp16; shards of gradients are fp32 as the weights' are
+    # weights are gathered in bf16 or fp16; gradient shards are fp32 like the weight shards
     return MixedPrecisionPolicy(
         param_dtype=narrow, reduce_dtype=torch.float32 if fp32_gradients else narrow
     )
 
 
 def _reduce_by_sum(unit: Any) -> bool:
-    """Let a unit sum gradients over its group; return False where it can only average them."""
+    """Let a unit sum gradients over its group; return False if torch can only average them."""
     if not sums_by_itself():
         return False
-    # sums, not means: the loss is divided by the number of ranks already
+    # sums, not means: the loss is already divided by the number of ranks
     unit.set_gradient_divide_factor(1.0)
-    # otherwise the factor is NCCL's own kind of reduction, which gloo has not
+    # otherwise the factor uses a reduction of NCCL that gloo does not have
     unit.set_force_sum_reduction_for_comms(True)
     return True

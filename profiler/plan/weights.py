@@ -1,8 +1,8 @@
-"""Parameters that a rank holds, exactly: the shapes of its tensors, and ZeRO's pieces of them.
+"""Exact parameters of one rank: the shapes of its tensors, and its ZeRO shards of them.
 
-Not which ranks hold them, nor what else a rank holds: `profiler.plan.arithmetic`. The shapes are
-those of `profiler.model.layers.blocks` and `vocab`; ZeRO divides every tensor along its first
-dimension (torch's FSDP2), so a rank has whole rows and the first ranks have the most.
+`profiler.plan.arithmetic` determines the ranks, and counts the rest of a rank's memory. The shapes
+are those of `profiler.model.layers.blocks` and `vocab`. ZeRO shards every tensor along its first
+dimension (torch's FSDP2), so a rank has whole rows, and the first ranks have the most.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from autopar.run.model import LayerSpec, ModelSpec, head_dim, layer_norms, padde
 
 
 class Tensors(NamedTuple):
-    """Tensors of one shape: rows, elements of a row, and how many tensors there are."""
+    """Tensors of one shape: rows, elements per row, and the number of such tensors."""
 
     rows: int
     row: int
@@ -25,10 +25,10 @@ class Tensors(NamedTuple):
 def layer_shapes(
     layer: LayerSpec, degree: int, *, whole_experts: bool = False
 ) -> tuple[Tensors, ...]:
-    """Return the parameters of one layer on a rank whose weights are divided by `degree`.
+    """Return the parameter shapes of one layer on a rank with weights sharded by `degree`.
 
-    A rank has at least one key-value head. With `whole_experts` those of the layer are left out,
-    since their ranks are others (`expert_shapes`). Raises InputError where heads or MLP width are
+    A rank has at least one key-value head. `whole_experts` excludes the experts, since they are on
+    other ranks (`expert_shapes`). Raises InputError if heads or MLP width are
     unknown.
     """
     if layer.ffn_hidden_size is None:
@@ -36,7 +36,7 @@ def layer_shapes(
     h = layer.hidden_size
     attention = [
         *(_head_shapes(layer, degree) if layer.latent is None else _latent_shapes(layer, degree)),
-        # a number of every head
+        # attention sinks: one number per head
         Tensors((layer.num_heads or 1) // degree, 1, layer.attention_sinks),
     ]
     if layer.num_experts is not None:
@@ -53,11 +53,11 @@ def layer_shapes(
 
 
 def _head_shapes(layer: LayerSpec, degree: int) -> list[Tensors]:
-    """Return the parameters of attention whose heads are projected at once."""
+    """Return the parameter shapes of attention with direct projections of heads."""
     width, h, heads = head_dim(layer), layer.hidden_size, layer.num_heads or 1
     kv_heads = layer.num_kv_heads or heads
     query, pair = heads // degree * width, max(1, kv_heads // degree) * width
-    # rows are output features, as in torch's linears: what ZeRO divides
+    # rows are output features, as in torch's linears; ZeRO shards rows
     found = [Tensors(query, h), Tensors(pair, h, 2), Tensors(h, query)]
     if layer.biases or layer.qkv_biases:
         found += [Tensors(query, 1), Tensors(pair, 1, 2)]
@@ -71,7 +71,7 @@ def _head_shapes(layer: LayerSpec, degree: int) -> list[Tensors]:
 
 
 def _latent_shapes(layer: LayerSpec, degree: int) -> list[Tensors]:
-    """Return the parameters of latent attention: every rank has the projections to latents."""
+    """Return the parameter shapes of latent attention; projections to latents are replicated."""
     latent, h, own = layer.latent, layer.hidden_size, (layer.num_heads or 1) // degree
     assert latent is not None, "a layer with latent attention"
     rank, narrow = latent.query_rank, latent.key_value_rank
@@ -90,23 +90,23 @@ def _latent_shapes(layer: LayerSpec, degree: int) -> list[Tensors]:
 
 
 def _mlp_shapes(layer: LayerSpec, width: int) -> list[Tensors]:
-    """Return the parameters of an MLP that is so wide on a rank."""
+    """Return the parameter shapes of an MLP with hidden width `width` on a rank."""
     h, ups = layer.hidden_size, 2 if layer.gated_mlp else 1
     found = [Tensors(width, h, ups), Tensors(h, width)]
     return [*found, Tensors(width, 1, ups), Tensors(h, 1)] if layer.biases else found
 
 
 def expert_shapes(layer: LayerSpec, degree: int, *, width: int) -> tuple[Tensors, ...]:
-    """Return the experts on one of `degree` ranks, each of so many features; without the router."""
+    """Return the shapes of experts of hidden width `width` on one of `degree` ranks."""
     own, ups = (layer.num_experts or 0) // degree, 2 if layer.gated_mlp else 1
     h = layer.hidden_size
-    # stacked by expert: ZeRO divides between experts, not inside of one
+    # stacked by expert: ZeRO divides between experts, not within one
     found = (Tensors(own, h * width, ups + 1),)
     return (*found, Tensors(own, width, ups), Tensors(own, h)) if layer.biases else found
 
 
 def first_shapes(spec: ModelSpec, degree: int) -> tuple[Tensors, ...]:
-    """Return the parameters in front of the layers on a rank of a vocabulary degree."""
+    """Return the parameter shapes before the layers, on one of `degree` vocabulary ranks."""
     h = spec.layers[0].hidden_size
     shapes = [Tensors(_rows(spec, degree), h)]
     if spec.learned_positions:
@@ -115,25 +115,25 @@ def first_shapes(spec: ModelSpec, degree: int) -> tuple[Tensors, ...]:
 
 
 def last_shapes(spec: ModelSpec, degree: int, *, own_table: bool) -> tuple[Tensors, ...]:
-    """Return the parameters behind the layers on a rank of a vocabulary degree.
+    """Return the parameter shapes after the layers, on one of `degree` vocabulary ranks.
 
-    own_table : whether the output matrix is another tensor than the embedding's on this rank.
+    own_table : True if the output matrix is not the embedding table of this rank.
     """
     last = spec.layers[-1]
     head = [Tensors(_rows(spec, degree), last.hidden_size)] if own_table else []
-    # the encoder ends with a norm too, which lies behind its last layer
+    # the norm of an encoder is not here: it follows the last encoder layer
     return (*head, final_norm(last), Tensors(spec.extra_head_parameters, 1))
 
 
 def held(shapes: Iterable[Tensors], pieces: int = 1) -> int:
-    """Return the elements that the first of so many ranks holds, which no other rank exceeds."""
-    # FSDP2 gives ranks ceil(rows / pieces) rows until none are left
+    """Return the elements on the first of `pieces` ranks, the largest number of any rank."""
+    # FSDP2 gives each rank ceil(rows / pieces) rows until none are left
     return sum(-(-shape.rows // pieces) * shape.row * shape.copies for shape in shapes)
 
 
 def final_norm(layer: LayerSpec) -> Tensors:
-    """Return the parameters of the norm behind a stack of such layers."""
-    # of one norm of theirs
+    """Return the shape of the final norm after a stack of such layers."""
+    # parameters of a single norm
     return Tensors(layer.hidden_size, 1, layer.norm_parameters_per_hidden // layer_norms(layer))
 
 

@@ -87,7 +87,7 @@ class _Core(nn.Module):
         if self.on.splits_weights or self.on.degree == 1:
             out = self._scores(q, k, v, self.sinks, recompute=recompute)
         else:
-            # each Ulysses rank uses the sinks of its own heads
+            # each Ulysses rank uses the sinks of the heads that it computes
             sinks = None if self.sinks is None else self.sinks.chunk(self.on.degree)[self.on.rank]
             out = self._to_sequence(self._scores(q, k, v, sinks, recompute=recompute))
         return out.reshape(*out.shape[:2], -1)

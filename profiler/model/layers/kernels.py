@@ -395,10 +395,10 @@ def attention(
     `q` is (sequence, batch, heads, width). `k` and `v` may have fewer heads and another sequence
     length, and `v` another width.
 
-    sinks : one additional score per head, added to every row, without a value vector. window :
-    largest number of keys that a query attends to, including its own; 0 for all. dropout : applied
-    on CUDA only; its mask is not kept, so it changes no memory. Raises InputError if a CUDA device
-    has no fused kernel for the inputs.
+    sinks : one additional score per head, added to every row, without a value vector.
+    window : largest number of keys that a query attends to, including its own; 0 for all.
+    dropout : applied on CUDA only. Its mask is not kept, so it changes no memory.
+    Raises InputError if a CUDA device has no fused kernel for the inputs.
     """
     if not q.is_cuda:
         return _FlashAttention.apply(q, k, v, sinks, causal, window)
