@@ -1,1 +1,1 @@
-"""What is trained and how: the model, its plan, the launch and the job that is priced."""
+"""Model, plan, engine settings and job of a training run."""

@@ -1,7 +1,7 @@
-"""What is trained: the layers of a model in execution order, and what surrounds them.
+"""Model architecture: layers in execution order, embedding and head.
 
 Sizes are elements of one replica, before any degree divides them. Nothing here depends on the
-engine that trains the model; kernels, dispatchers and precision are in `autopar.run.runtime`.
+engine; kernels, dispatchers and precision are in `autopar.run.runtime`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from autopar.errors import InputError
 from autopar.records import Record, replace
 
 HeadNorms = Literal["none", "head", "all"]
-"""Norms of queries and keys: none, one width for every head, or one weight for all heads."""
+"""Norms of queries and keys: none, weights of one head's width, or one weight over all heads."""
 Positions = Literal["learned", "rotary", "none"]
 Norm = Literal["layer", "rms"]
 
@@ -23,35 +23,36 @@ class LatentAttention(Record):
     """Ranks and widths of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, 2.1)."""
 
     query_rank: int | None
-    """Width of the compressed queries; None: queries are projected at once."""
+    """Width of the compressed queries; None if queries are projected directly."""
     kv_rank: int
     """Width of the compressed keys and values."""
     key_width: int
-    """Width of a query and a key of one head without positions."""
+    """Width of a query and a key of one head, without the rotary part."""
     rotary_width: int
-    """Width with positions; keys have one for all heads."""
+    """Width of the rotary part; all heads share one rotary key."""
 
 
 class Attention(Record, tag_field="kind", tag="attention"):
-    """Attention of one layer."""
+    """Attention block of one layer."""
 
     heads: int
-    """Heads of queries."""
+    """Number of query heads."""
     kv_heads: int
-    """Heads of keys and values."""
+    """Number of key-value heads."""
     width: int
-    """Width of a query and a key of one head, positions included."""
+    """Width of a query and a key of one head, rotary part included."""
     value_width: int
     """Width of a value of one head."""
     window: int | None = None
-    """Tokens that a query attends to, its own included; None: all before it."""
+    """Sliding window: tokens that a query attends to, itself included; None for full attention."""
     causal: bool = True
     rotary_share: float = 1.0
-    """Share of a head's width with rotary positions; 0: none."""
+    """Fraction of a head's width with rotary positions; 0 for none."""
     head_norms: HeadNorms = "none"
-    """With latent attention the norms of the compressed queries, keys and values."""
+    """Norms of queries and keys; with latent attention, of the compressed queries, keys and
+    values."""
     sinks: bool = False
-    """True if the softmax of every head has one more, trained, score."""
+    """True if the softmax of every head includes one trained score (attention sink)."""
     qkv_biases: bool = False
     dropout: float = 0.0
     latent: LatentAttention | None = None
@@ -63,12 +64,12 @@ class Attention(Record, tag_field="kind", tag="attention"):
 
     @property
     def key_value(self) -> int:
-        """Width of keys and values of all their heads together."""
+        """Width of keys and values of all key-value heads."""
         return self.kv_heads * (self.width + self.value_width)
 
     @property
     def value(self) -> int:
-        """Width of the result of all heads."""
+        """Width of the attention output of all heads."""
         return self.heads * self.value_width
 
     @property
@@ -78,7 +79,7 @@ class Attention(Record, tag_field="kind", tag="attention"):
 
     @property
     def rotary_width(self) -> int:
-        """Width of a query or key of one head that has rotary positions."""
+        """Width of the rotary part of one query or key head."""
         if self.latent is not None:
             return self.latent.rotary_width
         return int(self.width * self.rotary_share)
@@ -107,61 +108,62 @@ class Mlp(Record, tag_field="kind", tag="mlp"):
 
 
 class Experts(Record, tag_field="kind", tag="experts"):
-    """A mixture of experts: MLPs, of which every token visits a few."""
+    """A mixture of experts (MoE): MLPs, a few of which process each token."""
 
     number: int
     per_token: int
-    """Experts that a token visits."""
+    """Experts per token (top-k)."""
     width: int
     """Width of one expert."""
     gated: bool = False
     shared_width: int = 0
-    """Width of the MLP that every token visits; 0: none."""
+    """Width of the shared expert, which processes every token; 0 for none."""
     shared_gate: bool = False
-    """True if the output of the shared MLP is weighted by a vector of the hidden size."""
+    """True if a vector of the hidden size gates the output of the shared expert."""
     router_biases: bool = False
     latent: int | None = None
-    """Width to which tokens are projected for the experts; None: the hidden size."""
+    """Width to which tokens are projected before the experts; None for the hidden size."""
 
 
 Mixer = Attention | Mamba
 
 
 class Layer(Record):
-    """One layer: mixers of tokens, then an MLP; either may be missing."""
+    """One layer: token mixers, then an MLP; either may be missing."""
 
     hidden: int
     mixers: tuple[Mixer, ...]
-    """Two run in parallel; none in a layer that is an MLP alone."""
+    """Token mixers; two run in parallel, and a layer that is only an MLP has none."""
     mlp: Mlp | Experts | None
     cross: bool = False
-    """True if the layer also attends to the sequence of the layers before its group (decoder)."""
+    """True for a decoder layer with cross-attention to the output of the preceding layer group."""
     norm: Norm = "rms"
     norms: int = 2
-    """Norms of the hidden size: 4 with one behind attention and MLP each, 1 in parallel layers."""
+    """Norms of the hidden size: 4 with one after attention and MLP each, 1 in parallel layers."""
     biases: bool = False
-    """True if linear layers have biases, the router excluded."""
+    """True if linear layers, except the router, have biases."""
     seq_length: int | None = None
-    """Tokens of a sequence, where an encoder's differ from the run's; None: those of the run."""
+    """Tokens per sequence if they differ from those of the run (encoders); None for those of the
+    run."""
 
     @property
     def attention(self) -> Attention | None:
-        """Attention of the layer, None where it has none."""
+        """Attention block of the layer, or None."""
         return next((one for one in self.mixers if isinstance(one, Attention)), None)
 
     @property
     def experts(self) -> Experts | None:
-        """Experts of the layer, None where its MLP is dense or missing."""
+        """Experts of the layer; None if its MLP is dense or missing."""
         return self.mlp if isinstance(self.mlp, Experts) else None
 
     @property
     def gates(self) -> int:
-        """Matrices in front of the activation of the MLP."""
+        """Number of matrices before the activation function of the MLP."""
         return 2 if self.mlp is not None and self.mlp.gated else 1
 
     @property
     def norm_vectors(self) -> int:
-        """Weight vectors of a norm: its scale, and of LayerNorm its shift."""
+        """Weight vectors per norm: 2 (scale and shift) for LayerNorm, 1 for RMSNorm."""
         return 2 if self.norm == "layer" else 1
 
 
@@ -178,27 +180,27 @@ class Model(Record, dict=True):
     name: str = ""
     layers: tuple[LayerGroup, ...]
     repeat: int = 1
-    """Times that the sequence of groups is repeated: alternating kinds of layers."""
+    """Number of repetitions of the sequence of groups, for alternating layer types."""
     vocab: int
-    """Rows of the embedding without padding."""
+    """Unpadded rows of the embedding."""
     vocab_divisor: int = 128
     """The padded vocabulary is a multiple of this times the tensor degree."""
     tied: bool = False
     """True if embedding and head are one matrix."""
     positions: Positions = "rotary"
     max_positions: int = 0
-    """Rows of learned positions."""
+    """Rows of the learned position embedding."""
     rotary_base: float | None = None
     rotary_scaling: float | None = None
-    """Factor of Llama 3.1 for low frequencies; None: not scaled."""
+    """Scaling factor of Llama 3.1 for low frequencies; None for no scaling."""
     extra_embedding: int = 0
-    """Parameters in front of the first layer next to the tables."""
+    """Parameters before the first layer in addition to the tables."""
     extra_head: int = 0
-    """Parameters behind the last layer next to final norm and head."""
+    """Parameters after the last layer in addition to final norm and head."""
     mtp: int = 0
-    """Multi-token prediction layers behind the last layer."""
+    """Number of multi-token prediction (MTP) layers after the last layer."""
     mtp_shared: bool = False
-    """True if all MTP layers are one."""
+    """True if all MTP layers share their weights."""
     dropout: float = 0.0
     """Dropout of the residual stream."""
 
@@ -214,27 +216,27 @@ class Model(Record, dict=True):
 
     @property
     def num_layers(self) -> int:
-        """Number of layers without MTP layers."""
+        """Number of layers, without MTP layers."""
         return self.repeat * sum(group.count for group in self.layers)
 
     @property
     def kinds(self) -> tuple[Layer, ...]:
-        """Different layers, in the order in which they first occur."""
+        """Distinct layers in order of their first occurrence."""
         return tuple(dict.fromkeys(group.layer for group in self.layers))
 
     @property
     def last(self) -> Layer:
-        """The last layer, which MTP layers are like."""
+        """The last layer; MTP layers are equal to it."""
         return self.layers[-1].layer
 
     @property
     def hidden(self) -> int:
-        """Hidden size in front of the head."""
+        """Hidden size at the head."""
         return self.last.hidden
 
     @cached_property
     def attention(self) -> Attention:
-        """Attention of the first layer that has any; InputError where none has."""
+        """Attention of the first layer with attention; raises InputError if there is none."""
         found = next((one.attention for one in self.kinds if one.attention is not None), None)
         if found is None:
             raise InputError(f"{self.name or 'the model'} has no layer with attention")
@@ -242,27 +244,27 @@ class Model(Record, dict=True):
 
     @cached_property
     def experts(self) -> Experts | None:
-        """Experts of the first mixture, None in a dense model."""
+        """Experts of the first MoE layer; None for a dense model."""
         return next((one.experts for one in self.kinds if one.experts is not None), None)
 
     @cached_property
     def dense_width(self) -> int:
-        """Width of the first dense MLP; of a model without one, that of an expert."""
+        """Width of the first dense MLP; of an expert if there is no dense MLP."""
         dense = (one.mlp for one in self.kinds if isinstance(one.mlp, Mlp))
         first = next(dense, self.experts)
         return 0 if first is None else first.width
 
     @cached_property
     def mixtures(self) -> tuple[bool, ...]:
-        """For every layer whether its MLP is a mixture of experts."""
+        """One boolean per layer: True if its MLP is a mixture of experts."""
         return tuple(one.experts is not None for one in self.each_layer)
 
 
 def grouped(layers: tuple[Layer, ...]) -> tuple[tuple[LayerGroup, ...], int]:
-    """Return layers as groups and the number of times that these are repeated.
+    """Return layers as groups, and the number of repetitions of these groups.
 
-    The shortest sequence that gives all layers is taken: 24 pairs of two kinds are two groups of
-    one layer, 24 times.
+    The shortest repeated sequence is used: 24 pairs of two layer types become two groups of one
+    layer, repeated 24 times.
     """
     total = len(layers)
     period = next(
@@ -270,7 +272,7 @@ def grouped(layers: tuple[Layer, ...]) -> tuple[tuple[LayerGroup, ...], int]:
         for size in range(1, total + 1)
         if total % size == 0 and layers == layers[:size] * (total // size)
     )
-    # one kind alone is one group, not one layer many times
+    # Layers of a single type are one group, not one layer repeated many times.
     if period == 1:
         return (LayerGroup(count=total, layer=layers[0]),), 1
     groups: list[LayerGroup] = []
@@ -283,19 +285,19 @@ def grouped(layers: tuple[Layer, ...]) -> tuple[tuple[LayerGroup, ...], int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Models of one kind of layer, some of which are mixtures and some of which have a window.
+# Models of one layer type; some layers may be MoE, and some may have a window.
 
 
 def decoder_layers(
     layer: Layer, mixtures: Sequence[bool], experts: Experts | None, whole_every: int = 0
 ) -> tuple[tuple[LayerGroup, ...], int]:
-    """Return the groups of a decoder and how often they are repeated.
+    """Return the groups of a decoder and the number of their repetitions.
 
     Parameters
     ----------
-    layer : a dense layer, with the window where there is one.
-    mixtures : for every layer whether its MLP is `experts`.
-    whole_every : every so many layers one has no window; 0: all have it.
+    layer : a dense layer, with its window if any
+    mixtures : one boolean per layer, True if its MLP is `experts`
+    whole_every : period of full-attention layers; 0 if all layers have the window
     """
     kinds = {}
     for mixed in {*mixtures}:
@@ -304,7 +306,7 @@ def decoder_layers(
         kinds[mixed, True], kinds[mixed, False] = own, without_window(own)
     return grouped(
         tuple(
-            # Megatron-Core's `is_layer_window_attention`: of layers counted from 1
+            # Megatron-Core's `is_layer_window_attention` counts layers from 1.
             kinds[mixed, not (whole_every and number % whole_every == 0)]
             for number, mixed in enumerate(mixtures, 1)
         )
@@ -312,7 +314,7 @@ def decoder_layers(
 
 
 def without_window(layer: Layer) -> Layer:
-    """Return a layer whose attention has no window."""
+    """Return the layer with full attention instead of a sliding window."""
     attention = layer.attention
     if attention is None or attention.window is None:
         return layer
@@ -320,9 +322,9 @@ def without_window(layer: Layer) -> Layer:
 
 
 def windows_of(model: Model) -> tuple[int | None, int]:
-    """Return the window of a model, and every how many layers one has none; 0: all have it.
+    """Return (window, period of full-attention layers), with period 0 for none.
 
-    Raises InputError where layers without a window do not come in turn.
+    Raises InputError if full-attention layers are not periodic.
     """
     windows = [None if one.attention is None else one.attention.window for one in model.each_layer]
     sizes = {*windows} - {None}
@@ -339,10 +341,10 @@ def windows_of(model: Model) -> tuple[int | None, int]:
 
 
 def refuse_unlike(model: Model) -> None:
-    """Raise InputError where layers differ in more than experts and window, or are no decoder's.
+    """Raise InputError for layers that engines with one set of sizes cannot express.
 
-    Engines with one set of sizes, Megatron-LM and those with layers of torch, cannot be told such
-    models.
+    These engines are Megatron-LM and those with layers of torch. They accept decoder-only models
+    whose layers differ only in experts and window.
     """
     for layer in model.kinds:
         attention = layer.attention
@@ -394,4 +396,4 @@ _ALIKE: Mapping[str, Callable[[Layer], object]] = {
     "norms": lambda layer: (layer.norm, layer.norms),
     "biases": _biases,
 }
-"""What all layers of a launch share, in the order in which it is refused."""
+"""Values that must be equal in all layers of a uniform plan, in the order of the checks."""

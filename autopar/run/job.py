@@ -1,8 +1,8 @@
-"""What is trained and how: the question that a step time answers.
+"""Job: model, degrees and training settings of a step to be priced.
 
-A `Job` names blocks of a model, their sizes and the degrees, precision and recomputation of a
-launch, in the words of trainers. It holds no times, and neither a machine nor a trainer's software:
-those are `autopar.rates.card`, `site` and `stack`.
+A `Job` holds blocks of a model, their sizes, and the degrees, precision and recomputation of a run,
+named as in engines. It contains no times, no machine and no software stack: see
+`autopar.rates.card`, `site` and `stack`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ Module = Literal[
     "shared_experts",
     "per_op",
 ]
-"""What recomputation can be of, in Megatron-Core's words; `per_op` is torchtitan's: everything but
-attention and every other product."""
+"""Modules of recomputation, named as in Megatron-Core. torchtitan's `per_op` recomputes everything
+but attention and every other GEMM."""
 FP32_STATES = 12.0
-"""Bytes of a parameter's two moments and weight in fp32, as `Job.state_bytes` counts them."""
+"""Bytes per parameter of two moments and a weight in fp32, the default of `Job.state_bytes`."""
 Recomputation = frozenset[Module] | Literal["full"]
 
 
 class Block(Record):
-    """A run of equal layers: what mixes tokens, then what works on each of them; each may lack."""
+    """A group of equal layers: token mixers, then an MLP or experts; each part may be missing."""
 
     number: int
     hidden: int
@@ -49,23 +49,24 @@ class Block(Record):
     mamba: Mamba | None = None
     mlp: Mlp | Experts | None = None
     cross_tokens: int | None = None
-    """Of another sequence, such as an encoder's, that its attention sees in a part of its own."""
+    """Tokens of the other sequence, such as an encoder's, for cross-attention; None for none."""
     num_norms: int | None = None
-    """Where they are not one before each part: one for all, or one behind each as well."""
+    """Number of norms per layer; None for one before each part. Other values: one in all, or also
+    one after each part."""
     recompute: Recomputation | None = None
-    """None: as the job says; so are the next ones."""
+    """Recomputation of the block; None for the value of the job, as in the following fields."""
     precision: Precision | None = None
     offloaded_bytes: float = 0.0
-    """Activations of a layer and micro-batch that wait on the host, in bytes of a rank."""
+    """Offloaded activation bytes of one layer and micro-batch, per rank."""
     zero: int | None = None
     tp: int | None = None
     cp: int | None = None
-    """Degrees of its own share the job's ranks and samples otherwise; what changing from those of
-    other blocks takes is no part of a step."""
+    """Tensor and context degrees of the block; None for the job's. Redistribution between blocks of
+    different degrees is not part of a step."""
 
     @property
     def sums(self) -> int:
-        """Residual sums: one behind each part."""
+        """Number of residual additions, one after each part."""
         parts = (self.attention, self.mamba, self.mlp, self.cross_tokens)
         return sum(part is not None for part in parts)
 
@@ -76,16 +77,16 @@ class Block(Record):
 
 
 class Job(Record):
-    """A model, how it is split, and what a trainer is told; sizes are elements, bytes are bytes."""
+    """A model, its parallel strategy and training settings; sizes in elements."""
 
     name: str
     blocks: tuple[Block, ...]
-    """In execution order."""
+    """Blocks in execution order."""
     vocab: int
     seq: int
     micro_batch: int
     global_batch: int
-    """Sequences of a step."""
+    """Global batch size, sequences per step."""
     tied: bool = False
     gpus: int = 1
     tp: int = 1
@@ -94,114 +95,121 @@ class Job(Record):
     dp: int = 1
     ep: int = 1
     etp: int = 1
-    """Ranks that share the widths of an expert, and gather the tokens that any of them was sent."""
+    """Expert tensor degree: ranks that split an expert and gather the tokens sent to any of
+    them."""
     vpp: int = 1
-    """Chunks of layers that a pipeline stage holds."""
+    """Virtual pipeline size: model chunks per stage."""
     schedule: Schedule | None = None
-    """Of the pipeline; None: 1F1B, interleaved where a stage has several chunks."""
+    """Pipeline schedule; None: 1F1B, interleaved if a stage has several chunks."""
     stage_layers: tuple[int, ...] = ()
-    """Layers of every stage; empty: as even as `stage_blocks` makes them."""
+    """Layers of every stage; empty for an even partition by `stage_blocks`."""
     vocab_tp: int | None = None
-    """Ranks over which embedding and head are split; None: `tp`, as layers are."""
+    """Tensor degree of embedding and head; None for `tp`."""
     vocab_zero: int | None = None
-    """As `zero`, of embedding and head; None: the same."""
+    """ZeRO stage of embedding and head; None for `zero`."""
     sequence_parallel: bool = False
     zero: int = 0
-    """What data-parallel ranks shard: 1 optimizer, 2 gradients, 3 weights as well."""
+    """ZeRO stage: data-parallel ranks shard 1 optimizer, 2 gradients, 3 weights as well."""
     replicas: int = 1
-    """Copies of what is sharded (HSDP, instances of a distributed optimizer): neighbouring ranks
-    shard, and gradients are summed over copies as well."""
+    """Number of HSDP replicas or distributed-optimizer instances. Neighbouring ranks shard, and
+    gradients are also summed over replicas."""
     reshard: bool = True
-    """ZeRO-3: weights are gathered again for the backward."""
+    """True if ZeRO-3 gathers weights again for the backward."""
     precision: Precision = "bf16"
     recompute: Recomputation = frozenset()
     attention_kernel: str | None = None
-    """One of the card's kernels, or "unfused"; None: what the stack uses."""
+    """One of the card's attention kernels, or "unfused"; None for the default of the stack."""
     ring_balanced: bool = True
-    """Context-parallel ranks have equal shares of a causal triangle."""
+    """True if context-parallel ranks have equal shares of a causal triangle."""
     heads_exchanged: bool = False
-    """Context-parallel ranks exchange heads for tokens around attention (Ulysses), no ring."""
+    """True if context-parallel ranks exchange heads for tokens around attention (Ulysses)."""
     rings: int = 1
-    """Ranks of rings beside that: so many groups of neighbours exchange heads."""
+    """Ring size in addition to the exchange of heads: number of neighbour groups that exchange
+    heads."""
     keys_gathered: bool = False
-    """They gather all keys and values before attention."""
+    """True if context-parallel ranks all-gather keys and values before attention."""
     low_precision_attention: bool = False
     graphs: Literal["none", "partial", "full"] = "none"
-    """CUDA graphs: of parts of layers, or of the whole iteration."""
+    """CUDA graphs of parts of layers, or of the whole iteration."""
     fused_experts: bool = False
-    """An expert's MLP is one kernel."""
+    """True if the MLP of an expert is one kernel."""
     dispatcher: Literal["all_to_all", "allgather", "fused"] = "all_to_all"
     router_fp32: bool = False
-    """Probabilities are fp32; with `allgather` so is what comes back."""
+    """True if router probabilities are fp32; with `allgather` the combined output is fp32, too."""
     capacity: float | None = None
-    """Tokens that an expert takes over the mean of all; None: no token is dropped."""
+    """Capacity of an expert over the mean number of tokens; None if no token is dropped."""
     padded_capacity: bool = False
-    """Experts compute as many tokens as they could take."""
+    """True if each expert is padded to its full capacity."""
     overlap_experts: bool = False
-    """Dispatch and combine of one micro-batch run under another's compute."""
+    """True if dispatch and combine overlap with the computation of another micro-batch."""
     overlap_tensor: bool = True
-    """Tensor-parallel collectives run under products, as far as the stack can."""
+    """True if tensor-parallel collectives overlap with GEMMs, as far as the stack can."""
     overlap_gradients: bool = True
     reduce_every_micro_batch: bool = False
-    """Gradients are summed over data-parallel ranks after each micro-batch, not once a step."""
+    """True if gradients are reduced over data-parallel ranks after each micro-batch, not once per
+    step."""
     gathered_bytes: float | None = None
-    """Of a layer's weight that data-parallel ranks gather; None: as it is computed with in 16 bits
-    or more."""
+    """Bytes per weight of a layer that data-parallel ranks gather; None: those of its computation,
+    at least 16 bits."""
     gradient_bytes: float | None = None
-    """Of an element when data-parallel ranks reduce; None: what the stack does."""
+    """Bytes per element of the data-parallel gradient reduction; None for the default of the
+    stack."""
     accumulation_bytes: float | None = None
-    """Moved per weight and micro-batch to add a gradient; None: what the stack does."""
+    """Bytes moved per weight and micro-batch to add a gradient; None for the default of the
+    stack."""
     optimizer_bytes: float | None = None
-    """Moved per parameter that a rank updates; None: what the stack does."""
+    """Bytes moved per parameter that a rank updates; None for the default of the stack."""
     row_scales: bool = False
-    """FP8 with a scale per row, which libraries run slower than one per tensor."""
+    """True if fp8 has one scale per row, which libraries run slower than one per tensor."""
     experts_only: bool = False
-    """Of low precision: only the experts' products."""
+    """True if only expert GEMMs run in low precision."""
     frozen: bool = False
-    """The base weights are not trained (LoRA): no weight gradients, no optimizer of them."""
+    """True if the base weights are not trained (LoRA): they have no weight gradients and no
+    optimizer."""
     adapters: Adapters | None = None
-    """What is trained beside the base, which is frozen where there are any."""
+    """Trained adapters, which imply a frozen base; None for no adapters."""
     optimizer: bool = True
     state_bytes: float = FP32_STATES
-    """Of a parameter's moments and fp32 weight, each of which an update reads and writes."""
+    """Bytes per parameter of moments and fp32 weight, read and written by each update."""
     optimizer_offload: float = 0.0
-    """Share of the states that the host keeps and updates."""
+    """Fraction of the optimizer states kept and updated on the host."""
     offloaded_master: bool = False
-    """fp32 weights of that share lie on the host, too, and 16-bit ones come back."""
+    """True if fp32 weights of that fraction are on the host, too, and 16-bit weights are copied
+    back."""
     overlap_offload: bool = False
-    """The host's copies of one part run beside its update of another."""
+    """True if host copies of one part overlap with the update of another."""
     host_adam: HostAdam = "torch"
     offloaded_weights: bool = False
-    """Weights lie on the host, and are copied for each forward and backward."""
+    """True if weights are in host memory and are copied for each forward and backward."""
     mtp: int = 0
-    """Layers that predict further tokens, each with a head of its own."""
+    """Number of MTP layers, each with a separate head."""
     stage_mtp: tuple[int, ...] = ()
-    """How many of them every stage has; empty: the last stage has all."""
+    """MTP layers per stage; empty if the last stage has all."""
     skew: float = 1.0
-    """Tokens of the busiest rank of experts over the mean."""
+    """Tokens of the busiest expert rank over the mean."""
     notes: tuple[str, ...] = ()
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of a step in one pipeline."""
+        """Micro-batches per step in one pipeline."""
         return max(1, self.global_batch // (self.micro_batch * self.dp))
 
     @property
     def element_bytes(self) -> float:
-        """Of what ranks send each other, activations and weights: 16 bits, or 32 in fp32."""
+        """Bytes per element of communication, activations and weights: 2, or 4 in fp32."""
         return 4.0 if self.precision == "fp32" else 2.0
 
     @property
     def tokens(self) -> float:
-        """Tokens of a micro-batch on one context-parallel rank."""
+        """Tokens per micro-batch on one context-parallel rank."""
         return self.micro_batch * self.seq / self.cp
 
 
 def blocks_of(spec: ModelSpec) -> tuple[Block, ...]:
-    """Return runs of equal layers of a model spec, in execution order.
+    """Return the groups of equal layers of a model spec, in execution order.
 
-    One for each layer type where all its layers see as many tokens and types do not take turns.
-    Raises InputError for what blocks cannot say.
+    There is one per layer type if all its layers see equally many tokens and types do not
+    alternate. Raises InputError for properties that blocks cannot express.
     """
     alike = zip(spec.layer_types, layer_blocks(spec), strict=True)
     runs = ((block, len(list(run))) for (_, block), run in groupby(alike))
@@ -209,9 +217,10 @@ def blocks_of(spec: ModelSpec) -> tuple[Block, ...]:
 
 
 def layer_blocks(spec: ModelSpec) -> tuple[Block, ...]:
-    """Return a block of one layer for each layer of a model, in execution order; errors as above.
+    """Return one single-layer block per layer of a model, in execution order.
 
-    Of layers with a window every so-manieth of their type may have none.
+    Layers of a type with a window can include periodic full-attention layers. Raises InputError
+    like `blocks_of`.
     """
     kinds = [_kind_blocks(spec, index) for index in range(len(spec.layers))]
     seen = [0] * len(kinds)
@@ -225,7 +234,7 @@ def layer_blocks(spec: ModelSpec) -> tuple[Block, ...]:
 
 
 def type_blocks(spec: ModelSpec) -> tuple[tuple[Block, ...], ...]:
-    """Return for each layer type the blocks that its layers are: two where some have a window."""
+    """Return the distinct blocks of each layer type: two if only some layers have a window."""
     layers = tuple(zip(spec.layer_types, layer_blocks(spec), strict=True))
     found = []
     for kind in range(len(spec.layers)):
@@ -235,9 +244,9 @@ def type_blocks(spec: ModelSpec) -> tuple[tuple[Block, ...], ...]:
 
 
 def _kind_blocks(spec: ModelSpec, index: int) -> tuple[Block, Block]:
-    """Return one layer of a type, with its window and without."""
+    """Return one layer of a type with its window, and the same layer without window."""
     layer = spec.layers[index]
-    # cross-attention reads what the layer type in front of it, the encoder, puts out
+    # Cross-attention reads the output of the preceding layer type, the encoder.
     other = spec.layers[index - 1].seq_length if index else layer.seq_length
     cross_tokens = other if layer.cross_attention else None
     narrow = _block(layer, cross_tokens)
@@ -289,14 +298,14 @@ def _block(layer: LayerSpec, cross_tokens: int | None) -> Block:
 
 
 def parameters(block: Block) -> tuple[float, float]:
-    """Return the weights of one layer of a block: of its experts, and of everything else."""
+    """Return (weights of the experts, all other weights) of one layer of a block."""
     h = block.hidden
     dense = float(h * block.norms)
     experts = 0.0
     attention = block.attention
     if attention is not None:
         matrices = sum(n * k for n, k in attention_matrices(h, attention)) + attention.value * h
-        # attention to another sequence has matrices of its own
+        # Cross-attention has separate matrices.
         dense += matrices * (1 if block.cross_tokens is None else 2)
     if block.mamba is not None:
         mamba = block.mamba
@@ -315,9 +324,9 @@ def parameters(block: Block) -> tuple[float, float]:
 
 
 def projection_targets(attention: Attention) -> tuple[tuple[tuple[Target, float], ...], ...]:
-    """Return what adapters can stand beside of `attention_matrices`, with outputs, in their order.
+    """Return the adapter targets of each matrix of `attention_matrices`, with their output widths.
 
-    Latents of keys and values are one matrix, which adapters of either stand beside.
+    Latents of keys and values are one matrix, which adapters of either target.
     """
     latent = attention.latent
     if latent is None:
@@ -334,7 +343,7 @@ def projection_targets(attention: Attention) -> tuple[tuple[tuple[Target, float]
 
 
 def adapter_parameters(job: Job, block: Block) -> tuple[float, float]:
-    """Return the weights of the adapters of one layer: of its experts, and of everything else."""
+    """Return (adapter weights of the experts, all other adapter weights) of one layer."""
     adapters, h = job.adapters, block.hidden
     if adapters is None:
         return 0.0, 0.0
@@ -365,16 +374,16 @@ def adapter_parameters(job: Job, block: Block) -> tuple[float, float]:
 
 
 def attention_matrices(hidden: int, attention: Attention) -> tuple[tuple[int, int], ...]:
-    """Return (outputs, inputs) of the projections in front of attention."""
+    """Return (outputs, inputs) of the projections before attention."""
     latent = attention.latent
     if latent is None:
         return ((attention.query + attention.key_value, hidden),)
     values = attention.value_width
-    # DeepSeek-V2 (arXiv 2405.04434), section 2.1: compress, and expand to the heads
+    # DeepSeek-V2 (arXiv 2405.04434), section 2.1: compress, then expand to the heads.
     keys = attention.heads * (attention.width - latent.rotary_width + values)
     narrow = latent.kv_rank + latent.rotary_width
     if latent.query_rank is None:
-        # its smaller models project queries at once
+        # The smaller DeepSeek-V2 models project queries directly.
         return (
             (narrow, hidden),
             (attention.query, hidden),
@@ -388,16 +397,16 @@ def attention_matrices(hidden: int, attention: Attention) -> tuple[tuple[int, in
 
 
 def mamba_inputs(mamba: Mamba) -> int:
-    """Return the outputs of Mamba-2's input projection: gate, values, states of groups, steps."""
+    """Return the output width of Mamba-2's input projection: gate, values, group states, steps."""
     return 2 * mamba.inner + 2 * mamba.groups * mamba.state + mamba.heads
 
 
 def stage_blocks(job: Job) -> tuple[tuple[Block, ...], ...]:
-    """Return the blocks of every pipeline stage, with whole layers.
+    """Return the blocks of every pipeline stage, in whole layers.
 
-    Layers that do not divide evenly are fewest on the stages with embedding and head, which have
-    work of their own, unless the job says how many each has. Equal layers of a stage are one block,
-    wherever they are in it. Raises InputError where a stage would have no layer.
+    Unless the job sets the layers of each stage, the stages with embedding and head get fewer
+    layers when they do not divide evenly. Equal layers of a stage are one block, wherever they are
+    in it. Raises InputError if a stage would have no layer.
     """
     queue = [(block, block.number) for block in job.blocks]
     stages = []
@@ -415,19 +424,19 @@ def stage_blocks(job: Job) -> tuple[tuple[Block, ...], ...]:
 
 
 def _stage_counts(job: Job) -> list[int]:
-    """Return the layers of every stage; errors as `stage_blocks`."""
+    """Return the number of layers of every stage; raises InputError like `stage_blocks`."""
     total = sum(block.number for block in job.blocks)
     if total < job.pp:
         raise InputError(f"{total} layers are too few for pp {job.pp}: a stage has at least one")
     counts = [total // job.pp] * job.pp
-    # middle stages first; then the last and the first
+    # Middle stages get additional layers first, then the first and the last.
     for stage in [*range(1, job.pp - 1), 0, job.pp - 1][: total % job.pp]:
         counts[stage] += 1
     return [*job.stage_layers] or counts
 
 
 def _merged(blocks: Sequence[Block]) -> tuple[Block, ...]:
-    """Return blocks of which no two have equal layers."""
+    """Return blocks with equal layers merged into one block."""
     if len(blocks) < 3:
         return tuple(blocks)
     numbers: dict[Block, int] = {}
@@ -438,10 +447,10 @@ def _merged(blocks: Sequence[Block]) -> tuple[Block, ...]:
 
 
 def mtp_blocks(job: Job) -> tuple[Block, ...]:
-    """Return the layers of one module of further tokens: one that is as the model's last.
+    """Return the layers of one MTP module: one layer like the last of the model.
 
-    Of a hybrid whose last layer mixes no tokens, the last one with attention goes in front of it
-    (DeepSeek-V3, arXiv 2412.19437, section 2.2; Megatron-Core's specs of such modules).
+    If the last layer of a hybrid model has no attention, the last layer with attention precedes it
+    (DeepSeek-V3, arXiv 2412.19437, section 2.2; Megatron-Core's specs of MTP).
     """
     last = _resized(_last_block(job), 1)
     if last.attention is not None:
@@ -451,11 +460,11 @@ def mtp_blocks(job: Job) -> tuple[Block, ...]:
 
 
 def _last_block(job: Job) -> Block:
-    """Return the block of the model's last layer: the first stage has it where ways come back."""
+    """Return the block of the last layer; V-shaped schedules place it on the first stage."""
     schedule = job.schedule or "1f1b"
     if job.pp == 1 or not SCHEDULES[schedule].v_shaped:
         return job.blocks[-1]
-    # layers of a stage stand together
+    # `_stage_counts` describes the layers of a stage as consecutive.
     left = _stage_counts(job)[0]
     for block in job.blocks:
         left -= block.number
@@ -482,10 +491,10 @@ def job_of_plan(
     async_grad_reduce: bool = True,
     tp_overlap: bool = True,
 ) -> Job:
-    """Return what a plan trains and how; raises InputError with what a job cannot say.
+    """Return the job of a plan; raises InputError for features that a job cannot express.
 
-    Layers may differ in degrees, recomputation and ZeRO-3, embedding and head from them, and stages
-    in length. The options are those of a search, by the same names.
+    Layers may differ in degrees, recomputation and ZeRO-3, and from embedding and head; stages may
+    differ in length. The options are those of a search, with the same names.
     """
     _check_model(spec)
     _check_plan(plan, spec, sequence_parallel=sequence_parallel)
@@ -513,7 +522,7 @@ def job_of_plan(
         precision=precision,
         overlap_tensor=tp_overlap,
         reduce_every_micro_batch=not async_grad_reduce,
-        # what plans are priced with: gradients of 32-bit training are of 32 bits
+        # Plans are priced with 32-bit gradients in 32-bit training.
         gradient_bytes=4.0 if fp32_gradients or precision == "fp32" else 2.0,
         notes=tuple(_plan_notes(plan, async_grad_reduce=async_grad_reduce)),
     )
@@ -530,11 +539,11 @@ def _check_model(spec: ModelSpec) -> None:
 
 
 def _check_plan(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> None:
-    """Raise InputError for what breaks a rule, and for degrees that no transfer is known of."""
+    """Raise InputError for an illegal plan, and for degrees whose communication has no model."""
     problems = violations(plan, spec, sequence_parallel=sequence_parallel)
     if problems:
         raise InputError(f"the plan is illegal: {problems[0]}")
-    # of what they list a job has ZeRO-1
+    # Of the listed features, a job supports only ZeRO-1.
     unknown = refinements(replace(plan, default_dp_type="ddp"))
     if unknown:
         raise InputError(f"the plan has {', '.join(unknown)}, which plans are not priced with here")
@@ -545,7 +554,7 @@ def _check_plan(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> None
         raise InputError(
             "only the planner prices tensor groups of ranks that are no neighbours, not bottom-up"
         )
-    # a job's ranks hold whole experts, of which each has some
+    # A job distributes whole experts; it has no tensor-split experts.
     if any(
         spec.layers[kind].num_experts is not None and strategy.tp > 1
         for kind, strategy in zip(spec.layer_types, plan.layers, strict=True)
@@ -554,7 +563,7 @@ def _check_plan(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> None
 
 
 def _planned_blocks(plan: Plan, spec: ModelSpec, default: int) -> tuple[Block, ...]:
-    """Return runs of layers that are alike in type and strategy."""
+    """Return blocks of consecutive layers with equal type and strategy."""
     alike = zip(spec.layer_types, layer_blocks(spec), plan.layers, strict=True)
     return tuple(
         _planned(block, len(list(run)), strategy, default)

@@ -1,8 +1,8 @@
-"""ModelSpec (what the architecture is) and ModelProfile (what was measured of it).
+"""Model architecture (ModelSpec) and measurements of a model (ModelProfile).
 
-A ModelSpec is needed for legality (heads, widths) and for estimates; a ModelProfile holds the
-content of the two documented model files in base units. `autopar.documents.model` reads and writes
-the latter, `autopar.documents.spec` the former.
+Legality checks (heads, widths) and estimates need a ModelSpec. A ModelProfile holds the content of
+the two documented model files in base units. `autopar.documents.spec` reads and writes ModelSpec,
+`autopar.documents.model` ModelProfile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autopar.sources import Source
 
 MOST_LAYERS = 10**4
 MOST_SIZE = 10**9
-"""Largest plausible number of layers, and of any other whole number."""
+"""Largest plausible number of layers, and largest plausible value of any other whole number."""
 
 _Size = Annotated[int, whole_number(1, MOST_SIZE)]
 _SizeOrZero = Annotated[int, whole_number(0, MOST_SIZE)]
@@ -32,19 +32,19 @@ _Text = Annotated[str, Meta(min_length=1, extra={"expected": "a text"})]
 
 
 class LatentSpec(Record):
-    """Widths of multi-head latent attention: queries and keys pass through narrow projections.
+    """Widths of multi-head latent attention, whose queries and keys are compressed to low ranks.
 
-    The words of DeepSeek-V2 (arXiv 2405.04434, section 2.1); `num_heads` heads, each with keys and
-    values of its own.
+    Names follow DeepSeek-V2 (arXiv 2405.04434, section 2.1). Each of the `num_heads` heads has its
+    own keys and values.
     """
 
     query_rank: _Size | None = None
-    """Of the narrow queries; None where they are projected at once."""
+    """Rank of the compressed queries; None if queries are projected directly."""
     key_value_rank: _Size
     key_width: _Size
-    """Of a query and a key of one head, the part without positions."""
+    """Width of a query and a key of one head, without the rotary part."""
     rotary_width: _Size
-    """The part with positions; of keys it is one for all heads."""
+    """Width of the rotary part of a query or key; all heads share one rotary key."""
     value_width: _Size
 
 
@@ -55,13 +55,14 @@ _Latent = Annotated[
 
 
 class LayerSpec(Record):
-    """A run of equal transformer layers (one layer type)."""
+    """Consecutive transformer layers of one layer type."""
 
     num_layers: _Layers
     seq_length: _Size
     hidden_size: _Size
     num_heads: _Size | None = None
-    """None when unknown (documented files alone): divisibility is then not checked."""
+    """Number of query heads; None if unknown (only in documented files), which skips divisibility
+    checks."""
     num_kv_heads: _Size | None = None
     head_dim: _Size | None = None
     ffn_hidden_size: _Size | None = None
@@ -69,38 +70,40 @@ class LayerSpec(Record):
     """True for SwiGLU-like MLPs with three matrices, False for two."""
     causal: bool = True
     cross_attention: bool = False
-    """True for an encoder-decoder model's decoder layer."""
+    """True for a decoder layer of an encoder-decoder model."""
     biases: bool = False
-    """True when all linear layers carry biases; `qkv_biases` when only the QKV projection does."""
+    """True if all linear layers have biases; `qkv_biases` if only the QKV projection has them."""
     qkv_biases: bool = False
     norm_parameters_per_hidden: _SizeOrZero = 2
     """Norm parameters of a layer divided by hidden_size (2 RMSNorms: 2; 2 LayerNorms: 4)."""
     qk_norms: bool = False
-    """True where every head's queries and keys pass an RMSNorm, one for all heads of each."""
+    """True if queries and keys of every head pass an RMSNorm whose weight all heads share."""
     num_experts: _Size | None = None
-    """MLPs of a mixture-of-experts layer, each of width `ffn_hidden_size`; None for one MLP."""
+    """Number of experts of a MoE layer, each of width `ffn_hidden_size`; None for a dense MLP."""
     experts_per_token: _Size | None = None
-    """Experts that each token visits."""
+    """Experts per token (top-k)."""
     shared_expert_width: _SizeOrZero = 0
-    """Width of the MLP that every token visits beside its experts; 0 for none."""
+    """Width of the shared expert, which processes every token; 0 for none."""
     shared_expert_gate: bool = False
-    """True where what the shared MLP puts out is weighted, by a vector of the hidden size."""
+    """True if a trained vector of the hidden size gates the output of the shared expert."""
     router_biases: bool = False
-    """True where the router adds a trained number per expert."""
+    """True if the router adds a trained bias per expert."""
     latent: _Latent | None = None
-    """Multi-head latent attention; None: heads of `head_dim`. With it `qk_norms` are those of the
-    narrow queries and of the narrow keys and values."""
+    """Widths of multi-head latent attention; None for heads of `head_dim`. With it, `qk_norms` are
+    the norms of the compressed queries and of the compressed keys and values."""
     window: _Size | None = None
-    """Tokens that a query sees at most, its own among them; None: all before it."""
+    """Sliding window: most tokens that a query attends to, itself included; None for full
+    attention."""
     whole_every: _SizeOrZero = 0
-    """With a window, of the layers of this type every so-manieth has none; 0: all have it."""
+    """Period of full-attention layers among sliding-window layers of this type; 0 if all have the
+    window."""
     attention_sinks: bool = False
-    """True where the softmax of every head has one more, trained, score."""
+    """True if the softmax of every head includes one trained score (attention sink)."""
     wide_qk_norms: bool = False
-    """True where `qk_norms` weigh all heads of queries and of keys, not one width for all heads."""
+    """True if the weights of `qk_norms` span all heads instead of one head dimension."""
     num_norms: _Size | None = None
-    """Norms of a layer, where they are not one before each of its parts (two, with cross-attention
-    three)."""
+    """Number of norms per layer; None for one before each part (two, or three with
+    cross-attention)."""
 
 
 _LAYER = '{"num_layers": ..., "seq_length": ..., "hidden_size": ...}'
@@ -112,33 +115,35 @@ _LayerList = Annotated[
 
 
 class ModelSpec(Record):
-    """What the architecture is: layer runs in execution order, and what surrounds them."""
+    """Model architecture: layer types in execution order, embedding and head."""
 
     name: _Text
     layers: _LayerList
     vocab_size: _Size | None = None
     tied_embeddings: bool = False
     learned_positions: _SizeOrZero = 0
-    """Rows of a learned position embedding; 0 for rotary or relative positions."""
+    """Rows of the learned position embedding; 0 for rotary or relative positions."""
     rotary_base: _Ratio | None = None
-    """Base of rotary positions; None where there are none, and where it is unknown or frequencies
-    are scaled in another way than the next field says."""
+    """Base of rotary positions; None without rotary positions, if unknown, or if frequencies are
+    scaled in a way that `rotary_scaling_factor` does not describe."""
     rotary_scaling_factor: _Ratio | None = None
-    """Factor by which Llama 3.1 and later slow the low frequencies of rotary positions (those of
-    more than 8192 tokens a turn, with a transition from 2048); None: as the base gives them."""
+    """Scaling factor of low rotary frequencies in Llama 3.1 and later; None for no scaling. Low are
+    frequencies of more than 8192 tokens per turn, with a transition from 2048."""
     make_vocab_size_divisible_by: _Size = 128
     extra_embedding_parameters: _Parameters = 0
-    """Parameters in front of the first layer besides the tables (token types, position biases)."""
+    """Parameters before the first layer in addition to the tables (token types, position
+    biases)."""
     extra_head_parameters: _Parameters = 0
-    """Parameters behind the last layer besides final norm and output matrix (MLM transform)."""
+    """Parameters after the last layer in addition to final norm and output matrix (MLM
+    transform)."""
     mtp_layers: _MtpLayers = 0
-    """Modules behind the last layer that predict further tokens, each with a layer like it."""
+    """Number of MTP layers after the last layer, each with one layer like the last."""
     interleaved: bool = False
-    """True where layers of the types take turns, one of each; all types have as many."""
+    """True if layer types alternate one by one; all types then have the same number of layers."""
 
     @property
     def num_layers(self) -> int:
-        """Layers of all types together."""
+        """Number of layers of all types."""
         return sum(layer.num_layers for layer in self.layers)
 
     @property
@@ -150,7 +155,7 @@ class ModelSpec(Record):
 
     @property
     def layer_types(self) -> tuple[int, ...]:
-        """The type index of every layer, in execution order."""
+        """Layer type index of every layer, in execution order."""
         runs = ([k] * layer.num_layers for k, layer in enumerate(self.layers))
         if self.interleaved:
             return tuple(chain.from_iterable(zip(*runs, strict=True)))
@@ -158,35 +163,34 @@ class ModelSpec(Record):
 
 
 class TimePoint(Record):
-    """Measured forward of one whole layer on one GPU, for `batch` samples together."""
+    """Measured forward time of one unsharded layer on one GPU, for `batch` samples together."""
 
     batch: int
     seq_length: int
     forward_s: float
     low_s: float | None = None
     high_s: float | None = None
-    """5th and 95th percentile of the samples, where a sidecar has them."""
+    """5th and 95th percentile of the samples, seconds; None if no sidecar file contains them."""
 
 
 class ShardedTime(Record):
-    """Median times of one layer at one size on a rank, in seconds for the whole batch."""
+    """Median times of one layer at one size on one rank, in seconds for the whole batch."""
 
     layer_type: int
     batch: _Size
     seq_length: _Size
     degree: _Size = 1
-    """Of the tensor group; 1 for a whole layer."""
+    """Degree of the tensor group; 1 for an unsharded layer."""
     kind: str = "sp"
-    """A `TensorKind` of `autopar.documents.sidecar`; readers leave out those that they do not
-    know."""
+    """A `TensorKind` of `autopar.documents.sidecar`; readers skip unknown kinds."""
     forward_s: Seconds
     backward_s: Seconds | None = None
     recompute_s: Seconds | None = None
-    """Forward again inside the backward, where the layer is checkpointed."""
+    """Seconds of the recomputed forward inside the backward of a checkpointed layer."""
     optimizer_s: Seconds | None = None
     forward_low_s: Seconds | None = None
     forward_high_s: Seconds | None = None
-    """5th and 95th percentile of the samples."""
+    """5th and 95th percentile of the samples, seconds."""
     backward_low_s: Seconds | None = None
     backward_high_s: Seconds | None = None
     recompute_low_s: Seconds | None = None
@@ -194,17 +198,17 @@ class ShardedTime(Record):
 
 
 class OtherTime(Record):
-    """Median times of everything that is not a layer, in seconds for the whole batch."""
+    """Median times of embedding, head and loss, in seconds for the whole batch."""
 
     batch: _Size
     seq_lengths: tuple[_Size, ...]
-    """Of all layer types."""
+    """Sequence lengths of all layer types."""
     forward_s: Seconds
     backward_s: Seconds | None = None
-    """None where only forwards are known; the planner then takes twice the forward."""
+    """Seconds of the backward; None if only forwards were measured (planner: twice the forward)."""
     forward_low_s: Seconds | None = None
     forward_high_s: Seconds | None = None
-    """5th and 95th percentile of the samples, where a sidecar has them."""
+    """5th and 95th percentile of the samples, seconds; None if no sidecar file contains them."""
     backward_low_s: Seconds | None = None
     backward_high_s: Seconds | None = None
 
@@ -215,40 +219,41 @@ class LayerMemory(Record):
     parameter_count: float
     """Parameters of one unsharded layer."""
     activation_bytes_per_sample: Mapping[int, float]
-    """By tensor degree, per sample of the tensor group's local batch."""
+    """Saved activations in bytes per sample of the tensor group's local batch, by tensor degree."""
     checkpoint_bytes_per_sample: float | None
-    """What a checkpointed layer keeps, unsharded; None when not measured."""
+    """Bytes per sample that a checkpointed layer saves, unsharded; None if not measured."""
     ulysses_activation_bytes_per_sample: Mapping[int, float] = field(default_factory=dict)
-    """By Ulysses degree, on a rank, where a sidecar has it; its all-to-alls keep more than the
-    unsharded activation over the degree."""
+    """Saved activations in bytes per sample and rank, by Ulysses degree; from a sidecar file.
+    All-to-alls save more than the unsharded activations divided by the degree."""
     backward_bytes_per_sample: Mapping[int, float] = field(default_factory=dict)
-    """By tensor degree, on a rank, where a sidecar has it: what the layer's backward needs for a
-    moment above what the layer keeps."""
+    """Transient bytes per sample and rank of the layer's backward in addition to its saved
+    activations, by tensor degree; from a sidecar file."""
     ulysses_backward_bytes_per_sample: Mapping[int, float] = field(default_factory=dict)
-    """The same by Ulysses degree, above 1."""
+    """Transient bytes per sample and rank of the backward, by Ulysses degree above 1."""
     shared_bytes: Mapping[int, float] = field(default_factory=dict)
-    """By tensor degree, on a rank, what all its layers of this type share whatever their number and
-    batch; empty: one gathered input, where a stage has a buffer for it."""
+    """Bytes per rank shared by all layers of this type, whatever their number and batch, by tensor
+    degree. Empty: one gathered input, if the stage has a buffer for it."""
 
 
 class OtherMemory(Record):
     """Memory of embedding, head and loss at one sequence length, by vocabulary degree."""
 
     model_state_bytes: Mapping[int, float]
-    """Parameters, gradients and optimizer (16 bytes per parameter), not sharded by data."""
+    """Bytes of parameters, gradients and optimizer (16 per parameter), before data-parallel
+    sharding."""
     activation_bytes_per_sample: Mapping[int, float]
     held_bytes: Mapping[int, float] = field(default_factory=dict)
-    """What a rank holds beside both, whatever its batch; none where it is empty."""
+    """Further bytes per rank, independent of the batch; empty for none."""
 
 
 class LayerProfile(Record):
-    """What was measured of one layer type."""
+    """Measurements of one layer type."""
 
     times: tuple[TimePoint, ...]
     memory: Mapping[int, LayerMemory]
-    """By sequence length."""
+    """Memory by sequence length."""
     sharded_times: tuple[ShardedTime, ...] = ()
-    """What a sidecar adds: backward apart from forward, sharded layers, recomputation."""
+    """Further times from a sidecar file: separate backward, sharded layers, recomputation."""
 
 
 class ModelProfile(Record):
@@ -257,29 +262,33 @@ class ModelProfile(Record):
     layers: tuple[LayerProfile, ...]
     other_times: tuple[OtherTime, ...]
     other_memory: Mapping[str, Mapping[tuple[int, ...], OtherMemory]]
-    """By position ('only', 'first', 'last' stage), then sequence lengths of the layer types."""
+    """By position (stage 'only', 'first' or 'last'), then by sequence lengths of the layer
+    types."""
     sequence_parallel: bool
-    """True when the memory tables are those measured with Megatron sequence parallelism."""
+    """True if the memory tables were measured with Megatron sequence parallelism."""
     precision: str = "bf16"
     estimated: bool = False
     synthetic: bool = False
-    """True when the numbers exercise the code and describe no machine."""
+    """True if the numbers are synthetic: they exercise the code and describe no machine."""
     logits_peak_bytes_per_sample: float = 0.0
-    """Extra bytes per sample while the loss runs, undivided by the vocabulary degree; measured
-    tables contain the peak already, estimated ones add it here."""
+    """Extra bytes per sample while the loss runs, not divided by the vocabulary degree. Measured
+    tables already contain this peak; estimated ones add it here."""
     rank_bytes: float = 0.0
-    """Of every rank, whatever it runs: workspaces and tables of the trainer's software."""
+    """Bytes on every rank for workspaces and tables of the engine, independent of its layers."""
     sources: tuple[Source, ...] = ()
     notes: tuple[str, ...] = ()
-    """What a reader had to derive or skip, in plain words."""
+    """Values that the reader derived or skipped, in plain words."""
 
 
 # --------------------------------------------------------------------------------------------------
-# What follows from an architecture by counting.
+# Parameter counts and widths derived from an architecture.
 
 
 def head_dim(layer: LayerSpec) -> int:
-    """Return the width of a query of one head; raises InputError when the heads are unknown."""
+    """Return the width of one query head, rotary part included.
+
+    Raises InputError when the number of heads is unknown.
+    """
     if layer.num_heads is None:
         raise InputError("the number of attention heads is unknown; give a model spec (--model)")
     if layer.latent is not None:
@@ -288,22 +297,22 @@ def head_dim(layer: LayerSpec) -> int:
 
 
 def layer_norms(layer: LayerSpec) -> int:
-    """Return how many norms of the hidden size a layer has."""
+    """Return the number of norms of the hidden size in one layer."""
     return layer.num_norms or (3 if layer.cross_attention else 2)
 
 
 def final_norm_parameters(layer: LayerSpec) -> int:
-    """Return the parameters of the norm behind a stack of such layers: those of one of theirs."""
+    """Return the parameters of a stack's final norm, equal to one norm of `layer`."""
     return layer.norm_parameters_per_hidden // layer_norms(layer) * layer.hidden_size
 
 
 def parameter_count(layer: LayerSpec) -> int:
     """Return the exact number of parameters of one layer.
 
-    h(a + 2k)d + adh for attention (twice with cross-attention), 2hf or 3hf for the MLP, biases
-    and norms, 2d for those of queries and keys; a heads and k key-value heads of width d. With E
-    experts, E MLPs, a router of hE (and E biases) and the MLP that all tokens visit. With latent
-    attention as `_latent_parameters`. Raises InputError when a, f are unknown.
+    Attention has h(a + 2k)d + adh (twice with cross-attention), the MLP 2hf or 3hf. Biases, norms
+    and 2d for query and key norms are added. Here a heads and k key-value heads have width d. With
+    E experts: E MLPs, a router of hE (plus E biases) and the shared expert. Latent attention is
+    counted by `_latent_parameters`. Raises InputError when a or f is unknown.
     """
     attention = attention_weights(layer)
     if layer.ffn_hidden_size is None:
@@ -325,7 +334,7 @@ def _mlp_parameters(layer: LayerSpec, width: int) -> int:
 
 
 def attention_weights(layer: LayerSpec) -> int:
-    """Return the parameters of one attention of a layer, its biases and inner norms included."""
+    """Return the parameters of one attention block of a layer, biases and inner norms included."""
     width, h = head_dim(layer), layer.hidden_size
     heads = layer.num_heads or 0
     sinks = heads if layer.attention_sinks else 0
@@ -344,10 +353,10 @@ def attention_weights(layer: LayerSpec) -> int:
 
 
 def _latent_parameters(layer: LayerSpec, latent: LatentSpec, heads: int, width: int) -> int:
-    """Return the parameters of latent attention of n heads, with query width d = d_n + d_r.
+    """Return the parameters of latent attention with n heads and query width d = d_n + d_r.
 
-    q(h + nd), or hnd at once; r(h + n(d_n + d_v)) + h*d_r for keys and values; n*d_v*h behind; q +
-    r of the norms. arXiv 2405.04434, section 2.1 and appendix B.
+    Queries: q(h + nd), or hnd if projected directly. Keys and values: r(h + n(d_n + d_v)) + h*d_r.
+    Output projection: n*d_v*h. Norms: q + r. Source: arXiv 2405.04434, section 2.1 and appendix B.
     """
     h, rank = layer.hidden_size, latent.key_value_rank
     query = heads * width
@@ -360,7 +369,7 @@ def _latent_parameters(layer: LayerSpec, latent: LatentSpec, heads: int, width: 
 
 
 def padded_vocab_size(spec: ModelSpec, vocab_degree: int = 1) -> int:
-    """Return the vocabulary padded to a multiple of the divisor times the vocabulary degree."""
+    """Return the vocabulary size padded to a multiple of its divisor times `vocab_degree`."""
     if spec.vocab_size is None:
         raise InputError(
             f"model {spec.name!r}: the vocabulary size is unknown; give vocab_size in model.json"
@@ -370,24 +379,26 @@ def padded_vocab_size(spec: ModelSpec, vocab_degree: int = 1) -> int:
 
 
 def embedding_parameter_counts(spec: ModelSpec, vocab: int) -> tuple[int, int]:
-    """Return the parameters in front of the first layer and behind the last one, unsharded.
+    """Return (parameters before the first layer, parameters after the last layer), unsharded.
 
-    `vocab` is the (padded) vocabulary. The first: vocab*h, learned positions, extras. The second:
-    vocab*h unless tied, the final norm of every stack (encoder, decoder), extras.
+    vocab : the (padded) vocabulary size
+
+    Before: vocab*h, learned positions, extras. After: vocab*h unless tied, the final norm of every
+    stack (encoder, decoder), extras.
     """
     first, last = spec.layers[0], spec.layers[-1]
     embedding = vocab * first.hidden_size + spec.position_rows * first.hidden_size
     head = 0 if spec.tied_embeddings else vocab * last.hidden_size
     stacks = {layer.cross_attention: layer for layer in spec.layers}
-    # one final norm per stack; encoder and decoder differ in cross-attention
+    # One final norm per stack. Encoder and decoder layers differ in cross-attention.
     head += sum(map(final_norm_parameters, stacks.values()))
     return embedding + spec.extra_embedding_parameters, head + spec.extra_head_parameters
 
 
 def mtp_parameter_count(spec: ModelSpec) -> int:
-    """Return the parameters of all modules that predict further tokens; tables are the model's.
+    """Return the parameters of all MTP layers, which share the tables of the model.
 
-    Of each 2*h*h, three norms and a layer like the last one (arXiv 2412.19437, section 2.2).
+    Each has 2*h*h, three norms and a layer like the last one (arXiv 2412.19437, section 2.2).
     """
     last = spec.layers[-1]
     projection = 2 * last.hidden_size**2 + 3 * final_norm_parameters(last)
@@ -395,9 +406,11 @@ def mtp_parameter_count(spec: ModelSpec) -> int:
 
 
 def model_parameter_count(spec: ModelSpec, *, mtp: bool = True) -> int:
-    """Return the parameters of a whole model, its vocabulary without padding.
+    """Return the parameters of a whole model with its unpadded vocabulary.
 
-    mtp : with the modules that predict further tokens. Raises InputError where sizes are unknown.
+    mtp : True to include the MTP layers
+
+    Raises InputError when sizes are unknown.
     """
     if spec.vocab_size is None:
         raise InputError(

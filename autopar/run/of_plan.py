@@ -1,7 +1,7 @@
-"""Plans as runs and back, while both types exist.
+"""Conversion between plans and runs while both types exist.
 
-A plan is the strategy of a run with a split for every layer. What a plan cannot hold is refused by
-name.
+A plan is the strategy of a run with one split per layer. Properties that a plan cannot hold raise
+an error that names them.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from autopar.run.runtime import (
 from autopar.run.strategy import ContextKind, Split, Strategy, chunks_of_sizes, split_groups
 
 _DEFAULTS: tuple[ZeroDefault, ...] = ("ddp", "zero1", "zero2")
-"""What a plan calls the ZeRO stages 0 to 2 of layers without ZeRO-3."""
+"""Names in a plan of ZeRO stages 0 to 2, for layers without ZeRO-3."""
 
 
 def model_of_spec(spec: ModelSpec) -> Model:
-    """Return the architecture that a spec describes.
+    """Return the architecture described by a spec.
 
-    Raises InputError where heads, MLP width or vocabulary are unknown, or norms are neither
+    Raises InputError if heads, MLP width or vocabulary are unknown, or if the norms are neither
     RMSNorms nor LayerNorms.
     """
     if spec.vocab_size is None:
@@ -76,9 +76,10 @@ def model_of_spec(spec: ModelSpec) -> Model:
 
 
 def uniform_model(spec: ModelSpec) -> Model:
-    """Return a model as engines with one set of sizes are told it, with what their files say alone.
+    """Return a model reduced to the settings that files of one-set-of-sizes engines contain.
 
-    Raises InputError as `model_of_spec`, and where layers differ in more than experts and window.
+    Raises the InputErrors of `model_of_spec`, and one if layers differ in more than experts and
+    window.
     """
     model = model_of_spec(spec)
     refuse_unlike(model)
@@ -87,7 +88,7 @@ def uniform_model(spec: ModelSpec) -> Model:
 
 
 def _as_told(layer: Layer) -> Layer:
-    """Return a layer without what neither memory nor time depends on: sinks, gates and biases."""
+    """Return a layer without sinks, gates and router biases: no effect on memory or time."""
     attention, experts = layer.attention, layer.experts
     if attention is not None:
         head_norms: HeadNorms = "none" if attention.head_norms == "none" else "head"
@@ -169,7 +170,8 @@ def run_of_plan(
 
     Parameters
     ----------
-    engine, gpu : names. sequence_parallel, cp_kind, precision, overlap : as the plan is priced.
+    engine, gpu : names
+    sequence_parallel, cp_kind, precision, overlap : settings with which the plan is priced
 
     Raises
     ------
@@ -226,7 +228,10 @@ def _split_of_layer(
 
 
 def plan_of_run(run: Run) -> Plan:
-    """Return the strategy of a run as a plan; raises InputError for what a plan cannot hold."""
+    """Return the strategy of a run as a plan.
+
+    Raises InputError for properties that a plan cannot hold.
+    """
     strategy = run.strategy
     splits = strategy.each_layer
     stages = {

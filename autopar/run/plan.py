@@ -1,8 +1,7 @@
-"""Plan: a strategy for every layer, the stages and the batch; and the prediction of one.
+"""Plan (one strategy per layer, stages and batch), and the prediction of a plan.
 
-Rules of legality are rows of `autopar.run.rules`; `plan_notices` applies them to a plan, and the
-search and the engines apply those that they need.
-`autopar.documents.plan` reads and writes plans.
+Rules of legality are rows of `autopar.run.rules`. `plan_notices` applies them to a plan; the search
+and the engines apply those that they need. `autopar.documents.plan` reads and writes plans.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from autopar.run.rules import (
 
 PipelineType = Schedule
 ZeroDefault = Literal["ddp", "zero1", "zero2"]
-"""What data ranks share of a layer without ZeRO-3: nothing, the optimizer, or gradients as well."""
+"""States that data-parallel ranks shard without ZeRO-3: none, optimizer, or also gradients."""
 Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
-"""What selective recomputation can be of, in Megatron-Core's words."""
+"""Modules of selective recomputation, named as in Megatron-Core."""
 
 
 class LayerStrategy(Record):
-    """How one layer is parallelised; the data degree follows from world, stages, tp and cp.
+    """Parallelism of one layer; the data-parallel degree follows from world, stages, tp and cp.
 
-    Strategies are ordered by their fields in turn, the canonical order that breaks ties between
-    equally fast plans.
+    Strategies are ordered by their fields in turn. This canonical order breaks ties between equally
+    fast plans.
     """
 
     tp: int = 1
@@ -53,19 +52,19 @@ class LayerStrategy(Record):
     zero3: bool = False
     checkpoint: bool = False
     strided: bool = False
-    """True when the tensor group is ranks i, i+stride, ... instead of neighbours."""
+    """True if the tensor group is ranks i, i+stride, ... instead of neighbours."""
     ep: int = 1
-    """Expert degree: the experts of the layer are divided over so many ranks of the stage, which
-    may be of other tensor, context and data groups: the grid of experts (`expert_tp` * ep * edp)
-    shares nothing with that of the other weights (tp * cp * dp) but the stage."""
+    """Expert degree: ranks of a stage over which the experts of the layer are distributed. The grid
+    of experts (`expert_tp` * ep * edp) and that of other weights (tp * cp * dp) share only the
+    stage. So these ranks may belong to different tensor, context and data groups."""
     etp: int | None = None
-    """Expert tensor degree; None: `tp` without expert parallelism, and 1 with it."""
+    """Expert tensor degree; None: `tp` without expert parallelism, 1 with it."""
     recompute: tuple[Module, ...] = ()
-    """Modules that the backward computes again, sorted; empty beside `checkpoint`, which means the
-    whole layer. A module that the layer has not means nothing."""
+    """Recomputed modules, sorted; empty with `checkpoint`, which recomputes the whole layer.
+    Modules that the layer does not contain have no effect."""
 
     def __lt__(self, other: LayerStrategy) -> bool:
-        """Return whether this strategy comes first; a degree that is not given is before all."""
+        """Return True if this strategy sorts before `other`; an `etp` of None sorts first."""
         return self._place < other._place
 
     @property
@@ -75,10 +74,10 @@ class LayerStrategy(Record):
 
     @property
     def expert_tp(self) -> int:
-        """Ranks among which every expert is divided."""
+        """Number of tensor ranks per expert."""
         if self.etp is not None:
             return self.etp
-        # Ulysses divides no weights
+        # Ulysses splits no weights.
         return self.tp if self.ep == 1 and not self.ulysses else 1
 
     def label(self, data_degree: int, default_dp: ZeroDefault) -> str:
@@ -97,7 +96,7 @@ class LayerStrategy(Record):
             parts.append(f"dp{data_degree}")
         if self.zero3:
             parts.append("zero3")
-        # without a second rank to reduce with the default shards nothing
+        # With a single rank to reduce over, the default shards nothing.
         elif default_dp != "ddp" and (data_degree > 1 or self.ulysses or self.cp > 1):
             parts.append(default_dp)
         if self.checkpoint:
@@ -108,42 +107,42 @@ class LayerStrategy(Record):
 
 
 class VocabStrategy(Record, order=True):
-    """How embedding, head and loss are parallelised."""
+    """Parallelism of embedding, head and loss."""
 
     tp: int = 1
     ulysses: bool = False
     zero3: bool = False
     cp: int = 1
-    """Context degree: embedding, head and loss have the tokens of the rank's two pieces."""
+    """Context degree; embedding, head and loss process the tokens of the rank's two pieces."""
 
     def as_layer(self) -> LayerStrategy:
-        """Return the strategy of a layer that is split as embedding and head are."""
+        """Return the strategy of a layer that is split like embedding and head."""
         return LayerStrategy(tp=self.tp, ulysses=self.ulysses, cp=self.cp, zero3=self.zero3)
 
 
 class Plan(Record):
-    """Everything a launcher needs to know of a training step."""
+    """All settings of a training step that a launch script needs."""
 
     world_size: int
     num_stages: int
     stage_sizes: tuple[int, ...]
-    """Layers per stage; sums to the number of layers."""
+    """Layers per stage; the sum is the number of layers."""
     layers: tuple[LayerStrategy, ...]
     vocab: VocabStrategy
     global_batch: int
     num_microbatches: int
     pipeline_type: PipelineType = "1f1b"
     default_dp_type: ZeroDefault = "ddp"
-    """What a layer without ZeRO-3 does with its data group."""
+    """ZeRO stage of layers without ZeRO-3."""
     num_chunks: int = 1
-    """Chunks of consecutive layers that every stage holds: virtual pipeline stages of each."""
+    """Virtual pipeline size: model chunks per stage."""
     chunk_sizes: tuple[int, ...] = ()
-    """Layers of all chunks in the order in which they run; empty: those of a stage are divided
+    """Layers of every chunk in execution order; empty if the layers of a stage are divided
     evenly."""
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """Layers of all chunks in the order in which they run; of one chunk a stage, its layers."""
+        """Layers of every chunk in execution order; with one chunk per stage, the stage sizes."""
         if self.chunk_sizes or self.num_chunks == 1:
             return self.chunk_sizes or self.stage_sizes
         return tuple(
@@ -152,11 +151,11 @@ class Plan(Record):
         )
 
     def stage_of_chunk(self, chunk: int) -> int:
-        """Return the stage that holds a chunk: from first to last and again, or there and back."""
+        """Return the stage of a chunk: round-robin, or there and back for V-shaped schedules."""
         return rank_of(self.pipeline_type, chunk, self.num_stages)
 
     def data_degree(self, layer: int) -> int:
-        """Return the data degree of a layer (0 when tp*cp does not divide the stage's ranks)."""
+        """Return the data-parallel degree of a layer; 0 if its degrees do not divide the stage."""
         strategy = self.layers[layer]
         return data_degree(self.world_size, self.num_stages, strategy.tp * strategy.cp)
 
@@ -177,11 +176,11 @@ class LayerRun(Record):
     label: str
     """Short name of the strategy, e.g. `tp4-dp2-zero3-ckpt`."""
     time_s: Mapping[str, float]
-    """Seconds of one micro-batch by category (forward, backward, recompute, tp, ulysses, cp,
-    zero3, redistribution) and, per step, `tail` and `optimizer`; sums over the run."""
+    """Seconds of one micro-batch by category (forward, backward, recompute, tp, ulysses, cp, zero3,
+    redistribution), and per step `tail` and `optimizer`; sums over all layers."""
     memory_bytes: Mapping[str, float]
-    """Bytes by category (states, activations, backward, transient, shared) on this stage; backward
-    and transient are one layer's, and the largest sum of both is the stage's `transient`."""
+    """Bytes by category (states, activations, backward, transient, shared) on this stage. Backward
+    and transient are those of one layer; their largest sum is the `transient` of the stage."""
 
 
 class StagePrediction(Record):
@@ -189,42 +188,42 @@ class StagePrediction(Record):
 
     stage: int
     forward_s: float
-    """One micro-batch, redistribution and vocabulary layers included, transfers excluded."""
+    """Seconds of one micro-batch, with redistribution and vocabulary layers, without transfers."""
     backward_s: float
     send_s: float
-    """Transfer of one micro-batch's activation to the next stage (0 for the last)."""
+    """Seconds to send one micro-batch's activation to the next stage (0 for the last)."""
     tail_s: float
-    """Exposed gradient synchronisation, parameter gathering and optimizer, once per step."""
+    """Exposed seconds per step of gradient reduction, parameter all-gather and optimizer."""
     allocated_bytes: int
     reserved_bytes: int
     budget_bytes: int
     odds_of_oom: float
-    """Of a device of the budget running out of memory."""
+    """Probability that a device with this budget runs out of memory, 0 to 1."""
     in_flight: int
     memory_bytes: Mapping[str, int]
-    """By category (states, activations, vocab_states, vocab_activations, transient, shared,
-    fixed); sums to `allocated_bytes`."""
+    """Bytes by category (states, activations, vocab_states, vocab_activations, transient, shared,
+    fixed); the sum is `allocated_bytes`."""
     time_s: Mapping[str, float]
-    """Seconds of one micro-batch by category, vocabulary layers as `vocab`; sums to
-    `forward_s + backward_s`."""
+    """Seconds of one micro-batch by category, vocabulary layers as `vocab`; the sum is `forward_s +
+    backward_s`."""
     runs: tuple[LayerRun, ...] = ()
 
 
 class WidestCell(Record):
-    """The measured time whose spread moves the step time most."""
+    """The measured time whose spread affects the step time most."""
 
     name: str
-    """In words, e.g. `backward of layer type 0, batch 4, sequence length 2048`."""
+    """Name in plain words, e.g. `backward of layer type 0, batch 4, sequence length 2048`."""
     share: float
-    """Of the variance of the step time that the spread of computation causes, 0 to 1."""
+    """Fraction of the step-time variance due to computation that this time causes, 0 to 1."""
 
 
 PUBLISHED_RUNS = "published runs"
-"""Of an interval: how far estimates were from runs of others."""
+"""Basis of an interval: errors of estimates against published runs."""
 
 
 class Prediction(Record):
-    """A plan priced: the one objective T, its parts and the replay beside it."""
+    """Priced plan: step time T (the objective), its parts, and the step time of a replay."""
 
     step_time_s: float
     samples_per_s: float
@@ -233,57 +232,59 @@ class Prediction(Record):
     legal: bool
     fits: bool
     problems: tuple[str, ...] = ()
-    """Why the plan is illegal or does not fit, each with its arithmetic."""
+    """Reasons why the plan is illegal or does not fit, each with its arithmetic."""
     waterfall_s: Mapping[str, float] = field(default_factory=dict)
-    """The step time split into named parts; sums to `step_time_s`."""
+    """Step time split into named parts, seconds; the sum is `step_time_s`."""
     step_time_interval_s: tuple[float, float] | None = None
-    """The step time with all communication at its 5th and at its 95th percentile, widened by that
-    of the replicas of computation; None where no spread was measured."""
+    """Step times with all communication at its 5th and at its 95th percentile, widened by those of
+    the replicas of computation; None if no spread was measured."""
     interval_of: tuple[str, ...] = ("communication",)
-    """What the interval is the measured spread of: communication, computation or both; or
-    `PUBLISHED_RUNS`, where nothing was measured here."""
+    """Basis of the interval: measured spread of communication, computation or both, or
+    `PUBLISHED_RUNS` if nothing was measured here."""
     widest_cell: WidestCell | None = None
-    """The measurement of computation to repeat first; None where computation has no spread."""
+    """The measurement of computation to repeat first; None if computation has no measured
+    spread."""
 
 
 class Infeasibility(Record):
-    """Why nothing fits: the plan nearest to fitting and what it lacks."""
+    """Reason why no plan fits: the plan nearest to fitting and its missing memory."""
 
     stage: int
     num_stages: int
     missing_bytes: int
     smallest_budget_bytes: int
-    """The smallest memory constraint per GPU, in bytes, for which a plan exists (0: none)."""
+    """Smallest memory budget per GPU for which a plan exists, bytes; 0 for none."""
     reason: str
 
 
 # --------------------------------------------------------------------------------------------------
-# Why a plan cannot run: every rule of legality, each violation with its arithmetic.
+# Legality: every rule, each violation with its arithmetic.
 
 
 def data_degree(world_size: int, num_stages: int, group: int) -> int:
-    """Return the data degree beside tensor and context groups of `group` ranks, 0 where none fits.
+    """Return the data-parallel degree next to groups of `group` tensor and context ranks, or 0.
 
-    Degrees fill a stage: group * data * stages is the world.
+    Degrees fill a stage: group * data * stages equals the world size. The result is 0 if they
+    cannot.
     """
     degree, rest = divmod(world_size, num_stages * group)
     return 0 if rest else degree
 
 
 def fewest_microbatches(pipeline_type: PipelineType, num_stages: int) -> int:
-    """Return how many micro-batches a schedule needs."""
-    # all forwards come before all backwards, however few they are
+    """Return the smallest number of micro-batches that a schedule needs."""
+    # All forwards precede all backwards, whatever the number of micro-batches.
     if pipeline_type in ("gpipe", "looped_bfs"):
         return 1
-    # it fills a pipeline of 2p chunks from its one end (torch's ScheduleDualPipeV)
+    # It fills a pipeline of 2p chunks from one end (torch's ScheduleDualPipeV).
     if pipeline_type == "dual_pipe_v":
         return 2 * num_stages
-    # the first stage of 1F1B holds p micro-batches before the first backward arrives
+    # The first stage of 1F1B holds p micro-batches before the first backward arrives.
     return num_stages
 
 
 def tensor_degrees(layer: LayerSpec) -> tuple[int, ...]:
-    """Return the tensor degrees that a layer's widths allow; 1 alone where heads are unknown."""
+    """Return the tensor degrees that the widths of a layer allow; only 1 if heads are unknown."""
     degrees = range(1, (layer.num_heads or 1) + 1)
     return tuple(t for t in degrees if not any(width_problems(layer, t)))
 
@@ -291,9 +292,10 @@ def tensor_degrees(layer: LayerSpec) -> tuple[int, ...]:
 def width_problems(
     layer: LayerSpec, degree: int, *, ulysses: bool = False, heads_only: bool = False
 ) -> tuple[Notice, ...]:
-    """Return why heads and MLP do not split over so many tensor ranks; unknown sizes always do.
+    """Return the rules that prevent splitting heads and MLP over `degree` tensor ranks.
 
-    heads_only : where the MLP is experts, whose degree is another one.
+    Unknown sizes break no rule. heads_only : True if the MLP consists of experts, which have their
+    own degree.
     """
     return broken(WIDTHS, _widths(layer, degree, ulysses=ulysses, heads_only=heads_only))
 
@@ -312,7 +314,7 @@ def _widths(layer: LayerSpec, degree: int, *, ulysses: bool, heads_only: bool) -
 def layer_problems(
     layer: LayerSpec, strategy: LayerStrategy, *, sequence_parallel: bool
 ) -> tuple[Notice, ...]:
-    """Return why a layer of this shape cannot have a strategy."""
+    """Return the rules that a strategy breaks for a layer of this shape."""
     own_grid = layer.num_experts is not None and (strategy.ep > 1 or strategy.etp is not None)
     values = _widths(layer, strategy.tp, ulysses=strategy.ulysses, heads_only=own_grid)
     given = strategy.etp is not None
@@ -323,7 +325,7 @@ def layer_problems(
             "cp": strategy.cp,
             "ep": strategy.ep,
             "experts": layer.num_experts or 0,
-            # a degree that is not given divides nothing
+            # A degree of None breaks no rule.
             "etp": strategy.etp,
             "expert_width": layer.ffn_hidden_size if layer.num_experts and given else None,
             "seq_length": layer.seq_length,
@@ -337,7 +339,7 @@ def layer_problems(
 def vocab_problems(
     spec: ModelSpec, vocab: VocabStrategy, *, sequence_parallel: bool
 ) -> tuple[Notice, ...]:
-    """Return why embedding and head cannot have a strategy."""
+    """Return the rules that a strategy of embedding and head breaks."""
     degrees = {
         "vtp": 1 if vocab.ulysses else vocab.tp,
         "vsp": vocab.tp if vocab.ulysses else 1,
@@ -349,32 +351,32 @@ def vocab_problems(
 
 
 def violations(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> tuple[str, ...]:
-    """Return one sentence per broken rule, empty for a legal plan; parameters as `plan_notices`."""
+    """Return one sentence per broken rule, empty for a legal plan; see `plan_notices`."""
     found = plan_notices(plan, spec, sequence_parallel=sequence_parallel)
     return tuple(one.text for one in found)
 
 
 def plan_notices(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> tuple[Notice, ...]:
-    """Return one notice per broken rule; those of layers name the layers.
+    """Return one notice per broken rule; notices of layers name the layers.
 
     Parameters
     ----------
-    sequence_parallel : whether tensor-parallel layers use Megatron sequence parallelism, which
-        shards the sequence and so restricts the tensor degree.
+    sequence_parallel : True if tensor-parallel layers use Megatron sequence parallelism, which
+        shards the sequence and so restricts the tensor degree
     """
     found = [*_structure(plan, spec)]
     shape_known = len(plan.layers) == spec.num_layers
-    # runs that differ in something else, such as checkpointing, share a notice
+    # Layers that differ only in other settings, such as checkpointing, share a notice.
     where: dict[tuple[object, ...], tuple[Notice, list[tuple[int, int]]]] = {}
     for first, last, kind, strategy in _runs(plan, spec):
         notices = [*_ranks(plan, strategy)]
-        # with another number of layers no strategy can be told its layer type
+        # With another number of layers, the layer type of a strategy is unknown.
         if shape_known:
             layer = spec.layers[kind]
             notices += layer_problems(layer, strategy, sequence_parallel=sequence_parallel)
         for one in notices:
             _, ranges = where.setdefault(one.key, (one, []))
-            # runs that touch read as one range
+            # Adjacent runs are printed as one range.
             if ranges and ranges[-1][1] == first - 1:
                 ranges[-1] = (ranges[-1][0], last)
             else:
@@ -399,7 +401,7 @@ def _placed(one: Notice, where: str) -> Notice:
 
 
 def _layers(ranges: list[tuple[int, int]]) -> str:
-    """Return ranges of layers in words, the first four of them."""
+    """Return ranges of layers as text, at most four of them."""
     shown = [str(a) if a == b else f"{a}-{b}" for a, b in ranges[:4]]
     shown += ["..."] if len(ranges) > 4 else []
     one = len(ranges) == 1 and ranges[0][0] == ranges[0][1]
@@ -409,7 +411,7 @@ def _layers(ranges: list[tuple[int, int]]) -> str:
 def _structure(plan: Plan, spec: ModelSpec) -> Iterator[Notice]:
     p, v, num_layers = plan.num_stages, plan.num_chunks, len(plan.layers)
     facts = SCHEDULES[plan.pipeline_type]
-    # beyond 16 stages the sum written out is longer than what it proves
+    # Beyond 16 stages the written sum would be too long to help.
     terms = " + ".join(map(str, plan.stage_sizes)) if p <= 16 else "sum of pp_division"
     yield from broken(
         PLAN,
@@ -451,9 +453,10 @@ def _structure(plan: Plan, spec: ModelSpec) -> Iterator[Notice]:
 
 
 def refinements(plan: Plan) -> tuple[str, ...]:
-    """Return in words what a plan says beside degrees, ZeRO, whole checkpoints, 1F1B and GPipe.
+    """Return, as texts, the features of a plan beyond those that all code supports.
 
-    For whoever prices or writes plans without it, to be refused in a sentence.
+    Supported by all are degrees, ZeRO, full checkpoints, 1F1B and GPipe. Code that prices or writes
+    plans without further features raises errors with these texts.
     """
     layers = plan.layers
     found = [f"expert degree {e}" for e in sorted({s.ep for s in layers} - {1})]
@@ -463,7 +466,7 @@ def refinements(plan: Plan) -> tuple[str, ...]:
     found += [f"recomputation of {', '.join(modules)}"] if modules else []
     found += [f"context degree {plan.vocab.cp} of embedding and head"] if plan.vocab.cp > 1 else []
     found += ["ZeRO-1"] if plan.default_dp_type == "zero1" else []
-    # GPipe and 1F1B are the schedules of one chunk a stage
+    # GPipe and 1F1B have one chunk per stage.
     if plan.pipeline_type not in ("1f1b", "gpipe"):
         found.append(f"schedule {plan.pipeline_type}")
     found += [f"{plan.num_chunks} chunks a stage"] if plan.num_chunks > 1 else []
@@ -471,7 +474,7 @@ def refinements(plan: Plan) -> tuple[str, ...]:
 
 
 def _runs(plan: Plan, spec: ModelSpec) -> Iterator[tuple[int, int, int, LayerStrategy]]:
-    """Yield (first, last, layer type, strategy) of consecutive layers that are alike."""
+    """Yield (first, last, layer type, strategy) for each run of consecutive equal layers."""
     types = spec.layer_types
     keys = [
         (types[i] if i < len(types) else -1, strategy) for i, strategy in enumerate(plan.layers)
@@ -484,9 +487,9 @@ def _runs(plan: Plan, spec: ModelSpec) -> Iterator[tuple[int, int, int, LayerStr
 
 
 def _ranks(plan: Plan, strategy: LayerStrategy) -> Iterator[Notice]:
-    """Yield where degrees do not fill a stage, or ranks get no whole samples.
+    """Yield notices where degrees do not fill a stage or ranks get fractions of samples.
 
-    Experts fill the stage by a grid of their own.
+    Experts fill the stage with a separate grid.
     """
     t, c, p = strategy.tp, strategy.cp, plan.num_stages
     own = strategy.ep > 1 or strategy.etp is not None
@@ -498,6 +501,6 @@ def _ranks(plan: Plan, strategy: LayerStrategy) -> Iterator[Notice]:
 
 
 def _samples(plan: Plan, data: int) -> tuple[Notice, ...]:
-    """Return where data ranks get no whole samples of a micro-batch."""
+    """Return notices where data-parallel ranks get fractions of the samples of a micro-batch."""
     values = {"micro_batches": plan.num_microbatches, "global_batch": plan.global_batch, "dp": data}
     return broken(LAYER_BATCH, values)

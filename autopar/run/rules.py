@@ -1,8 +1,8 @@
 """Rules of a run: one row each, with an id, the values that it reads and its arithmetic.
 
-A row is evaluated on numbers, or on numpy arrays for all combinations at once. `broken` names every
-broken rule, `refuse` raises them, `kept` masks, and `nearest` proposes another value. Rows here are
-those of any engine; an engine's own are in `search.engines.NAME.rules`.
+A row is evaluated on numbers, or on numpy arrays for all combinations at once. `broken` lists every
+broken rule, `refuse` raises them, `kept` returns a mask, and `nearest` proposes other values. The
+rules here apply to all engines; `search.engines.NAME.rules` adds those of one engine.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from autopar.records import Record
 Level = Literal["illegal", "warned", "unpriced"]
 Kind = Literal["illegal", "not priced", "no effect", "environment", "not understood", "read"]
 Values = Mapping[str, Any]
-"""Values of a run by name; what is missing or None is not known."""
+"""Values of a run by name; missing or None means unknown."""
 
 
 class Rule(NamedTuple):
-    """One rule: `rest` of the values `over` is 0 where it is kept, or is an array of such rests.
+    """One rule: it holds where `rest` of the values `over` is 0, elementwise for arrays.
 
-    `rest` is arithmetic and comparison alone, so that it works on arrays: `a * b` is both,
-    `a + b` either, `a > b` the first without the second. Values of 0, such as `dp` where the grid
-    is uneven, are guarded in the arithmetic.
+    `rest` uses only arithmetic and comparisons, so that it works on arrays: `a * b` is AND, `a + b`
+    is OR, `a > b` is a AND NOT b. Zero values, such as `dp` of an uneven grid, are guarded in the
+    arithmetic.
     """
 
     id: str
-    """Stable name, such as `grid.dense`; in JSON and errors."""
+    """Stable name, such as `grid.dense`, used in JSON and errors."""
     over: tuple[str, ...]
     rest: Callable[..., Any]
     message: str
-    """Sentence with the values and `rest` in braces."""
+    """Message template with the values and `rest` in braces."""
     suggestion: str = ""
     source: str = ""
-    """File and release of the engine, or paper."""
+    """Source of the rule: file and release of the engine, or paper."""
     level: Level = "illegal"
 
 
@@ -49,27 +49,27 @@ _KINDS: Mapping[Level, Kind] = {
 
 
 class Notice(Record):
-    """One finding: a broken rule, or a fact about a launch."""
+    """One finding: a broken rule, or a fact about a launch script."""
 
     id: str
     kind: Kind
     text: str
-    """Sentence without its end, made of the values; programs read `id` and `values`."""
+    """Formatted message without a period; programs should read `id` and `values` instead."""
     values: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def entry(self) -> dict[str, Any]:
-        """The notice as an object of JSON; its kind is not, where all are of one."""
+        """JSON object of the notice, without its kind, since such lists have one kind."""
         return {"id": self.id, "values": {**self.values}, "text": self.text}
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells it from others: the id and the values."""
+        """Key that identifies the notice: its id and values."""
         return (self.id, *((name, str(value)) for name, value in self.values.items()))
 
 
 class RuleError(InputError):
-    """A run breaks rules; `broken` holds one notice for each."""
+    """Error of a run that breaks rules; `broken` holds one notice per rule."""
 
     def __init__(self, broken: Sequence[Notice]) -> None:
         self.broken = tuple(broken)
@@ -82,12 +82,12 @@ class RuleError(InputError):
 
 
 def notice(id: str, kind: Kind, message: str, **values: Any) -> Notice:
-    """Return a notice with the text that its message and values make."""
+    """Return a notice whose text is `message` formatted with `values`."""
     return Notice(id=id, kind=kind, text=message.format(**values), values=values)
 
 
 def once(notices: Iterable[Notice]) -> tuple[Notice, ...]:
-    """Return notices in their order, each id with the same values once."""
+    """Return notices in order, without repetitions of the same id and values."""
     return tuple({one.key: one for one in reversed([*notices])}.values())[::-1]
 
 
@@ -104,11 +104,12 @@ DERIVED: Mapping[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
     "dp_shard": (("world", "tp", "cp", "pp", "dp_replicate"),
                  lambda world, tp, cp, pp, replicate: world // (tp * cp * pp * replicate)),
 }  # fmt: skip
-"""Value -> the values that it is made of, and how; 0 where they do not divide."""
+"""Derived value -> the values that it is computed from, and the function; 0 if they do not
+divide."""
 
 
 def _known(values: Values) -> Values:
-    """Return values with those that follow from them."""
+    """Return the values together with those derived from them."""
     found = dict(values)
     for name, (over, made) in DERIVED.items():
         given = [found.get(one) for one in over]
@@ -118,13 +119,13 @@ def _known(values: Values) -> Values:
 
 
 def _given(rule: Rule, values: Values) -> list[Any] | None:
-    """Return the values that a rule reads; None where one is not known."""
+    """Return the values that a rule reads, or None if one of them is unknown."""
     found = [values.get(name) for name in rule.over]
     return None if any(one is None for one in found) else found
 
 
 def kept(rules: Iterable[Rule], values: Values) -> Any:
-    """Return whether values keep all rules, an array of it for arrays; undecided rules are kept."""
+    """Return True, or an array of booleans, where all rules hold or cannot be decided."""
     values = _known(values)
     found: Any = True
     for rule in rules:
@@ -135,7 +136,7 @@ def kept(rules: Iterable[Rule], values: Values) -> Any:
 
 
 def broken(rules: Iterable[Rule], values: Values) -> tuple[Notice, ...]:
-    """Return one notice for each rule that values are known to break."""
+    """Return one notice per rule that the known values break."""
     values = _known(values)
     found = []
     for rule in rules:
@@ -155,7 +156,7 @@ def _notice(rule: Rule, values: Values, rest: Any) -> Notice:
 
 
 def refuse(rules: Iterable[Rule], values: Values) -> None:
-    """Raise RuleError with all rules that values break."""
+    """Raise RuleError with all rules that the values break."""
     found = broken(rules, values)
     if found:
         raise RuleError(found)
@@ -167,9 +168,9 @@ _Value = TypeVar("_Value")
 def nearest(
     rules: Sequence[Rule], values: Values, name: str, domain: Iterable[_Value]
 ) -> tuple[_Value, ...]:
-    """Return the values of one name that keep all rules, the nearest to the given one first.
+    """Return the values of `name` in `domain` that keep all rules, nearest to the given one first.
 
-    Numbers are ordered by their distance, the smaller first; other values stay in their order.
+    Numbers are ordered by distance, the smaller first; other values keep their order.
     """
     given = values.get(name)
     found = [one for one in domain if kept(rules, {**values, name: one})]
@@ -179,7 +180,7 @@ def nearest(
 
 
 # --------------------------------------------------------------------------------------------------
-# Degrees and the ranks
+# Degrees and ranks
 
 
 GRID = (
@@ -187,7 +188,7 @@ GRID = (
          lambda world, tp, cp, pp: world % (tp * cp * pp) + (world < 1),
          "world size({world}) % (tp({tp}) * cp({cp}) * pp({pp})) = {rest} != 0"),
     Rule("grid.experts", ("world", "etp", "ep", "pp"),
-         # without either the dense grid is all
+         # Without ep and etp the dense grid is the only one.
          lambda world, etp, ep, pp: (etp * ep > 1) * (world % (etp * ep * pp)),
          "world size({world}) % (etp({etp}) * ep({ep}) * pp({pp})) = {rest} != 0"),
 )  # fmt: skip
@@ -196,7 +197,7 @@ WHOLE_GRID = Rule(
     lambda world, tp, cp, pp, dp: world - tp * cp * pp * dp,
     "tp({tp}) * cp({cp}) * pp({pp}) * dp({dp}) != world size({world})",
 )  # fmt: skip
-"""The same where the data degree is given."""
+"""Rule for the grid if the data-parallel degree is given."""
 CONTEXT = (
     Rule("context.rings", ("rings", "cp", "heads_exchanged"),
          lambda rings, cp, exchanged: cp % rings + (rings > 1) * (exchanged == 0),
@@ -230,20 +231,20 @@ COPIED_KEYS = Rule(
     "kv-heads.copied", ("kv_heads", "tp"), lambda groups, tp: (groups % tp) * (tp % groups),
     "kv_heads({kv_heads}) and tp({tp}) do not divide each other",
 )  # fmt: skip
-"""Fewer key-value heads than ranks are copied, equally often on all of them."""
+"""Rule for engines that copy key-value heads when there are fewer heads than tensor ranks."""
 WHOLE_KEYS = Rule("kv-heads.whole", ("kv_heads", "tp"), lambda groups, tp: groups % tp,
                   "kv_heads({kv_heads}) % tp({tp}) = {rest} != 0")  # fmt: skip
-"""The same where an engine copies none."""
+"""Rule for engines that do not copy key-value heads."""
 FFN = Rule("ffn.tensor", ("ffn_hidden_size", "tp"), lambda ffn, tp: ffn % tp,
            "ffn_hidden_size({ffn_hidden_size}) % tp({tp}) = {rest} != 0")  # fmt: skip
 WIDTHS = (
     HEADS,
     COPIED_KEYS,
     FFN,
-    # what all tokens visit is divided as a dense MLP, wherever the experts are
+    # The shared expert is split like a dense MLP, whatever the expert ranks.
     Rule("shared-expert.tensor", ("shared_expert_width", "tp"), lambda width, tp: width % tp,
          "shared_expert_width({shared_expert_width}) % tp({tp}) = {rest} != 0"),
-    # Ulysses splits tokens and heads, never the width of the MLP
+    # Ulysses splits tokens and heads, never the width of the MLP.
     Rule("heads.ulysses", ("heads", "ulysses"), lambda heads, ulysses: heads % ulysses,
          "heads({heads}) % ulysses({ulysses}) = {rest} != 0"),
     Rule("kv-heads.ulysses", ("kv_heads", "ulysses"),
@@ -252,12 +253,12 @@ WIDTHS = (
 )  # fmt: skip
 
 # --------------------------------------------------------------------------------------------------
-# Sequence: a ring has two pieces a rank, an early and a late one, so that causal work is even; of
-# tensor ranks only those with sequence parallelism split it.
+# Sequence: a ring rank holds two pieces, an early and a late one, to balance causal attention.
+# Tensor ranks split the sequence only with sequence parallelism.
 
 
 def _sequence(place: str, tp: str, ulysses: str, cp: str) -> tuple[Rule, ...]:
-    """Return the rules of a place whose degrees have such names."""
+    """Return the sequence rules of `place`, with the names of its degrees."""
     both = ("seq_length", cp, tp, "sequence_parallel")
     start = "seq_length({seq_length}) % "
     return (
@@ -279,13 +280,13 @@ def _sequence(place: str, tp: str, ulysses: str, cp: str) -> tuple[Rule, ...]:
 
 SEQUENCE = _sequence("sequence", "tp", "ulysses", "cp")
 ENDS = _sequence("ends", "vtp", "vsp", "vcp")
-"""Of embedding and head; the vocabulary is padded, and restricts nothing."""
+"""Sequence rules of embedding and head; the vocabulary is padded and needs no rule."""
 RING = Rule("sequence.ring", ("seq_length", "cp"), lambda s, cp: (cp > 1) * (s % (2 * cp)),
             "seq_length({seq_length}) % (2 * cp({cp})) = {rest} != 0")  # fmt: skip
-"""What every search needs of context ranks, whatever the tensor ranks have."""
+"""Sequence rule of ring attention in every search, independent of tensor ranks."""
 SHARED_SEQUENCE = Rule("sequence.shared", ("seq_length", "cp"), lambda s, c: s % c,
                        "seq_length({seq_length}) % cp({cp}) = {rest} != 0")  # fmt: skip
-"""What every kind of context parallelism needs."""
+"""Sequence rule of every kind of context parallelism."""
 
 # --------------------------------------------------------------------------------------------------
 # Experts
@@ -303,10 +304,10 @@ EXPERT_WIDTH = Rule("experts.width", ("expert_width", "etp"), lambda width, etp:
                     "ffn_hidden_size({expert_width}) % etp({etp}) = {rest} != 0")  # fmt: skip
 EXPERTS = (NO_EXPERTS, NO_SPLIT_EXPERTS, WHOLE_EXPERTS, EXPERT_WIDTH)
 ANY = (HEADS, WHOLE_EXPERTS)
-"""Of any engine: of sizes and degrees that runs, choices of a search and layers of plans have."""
+"""Rules of every engine on sizes and degrees, for runs, candidates and layers of plans."""
 
 # --------------------------------------------------------------------------------------------------
-# What `autopar.price.step` refuses of a job
+# Rules of a job in `autopar.price.step`
 
 
 POSITIVE = (
@@ -315,7 +316,7 @@ POSITIVE = (
 )  # fmt: skip
 JOB = (
     WHOLE_GRID,
-    # a rest would be tokens that nobody trains
+    # A remainder would be tokens that are never trained.
     *BATCH,
     SHARED_SEQUENCE,
     Rule("grid.expert-ranks", ("tp", "cp", "dp", "ep", "etp"),
@@ -325,7 +326,7 @@ JOB = (
          lambda stages, found, pp, mtp: (stages != pp) + (found != mtp),
          "stage_mtp has {stage_mtp} modules of further tokens on {mtp_stages} stages, where the "
          "job has {mtp} on {pp}"),
-    # launchers count embedding and head as a layer each where that fills the chunks
+    # Engines can count embedding and head as one layer each to fill the chunks.
     Rule("job.chunks", ("pp", "vpp", "layers"),
          lambda pp, vpp, layers: (pp > 1) * (pp * vpp > layers + 2),
          "pp({pp}) stages of vpp({vpp}) chunks are more than the layers"),
@@ -339,7 +340,7 @@ BLOCK = (
 )  # fmt: skip
 
 # --------------------------------------------------------------------------------------------------
-# What `autopar.run.run.legal` refuses of a uniform run
+# Rules of a uniform run in `autopar.run.run.legal`
 
 
 DEGREES = (*GRID, *CONTEXT, CHUNK_COUNTS)
@@ -357,7 +358,7 @@ OFFLOAD = (
     Rule("offload.counts", ("offload_layers", "offload_elements"),
          lambda layers, elements: (layers < 0) + (elements < 0),
          "numbers of offloaded layers and elements are 0 or more"),
-    # transformer_config.py of Megatron-Core: what attn_proj saves is core_attn's output
+    # Megatron-Core, transformer_config.py: attn_proj saves the output of core_attn.
     Rule("offload.projection", ("offload_modules",),
          lambda modules: ("attn_proj" in modules) > ("core_attn" in modules),
          "attn_proj is offloaded together with core_attn alone; add core_attn"),
@@ -387,7 +388,7 @@ OPTIMIZER = (
     Rule("optimizer.blocks", ("optimizer", "torch"),
          lambda kind, torch: (kind == "adam8bit") > torch,
          "Megatron-Core has no Adam with scales of blocks; take moments of 16 bits"),
-    # optimizer/__init__.py of Megatron-Core
+    # Megatron-Core, optimizer/__init__.py
     Rule("optimizer.offload-sharded", ("offload", "zero", "torch"),
          lambda share, zero, torch: (share > 0) * (zero == 0) > torch,
          "states are offloaded with the distributed optimizer alone"),
@@ -416,7 +417,7 @@ RUN = (
 )  # fmt: skip
 
 # --------------------------------------------------------------------------------------------------
-# Plans, whose layers may differ
+# Per-layer plans
 
 
 LAYER = (
@@ -429,7 +430,7 @@ LAYER = (
     *SEQUENCE,
 )  # fmt: skip
 LAYER_BATCH = (
-    # a batch that the micro-batches do not divide is another rule
+    # A batch that the micro-batches do not divide breaks another rule.
     Rule("batch.samples", ("global_batch", "micro_batches", "dp"),
          lambda batch, micro, dp: (batch % micro == 0) * (batch % (micro * dp + (dp == 0))),
          "global batch({global_batch}) % (micro-batches({micro_batches}) * dp({dp})) = "
@@ -466,7 +467,7 @@ PLAN = (
     Rule("pipeline.single", ("schedule", "pp"),
          lambda schedule, pp: (schedule != "1f1b") * (schedule != "gpipe") * (pp == 1),
          "{schedule} needs stages, and pp is 1"),
-    # micro-batches go through the chunks in rounds of one for every stage
+    # Micro-batches pass through the chunks in rounds of one per stage.
     Rule("pipeline.rounds", ("schedule", "micro_batches", "pp"),
          lambda schedule, number, pp:
          ((schedule == "interleaved") + (schedule == "interleaved_zero_bubble"))

@@ -1,4 +1,4 @@
-"""Run: one training run, planned or measured, in the words that all engines share."""
+"""Run: one training run, planned or measured, in terms common to all engines."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ class Word(NamedTuple):
 
 
 class Run(Record, dict=True):
-    """A model, how it is split, and what its engine is told."""
+    """A model, its parallel strategy and the settings of its engine."""
 
     name: str = ""
     model: Model
     strategy: Strategy
     runtime: Runtime
     seq_length: int
-    """Tokens of a sequence."""
+    """Sequence length, tokens."""
     gpu: str
-    """Name of the device, which decides default kernels."""
+    """Name of the device, which determines default kernels."""
     steps: int | None = None
-    """Steps of the run; None: thousands. The worst routing of them decides memory."""
+    """Number of steps; None for thousands. The most uneven routing among them determines memory."""
     unread: tuple[Word, ...] = ()
 
     @property
     def split(self) -> Split:
-        """Split of the first layer, of a uniform run that of all layers but for savings."""
+        """Split of the first layer; in a uniform run, of all layers except for memory savings."""
         return self.strategy.first
 
     @property
@@ -48,22 +48,22 @@ class Run(Record, dict=True):
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro-batch on one context rank of the first layer."""
+        """Tokens per micro-batch on one context rank of the first layer."""
         return self.strategy.micro_batch * self.seq_length // self.split.cp
 
     @property
     def scattered_tokens(self) -> int:
-        """Tokens of a micro-batch between the GEMMs of tensor ranks."""
+        """Tokens per micro-batch between the GEMMs, on one tensor rank."""
         return self.tokens // self.split.tp if self.split.scattered else self.tokens
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an element of activations and weights."""
+        """Bytes per element of activations and weights."""
         return self.runtime.precision.element_bytes
 
     @property
     def padded_vocab(self) -> int:
-        """Rows of the vocabulary, padded so that tensor ranks divide them."""
+        """Rows of the vocabulary, padded to a multiple of the tensor degree times the divisor."""
         unit = self.model.vocab_divisor * self.strategy.ends.tp
         return math.ceil(self.model.vocab / unit) * unit
 
@@ -75,7 +75,7 @@ class Run(Record, dict=True):
 
     @cached_property
     def rank_layers(self) -> tuple[RankLayer, ...]:
-        """All layers as a rank has them, in execution order; equal ones are one object."""
+        """All layers on one rank, in execution order; equal layers are one object."""
         made: dict[tuple[Layer, Split, bool], RankLayer] = {}
         found: list[RankLayer] = []
         for count, layer, split, offloaded in self._alike():
@@ -84,7 +84,7 @@ class Run(Record, dict=True):
         return tuple(found)
 
     def _alike(self) -> Iterator[tuple[int, Layer, Split, bool]]:
-        """Yield (number, layer, split, whether offloaded whole) of consecutive equal layers."""
+        """Yield (count, layer, split, is offloaded whole) per run of consecutive equal layers."""
         model, first = self.model, self.runtime.offload.layers
         splits = iter(self.strategy.layers)
         left, at = 0, 0
@@ -94,7 +94,7 @@ class Run(Record, dict=True):
                 if not left:
                     own = next(splits)
                     left, split = own.count, own.split
-                # where offloading of whole layers ends
+                # Number of layers up to the end of whole-layer offload.
                 inside = first - at if at < first else wanted
                 count = min(wanted, left, inside)
                 yield count, group.layer, split, at < first
@@ -102,40 +102,40 @@ class Run(Record, dict=True):
 
     @cached_property
     def mtp_layer(self) -> RankLayer:
-        """An MTP layer as a rank has it: as the last layer, in the precision of the run."""
+        """An MTP layer on one rank: like the last layer, in the precision of the run."""
         last = self.rank_layers[-1]
         split = replace(last.split, recompute=self.recomputed_modules, low_precision=True)
         return RankLayer(run=self, layer=last.layer, split=split)
 
     @property
     def recomputed_modules(self) -> frozenset[Any]:
-        """Modules that layers recompute which are not recomputed whole."""
+        """Recomputed modules of the layers that are not recomputed whole."""
         groups = self.strategy.layers
         return next((one.split.modules for one in groups if one.split.modules), frozenset())
 
 
 class RankLayer(Record, dict=True, eq=False):
-    """One layer of a run on one rank: its sizes, its split and the types that it computes in."""
+    """One layer of a run on one rank: sizes, split and data types."""
 
     run: Run
     layer: Layer
     split: Split
     offloaded: bool = False
-    """True if all that it saves is offloaded (`--cpu-offloading-num-layers`)."""
+    """True if all its saved activations are offloaded (`--cpu-offloading-num-layers`)."""
 
     @cached_property
     def tokens(self) -> int:
-        """Tokens of a micro-batch on one context rank."""
+        """Tokens per micro-batch on one context rank."""
         return self.run.strategy.micro_batch * self.run.seq_length // self.split.cp
 
     @cached_property
     def scattered_tokens(self) -> int:
-        """Tokens of a micro-batch between the GEMMs of tensor ranks."""
+        """Tokens per micro-batch between the GEMMs, on one tensor rank."""
         return self.tokens // self.split.tp if self.split.scattered else self.tokens
 
     @cached_property
     def precision(self) -> Precision:
-        """Precision of the layer: that of the run, or with 16-bit GEMMs."""
+        """Precision of the layer: that of the run, or the same with 16-bit GEMMs."""
         own = self.run.runtime.precision
         return own if self.split.low_precision or not own.low else own.plain
 
@@ -153,7 +153,7 @@ class RankLayer(Record, dict=True, eq=False):
 
 
 def resplit_run(run: Run, **fields: Any) -> Run:
-    """Return a run whose layers have other values of some fields of `Split`."""
+    """Return a run with some fields of `Split` replaced in all layers."""
     return replace(run, strategy=resplit(run.strategy, **fields))
 
 

@@ -1,7 +1,7 @@
 """How a model is split: degrees of every layer, pipeline stages, schedule and batch.
 
-A uniform plan has one `SplitGroup`, a per-layer plan several. Which combinations are legal is a
-matter of the rules, not of these types.
+A uniform plan has one `SplitGroup`, a per-layer plan several. The rules decide which combinations
+are legal, not these types.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from autopar.run.runtime import Zero
 OffloadModule = Literal[
     "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"
 ]
-"""Of which what autograd saves goes to the host, in Megatron-Core's words
+"""Modules whose saved activations are offloaded, named as in Megatron-Core
 (docs/user-guide/features/fine_grained_activation_offloading.md)."""
 OFFLOADED: tuple[OffloadModule, ...] = get_args(OffloadModule)
 TensorKind = Literal["megatron", "ulysses"]
-"""Ranks of a tensor group split weights (Megatron), or tokens and heads (DeepSpeed Ulysses)."""
+"""Tensor ranks split weights (Megatron), or tokens and heads (DeepSpeed Ulysses)."""
 ContextKind = Literal["ring", "all-gather", "a2a"]
-"""Context ranks pass keys and values on, gather them, or exchange heads for tokens (Ulysses)."""
+"""Context-parallel communication: ring attention, all-gather of keys and values, or all-to-all
+(Ulysses)."""
 Recomputation = frozenset[Module] | Literal["full", "op"]
-"""Recomputed in the backward pass: modules of a layer (none: empty), the whole layer, or all but
-attention and every other GEMM (torchtitan's selective `op`)."""
+"""Recomputed in the backward pass: modules of a layer (empty for none), the whole layer (`full`),
+or all but attention and every other GEMM (`op`, torchtitan's selective mode)."""
 
 
 class Split(Record):
-    """Degrees of one layer and its memory savings; the data degree follows from the GPUs."""
+    """Degrees and memory savings of one layer; the data-parallel degree follows from the GPUs."""
 
     tp: int = 1
     """Tensor degree."""
@@ -43,64 +44,66 @@ class Split(Record):
     strided: bool = False
     """True if a tensor group is ranks i, i + stride, ... instead of neighbours."""
     sequence_parallel: bool = False
-    """True if tensor ranks hold parts of the sequence between GEMMs (Megatron-LM)."""
+    """True with sequence parallelism (Megatron-LM): tensor ranks split the sequence between
+    GEMMs."""
     cp: int = 1
     """Context degree."""
     cp_kind: ContextKind = "ring"
     rings: int = 1
-    """Rings of context ranks, where ranks exchange heads inside groups of `cp / rings`."""
+    """Ring size when context ranks also exchange heads, within groups of `cp / rings` ranks."""
     ep: int = 1
     """Expert degree."""
     etp: int = 1
     """Expert tensor degree."""
     zero: Zero = 0
-    """Sharded over data ranks: 0 nothing, 1 optimizer, 2 gradients, 3 weights as well."""
+    """ZeRO stage: data-parallel ranks shard nothing (0), optimizer (1), gradients (2), weights
+    (3)."""
     replicas: int = 1
-    """Copies of the sharded states (HSDP, instances of a distributed optimizer)."""
+    """Number of HSDP replicas, or of distributed-optimizer instances."""
     recompute: Recomputation = frozenset()
     recompute_unit: int = 1
-    """Layers that are one unit of full recomputation (`--recompute-method uniform`)."""
+    """Layers per unit of full recomputation (`--recompute-method uniform`)."""
     offload: frozenset[OffloadModule] = frozenset()
     """Modules whose saved activations are in host memory."""
     low_precision: bool = True
-    """False: computed in 16 bits, whatever the precision of the run."""
+    """False if the layer computes in 16 bits, whatever the precision of the run."""
 
     @property
     def scattered(self) -> bool:
-        """True if tensor ranks hold parts of the sequence between GEMMs."""
+        """True if tensor ranks split the sequence between GEMMs (sequence parallelism)."""
         return self.sequence_parallel and self.tp > 1
 
     @property
     def modules(self) -> frozenset[Module]:
-        """Modules that are recomputed; none where the whole layer is, or torchtitan's `op`."""
+        """Recomputed modules; empty if the whole layer is recomputed, or with torchtitan's `op`."""
         return self.recompute if isinstance(self.recompute, frozenset) else frozenset()
 
     @property
     def exchanges_heads(self) -> bool:
-        """True if context ranks exchange heads for tokens."""
+        """True if context ranks exchange heads for tokens (Ulysses)."""
         return self.cp_kind == "a2a"
 
     @property
     def gathers_keys(self) -> bool:
-        """True if context ranks gather keys and values."""
+        """True if context ranks all-gather keys and values."""
         return self.cp_kind == "all-gather"
 
 
 class SplitGroup(Record):
-    """Consecutive layers that are split alike."""
+    """Consecutive layers with the same split."""
 
     count: int
     split: Split
 
 
 class Chunk(NamedTuple):
-    """A model chunk: consecutive layers that a pipeline stage runs as one."""
+    """A model chunk: consecutive layers that a pipeline stage runs as one unit."""
 
     embeds: bool
     layers: tuple[int, ...]
-    """Numbers of the layers, counted from 0."""
+    """Layer indices, from 0."""
     mtp: int
-    """Multi-token prediction layers."""
+    """Number of multi-token prediction (MTP) layers."""
     head: bool
 
 
@@ -116,11 +119,11 @@ class Strategy(Record, dict=True):
     """Model chunks of every pipeline stage."""
     schedule: Schedule = "1f1b"
     group: int = 0
-    """Micro-batches of a chunk that run in a row; 0: as many as stages."""
+    """Consecutive micro-batches of one chunk; 0 for the number of stages."""
     micro_batch: int
-    """Sequences of a micro-batch on one data rank of the first layer."""
+    """Sequences per micro-batch on one data-parallel rank of the first layer."""
     global_batch: int
-    """Sequences of a step."""
+    """Global batch size, sequences per step."""
 
     @cached_property
     def each_layer(self) -> tuple[Split, ...]:
@@ -129,12 +132,12 @@ class Strategy(Record, dict=True):
 
     @property
     def uniform(self) -> bool:
-        """True if all layers are split alike."""
+        """True if all layers have the same split."""
         return len(self.layers) == 1
 
     @property
     def num_layers(self) -> int:
-        """Layers of the model."""
+        """Number of layers of the model."""
         return sum(group.count for group in self.layers)
 
     @property
@@ -144,44 +147,45 @@ class Strategy(Record, dict=True):
 
     @property
     def pp(self) -> int:
-        """Pipeline stages."""
+        """Number of pipeline stages."""
         return len(self.stages)
 
     @property
     def vpp(self) -> int:
-        """Virtual pipeline size: model chunks of a stage."""
+        """Virtual pipeline size: model chunks per stage."""
         return len(self.stages[0])
 
     @property
     def dp(self) -> int:
-        """Data degree of the first layer; 0 where degrees do not divide the GPUs of a stage."""
+        """Data-parallel degree of the first layer; 0 if degrees do not divide the GPUs."""
         return data_degree(self, self.first)
 
     @property
     def edp(self) -> int:
-        """Replicas of the experts of the first layer; 0 where degrees do not divide."""
+        """Number of replicas of the first layer's experts; 0 if degrees do not divide the GPUs."""
         return _degree(self.gpus, self.pp * self.first.ep * self.first.etp)
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of a step in one pipeline; 0 where the batch has none."""
+        """Micro-batches per step in one pipeline; 0 if there is no whole one."""
         return self.global_batch // (self.micro_batch * self.dp) if self.dp else 0
 
     @cached_property
     def recomputed(self) -> Recomputed:
-        """What the layers of every chunk recompute; InputError where chunks differ in it."""
+        """Recomputation policy of every chunk; raises InputError if chunks differ in it."""
         return _recomputed(self)
 
 
 class Recomputed(NamedTuple):
-    """Recomputation of a run whose chunks are alike in it."""
+    """Recomputation policy that all chunks of a run share."""
 
     kind: Literal["none", "modules", "op", "full", "block", "every"]
-    """`block` is the first `number` layers of a chunk, `every` every `number`-th layer of one."""
+    """`block`: the first `number` layers of a chunk; `every`: every `number`-th layer of a
+    chunk."""
     number: int = 0
-    """With `full` the layers of a unit."""
+    """Number of layers for `block` and `every`; layers per unit for `full`."""
     modules: frozenset[Module] = frozenset()
-    """Modules of the layers that are not recomputed whole."""
+    """Recomputed modules of the layers that are not recomputed whole."""
 
 
 def _recomputed(strategy: Strategy) -> Recomputed:
@@ -227,10 +231,14 @@ def recomputing(
     every: int | None = None,
     others: Recomputation = frozenset(),
 ) -> Strategy:
-    """Return a strategy whose layers recompute otherwise.
+    """Return a strategy with another recomputation.
 
-    unit : layers of a unit of full recomputation. first, every : of each chunk the first so many
-    layers, or every so-manieth one; the rest recompute `others`. None: all layers.
+    Parameters
+    ----------
+    unit : layers per unit of full recomputation
+    first : number of first layers of each chunk; None: no limit
+    every : period of the recomputed layers of each chunk; None: all
+    others : recomputation of the remaining layers
     """
     chosen = {
         layer
@@ -245,7 +253,7 @@ def recomputing(
             for group in strategy.layers
         )
     else:
-        # equal splits are one object, so that what is counted of one layer is counted once
+        # Equal splits are one object, so that results for one layer can be reused by identity.
         made: dict[tuple[int, bool], Split] = {}
         splits = []
         for layer, split in enumerate(strategy.each_layer):
@@ -259,7 +267,7 @@ def recomputing(
 
 
 def merged(groups: Iterable[SplitGroup]) -> tuple[SplitGroup, ...]:
-    """Return groups of which no two neighbours have the same split."""
+    """Return groups with adjacent groups of equal splits merged."""
     found: list[SplitGroup] = []
     for group in groups:
         if found and found[-1].split == group.split:
@@ -274,9 +282,9 @@ _OF_ENDS = ("tp", "sequence_parallel", "cp", "cp_kind", "rings", "zero", "replic
 
 
 def resplit(strategy: Strategy, **fields: Any) -> Strategy:
-    """Return a strategy whose layers have other values of some fields of `Split`.
+    """Return a strategy with some fields of `Split` replaced in all layers.
 
-    Embedding and head take those that concern them.
+    Embedding and head take those of the fields that apply to them.
     """
     layers = merged(
         replace(group, split=replace(group.split, **fields)) for group in strategy.layers
@@ -288,7 +296,7 @@ def resplit(strategy: Strategy, **fields: Any) -> Strategy:
 def relaid(
     strategy: Strategy, stages: tuple[tuple[Chunk, ...], ...], schedule: Schedule
 ) -> Strategy:
-    """Return a strategy with other stages, of whose chunks as much is recomputed as before."""
+    """Return a strategy with other stages and the same recomputation policy per chunk."""
     kind, number, modules = strategy.recomputed
     own = replace(strategy, stages=stages, schedule=schedule)
     if kind not in ("block", "every"):
@@ -298,13 +306,13 @@ def relaid(
 
 
 def uniform_layers(num_layers: int, split: Split) -> tuple[tuple[SplitGroup, ...], Split]:
-    """Return the groups of layers that are split alike, and the split of embedding and head."""
+    """Return one group of layers with the same split, and the split of embedding and head."""
     ends = Split(**{name: getattr(split, name) for name in _OF_ENDS})
     return (SplitGroup(count=num_layers, split=split),), ends
 
 
 def with_wide_ends(strategy: Strategy, first: int, last: int) -> Strategy:
-    """Return a uniform strategy whose first and last so many layers are computed in 16 bits."""
+    """Return a uniform strategy whose `first` and `last` layers at both ends compute in 16 bits."""
     layers, split = strategy.num_layers, strategy.first
     first = min(first, layers)
     last = min(last, layers - first)
@@ -315,16 +323,16 @@ def with_wide_ends(strategy: Strategy, first: int, last: int) -> Strategy:
 
 
 def wide_ends(strategy: Strategy) -> tuple[int, int]:
-    """Return how many layers at the begin and at the end of a model are computed in 16 bits.
+    """Return the numbers of 16-bit layers at the beginning and at the end of a model.
 
-    Raises InputError where others are.
+    Raises InputError if other layers compute in 16 bits.
     """
     groups = [(group.split.low_precision, group.count) for group in strategy.layers]
     if all(low for low, _ in groups):
         return 0, 0
     low = [one for one, count in groups for _ in range(count)]
     if not any(low):
-        # engines refuse more layers at an end than a stage has
+        # Engines reject more layers at one end than a stage has.
         return (len(low) + 1) // 2, len(low) // 2
     first = len([*takewhile(lambda one: not one, low)])
     last = len([*takewhile(lambda one: not one, reversed(low))])
@@ -334,7 +342,7 @@ def wide_ends(strategy: Strategy) -> tuple[int, int]:
 
 
 def data_degree(strategy: Strategy, split: Split) -> int:
-    """Return the data degree of layers that are split so, 0 where degrees do not divide."""
+    """Return the data-parallel degree of layers with `split`; 0 if degrees do not divide."""
     return _degree(strategy.gpus, strategy.pp * split.tp * split.cp)
 
 
@@ -343,7 +351,7 @@ def _degree(gpus: int, others: int) -> int:
 
 
 def split_groups(splits: Iterable[Split]) -> tuple[SplitGroup, ...]:
-    """Return splits of consecutive layers as groups of equal ones."""
+    """Return groups of consecutive equal splits."""
     return tuple(SplitGroup(count=len(list(run)), split=split) for split, run in groupby(splits))
 
 
@@ -360,11 +368,15 @@ def even_chunks(
     ends: tuple[int, int] = (0, 0),
     schedule: Schedule | None = None,
 ) -> tuple[tuple[Chunk, ...], ...]:
-    """Return the chunks of every stage with layers as evenly as an interleaved pipeline has them.
+    """Return the chunks of every stage, with layers spread evenly as in an interleaved pipeline.
 
-    ends : how many layers fewer the first and the last chunk have than the others, such as 1 where
-    the embedding counts as a layer. schedule : as `chunks_of_sizes`. Raises InputError where layers
-    do not divide.
+    Parameters
+    ----------
+    ends : layers by which the first and the last chunk are shorter than the others, such as 1 if
+        the embedding counts as a layer
+    schedule : see `chunks_of_sizes`
+
+    Raises InputError if layers do not divide evenly.
     """
     parts = stages * chunks
     total = num_layers + sum(ends)
@@ -384,10 +396,12 @@ def chunks_of_sizes(
     mtp: int | Sequence[int] = 0,
     schedule: Schedule | None = None,
 ) -> tuple[tuple[Chunk, ...], ...]:
-    """Return the chunks of every stage from the layers of all parts in execution order.
+    """Return the chunks of every stage from the number of layers per chunk, in execution order.
 
-    mtp : MTP layers of the last part, or of each. schedule : places the parts on the stages; None:
-    one after the other, and again from the first.
+    Parameters
+    ----------
+    mtp : MTP layers of the last chunk, or of each chunk
+    schedule : decides the stage of each chunk; None: round-robin over the stages
     """
     parts = len(sizes)
     found: list[list[Chunk]] = [[] for _ in range(stages)]
