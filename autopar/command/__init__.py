@@ -1,1 +1,1 @@
-"""What commands are made of: the dialect of their options."""
+"""Infrastructure of commands: option definitions, parsing, console and JSON answers."""

@@ -1,7 +1,7 @@
-"""Other spellings of options, read from `aliases.toml`, and the suggestion for an unknown option.
+"""Other spellings of options from `aliases.toml`, and suggestions for unknown options.
 
-Names are written with hyphens; the own name of an option of a command is never an alias there.
-The options themselves are fields of the dataclasses that commands fill, see `fields`.
+Names are written with hyphens; the name of an option of a command is never an alias there. The
+options themselves are fields of the dataclasses that commands fill, see `fields`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from autopar.errors import nearest
 from autopar.records import Record
 
 _LIKE, _LIKE_OWN = 0.7, 0.6
-"""Least likeness of the letters of an unknown name to any spelling, and to an own name, 0 to 1:
-two letters are much of a short name."""
+"""Minimum similarity (0 to 1) of an unknown name to any spelling, and to an option name. Two
+letters are a large part of a short name."""
 
 
 class Family(Record):
-    """Answers of some commands to options of other programs that these commands lack."""
+    """Handling, in some commands, of options of other programs that these commands lack."""
 
     ignored: Mapping[str, str] = field(default_factory=dict)
-    """Option that is accepted without an effect -> reason; its value is left out, too. A name that
-    ends in a hyphen is a prefix."""
+    """Option that is accepted and ignored together with its value -> reason. A name that ends in a
+    hyphen is a prefix."""
     flags: frozenset[str] = frozenset()
-    """Ignored options without a value, or with 0 or 1."""
+    """Ignored options without a value, or with the value 0 or 1."""
     lists: frozenset[str] = frozenset()
     """Ignored options with any number of values."""
     planned: Mapping[str, str] = field(default_factory=dict)
@@ -36,36 +36,36 @@ class Family(Record):
     refused: Mapping[str, str] = field(default_factory=dict)
     """Option without an equivalent -> reason."""
     only_one: Mapping[str, str] = field(default_factory=dict)
-    """Degree that can only be 1, or -1 for not given -> reason."""
+    """Degree that must be 1, or -1 for not given -> reason."""
 
 
 class AliasTables(Record):
-    """The tables of `aliases.toml`, by one name each."""
+    """Tables of `aliases.toml`."""
 
     aliases: Mapping[str, tuple[str, ...]]
-    """Other name -> names of options, the first one of the command counts; `=` sets a value."""
+    """Other name -> option names; the first one that the command has is used. `=` sets a value."""
     ambiguous: Mapping[str, tuple[tuple[str, str], ...]]
     """Name with several meanings -> each option and its count."""
     short: Mapping[str, str]
-    """Word after one hyphen -> name."""
+    """Word after a single hyphen -> name."""
     joined: frozenset[str]
-    """Names with several words as one value."""
+    """Names whose value may be several words."""
     hints: Mapping[str, tuple[str, str]]
-    """Unknown name -> option that the command needs for the suggestion, and the suggestion."""
+    """Unknown name -> (option that the command must have for the suggestion, suggestion)."""
     elsewhere: Mapping[str, str]
-    """Option of another command -> command line with it."""
+    """Option of another command -> command line that uses it."""
     values: Mapping[tuple[str, str], str]
-    """(option as written or as the command names it, other spelling of a value) -> value."""
+    """(option as typed or as in the command, other spelling of a value) -> value."""
     manual: Mapping[str, tuple[str, ...]]
     """Switch of Galvatron -> sizes that it controls."""
     families: Mapping[str, Family]
-    """Name that a command gives as its family -> answers to options of other programs. They count
-    before the meaning of a name as an alias."""
+    """Family name given by a command -> handling of options of other programs. It takes precedence
+    over the aliases."""
 
 
 @cache
 def alias_tables() -> AliasTables:
-    """Return the tables of `aliases.toml`; the file is read once, by the first caller."""
+    """Return the tables of `aliases.toml`; the file is read once, on the first call."""
     import tomllib  # late: command lines without options need no tables
 
     path = Path(__file__).with_name("aliases.toml")
@@ -112,12 +112,12 @@ def _aliases(same: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 
 
 def _by_name(table: Mapping[str, str]) -> dict[str, str]:
-    """Return name -> text of a table of text -> names."""
+    """Return name -> text from a table of text -> names."""
     return {name: text for text, names in table.items() for name in names.split()}
 
 
 def _family(data: Mapping[str, Any], name: str) -> Family:
-    """Return a family with the entries of those that it is like."""
+    """Return a family together with the entries of the families in its `like` key."""
     parts = [*(data[one] for one in data[name].get("like", "").split()), data[name]]
 
     def table(key: str) -> dict[str, str]:
@@ -137,9 +137,9 @@ def _family(data: Mapping[str, Any], name: str) -> Family:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence on an unknown option, such as `; did you mean --tp?`.
+    """Return the end of a message about an unknown option, such as `; did you mean --tp?`.
 
-    known : names of the options of the command.
+    known : option names of the command
     """
     tables, own = alias_tables(), frozenset(known)
     for one in (name, *tables.aliases.get(name, ())):

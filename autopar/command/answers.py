@@ -1,8 +1,8 @@
-"""The object of `--json`: one head for the answers of all commands, errors too, and who takes it.
+"""JSON object of `--json`: a common head for answers and errors of all commands, and its receiver.
 
-What stands behind the head is the document of a command. An answer goes to stdout or to a file; of
-a command that is asked in this process (`autopar.command.asking`) whoever asks takes it, and no
-sentence is printed.
+The document of the command follows the head. An answer is written to stdout or to a file. For a
+command called within this process (`autopar.command.asking`), the caller receives the answer and no
+message is printed.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from autopar.errors import (
 from autopar.run.rules import RuleError
 
 SCHEMA = "autopar/answer/1"
-"""Of the head; another number where a key of it changes its meaning or goes."""
+"""Schema name of the head; the number changes when a key is removed or changes its meaning."""
 HEAD = ("schema", "command", "release", "exit_code", "question", "notices")
-"""Keys that every answer begins with."""
+"""Keys at the beginning of every answer."""
 OUTPUTS = frozenset({"all", "html", "json", "out", "output-config-path", "peers", "plot", "trace"})
-"""Options of all commands that name files to write, or folders; no part of a question."""
+"""Options of all commands that name output files or folders; not part of a question."""
 
 
 class Running:
-    """A command at work: what it is asked, what it has said, and the answer where it is taken."""
+    """A running command: its question, its messages, and its answer once given."""
 
     def __init__(self, command: str, *, asked: bool = False) -> None:
         self.command = command
         self.asked = asked
-        """Whoever asks in this process takes the answer and the sentences; nothing is printed."""
+        """True if a caller in this process receives answer and messages; nothing is printed."""
         self.question: dict[str, Any] = {}
-        """Options as they were given, by name; without those of files to write."""
+        """Given options by name, without those of output files."""
         self.notices: list[str] = []
-        """Sentences beside the answer, without the command's name before them."""
+        """Messages next to the answer, without the name of the command."""
         self.answer: dict[str, Any] | None = None
-        """What was given, to stdout or to whoever asks; None until then."""
+        """Answer given to stdout or to the caller; None until then."""
         self.on_stdout = False
-        """The command line asks for the answer on stdout."""
+        """True if the command line requests the answer on stdout."""
 
     def asks(self, given: Mapping[str, Any]) -> None:
-        """Keep the options of a command line as its question."""
+        """Store the options of a command line as its question."""
         self.question = {name: value for name, value in given.items() if name not in OUTPUTS}
 
     def hears(self, text: str) -> bool:
-        """Keep a sentence for the head; return whether it is not to be printed."""
+        """Store a message for the head; return True if it must not be printed."""
         self.notices.append(text.removeprefix(f"{self.command}: "))
         return self.asked
 
@@ -65,13 +65,13 @@ _RUNNING: ContextVar[Running | None] = ContextVar("running", default=None)
 
 
 def running_now() -> Running | None:
-    """Return the command that this process is at, None outside of them."""
+    """Return the command that this process is running, or None."""
     return _RUNNING.get()
 
 
 @contextlib.contextmanager
 def running(command: str, *, asked: bool = False) -> Iterator[Running]:
-    """Let a command be the one that answers are of, until the block ends."""
+    """Make a command the current one, to which answers belong, until the block ends."""
     found = Running(command, asked=asked)
     token = _RUNNING.set(found)
     try:
@@ -81,15 +81,15 @@ def running(command: str, *, asked: bool = False) -> Iterator[Running]:
 
 
 def headed(document: Mapping[str, Any], exit_code: int = 0) -> dict[str, Any]:
-    """Return the answer of the command at work: the head, then the document.
+    """Return the answer of the running command: the head, then the document.
 
-    A number that nothing bounds is the text "Infinity", since JSON has none.
+    Infinite numbers become the text "Infinity", since JSON has none.
 
-    exit_code : with which the command will end.
+    exit_code : exit code of the command
     """
     now = _RUNNING.get()
     found = {key: _plain(value) for key, value in document.items()}
-    if now is None:  # a document that is made outside of commands is one without a head
+    if now is None:  # a document made outside of a command has no head
         return found
     head: dict[str, Any] = {
         "schema": SCHEMA,
@@ -105,19 +105,19 @@ def headed(document: Mapping[str, Any], exit_code: int = 0) -> dict[str, Any]:
 
 
 def is_answer(data: Mapping[str, Any]) -> bool:
-    """Return whether an object is the answer of a command."""
+    """Return True if an object is the answer of a command."""
     return data.get("schema") == SCHEMA
 
 
 def without_head(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document of an answer; of another object what it is."""
+    """Return the document of an answer without its head; other objects are returned as they are."""
     if not is_answer(data):
         return dict(data)
     return {key: value for key, value in data.items() if key not in HEAD}
 
 
 def give(document: Mapping[str, Any], exit_code: int = 0) -> None:
-    """Give the answer of `--json -`: to stdout, or to whoever asked the command."""
+    """Give the answer of `--json -` to stdout, or to the caller within this process."""
     found = headed(document, exit_code)
     now = _RUNNING.get()
     if now is not None:
@@ -135,7 +135,7 @@ def _plain(value: Any) -> Any:
 
 
 def answers_stdout(arguments: Sequence[str]) -> bool:
-    """Return whether a command line, which may be no good, asks for its answer on stdout."""
+    """Return True if a command line, even an invalid one, requests its answer on stdout."""
     for place, word in enumerate(arguments):
         name, equals, value = word.removeprefix("--").partition("=")
         if name == "json" and (equals or word.startswith("--")):
@@ -154,16 +154,16 @@ _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (AutoparError, "failure"),
     (KeyboardInterrupt, "interrupted"),
 )
-"""What an error is called, the narrowest first; anything else is `internal`."""
+"""Kinds of errors, from the narrowest; all others are `internal`."""
 
 
 def error_document(error: BaseException, text: str) -> dict[str, Any]:
-    """Return what stands behind the head where a command ends without an answer.
+    """Return the document after the head for a command that ends without an answer.
 
-    text : the sentence on stderr.
+    text : the message on stderr
     """
     kind = next((name for cls, name in _KINDS if isinstance(error, cls)), "internal")
-    # the machine's own errors are of what was given: a file that is not there, a full disk
+    # Errors of the operating system concern the input: a missing file, a full disk.
     if kind == "internal" and isinstance(error, OSError | MemoryError):
         kind = "input"
     found: dict[str, Any] = {"kind": kind, "message": text}

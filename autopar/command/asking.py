@@ -1,12 +1,12 @@
-"""The commands as functions of Python: the same words, and the answer of `--json` as an object.
+"""Commands as Python functions, with the same options and the `--json` answer as an object.
 
     answer = autopar.search("llama3-8b", "h100:1x8", global_batch=64, seq_length=4096)
     answer["launch"]["degrees"], answer.to_frame()
 
-Keywords are the options of the command with underscores, as aliases as well. What is unusable
-raises the error of `autopar.errors` whose sentence the command says; a question without an answer
-returns one with `exit_code` 3, whose `notices` say why. Nothing is printed, and no file is written
-that is not asked for.
+Keywords are the options of the command, or their aliases, with underscores. Invalid input raises
+the error of `autopar.errors` with the message that the command prints. A question without an answer
+returns an answer with `exit_code` 3, whose `notices` give the reason. Nothing is printed, and only
+requested files are written.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from autopar.units import GIB
 
 _LISTS = ("models", "cards", "sites", "stacks")
 _ROWS = 12
-"""Rows of a table that a notebook shows."""
+"""Maximum number of table rows shown in a notebook."""
 
 
 class Answer(Mapping[str, Any]):
-    """What a command answers: the object of its `--json`, and how a notebook shows it."""
+    """Answer of a command: the object of its `--json`, with a notebook representation."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._document = dict(document)
@@ -48,12 +48,12 @@ class Answer(Mapping[str, Any]):
 
     @property
     def exit_code(self) -> int:
-        """What the command would end with: 0 where there is an answer."""
+        """Exit code of the command: 0 if there is an answer."""
         return int(self._document["exit_code"])
 
     @property
     def title(self) -> str:
-        """Which command answers what, in a line."""
+        """One line with the command and its question."""
         question = self._document["question"]
         words = (
             f"{name} {' '.join(map(str, value)) if isinstance(value, list) else value}"
@@ -62,15 +62,15 @@ class Answer(Mapping[str, Any]):
         return f"{self._document['command']}: {', '.join(words) or 'all'}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object as `--json` prints it, a copy that may be changed."""
+        """Return a copy of the object that `--json` prints; it may be modified."""
         return copy.deepcopy(self._document)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return its table: a row for each launch, plan, file, combination or entry, best first."""
+        """Return the table: one row per launch, plan, file, combination or entry, best first."""
         return rows_of(self._document)
 
     def to_frame(self) -> Any:
-        """Return its table as a pandas.DataFrame; raises InstallError without pandas."""
+        """Return the table as a pandas.DataFrame; raises InstallError without pandas."""
         return frame(self.rows())
 
     def __repr__(self) -> str:
@@ -91,7 +91,7 @@ class Answer(Mapping[str, Any]):
 
 
 def shown_table(title: str, rows: Sequence[Mapping[str, Any]], notices: Sequence[str] = ()) -> str:
-    """Return a title, sentences and a table as HTML, of which everything is escaped."""
+    """Return a title, messages and a table as HTML, with all text escaped."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     head = "".join(f"<th>{html.escape(_head(name))}</th>" for name in names)
     body = "".join(
@@ -107,7 +107,7 @@ def shown_table(title: str, rows: Sequence[Mapping[str, Any]], notices: Sequence
 
 
 _BYTES = "_bytes"
-"""End of names whose values are shown to people in GiB."""
+"""Suffix of names whose values are shown in GiB."""
 
 
 def _head(name: str) -> str:
@@ -144,11 +144,11 @@ def _short(value: Any) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The table of an answer: which key of a document holds its rows, and what a row says.
+# Table of an answer: the key of a document with the rows, and the columns of a row.
 
 
 def rows_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the table of a document, one row where it holds one thing."""
+    """Return the table of a document; one row if it describes a single thing."""
     for key in (*_LISTS, "terms", "plans", "answers", "searches", "profiles", "changes"):
         if isinstance(document.get(key), list):
             return [_flat(row) for row in document[key]]
@@ -165,7 +165,7 @@ def rows_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a row is one value."""
+    """Return the scalar values of a row."""
     return {name: value for name, value in row.items() if not isinstance(value, list | Mapping)}
 
 
@@ -203,12 +203,12 @@ def _plans(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _checked(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of `autopar check`: a file, what is wrong, and its price."""
+    """Return a row of `autopar check`: a file, its number of findings, and its price."""
     return _flat(entry) | {"findings": len(entry.get("findings") or ())}
 
 
 # --------------------------------------------------------------------------------------------------
-# Asking.
+# Calling a command
 
 
 def ask(command: str, *words: str, **options: Any) -> Answer:
@@ -216,16 +216,16 @@ def ask(command: str, *words: str, **options: Any) -> Answer:
 
     Parameters
     ----------
-    command : as `autopar --help` lists it.
-    words : that stand without a name: files, `calculon`.
-    options : by name with underscores: a text, a number, True or False, a list of them; None is not
-        given.
+    command : name in the list of `autopar --help`
+    words : positional arguments, such as files or `calculon`
+    options : by name with underscores: a text, a number, True or False, or a list of them; None
+        means not given
 
     Raises
     ------
-    AutoparError : what the command would say in one sentence.
+    AutoparError : with the message that the command would print
     """
-    # those of `profiler` are processes of their own: ranks, and torch
+    # Commands of `profiler` need separate processes: ranks, and torch.
     known = [
         name
         for name, (_, module, _) in SUBCOMMANDS.items()
@@ -245,7 +245,7 @@ def ask(command: str, *words: str, **options: Any) -> Answer:
 
 
 def _typed(module: Any, options: Mapping[str, Any]) -> list[str]:
-    """Return options as a command line has them."""
+    """Return options as words of a command line."""
     command = getattr(module, "COMMAND", None)
     kinds = {} if command is None else {row.name: row.kind for row in command.rows}
     found = []
@@ -265,29 +265,31 @@ def _word(value: object) -> str:
 
 
 def search(model: str, hardware: str, **options: Any) -> Answer:
-    """Return the fastest launch or plan of a model on a cluster: `autopar search`.
+    """Return the fastest uniform or per-layer plan of a model on a cluster: `autopar search`.
 
     Parameters
     ----------
-    model, hardware : what `--model` and `--hardware` take.
-    options : of the command; `output_config_path` writes the file that `explain` reads, else none
-        is written.
+    model, hardware : values of `--model` and `--hardware`
+    options : options of the command; `output_config_path` writes the file that `explain` reads, by
+        default none is written
     """
     options.setdefault("output_config_path", "none")
     return ask("search", model=model, hardware=hardware, **options)
 
 
 def check(*files: str | Path, **options: Any) -> Answer:
-    """Return what launches of trainers say, whether they fit and how fast they are."""
+    """Return findings, memory and step time of launch scripts: `autopar check`."""
     return ask("check", *map(str, files), **options)
 
 
 def explain(
     plan: str | Path | Mapping[str, Any], why_not: str | None = None, **options: Any
 ) -> Answer:
-    """Return where time and memory of a plan go, the best one, and the best one with a rule.
+    """Return the time and memory breakdown of a plan, and better plans: `autopar explain`.
 
-    plan : a launch, plan or strategy file, or the answer of a search.
+    Better plans are the best one and, with `why_not`, the best one under that constraint.
+
+    plan : a launch, plan or strategy file, or the answer of a search
     """
     return _of_files("explain", [plan], why_not=why_not, **options)
 
@@ -295,9 +297,9 @@ def explain(
 def compare(
     first: str | Path | Mapping[str, Any], second: str | Path | Mapping[str, Any], **options: Any
 ) -> Answer:
-    """Return what differs between two plans, or a plan and a measured trace, and by which terms.
+    """Return the differences between two plans, or a plan and a measured trace, per term.
 
-    first, second : launch or plan files or answers of searches; `second` may be a trace.
+    first, second : launch or plan files, or answers of searches; `second` may be a trace
     """
     return _of_files("compare", [first, second], **options)
 
@@ -305,7 +307,7 @@ def compare(
 def _of_files(
     command: str, given: Sequence[str | Path | Mapping[str, Any]], **options: Any
 ) -> Answer:
-    """Ask a command about files; of an answer a file is made for as long as it takes."""
+    """Call a command on files; answers are written to temporary files first."""
     with tempfile.TemporaryDirectory(prefix="autopar") as folder:
         words = []
         for place, one in enumerate(given, 1):
@@ -314,7 +316,7 @@ def _of_files(
                 continue
             path = Path(folder) / f"plan{place}.json"
             document = dict(one)
-            # an answer of plans says what was asked where plan files have the request
+            # Answers with plans contain the question in place of the `request` of plan files.
             if is_answer(document) and "request" not in document:
                 document["request"] = {
                     name: value for name, value in document["question"].items() if name != "plan"

@@ -1,7 +1,7 @@
-"""`autopar cards --like CARD ...`: the card of a cluster that differs from a shipped one.
+"""`autopar cards --like CARD ...`: a custom card that differs from a shipped one in some figures.
 
-Figures are asked for in the units of the list of cards; what is written says of each that it was
-given, and keeps the rest with its sources.
+Figures are given in the units of the list of cards. The written card marks them as given by hand,
+or with their source, and keeps the other figures with their sources.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WHOLE = {"memory", "gpus_per_node", "host_memory"}
 
 @dataclass(frozen=True, kw_only=True)
 class CardSpec:
-    """A card like another; sizes in bytes, rates in bytes/s per GPU and direction."""
+    """Options of a custom card; sizes in bytes, rates in bytes/s per GPU and direction."""
 
     like: str | None = option(
         None, help="shipped card, or a file, to start from", panel=_PANEL, metavar="CARD"
@@ -89,14 +89,15 @@ class CardSpec:
 
 
 def is_asked(spec: CardSpec) -> bool:
-    """Return whether a card is to be written rather than the shipped ones listed."""
+    """Return True if a card is to be written instead of listing the shipped ones."""
     return spec != CardSpec()
 
 
 def like_card(spec: CardSpec) -> dict[str, Any]:
-    """Return the document of the card; raises OptionError, and InputError for one that is wrong.
+    """Return the document of the custom card.
 
-    The name is that of the file, and no alias is kept: names of shipped cards are theirs.
+    Raises OptionError for missing options, and InputError for an invalid card. The name is that of
+    the file; aliases are dropped, because they belong to the shipped card.
     """
     from autopar.documents.catalog import find_card
     from autopar.documents.json import load_object, read_record
@@ -111,7 +112,7 @@ def like_card(spec: CardSpec) -> dict[str, Any]:
         options = ", ".join(f"--{key.replace('_', '-')}" for key in _KEYS)
         raise OptionError(f"--like {spec.like}: nothing differs; say what does with {options}")
     found = load_object(find_card(spec.like))
-    read_record(CardDocument, found.path, found.data)  # what is copied is a card
+    read_record(CardDocument, found.path, found.data)  # the source must be a valid card
     document = copy.deepcopy(dict(found.data))
     document["name"] = spec.out.stem
     document.pop("aliases", None)
@@ -129,13 +130,13 @@ def like_card(spec: CardSpec) -> dict[str, Any]:
             "value": round(value) if key in _WHOLE else value,
             **({"source": spec.source} if spec.source else {"basis": "given by hand"}),
         }
-    # ranges of plausible values are the document's own
+    # The new document is checked for plausible ranges as well.
     read_record(CardDocument, spec.out, document)
     return document
 
 
 def _scale_peaks(device: dict[str, Any], bf16: float) -> None:
-    """Give the other peaks of a device the share of that in bf16 that they had."""
+    """Scale the other FLOP/s peaks of a device in proportion to its new bf16 peak."""
     share = bf16 / device["bf16_flop_per_s"]["value"]
     for name, figure in device.items():
         if name.endswith("_flop_per_s") and name != "bf16_flop_per_s":
@@ -144,7 +145,10 @@ def _scale_peaks(device: dict[str, Any], bf16: float) -> None:
 
 
 def write_card(spec: CardSpec, *, command: str) -> dict[str, Any]:
-    """Write the card, keep what was there, say how to use it and return it; raises InputError."""
+    """Write the card, keep an existing file, and return the document; raises InputError.
+
+    A message explains how to use the card.
+    """
     from autopar.command.run import say, say_kept
     from autopar.documents.json import write_json
 

@@ -1,8 +1,8 @@
-"""The console of results: at most 100 columns, set by rich on a terminal, in plain text elsewhere.
+"""Console of results, at most 100 columns: rich on a terminal, plain text elsewhere.
 
-What a pipe or a file takes needs no colours, and rich takes longer to import than the planner to
-search. So plain text is written by hand where nothing has to be wrapped, cut or decoded, and by
-rich where something has; both write the same characters. What is set is the matter of `show`.
+Pipes and files need no colours, and importing rich takes longer than a search of the planner. So
+this module writes plain text itself unless it has to be wrapped, cut or decoded; then rich writes
+it. Both write the same characters. `show` decides on the content.
 """
 
 from __future__ import annotations
@@ -24,42 +24,43 @@ if TYPE_CHECKING:
     import rich.table
 
 WIDTH = 100
-"""Most columns of a result, and those of one that no terminal shows."""
+"""Maximum width of a result in columns, and the width without a terminal."""
 _LEAST = 70
 _PLAIN = re.compile(r"[ -Z^-~\n█░]*")
-"""What takes one cell each and means nothing to rich: neither `[` nor a backslash."""
+"""Characters that take one cell each and have no meaning in rich markup (no `[`, no backslash)."""
 _CODE = re.compile(r":\S+:")
-"""What may be the name of a picture to rich, such as `:key:`."""
+"""Possible names of emoji in rich markup, such as `:key:`."""
 _STEERING = ("FORCE_COLOR", "TTY_COMPATIBLE")
-"""Variables that tell rich to take a pipe for a terminal."""
+"""Variables that make rich treat a pipe as a terminal."""
 
 
 class Column(Record, kw_only=False):
-    """How the cells of a column are set."""
+    """Format of the cells of a column."""
 
     name: str
-    """Marked up, as the cells are."""
+    """Heading in rich markup, like the cells."""
     words: bool
-    """To the left and over several lines, where numbers stand to the right and are not broken."""
+    """True for text: left-aligned, over several lines. False for numbers: right-aligned, not
+    broken."""
 
 
 class Table(Record, kw_only=False):
-    """Cells in columns under a line of names; what is in a cell is marked up: see `escape`."""
+    """Cells in columns under a heading line, as rich markup: see `escape`."""
 
     columns: tuple[Column, ...]
     spaced: bool = False
-    """Three blanks between columns instead of two, and what is too long is folded."""
+    """True for three blanks between columns instead of two, and for folding long cells."""
     rows: list[tuple[tuple[str, ...], str | None]] = field(default_factory=list)
-    """Cells and their style."""
+    """Cells and style of each row."""
 
     def add_row(self, *cells: str, style: str | None = None) -> None:
-        """Add a row; columns that it says nothing of stay empty."""
+        """Add a row; missing cells are empty."""
         empty = len(self.columns) - len(cells)
         assert empty >= 0, cells
         self.rows.append((cells + ("",) * empty, style))
 
     def plain(self, width: int) -> str | None:
-        """Return the table as text of at most `width` columns; None where that takes rich."""
+        """Return the table as text of at most `width` columns; None if rich is needed."""
         lines = [tuple(column.name for column in self.columns), *(cells for cells, _ in self.rows)]
         if len(lines) < 2 or not all(
             _is_plain(cell) and "\n" not in cell for cell in sum(lines, ())
@@ -67,8 +68,8 @@ class Table(Record, kw_only=False):
             return None
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         if len(widths) == 1 or not self.spaced:
-            widths[-1] = max(widths[-1], 1)  # no column is empty, be it of a blank alone
-        # of rich's SIMPLE_HEAD: blanks on both sides or one, and a column for the rule between
+            widths[-1] = max(widths[-1], 1)  # rich never makes an empty column
+        # Widths of rich's SIMPLE_HEAD: padding on one or both sides, and one column for the rule.
         gap = 3 if self.spaced else 2
         whole = sum(widths) + gap * (len(widths) - 1)
         if whole > width:
@@ -84,7 +85,7 @@ class Table(Record, kw_only=False):
         )
 
     def __rich__(self) -> rich.table.Table:
-        """Return the table as rich has it, which asks for it by this name."""
+        """Return the table as a rich table; rich calls this method."""
         from rich import box
         from rich.table import Table as RichTable
 
@@ -103,7 +104,7 @@ class Table(Record, kw_only=False):
 
 
 class Console:
-    """Where results are printed; colours and styles are for terminals."""
+    """Output of results; colours and styles appear only on terminals."""
 
     def __init__(self, stream: TextIO, piped: int = WIDTH) -> None:
         self._stream = stream
@@ -118,7 +119,7 @@ class Console:
 
     @property
     def encoding(self) -> str:
-        """That of the stream, in lower case."""
+        """Encoding of the stream in lower case."""
         return (getattr(self._stream, "encoding", None) or "utf-8").lower()
 
     def print(
@@ -129,12 +130,12 @@ class Console:
         markup: bool = True,
         soft_wrap: bool = False,
     ) -> None:
-        """Print a text, a table, or what else rich prints.
+        """Print a text, a table, or any object that rich prints.
 
         Parameters
         ----------
-        markup : whether `[...]` in a text steers; what may hold any is given through `escape`.
-        soft_wrap : leave lines as long as they are.
+        markup : True if `[...]` in a text is markup; pass other text through `escape`
+        soft_wrap : True to keep the length of lines
         """
         plain = self._plain(what, soft_wrap) if self._writes else None
         if plain is not None:
@@ -143,7 +144,7 @@ class Console:
         self._rich.print(what, style=style, markup=markup, soft_wrap=soft_wrap)
 
     def _plain(self, what: object, soft_wrap: bool) -> str | None:
-        """Return what is printed as text; None where only rich knows."""
+        """Return the text to print, or None if rich has to format it."""
         if isinstance(what, Table):
             return what.plain(self.width)
         if not isinstance(what, str) or not _is_plain(what) or what.endswith("\n"):
@@ -155,20 +156,20 @@ class Console:
             return
         try:
             self._stream.write(_trimmed(text + "\n"))
-            # sentences on stderr come where they belong, even where both are one
+            # Flush to keep the order of stdout and stderr where both are the same file.
             self._stream.flush()
         except BrokenPipeError:
             self.leave()
 
     def leave(self) -> None:
-        """Print nothing more and go on, since files may come after the reader left."""
+        """Stop printing but continue, since files may still be written after the reader left."""
         self._quiet = True
         reader_left()
 
     @cached_property
     def _writes(self) -> bool:
-        """Whether plain text may be written by hand."""
-        # a notebook is no terminal, and shows what rich prints in its own way
+        """True if plain text may be written without rich."""
+        # A notebook is no terminal and displays the output of rich itself.
         steered = any(name in os.environ for name in _STEERING) or "IPython" in sys.modules
         return not self._on_terminal and not steered and self.encoding.startswith("utf")
 
@@ -180,14 +181,14 @@ class Console:
         outer = self
 
         class Shown(RichConsole):
-            """A console that shows what would steer it, and whose reader may leave."""
+            """A rich console that escapes control characters, and whose reader may leave."""
 
             def render_str(self, text: str, **others: Any) -> Text:
-                """Return a text without control characters: names may hold any."""
+                """Return a text without control characters, which names may contain."""
                 return super().render_str(visible(text), **others)
 
             def on_broken_pipe(self) -> None:
-                """Go on without the reader, as `| head` has it; rich would end the process."""
+                """Continue without the reader, as with `| head`; rich would end the process."""
                 self.quiet = True
                 outer.leave()
 
@@ -200,15 +201,15 @@ class Console:
 
 
 def make_console(stream: TextIO, piped: int = WIDTH) -> Console:
-    """Return a console of at most 100 columns, plain when the stream is no terminal.
+    """Return a console of at most 100 columns, plain if the stream is no terminal.
 
-    piped : columns where there is no terminal to say them.
+    piped : width in columns without a terminal
     """
     return Console(stream, piped)
 
 
 def escape(text: str) -> str:
-    """Return a text as it is marked up: `[` is a bracket, and nothing else."""
+    """Return a text as rich markup in which `[` is a literal bracket."""
     if "[" not in text and "\\" not in text:
         return text
     from rich.markup import escape as escaped
@@ -221,7 +222,10 @@ def _is_plain(text: str) -> bool:
 
 
 def _wrapped(text: str, width: int) -> str | None:
-    """Return a text in lines of so many columns, as rich has them; None where a word is longer."""
+    """Return a text in lines of at most `width` columns, wrapped like rich.
+
+    Returns None if a word is longer than a line.
+    """
     lines = []
     for line in text.split("\n"):
         start = taken = 0
@@ -238,12 +242,12 @@ def _wrapped(text: str, width: int) -> str | None:
 
 
 def _trimmed(text: str) -> str:
-    """Return a text without the blanks that tables leave at the end of lines."""
+    """Return a text without the trailing blanks that tables leave on lines."""
     return re.sub(r" +(?=\n|$)", "", text)
 
 
 class _Trimmed:
-    """A stream that is written to without blanks at the end of lines."""
+    """A stream that removes trailing blanks of lines."""
 
     def __init__(self, stream: TextIO, piped: int = WIDTH) -> None:
         self._stream = stream

@@ -1,6 +1,6 @@
 """Rewriting of command lines: any spelling of an option becomes the one that typer parses.
 
-Spellings are hyphens and underscores, `--name value`, `--name=value`, `name=value`, `-name` and
+Supported are hyphens and underscores, `--name value`, `--name=value`, `name=value`, `-name` and
 `group.name=value`, names and values of other programs, absent values, and lists of words.
 """
 
@@ -18,9 +18,9 @@ _ON, _OFF = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no"
 _OVERRIDE = re.compile(r"\+{0,2}((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)=(.*)", re.DOTALL)
 _SHORT = re.compile(r"-([A-Za-z][\w-]*)(=.*)?", re.DOTALL)
 NO_FILE = frozenset({"", "none", "null"})
-"""Words of other programs for a file that is not given."""
+"""Words of other programs that mean that no file is given."""
 _OF_FILES = {"time-profiling-path", "memory-profiling-path"}
-"""Options that name measured files of a model."""
+"""Options that name profile files of a model."""
 _NO_FAMILY = Family()
 
 
@@ -38,13 +38,14 @@ def normalise(
 
 
 def own_name(written: str, table: Mapping[str, Row], family: Family = _NO_FAMILY) -> str:
-    """Return the name of an option in `table`, with `=value` for a switch; the given one if none.
+    """Return the name of an option in `table`, with `=value` for an alias that sets a value.
 
-    The group of `--parallelism.tensor_parallel_degree` may be absent.
+    Returns the given name if there is none. The group, as in
+    `--parallelism.tensor_parallel_degree`, may be absent.
     """
     name = _plain(written)
     for spelling in (name, name.rpartition(".")[2]):
-        # own names and the family's answers count before aliases
+        # Option names and answers of the family take precedence over aliases.
         if spelling in table or _is_foreign(spelling, family) or _may_mean(spelling, table):
             return spelling
         for target in alias_tables().aliases.get(spelling, ()):
@@ -54,13 +55,13 @@ def own_name(written: str, table: Mapping[str, Row], family: Family = _NO_FAMILY
 
 
 def own_names(raw: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """Return stored options by the present names of `rows`; an unknown one keeps its name."""
+    """Return stored options by the current names of `rows`; unknown ones keep their names."""
     table = {row.name: row for row in rows}
     return {own_name(name, table): value for name, value in raw.items()}
 
 
 class _Rewriter:
-    """A command line during its rewriting."""
+    """A command line during rewriting."""
 
     def __init__(self, arguments: Sequence[str], rows: Sequence[Row], family: Family) -> None:
         self.table = {row.name: row for row in rows}
@@ -71,10 +72,10 @@ class _Rewriter:
         self.first: dict[str, tuple[str, str]] = {}
         """Option -> spelling and value of its first appearance."""
         self.literal = False
-        """True behind `--`, where no word is an option."""
+        """True after `--`, where no word is an option."""
         self.queue, switches = self._without_switches([self._long(word) for word in arguments])
         self.unused = self._unused_sizes(switches) if switches else {}
-        """Size that a switch takes from the model -> reason."""
+        """Size option that a switch replaces with the size of the model -> reason."""
 
     def rewrite(self) -> tuple[list[str], list[str]]:
         """Return the words and notices of the whole command line."""
@@ -123,10 +124,10 @@ class _Rewriter:
         return left, switches
 
     def _unused_sizes(self, switches: Mapping[str, bool]) -> dict[str, str]:
-        """Return the options of sizes that those of the model replace, each with the reason."""
+        """Return the size options that sizes of the model replace, each with the reason."""
         written = [name for name, _ in map(_split, self.queue) if name is not None]
         names = {own_name(name, self.table, self.family) for name in written}
-        # measured files without a model: the command line is the only source of sizes
+        # Profile files without a model: the command line is the only source of sizes.
         if names & _OF_FILES and "model" not in names:
             return {}
         used = {name for switch, on in switches.items() if on for name in self.known.manual[switch]}
@@ -193,17 +194,17 @@ class _Rewriter:
             self._take_word(value)
 
     def _value(self, row: Row, written: str, value: str | None) -> str:
-        """Return the value of an option in the own spelling, taken from the queue if not joined."""
+        """Return the value of an option in its own spelling; without `=`, it is the next word."""
         name = _plain(written)
         joined = name in self.known.joined
         if value is None:
-            # a single hyphen may begin a negative number
+            # A single hyphen may begin a negative number.
             if not self.queue or self.queue[0].startswith("--"):
                 if row.alone is not None:
                     return row.alone
                 raise OptionError(f"--{written}: a value is missing; it takes: {row.help}")
             value = self.queue.pop(0)
-            # a shell list such as `--layernum_list 24 24` is one list of two numbers
+            # `--layernum_list 24 24` of a shell is one list of two numbers.
             while row.kind == "ints" and self.queue and self.queue[0].isdigit():
                 value += "," + self.queue.pop(0)
             while joined and self.queue and self.queue[0][:1] != "-":
@@ -227,7 +228,7 @@ class _Rewriter:
         )
 
     def _take_foreign(self, written: str, name: str, value: str | None) -> None:
-        """Leave out an option of another program with its value, or raise OptionError."""
+        """Ignore an option of another program together with its value, or raise OptionError."""
         family, queue = self.family, self.queue
         following = value if value is not None else next(iter(queue), "")
         ignored = _ignored(name, family)
@@ -275,7 +276,7 @@ def _split(token: str) -> tuple[str | None, str | None]:
 
 
 def _is_truth(text: str) -> bool:
-    """Return whether the word after a flag is its value; a wrong integer is one, too."""
+    """Return True if the word after a flag is its value; a wrong integer counts, too."""
     return text.lower() in _ON | _OFF or re.fullmatch(r"[+-]?[0-9]+", text) is not None
 
 
@@ -292,6 +293,6 @@ def _ignored(name: str, family: Family) -> str | None:
 
 
 def _may_mean(name: str, table: Mapping[str, Row]) -> tuple[tuple[str, str], ...]:
-    """Return the options of a name with several meanings, each with its count; maybe none."""
+    """Return the options that an ambiguous name may mean, each with its count; empty if none."""
     found = alias_tables().ambiguous.get(name, ())
     return found if all(one in table for one, _ in found) else ()

@@ -1,7 +1,7 @@
-"""What a field of a dataclass says of an option, and what values it takes.
+"""Dataclass fields as options: definition, accepted values and conversion.
 
-Type and default of the field are those of the option; its help, its heading and what it accepts
-are the field's metadata. Command lines and their help are in `options`.
+An option has the type and default of its field; help, heading and accepted values are the metadata
+of the field. Command lines and their help are in `options`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ Kind = Literal["int", "float", "text", "choice", "ints", "texts", "flag", "switc
 """`flag`: off unless given; `switch`: has a `--no-` form; `ints`: comma list; `texts`: repeats."""
 
 _KEY = "option"
-"""Of the metadata of a field."""
+"""Key in the metadata of a field."""
 _Made = TypeVar("_Made")
 
 
 class Row(Record, kw_only=False):
-    """One option as commands see it: what a field says, with the name, kind and default of it."""
+    """One option of a command: metadata of a field with its name, kind and default."""
 
     name: str
-    """As it is written, without the two hyphens."""
+    """Name on the command line, without the two hyphens."""
     field: str
     kind: Kind
     help: str
@@ -46,48 +46,49 @@ class Row(Record, kw_only=False):
     low: float | None = None
     """Smallest accepted number."""
     above: float | None = None
-    """The number must exceed this."""
+    """Exclusive lower bound of a number."""
     high: float | None = None
     too_high: Callable[[float], str] | None = None
-    """What is asked of a number above `high`, which may be meant in another unit."""
+    """Returns a question about a number above `high`, which may be in another unit."""
     scale: float = 1.0
-    """Factor from the unit of the command line to the base unit of the field; so are the bounds."""
+    """Factor from the unit of the command line, also of the bounds, to the base unit of the
+    field."""
     off: int | None = None
-    """A number that peers write for `not given`."""
+    """Number that other programs use for `not given`."""
     expects: str | None = None
-    """What is expected, instead of the words for its bounds; `{low}`, `{above}`, `{high}` are."""
+    """Text of errors in place of the bounds; may contain `{low}`, `{above}`, `{high}`."""
     parse: Callable[[str], Any] | None = None
-    """Reads a text that is no plain number, word or list of them."""
+    """Function that reads a text which is no plain number, word or list of them."""
     shown: str | None = None
-    """The default in words; None: the value; empty: not shown."""
+    """Text of the default; None shows the value, empty shows nothing."""
     metavar: str | None = None
     brief: str | None = None
-    """The help on a first screen, of one line; None: its beginning."""
+    """One-line help on the first screen; None for the beginning of `help`."""
     also: str = ""
-    """What it was called before, for those who look for that in a help."""
+    """Former name, for users who search the help for it."""
     alone: str | None = None
-    """The value where none follows."""
+    """Value if none follows the option."""
     most_used: bool = False
     positional: bool = False
     optional: bool = False
-    """The field may be None, which is `not given`."""
+    """True if the field may be None, meaning `not given`."""
     place: int = 0
-    """Within its panel, lower numbers first."""
+    """Position within its panel, lower numbers first."""
 
     @property
     def key(self) -> str:
-        """The name as a Python identifier."""
+        """Name as a Python identifier."""
         key = self.name.replace("-", "_")
         return f"{key}_" if keyword.iskeyword(key) else key
 
     @property
     def label(self) -> str:
-        """The name as the command line and its help have it: `--name`, of a word `NAME`."""
+        """Name on the command line and in its help: `--name`, or `NAME` if positional."""
         return (self.metavar or self.name.upper()) if self.positional else f"--{self.name}"
 
     @property
     def default_text(self) -> str:
-        """The default as it is typed or described; empty: there is none to show."""
+        """Default as typed or described; empty if there is none to show."""
         if self.shown is not None:
             return self.shown
         value = self.default
@@ -101,23 +102,24 @@ class Row(Record, kw_only=False):
 
     @property
     def flaglike(self) -> bool:
-        """True when it needs no value."""
+        """True if the option needs no value."""
         return self.kind in ("flag", "switch")
 
 
 def option(default: Any = MISSING, *, help: str, **how: Any) -> Any:
-    """Return a field of a dataclass that is an option.
+    """Return a dataclass field that is an option.
 
     Parameters
     ----------
-    default : of the field, in base units; without one the option has to be given.
-    help : what the help says.
-    how : `panel` is its heading, that of the class (`PANEL`) if none is given; `name` where it is
-        not that of the field, `switch` for a flag that is off and has a `--no-` form, and what
-        `Row` says of `choices` (words, or a mapping of words to values; a Literal has its own),
-        `low`, `above`, `high`, `too_high`, `scale`, `off`, `expects`, `parse`, `shown`, `metavar`,
-        `alone`, `brief`, `also`, `most_used`, `positional` and `place`. `between` has `low` and
-        `high` of what is counted, and `of` its name, for errors such as `expected 1 to 9 steps`.
+    default : default of the field, in base units; without it the option is required
+    help : help text
+    how : further metadata. `panel` is the heading, by default that of the class (`PANEL`). `name`
+        is needed if it differs from the field. `switch` gives a flag that is off by default a
+        `--no-` form. `between` sets `low` and `high` of a count and `of` its noun, for errors such
+        as `expected 1 to 9 steps`. The others are fields of `Row`: `choices` (words, or a mapping
+        of words to values; a Literal defines its own), `low`, `above`, `high`, `too_high`, `scale`,
+        `off`, `expects`, `parse`, `shown`, `metavar`, `alone`, `brief`, `also`, `most_used`,
+        `positional` and `place`.
     """
     said = {"help": help, **how}
     if "between" in said:
@@ -127,7 +129,7 @@ def option(default: Any = MISSING, *, help: str, **how: Any) -> Any:
 
 
 def json_option(panel: str, **how: Any) -> Any:
-    """Return the field of `--json`, which every command with an answer has."""
+    """Return the field of `--json`, an option of every command with an answer."""
     return option(
         None,
         help="write the answer as JSON to a file (.gz compresses), or to stdout in place of tables",
@@ -139,7 +141,7 @@ def json_option(panel: str, **how: Any) -> Any:
 
 
 def rows_of(cls: type) -> tuple[Row, ...]:
-    """Return the options that the fields of a dataclass are, in their order."""
+    """Return the options of a dataclass in the order of its fields."""
     if cls not in _ROWS:
         _ROWS[cls] = _rows(cls)
     return _ROWS[cls]
@@ -153,21 +155,21 @@ def _rows(cls: type) -> tuple[Row, ...]:
 
 
 def _row(field: dataclasses.Field[Any], cls: type) -> Row:
-    """Return the option of a field of a class, or of a class that it inherits from."""
+    """Return the option of a field of a class or of its base classes."""
     owner = next(base for base in cls.__mro__ if field.name in get_annotations(base))
     hint: Any = field.type
     if isinstance(hint, str):
-        # annotations are texts; those of fields that are no options may name what is not imported
+        # Annotations are texts. Those of fields that are no options may name missing imports.
         hint = eval(hint, vars(sys.modules[owner.__module__]))
     said = {"panel": getattr(owner, "PANEL", ""), **field.metadata[_KEY]}
     if get_origin(hint) in (Union, types.UnionType):
         said["optional"] = True
-        # None only says that the option may be absent
+        # None only marks the option as optional.
         (hint,) = (part for part in get_args(hint) if part is not type(None))
     choices = said.pop("choices", get_args(hint) if get_origin(hint) is Literal else ())
     if not isinstance(choices, Mapping):
         choices = {str(choice): choice for choice in choices}
-    # what is on by default needs a form that turns it off
+    # An option that is on by default needs a form that turns it off.
     has_no_form = said.pop("switch", field.default is not False)
     kind: Kind = "text"
     if hint is Path and "parse" not in said:
@@ -195,7 +197,7 @@ def unknown(written: str, name: str, known: Iterable[str]) -> OptionError:
 
 
 def missing(row: Row) -> OptionError:
-    """Return the error of a place or an option that nothing is given for."""
+    """Return the error of a missing argument or option."""
     return OptionError(f"{row.label} is missing; it takes: {row.help}")
 
 
@@ -203,13 +205,13 @@ def missing(row: Row) -> OptionError:
 
 
 def read_values(rows: Sequence[Row], raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return option name -> value in base units of what is given.
+    """Return option name -> value in base units of the given options.
 
-    raw : option name -> text, bool, list of texts, or a value that is none of them.
+    raw : option name -> text, bool, list of texts, or a value of another type
 
     Raises
     ------
-    OptionError: a name is unknown, or a value is not what its option takes.
+    OptionError: a name is unknown, or a value is invalid for its option.
     """
     names = [row.name for row in rows]
     for name in raw:
@@ -231,18 +233,18 @@ def read_values(rows: Sequence[Row], raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_given(given: Mapping[str, Any], *classes: type) -> dict[str, Any]:
-    """Return option name -> value in base units of the options of dataclasses that are given.
+    """Return option name -> value in base units of the given options of dataclasses.
 
-    given : option, with hyphens or underscores -> text, or value. Errors as `read_values`.
+    given : option, with hyphens or underscores -> text or value. Raises errors like `read_values`.
     """
     raw = {name.replace("_", "-"): value for name, value in given.items()}
     return read_values([row for cls in classes for row in rows_of(cls)], raw)
 
 
 def make(cls: type[_Made], values: Mapping[str, Any], **more: Any) -> _Made:
-    """Return a dataclass filled with the values of its options, and with other fields.
+    """Return a dataclass filled with the values of its options and with other fields.
 
-    values : option name -> value, as `read_values` returns them.
+    values : option name -> value, as returned by `read_values`
 
     Raises
     ------
@@ -251,7 +253,7 @@ def make(cls: type[_Made], values: Mapping[str, Any], **more: Any) -> _Made:
     fields = dict(more)
     for row in rows_of(cls):
         if row.name in values:
-            # what the caller gives wins over the command line
+            # Values from the caller take precedence over the command line.
             fields.setdefault(row.field, values[row.name])
         elif row.default is MISSING and row.field not in fields:
             raise missing(row)
@@ -259,14 +261,14 @@ def make(cls: type[_Made], values: Mapping[str, Any], **more: Any) -> _Made:
 
 
 def validate(options: object) -> None:
-    """Check every option of a dataclass; `__post_init__` calls it.
+    """Check every option of a dataclass; called by `__post_init__`.
 
-    A word of the command line that stands for another value, such as `pipedream_flush`, becomes
-    it; so do numbers of numpy, and lists where tuples are kept.
+    A word of the command line for another value, such as `pipedream_flush`, is replaced by that
+    value. NumPy numbers and lists for tuple fields are converted.
 
     Raises
     ------
-    OptionError: a value is of another type, outside of its bounds, or no word of its choices.
+    OptionError: a value has another type, is out of bounds, or is none of the choices.
     """
     for row in rows_of(type(options)):
         value = getattr(options, row.field)
@@ -278,9 +280,9 @@ def validate(options: object) -> None:
 
 
 def _checked(row: Row, value: Any) -> Any:
-    """Return a value of Python as its field keeps it, or raise OptionError."""
+    """Return a Python value as stored in its field, or raise OptionError."""
     if row.kind == "choice":
-        # the type first: an array equals nothing, and True is no 1
+        # Compare types first: an array equals nothing, and True must not match 1.
         if any(type(value) is type(word) and value == word for word in row.choices.values()):
             return value
         if not isinstance(value, str) or value not in row.choices:
@@ -312,13 +314,13 @@ def _checked_number(row: Row, value: Any) -> int | float:
     try:
         if isinstance(value, bool):
             raise TypeError
-        # `index` takes the integers of numpy and refuses 8.0, which may have been 8.5
+        # `index` accepts integers of NumPy and refuses 8.0, which may have been 8.5.
         number = float(value + 0.0) if row.kind == "float" else operator.index(value)
         if row.kind != "float":
             float(number)
     except (TypeError, ValueError, OverflowError):
         raise OptionError(f"--{row.name}: expected {_expected(row)}, got {value!r:.60}") from None
-    # bounds are in the unit of the command line, values in base units
+    # Bounds are in the unit of the command line, values in base units.
     _check_number(row, number / row.scale if row.scale != 1.0 else number, None)
     return number
 
@@ -329,10 +331,10 @@ def convert(row: Row, text: str) -> Any:
     Raises
     ------
     OptionError
-        When the text is not a value of the row; the message says what was expected.
+        The text is no value of the row; the message gives the expected values.
     """
     if row.kind == "choice":
-        # GB/s is not Gb/s: upper case is no matter only for words without it
+        # GB/s is not Gb/s: case is ignored only for words without upper case.
         word = text if text in row.choices else text.lower()
         if word not in row.choices:
             raise _no_choice(row, text)
@@ -343,7 +345,7 @@ def convert(row: Row, text: str) -> Any:
         return tuple(_integer(row, part.strip()) for part in text.strip("[] ").split(","))
     if row.kind == "float":
         try:
-            # Python reads digits of every script
+            # Python accepts digits of every script.
             number = float(text) if text.isascii() else math.nan
         except ValueError:
             number = math.nan
@@ -363,7 +365,7 @@ _UNITS = {"g": 2**30, "gib": 2**30, "m": 2**20, "mib": 2**20, "gb": 10**9, "mb":
 
 
 def _in_gib(row: Row, text: str) -> str:
-    """Return what a size with its unit is in GiB, where that is what an option counts."""
+    """Return a hint with a size in GiB, if the option counts GiB and the text has a unit."""
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([A-Za-z]{1,3})", text)
     if found is None or row.scale != 2**30 or found[2].lower() not in _UNITS:
         return ""
@@ -371,7 +373,7 @@ def _in_gib(row: Row, text: str) -> str:
 
 
 def _integer(row: Row, text: str) -> int:
-    # no bound has more digits, and Python refuses to read thousands of them
+    # No bound has more digits, and Python refuses to read thousands of them.
     digits = 12 if row.high is None else max(12, len(str(int(row.high))))
     valid = re.fullmatch(rf"[+-]?[0-9]{{1,{digits}}}", text) is not None
     try:
@@ -382,7 +384,7 @@ def _integer(row: Row, text: str) -> int:
 
 
 def _in_full(row: Row, text: str) -> str:
-    """Return what `128k` may be, which is one number to some and another to others."""
+    """Return a hint with both meanings of `128k`, in powers of 1024 and of 1000."""
     found = re.fullmatch(r"([0-9]{1,6})([kKmM])", text)
     if found is None:
         return ""
@@ -392,13 +394,13 @@ def _in_full(row: Row, text: str) -> str:
 
 
 def _check_number(row: Row, number: float, text: str | None) -> None:
-    """Raise OptionError for a number out of bounds or no number at all; `text` is how it came."""
+    """Raise OptionError for a number out of bounds or NaN; `text` is the typed form."""
     inside = (
         (row.low is None or number >= row.low)
         and (row.above is None or number > row.above)
         and (row.high is None or number <= row.high)
     )
-    # Python may hand in infinity as a default, nobody may type it
+    # Infinity is allowed as a default in Python, but not on the command line.
     if inside and (text is None or math.isfinite(number)):
         return
     if row.too_high is not None and row.high is not None and row.high < number < math.inf:
@@ -427,7 +429,7 @@ def _no_choice(row: Row, value: object) -> OptionError:
 
 
 def written(row: Row, value: Any) -> Any:
-    """Return a value as `read_values` takes it: what one would type, a bool, or a list of texts."""
+    """Return a value as `read_values` reads it: typed text, a bool, or a list of texts."""
     if row.flaglike:
         return bool(value)
     if row.kind == "texts":
@@ -440,7 +442,7 @@ def written(row: Row, value: Any) -> Any:
 
 
 def words_of(row: Row, raw: Any) -> list[str]:
-    """Return the words of a command line that give an option a value of `written`."""
+    """Return the words of a command line that set an option to a value of `written`."""
     import shlex
 
     if row.flaglike:

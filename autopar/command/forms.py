@@ -1,7 +1,7 @@
-"""What stands behind the head of an answer, by command: keys that files of plans do not have.
+"""Documents after the head of an answer, by command, with keys that plan files do not have.
 
-A file of a launch or a plan is read strictly, so its schema has nothing of a search beside it. The
-schema of answers is put together here of the head and these forms, whole in one file.
+Launch and plan files are read strictly, so their schema has no keys of a search. This module joins
+the schema of the head and these documents into the schema of answers, in one file.
 """
 
 from __future__ import annotations
@@ -25,91 +25,92 @@ from autopar.training.launch_file import DegreesEntry, LaunchDocument, LaunchEnt
 
 
 class EffortEntry(Record):
-    """What a search over the launches of one trainer did."""
+    """Effort of a search over the uniform plans of one engine."""
 
     degrees: int
-    """Combinations of degrees that were bounded."""
+    """Number of combinations of degrees whose lower bounds were computed."""
     launches: int
-    """Launches among which the best is the fastest."""
+    """Number of candidate plans covered by the search."""
     complete: bool
-    """False where the time limit ended it."""
+    """False if the time limit ended the search."""
     gap: float | str | None
-    """By how much another may be faster, as a share; `Infinity`: nothing was found in time."""
+    """Upper bound of the gain of any other plan, as a fraction; `Infinity` if none was found in
+    time."""
     timed: int
-    """Launches whose step was priced."""
+    """Number of candidates whose step time was priced."""
     counted: int
-    """Launches whose memory was counted."""
+    """Number of candidates whose memory was counted."""
 
 
 class SearchedEntry(EngineEntry):
-    """An engine's line, and of a trainer whose launches were searched all that was found."""
+    """Result line of an engine, with all plans found if its uniform plans were searched."""
 
     stack: str | None = None
-    """Software that its kernels are of."""
+    """Software stack of its kernels."""
     launches: list[LaunchEntry] = field(default_factory=list)
-    """The fastest, then those of other degrees."""
+    """The fastest plan, then plans with other degrees."""
     search: EffortEntry | None = None
 
 
 class RemedyEntry(Record):
-    """What makes a launch fit where none does."""
+    """A suggestion that makes a plan fit when none fits."""
 
     options: str
-    """That say it, as typed."""
+    """Options of the suggestion, as typed."""
     engine: str
     degrees: DegreesEntry
     tokens_per_s_per_gpu: float
     peak_bytes: int
     host_bytes: int
-    """On the host, for each GPU."""
+    """Host memory per GPU, bytes."""
 
 
 class Tried(Record):
-    """A part of the cluster that a goal was looked for in, and its fastest plan."""
+    """A part of the cluster that was tried for a goal, and its fastest plan."""
 
     hardware: str
     gpus: int
     tokens_per_s: float | None
-    """Of all its GPUs; null: nothing fits, or is legal."""
+    """Tokens/s of all its GPUs; null if no plan fits or is legal."""
     reason: str
 
 
 class AgainstEntry(Record):
-    """Another launch beside the one that is explained, or why there is none."""
+    """Another plan compared with the explained one, or the reason why there is none."""
 
     launch: LaunchEntry | None
     reason: str | None
     rules: list[BrokenRuleEntry] | None = None
-    """Rules that leave none."""
+    """Rules that exclude all plans."""
     gain: float | None
-    """Its samples/s over those of the one that is explained, less 1."""
+    """Its samples/s over those of the explained plan, minus 1."""
     terms_s_per_sample: dict[str, float]
-    """By how much each term is longer."""
+    """Additional seconds per sample of each term."""
 
 
 class WhyNotEntry(AgainstEntry):
-    """The fastest launch under a rule."""
+    """The fastest plan under a constraint."""
 
     rule: str
 
 
 class LaunchAnswer(LaunchDocument):
-    """What a search over launches answers, or `autopar-explain` of one, behind the head."""
+    """Answer of a search for uniform plans, or of `autopar-explain` for one, after the head."""
 
     engines: list[SearchedEntry] = field(default_factory=list)  # type: ignore[assignment]
     remedies: list[RemedyEntry] = field(default_factory=list)
-    """Where nothing fits: what would, what changes the training least first."""
+    """Suggestions if no plan fits, smallest change of the training first."""
     clusters_tried: list[Tried] = field(default_factory=list)
-    """With `--goal cost` and `fewest-gpus`."""
+    """Clusters tried with `--goal cost` and `fewest-gpus`."""
     best: AgainstEntry | None = None
-    """Of `explain`: the fastest launch of its trainer."""
+    """For `explain`: the fastest plan of its engine."""
     one_more_gib: AgainstEntry | None = None
-    """Of `explain`: the fastest where every GPU has one GiB more."""
+    """For `explain`: the fastest plan if every GPU had one GiB more."""
     why_not: list[WhyNotEntry] = field(default_factory=list)
 
 
 class FoundEntry(Record):
-    """A plan that a search found, or what is missing."""
+    """A plan that a search found, or the reason why there is none."""
 
     status: str
     plan: Strategy | None = None
@@ -119,22 +120,22 @@ class FoundEntry(Record):
 
 
 class RuleEntry(FoundEntry):
-    """The best plan under a rule."""
+    """The best plan under a constraint."""
 
     rule: str
     reason: str | None
     left_out: list[str]
-    """Options that exclude the rule, and were left away."""
+    """Options that contradict the constraint and were ignored."""
     terms_s_per_sample: dict[str, float]
 
 
 class PlanAnswer(ResultDocument):
-    """What a search over plans whose layers may differ answers, or `autopar-explain` of one."""
+    """Answer of a search for per-layer plans, or of `autopar-explain` for one."""
 
     best: FoundEntry | None = None
-    """Of `explain`: the best plan of the search space."""
+    """For `explain`: the best plan of the search space."""
     what_more_would_bring: list[dict[str, Any]] = field(default_factory=list)
-    """Of `explain`: another GiB, another GB/s."""
+    """For `explain`: effect of one more GiB or GB/s."""
     why_not: list[RuleEntry] = field(default_factory=list)
     clusters_tried: list[Tried] = field(default_factory=list)
 
@@ -143,13 +144,13 @@ _FORMS = (
     (("autopar-search", "autopar-explain"), (LaunchAnswer, PlanAnswer)),
     (("autopar-explore",), (ExplorationDocument,)),
 )
-"""Commands, and the documents that stand behind the head of their answers."""
+"""Commands, and the documents after the head of their answers."""
 
 
 def with_forms(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of answers with what stands behind the head, of all commands in one file.
+    """Return the schema of answers, with the documents of all commands after the head.
 
-    answer : the schema of the head. An error has no form: it ends the object.
+    answer : the schema of the head. An error has no document: it ends the object.
     """
     definitions = dict(answer["$defs"])
     rules = []
@@ -162,7 +163,7 @@ def with_forms(answer: Mapping[str, Any]) -> dict[str, Any]:
             definitions[model.__name__] = form
         forms: list[dict[str, Any]] = [{"$ref": f"#/$defs/{model.__name__}"} for model in models]
         if ExplorationDocument in models:
-            # closed forms print what their peers publish
+            # Closed-form models print keys of the programs that they reproduce.
             forms.append({"not": {"required": ["format"]}})
         asked = {
             "properties": {"command": {"enum": list(commands)}},

@@ -1,8 +1,8 @@
-"""Commands of options: a field of a dataclass is an option, defined once with `option`.
+"""Commands and their help: a field of a dataclass is an option, defined once with `option`.
 
-A command names the dataclasses that its command line fills; here are its help and the raw values of
-its options. `fields` defines options and their values, `dialect` rewrites other spellings, and
-`parser` hands the words to typer.
+A command names the dataclasses that its command line fills. This module writes its help and returns
+the raw values of its options. `fields` defines options and their values, `dialect` rewrites other
+spellings, and `parser` passes the words to typer.
 """
 
 from __future__ import annotations
@@ -26,52 +26,52 @@ if TYPE_CHECKING:
     from autopar.command.parser import DialectCommand
 
 MOST_USED = "Most used"
-"""Heading of the options that say they belong there; it comes where the first of them would."""
+"""Heading of the most used options; it is placed where the first of them would be."""
 REPEATED = "Choices: each of them may be given several times"
 """Heading of the options that `Command.repeats` names."""
 HELP_WIDTH = 100
 SCREEN_WIDTH = 80
 _LEFT, _LEFT_OF_SCREEN, _LEFT_OF_GROUPS = 34, 27, 14
-"""Columns of the names in a help."""
+"""Widths of the name column in the help, in columns."""
 _ALL = "all"
-"""What is asked for behind `--help` for every option."""
+"""Word after `--help` that requests every option."""
 
 
 class Command(Record, dict=True):
-    """A command line: which dataclasses it fills, and what its help says before the options."""
+    """A command line: the dataclasses that it fills, and the introduction of its help."""
 
     name: str
     intro: str
-    """Paragraphs."""
+    """Paragraphs of the introduction."""
     fills: tuple[type, ...] = ()
     usage: str = "[OPTIONS]"
     without: frozenset[str] = frozenset()
-    """Names of options of these dataclasses that the command does not have."""
+    """Option names of these dataclasses that the command does not offer."""
     repeats: tuple[str, ...] = ()
-    """Names of those that may be given several times here, each time another choice: `read` returns
-    lists of texts, which the dataclass itself reads one at a time."""
+    """Names of options that may be repeated, each time with another choice. `read` returns lists of
+    texts, which the dataclass reads one at a time."""
     panels: tuple[str, ...] = ()
-    """Headings that come first, in this order; the others follow as the fields do."""
+    """Headings that come first, in this order; the others follow the order of the fields."""
     family: str = ""
-    """Whose options of the peers are known to it: a key of `AliasTables.families`."""
+    """Family of programs whose options the command knows, a key of `AliasTables.families`."""
     first: tuple[str, ...] | None = None
-    """Headings whose options are on the first screen of the help, beside those most used; None: the
-    help is shown whole."""
+    """Headings whose options are on the first screen of the help, in addition to the most used
+    ones; None shows the whole help."""
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """Its options by heading."""
+        """Options of the command, ordered by heading."""
         return _sorted(self.fills, self.without, self.panels, self.repeats)
 
     @property
     def help_text(self) -> str:
-        """The help, options grouped by heading, at most 100 columns wide."""
+        """Full help, options grouped by heading, at most 100 columns wide."""
         return _help_text(f"{self.name} {self.usage}", self.intro, self.rows)
 
     def help_of(self, words: Sequence[str] = ()) -> str:
-        """Return what `--help` shows: a long help in one screen, a group or an option of it.
+        """Return the text of `--help`: the first screen of a long help, one group or one option.
 
-        words : what follows it: a heading or an option; `all` for everything.
+        words : what follows `--help`: a heading or an option; `all` for everything
         """
         word = words[0].lstrip("-").replace("_", "-").lower() if words else ""
         if word == _ALL or self.first is None:
@@ -86,7 +86,7 @@ class Command(Record, dict=True):
         if name in table:
             return _spelled(table[name], table)
         said, *others = self.intro.strip().split("\n\n")
-        # how it is started is worth a line
+        # Show how to start the command if that takes one line.
         commands = ("torchrun ", f"{self.name} ")
         started = [one for one in others if one.startswith(commands) and len(one) <= HELP_WIDTH]
         intro = [said, *started[:1]]
@@ -94,7 +94,7 @@ class Command(Record, dict=True):
 
     @cached_property
     def typed(self) -> DialectCommand:
-        """The command as typer knows it, which parses its command lines."""
+        """The command as a typer command, which parses its command lines."""
         from autopar.command.parser import typer_command
 
         return typer_command(self)
@@ -106,12 +106,12 @@ class Command(Record, dict=True):
         *,
         interrupted: str = "interrupted",
     ) -> int:
-        """Return the exit code of a command line; whatever goes wrong is one sentence on stderr.
+        """Return the exit code of a command line; any error is one message on stderr.
 
         Parameters
         ----------
-        execute : takes what `read` returns.
-        interrupted : what is said of Ctrl-C.
+        execute : function of the result of `read`
+        interrupted : message for Ctrl-C
         """
 
         def call() -> int:
@@ -120,7 +120,7 @@ class Command(Record, dict=True):
 
         now = running_now()
         if now is not None and now.asked:
-            # errors go to the caller in this process, too
+            # Errors go to the caller in this process as well.
             now.command = self.name
             return call()
         with running(self.name) as now:
@@ -128,18 +128,20 @@ class Command(Record, dict=True):
             return commands.guarded(call, self.say, interrupted=interrupted)
 
     def say(self, text: str) -> None:
-        """Write a sentence to stderr, after the name of the command."""
+        """Write a message to stderr, after the name of the command."""
         commands.say(text, command=self.name)
 
     def read(self, arguments: Sequence[str], say: Callable[[str], None]) -> dict[str, Any] | None:
-        """Return option name -> text, bool or list of texts of what is given; None after the help.
+        """Return option name -> text, bool or list of texts of given options, or None.
 
-        say : takes sentences on options that do nothing.
+        None means that the help was printed.
+
+        say : receives messages about options without effect
 
         Raises
         ------
-        OptionError: an option is unknown or has no value, a word is missing or too much, a file
-            to write is one that is read.
+        OptionError: an option is unknown or has no value, a word is missing or superfluous, or an
+        output file is also an input.
         """
         from typer import Exit  # late: callers from Python need options, not the parser
 
@@ -155,9 +157,9 @@ class Command(Record, dict=True):
 
 
 def _refuse_clashes(raw: Mapping[str, Any]) -> None:
-    """Raise OptionError where a file to write is one of the words that name files to read.
+    """Raise OptionError if an output file is among the words that name input files.
 
-    What stands in a folder that is read is known to the command alone.
+    Only the command itself knows the files inside an input folder.
     """
     words = [
         (name, word)
@@ -172,9 +174,9 @@ def _refuse_clashes(raw: Mapping[str, Any]) -> None:
 
 
 def files_among(words: Iterable[object]) -> list[str]:
-    """Return the words of a command line, or of a stored one, that name files which are there."""
+    """Return the words of a typed or stored command line that name existing files."""
     texts = [word for word in words if isinstance(word, str)]
-    # CARD.json:NxG names a file, too
+    # CARD.json:NxG names a file as well.
     texts += [word.rpartition(":")[0] for word in texts if ":" in word]
     return [word for word in texts if _is_file(word)]
 
@@ -182,7 +184,7 @@ def files_among(words: Iterable[object]) -> list[str]:
 def _is_file(word: str) -> bool:
     try:
         return Path(word).is_file()
-    except (OSError, ValueError):  # no name that a file could have
+    except (OSError, ValueError):  # not a valid file name
         return False
 
 
@@ -195,7 +197,7 @@ def _sorted(
 ) -> tuple[Row, ...]:
     named: dict[str, Row] = {}
     for row in (row for cls in fills for row in rows_of(cls)):
-        named.setdefault(row.name, row)  # a command's own comes first, and hides another's
+        named.setdefault(row.name, row)  # the first definition of an option counts
     found = [
         _repeating(row) if name in repeats else row
         for name, row in named.items()
@@ -206,7 +208,7 @@ def _sorted(
 
 
 def _repeating(row: Row) -> Row:
-    """Return an option that may be given several times, under a heading of its own."""
+    """Return an option that may be repeated, under a separate heading."""
     return replace(
         row,
         kind="texts",
@@ -260,31 +262,31 @@ def _help_text(usage: str, intro: str, rows: Sequence[Row]) -> str:
 _SMALL = frozenset(
     {"what", "how", "where", "to", "is", "it", "of", "the", "a", "said", "does", "not"}
 )
-"""Words of headings that tell none from another."""
+"""Words of headings that do not distinguish them."""
 
 
 def _groups(rows: Sequence[Row]) -> dict[str, tuple[str, list[Row]]]:
-    """Return heading and options of every group, by the word that asks for it."""
+    """Return heading and options of every group, by the word that selects it."""
     panels: dict[str, list[Row]] = {}
     for row in rows:
         panels.setdefault(row.panel, []).append(row)
     found: dict[str, tuple[str, list[Row]]] = {}
     for panel, own in panels.items():
         words = re.findall(r"[\w-]+", panel.partition(":")[0].lower())
-        # `What to check` and `What the plan does not say` are check and plan
+        # `What to check` and `What the plan does not say` become check and plan.
         word = next((one for one in words if one not in _SMALL and one not in found), words[0])
         found[word] = (panel, own)
     return found
 
 
 def _listed(heading: str, rows: Sequence[Row]) -> str:
-    """Return a group of options."""
+    """Return the help of a group of options."""
     lines = [line for row in rows for line in _help_lines(row, HELP_WIDTH)]
     return "\n".join([heading, *lines]) + "\n"
 
 
 def _spelled(row: Row, table: Mapping[str, Row]) -> str:
-    """Return one option, and in which other words it is taken."""
+    """Return the help of one option with its other spellings."""
     import textwrap
 
     others = [
@@ -303,7 +305,7 @@ def _screen(
     rows: Sequence[Row],
     groups: Mapping[str, tuple[str, Sequence[Row]]],
 ) -> str:
-    """Return the options that most questions take, and which groups there are besides."""
+    """Return the help of the most used options, and the list of the other groups."""
     import textwrap
 
     said = [line for text in intro for line in textwrap.wrap(text, SCREEN_WIDTH)]
@@ -312,7 +314,7 @@ def _screen(
         value = row.metavar or _VALUES.get(row.kind, "") or "|".join(row.choices)
         left = row.label if row.flaglike or row.positional else f"{row.label} {value}"
         if len(left) + 3 > _LEFT_OF_SCREEN:
-            # all words of a choice are in its group
+            # The help of its group lists all words of a choice.
             left = f"{row.label} NAME" if row.choices else row.label
         left = f"  {left} ".ljust(_LEFT_OF_SCREEN)
         room = SCREEN_WIDTH - len(left)
@@ -329,7 +331,7 @@ def _screen(
 
 
 def _cut(text: str, width: int) -> str:
-    """Return the first words of a text, as many as fit."""
+    """Return as many words of a text as fit."""
     if len(text) <= width:
         return text
     return text[: width - 3].rpartition(" ")[0] + " ..."

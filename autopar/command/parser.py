@@ -1,7 +1,7 @@
-"""typer's part of a command line: parsing, help as a typer command, completion of words in shells.
+"""Use of typer for command lines: parsing, help as a typer command, shell completion.
 
 A command is made from its options, which are fields of dataclasses; `autopar` is the group of all
-commands. Importing typer costs 0.05 s of CPU, so this module is imported by its users late.
+commands. Importing typer costs 0.05 s of CPU, so other modules import this one late.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ _NAMES: Mapping[str, str] = {
 class DialectCommand(TyperCommand):
     """A typer command that rewrites its words before typer parses them.
 
-    Values stay texts here, as stored questions keep them, and `fields.read_values` converts them:
-    typer's own conversion builds a pydantic adapter for every option (0.1 s of CPU for a search).
+    Values stay texts here, as stored questions keep them, and `fields.read_values` converts them.
+    The conversion of typer would build a pydantic adapter for every option (0.1 s of CPU for a
+    search).
     """
 
     spec: Command
@@ -52,15 +53,15 @@ class DialectCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Set the texts and flags of the given options as parameters of the context.
 
-        ctx.obj : writes a notice on an option without an effect.
+        ctx.obj : writes a notice about an option without effect
 
         Raises
         ------
-        OptionError: an option is unknown or has no value, a word is missing or too much.
+        OptionError: an option is unknown or has no value, or a word is missing or superfluous.
         """
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
-        # before any check: help is for command lines that are not right yet
+        # Before any check, because help is also for incomplete command lines.
         place = next((i for i, word in enumerate(args) if word in HELP), None)
         if place is not None:
             every = args[place] == "--help-all"
@@ -73,7 +74,8 @@ class DialectCommand(TyperCommand):
             for notice in notices:
                 ctx.obj(notice)
         found, rest, _ = self.make_parser(ctx).parse_args(args=words)
-        # an argument that is not given is None, an empty tuple or a mark, by the version of typer
+        # An absent argument is None, an empty tuple or a sentinel, depending on the version of
+        # typer.
         values = {row.name: found.get(row.key) for row in rows}
         texts = {
             name: list(value) if isinstance(value, tuple) else value
@@ -91,18 +93,18 @@ class DialectCommand(TyperCommand):
         return []
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help on the words behind `--help`."""
+        """Write the help on the words after `--help`."""
         formatter.write(self.spec.help_of(ctx.args))
 
 
 def typer_command(spec: Command) -> DialectCommand:
-    """Return the typer command of the options of a command."""
+    """Return the typer command for the options of a command."""
 
     def call(**values: Any) -> dict[str, Any]:
         return values
 
     parameters = [_parameter(row) for row in spec.rows]
-    # typer reads the signature; made from the rows, an option has one definition
+    # typer reads the signature. Made from the rows, it keeps one definition per option.
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {one.name: one.annotation for one in parameters}
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -128,7 +130,7 @@ def _parameter(row: Row) -> inspect.Parameter:
 
 
 def _words(row: Row) -> Callable[[str], list[str]] | None:
-    """Return the completion of a value of an option; None: the shell completes files."""
+    """Return the completion of an option's value; None lets the shell complete files."""
     names = _NAMES.get(row.name)
     if names is None and not row.choices:
         return None
@@ -142,11 +144,11 @@ def _words(row: Row) -> Callable[[str], list[str]] | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# `autopar`.
+# The group `autopar`
 
 
 class LazyGroup(TyperGroup):
-    """The commands whose words begin with a prefix, each loaded when a command line names it.
+    """Commands whose names begin with a prefix, each loaded when a command line names it.
 
     The options of a command are in its module, and importing all modules would take seconds.
     """
@@ -164,7 +166,7 @@ class LazyGroup(TyperGroup):
         return TyperCommand(cmd_name, help=text, rich_markup_mode=None)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Return the command or group that the first word names, and the other words."""
+        """Return the command or group named by the first word, and the other words."""
         word, *rest = args
         name = self.prefix + word
         if word not in self.list_commands(ctx):
@@ -175,14 +177,14 @@ class LazyGroup(TyperGroup):
             return word, inner, rest
         module = import_module(SUBCOMMANDS[name][1])
         found = module.COMMAND.typed
-        # the first word of some commands may name a model, which has options of its own
+        # The first word of some commands may name a model, which has separate options.
         if hasattr(module, "MODELS"):
             models = {model: one.command.typed for model, one in module.MODELS.items()}
             found = TyperGroup(name=word, commands=models, params=found.params)
         return word, found, rest
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Answer words that name no command: help, version, completion; or raise OptionError."""
+        """Handle words that name no command: help, version, completion; or raise OptionError."""
         first = args[0] if args else "--help"
         if ctx.resilient_parsing or first == "--install-completion":
             return super().parse_args(ctx, args)
@@ -229,8 +231,8 @@ such as autopar-search and profile-model.
 
 
 def main() -> None:
-    """Answer `autopar` with words that name no command, or the question of a shell's script."""
-    # typer registers the shells that it knows with the options of completion
+    """Run `autopar` with words that name no command, or for the completion script of a shell."""
+    # typer registers its shells together with the completion options.
     app = typer.Typer(cls=LazyGroup, rich_markup_mode=None)
     app.callback()(lambda: None)
     group = typer.main.get_command(app)
@@ -245,7 +247,7 @@ def main() -> None:
         return 0
 
     def told(sentence: str) -> None:
-        # what is wrong with words names the command already, a lost stdout does not
+        # Messages about words already contain the name of the command; others do not.
         named = sentence.split(maxsplit=1)[0].rstrip(":") == "autopar"
         say(sentence if named else f"autopar: {sentence}")
 
@@ -253,8 +255,8 @@ def main() -> None:
 
 
 def _script(shell: str) -> str:
-    """Return the script that a shell evaluates."""
-    # in typer since its first completion, though it does not export it
+    """Return the completion script that a shell evaluates."""
+    # In typer since its first completion, although it is not exported.
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     if shell not in SHELLS:

@@ -1,4 +1,4 @@
-"""What every command says on stderr, and does when something goes wrong: a sentence and a code."""
+"""Messages of commands on stderr, and error handling: one message and an exit code."""
 
 from __future__ import annotations
 
@@ -21,42 +21,43 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DEBUG_VARIABLE = "AUTOPAR_DEBUG"
-"""Environment variable that asks for tracebacks instead of sentences."""
+"""Environment variable that enables tracebacks instead of messages."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""C0 without tab and new line, delete, C1, and what ends lines or turns their direction."""
+"""C0 without tab and newline, delete, C1, and characters that end lines or change their
+direction."""
 _STDOUT_LOST = frozenset({errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT})
-"""Errors of a stdout that is full or gone; those of files name their file."""
+"""Errors of a full or closed stdout; errors of files name their file."""
 _INTERNAL = 150
-"""Characters of an error that is the program's; the words around it take as many."""
+"""Maximum characters of an internal error; the text around it is as long."""
 _GRACE_S = 2.0
-"""torchrun ends all ranks as soon as one of them fails: the silent ones give the one that
-speaks the time to say why."""
+"""Seconds that silent ranks wait before they exit. torchrun ends all ranks as soon as one of them
+fails, so the rank that reports needs this time."""
 
 
 class Failure(NamedTuple):
-    """Why a command ends: a sentence without the command's name, and its exit code."""
+    """Failure of a command: a message without the command's name, and the exit code."""
 
     text: str
     exit_code: int
     internal: bool = False
-    """It is a mistake of the program, not of what it was given."""
+    """True for a bug of the program, False for invalid input."""
 
 
 def describe_failure(error: BaseException, *, interrupted: str = "interrupted") -> Failure:
-    """Return what a command says of an error that ended it.
+    """Return the message and exit code for an error that ended a command.
 
     Parameters
     ----------
-    interrupted : what is said of Ctrl-C.
+    interrupted : message for Ctrl-C
 
     Raises
     ------
-    BaseException: the error itself, where its traceback is asked for or it ends the interpreter.
+    BaseException: the error itself, if its traceback is requested or it ends the interpreter.
     """
-    # Python 3.11 wraps what is raised while a class takes its fields (`__set_name__`)
+    # Python 3.11 wraps errors raised while a class collects its fields (`__set_name__`).
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
         return Failure(interrupted, INTERRUPTED)
-    # what ends the interpreter is no failure
+    # An exception that ends the interpreter is no failure.
     if not isinstance(error, Exception):
         raise error
     if os.environ.get(DEBUG_VARIABLE):
@@ -66,14 +67,14 @@ def describe_failure(error: BaseException, *, interrupted: str = "interrupted") 
     if isinstance(error, MemoryError):
         return Failure("there is not enough memory for that; ask for less, or free some", UNUSABLE)
     if isinstance(error, OSError) and error.errno in _STDOUT_LOST and error.filename is None:
-        # the interpreter would try to write the rest once more, and complain
+        # Otherwise the interpreter would try to write the rest again and print an error.
         reader_left()
         return Failure(f"stdout cannot be written ({error.strerror})", UNUSABLE)
     if isinstance(error, OSError) and error.filename is not None:
         where = os.fsdecode(error.filename) if not isinstance(error.filename, int) else "stdout"
         text = f"{where}: {error.strerror}; give another path, or make this one usable"
         return Failure(fitted(one_line(text)), UNUSABLE)
-    # asking for the working directory names no file
+    # The error of a missing working directory names no file.
     if isinstance(error, FileNotFoundError):
         return Failure("the working directory does not exist any more; change to another", UNUSABLE)
     text = fitted(one_line(f"{type(error).__name__}: {error}"), _INTERNAL)
@@ -87,19 +88,19 @@ def describe_failure(error: BaseException, *, interrupted: str = "interrupted") 
 def guarded(
     call: Callable[[], object], say: Callable[[str], None], *, interrupted: str = "interrupted"
 ) -> int:
-    """Return the exit code of a command; whatever goes wrong in it is one sentence.
+    """Return the exit code of a command; any error in it is one message.
 
     Parameters
     ----------
-    call : the command; what it returns is the exit code if it is a number.
-    say : takes the sentence.
-    interrupted : what is said of Ctrl-C.
+    call : the command; its result is the exit code if it is a number
+    say : receives the message
+    interrupted : message for Ctrl-C
     """
     closed = not make_stdout_usable()
     try:
         with _ended_by_sigterm():
             code = call()
-        # whoever left is noticed here, while it can still be answered
+        # A closed pipe shows up here, while it can still be handled.
         sys.stdout.flush()
     except BrokenPipeError:
         return reader_left()
@@ -111,39 +112,39 @@ def guarded(
     if closed:
         say("stdout is closed: what was printed is lost; give it a file or a terminal")
         return code if isinstance(code, int) and code else UNUSABLE
-    if code == INTERRUPTED:  # a command that keeps what it has by then leaves the sentence to this
+    if code == INTERRUPTED:  # a command that keeps partial results
         say(interrupted)
     return code if isinstance(code, int) else 0
 
 
 def answer_failure(error: BaseException, failure: Failure) -> None:
-    """Give the answer of a command that has none where its stdout is for one: why it ended."""
+    """Give an error document for a command without an answer, if stdout was to receive one."""
     now = running_now()
-    # of what is there already, half of it maybe, no reader would make two objects
+    # After an answer, even a partial one, no reader could parse a second object.
     if now is None or not now.on_stdout or now.answer is not None:
         return
     try:
         give(error_document(error, failure.text), failure.exit_code)
         sys.stdout.flush()
-    except OSError:  # the sentence on stderr is left, and nothing is written a second time
+    except OSError:  # the message on stderr remains, and nothing is written a second time
         reader_left()
 
 
 def make_stdout_usable() -> bool:
-    """Let stdout take whatever is printed; return False where it was closed and takes nothing."""
+    """Make stdout accept any text; return False if it was closed."""
     closed = sys.stdout is None
     if closed:
-        # the work is done all the same: it may be files that are asked for
+        # Do the work anyway: the command may write files.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - for good
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # names of files may hold what no terminal shows
+        # File names may contain characters that the terminal cannot encode.
         sys.stdout.reconfigure(errors="backslashreplace")
     return not closed
 
 
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM unwind the command, so that temporary files and other processes end with it."""
+    """Make SIGTERM unwind the command, so that temporary files and child processes end with it."""
 
     ended: list[int] = []
 
@@ -151,7 +152,7 @@ def _ended_by_sigterm() -> Iterator[None]:
         ended.append(TERMINATED)
         raise SystemExit(TERMINATED)
 
-    # handlers belong to the main thread; ranks of torchrun have their own
+    # Handlers belong to the main thread; ranks of torchrun have their own.
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
@@ -162,7 +163,7 @@ def _ended_by_sigterm() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # Python 3.11 wraps what is raised while a class takes its fields (`__set_name__`)
+        # Python 3.11 wraps errors raised while a class collects its fields (`__set_name__`).
         if ended:
             raise SystemExit(ended[0]) from error
         raise
@@ -171,25 +172,26 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def reader_left() -> int:
-    """Return the exit code after whoever reads stdout left, as `| head` does.
+    """Return the exit code after the reader of stdout left, as with `| head`.
 
-    The interpreter must not complain while it flushes, so stdout leads nowhere from here on.
+    Stdout is redirected to the null device, so that the interpreter prints no error when it
+    flushes.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 def one_line(text: str) -> str:
-    """Return a text with every run of white space as one space, and nothing that steers a terminal.
+    """Return a text with single spaces for white space, and with control characters escaped.
 
-    What a file or a command line holds ends up in sentences: an escape sequence in it must be seen,
-    not obeyed.
+    Content of files and command lines is part of messages: an escape sequence in it must be shown,
+    not executed by the terminal.
     """
     return visible(" ".join(text.split()))
 
 
 def visible(text: str) -> str:
-    """Return a text whose control characters but tab and new line are written as escapes."""
+    """Return a text with control characters, except tab and newline, written as escapes."""
     return _CONTROL.sub(_escape, text)
 
 
@@ -201,15 +203,15 @@ def _escape(found: re.Match[str]) -> str:
 def say(
     text: str, *, command: str | None = None, speaks: bool = True, passing: bool = False
 ) -> None:
-    """Write one line to stderr at once, where everything goes that is no result.
+    """Write one line to stderr immediately; stderr takes all output that is no result.
 
     Ranks share stderr, so a line is one write.
 
     Parameters
     ----------
-    command : the name that stands before the text, of which all white space is then single spaces.
-    speaks : False: say nothing, because of several processes another one says it.
-    passing : it is of the moment, such as how far something is, and no part of an answer.
+    command : name before the text, whose white space then becomes single spaces; None for no name
+    speaks : False to write nothing, because another process writes the message
+    passing : True for a temporary message, such as progress, that is not part of an answer
     """
     if not speaks:
         return
@@ -221,25 +223,25 @@ def say(
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
     except BrokenPipeError:
-        # `2>&1 | head -1` reads no more; what is still to be written is written
+        # The reader, such as `2>&1 | head -1`, left; further output is discarded.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def say_kept(command: str) -> Callable[[Path, Path], None]:
-    """Return what says on stderr that a file had another content, as `autopar.output` takes it."""
+    """Return a callback for `autopar.output` that reports a kept file on stderr."""
     return lambda path, kept: say(
         f"{command}: {path} had another content, which is kept as {kept.name}"
     )
 
 
 def environment_rank(name: str) -> int:
-    """Return the number that torchrun gave this process, such as RANK; 0 without one."""
+    """Return a number that torchrun set for this process, such as RANK; 0 if not set."""
     text = os.environ.get(name, "0")
     return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 def end_of_rank(text: str, code: int, *, command: str, speaks: bool) -> int:
-    """Return the exit code of one of several processes, after its sentence or a short wait."""
+    """Return the exit code of one of several processes, after its message or a short wait."""
     say(text, command=command, speaks=speaks)
     if not speaks:
         time.sleep(_GRACE_S)

@@ -1,8 +1,8 @@
 """`autopar serve --mcp`: search, check, explain and compare as tools of the Model Context Protocol.
 
-The tools are the functions of `autopar.command.asking`, their answers the objects of `--json`. The
-server speaks the protocol of the official `mcp` package over stdin and stdout, so an agent starts
-it as a process; nothing else is written there.
+The tools are the functions of `autopar.command.asking`, and their answers are the objects of
+`--json`. The server uses the official `mcp` package over stdin and stdout, so an agent starts it as
+a process; nothing else is written there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSpec:
-    """Which protocol is spoken."""
+    """Protocol options of the server."""
 
     mcp: bool = option(
         False, help="the Model Context Protocol over stdin and stdout", panel="Protocol"
@@ -53,10 +53,10 @@ bytes."""
 
 
 def _is(text: str) -> Any:
-    """Return what pydantic, which mcp brings along, takes for the description of a parameter."""
+    """Return the description of a parameter for pydantic, a dependency of `mcp`."""
     try:
         from pydantic import Field
-    except ImportError:  # nobody serves
+    except ImportError:  # no server without mcp
         return text
     return Field(description=text)
 
@@ -90,7 +90,7 @@ def _search(
     write_to: Annotated[str | None, _is("Folder for the file of the launch or plan.")] = None,
     options: _Options = None,
 ) -> dict[str, Any]:
-    """Find the fastest launch or plan of a model on a cluster that fits in memory."""
+    """Find the fastest uniform or per-layer plan of a model on a cluster that fits in memory."""
     asked = {
         **(options or {}),
         "global_batch": global_batch,
@@ -113,7 +113,7 @@ def _check(
     seq_length: Annotated[int | None, _is("Tokens of a sequence, in the same case.")] = None,
     options: _Options = None,
 ) -> dict[str, Any]:
-    """Read launches of trainers: what is wrong, memory, odds of running out of it, step time."""
+    """Read launch scripts: report errors, memory, OOM probability and step time."""
     asked = {**(options or {}), "hardware": hardware, "model": model, "seq_length": seq_length}
     return check(*files, **asked).to_dict()
 
@@ -123,7 +123,7 @@ def _explain(
     why_not: Annotated[str | None, _is("Rule such as tp=8: the best plan with it.")] = None,
     options: _Options = None,
 ) -> dict[str, Any]:
-    """Say where time and memory of a plan go, what the best is, and why not another one."""
+    """Explain the time and memory of a plan, the best plan, and why another one is not chosen."""
     return explain(plan, why_not, **(options or {})).to_dict()
 
 
@@ -135,12 +135,12 @@ def _compare(
     ],
     options: _Options = None,
 ) -> dict[str, Any]:
-    """Say what differs between two plans, or a plan and a measured trace, and by which terms."""
+    """Compare two plans, or a plan and a measured trace, per term."""
     return compare(first, second, **(options or {})).to_dict()
 
 
 def _list_models() -> dict[str, Any]:
-    """List the models that are shipped, with their sizes."""
+    """List the shipped models with their sizes."""
     return ask("models").to_dict()
 
 
@@ -161,7 +161,7 @@ _P = ParamSpec("_P")
 
 
 def server() -> MCPServer[Any]:
-    """Return the server with its tools; raises InputError where `mcp` is not installed."""
+    """Return the server with its tools; raises InputError if `mcp` is not installed."""
     try:
         from mcp.server import MCPServer
         from mcp.server.mcpserver.exceptions import ToolError
@@ -173,7 +173,7 @@ def server() -> MCPServer[Any]:
     from autopar import __version__
 
     def told(tool: Callable[_P, dict[str, Any]]) -> Callable[_P, dict[str, Any]]:
-        """Return a tool whose errors are the sentences of commands."""
+        """Return a tool whose errors are the messages of commands."""
 
         @wraps(tool)
         def call(*arguments: _P.args, **options: _P.kwargs) -> dict[str, Any]:

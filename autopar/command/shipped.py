@@ -1,4 +1,4 @@
-"""`autopar models`, `cards`, `stacks`, `sites`: what is shipped, as tables."""
+"""`autopar models`, `cards`, `stacks`, `sites`: tables of shipped data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ What = Literal["models", "cards", "stacks", "sites"]
 
 @dataclass(frozen=True, kw_only=True)
 class ListSpec:
-    """What a list is asked."""
+    """Options of a list."""
 
     json: str | None = json_option("Output")
 
@@ -60,7 +60,7 @@ The numbers and their sources stand in hardware_configs/stacks.
 
 
 def main() -> None:
-    """Entry point of all: the last word of the process's name says which."""
+    """Entry point of all lists; the last word of the process name selects one."""
     word = sys.argv[0].rpartition(" ")[2]
     sys.exit(run(sys.argv[1:], next(what for what in _LISTS if word.endswith(what))))
 
@@ -104,7 +104,7 @@ def model_rows() -> list[dict[str, Any]]:
         spec = load_spec(name)
         layer = spec.layers[0]
         layers = sum(kind.num_layers * parameter_count(kind) for kind in spec.layers)
-        # without a known vocabulary only positions and norms are counted
+        # Without a known vocabulary only positions and norms are counted.
         vocab = sum(embedding_parameter_counts(spec, spec.vocab_size or 0))
         rows.append(
             {
@@ -144,7 +144,10 @@ def card_rows() -> list[dict[str, Any]]:
 
 
 def site_rows() -> list[dict[str, Any]]:
-    """Return card, factors and adapters of every shipped site, in base units; None: the card's."""
+    """Return card, factors and adapters of every shipped site, in base units.
+
+    None means the value of the card.
+    """
     from autopar.documents.catalog import site_names
     from autopar.rates.site import load_site
 
@@ -167,7 +170,7 @@ def site_rows() -> list[dict[str, Any]]:
 
 
 def stack_rows() -> list[dict[str, Any]]:
-    """Return name, kernels, host times and overlap of every shipped stack, in base units."""
+    """Return name, kernels, host overhead and overlap of every shipped stack, in base units."""
     from autopar.documents.catalog import stack_names
     from autopar.rates.stack import load_stack
 
@@ -206,7 +209,7 @@ def _model_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]
 
 
 def _card_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    # GB/s and TFLOP/s are powers of ten, as datasheets print them; memory is in GiB
+    # GB/s and TFLOP/s are powers of ten, as in datasheets; memory is in GiB.
     columns = ["card", "what", "memory", "bf16", "HBM", "GPUs", "in node", "between"]
     return columns, [
         [
@@ -235,7 +238,7 @@ def _site_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]
             row["card"] or "",
             str(row["gpus_per_node"] or ""),
             *(factor(row[key]) for key in ("clock", "memory_share", "in_node", "cross_node")),
-            # of one GPU and direction, as cards have it
+            # Per GPU and direction, as in cards.
             f"{row['adapter_bytes_per_s'] / 1e9:,.2f} GB/s" if row["adapter_bytes_per_s"] else "",
         ]
         for row in rows
@@ -251,7 +254,7 @@ def _stack_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]
             ", ".join(row["attention"]),
             f"{row['host_forward_s'] * 1e3:.2g} + {row['host_backward_s'] * 1e3:.2g}",
             _percent(row["tensor_hidden"]),
-            # more than all of the shorter is visible where traffic slows compute down
+            # Exposed communication exceeds the shorter of both where it slows compute down.
             _percent(max(0.0, 1.0 - row["fully_sharded_visible"])),
             _percent(row["gradients_hidden"]),
         ]
@@ -271,14 +274,14 @@ _STACK_LEGEND = (
 
 
 class _List(NamedTuple):
-    """One of the lists: its command, what it lists, and how."""
+    """One of the lists: its command, its rows and its table."""
 
     what: What
     command: Command
     rows: Callable[[], list[dict[str, Any]]]
     table: Callable[[list[dict[str, Any]]], tuple[list[str], list[list[str]]]]
     left: int
-    """Columns of words."""
+    """Number of text columns at the left."""
     legend: str = ""
 
 

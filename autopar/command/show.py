@@ -1,6 +1,6 @@
-"""How results are set: headings, sentences, tables, numbers, pictures.
+"""Formatting of results: headings, sentences, tables, numbers, plots.
 
-What is shown is the reports'; here is only how.
+The reports define the content, this module only the format.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from autopar.output import Aside, write_files
 from autopar.units import GB
 
 # --------------------------------------------------------------------------------------------------
-# Pictures of commands, PNG or SVG, in one style; matplotlib is optional.
+# Plots of commands, PNG or SVG, in one style; matplotlib is optional.
 
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555", "#000000")
-"""Okabe and Ito's palette, which the colour-blind can tell apart."""
+"""Palette of Okabe and Ito, distinguishable for colour-blind readers."""
 MARKERS = "os^Dvph*"
 GRID = "#dddddd"
 QUIET = "#555555"
@@ -43,7 +43,7 @@ _STYLE = {
 
 
 def require_matplotlib(option: str) -> None:
-    """Raise InstallError, which names the option, where matplotlib is not installed."""
+    """Raise InstallError, which names the option, if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise InstallError(
             f"{option} needs matplotlib, which is not installed; `pip install 'autopar[plot]'`"
@@ -52,28 +52,28 @@ def require_matplotlib(option: str) -> None:
 
 @contextlib.contextmanager
 def drawn(option: str) -> Iterator[Any]:
-    """Give the class of figures, and the style in which they are made and saved."""
+    """Yield the figure class, within the style in which figures are made and saved."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError:
         require_matplotlib(option)
-        raise  # it is there and does not work
+        raise  # installed but broken
     with mpl.rc_context(_STYLE):
         yield Figure
 
 
 def save_figure(figure: Any, path: Path, option: str, aside: Aside | None = None) -> None:
-    """Write a figure in the format of its suffix; `aside` as `autopar.output` has it.
+    """Write a figure in the format of its suffix; `aside` as in `autopar.output`.
 
     Raises
     ------
     OptionError: the file cannot be written.
     """
-    # drawn in memory first, so that a failure leaves no half of a file
+    # Draw in memory first, so that a failure leaves no partial file.
     content = io.BytesIO()
     kind = path.suffix.lower().removeprefix(".")
-    # the date of writing would make equal pictures differ
+    # A date would make equal plots differ.
     undated = {"Date": None} if kind == "svg" else None
     figure.savefig(content, format=kind, dpi=130, metadata=undated)
     try:
@@ -85,7 +85,7 @@ def save_figure(figure: Any, path: Path, option: str, aside: Aside | None = None
 
 
 def refuse_file(option: str, folder: str) -> None:
-    """Raise OptionError where the folder of an option is a file."""
+    """Raise OptionError if the folder of an option is a file."""
     if Path(folder).exists() and not Path(folder).is_dir():
         raise OptionError(f"{option}: {folder} is a file, expected a folder")
 
@@ -96,10 +96,10 @@ def save_figures(
     formats: Sequence[str],
     aside: Aside | None = None,
 ) -> list[Path]:
-    """Write pictures into the folder of `--plot`, in each format, and return the files.
+    """Write plots into the folder of `--plot`, in each format, and return the files.
 
-    drawings : name of the file without its suffix -> what draws, of the class of figures. aside :
-    as `autopar.output` has it.
+    drawings : file name without suffix -> function that draws with the figure class
+    aside : as in `autopar.output`
 
     Raises
     ------
@@ -111,25 +111,25 @@ def save_figures(
     with drawn("--plot") as figures:
         for name, draw in drawings.items():
             for kind in formats:
-                # drawn anew: a figure that was laid out once is laid out differently again
+                # Draw again: the layout of a figure changes when it is laid out twice.
                 written.append(Path(folder) / f"{name}.{kind}")
                 save_figure(draw(figures), written[-1], "--plot", aside)
     return written
 
 
 # --------------------------------------------------------------------------------------------------
-# The document of a result.
+# JSON document of a result
 
 
 def write_result(
     path: str | None, document: Mapping[str, Any], exit_code: int = 0, *, command: str
 ) -> bool:
-    """Write the answer of `--json` to a file, atomically, or to stdout for `-`; None: nowhere.
+    """Write the answer of `--json` to a file atomically, or to stdout for `-`; None writes nothing.
 
-    What is there with another content is kept beside it, and the command says so. Returns whether
-    stdout is left for tables.
+    An existing file with other content is kept under another name, and a message reports it.
+    Returns True if stdout is free for tables.
 
-    exit_code : of the command, which the answer says.
+    exit_code : exit code of the command, part of the answer
     """
     if path is None:
         return True
@@ -148,7 +148,7 @@ def write_result(
 
 
 # --------------------------------------------------------------------------------------------------
-# What is set on the console that every command shows its results on.
+# Output on the console that all commands share
 
 
 _LABEL = 14
@@ -162,7 +162,7 @@ OPERATION_NAMES = {
     "p2p_bidirectional": "point-to-point, both ways",
     "memcopy": "memory copy",
 }
-"""Operations as people call them."""
+"""Display names of operations."""
 
 
 def print_heading(console: Console, text: str, *, style: str = "bold") -> None:
@@ -172,7 +172,7 @@ def print_heading(console: Console, text: str, *, style: str = "bold") -> None:
 
 
 def print_plain(console: Console, text: str, *, style: str | None = None) -> None:
-    """Print a line of plain text, wrapped where the console ends."""
+    """Print a line of plain text, wrapped at the width of the console."""
     console.print(escape(text), style=style)
 
 
@@ -183,7 +183,7 @@ def print_line(console: Console, text: str, *, style: str | None = None) -> None
 
 
 def print_note(console: Console, text: str) -> None:
-    """Print a sentence that explains what is above it."""
+    """Print a sentence that explains the output above it."""
     print_line(console, text, style="dim")
 
 
@@ -196,14 +196,14 @@ def print_item(console: Console, text: str) -> None:
 
 
 def print_pair(console: Console, label: str, text: str) -> None:
-    """Print a label and what it stands for, wrapped beside it."""
+    """Print a label and its text, wrapped to the right of the label."""
     for index, line in enumerate(wrapped(text, console.width - 2 - _LABEL)):
         left = label if index == 0 else ""
         console.print(f"  {left:<{_LABEL}}{escape(line)}", soft_wrap=True)
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Return a text in lines; words longer than a line, such as paths, and shares stay whole."""
+    """Return a text in lines, without breaking percentages or long words such as paths."""
     kept = _SHARE.sub(lambda found: found[0].replace(" ", _FIXED), text)
     lines = textwrap.wrap(kept, width, break_long_words=False, break_on_hyphens=False)
     return [line.replace(_FIXED, " ") for line in lines] or [""]
@@ -211,18 +211,18 @@ def wrapped(text: str, width: int) -> list[str]:
 
 _SHARE = re.compile(r"(?:[<>] )?[0-9.]+ %")
 _FIXED = "\u00a0"
-"""A blank at which no line ends."""
+"""No-break space."""
 
 
 def make_table(
     *columns: str, left: int = 1, words_last: bool = False, spaced: bool = False
 ) -> Table:
-    """Return an empty table; the first `left` columns are words, the others numbers.
+    """Return an empty table; the first `left` columns are text, the others numbers.
 
     Parameters
     ----------
-    words_last : the last column is words, too.
-    spaced : two blanks between columns instead of one, and what is too long is folded.
+    words_last : True if the last column is text as well
+    spaced : True for three blanks between columns instead of two, and for folding long cells
     """
     last = len(columns) - 1 if words_last else left
     return Table(
@@ -242,7 +242,7 @@ def print_table(
     left: int = 1,
     styles: Sequence[str | None] = (),
 ) -> None:
-    """Print rows of a table, in a style each; columns without any content are left out."""
+    """Print rows of a table, each in a style; empty columns are omitted."""
     kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
     table = make_table(*(columns[i] for i in kept), left=sum(1 for index in kept if index < left))
     for row, style in zip_longest(rows, styles):

@@ -1,1 +1,1 @@
-"""What published files say of an architecture: the families of Hugging Face's `config.json`."""
+"""Model families: architectures read from the `config.json` of Hugging Face models."""

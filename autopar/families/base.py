@@ -1,6 +1,6 @@
-"""What readers of a `config.json` have in common: kinds of values, names, runs of equal layers.
+"""Common parts of `config.json` readers: value types, names, groups of equal layers.
 
-Which keys a family has, and what it does where a file is silent, is not here but with the family.
+Each family defines its keys and the defaults for missing ones.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _LLAMA3_SCALING = {
     "high_freq_factor": 4,
     "original_max_position_embeddings": 8192,
 }
-"""What every release of Llama from 3.1 on has beside its factor; engines take it for granted."""
+"""Values next to the factor in every release of Llama since 3.1; engines assume them."""
 
 
 class Config(Entry, forbid_unknown_fields=False):
-    """The keys of a `config.json` that say what the architecture is; files have many others."""
+    """Keys of a `config.json` that describe the architecture; files contain many others."""
 
     keys: ClassVar[Mapping[str, str]] = {
         "num_heads": "num_attention_heads",
@@ -40,23 +40,26 @@ class Config(Entry, forbid_unknown_fields=False):
         "num_experts": "num_local_experts",
         "experts_per_token": "num_experts_per_tok",
     }
-    """What the file calls the fields that are checked against one another."""
+    """Name in the file of each field that is checked against others."""
     other_names: ClassVar[Mapping[str, str]] = {}
-    """What files of other releases call a key."""
+    """Name of a key in files of other releases."""
     mixture: ClassVar[bool] = False
-    """Whether the family has experts, whose keys it reads."""
+    """True if the family has experts, whose keys it reads."""
 
     vocab_size: Whole
     tie_word_embeddings: Switch | None = None
 
     def spec(self, path: Path, name: str) -> ModelSpec:
-        """Return the architecture; raises DocumentError where keys contradict each other."""
+        """Return the architecture; raises DocumentError if keys contradict each other."""
         raise NotImplementedError
 
     def model(
         self, path: Path, name: str, *layers: LayerSpec, tied: bool, **values: Any
     ) -> ModelSpec:
-        """Return the model of these layers; tied : what the family does where it is not said."""
+        """Return the model with these layers.
+
+        tied : default of the family for tied embeddings
+        """
         for layer in layers:
             checked_layer(path, layer, self.keys)
         said = self.tie_word_embeddings
@@ -70,7 +73,7 @@ class Config(Entry, forbid_unknown_fields=False):
 
 
 def divided_width(path: Path, config: Record, hidden_key: str, heads_key: str) -> int:
-    """Return the width of a head where the file does not give it: hidden size / heads."""
+    """Return the width of a head if the file does not give it: hidden size / heads."""
     hidden, heads = getattr(config, hidden_key), getattr(config, heads_key)
     if hidden % heads:
         raise DocumentError(
@@ -88,7 +91,7 @@ def divided_width(path: Path, config: Record, hidden_key: str, heads_key: str) -
 
 
 class _Rope(Entry, forbid_unknown_fields=False):
-    """Of rotary positions: what transformers 4 calls rope_scaling and 5 rope_parameters."""
+    """Section of rotary positions: rope_scaling in transformers 4, rope_parameters in 5."""
 
     rope_theta: Ratio | None = None
 
@@ -99,16 +102,19 @@ Section = Annotated[_Rope, Meta(extra={"expected": "an object or null"})]
 def read_rotary(
     sections: Sequence[_Rope | None], base: float | None, shares: Sequence[Any]
 ) -> dict[str, float | None]:
-    """Return base and scaling of rotary positions as fields of a ModelSpec, None where unknown.
+    """Return base and scaling of rotary positions as fields of a ModelSpec, None if unknown.
 
-    sections : objects of the file, the later over the earlier. base : beside them, or the family's.
-    shares : of a head that turns, where they are given; a spec says heads that turn as a whole.
+    Parameters
+    ----------
+    sections : objects of the file; later ones take precedence
+    base : base outside of the sections, or that of the family
+    shares : rotary fractions of a head, if given; a spec can only express fully rotary heads
     """
     unknown: dict[str, float | None] = {"rotary_base": None, "rotary_scaling_factor": None}
     section: dict[str, Any] = {}
     for part in sections:
         section = (part.content() if part is not None else {}) or section
-    # transformers 5 keeps the base in the section, 4 at the top
+    # transformers 5 keeps the base in the section, 4 at the top level.
     given = section.get("rope_theta")
     given = base if given is None else given
     if given is None:
@@ -117,7 +123,7 @@ def read_rotary(
     kind = section.get("rope_type", section.get("type", "default"))
     if any(part not in (None, 1) for part in (*shares, section.get("partial_rotary_factor"))):
         return unknown
-    # objects inside the section: one set of positions for each kind of layers
+    # Objects inside the section are separate positions for each kind of layers.
     if kind == "default" and not any(isinstance(value, dict) for value in section.values()):
         return found
     factor = section.get("factor")
@@ -128,19 +134,19 @@ def read_rotary(
 
 
 # --------------------------------------------------------------------------------------------------
-# Runs
+# Groups of layers
 
 
 def runs_of(layers: Sequence[LayerSpec]) -> tuple[tuple[LayerSpec, ...], bool]:
-    """Return the layer types of a model, and whether they take turns, from every layer of it.
+    """Return the layer types of a model from all its layers, and True if the types alternate.
 
-    Layers that differ in nothing but a window are one type where every so-manieth has none.
+    Layers that differ only in a window are one type if the full-attention layers are periodic.
     """
     shapes = [replace(layer, window=None) for layer in layers]
     runs = [(shape, len(list(run))) for shape, run in groupby(shapes)]
     kinds = list(dict.fromkeys(shapes))
     if len(runs) > len(kinds) and shapes == kinds * (len(shapes) // len(kinds)):
-        # each in its turn; a type's own layers decide about its window
+        # The types alternate; the layers of one type decide about its window.
         turns = [_one_type(layers[place :: len(kinds)]) for place in range(len(kinds))]
         if None not in turns:
             return tuple(turn for turn in turns if turn is not None), True
@@ -155,7 +161,7 @@ def runs_of(layers: Sequence[LayerSpec]) -> tuple[tuple[LayerSpec, ...], bool]:
 
 
 def _one_type(layers: Sequence[LayerSpec]) -> LayerSpec | None:
-    """Return the type of layers that differ in their windows alone; None where it is none."""
+    """Return the type of layers that differ only in their windows; None if it is not one type."""
     windows = {layer.window for layer in layers}
     number = len(layers)
     if len(windows) == 1:

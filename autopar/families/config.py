@@ -1,8 +1,8 @@
-"""Reads the `config.json` of Hugging Face models, without importing any of their code.
+"""Reader of the `config.json` of Hugging Face models, which imports none of their code.
 
-Every family that is known is one row of the tables that are put together here. Of a file with
-several parts, such as a model that sees pictures, the part that reads text is read. A family that
-is not known is refused with what is missing, and with the smallest file of ours that would do.
+Every known family is one row of the tables that are joined here. If a file has several parts, such
+as a model with images as input, the text part is read. An unknown family raises an error with the
+missing property and the smallest sufficient `model.json`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autopar.run.model import MOST_LAYERS, MOST_SIZE, ModelSpec
 
 _FAMILIES: dict[str, type[Config]] = dict(sorted({**DECODERS, **MIXTURES, **OTHERS}.items()))
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-"""What files call the number of experts."""
+"""Names of the number of experts in files."""
 _LENGTH = "max_position_embeddings"
 _NO_ATTENTION = "layers that mix tokens by a recurrence instead of attention"
 _UNSAID = {
@@ -41,17 +41,18 @@ _UNSAID = {
         "an input of no words",
     ),
 }  # fmt: skip
-"""Families that no `model.json` can say, and what they have."""
+"""Families that a `model.json` cannot express, and the reason."""
 _SMALLEST: tuple[tuple[str, tuple[str, ...], int], ...] = (
     ("num_layers", ("num_hidden_layers", "n_layer", "num_layers", "n_layers"), MOST_LAYERS),
-    # a length of training is said by no config.json
+    # No config.json contains a training sequence length.
     ("seq_length", (), 0),
     ("hidden_size", ("hidden_size", "n_embd", "d_model", "dim"), MOST_SIZE),
     ("num_heads", ("num_attention_heads", "n_head", "num_heads", "n_heads"), MOST_SIZE),
     ("num_kv_heads", ("num_key_value_heads", "num_kv_heads", "n_kv_heads"), MOST_SIZE),
     ("ffn_hidden_size", ("intermediate_size", "ffn_dim", "d_ff", "n_inner"), MOST_SIZE),
 )
-"""Keys of a layer type of ours, what files call them, and the largest that is plausible."""
+"""Keys of a layer type in a `model.json`, their names in other files, and the largest plausible
+value."""
 _OPTIONAL = "num_kv_heads"
 _OPEN = "..."
 
@@ -61,12 +62,13 @@ def parse_hugging_face(
 ) -> ModelSpec:
     """Return the spec of a Hugging Face `config.json`; raises DocumentError naming the key.
 
-    seq_length : of layers, where a file leaves `max_position_embeddings` out. Of a model with parts
-    for pictures or sound the name ends with `-text`: they are left out.
+    seq_length : sequence length that replaces a missing `max_position_embeddings`
+
+    The name of a model with image or audio parts ends with `-text`, because those are not read.
     """
     family, text, part = data.get("model_type"), data, ""
     inner = data.get("text_config")
-    # an unhashable value is no family
+    # An unhashable value is no family.
     known = _is_family(family)
     if isinstance(inner, dict) and (not known or _is_family(inner.get("model_type"))):
         family, text, part = inner.get("model_type"), inner, "-text"
@@ -84,7 +86,7 @@ def parse_hugging_face(
                 remedy="use model_type mixtral, or describe the model in a model.json",
             )
     given = str(data.get("_name_or_path") or "").rstrip("/").split("/")[-1]
-    # files without a name lie in a folder that has it; others that lie there have names
+    # Files without a name are in a folder with the name of the model; others have a file name.
     own = path.resolve().parent.name if path.name == "config.json" else path.stem
     name = own if given in ("", ".", "..") else given
     if part and "tie_word_embeddings" in data:
@@ -99,7 +101,7 @@ def _is_family(value: object) -> bool:
 
 
 def _unknown(path: Path, data: Mapping[str, Any]) -> DocumentError:
-    """Return what is said of a family that is not known."""
+    """Return the error for an unknown family."""
     family = data.get("model_type")
     if isinstance(family, str) and family in _UNSAID:
         return DocumentError(
@@ -122,7 +124,7 @@ def _unknown(path: Path, data: Mapping[str, Any]) -> DocumentError:
 
 
 def _smallest(data: Mapping[str, Any]) -> str:
-    """Return the smallest `model.json` of such a model, with what its file says already."""
+    """Return the smallest `model.json` of such a model, filled with the values of its file."""
 
     def said(names: tuple[str, ...], most: int) -> Any:
         values = [data[name] for name in names if name in data]

@@ -1,7 +1,7 @@
-"""Whether what a file says of a layer fits together, whichever file it is.
+"""Consistency checks of the values of one layer, for all file formats.
 
-Types and ranges of single values are checked where files are read; widths that divide a layer among
-ranks are `autopar.run.plan`'.
+Types and ranges of single values are checked where files are read. Divisibility of widths by ranks
+is checked in `autopar.run.plan`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from autopar.run.model import LayerSpec
 
 
 def is_ratio(value: object) -> bool:
-    """Return whether a value of a document is a base or a factor: a number from 1 to 1e12."""
+    """Return True if a value of a document is a base or a factor: a number from 1 to 1e12."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return 1 <= value <= 1e12  # infinite numbers and NaN are not
+    return 1 <= value <= 1e12  # excludes infinity and NaN
 
 
 _NEEDS = {
@@ -27,16 +27,16 @@ _NEEDS = {
     "whole_every": "window",
     "wide_qk_norms": "qk_norms",
 }
-"""What says nothing without another field."""
+"""Fields that have no meaning without another field."""
 
 
 def checked_layer(path: Path, layer: LayerSpec, keys: Mapping[str, str]) -> LayerSpec:
-    """Return the layer after checking that heads, widths and experts agree with one another.
+    """Return the layer after checking that heads, widths and experts are consistent.
 
-    keys : what the file calls `num_heads`, `num_kv_heads`, `num_experts`, `experts_per_token`.
+    keys : names in the file of `num_heads`, `num_kv_heads`, `num_experts`, `experts_per_token`
     """
     heads, kv_heads = layer.num_heads, layer.num_kv_heads
-    # heads of a width of their own need not divide the hidden size
+    # With an explicit head width, the heads need not divide the hidden size.
     follows = layer.head_dim is None and layer.latent is None
     if heads is not None and follows and layer.hidden_size % heads:
         raise DocumentError(
@@ -82,7 +82,7 @@ def checked_layer(path: Path, layer: LayerSpec, keys: Mapping[str, str]) -> Laye
 
 
 def _check_latent(path: Path, layer: LayerSpec, keys: Mapping[str, str]) -> None:
-    """Raise DocumentError where latent attention stands beside what it has not."""
+    """Raise DocumentError if latent attention is combined with fields that it does not support."""
     for name, given in (
         ("head_dim", layer.head_dim),
         ("biases", layer.biases),

@@ -1,6 +1,6 @@
-"""Dense decoders of Llama's kind, as their `config.json` says them.
+"""Dense decoders similar to Llama, read from their `config.json`.
 
-Defaults of keys and of what is not said are those of transformers, `src/transformers/models/*/`
+Defaults of missing keys are those of transformers, `src/transformers/models/*/`
 (`configuration_*.py` and `modeling_*.py`, release 4.57).
 """
 
@@ -28,14 +28,14 @@ _NARROW = ("sliding_attention", "chunked_attention")
 
 
 class Decoder(Config):
-    """Llama and those that are built like it."""
+    """Llama and models with the same structure."""
 
     base: ClassVar[float | None] = 1e4
-    """Of rotary positions where no key gives it; None: the family's are not said in a spec."""
+    """Default base of rotary positions; None if a spec cannot express those of the family."""
     tied: ClassVar[bool] = False
     qkv_biases: ClassVar[bool] = False
     said_biases: ClassVar[bool] = False
-    """Whether `attention_bias` is that of queries, keys and values alone."""
+    """True if `attention_bias` applies only to queries, keys and values."""
     qk_norms: ClassVar[bool] = False
     wide_qk_norms: ClassVar[bool] = False
     num_norms: ClassVar[int | None] = None
@@ -74,7 +74,7 @@ class Decoder(Config):
         )
 
     def layer(self, path: Path, place: int) -> LayerSpec:
-        """Return one layer, counted from 0, whose window is not said yet."""
+        """Return layer `place`, counted from 0, before its window is set."""
         everywhere, of_qkv = self.biases(path)
         return LayerSpec(
             num_layers=1,
@@ -94,11 +94,11 @@ class Decoder(Config):
         )
 
     def head_width(self, path: Path) -> int | None:
-        """Return the width of a head as a layer says it."""
+        """Return the head width as stored in a layer."""
         return self.head_dim or divided_width(path, self, "hidden_size", "num_attention_heads")
 
     def biases(self, path: Path) -> tuple[bool, bool]:
-        """Return whether all linear layers have biases, and whether the QKV projection alone."""
+        """Return (biases in all linear layers, biases only in the QKV projection) as booleans."""
         everywhere = bool(self.mlp_bias)
         if self.qkv_biases or self.said_biases:
             return everywhere, self.qkv_biases or bool(self.attention_bias)
@@ -113,15 +113,18 @@ class Decoder(Config):
         return everywhere, False
 
     def beside(self) -> dict[str, Any]:
-        """Return what the model has besides layers and vocabulary, as fields of a ModelSpec."""
+        """Return further fields of a ModelSpec in addition to layers and vocabulary."""
         return {}
 
     def is_narrow(self, place: int) -> bool:
-        """Return whether a layer, counted from 0, has the window, where no key lists them."""
+        """Return True if layer `place`, counted from 0, has the window by default.
+
+        `layer_types` of the file takes precedence.
+        """
         return False
 
     def window(self) -> int | None:
-        """Return the tokens of a window; None where the file has none."""
+        """Return the sliding window in tokens, or None."""
         return self.sliding_window
 
     def _windows(self, path: Path) -> list[int | None]:
@@ -154,21 +157,21 @@ class Decoder(Config):
 
     def _rotary(self) -> dict[str, float | None]:
         """Return base and scaling of rotary positions, from the keys of transformers 4 or 5."""
-        # both are read at the top of a file by those families alone that read them there
+        # Both keys are at the top level only in families that read them there.
         base = None if self.base is None else self.rope_theta or self.base
         sections = (self.rope_scaling, self.rope_parameters)
         return read_rotary(sections, base, (self.partial_rotary_factor,))
 
 
 class Mistral(Decoder):
-    """All layers have the window, where there is one."""
+    """Decoder whose layers all have the sliding window, if there is one."""
 
     def is_narrow(self, place: int) -> bool:
         return True
 
 
 class Qwen2(Decoder):
-    """Biases of queries, keys and values; a window behind the first layers, if it is used."""
+    """Decoder with QKV biases, and a window after the first layers if it is enabled."""
 
     qkv_biases = True
 
@@ -184,7 +187,7 @@ class Qwen2(Decoder):
 
 
 class Qwen3(Qwen2):
-    """Norms of queries and keys, and biases where they are said."""
+    """Decoder with norms of queries and keys, and with biases only if the file sets them."""
 
     qkv_biases = False
     qk_norms = True
@@ -199,7 +202,7 @@ class _Gemma(Decoder):
 
 
 class _Gemma2(_Gemma):
-    """Norms before and behind each part, and a window in every layer but each second."""
+    """Decoder with norms before and after each part, and a window in every other layer."""
 
     num_norms = 4
     norm_parameters = 4
@@ -211,7 +214,7 @@ class _Gemma2(_Gemma):
 
 
 class _Gemma3(_Gemma2):
-    """Bases of rotary positions are two; sizes that files leave out are those of transformers."""
+    """Decoder with two bases of rotary positions and with default sizes of transformers."""
 
     base = None
     qk_norms = True
@@ -231,7 +234,7 @@ class _Phi3(Mistral):
 
 
 class _Glm(Decoder):
-    """Half of every head turns."""
+    """Decoder with rotary positions in half of every head."""
 
     base = None
     said_biases = True
@@ -243,13 +246,13 @@ class _Glm4(_Glm):
 
 
 class _Olmo(Decoder):
-    """LayerNorms without parameters."""
+    """Decoder with LayerNorms without parameters."""
 
     norm_parameters = 0
 
 
 class _Olmo2(Decoder):
-    """One norm of all queries, and one of all keys."""
+    """Decoder with one norm over all queries, and one over all keys."""
 
     qk_norms = True
     wide_qk_norms = True
@@ -265,7 +268,7 @@ class _SeedOss(Decoder):
 
 
 class _SmolLm3(Decoder):
-    """Every fourth layer has no positions."""
+    """Decoder without positions in every fourth layer."""
 
     base = None
     tied = True
@@ -285,7 +288,7 @@ DECODERS: dict[str, type[Config]] = {
     "olmo3": _Olmo3,
     "phi3": _Phi3,
     "qwen2": Qwen2,
-    # of models that see pictures; first files have all keys at the top
+    # Vision-language models; older files have all keys at the top level.
     "qwen2_5_vl": Qwen2,
     "qwen2_5_vl_text": Qwen2,
     "qwen2_vl": Qwen2,
@@ -295,4 +298,4 @@ DECODERS: dict[str, type[Config]] = {
     "seed_oss": _SeedOss,
     "smollm3": _SmolLm3,
 }
-"""By `model_type`."""
+"""Families by `model_type`."""

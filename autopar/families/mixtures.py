@@ -1,7 +1,7 @@
-"""Mixtures of experts, as their `config.json` says them.
+"""Mixture-of-experts models, read from their `config.json`.
 
-Experts of all layers, or behind the first ones, or in each so-manieth; with an MLP that all tokens
-visit, or without. Defaults are those of transformers, as in `autopar.families.decoders`.
+Experts are in all layers, after the first layers, or in periodic layers, with or without a shared
+expert. Defaults are those of transformers, as in `autopar.families.decoders`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autopar.run.model import LatentSpec, LayerSpec
 
 
 class _Mixtral(Mistral):
-    """Every layer has experts, of the width that dense layers would have."""
+    """Experts in every layer, with the MLP width of the file."""
 
     base: ClassVar[float | None] = 1e6
     mixture = True
@@ -34,7 +34,7 @@ class _Mixtral(Mistral):
 
 
 class _MiniMaxM2(_Mixtral):
-    """One norm of all queries and of all keys; half of every head turns."""
+    """One norm over all queries and one over all keys; half of every head is rotary."""
 
     base = None
 
@@ -46,7 +46,7 @@ class _MiniMaxM2(_Mixtral):
 
 
 class _GptOss(_Mixtral):
-    """Biases everywhere, a trained score in each softmax, a window in every second layer."""
+    """Biases everywhere, attention sinks, and a window in every second layer."""
 
     base = None
 
@@ -58,7 +58,7 @@ class _GptOss(_Mixtral):
         return replace(layer, router_biases=True, attention_sinks=True)
 
     def biases(self, path: Path) -> tuple[bool, bool]:
-        # its experts have them as its attention has, and no key says so
+        # Experts have biases like attention, and no key of the file sets them.
         return True, False
 
     def is_narrow(self, place: int) -> bool:
@@ -66,7 +66,7 @@ class _GptOss(_Mixtral):
 
 
 class _Olmoe(Decoder):
-    """64 experts in every layer, and one norm of all queries and of all keys."""
+    """64 experts in every layer, and one norm over all queries and over all keys."""
 
     mixture = True
     qk_norms = True
@@ -112,7 +112,7 @@ class _Qwen3Moe(Qwen3):
 
 
 class _Qwen2Moe(_Qwen3Moe):
-    """And an MLP that all tokens visit, with a gate of its own."""
+    """Qwen3-MoE structure with a gated shared expert."""
 
     qkv_biases = True
     qk_norms = False
@@ -129,13 +129,13 @@ class _Qwen2Moe(_Qwen3Moe):
 
 
 class _Behind(Decoder):
-    """Experts behind the first layers, and an MLP of so many of them that all tokens visit."""
+    """Experts after the first dense layers, and `n_shared_experts` experts for all tokens."""
 
     mixture = True
     keys: ClassVar = {**Config.keys, "num_experts": "n_routed_experts"}
     dense: ClassVar[int] = 0
     shared: ClassVar[int] = 0
-    """What a family has of both where its file is silent."""
+    """Defaults of the family for the numbers of dense layers and of shared experts."""
 
     n_routed_experts: Whole
     n_shared_experts: WholeOrZero | None = None
@@ -160,11 +160,11 @@ class _Behind(Decoder):
         )
 
     def _said(self, key: str, silent: int) -> int:
-        """Return a number of the file; null is none of them, another than a missing key."""
+        """Return a number of the file, 0 for null, or `silent` for a missing key."""
         return int(getattr(self, key) or 0) if key in self.given else silent
 
     def _turn(self, path: Path, place: int) -> bool:
-        """Return whether a layer has experts by its number alone."""
+        """Return True if a layer has experts according to `moe_layer_freq`."""
         turns = self.moe_layer_freq
         if turns is None:
             return True
@@ -185,7 +185,7 @@ class _Behind(Decoder):
 
 
 class _Deepseek(_Behind):
-    """Multi-head latent attention; also Kimi K2."""
+    """Multi-head latent attention; also used for Kimi K2."""
 
     base = None
     qk_norms = True
@@ -204,7 +204,7 @@ class _Deepseek(_Behind):
             rotary_width=self.qk_rope_head_dim,
             value_width=self.v_head_dim,
         )
-        # keys and values are expanded to all heads, whatever a key says of their number
+        # Keys and values are expanded to all heads, whatever their number in the file.
         return replace(super().layer(path, place), num_kv_heads=None, latent=latent)
 
     def head_width(self, path: Path) -> int | None:
@@ -221,7 +221,7 @@ class _DeepseekV3(_Deepseek):
 
 
 class _Glm4Moe(_Behind):
-    """Half of every head turns; norms of queries and keys where they are said."""
+    """Rotary positions in half of every head; norms of queries and keys if the file sets them."""
 
     base = None
     said_biases = True
@@ -235,10 +235,11 @@ class _Glm4Moe(_Behind):
 
 
 class _Llama4(Decoder):
-    """Experts and an MLP of their width in each `interleave_moe_layer_step`-th layer.
+    """Experts and a shared expert in each `interleave_moe_layer_step`-th layer.
 
-    Attention is to chunks of tokens but in every fourth layer; a spec says a window of as many,
-    which is the most that a query sees. Norms of queries and keys have no parameters.
+    Attention is restricted to chunks of tokens, except in every fourth layer. A spec expresses a
+    chunk as a window of the same size, the most that a query attends to. Norms of queries and keys
+    have no parameters.
     """
 
     base = None
@@ -267,7 +268,7 @@ class _Llama4(Decoder):
 
     def is_narrow(self, place: int) -> bool:
         turning = self.no_rope_layers
-        # 1 stands for a layer with positions, which sees its chunk alone
+        # 1 marks a layer with positions, whose attention is restricted to its chunk.
         if isinstance(turning, list) and len(turning) == self.num_hidden_layers:
             return bool(turning[place])
         return (place + 1) % 4 > 0
@@ -288,4 +289,4 @@ MIXTURES: dict[str, type[Config]] = {
     "qwen3_moe": _Qwen3Moe,
     "qwen3_vl_moe_text": _Qwen3Moe,
 }
-"""By `model_type`."""
+"""Families by `model_type`."""

@@ -1,8 +1,8 @@
-"""Other architectures, as their `config.json` says them: GPT's kind, BERT, T5, and layers whose
-attention and MLP stand side by side.
+"""Other architectures, read from their `config.json`: GPT, BERT, T5 and parallel layers.
 
-LayerNorms with biases, MLPs of two matrices, learned positions or none. Defaults are those of
-transformers, as in `autopar.families.decoders`.
+Their LayerNorms have biases, their MLPs two matrices, and positions are learned or absent. Parallel
+layers run attention and MLP side by side. Defaults are those of transformers, as in
+`autopar.families.decoders`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _biased(
 ) -> LayerSpec:
     """Return a layer with LayerNorms (4h), biases everywhere and a two-matrix MLP.
 
-    `keys`: what the file calls hidden size, heads and layers.
+    keys : names in the file of hidden size, heads and layers
     """
     hidden, heads, layers = (getattr(config, key) for key in keys)
     return LayerSpec(
@@ -91,7 +91,7 @@ class _Opt(Config):
             )
         positions = self.max_position_embeddings
         layer = _biased(path, self, _NAMES, positions, self.ffn_dim)
-        # OPT's offset of 2
+        # OPT offsets positions by 2.
         return self.model(path, name, layer, tied=True, learned_positions=positions + 2)
 
 
@@ -143,7 +143,7 @@ class _T5(Config):
             cross_attention=True,
             norm_parameters_per_hidden=3,
         )
-        # one table of relative position biases each for encoder and decoder
+        # Encoder and decoder each have one table of relative position biases.
         biases = 2 * (self.relative_attention_num_buckets or 32) * self.num_heads
         return self.model(
             path, name, encoder, decoder, tied=True, extra_embedding_parameters=biases
@@ -155,7 +155,7 @@ class _Mt5(_T5):
 
 
 class _Bloom(Config):
-    """Attention with linear biases (ALiBi), and a norm behind the embedding."""
+    """Attention with linear biases (ALiBi), and a norm after the embedding."""
 
     keys: ClassVar = {"num_heads": "n_head"}
     other_names: ClassVar = {
@@ -167,7 +167,7 @@ class _Bloom(Config):
     hidden_size: Whole
     num_attention_heads: Whole
     num_hidden_layers: Layers
-    # what published files say of training; the class itself has no length
+    # Training length of published files; the configuration class has no length.
     seq_length: Whole = 2048
 
     def spec(self, path: Path, name: str) -> ModelSpec:
@@ -177,7 +177,7 @@ class _Bloom(Config):
 
 
 class _Falcon(Config):
-    """One norm in front of attention and MLP, or one for each of them."""
+    """One norm before attention and MLP, or one before each of them."""
 
     other_names: ClassVar = {
         "num_attention_heads": "n_head",
@@ -201,7 +201,7 @@ class _Falcon(Config):
 
     def spec(self, path: Path, name: str) -> ModelSpec:
         new = bool(self.new_decoder_architecture)
-        # one key and value for all heads, unless the file is of the second release
+        # One key-value head for all query heads, except in the second release.
         one = not new and self.multi_query is not False
         groups = self.num_kv_heads if new else 1 if one else self.num_attention_heads
         norms = (
@@ -224,7 +224,7 @@ class _Falcon(Config):
 
 
 class _Phi(Config):
-    """Phi-1 to Phi-2: one norm in front of attention and MLP, biases up to the head's."""
+    """Phi-1 to Phi-2: one norm before attention and MLP, biases everywhere including the head."""
 
     hidden_size: Whole
     num_attention_heads: Whole
@@ -286,4 +286,4 @@ OTHERS: dict[str, type[Config]] = {
     "starcoder2": _Starcoder2,
     "t5": _T5,
 }
-"""By `model_type`."""
+"""Families by `model_type`."""
