@@ -204,7 +204,7 @@ class _Rewriter:
                     return row.alone
                 raise OptionError(f"--{written}: a value is missing; it takes: {row.help}")
             value = self.queue.pop(0)
-            # `--layernum_list 24 24` of a shell is one list of two numbers.
+            # `--layernum_list 24 24`, expanded by a shell, is one list of two numbers.
             while row.kind == "ints" and self.queue and self.queue[0].isdigit():
                 value += "," + self.queue.pop(0)
             while joined and self.queue and self.queue[0][:1] != "-":

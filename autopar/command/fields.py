@@ -49,7 +49,8 @@ class Row(Record, kw_only=False):
     """Exclusive lower bound of a number."""
     high: float | None = None
     too_high: Callable[[float], str] | None = None
-    """Returns a question about a number above `high`, which may be in another unit."""
+    """Function that returns a question about a number above `high`, which may be in another
+    unit."""
     scale: float = 1.0
     """Factor from the unit of the command line, also of the bounds, to the base unit of the
     field."""

@@ -108,7 +108,7 @@ class Mlp(Record, tag_field="kind", tag="mlp"):
 
 
 class Experts(Record, tag_field="kind", tag="experts"):
-    """A mixture of experts (MoE): MLPs, a few of which process each token."""
+    """A mixture of experts (MoE): MLPs that each process some of the tokens."""
 
     number: int
     per_token: int

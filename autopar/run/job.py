@@ -464,7 +464,7 @@ def _last_block(job: Job) -> Block:
     schedule = job.schedule or "1f1b"
     if job.pp == 1 or not SCHEDULES[schedule].v_shaped:
         return job.blocks[-1]
-    # `_stage_counts` describes the layers of a stage as consecutive.
+    # In `job.blocks` the layers of a stage are consecutive.
     left = _stage_counts(job)[0]
     for block in job.blocks:
         left -= block.number

@@ -76,10 +76,9 @@ def model_of_spec(spec: ModelSpec) -> Model:
 
 
 def uniform_model(spec: ModelSpec) -> Model:
-    """Return a model reduced to the settings that files of one-set-of-sizes engines contain.
+    """Return a model with only the settings that engines with one set of sizes can read.
 
-    Raises the InputErrors of `model_of_spec`, and one if layers differ in more than experts and
-    window.
+    Raises InputError like `model_of_spec`, or if layers differ in more than experts and window.
     """
     model = model_of_spec(spec)
     refuse_unlike(model)

@@ -292,10 +292,11 @@ def tensor_degrees(layer: LayerSpec) -> tuple[int, ...]:
 def width_problems(
     layer: LayerSpec, degree: int, *, ulysses: bool = False, heads_only: bool = False
 ) -> tuple[Notice, ...]:
-    """Return the rules that prevent splitting heads and MLP over `degree` tensor ranks.
+    """Return one notice per rule against splitting heads and MLP over `degree` tensor ranks.
 
-    Unknown sizes break no rule. heads_only : True if the MLP consists of experts, which have their
-    own degree.
+    Unknown sizes break no rule.
+
+    heads_only : True if the MLP consists of experts, which have their own degree
     """
     return broken(WIDTHS, _widths(layer, degree, ulysses=ulysses, heads_only=heads_only))
 
@@ -314,7 +315,7 @@ def _widths(layer: LayerSpec, degree: int, *, ulysses: bool, heads_only: bool) -
 def layer_problems(
     layer: LayerSpec, strategy: LayerStrategy, *, sequence_parallel: bool
 ) -> tuple[Notice, ...]:
-    """Return the rules that a strategy breaks for a layer of this shape."""
+    """Return one notice per rule that a strategy breaks for a layer of this shape."""
     own_grid = layer.num_experts is not None and (strategy.ep > 1 or strategy.etp is not None)
     values = _widths(layer, strategy.tp, ulysses=strategy.ulysses, heads_only=own_grid)
     given = strategy.etp is not None
@@ -339,7 +340,7 @@ def layer_problems(
 def vocab_problems(
     spec: ModelSpec, vocab: VocabStrategy, *, sequence_parallel: bool
 ) -> tuple[Notice, ...]:
-    """Return the rules that a strategy of embedding and head breaks."""
+    """Return one notice per rule that a strategy of embedding and head breaks."""
     degrees = {
         "vtp": 1 if vocab.ulysses else vocab.tp,
         "vsp": vocab.tp if vocab.ulysses else 1,

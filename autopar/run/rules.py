@@ -215,7 +215,7 @@ EVEN_LAYERS = Rule(
 
 
 BATCH = (
-    # dp is 0 where the grid is uneven, which is another rule
+    # dp is 0 for an uneven grid, which is another rule.
     Rule("batch.whole", ("global_batch", "micro_batch", "dp"),
          lambda batch, micro, dp: batch % (micro * dp + (dp == 0)) + (batch < 1),
          "global batch({global_batch}) % (micro batch({micro_batch}) * dp({dp})) = {rest} != 0"),

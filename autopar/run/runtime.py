@@ -40,7 +40,7 @@ class Buckets(Record):
     reduce: int = 500_000_000
     """`reduce_bucket_size`"""
     allgather: int = 500_000_000
-    """`allgather_bucket_size`: for an all-gather in place, which needs no memory of its own."""
+    """`allgather_bucket_size`: for an all-gather in place, which allocates no memory."""
     prefetch: int = 50_000_000
     """`stage3_prefetch_bucket_size`"""
     live: int = 1_000_000_000

@@ -312,7 +312,10 @@ def uniform_layers(num_layers: int, split: Split) -> tuple[tuple[SplitGroup, ...
 
 
 def with_wide_ends(strategy: Strategy, first: int, last: int) -> Strategy:
-    """Return a uniform strategy whose `first` and `last` layers at both ends compute in 16 bits."""
+    """Return a uniform strategy with 16-bit computation in its first and last layers.
+
+    first, last : number of such layers at each end
+    """
     layers, split = strategy.num_layers, strategy.first
     first = min(first, layers)
     last = min(last, layers - first)
