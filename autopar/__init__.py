@@ -1,4 +1,4 @@
-"""The fastest way to train a large transformer in parallel: what a user of Python needs.
+"""Python interface of autopar: the fastest parallel training plan of a large transformer.
 
     import autopar
 
@@ -6,11 +6,14 @@
     print(result.prediction.step_time_s)
 
 `search`, `check`, `explain` and `compare` are the commands of these names, with their options as
-keywords and the objects of `--json` as answers; `ask` is any other. `plan` answers one question; a
-`Planner` answers many of one model and cluster, with the fields of `SearchOptions` as keywords.
+keywords and the objects of `--json` as answers; `ask` calls any other command. `plan` answers one
+question. A `Planner` answers many questions about one model and cluster, with the fields of
+`SearchOptions` as keywords.
+
 Models and clusters are names, or the documents that `read_hardware`, `read_model` and
-`read_model_profile` return; `read_plan` reads plan and strategy files of anyone. `evaluate_many`
-prices executions in closed form. Everything is imported on first use, and nothing imports torch.
+`read_model_profile` return. `read_plan` reads plan and strategy files, whatever program wrote them.
+`evaluate_many` prices executions in closed form. Everything is imported on first use, and nothing
+imports torch.
 """
 
 from __future__ import annotations
@@ -82,7 +85,8 @@ _HOMES = {
     "read_model_profile": ("autopar.documents.model", "read_model_profile"),
     "read_plan": ("autopar.documents.plan", "read_strategy"),
 }
-"""Where a name is at home; imported on first use, so that `autopar --help` is quick."""
+"""Module and name behind each public name, imported on first use so that `autopar --help` is
+quick."""
 
 
 def __getattr__(name: str) -> Any:

@@ -21,12 +21,12 @@ WarningKind = Literal["synthetic", "estimated", "exact"]
 
 
 class MemoryTerm(NamedTuple):
-    """One part of a peak."""
+    """One term of the peak memory of a stage."""
 
     name: str
     num_bytes: float
     switch: str = ""
-    """Setting that changes it."""
+    """Setting that changes the term; empty for none."""
 
 
 class StagePrice(NamedTuple):
@@ -34,19 +34,19 @@ class StagePrice(NamedTuple):
 
     stage: int
     steady_bytes: float
-    """Between steps."""
+    """Steady-state memory, between steps."""
     peak_bytes: float
     """Peak allocated."""
     reserved_bytes: tuple[float, float]
-    """90 % interval of the allocator's total; both ends are equal where it is one figure."""
+    """90 % interval of the reserved bytes; both ends are equal if there is a single figure."""
     budget_bytes: float
     oom_probability: float
     terms: tuple[MemoryTerm, ...]
-    """Parts of the peak."""
+    """Terms of the peak."""
 
     @property
     def terms_bytes(self) -> dict[str, float]:
-        """Peak by name of the term."""
+        """Bytes of the peak by name of the term."""
         found: dict[str, float] = {}
         for name, num_bytes, _ in self.terms:
             found[name] = found.get(name, 0.0) + num_bytes
@@ -57,40 +57,40 @@ class Price(Record):
     """Time and memory of one plan."""
 
     throughput: Throughput | None
-    """None: the plan has no step time."""
+    """Throughput of the plan; None if it has no step time."""
     samples_per_s: float
     terms_s: Mapping[str, float]
-    """Seconds of a step by term; they add up to the step."""
+    """Seconds of a step by term; the sum is the step time."""
     stage_s: tuple[float, ...]
-    """Seconds of every stage; only their ratios count."""
+    """Seconds of every stage; only their ratios matter."""
     global_batch: int
     micro_batches: int
     stages: tuple[StagePrice, ...]
     """Stages whose memory was counted; a uniform search counts the largest ones."""
     oom_probability: float
-    """Of the run as a whole."""
+    """OOM probability of the whole run, 0 to 1."""
     oom_risk: float | None = None
-    """Highest probability that is allowed; None: the reserved bytes decide."""
+    """Highest allowed OOM probability; None: the reserved bytes decide whether the plan fits."""
     verdict: str
-    """`fits`, or why not."""
+    """`fits`, or the reason why the plan does not fit."""
     problems: tuple[str, ...] = ()
-    """Why the plan is illegal or does not fit, each with its arithmetic."""
+    """Reasons why the plan is illegal or does not fit, each with its arithmetic."""
     host_bytes: float = 0.0
-    """Host memory that each GPU needs."""
+    """Host memory needed per GPU, bytes."""
     host_room_bytes: float | None = None
-    """Host memory that each GPU has; None: unknown."""
+    """Host memory available per GPU, bytes; None if unknown."""
     basis: tuple[str, ...]
     """Basis of the figures and of their 90 % interval."""
     interval: str = ""
-    """90 % interval of the step and the runs or measurements behind it; empty: none."""
+    """90 % interval of the step, with its published runs or measurements; empty for none."""
     notes: tuple[str, ...] = ()
     """Further doubts about the figures."""
     reserve_bytes: float
-    """Part of the budget of the peak stage that no tensor can use."""
+    """Bytes of the peak stage's budget that no tensor can use."""
     reserve_of: str
-    """What uses it."""
+    """Use of the reserve."""
     few_runs: tuple[str, ...] = ()
-    """Parts of the plan that few measured runs have."""
+    """Features of the plan that few measured runs use."""
 
     @property
     def fits(self) -> bool:
@@ -98,7 +98,7 @@ class Price(Record):
         return self.verdict == "fits"
 
     def terms_against(self, other: Price) -> dict[str, float]:
-        """Return by term the seconds of a sequence above those of another plan."""
+        """Return per term the additional seconds per sequence over another plan."""
         return {
             name: self.terms_s.get(name, 0.0) / self.global_batch
             - other.terms_s.get(name, 0.0) / other.global_batch
@@ -115,36 +115,36 @@ class Priced(Record):
     """A plan with its price."""
 
     engine: str = ""
-    """Name of the engine; empty: any engine."""
+    """Name of the engine; empty for any engine."""
     title: str = ""
-    """Name of the engine in prose."""
+    """Display name of the engine."""
     words: str
     """Degrees and settings in one line."""
     uniform: bool
-    """True if all layers have one strategy."""
+    """True if all layers have the same strategy."""
     price: Price
     rows: tuple[tuple[str, str], ...] = ()
-    """Label and text of further figures: what a chosen setting brings."""
+    """Label and text of further figures, such as the effect of a chosen setting."""
     unequal_stages: str = ""
-    """Layers of each stage, chunk by chunk; empty where all are equal."""
+    """Layers of each stage, chunk by chunk; empty if all are equal."""
     layered: tuple[Plan, Prediction] | None = None
-    """A per-layer plan, with times of each stage and group of layers."""
+    """The per-layer plan, with times of each stage and group of layers; None for a uniform plan."""
     key: object
-    """Equal for equal plans."""
+    """Key that is equal for equal plans."""
 
 
 class Gain(NamedTuple):
-    """What more of one resource brings to the fastest plan."""
+    """Effect of more of one resource on the fastest plan."""
 
     name: str
     samples_per_s: float
     gain: float
-    """Of the rate, as a share of it."""
+    """Relative gain of the rate, as a fraction."""
     same_plan: bool
 
 
 class Asked(NamedTuple):
-    """A plan that was asked for, or why there is none."""
+    """A requested plan, or the reason why there is none."""
 
     heading: str
     plan: Priced | None
@@ -152,7 +152,7 @@ class Asked(NamedTuple):
 
 
 class Alternative(NamedTuple):
-    """A plan of other degrees."""
+    """A plan with other degrees."""
 
     words: str
     samples_per_s: float
@@ -163,50 +163,51 @@ class Alternative(NamedTuple):
 
 
 class EngineBest(Record):
-    """The fastest plan of one engine, or why there is none."""
+    """The fastest plan of one engine, or the reason why there is none."""
 
     engine: str
     samples_per_s: float | None
     plan: Plan | None = None
     """Per-layer plan."""
     launch: Mapping[str, Any] | None = None
-    """Degrees of a uniform plan, as its file contains them."""
+    """Degrees of a uniform plan, as in its file."""
     words: str = ""
     """The plan in one line."""
     options: str = ""
-    """Options that find the per-layer plan, besides those that were typed."""
+    """Options that find the per-layer plan, in addition to the typed ones."""
     reason: str = ""
-    """Why there is no plan."""
+    """Reason why there is no plan."""
     broken: tuple[Notice, ...] = ()
-    """Broken rules that leave no plan."""
+    """Broken rules that exclude all plans."""
 
 
 class Answer(Record):
-    """What a search found, or what a given plan costs."""
+    """Result of a search, or the price of a given plan."""
 
     title: str
     """Model, cluster and batch."""
     warnings: tuple[tuple[WarningKind, str], ...] = ()
-    """Inputs that were not measured, one line each; `exact` marks what is sure all the same."""
+    """Inputs that were not measured, one line each; `exact` marks results that are exact
+    nevertheless."""
     best: Priced
     """The fastest plan that fits, or the given one."""
     uniform: Priced | None = None
-    """The fastest uniform plan, where the best one is a per-layer plan."""
+    """The fastest uniform plan if the best plan is a per-layer plan."""
     others: tuple[Alternative, ...] = ()
     """Fastest plans of other degrees, the fastest first."""
     by_engine: tuple[EngineBest, ...] = ()
     """Best plan of each engine, the fastest first; empty for one engine."""
     tokens: float | None = None
-    """Tokens of a sample over all GPUs: rates are shown per GPU; None: in samples."""
+    """Tokens per sample and GPU, for rates per GPU; None for rates in samples."""
     gpu_hour_price: float | None = None
     searched: str = ""
     """Size of the search space and proof of optimality, in one line."""
     unfinished: tuple[str, ...] = ()
-    """Parts of the space that a time limit left out."""
+    """Parts of the search space not searched because of a time limit."""
     space: str = ""
     """The search space in full."""
     not_searched: tuple[str, ...] = ()
-    """Excluded options."""
+    """Options that were not searched."""
     assumed: tuple[str, ...] = ()
     """Defaults that were used, one line each."""
     notes: tuple[str, ...] = ()
@@ -214,4 +215,4 @@ class Answer(Record):
     inputs: tuple[str, ...] = ()
     """Input files, one line each."""
     effort: str = ""
-    """CPU time of the search, in words."""
+    """CPU time of the search, as text."""

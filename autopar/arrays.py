@@ -1,6 +1,6 @@
-"""Names for the arrays of numbers that cost model, planner and fits hand to each other.
+"""Types of numeric arrays shared by cost model, planner and fits.
 
-What the numbers mean, and in which unit, is said where a field or an argument is declared.
+Meaning and unit of the numbers are documented at each field or argument.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
-"""Seconds, bytes, rates: everything that is measured, fitted or predicted."""
+"""Measured, fitted or predicted values: seconds, bytes, rates."""
 I64 = NDArray[np.int64]
 """Counts, indices and exact bytes."""
 Bool = NDArray[np.bool_]
-"""One yes or no for every row."""
+"""One boolean per row."""

@@ -1,8 +1,8 @@
-"""The front door: `autopar COMMAND`, and the entry points of the commands' own names.
+"""Entry points: `autopar COMMAND`, and the separate executables of the commands.
 
-It imports next to nothing, so that Ctrl-C is always seen: `autopar.command.run.guarded` cannot see
-it while a command's own modules are imported, which takes a third of a second and more. What a
-command does is in the module that the table names; a new command is one line there.
+This module imports almost nothing, so that Ctrl-C is always handled. `autopar.command.run.guarded`
+cannot handle it while the modules of a command are imported, which takes a third of a second or
+more. The table names the module of each command; a new command is one line there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from functools import partial
 from importlib import import_module
 
-SUBCOMMANDS = {  # name: the command's own name, its module, and what it does
+SUBCOMMANDS = {  # name: executable, module, and description of the command
     "search": ("autopar-search", "search.commands.search", "find the fastest plan that fits"),
     "explain": (
         "autopar-explain",
@@ -87,17 +87,17 @@ SUBCOMMANDS = {  # name: the command's own name, its module, and what it does
     "stacks": ("autopar stacks", "autopar.command.shipped", "list the stacks of trainers"),
 }
 COMPLETION = "_AUTOPAR_COMPLETE"
-"""Environment variable that the script of a shell sets when it asks for words; typer's name."""
+"""Environment variable that the completion script of a shell sets, named by typer."""
 _RANKS = {"plan", "profile hardware", "profile site"}
-"""Of several processes that torchrun starts, one says Ctrl-C."""
+"""Commands run as several processes by torchrun; only one process reports Ctrl-C."""
 
 
 def enter(command: str, module: str, *, speaks: bool = True) -> None:
-    """Run `main` of a module as the entry point of a command; it ends the process.
+    """Run `main` of a module as the entry point of a command, and end the process.
 
     Parameters
     ----------
-    speaks : whether Ctrl-C is said; of several processes one does.
+    speaks : True if this process reports Ctrl-C; only one of several processes does
     """
     try:
         import_module(module).main()
@@ -108,7 +108,7 @@ def enter(command: str, module: str, *, speaks: bool = True) -> None:
 
 
 def run_subcommand(name: str) -> None:
-    """Run a command of the table with the arguments of the process; it ends the process."""
+    """Run a command of the table with the arguments of the process, and end the process."""
     command, module, _ = SUBCOMMANDS[name]
     if module.startswith("search."):
         _start_quickly()
@@ -117,11 +117,11 @@ def run_subcommand(name: str) -> None:
 
 
 def _start_quickly() -> None:
-    """Leave out what takes a planner's command longer to start than most questions to answer."""
-    # numpy's threads spin while they wait for work, which planning has none of; a number that
-    # somebody set stays
+    """Avoid start-up costs that exceed the time of most searches."""
+    # NumPy's threads spin while they wait for work, and planning has no work for them. A value set
+    # by the user is kept.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # what imports make stays: looking it through every 700 objects finds no garbage
+    # Objects made by imports stay alive: collecting them every 700 allocations finds no garbage.
     gc.set_threshold(100_000, 50, 100)
 
 
@@ -142,13 +142,13 @@ profile_estimate = partial(run_subcommand, "profile estimate")
 
 
 def main() -> None:
-    """Entry point of `autopar`: hands over to the command that the first words name."""
+    """Run the command that the first words name; entry point of `autopar`."""
     arguments = sys.argv[1:]
-    # two words first: `profile show` is no command `profile`
+    # Try two words first: `profile show` is no command `profile`.
     for words in () if COMPLETION in os.environ else (2, 1):
         name = " ".join(arguments[:words])
         if name in SUBCOMMANDS:
-            # a command reads the words behind this name, which tells the lists apart as well
+            # A command reads the words after this name; the name also tells the lists apart.
             sys.argv[:] = [f"autopar {name}", *arguments[words:]]
             run_subcommand(name)
             return

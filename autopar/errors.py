@@ -1,4 +1,4 @@
-"""One tree of errors for everything a user can run into.
+"""Hierarchy of all errors that are meant for users.
 
     AutoparError                 base; carries the exit code of the command line
     |-- InputError        (2)    a value the user gave is unusable
@@ -11,9 +11,9 @@
     |   `-- InfeasibleExecution  ... one execution of an analytic model cannot run
     `-- InstallError      (1)    the installation is incomplete; names the command that completes it
 
-Every message is one sentence a user can act on, and what commands exit with is one table.
-Programming errors stay `AssertionError`s. What such a sentence proposes in place of an unknown word
-is found here, too.
+Every message is one sentence that a user can act on, and one table lists the exit codes of
+commands. Programming errors stay `AssertionError`s. This module also suggests known words for an
+unknown word in a message.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ EXIT_CODES: Mapping[int, str] = {
     INTERRUPTED: "stopped by Ctrl-C; what was found until then is shown where there is something",
     TERMINATED: "stopped by SIGTERM",
 }
-"""What every command exits with, and `exit_code` of its `--json` says."""
+"""Exit codes of all commands, also the `exit_code` of `--json`."""
 
 
 class AutoparError(Exception):
-    """Base of every error meant for a user; `exit_code` is what a command exits with."""
+    """Base of all errors meant for a user; `exit_code` is the exit code of the command."""
 
     exit_code = FAILED
 
@@ -49,7 +49,7 @@ class AutoparError(Exception):
 
 
 class InputError(AutoparError):
-    """A value the user gave is unusable."""
+    """A value given by the user is unusable."""
 
     exit_code = UNUSABLE
 
@@ -74,7 +74,7 @@ class DocumentError(InputError):
 
 
 class VariantError(DocumentError):
-    """A memory file has only the tables with, or only those without, sequence parallelism."""
+    """A memory file has only tables with sequence parallelism, or only tables without it."""
 
 
 class OptionError(InputError):
@@ -82,9 +82,9 @@ class OptionError(InputError):
 
 
 class UnsupportedError(InputError):
-    """An engine has neither the model of a plan nor anything near the plan.
+    """An engine can express neither the model of a plan nor a similar plan.
 
-    `remedy` is what else can be done, empty where another engine is all there is.
+    `remedy` is an alternative; it is empty if only another engine helps.
     """
 
     def __init__(self, problem: str, *, remedy: str = "") -> None:
@@ -94,16 +94,16 @@ class UnsupportedError(InputError):
 
 
 class InfeasibleError(AutoparError):
-    """The question is valid and has no answer, for example no plan fits in memory."""
+    """A valid question without an answer, for example because no plan fits in memory."""
 
     exit_code = INFEASIBLE
 
 
 class InfeasibleExecution(InfeasibleError):  # noqa: N818 - the documented public name
-    """An execution of an analytic model that cannot run; `reason` says why in one sentence.
+    """An execution of an analytic model that cannot run; `reason` is one sentence.
 
-    `kind` is 'input' where the execution contradicts itself (exit code 2), and 'infeasible' where
-    this application or system cannot run it (3).
+    `kind` is 'input' if the execution contradicts itself (exit code 2), and 'infeasible' if this
+    application or system cannot run it (3).
     """
 
     def __init__(self, reason: str, kind: Literal["input", "infeasible"] = "infeasible") -> None:
@@ -119,19 +119,20 @@ class InstallError(AutoparError):
 
 
 # --------------------------------------------------------------------------------------------------
-# A sentence that somebody reads to its end.
+# Length of messages
 
 _SENTENCE = 270
-"""Characters of a sentence; with the name of a command before it they are fewer than 300."""
+"""Maximum characters of a message; with the name of a command before it there are fewer than
+300."""
 _WORD = 64
-"""Characters of a word, such as a path or a value, where a sentence is too long."""
+"""Maximum characters of a word, such as a path or a value, in a message that is too long."""
 
 
 def fitted(text: str, most: int = _SENTENCE) -> str:
-    """Return a text of at most `most` characters; of what is too long the middle is left out.
+    """Return a text of at most `most` characters, with the middle of long parts removed.
 
-    First of words, the longest first: two ends tell paths apart, and values. Then of the sentence:
-    file and key stand at its beginning, and the remedy at its end.
+    Words are shortened first, the longest first, because both ends distinguish paths and values.
+    Then the sentence is shortened: file and key are at its beginning, and the remedy is at its end.
     """
     words = text.split(" ")
     for place in sorted(range(len(words)), key=lambda i: len(words[i]), reverse=True):
@@ -142,7 +143,7 @@ def fitted(text: str, most: int = _SENTENCE) -> str:
 
 
 def _without_middle(text: str, most: int, share: float, mark: str = "...") -> str:
-    """Return a text of at most `most` characters, of which a share are its first ones."""
+    """Return a text of at most `most` characters, with `share` of them from its start."""
     if len(text) <= most:
         return text
     first = int((most - len(mark)) * share)
@@ -150,19 +151,19 @@ def _without_middle(text: str, most: int, share: float, mark: str = "...") -> st
 
 
 # --------------------------------------------------------------------------------------------------
-# What was meant by a word that nobody knows.
+# Suggestions for unknown words
 
 
 _LONGEST = 200
-"""Characters of a word that are compared; the time of a comparison grows with their square."""
+"""Maximum compared characters of a word; the time of a comparison grows with their square."""
 
 
 def nearest_words(word: str, known: Iterable[str], cutoff: float, most: int = 1) -> list[str]:
-    """Return the known words that are most like one, the likest first; maybe none.
+    """Return up to `most` known words similar to `word`, the most similar first.
 
-    cutoff : the least likeness, from 0 (anything) to 1 (the same).
+    cutoff : minimum similarity, from 0 (anything) to 1 (equal)
     """
-    from difflib import get_close_matches  # late: a command that goes right needs it never
+    from difflib import get_close_matches  # late: only needed after an error
 
     return get_close_matches(word[:_LONGEST], list(known), n=most, cutoff=cutoff)
 
@@ -170,9 +171,9 @@ def nearest_words(word: str, known: Iterable[str], cutoff: float, most: int = 1)
 def nearest(
     word: str, known: Iterable[str], cutoff: float, *, any_case: bool = False
 ) -> str | None:
-    """Return the known word that is most like one; None: none is.
+    """Return the known word most similar to `word`, or None.
 
-    any_case : where none is, take the word in lower case.
+    any_case : True to try the word in lower case if nothing is found
     """
     words = list(known)
     found = nearest_words(word, words, cutoff)
@@ -190,12 +191,12 @@ def did_you_mean(
     form: str = "{!r}",
     any_case: bool = False,
 ) -> str:
-    """Return the end of a sentence on an unknown word: `; did you mean 'X'?`.
+    """Return the end of a message about an unknown word: `; did you mean 'X'?`.
 
     Parameters
     ----------
-    otherwise : the remedy where no known word is near; by default there is none.
-    form : how the word is written.
+    otherwise : remedy if no known word is similar; none by default
+    form : format of the suggested word
     """
     near = nearest(word, known, cutoff, any_case=any_case)
     if near is not None:

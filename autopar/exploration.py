@@ -1,7 +1,7 @@
-"""The object that `autopar-explore --json` prints for its combinations, and its parts.
+"""Schema of the object that `autopar-explore --json` prints for its combinations.
 
-What a combination is and how it is searched is `search.questions.explore`; a single plan's
-documents are in `autopar.documents.plan`.
+`search.questions.explore` defines the combinations and searches them; documents of a single plan
+are in `autopar.documents.plan`.
 """
 
 from __future__ import annotations
@@ -44,98 +44,100 @@ _EXAMPLE: dict[str, Any] = {
 
 
 class _Entry(Entry):
-    """An object of the document; what is unknown is absent or null."""
+    """An object of the document; unknown values are absent or null."""
 
 
 class ChoiceEntry(_Entry):
     """One combination, and the plan that its search found."""
 
     choice: dict[str, str]
-    """Option without hyphens in front -> what was typed."""
+    """Option without its hyphens -> typed value."""
     status: Literal["found", "no plan", "not tried"]
     reason: str = ""
-    """Why there is no plan; of a search that was stopped early, how far it may be from the best."""
+    """Reason why there is no plan, or distance to the best for a search that was stopped early."""
     rank: int | None = None
-    """In its group, from 1."""
+    """Rank in its group, from 1."""
     engine: str | None = None
-    """Whose launch or plan it is; null: whatever runs it."""
+    """Engine of the plan; null for a plan that is independent of the engine."""
     num_gpus: int | None = None
     global_batch: int | None = None
     tokens_per_sample: int | None = None
     step_time_s: float | None = None
     step_time_interval_s: list[float] | None = None
-    """The two ends of 90 %; null where nothing is known of the error."""
+    """90 % interval of the step time, seconds; null if the error is unknown."""
     tokens_per_s_per_gpu: float | None = None
     interval_tokens_per_s_per_gpu: list[float] | None = None
-    """The same ends, the slow one first."""
+    """90 % interval of the tokens/s/GPU, the slower end first."""
     mfu: float | None = None
-    """FLOP/s of the model over the peak of the card, 0 to 1."""
+    """Model FLOP/s over the peak of the card, 0 to 1."""
     reserved_bytes: int | None = None
     budget_bytes: int | None = None
-    """Of the fullest stage."""
+    """Memory budget of the peak stage, bytes."""
     cost_per_mtoken: float | None = None
-    """Of a million tokens, in the currency of the prices."""
+    """Cost of a million tokens, in the currency of the prices."""
     summary: str | None = None
-    """The plan in a line."""
+    """The plan in one line."""
     degrees: DegreesEntry | None = None
-    """Of a launch, as a launch file has them."""
+    """Degrees of a uniform plan, as in a launch file."""
     plan: dict[str, Any] | None = None
-    """Of a plan whose layers may differ: its strategy, as a strategy file has it."""
+    """Strategy of a per-layer plan, as in a strategy file."""
     plan_file: str | None = None
-    """Where `--output-config-path` put it."""
+    """Path of the plan file below `--output-config-path`."""
     estimated: bool | None = None
-    """Some input was not measured."""
+    """True if some input was not measured."""
     defaults_used: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 class LeadEntry(_Entry):
-    """How far the first answer of a group is ahead of another: the second, the first elsewhere."""
+    """Lead of the first answer of a group over the second, or the first on other hardware."""
 
     over: int
-    """Rank of the other."""
+    """Rank of the other answer."""
     ratio: float
-    """Value of the other over that of the first, 1 and more."""
+    """Value of the other answer over that of the first, at least 1."""
     intervals_overlap: bool | None = None
-    """Of their 90 %; null where the next one says more, or an interval is not known."""
+    """True if the 90 % intervals overlap; null if `probability_faster` is known or an interval is
+    not."""
     probability_faster: float | None = None
-    """Of two plans of one cluster and trainer, whose errors they share."""
+    """Probability that the first is faster, for two plans of one cluster and engine with shared
+    errors."""
 
 
 class GroupEntry(_Entry):
-    """The answers for one model at one length."""
+    """Answers for one model at one sequence length."""
 
     trained: dict[str, str]
     leads: list[LeadEntry] = field(default_factory=list)
     answers: list[ChoiceEntry]
-    """In their order, those without a plan last."""
+    """Answers in order, those without a plan last."""
 
 
 class EffectEntry(_Entry):
-    """What an option is worth: the best over the worst of its values, all else equal."""
+    """Effect of an option: best over worst of its values, all else equal."""
 
     option: str
     ratio: float
     """Geometric mean of the comparisons."""
     comparisons: int
     best: str
-    """The value that is most often the best, `wins` times."""
+    """The value that is the best most often, `wins` times."""
     wins: int
 
 
 @published("exploration", example=_EXAMPLE)
 class ExplorationDocument(_Entry):
-    """The answers of `autopar-explore` by what is trained, each group in its order."""
+    """Answers of `autopar-explore`, grouped by trained model, each group in order."""
 
     format: Literal["autopar-exploration"]
     version: Literal[1]
     by: Literal["tokens", "step", "cost"]
-    """What the order is by."""
+    """Criterion of the order."""
     complete: bool
-    """False after Ctrl-C: what was searched until then."""
+    """False after Ctrl-C, when only part of the combinations was searched."""
     choices: dict[str, list[str]]
     """Option -> its values as typed."""
     request: dict[str, bool | str | list[str]]
-    """The options that all combinations share, as typed."""
+    """Options common to all combinations, as typed."""
     groups: list[GroupEntry]
     effects: list[EffectEntry]

@@ -1,9 +1,9 @@
-"""Files that commands write: whole or not at all, through links, and never over what is no file.
+"""Output files of commands: written completely or not at all.
 
-What a file holds is its document's or report's business; here it only gets to where it was asked
-for. Devices and pipes are written to, since a renamed file in the place of `/dev/null` would end
-them; a symbolic link keeps its name, and its target gets the content. Where a command says how it
-tells somebody, what was there with another content is kept beside it as `NAME.bak-1`.
+The content is defined by documents and reports; this module only writes it. Devices and pipes are
+written in place, since renaming a file to `/dev/null` would replace the device. For a symbolic
+link, the target gets the content. If the command can report it, earlier content is kept as
+`NAME.bak-1`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from typing import IO
 from autopar.errors import OptionError
 
 Aside = Callable[[Path, Path], None]
-"""Takes the path of a file that gets another content, and where the earlier one is from now on."""
+"""Callback that receives the path of a changed file and the path of its earlier content."""
 
 _OPEN = re.compile(r"/dev/(stdout|stderr|fd/([0-9]{1,4}))")
-"""Names of what is open already."""
+"""Names of descriptors that are already open."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _PART = ".part"
-"""What temporary names end in."""
+"""Suffix of temporary names."""
 _NAME_BYTES = 100
-"""Of a file's name, how much its temporary name repeats; file systems end at 255 bytes."""
+"""Bytes of the file name that its temporary name repeats; file systems allow 255 bytes."""
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Write one file atomically: readers see the old content or the new, never a part.
+    """Write one file atomically: readers see the old content or the new one, never a part.
 
-    Compressed where the name ends in .gz, equal texts to equal bytes. Raises OSError.
+    The file is compressed if its name ends in .gz; equal texts give equal bytes. Raises OSError.
     """
     write_files({Path(path): text})
 
@@ -48,15 +48,15 @@ def write_files(
     aside: Aside | None = None,
     replace: Collection[Path] = (),
 ) -> None:
-    """Write all files or none: no name changes before every byte is on its disk.
+    """Write all files or none: no name changes before all content is on disk.
 
-    Texts as UTF-8, what is not Unicode in names of the file system as its escape. Raises OSError,
-    whose `filename` is the one of these that could not be written.
+    Texts are written as UTF-8; bytes of file names that are not Unicode are escaped. Raises
+    OSError, whose `filename` is the file that could not be written.
 
     Parameters
     ----------
-    aside : keeps what is there with another content, and is told; None replaces it.
-    replace : those of the files that are replaced all the same.
+    aside : keeps existing files of other content and reports them; None replaces them
+    replace : files that are replaced in any case
     """
     with contextlib.ExitStack() as stack:
         made = []
@@ -70,7 +70,7 @@ def write_files(
                 made.append(stack.enter_context(begun(path)))
                 made[-1].stream.write(raw)
                 made[-1].close()
-        # what cannot be taken back comes when all else is known to fit
+        # Devices and pipes come last, because writing to them cannot be undone.
         for path, raw in special:
             with _named(path), begun(path) as file:
                 file.stream.write(raw)
@@ -81,15 +81,15 @@ def write_files(
 
 
 def safe_name(text: str, *, most: int = 80) -> str:
-    """Return a text as a part of a file's name, without what means something to a shell.
+    """Return a text as a part of a file name, without characters special to a shell.
 
-    One that is longer than `most` characters ends with a digest of all of it; nothing but a digest
-    is left of one without letters and digits that every file system has.
+    Longer texts than `most` characters end with a digest of the whole text. A text without portable
+    letters and digits becomes a digest.
     """
     found = _UNSAFE.sub("-", text).strip("-.")
     if 0 < len(found) <= most:
         return found
-    import hashlib  # most names are short
+    import hashlib  # late: most names are short
 
     digest = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:8]
     return f"{found[: most - 9]}-{digest}".lstrip("-")
@@ -97,7 +97,7 @@ def safe_name(text: str, *, most: int = 80) -> str:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Say in an error which file it is of: a full disk names none, others a folder above it."""
+    """Raise OSErrors of the block with this path; otherwise they name no file, or a folder."""
     try:
         yield
     except OSError as error:
@@ -105,7 +105,7 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what a process that was killed while it wrote a file has left beside it."""
+    """Remove temporary files that a killed process left next to a file."""
     for leftover in path.parent.glob(f"{glob.escape(_part_prefix(path))}*{_PART}"):
         with contextlib.suppress(OSError):
             leftover.unlink()
@@ -116,16 +116,16 @@ def _part_prefix(path: Path) -> str:
 
 
 class Begun:
-    """A file that gets its name with `end`; until then its content has another beside it.
+    """A file that gets its name with `end`; until then a temporary file holds its content.
 
-    A device or a pipe is written to as the content comes.
+    A device or a pipe is written to directly.
     """
 
     def __init__(self, path: Path) -> None:
         self.asked = path
-        """As it was named."""
+        """Path as given."""
         self.path = Path(os.path.realpath(path))
-        """Of the target, where the name is a symbolic link."""
+        """Path of the target, if the name is a symbolic link."""
         self.part: Path | None = None
         self.stream: IO[bytes]
         if _is_special(path):
@@ -134,9 +134,9 @@ class Begun:
         if self.path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a directory", str(path))
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # In the same folder, since a file is renamed inside one file system only; a name that
-        # nobody can foresee, since a link that waited there would be followed.
-        import tempfile  # every command imports this module, and few write
+        # In the same folder, since a file can only be renamed within one file system. The name is
+        # unpredictable, since a link prepared there would be followed.
+        import tempfile  # late: every command imports this module, and few write
 
         prefix = _part_prefix(self.path)
         handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=prefix, suffix=_PART)
@@ -144,21 +144,21 @@ class Begun:
         self.stream = os.fdopen(handle, "wb")
 
     def close(self) -> None:
-        """Write what is left to the disk."""
+        """Write the remaining content to the disk."""
         self.stream.flush()
         if self.part is not None:
-            os.fsync(self.stream.fileno())  # else a power cut may keep a name without content
+            os.fsync(self.stream.fileno())  # else a power failure may keep a name without content
         self.stream.close()
 
     def end(self, name: Path | None = None, *, aside: Aside | None = None) -> Path:
-        """Give the content its name, and the rights that the file there had; return the path.
+        """Rename the content to its final path, which is returned, keeping existing permissions.
 
-        A file of the same content is left as it is.
+        A file with the same content is left as it is.
 
         Parameters
         ----------
-        name : another one, of what ended early.
-        aside : as `write_files` has it.
+        name : other final path, for content that ended early
+        aside : as in `write_files`
         """
         if self.part is None:
             return self.path
@@ -171,7 +171,7 @@ class Begun:
         try:
             rights = stat.S_IMODE(target.stat().st_mode)
         except FileNotFoundError:
-            # the umask can only be read by setting it
+            # The umask can only be read by setting it.
             umask = os.umask(0)
             os.umask(umask)
             rights = 0o666 & ~umask  # mkstemp makes private files; documents are shared
@@ -182,29 +182,29 @@ class Begun:
         return target
 
     def drop(self) -> None:
-        """Remove the content; nothing happens to a file that has ended."""
+        """Remove the content; has no effect on a file that has ended."""
         with contextlib.suppress(OSError):
-            self.stream.close()  # a full disk is found out once more here
+            self.stream.close()  # a full disk raises here again
         if self.part is not None:
             self.part.unlink(missing_ok=True)
 
 
 def _alike(one: Path, other: Path) -> bool:
-    import filecmp  # of files that are there already, which few are
+    import filecmp  # late: few files exist already
 
     return filecmp.cmp(one, other, shallow=False)
 
 
 def _kept(path: Path) -> Path:
-    """Return where the content of a file is as well: `NAME.bak-N` of the first number for it.
+    """Return the path that also holds the content of a file: the first usable `NAME.bak-N`.
 
-    A content that is kept already is not kept twice.
+    Content that is already kept is not kept twice.
     """
     for number in itertools.count(1):
         kept = path.with_name(f"{path.name}.bak-{number}")
         try:
-            # one step, and never over what is there; the file itself keeps its name until it is
-            # replaced
+            # Linking is one step and never overwrites. The file keeps its name until it is
+            # replaced.
             os.link(path, kept)
         except FileExistsError:
             if kept.is_file() and _alike(path, kept):
@@ -215,7 +215,7 @@ def _kept(path: Path) -> Path:
                 continue
             import shutil
 
-            # a file system without links
+            # For a file system without links.
             shutil.copy2(path, kept)
         return kept
     raise AssertionError("numbers have no end")
@@ -223,11 +223,11 @@ def _kept(path: Path) -> Path:
 
 @contextlib.contextmanager
 def begun(path: Path) -> Iterator[Begun]:
-    """Give a file to fill and `end`; whatever is not ended is gone afterwards."""
+    """Yield a file to fill and `end`; without `end` it is removed afterwards."""
     file = Begun(path)
     try:
         yield file
-    # Ctrl-C must leave no temporary file either
+    # Ctrl-C must not leave a temporary file either.
     finally:
         file.drop()
 
@@ -235,12 +235,12 @@ def begun(path: Path) -> Iterator[Begun]:
 def refuse_clashes(
     outputs: Mapping[str, Path | str | None], inputs: Collection[Path | str]
 ) -> None:
-    """Raise OptionError where an output is an input of the command, or two are one file.
+    """Raise OptionError if an output is an input of the command, or if two outputs are one file.
 
     Parameters
     ----------
-    outputs : path by option, as `--json`; None and `-` are no files.
-    inputs : what the command reads.
+    outputs : path by option, such as `--json`; None and `-` are no files
+    inputs : files that the command reads
     """
     read = {os.path.realpath(path): path for path in inputs}
     seen: dict[str, str] = {}
@@ -258,21 +258,21 @@ def refuse_clashes(
 def _encoded(path: Path, content: str | bytes) -> bytes:
     if isinstance(content, bytes):
         return content
-    # JSON has the same escape for what is not Unicode
+    # JSON uses the same escape for characters that are not Unicode.
     raw = content.encode("utf-8", "backslashreplace")
     if path.suffix.lower() != ".gz":
         return raw
     import gzip
 
-    # mtime=0: the header would hold the time of writing
+    # mtime=0, because the header would contain the time of writing.
     return gzip.compress(raw, mtime=0)
 
 
 def _is_special(path: Path) -> bool:
-    """Return whether a path is there and neither file nor folder: a device, a pipe, a socket.
+    """Return True if a path exists and is neither file nor folder: a device, a pipe, a socket.
 
-    So is what is open already, as `/dev/stdout`: a file in the place of what it leads to would be
-    another one than that which the rest is written to.
+    Open descriptors, such as `/dev/stdout`, count as well: a new file in place of their target
+    would not be the file that the remaining output is written to.
     """
     if _OPEN.fullmatch(str(path)):
         return True
@@ -280,12 +280,12 @@ def _is_special(path: Path) -> bool:
 
 
 def _opened(path: Path) -> int:
-    """Return a descriptor that writes to what is special."""
+    """Return a descriptor that writes to a special file."""
     found = _OPEN.fullmatch(str(path))
     if found is None:
-        # without O_CREAT and O_TRUNC: what vanished meanwhile must not come back as a file
+        # Without O_CREAT and O_TRUNC: a path that vanished meanwhile must not become a file.
         return os.open(path, os.O_WRONLY)
     if sys.stdout is not None:
-        sys.stdout.flush()  # what was printed before comes before
-    # not opened again: that would write over the file's beginning
+        sys.stdout.flush()  # earlier output comes first
+    # Do not open it again: that would overwrite the beginning of the file.
     return os.dup({"stdout": 1, "stderr": 2}.get(found[1]) or int(found[2]))

@@ -1,12 +1,12 @@
-"""Which values of a profile contradict their neighbours, and which no machine can have.
+"""Plausibility of profile values: contradictions between neighbours and impossible values.
 
-Times grow with the batch and with the length, and what a rank keeps falls with the degree: both at
-least and at most by a power of the ratio of the sizes, whatever model or machine. A value that
-breaks such a law with most others is a bad one, and one bad value decides a plan. Readers turn
-`Doubt`s into notes and errors, `profile-show --validate` into findings.
+Times grow with batch and length, and memory per rank falls with the degree. For any model or
+machine, both change at least and at most by a power of the ratio of sizes. A value that breaks such
+a law with most others is wrong, and one wrong value can decide a plan. Readers turn `Doubt`s into
+notes and errors, `profile-show --validate` into findings.
 
-Limits are chosen on measured files (tests/unit/documents/test_plausible.py): what is said is
-beyond anything in them, what is refused is ten times beyond a law.
+Limits are chosen on measured files (tests/unit/documents/test_plausible.py). A reported value is
+beyond anything in them; a refused value breaks a law by a factor of ten.
 """
 
 from __future__ import annotations
@@ -21,66 +21,68 @@ from autopar.records import Record, replace
 
 AGAIN = "measure it again, or remove the key where the others suffice"
 IMPOSSIBLE = 10.0
-"""A value this many times beyond what its neighbours allow is refused."""
+"""A value is refused if it exceeds the range allowed by its neighbours by this factor."""
 
 _PEAK = 2.0
-"""Achieved over a device's peak: clocks above the card's explain a few per cent, not this."""
+"""Limit of achieved over peak FLOP/s; clocks above the card's explain a few per cent only."""
 _FASTEST_LINK_BYTES_PER_S = 2e12
-"""More than any link moves in one direction (NVLink 5: 0.9e12); switches that add up on the way
-make a bus bandwidth of little more than that."""
+"""Upper bound of the rate of any link in one direction (NVLink 5: 0.9e12). Switches that add up
+data on the way give a bus bandwidth of little more than that."""
 _PARAMETERS = 0.05
-"""Measured layers have up to 1 % more parameters than are counted: padding, and copies."""
+"""Relative tolerance; measured layers have up to 1 % more parameters than counted (padding,
+copies)."""
 _FACTORS = {0.25: 1, 0.5: 2, 2.0: 8, 4.0: 16}
-"""Bytes per parameter behind `parameter_size` by the ratio that reading 4 of them makes."""
+"""Ratio of `parameter_size` to its value at 4 bytes per parameter -> actual bytes per parameter."""
 _BUMP = 2.0
-"""Bandwidths of groups of two sizes differ by at most this times the ratio of the sizes."""
+"""Bandwidths of groups of two sizes differ by at most this factor times the ratio of the sizes."""
 _BRIDGE = 15.0
-"""Pairs may be faster than larger groups by this much: bridges connect pairs, and PCIe the rest."""
+"""Factor by which pairs may be faster than larger groups: bridges connect pairs, PCIe the rest."""
 
 
 class Figure(Record):
-    """One value of a file and where it lies on a curve."""
+    """One value of a file and its position on a curve."""
 
     key: str
     x: float
     """Batch, tokens, degree or size."""
     y: float
-    """What the law is about, such as the time of the whole batch."""
+    """Quantity of the law, such as the time of the whole batch."""
     written: float
-    """As it stands in the file."""
+    """Value as written in the file."""
     unit: str
 
 
 class Law(Record):
-    """What holds between two cells: with r = x_j / x_i > 1, y_j / y_i is r**least to r**most."""
+    """Law of two cells: with r = x_j / x_i > 1, y_j / y_i is between r**least and r**most."""
 
     least: float
     most: float
     slack: float
-    """How far beyond a value may be before it is said; noise of measured files is below it."""
+    """Factor by which a value may exceed the law unreported; noise of measured files is below
+    it."""
 
 
 class Doubt(Record):
-    """One value that is unlikely or impossible."""
+    """One unlikely or impossible value."""
 
     key: str
     problem: str
-    """A clause that goes behind `the value is ...`."""
+    """A clause that follows `the value is ...`."""
     remedy: str = AGAIN
     impossible: bool = False
-    """A reader refuses it."""
+    """True if a reader refuses the value."""
     certain: bool = False
-    """Whatever the neighbours are, the value is wrong; a reader takes it all the same."""
+    """True if the value is wrong regardless of its neighbours; a reader accepts it nevertheless."""
     factor: float = 1.0
-    """How far it is beyond what is plausible."""
+    """Factor by which it exceeds the plausible range."""
 
 
 def contradictions(cells: Iterable[Figure], law: Law, *, most: float = IMPOSSIBLE) -> list[Doubt]:
-    """Return the cells that contradict the others, worst first; of two cells alone the pair.
+    """Return the cells that contradict the others, worst first; of only two cells, the pair.
 
-    Cells of value 0 say nothing: what is left of a difference may be nothing.
+    Cells of value 0 are ignored, because a difference may be 0.
 
-    most : from how many times beyond the law a value is impossible.
+    most : factor beyond the law from which a value is impossible
     """
     left = sorted((cell for cell in cells if cell.y > 0), key=lambda cell: cell.x)
     found: list[Doubt] = []
@@ -88,7 +90,8 @@ def contradictions(cells: Iterable[Figure], law: Law, *, most: float = IMPOSSIBL
         worst = _culprit(left, broken, law)
         bad = left.pop(worst)
         low, high = _allowed(bad, left, law)
-        # beyond the nearer end of what the others allow, which may contradict each other too
+        # Distance to the nearer end of the allowed range; other cells may contradict each other,
+        # too.
         below, above = low / bad.y, bad.y / high
         factor, end = (below, low) if below > above else (above, high)
         near = sorted(left, key=lambda cell: abs(math.log(cell.x / bad.x)))[:2]
@@ -109,7 +112,7 @@ def contradictions(cells: Iterable[Figure], law: Law, *, most: float = IMPOSSIBL
 
 
 def once(doubts: Iterable[Doubt]) -> list[Doubt]:
-    """Return the strongest doubt about every key, of cells that lie on several curves."""
+    """Return the strongest doubt about every key, for cells that are on several curves."""
     found: dict[str, Doubt] = {}
     for doubt in doubts:
         if doubt.key not in found or doubt.factor > found[doubt.key].factor:
@@ -122,9 +125,9 @@ def doubtful_table(
 ) -> list[Doubt]:
     """Return the figures of a table by tokens and degree that contradict each other.
 
-    table : (lengths and their sum, degree as it is written, cell of which x is the degree). What a
-    rank keeps falls with the degree, by at most the degree: the first law is of the figure times
-    the degree.
+    table : (lengths, their sum, degree as written, cell whose x is the degree). Memory of a rank
+        falls with the degree, by at most the degree: the first law applies to the figure times the
+        degree.
     """
     curves: dict[tuple[str, str], list[Figure]] = {}
     for lengths, tokens, degree, cell in table:
@@ -146,7 +149,7 @@ def _allowed(cell: Figure, others: Sequence[Figure], law: Law) -> tuple[float, f
     """Return the smallest and the largest value of a cell that the others allow, without slack."""
     lows, highs = [], []
     for other in others:
-        # lengths of several layer types may have the same sum, and are not compared
+        # Lengths of several layer types may have the same sum; they are not compared.
         if other.x == cell.x:
             continue
         ratio = cell.x / other.x
@@ -157,7 +160,7 @@ def _allowed(cell: Figure, others: Sequence[Figure], law: Law) -> tuple[float, f
 
 
 def _between(cell: Figure, near: Sequence[Figure], law: Law) -> float:
-    """Return the value of a cell on the line, in logarithms, through two others."""
+    """Return the value of a cell on the log-log line through two others."""
     a, b = near
     slope = math.log(b.y / a.y) / math.log(b.x / a.x) if a.x != b.x else law.least
     slope = min(max(slope, law.least), law.most)
@@ -165,7 +168,7 @@ def _between(cell: Figure, near: Sequence[Figure], law: Law) -> float:
 
 
 def _broken(cells: Sequence[Figure], law: Law) -> list[tuple[int, int, float]]:
-    """Return the pairs that break a law by more than its slack, and by how much as a logarithm."""
+    """Return the pairs that break a law by more than its slack, with the log of the excess."""
     found = []
     for (i, a), (j, b) in combinations(enumerate(cells), 2):
         if a.x == b.x:
@@ -178,12 +181,12 @@ def _broken(cells: Sequence[Figure], law: Law) -> list[tuple[int, int, float]]:
 
 
 def _culprit(cells: Sequence[Figure], broken: Sequence[tuple[int, int, float]], law: Law) -> int:
-    """Return the cell without which the others agree best."""
+    """Return the index of the cell without which the others agree best."""
 
     def left(index: int) -> tuple[float, float]:
         rest = sum(beyond for i, j, beyond in broken if index not in (i, j))
         kept = [cell for at, cell in enumerate(cells) if at != index]
-        # an end contradicts its one neighbour only: then the smoother curve is the right one
+        # An end cell contradicts only its one neighbour. Then the smoother curve is right.
         return rest, _roughness(kept, law)
 
     involved = sorted({index for i, j, _ in broken for index in (i, j)})
@@ -191,7 +194,7 @@ def _culprit(cells: Sequence[Figure], broken: Sequence[tuple[int, int, float]], 
 
 
 def _roughness(cells: Sequence[Figure], law: Law) -> float:
-    """Return how much the slope of a curve in logarithms changes, and leaves the law."""
+    """Return the roughness of a curve: changes of its log-log slope, and slopes outside the law."""
     slopes = [
         math.log(b.y / a.y) / math.log(b.x / a.x) if b.x > a.x else 0.0 for a, b in pairwise(cells)
     ]
@@ -202,9 +205,10 @@ def _roughness(cells: Sequence[Figure], law: Law) -> float:
 def doubtful_rate(
     key: str, value: str, flop_per_s: float, peak: float, device: str
 ) -> Doubt | None:
-    """Return the doubt about a forward that is faster than a device computes, None if it is not.
+    """Return the doubt about a forward that exceeds the peak of the device, or None.
 
-    value : the time as it is in the file, with its unit. peak : FLOP/s of the device.
+    value : time as in the file, with its unit
+    peak : FLOP/s of the device
     """
     if flop_per_s <= peak:
         return None
@@ -219,10 +223,10 @@ def doubtful_rate(
 
 
 def doubtful_parameters(key: str, written: float, counted: float) -> Doubt | None:
-    """Return the doubt about a layer's parameters, None where they are those of the architecture.
+    """Return the doubt about a layer's parameters, None if they match the architecture.
 
-    written, counted : MiB of `parameter_size` in the file, and of the architecture in the same
-    bytes per parameter.
+    written, counted : MiB of `parameter_size` in the file, and of the architecture with the same
+        bytes per parameter
     """
     ratio = written / counted
     if abs(ratio - 1.0) <= _PARAMETERS:
@@ -236,7 +240,7 @@ def doubtful_parameters(key: str, written: float, counted: float) -> Doubt | Non
     return Doubt(
         key=key,
         problem=f"{written:.5g} MiB, and a layer of this model has {counted:.5g}",
-        # which of file and model is the other one's nobody knows: it is said, and planned
+        # File and model may each be wrong, so the value is reported and still used for planning.
         remedy=remedy,
         factor=max(ratio, 1.0 / ratio),
     )
@@ -245,14 +249,15 @@ def doubtful_parameters(key: str, written: float, counted: float) -> Doubt | Non
 def doubtful_bandwidths(
     cells: Iterable[Figure], *, pairs_may_be_faster: bool = False
 ) -> Iterator[Doubt]:
-    """Yield the groups that are much faster or slower than groups of the next size.
+    """Yield doubts about groups that are much faster or slower than groups of the next size.
 
-    cells : of groups that use the same links, x their size. pairs_may_be_faster : inside a node.
+    cells : groups that use the same links, with their size as x
+    pairs_may_be_faster : True inside a node
     """
     left = sorted(cells, key=lambda cell: cell.x)
     if pairs_may_be_faster and len(left) > 1 and left[0].x == 2.0:
         first, second = left[:2]
-        # compared with larger groups below, it would accuse them
+        # Compared with larger groups below, the pair would make them doubtful.
         if 1.0 < first.y / second.y <= _BRIDGE and first.y / second.y > _BUMP**2:
             left = left[1:]
     yield from contradictions(left, Law(least=-1.0, most=1.0, slack=_BUMP), most=math.inf)
@@ -262,7 +267,7 @@ def doubtful_link(cell: Figure, memory_bytes_per_s: float | None) -> Doubt | Non
     """Return the doubt about a bandwidth (y in bytes/s) beyond any link or the device's memory."""
     limit, what = _FASTEST_LINK_BYTES_PER_S, "any link"
     if memory_bytes_per_s is not None and memory_bytes_per_s < limit:
-        # a message is read from memory and written to it, so no link is faster
+        # A message is read from memory and written to it, so no link is faster.
         limit, what = memory_bytes_per_s, "the memory of the device"
     if cell.y <= limit:
         return None
@@ -276,17 +281,17 @@ def doubtful_link(cell: Figure, memory_bytes_per_s: float | None) -> Doubt | Non
 
 
 class Caution(str):
-    """A note that an input is most likely wrong, which a command prints even on a short screen."""
+    """A note that an input is most likely wrong, printed even on a short screen."""
 
     __slots__ = ()
 
 
 def notes_of(path: Path, doubts: Iterable[Doubt]) -> tuple[str, ...]:
-    """Return one note for every file that has doubts.
+    """Return one note for every file with doubts.
 
     Raises
     ------
-    DocumentError: a value is impossible; it names the worst.
+    DocumentError: a value is impossible; the message names the worst one.
     """
     found = sorted(doubts, key=lambda doubt: -doubt.factor)
     worst = next((doubt for doubt in found if doubt.impossible), None)

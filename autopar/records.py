@@ -1,15 +1,15 @@
-"""Records: the frozen, keyword-only classes that hold data.
+"""Records: frozen, keyword-only classes that hold data.
 
 A subclass of `Record` is a `msgspec.Struct`: annotations are its fields, it is compared, hashed and
-shown by value, and `msgspec.structs` has `asdict` and `fields` of it. Options of a class:
+shown by value, and `asdict` and `fields` of `msgspec.structs` apply. Options of a class:
 
-- `order=True` compares as tuples do; `eq=False` compares by identity (records of arrays);
-- `dict=True` where it has a `functools.cached_property`;
-- `kw_only=False` takes its fields by position as well.
+- `order=True` compares like tuples; `eq=False` compares by identity (records of arrays);
+- `dict=True` is needed for a `functools.cached_property`;
+- `kw_only=False` also accepts fields by position.
 
-Bounds of a field, `Annotated[int, whole_number(1, 8)]`, are those of files alone
-(`autopar.documents.json`): making a record in Python checks none. What changes is a standard
-`dataclasses.dataclass`; so are the options of commands, whose fields have metadata
+Bounds of a field, `Annotated[int, whole_number(1, 8)]`, are checked only for files
+(`autopar.documents.json`), not when Python code makes a record. Mutable data and the options of
+commands are standard `dataclasses.dataclass`; fields of options have metadata
 (`autopar.command.fields`).
 """
 
@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Annotated, Any, dataclass_transform
 from msgspec import Meta, Struct, StructMeta, field, structs
 
 if TYPE_CHECKING:
-    # to a type checker it is the standard one, whose changes it compares with the fields
+    # A type checker uses the standard function, so that it compares changes with fields.
     from dataclasses import replace as replace
 else:
 
     def replace(one, /, **changes):
-        """Return a copy with other values of some fields, as `copy.replace` of Python 3.13.
+        """Return a copy with other values of some fields, like `copy.replace` of Python 3.13.
 
-        Of a record or a standard dataclass; TypeError for what is no field.
+        Accepts a record or a standard dataclass; raises TypeError for an unknown field.
         """
         if isinstance(one, Entry):
             own = {name: getattr(one, name) for name in one.given - one.__dict__["_more"].keys()}
@@ -42,7 +42,7 @@ else:
 
 
 class _RecordType(StructMeta):
-    """Set the options of `Record` for its subclasses, which do not inherit `kw_only`."""
+    """Metaclass that sets the options of `Record`: subclasses do not inherit `kw_only`."""
 
     def __new__(
         mcs,
@@ -65,7 +65,7 @@ class Record(Struct, metaclass=_RecordType, frozen=True, forbid_unknown_fields=T
 
 
 class _EntryType(_RecordType):
-    if not TYPE_CHECKING:  # which knows the fields
+    if not TYPE_CHECKING:  # type checkers know the fields
 
         def __call__(cls, **values):  # noqa: N805 - a class
             more = {}
@@ -77,9 +77,9 @@ class _EntryType(_RecordType):
 
 
 class Entry(Record, metaclass=_EntryType, dict=True):
-    """A record that knows which fields were given: of documents that are written again.
+    """A record that knows which fields were given, for documents that are written again.
 
-    With `forbid_unknown_fields=False` it keeps whatever else is given.
+    With `forbid_unknown_fields=False` it also keeps all other given keys.
     """
 
     @property
@@ -89,14 +89,14 @@ class Entry(Record, metaclass=_EntryType, dict=True):
         return found
 
     def content(self) -> dict[str, Any]:
-        """Return the object as JSON has it: the keys that were given, in their order."""
+        """Return the JSON object of the entry: the given keys in their order."""
         names = [name for name in self.__struct_fields__ if name in self.given]
         values = {name: getattr(self, name) for name in names} | self.__dict__["_more"]
         return {name: content_of(value) for name, value in values.items()}
 
 
 def content_of(value: Any, *, whole: bool = False) -> Any:
-    """Return a value as JSON has it; of entries the keys that were given, or the `whole`."""
+    """Return the JSON form of a value; entries give the given keys, or all if `whole`."""
     if isinstance(value, Entry) and not whole:
         return value.content()
     if isinstance(value, Struct):
@@ -112,7 +112,7 @@ def content_of(value: Any, *, whole: bool = False) -> Any:
 def record_of(
     name: str, kinds: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> Any:
-    """Return a record with these fields, of which those with a default may be left out."""
+    """Return a record type with these fields; those with a default are optional."""
     return _RecordType(
         name,
         (Record,),
@@ -121,7 +121,7 @@ def record_of(
 
 
 class KeyFault(ValueError):  # noqa: N818 - a fault of a file, said by a DocumentError
-    """Raised by `__post_init__` of a record of a file: which key is wrong, and why."""
+    """Error of `__post_init__` of a record of a file, with the wrong key and the reason."""
 
     def __init__(self, key: str, problem: str) -> None:
         super().__init__(problem)
@@ -129,24 +129,24 @@ class KeyFault(ValueError):  # noqa: N818 - a fault of a file, said by a Documen
 
 
 def whole_number(least: int, most: int | None = None) -> Meta:
-    """Return the bounds of a whole number in a file."""
+    """Return the bounds of an integer in a file."""
     above = "" if most is None else f" to {most}"
     return Meta(ge=least, le=most, extra={"expected": f"a whole number from {least}{above}"})
 
 
 def number(least: float, most: float) -> Meta:
-    """Return the bounds of a number in a file; NaN is in none."""
+    """Return the bounds of a number in a file; NaN is outside."""
     words = f"a number from {least:g} to {most:g}".replace("e+", "e")
     return Meta(ge=least, le=most, extra={"expected": words})
 
 
 def some_text() -> Meta:
-    """Return the bounds of a text in a file that is not empty."""
+    """Return the bounds of a non-empty text in a file."""
     return Meta(min_length=1, pattern=r"\S", extra={"expected": "a text that is not empty"})
 
 
 _HUGE = 1e308
-"""Larger integers are no floats."""
+"""Limit of integers that convert to a float."""
 
 
 def quantity(
@@ -159,10 +159,10 @@ def quantity(
     too_large: str,
     too_small: str | None = None,
 ) -> Meta:
-    """Return the bounds of a number with its unit: far outside anything real.
+    """Return the bounds of a number with its unit, far outside any real value.
 
-    A value beyond them is refused with the unit that it was probably written in: `too_large`,
-    `too_small`. exclusive : `minimum` itself is refused.
+    The error for a value out of bounds names its probable unit: `too_large`, `too_small`.
+    exclusive : True if `minimum` itself is refused
     """
     unit_of = f" in {unit}" if unit else ""
     bound = f"{'above' if exclusive else 'of at least'} {minimum:g}"

@@ -1,4 +1,4 @@
-"""Where a number came from: the record every document carries into the plan file."""
+"""Sources of numbers: a record that every document passes on to the plan file."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from autopar.records import Record, replace
 
 STACK_ROLE = "software stack"
-"""Role of the trainer's software that numbers are of."""
+"""Role of the software stack that numbers belong to."""
 NAMED_BY_FILES = "named by sidecars"
 NAMED_BY_OPTION = "named by --stack"
 NAMED_BY_DEFAULT = "by default"
-"""Notes of such a source: from where the software is known."""
+"""Notes of such a source: how the software stack was determined."""
 
 
 class Source(Record):
@@ -27,19 +27,19 @@ class Source(Record):
 
 
 def stacks_of(sources: Iterable[Source]) -> list[str]:
-    """Return the names of the trainers' software among sources, each once and in their order."""
-    # a document is called as its file without the ending, a sidecar has the name alone
+    """Return the names of the software stacks among sources, in order and without repetition."""
+    # A document has the name of its file without the suffix; a sidecar contains only the name.
     named = [s.path for s in sources if s.role == STACK_ROLE]
     return list(dict.fromkeys(Path(n).stem if n.endswith(".json") else n for n in named))
 
 
 def stack_source(sources: Iterable[Source]) -> Source | None:
-    """Return the first source that is a trainer's software, None without one."""
+    """Return the first source that is a software stack, or None."""
     return next((source for source in sources if source.role == STACK_ROLE), None)
 
 
 def with_stack_named_by(sources: Iterable[Source], how: str) -> tuple[Source, ...]:
-    """Return the sources, those of a trainer's software with a note on how it is known."""
+    """Return the sources, with a note on those that are a software stack."""
     return tuple(
         replace(source, notes=(how,)) if source.role == STACK_ROLE else source for source in sources
     )

@@ -1,9 +1,9 @@
-"""Statistics of repeated timings and fits of them: robust summaries, lines, and their doubt.
+"""Statistics of repeated timings: robust summaries, fits and their uncertainty.
 
-How often something is timed is decided in `profiler.measure`.
+`profiler.measure` decides how often something is timed.
 
-Timings are positive, skewed and have outliers, so the median stands for a cell, and its interval
-comes from order statistics, which ask nothing about the shape of the distribution.
+Timings are positive, skewed and have outliers. So the median represents a cell, and its interval
+comes from order statistics, which make no assumption about the shape of the distribution.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autopar.units import format_seconds
 # Small non-negative least squares, exact and without scipy.
 #
 # Measured times are non-negative combinations of a few effects (launch, per token, per token
-# squared); with at most three unknowns every set of active effects can be tried, so the optimum is
+# squared). With at most three unknowns every set of active effects can be tried, so the optimum is
 # found exactly and deterministically.
 
 
@@ -39,7 +39,7 @@ class LatencyBandwidth(Record):
 
     @property
     def bytes_per_s(self) -> float:
-        """Bandwidth of the slope in bytes/s; inf where the time does not grow with size."""
+        """Bandwidth of the slope in bytes/s; inf if the time does not grow with size."""
         return 1.0 / self.seconds_per_byte if self.seconds_per_byte > 0.0 else math.inf
 
 
@@ -51,9 +51,9 @@ def latency_bandwidth_fit(
 ) -> LatencyBandwidth:
     """Return the non-negative line through times over sizes, all above 0; one size: latency 0.
 
-    Weights are relative, 1/time: sizes span four decades, and noise grows with the time. With
-    equal weights the largest message alone would decide, and the latency, which only the small
-    ones show, would be its rounding error.
+    Weights are relative, 1/time: sizes span four decades, and noise grows with the time. With equal
+    weights the largest message alone would decide. The latency, which only small messages show,
+    would then be its rounding error.
     """
     sizes = np.asarray(sizes_bytes, dtype=np.float64)
     times = np.asarray(times_s, dtype=np.float64)
@@ -62,12 +62,12 @@ def latency_bandwidth_fit(
     assert len(sizes) > 0, "a line needs a point"
     assert (sizes > 0.0).all(), "sizes are above 0"
     assert (times > 0.0).all(), "times are above 0"
-    # no machine is as fast; the weight of what a wrong unit made smaller would be infinite
+    # No machine is that fast. A wrong unit could make times so small that weights are infinite.
     times = np.maximum(times, _SHORTEST_S)
     design = np.stack((np.ones_like(sizes), sizes), axis=1)
-    if np.ptp(sizes) == 0.0:  # a constant would fit as well: say that it is bandwidth
+    if np.ptp(sizes) == 0.0:  # a constant would fit as well: attribute the time to bandwidth
         design[:, 0] = 0.0
-    # not relative_weights: its floor, for targets near 0, would silence the small messages
+    # Do not use relative_weights: its floor for targets near 0 would ignore the small messages.
     latency_s, seconds_per_byte = nonnegative_fit(design, times, 1.0 / times)
     fitted = latency_s + sizes * seconds_per_byte
     return LatencyBandwidth(
@@ -78,17 +78,17 @@ def latency_bandwidth_fit(
 
 
 def rising_fit(times_s: F64) -> F64:
-    """Return the times nearest to these, all above 0, that never fall, shape (n,).
+    """Return the nearest non-decreasing times, shape (n,), for times above 0.
 
-    Nearest by the squares of log ratios, so runs that fall become their geometric mean; times that
-    rise already are returned as they are. If one row is nowhere below another, neither is its fit.
-    Source: pool adjacent violators, Ayer et al., Ann. Math. Statist. 26 (1955) 641.
+    Distance is the sum of squared log ratios, so falling runs become their geometric mean; rising
+    times are returned unchanged. If one row is nowhere below another, neither is its fit. Source:
+    pool adjacent violators, Ayer et al., Ann. Math. Statist. 26 (1955) 641.
     """
     blocks: list[tuple[float, int]] = []
-    # logs, so that the mean of a run is geometric and a factor weighs the same up and down
+    # Logarithms make the mean of a run geometric and weigh a factor equally up and down.
     for value in np.log(times_s).tolist():
         mean, count = value, 1
-        # a joint mean may fall below the run before it in turn
+        # A joint mean may in turn be below the previous run.
         while blocks and blocks[-1][0] > mean:
             before, number = blocks.pop()
             mean = (before * number + mean * count) / (number + count)
@@ -97,7 +97,7 @@ def rising_fit(times_s: F64) -> F64:
     fitted = times_s.copy()
     first = 0
     for mean, count in blocks:
-        # a single value keeps its bits, which exp(log) would change
+        # A single value keeps its bits, which exp(log) would change.
         if count > 1:
             fitted[first : first + count] = np.exp(mean)
         first += count
@@ -108,10 +108,10 @@ def rising_fit(times_s: F64) -> F64:
 def relative_weights(target: F64) -> F64:
     """Return weights 1/target, so that every measurement counts by its relative error.
 
-    target : (..., n) non-negative; values below a thousandth of the largest are weighted as that.
+    target : (..., n) non-negative; values below a thousandth of the largest get its weight
     """
     scale = target.max(axis=-1, initial=0.0, keepdims=True)
-    # without a floor a time near 0 would weigh more than all others together
+    # Without a floor, a time near 0 would weigh more than all others together.
     floor = np.where(scale > 0.0, 1e-3 * scale, 1.0)
     weights: F64 = 1.0 / np.maximum(target, floor)
     return weights
@@ -120,19 +120,19 @@ def relative_weights(target: F64) -> F64:
 def nonnegative_fit(design: F64, target: F64, weights: F64 | None = None) -> F64:
     """Return the x >= 0 that minimises |weights * (design @ x - target)|^2, shape (k,).
 
-    design : (n, k) with k <= 3; target : (n,); weights : (n,), relative ones by default. Of equal
-    optima the one with the fewest and first unknowns is returned.
+    design : (n, k) with k <= 3; target : (n,); weights : (n,), relative by default. Of equal
+        optima, the one with the fewest and first unknowns is returned.
     """
     num_unknowns = design.shape[1]
     assert num_unknowns <= 3, "active sets are enumerated: at most three unknowns"
     weights = relative_weights(target) if weights is None else weights
     matrix = design * weights[:, None]
     goal = target * weights
-    # unit columns: lstsq judges the rank by size, and tokens squared are far larger than 1
+    # Unit columns: lstsq judges the rank by size, and squared tokens are much larger than 1.
     scale = np.sqrt((matrix * matrix).sum(axis=0))
     scale[scale == 0.0] = 1.0
     matrix = matrix / scale
-    # no effect at all is the first candidate
+    # The first candidate has no effects.
     best = np.zeros(num_unknowns)
     best_residual = float(goal @ goal)
     everything = tuple(range(num_unknowns))
@@ -148,7 +148,8 @@ def nonnegative_fit(design: F64, target: F64, weights: F64 | None = None) -> F64
             if found is None:
                 continue
             solution, residual = found
-            # a margin for rounding: of equally good sets the smaller, which came first, stays
+            # A margin for rounding: of equally good sets, the smaller one, which came first, is
+            # kept.
             if residual < best_residual * (1.0 - 1e-12):
                 best_residual = residual
                 best = np.zeros(num_unknowns)
@@ -158,11 +159,11 @@ def nonnegative_fit(design: F64, target: F64, weights: F64 | None = None) -> F64
 
 
 def _solved(matrix: F64, goal: F64, active: tuple[int, ...]) -> tuple[F64, float] | None:
-    """Return the fit of some unknowns and its squared error, None where some effect is negative."""
+    """Return the fit of some unknowns and its squared error; None if an effect is negative."""
     columns = matrix[:, active]
     solution: F64
     solution, _, rank, _ = np.linalg.lstsq(columns, goal, rcond=None)  # type: ignore[assignment]
-    # no negative effects; the set without that effect is tried as well
+    # Negative effects are not allowed; the set without that effect is tried as well.
     if rank < len(active) or (solution < 0.0).any():
         return None
     error = columns @ solution - goal
@@ -170,11 +171,12 @@ def _solved(matrix: F64, goal: F64, active: tuple[int, ...]) -> tuple[F64, float
 
 
 def _needs_all(matrix: F64, solution: F64, scale: float) -> bool:
-    """Return whether the fit is clearly worse without any one of its unknowns, (k,) >= 0.
+    """Return True if the fit is clearly worse without any one of its unknowns, (k,) >= 0.
 
-    Leaving x_i out raises the squared error by x_i^2 over the i-th diagonal entry of the inverse
-    of the normal matrix, and leaving more out raises it further. scale : squared length of the
-    goal, of which rounding is a far smaller part than a millionth.
+    Without x_i, the squared error rises by x_i^2 over the i-th diagonal entry of the inverse normal
+    matrix. Without several unknowns it rises further.
+
+    scale : squared length of the goal; its rounding error is far below one millionth of it
     """
     try:
         inverse = np.linalg.inv(matrix.T @ matrix)
@@ -190,7 +192,7 @@ def nonnegative_fits(design: F64, targets: F64) -> F64:
     """
     num_unknowns = design.shape[1]
     assert num_unknowns <= 3, "active sets are enumerated: at most three unknowns"
-    # the steps of `nonnegative_fit`, with every row's own weights
+    # The steps of `nonnegative_fit`, with separate weights per row.
     weights = relative_weights(targets)
     matrix = design * weights[:, :, None]
     goal = targets * weights
@@ -206,14 +208,14 @@ def nonnegative_fits(design: F64, targets: F64) -> F64:
             if not usable.any():
                 continue
             solution = np.zeros((len(targets), count))
-            # numpy's lstsq takes no stacks; QR does, and the columns are independent here
+            # numpy's lstsq accepts no stacks. QR does, and the columns are independent here.
             orthogonal, upper = np.linalg.qr(columns[usable])
             projected = orthogonal.transpose(0, 2, 1) @ goal[usable, :, None]
             solution[usable] = np.linalg.solve(upper, projected)[:, :, 0]
             error = (columns @ solution[:, :, None])[:, :, 0] - goal
             residual = (error * error).sum(axis=1)
             better = usable & (solution >= 0.0).all(axis=1)
-            # the margin of `nonnegative_fit`, so that both choose the same effects
+            # The margin of `nonnegative_fit`, so that both choose the same effects.
             better &= residual < best_residual * (1.0 - 1e-12)
             best_residual[better] = residual[better]
             best[better] = 0.0
@@ -223,20 +225,19 @@ def nonnegative_fits(design: F64, targets: F64) -> F64:
 
 
 # --------------------------------------------------------------------------------------------------
-# Measured times as a sum of effects of batch and sequence length: their fit and its uncertainty.
+# Fit of measured times as a sum of effects of batch and sequence length, and its uncertainty.
 #
-# A time is t = c0 + b*(c1*s + c2*s^2): a launch that nothing changes, work that grows with the
-# tokens, attention that grows with their square. Which of these terms a set of times can tell apart
-# is decided here once, for the planner and for what a profiler writes. Source: cost-model.md,
-# "Compute".
+# A time is t = c0 + b*(c1*s + c2*s^2): a constant launch, work that grows with the tokens, and
+# attention that grows with their square. The terms that a set of times can distinguish are
+# determined here for both the planner and the profiler. Source: cost-model.md, "Compute".
 
 
 BAD_FIT = 0.1
-"""A fit that is farther than this from one of its times is said to be bad."""
+"""A fit is reported as bad if its relative error at one of its times exceeds this."""
 REACH = 2.0
-"""A fit may be used up to so many times its largest batch and its longest sequence."""
+"""A fit may be used up to this factor times its largest batch and its longest sequence."""
 INTERVAL = (0.05, 0.95)
-"""Quantiles of the replicas that an interval goes from and to."""
+"""Quantiles of the replicas at the ends of an interval."""
 _NUM_REPLICAS = 200
 _SEED = 20240901
 
@@ -250,33 +251,33 @@ _POWERS: dict[Term, tuple[int, int]] = {
 
 
 class FittedTimes(Record, eq=False):
-    """Non-negative coefficients of the terms of times, and how far they are from each."""
+    """Non-negative coefficients of the terms of times, and relative errors of the fit."""
 
     terms: tuple[Term, ...]
     coefficients: F64
-    """(k,) in the unit that the name of each term says."""
+    """Coefficients, shape (k,), in the unit in the name of each term."""
     fitted_s: F64
-    """(n,) the fit at every measured cell."""
+    """Fitted time at every measured cell, shape (n,), seconds."""
     errors: F64
-    """(n,) fitted over measured time, less 1; times below a thousandth of the longest count as
-    that, as they do in the fit."""
+    """Fitted over measured time, minus 1, shape (n,); times below a thousandth of the longest count
+    as that, as in the fit."""
 
     @property
     def launch_s(self) -> float:
-        """Seconds that neither batch nor length changes; 0 where the times cannot tell."""
+        """Seconds independent of batch and length; 0 if the times cannot determine them."""
         return self.coefficient("launch_s")
 
     @property
     def worst(self) -> int:
-        """Index of the cell that the fit is farthest from."""
+        """Index of the cell with the largest relative error."""
         return int(np.abs(self.errors).argmax())
 
     def coefficient(self, term: Term) -> float:
-        """Return a coefficient, 0 for a term that is not fitted."""
+        """Return a coefficient; 0 for a term that is not fitted."""
         return float(self.coefficients[self.terms.index(term)]) if term in self.terms else 0.0
 
     def sample_s(self, length: float) -> float:
-        """Return the seconds that a further sample of this length takes."""
+        """Return the seconds of one additional sample of this length."""
         return sum(
             float(x) * length ** _POWERS[term][1]
             for term, x in zip(self.terms, self.coefficients, strict=True)
@@ -287,25 +288,28 @@ class FittedTimes(Record, eq=False):
 def terms_of(
     form: Form, batches: Iterable[int], lengths: Iterable[int], *, quadratic: bool
 ) -> tuple[Term, ...]:
-    """Return the terms that times of these batches and sequence lengths can tell apart.
+    """Return the terms that times of these batches and sequence lengths can distinguish.
 
-    static: proportional to the batch, and batch: with a launch cost, both at one length; sequence:
-    also over lengths. quadratic : of layers, whose attention grows with the square of the length;
-    what surrounds them has a part per sample instead.
+    Parameters
+    ----------
+    form : static: proportional to the batch; batch: with a launch cost; both at one length.
+        sequence: also over lengths.
+    quadratic : True for layers, whose attention grows with the square of the length; False for
+        embedding, head and loss, which have a part per sample instead
     """
     if form == "static":
         return ("s_per_sample",)
     launch: tuple[Term, ...] = ("launch_s",)
     if form == "batch":
         return (*launch, "s_per_sample")
-    # one batch size cannot tell the launch from the work
+    # One batch size cannot separate the launch from the work.
     terms = launch if len(set(batches)) > 1 else ()
-    # one length cannot tell work per token from attention
+    # One length cannot separate work per token from attention.
     if len(set(lengths)) == 1:
         return (*terms, "s_per_token")
     if quadratic:
         return (*terms, "s_per_token", "s_per_token_squared")
-    # no attention around the layers, but something for each sample
+    # Embedding, head and loss have no attention, but a part per sample.
     return (*terms, "s_per_sample", "s_per_token")
 
 
@@ -337,12 +341,12 @@ def bootstrap_times(
 ) -> tuple[F64, F64]:
     """Return replicas of the coefficients (r, k) and of the fit at every cell (r, n), in seconds.
 
-    Each replica draws as many samples of every cell as it has, with replacement, and fits their
-    medians; the same cells give the same replicas. They say what the scatter of the samples leaves
-    open, not whether the form is right: that is in the errors of the fit.
+    Each replica draws from every cell, with replacement, as many samples as the cell has, and fits
+    their medians; equal cells give equal replicas. Replicas show the uncertainty due to the scatter
+    of the samples. The errors of the fit show whether the form is right.
     """
     design = _design(batches, lengths, terms)
-    # a fixed seed: the same cells have to give the same bytes
+    # A fixed seed, because equal cells must give equal bytes.
     generator = np.random.default_rng(_SEED)
     medians = np.stack(
         [
@@ -363,23 +367,23 @@ def _design(batches: Sequence[int], lengths: Sequence[int], terms: tuple[Term, .
 
 
 # --------------------------------------------------------------------------------------------------
-# Times over batch and length, fitted, and how far such a fit may be used.
+# Fits of times over batch and length, and limits of their use.
 
 
 USABLE_SPREAD = 0.5
-"""A relative spread above this is wider than the time itself: nothing follows from it."""
+"""Limit of a usable relative spread; above it the interval is wider than the time itself."""
 
 _CONFIDENCE = 0.95
 _SCATTER = 0.2  # std/mean; quiet links stay below 0.05
 _CLUSTER_SAMPLES = 8
 _CLUSTER_RATIO = 1.2
-_DRIFT_SAMPLES = 18  # thirds of fewer than six are too often apart by chance
+_DRIFT_SAMPLES = 18  # thirds of fewer than six samples differ too often by chance
 _DRIFT_RATIO = 1.05
 _DRIFT_DEVIATIONS = 2.85  # 2.88 is six samples all above six others
 
 
 class Summary(Record):
-    """What a set of samples says about one time, in seconds."""
+    """Summary of samples of one time, in seconds."""
 
     num_samples: int
     median_s: float
@@ -397,7 +401,7 @@ class Summary(Record):
 
     @property
     def spread(self) -> float:
-        """Half of the range from the 5th to the 95th percentile over the median; inf around 0."""
+        """Half of the range from 5th to 95th percentile over the median; inf for a median of 0."""
         return relative_spread(self.low_s, self.median_s, self.high_s)
 
 
@@ -426,17 +430,17 @@ def _summary(samples: tuple[float, ...]) -> Summary:
 def median_half_width(samples: Sequence[float]) -> float:
     """Return half the 95 % confidence interval of the median over the median; inf below 6 samples.
 
-    The interval reaches from the k-th smallest to the k-th largest sample, k the largest whole
-    number for which the binomial distribution (n, 1/2) leaves at most 2.5 % below it (the sign
-    test inverted), so it holds for every continuous distribution.
+    The interval is from the k-th smallest to the k-th largest sample. Here k is the largest integer
+    for which the binomial distribution (n, 1/2) leaves at most 2.5 % below it (the sign test
+    inverted), so the interval holds for every continuous distribution.
     """
     values = np.sort(_values(samples))
     rank = _interval_rank(len(values))
-    # fewer than 6 samples: even smallest to largest holds the median less often than 95 %
+    # Below 6 samples, even the full range contains the median less often than 95 %.
     if rank == 0:
         return math.inf
     width = float(values[-rank] - values[rank - 1])
-    # before the division: equal samples of 0 s agree as well
+    # Before the division, because equal samples of 0 s agree as well.
     if width == 0.0:
         return 0.0
     median = float(np.median(values))
@@ -444,20 +448,20 @@ def median_half_width(samples: Sequence[float]) -> float:
 
 
 def relative_spread(low_s: float, middle_s: float, high_s: float) -> float:
-    """Return half the width of an interval over its middle; inf around 0."""
+    """Return half the width of an interval over its middle; inf for a middle of 0."""
     return (high_s - low_s) / 2.0 / middle_s if middle_s > 0.0 else math.inf
 
 
 def warnings_of(samples: Sequence[float]) -> tuple[str, ...]:
-    """Return what is suspicious about samples in the order they were taken, in plain words.
+    """Return texts about suspicious samples, given in the order in which they were taken.
 
     Scatter: the variation is above 0.2.
-    Clusters: of 8 or more samples, the split of their logarithms with the least scatter inside
-    has at least 3 samples and 15 % on either side, centres a factor of 1.2 apart, and more than
-    4.5 + 12/n standard deviations (pooled inside the clusters) between them. Half a bell curve
-    each gives 2.65, and small samples scatter around it: that is what 12/n covers.
-    Drift: of 18 or more, the medians of the first and the last third are a factor of 1.05 apart,
-    and the rank sum of the one within the other is 2.85 standard deviations from its mean.
+    Clusters, from 8 samples: the split of their logarithms with the least inner scatter has at
+    least 3 samples and 15 % on either side. Its centres are a factor of 1.2 apart, and by more than
+    4.5 + 12/n standard deviations (pooled inside the clusters). Halves of one bell curve give 2.65,
+    and small samples scatter around it, which 12/n covers.
+    Drift, from 18 samples: the medians of the first and the last third are a factor of 1.05 apart,
+    and the rank sum of one within the other is 2.85 standard deviations from its mean.
     Steady noise causes each of the last two in less than one of a hundred cells.
     """
     values = _values(samples)
@@ -487,7 +491,7 @@ def _values(samples: Sequence[float]) -> NDArray[np.float64]:
 
 def _variation(values: NDArray[np.float64]) -> float:
     mean = float(values.mean())
-    # the difference of equal numbers is exactly 0, which a rounded mean would hide
+    # The difference of equal numbers is exactly 0, which a rounded mean would hide.
     if len(values) < 2 or float(np.ptp(values)) == 0.0:
         return 0.0
     return float(values.std(ddof=1)) / mean if mean > 0.0 else 0.0
@@ -497,34 +501,34 @@ def _variation(values: NDArray[np.float64]) -> float:
 def _interval_rank(count: int) -> int:
     """Return the rank of the interval's lower end among `count` sorted samples, 0 for none."""
     rank, term, below = 0, 1, 1
-    # 2 * P(B < rank + 1) <= 1 - confidence, in whole numbers
+    # 2 * P(B < rank + 1) <= 1 - confidence, in integers
     while 2 * below <= (1.0 - _CONFIDENCE) * (1 << count):
         rank += 1
-        # C(n, k) from C(n, k-1), without a rest
+        # C(n, k) from C(n, k-1), without a remainder
         term = term * (count - rank + 1) // rank
         below += term
     return rank
 
 
 def _clusters(values: NDArray[np.float64]) -> tuple[float, float] | None:
-    """Return the medians of two clusters in seconds, None where there is one."""
+    """Return the medians of two clusters in seconds; None if there is only one."""
     count = len(values)
     smallest = float(values.min())
-    # a time of 0 has no logarithm
+    # A time of 0 has no logarithm.
     if count < _CLUSTER_SAMPLES or smallest <= 0.0:
         return None
-    # from the smallest on: sums of squares of small numbers lose no digits
+    # Relative to the smallest, so that sums of squares of small numbers lose no digits.
     logs = np.sort(np.log(values) - math.log(smallest))
     fewest = max(3, math.ceil(0.15 * count))
     sizes = np.arange(fewest, count - fewest + 1)
     sums, squares = np.cumsum(logs), np.cumsum(logs * logs)
     low = sums[sizes - 1] / sizes
     high = (sums[-1] - sums[sizes - 1]) / (count - sizes)
-    # squared scatter inside both parts, sum of squares less n * mean^2, for every split at once
+    # Squared scatter inside both parts, sum of squares minus n * mean^2, for every split at once.
     inside = squares[-1] - sizes * low * low - (count - sizes) * high * high
     best = int(np.argmin(inside))
     distance = float(high[best] - low[best])
-    # n - 2: both means come from the same samples; rounding may end just below 0
+    # n - 2, because both means come from the same samples; rounding may give a negative sum.
     deviation = math.sqrt(max(0.0, float(inside[best])) / (count - 2))
     if distance <= math.log(_CLUSTER_RATIO) or distance <= (4.5 + 12.0 / count) * deviation:
         return None
@@ -533,7 +537,7 @@ def _clusters(values: NDArray[np.float64]) -> tuple[float, float] | None:
 
 
 def _drift(values: NDArray[np.float64]) -> tuple[float, float] | None:
-    """Return the medians of the first and the last third in seconds, None where they agree."""
+    """Return the medians of the first and the last third in seconds; None if they agree."""
     if len(values) < _DRIFT_SAMPLES:
         return None
     third = len(values) // 3
@@ -541,7 +545,7 @@ def _drift(values: NDArray[np.float64]) -> tuple[float, float] | None:
     ends = float(np.median(first)), float(np.median(last))
     if max(ends) <= _DRIFT_RATIO * min(ends):
         return None
-    # Mann and Whitney's U and its deviation under the hypothesis of no drift, without ties
+    # Mann and Whitney's U and its deviation under the hypothesis of no drift, without ties.
     difference = np.sign(last[:, None] - first[None, :]).sum() / 2.0
     deviation = third * math.sqrt((2 * third + 1) / 12.0)
     return ends if abs(float(difference)) >= _DRIFT_DEVIATIONS * deviation else None

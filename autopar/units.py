@@ -1,8 +1,8 @@
-"""Base units and the conversions of the documented files, written once.
+"""Base units, and the unit conversions of documented files.
 
-Inside the program every quantity is in seconds, bytes, bytes/s or FLOP and carries the suffix
-`_s`, `_bytes`, `_bytes_per_s` or `_flop`. Documented files keep their documented units; only the
-readers and writers use the factors below.
+Inside the program every quantity is in seconds, bytes, bytes/s or FLOP and has the suffix `_s`,
+`_bytes`, `_bytes_per_s` or `_flop`. Documented files keep their documented units; only readers and
+writers use the factors below.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ MS = 1e-3
 KIB = 1 << 10
 """Bytes in a KiB."""
 MIB = 1 << 20
-"""Bytes in the unit that the memory files call MB."""
+"""Bytes in a MiB, the unit that the memory files call MB."""
 GIB = 1 << 30
 """Bytes in a GiB, the unit of `--memory-constraint`."""
 GB = 10**9
 """Bytes in a GB, the unit of documented bandwidths (GB/s)."""
 _UNSURE = 0.001
-"""Odds nearer to 0 or 1 are not told apart."""
+"""Probabilities closer to 0 or 1 than this are not distinguished."""
 _LETTERS = ((GIB, "G"), (MIB, "M"), (KIB, "K"))
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Return a byte count for people, in GiB or MiB with two decimals."""
+    """Return a byte count for display, in GiB or MiB with two decimals."""
     if abs(num_bytes) >= GIB / 2:
         return f"{num_bytes / GIB:.2f} GiB"
     return f"{num_bytes / MIB:.2f} MiB"
 
 
 def format_size(num_bytes: float) -> str:
-    """Return a message size for people: 64K, 32M, 1G (powers of 1024) where it is whole."""
+    """Return a message size for display: 64K, 32M, 1G (powers of 1024), with up to four digits."""
     for unit, letter in _LETTERS:
         if num_bytes >= unit:
             return f"{num_bytes / unit:.4g}{letter}"
@@ -40,9 +40,9 @@ def format_size(num_bytes: float) -> str:
 
 
 def format_exact_size(num_bytes: int, *, in_words: bool = False) -> str:
-    """Return a size in the shortest spelling that the option `--sizes` reads back, 64K.
+    """Return a size in the shortest form that the option `--sizes` reads, such as 64K.
 
-    in_words : for a sentence, `64 KiB` and `100 bytes`.
+    in_words : True for sentences, `64 KiB` and `100 bytes`
     """
     for unit, letter in _LETTERS:
         if num_bytes % unit == 0:
@@ -56,7 +56,7 @@ def format_message(num_bytes: float) -> str:
 
 
 def format_magnitude(num_bytes: float) -> str:
-    """Return bytes in the unit of their magnitude, as the published sentences of Calculon do."""
+    """Return bytes in the unit of their magnitude, in the format of Calculon."""
     units = ("iB", "kiB", "MiB", "GiB", "TiB", "PiB", "EiB")
     power = 0
     while num_bytes >= KIB and power < len(units) - 1:
@@ -66,20 +66,20 @@ def format_magnitude(num_bytes: float) -> str:
 
 
 def format_count(count: int, one: str, several: str | None = None) -> str:
-    """Return a count with its noun, and its verb where there is one: `1 cell`, `3 cells`.
+    """Return a count with its noun, and its verb if there is one: `1 cell`, `3 cells`.
 
-    several : what follows every count but 1; by default `one` with an s.
+    several : text after every count but 1; by default `one` with an s
     """
     return f"{count} {one if count == 1 else several or f'{one}s'}"
 
 
 def format_list(items: Sequence[object], most: int = 8) -> str:
-    """Return items by commas, the first of them where there are more than `most`: `1, 2, ...`."""
+    """Return items separated by commas, at most the first `most` of them: `1, 2, ...`."""
     return ", ".join(map(str, items[:most])) + (", ..." if len(items) > most else "")
 
 
 def format_figure(value: float, digits: int = 4) -> str:
-    """Return a number to so many digits, thousands apart and never with an exponent: `12,340`."""
+    """Return a number with `digits` digits, with thousands separators, no exponent: `12,340`."""
     rounded = float(f"{value:.{digits}g}")
     if abs(rounded) >= 10 ** (digits - 1):
         return f"{rounded:,.0f}"
@@ -87,7 +87,7 @@ def format_figure(value: float, digits: int = 4) -> str:
 
 
 def format_odds(share: float) -> str:
-    """Return a probability in percent, of which no estimate is sure to more than a thousandth."""
+    """Return a probability in percent; no estimate is certain to more than a thousandth."""
     if share < _UNSURE:
         return f"< {_UNSURE * 100:.1f} %"
     if share > 1.0 - _UNSURE:
@@ -96,7 +96,7 @@ def format_odds(share: float) -> str:
 
 
 def format_seconds(time_s: float) -> str:
-    """Return a duration for people: s, ms or us with four significant digits."""
+    """Return a duration for display: s, ms or us with four significant digits."""
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if abs(time_s) >= factor:
             return f"{time_s / factor:.4g} {unit}"
@@ -104,7 +104,7 @@ def format_seconds(time_s: float) -> str:
 
 
 def format_duration(time_s: float) -> str:
-    """Return how long somebody has to wait: whole seconds, minutes from 10 min, then h and days."""
+    """Return a waiting time for display: whole seconds, minutes from 10 min, then h and days."""
     for factor, unit in ((86400.0, "days"), (3600.0, "h")):
         if time_s >= 2.0 * factor:
             return f"{time_s / factor:.1f} {unit}"
@@ -113,6 +113,6 @@ def format_duration(time_s: float) -> str:
 
 def divisors(number: int) -> tuple[int, ...]:
     """Return all divisors in increasing order."""
-    # divisors come in pairs, one of them up to the root
+    # Divisors come in pairs, one of them up to the root.
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return tuple(sorted({*small, *(number // d for d in small)}))
