@@ -1,6 +1,7 @@
-"""Decides: from profile documents to the fastest plan that fits; numpy and the C++ core, no torch.
+"""Planning: from profile documents to the fastest plan that fits, with numpy and the C++ core.
 
-The stable interface is `plan`, `Planner`, `solve_stage`, `SearchOptions` and `SearchResult`.
+Nothing here needs torch. The stable interface is `plan`, `Planner`, `solve_stage`, `SearchOptions`
+and `SearchResult`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # imported on first use, so that `--help` and the readers start quickly
+    # Imported on first use, so that `--help` and the readers start quickly.
     if name in _HOMES:
         from importlib import import_module
 
@@ -41,15 +42,15 @@ def plan(
 ) -> SearchResult:
     """Return the fastest plan of a model on a cluster; one search with `Planner`.
 
-    Its alternatives differ in stages or degrees of layers, as those of the command.
+    Its alternatives differ in stages or degrees of layers, like those of the command.
 
     Parameters
     ----------
-    model : what `--model` takes, or the two documents.
-    hardware : what `--hardware` takes (`h100:4x8`, a shipped name, a directory), or the document.
-    options : fields of `SearchOptions`; `memory_constraint_gib` in GiB. As on the command line,
-        the memory constraint defaults to the device's memory where it is known, and estimated
-        times to the mode `batch`.
+    model : value of `--model`, or the two documents
+    hardware : value of `--hardware` (`h100:4x8`, a shipped name, a directory), or the document
+    options : fields of `SearchOptions`; `memory_constraint_gib` in GiB. As on the command line, the
+        memory constraint defaults to the memory of the device if it is known, and estimated times
+        to the mode `batch`.
 
     Raises
     ------

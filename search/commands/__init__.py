@@ -1,4 +1,4 @@
-"""The planner's commands: they read options, call the library and print; nothing imports them."""
+"""Commands of the planner: they read options, call the library and print; nothing imports them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the planner's commands share: long work in a thread, files, and the end."""
+"""Common parts of the planner's commands: long work in a thread, output files, process exit."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _STOPS = "Ctrl-C stops; --time-limit returns the best found"
 
 
 def working(text: str, call: Callable[[], _Result], *, stops: str = _STOPS) -> _Result:
-    """Return what `call` returns; shows a spinner with the elapsed time on a terminal's stderr.
+    """Return the result of `call`; shows a spinner with the elapsed time on a terminal's stderr.
 
-    stops : how somebody ends it, shown beside the spinner. The call runs in a thread of its own, so
-    that Ctrl-C is answered while the core works.
+    stops : how to end the work, shown next to the spinner
+
+    The call runs in a separate thread, so that Ctrl-C is handled while the core works.
     """
     results: list[_Result] = []
     errors: list[BaseException] = []
@@ -41,7 +42,7 @@ def working(text: str, call: Callable[[], _Result], *, stops: str = _STOPS) -> _
 
     thread = threading.Thread(target=target, daemon=True)
     thread.start()
-    thread.join(0.2)  # most searches are over before anything is worth showing
+    thread.join(0.2)  # most searches end before a spinner is useful
     if thread.is_alive():
         _wait(thread, f"{text} ({stops})")
     if errors:
@@ -52,7 +53,7 @@ def working(text: str, call: Callable[[], _Result], *, stops: str = _STOPS) -> _
 def _wait(thread: threading.Thread, text: str) -> None:
     if not sys.stderr.isatty():
         while thread.is_alive():
-            thread.join(0.5)  # in pieces, so that Ctrl-C is seen
+            thread.join(0.5)  # short waits, so that Ctrl-C is handled
         return
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -67,7 +68,7 @@ def _wait(thread: threading.Thread, text: str) -> None:
 
 
 def leave(code: int) -> None:
-    """End the process with an exit code, without waiting for a search that was interrupted."""
+    """End the process with an exit code, without waiting for an interrupted search."""
     if code != INTERRUPTED:
         sys.exit(code)
     sys.stdout.flush()
@@ -95,12 +96,15 @@ def write_results(
 ) -> None:
     """Write files and the object of `--json`, all or none; `-` and None are no file.
 
-    What is there with another content is kept beside it, and the command says so. An answer that
-    differs by the time of its search alone is the same.
+    Existing files with other content are kept under another name, which the command reports.
+    Answers that differ only in the time of the search count as equal.
 
-    refusal : what is raised where one of `files` cannot be written; of `--json` an OptionError.
-    exit_code : of the command, which the object says.
-    force : replace files without keeping them.
+    Parameters
+    ----------
+    refusal : returns the error for a file of `files` that cannot be written; for `--json` it is an
+        OptionError
+    exit_code : exit code of the command, part of the object
+    force : True to replace files without keeping them
     """
     from autopar.output import write_files
 
@@ -126,7 +130,7 @@ def write_results(
 
 
 def _is_same_answer(path: Path, document: Mapping[str, object]) -> bool:
-    """Return whether a file has the answer of a document, the effort of the search apart."""
+    """Return True if a file contains the answer of a document, except for the search effort."""
     if "search" not in document or not path.is_file():
         return False
     from autopar.documents.json import load_object
@@ -147,7 +151,7 @@ def write_pictures(
     *,
     command: str,
 ) -> None:
-    """Write pictures before anything is printed, which somebody may not read to its end."""
+    """Write pages and traces before anything is printed, because the reader of stdout may leave."""
     files = working("drawing", draw) if pictures.any else {}
     write_results(files, None, {}, pictures.refusal(refusal), command=command)
     for path in files:
@@ -155,7 +159,7 @@ def write_pictures(
 
 
 def unwritable(error: OSError) -> DocumentError:
-    """Return the error of a file of `--output-config-path` that cannot be written."""
+    """Return the error for a file of `--output-config-path` that cannot be written."""
     return DocumentError(
         error.filename,
         f"cannot be written ({error.strerror or error})",
@@ -164,14 +168,14 @@ def unwritable(error: OSError) -> DocumentError:
 
 
 def files_read(paths: Iterable[Path | str | None]) -> list[Path]:
-    """Return those of some names of inputs that are files: what no output may replace."""
+    """Return the existing files among names of inputs, which no output may replace."""
     return [Path(path) for path in paths if path and Path(path).is_file()]
 
 
 def write_answer(
     path: str, document: Mapping[str, Any], exit_code: int = 0, *, command: str
 ) -> None:
-    """Write the object of `--json` of a closed form to a file, or to stdout for `-`."""
+    """Write the object of `--json` of a closed-form model to a file, or to stdout for `-`."""
     if path == "-":
         give(document, exit_code)
     else:
@@ -182,9 +186,9 @@ def write_answer(
 def write_object(
     path: str, document: dict[str, Any], remedy: str, *, command: str, number_rows: bool = False
 ) -> None:
-    """Write an object to a file, atomically; `number_rows` as `autopar.documents.json` has it.
+    """Write an object to a file atomically; `number_rows` as in `autopar.documents.json`.
 
-    What is there with another content is kept beside it, and the command says so.
+    An existing file with other content is kept under another name, which the command reports.
     """
     from autopar.documents.json import write_json
 
@@ -197,7 +201,7 @@ def write_object(
 
 
 def refuse_nonsense(system: str, statistics: Mapping[str, Any], total: str) -> None:
-    """Raise InputError where numbers of a system are so extreme that a step has no finite time."""
+    """Raise InputError if numbers of a system are so extreme that a step has no finite time."""
     bad = [k for k, v in statistics.items() if isinstance(v, float) and math.isnan(v)]
     if bad or not math.isfinite(statistics[total]):
         raise InputError(
@@ -207,7 +211,7 @@ def refuse_nonsense(system: str, statistics: Mapping[str, Any], total: str) -> N
 
 
 class PlotOptions:
-    """`--plot` and `--plot-format` of the options of a command that draws what it found."""
+    """Options `--plot` and `--plot-format` of a command that draws its results."""
 
     plot: str | None
     plot_format: Literal["png", "svg", "both"] | None
@@ -218,14 +222,14 @@ class PlotOptions:
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Return the kinds of picture files."""
+        """Formats of plot files."""
         kind = self.plot_format or "png"
         return ("png", "svg") if kind == "both" else (kind,)
 
     def refuse_pictures(
         self, names: Iterable[str], files: Mapping[str, str | None], inputs: Iterable[Path]
     ) -> None:
-        """Raise OptionError where a picture would replace an input or another output."""
+        """Raise OptionError if a plot would replace an input or another output."""
         from autopar.output import refuse_clashes
 
         for name in names if self.plot is not None else ():
@@ -234,7 +238,7 @@ class PlotOptions:
 
 
 class Model(NamedTuple):
-    """A model as a word of a command: its options, and what runs what they say."""
+    """A closed-form model as a subcommand: its options, and the function that runs them."""
 
     command: Command
     execute: Callable[[dict[str, Any]], int]
@@ -246,20 +250,20 @@ def run_model(
     models: Mapping[str, Model],
     otherwise: Callable[[dict[str, Any]], int] | None = None,
 ) -> int:
-    """Run the model that the first word names with the rest, and return its exit code.
+    """Run the model that the first word names with the remaining words; return its exit code.
 
-    otherwise : what runs options without a model; refused where there is nothing.
+    otherwise : function that runs options without a model; None refuses them
     """
     first, *rest = list(arguments) or ["--help"]
     if first in models:
         return models[first].command.run(rest, models[first].execute)
-    # `--name value`, `--name=value` and `name=value` are options alike
+    # `--name value`, `--name=value` and `name=value` are all options.
     if otherwise is not None and (first.startswith("-") or "=" in first):
         return command.run([first, *rest], otherwise)
-    # an option without a model is not unknown: what lacks is the model
+    # An option without a model is not unknown: the model is missing.
     asked = [word for word in (first, *rest) if word in ("--help", "-h")]
     if answers_stdout([first, *rest]) and any(row.name == "json" for row in command.rows):
-        asked += ["--json", "-"]  # the error is an object then
+        asked += ["--json", "-"]  # the error is then an object
     else_ = "options or " if otherwise is not None else ""
     return command.run(asked, lambda _: _no_model(first, tuple(models), else_))
 

@@ -1,4 +1,4 @@
-"""autopar-check: read a launch, say whether it fits and how fast it is, and find better ones."""
+"""autopar-check: check a launch script, its memory and step time, and find faster plans."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CARD = "h100-80gb"
 
 @dataclass(frozen=True, kw_only=True)
 class CheckSpec:
-    """Which launches are checked, and where they are to run."""
+    """Options of the check: launch scripts, cluster and output."""
 
     files: tuple[str, ...] = option(
         help="launch script or configuration of a trainer that is read (docs/check.md)",
@@ -109,7 +109,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _execute(raw: dict[str, Any]) -> int:
-    # heavy imports stay out of --help
+    # Heavy imports are not needed for --help.
     from autopar.command.console import make_console
     from autopar.errors import DocumentError, OptionError
     from autopar.output import refuse_clashes
@@ -121,7 +121,7 @@ def _execute(raw: dict[str, Any]) -> int:
     asked = make(CheckSpec, read_values(rows_of(CheckSpec), raw))
     given = _place(asked)
     if asked.stack is not None:
-        given.target(asked.stack)  # a wrong option is said before any file is read
+        given.target(asked.stack)  # report a wrong option before any file is read
     if asked.model is not None:
         _require_model(asked.model)
     own = [asked.stack, asked.site, (asked.hardware or "").rpartition(":")[0]]
@@ -148,7 +148,7 @@ def _execute(raw: dict[str, Any]) -> int:
         except DocumentError as error:
             if len(asked.files) == 1:
                 raise
-            # one file that is no launch does not hide what is wrong with the others
+            # One unreadable file does not hide findings about the others.
             unread = True
             say(f"{_NAME}: {error}")
             documents.append({"file": path, "error": str(error)})
@@ -162,7 +162,7 @@ def _execute(raw: dict[str, Any]) -> int:
             _draw(pictures, file, target, assessment)
         shown.append((file, target, assessment, neighbours))
     exit_code = UNUSABLE if unread else FAILED if asked.strict and says else 0
-    # before anything is printed, which somebody may not read to its end
+    # Before anything is printed, because the reader of stdout may leave.
     if asked.json is not None:
         write_answer(asked.json, {"launches": documents}, exit_code, command=_NAME)
     console = make_console(sys.stdout, SCREEN_WIDTH)
@@ -176,7 +176,7 @@ def _execute(raw: dict[str, Any]) -> int:
 def _draw(
     pictures: Pictures, file: CheckedFile, target: Target, assessment: Assessment | None
 ) -> None:
-    """Write the pictures of a launch, before anything is printed of it."""
+    """Write the page and trace of a launch script, before anything about it is printed."""
     from autopar.errors import InputError
     from search.show.check import degrees_line
 
@@ -193,7 +193,7 @@ def _draw(
 
 
 def _require_model(name: str) -> None:
-    """Raise OptionError where a model that somebody typed is not known."""
+    """Raise OptionError if a model given by the user is unknown."""
     from autopar.errors import OptionError
     from search.engines.huggingface.models import model_named
 
@@ -207,7 +207,7 @@ def _require_model(name: str) -> None:
 def _priced(
     file: CheckedFile, target: Target, *, neighbours: bool
 ) -> tuple[Assessment | None, Neighbours | None]:
-    """Return the price of a launch that can run, and what is next to it."""
+    """Return the price of a run that can be executed, and faster plans next to it."""
     from autopar.price.assessment import assess
     from search.check.neighbours import neighbours_of
 
@@ -224,17 +224,17 @@ def _priced(
 
 
 class _Place(NamedTuple):
-    """Where launches run."""
+    """Cluster that runs are priced for, and the allowed OOM probability."""
 
     card: Card
     world_size: int | None
-    """Where the options say it."""
+    """Number of GPUs of the options; None if not given."""
     site: Site | None
     accuracy: Accuracy
     oom_risk: float
 
     def with_card(self, name: str | None) -> _Place:
-        """Return the place with the card that a file names, and say which one is taken."""
+        """Return the place with the card named in a file; reports which card is used."""
         from autopar.rates.card import load_card
 
         of_file = ", which the file names" if name is not None else ""
@@ -242,7 +242,7 @@ class _Place(NamedTuple):
         return self if name is None else self._replace(card=load_card(name))
 
     def target(self, stack: str) -> Target:
-        """Return what prices a launch of such software; raises InputError for an unknown one."""
+        """Return the target that prices runs of a stack; raises InputError for an unknown stack."""
         from autopar.price.assessment import Target
         from autopar.rates.parts.operations import machine_of
         from autopar.rates.stack import load_stack
@@ -256,7 +256,7 @@ class _Place(NamedTuple):
 
 
 def _place(asked: CheckSpec) -> _Place:
-    """Return where the options say that launches run."""
+    """Return the cluster given by the options, or the default card."""
     from autopar.rates.accuracy import load_accuracy
     from autopar.rates.card import load_card, parse_hardware
     from autopar.rates.site import load_site

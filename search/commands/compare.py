@@ -26,7 +26,7 @@ _NAME = "autopar-compare"
 
 @dataclass(frozen=True, kw_only=True)
 class CompareSpec:
-    """What is compared."""
+    """The two plans, or plan and trace, to compare."""
 
     first: str = option(
         help="launch, plan or strategy file, or a trainer's script or configuration",
@@ -45,7 +45,7 @@ COMMAND = Command(
     without=frozenset(
         {
             *("evaluate", "frontier", "plot", "html", "trace", "output-config-path", "engine"),
-            # of searches, and nothing is searched
+            # Options of searches; this command does not search.
             *("goal", "tokens-per-s", "price", "top", "time-limit", "verbose"),
         }
     ),
@@ -64,9 +64,9 @@ Exit codes: 0 done, 2 an input is unusable.
 """,
 )
 _WIDTH = 80
-"""Columns into a pipe, as other first screens."""
+"""Width without a terminal, like other first screens, in columns."""
 _FEW = 0.005
-"""Of a step: terms that differ by less are left out."""
+"""Fraction of a step below which differences of a term are not shown."""
 
 
 def main() -> None:
@@ -96,11 +96,11 @@ def _execute(raw: dict[str, Any]) -> int:
 
 
 def show(console: Console, found: Comparison) -> None:
-    """Print both step times, degrees that differ, and terms by how much they differ."""
+    """Print both step times, the degrees that differ, and the differences per term."""
     first, second = found.first, found.second
     for number, side in enumerate((first, second), start=1):
         name = escape(f"{number}: {side.name} ({side.kind})")
-        # a path stays in one piece, to be pasted
+        # A path is not wrapped, so that it can be pasted.
         console.print(name, style="bold", soft_wrap=True)
         if side.line:
             print_line(console, side.line)
@@ -170,11 +170,11 @@ def show(console: Console, found: Comparison) -> None:
 
 
 _CELL = 24
-"""Columns of a value in the table of degrees; what is longer stands below it."""
+"""Columns of a value in the table of degrees; longer values are printed below it."""
 
 
 def _show_degrees(console: Console, degrees: Mapping[str, tuple[Any, Any]]) -> None:
-    """Print what differs, one degree a row; long words one side a line."""
+    """Print the differences, one degree per row; long values get one line per side."""
     print_heading(console, "what differs")
     said = {
         name.replace("_", " "): [_folded(value) for value in pair] for name, pair in degrees.items()
@@ -191,7 +191,7 @@ def _show_degrees(console: Console, degrees: Mapping[str, tuple[Any, Any]]) -> N
 
 
 def _folded(value: Any) -> str:
-    """Return a degree in words; of layers of chunks each size with how many chunks have it."""
+    """Return a degree as text; for layers of chunks, each size with its number of chunks."""
     if isinstance(value, bool) or value is None:
         return "" if value is None else "yes" if value else "no"
     if not isinstance(value, list):

@@ -1,4 +1,4 @@
-"""autopar-estimate: one execution in closed form, as a table of where time and memory go."""
+"""autopar-estimate: one execution in closed form, as a breakdown of time and memory."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _FILE_KEYS = {
     "n_gpus": "n-gpus",
     "global_batch_size": "batch",
 }
-"""Keys of an execution file -> the options that say the same."""
+"""Keys of an execution file -> the equivalent options."""
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 # --------------------------------------------------------------------------------------------------
-# The command line.
+# Command line
 
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateSpec:
-    """What `autopar-estimate` is asked without a model."""
+    """Options of `autopar-estimate` without a model."""
 
     plan: tuple[str, ...] = option(
         (), help="plan file of autopar-search, in all models; repeats", panel="Question"
@@ -70,7 +70,7 @@ class EstimateSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class CalculonSpec:
-    """What `autopar-estimate calculon` is asked."""
+    """Options of `autopar-estimate calculon`."""
 
     application: str | None = option(
         None, help="file, or shipped model such as llama2-7b", panel=_IN
@@ -90,7 +90,7 @@ class CalculonSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor2dSpec:
-    """What `autopar-estimate tensor2d` is asked."""
+    """Options of `autopar-estimate tensor2d`."""
 
     model: str | None = option(
         None, help="file with l, e, h, depth, f, or shipped model", panel=_IN
@@ -189,7 +189,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 _SYSTEM = "a100-80gb"
-"""What published figures are compared on."""
+"""System for the comparison with published figures."""
 
 
 def _without_model(raw: dict[str, Any]) -> int:
@@ -267,7 +267,7 @@ def _needed(name: str, value: str | None) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Calculon: documents in, one execution's table out.
+# Calculon: read documents, print the table of one execution.
 
 
 def _calculon(raw: dict[str, Any]) -> int:
@@ -336,7 +336,7 @@ def _prefixed(count: int) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Two dimensions: one candidate's degrees and placement in, its table out.
+# Two dimensions: read degrees and placement of one candidate, print its table.
 
 
 def _tensor2d(raw: dict[str, Any]) -> int:
@@ -367,7 +367,7 @@ def _tensor2d(raw: dict[str, Any]) -> int:
     if "n-gpus" not in asked:
         groups = ("dp", "pp", *(("tp",) if asked["strategy"] == "1d" else ("tp1", "tp2")))
         sizes = [config[key] for key in groups if type(config.get(key)) is int]
-        asked["n-gpus"] = math.prod(sizes)  # what is missing or no number is refused below
+        asked["n-gpus"] = math.prod(sizes)  # missing or invalid degrees are refused below
         assumed.append(f"n_gpus = {asked['n-gpus']}, the product of the degrees")
     strategy, batch = asked["strategy"], asked["batch"]
     price = partial(
@@ -388,14 +388,14 @@ def _tensor2d(raw: dict[str, Any]) -> int:
             placement = fastest_placement(strategy, config, system.nvlink_size, price)
             placed = ",".join(f"{key}={size}" for key, size in placement.items())
             assumed.append(f"placement {placed}, the fastest of those that fit into a domain")
-        # operations are listed once, for the placement that is shown
+        # Operations are listed once, for the placement that is shown.
         priced = price(placement, layers=given.layers)
     except InfeasibleExecution as error:
         if given.execution is None:
             raise
         raise InfeasibleExecution(f"{given.execution}: {error.reason}", error.kind) from None
     refuse_nonsense(system_name, priced, "t")
-    # both are GB of 1e9 bytes, as in the published documents
+    # Both are GB of 1e9 bytes, as in the published documents.
     if priced["mem"] > system.hbm_capacity:
         raise InfeasibleExecution(
             f"needs {priced['mem']:.4g} GB of memory per GPU but only has "
@@ -425,7 +425,7 @@ def _tensor2d(raw: dict[str, Any]) -> int:
 
 
 def _asked(given: Tensor2dSpec) -> dict[str, Any]:
-    """Return what is asked for, options before the execution file."""
+    """Return the requested values; options take precedence over the execution file."""
     from autopar.documents.checks import load_document
     from search.closed_form.tensor2d.documents import CandidateFile
 
@@ -441,7 +441,7 @@ def _asked(given: Tensor2dSpec) -> dict[str, Any]:
 
 
 def _numbers(option: str, text: str) -> dict[str, int]:
-    """Return the numbers of `dp=2,tp=8`."""
+    """Return the numbers of a text such as `dp=2,tp=8`, by name."""
     found: dict[str, int] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*([a-z]\w*)=([0-9]{1,9})\s*", part)

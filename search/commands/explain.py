@@ -1,4 +1,4 @@
-"""autopar-explain: where the time and the memory of a plan go, and why not another one."""
+"""autopar-explain: time and memory of a plan, and why another one is not chosen."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NAME = "autopar-explain"
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainSpec:
-    """What is explained."""
+    """Plan to explain, and constraints of the plans that it is compared with."""
 
     plan: str = option(
         help="launch, plan or strategy file, or a trainer's script",
@@ -151,7 +151,7 @@ def _execute(raw: dict[str, Any]) -> int:
 def _explain_launch(
     path: str, raw: dict[str, Any], why_not: Sequence[str], notice: Callable[[str], None]
 ) -> int:
-    """Explain a launch: its terms, the best launch of its trainer, and what others would take."""
+    """Explain a uniform plan: its terms, the best plan of its engine, and other plans."""
     from autopar.command.console import make_console
     from autopar.output import refuse_clashes
     from search.planning.choose import refuse_options_of_plans
@@ -178,7 +178,7 @@ def _explain_launch(
     def solved(question: Question) -> tuple[Solution | None, str, tuple[Notice, ...]]:
         try:
             (found,) = answer(question).engines
-        except RuleError as error:  # no such launch, whatever the memory
+        except RuleError as error:  # no such plan, whatever the memory
             return None, str(error), error.broken
         except InputError as error:
             return None, str(error), ()
@@ -229,9 +229,11 @@ def _explain_launch(
 
 
 def _fixed(rule: str, fixed: Fixed) -> Fixed:
-    """Return what a search over all launches keeps to with a rule such as `tp=8,pp=2`.
+    """Return the constraints of a search over uniform plans under a rule such as `tp=8,pp=2`.
 
-    fixed : of the search that made the launch; of it the precision stays. Raises OptionError.
+    fixed : constraints of the search that found the plan; only its precision is kept
+
+    Raises OptionError.
     """
     from search.request.degrees import DegreeOptions, fixed_of
 

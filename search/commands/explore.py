@@ -1,7 +1,7 @@
-"""autopar-explore: what-ifs of the planner, and the whole spaces of two closed forms.
+"""autopar-explore: combinations for the planner, and search spaces of two closed-form models.
 
-What-ifs are in `search.commands.what_if`; here is the space of a closed form, and its best
-executions out.
+`search.commands.what_if` searches combinations. This module searches the space of a closed-form
+model and reports its best executions.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _NAME = "autopar-explore"
 _IN, _SPACE, _ASK, _TUNERS, _OUT = "Inputs", "Space", "Question", "Tuners", "Output"
 _STRATEGIES = ("1d", "2d", "2d-seqp")
 _QUIET_S, _EVERY_S = 2.0, 5.0
-"""When the first line of progress appears, and how often, where stderr is no terminal."""
+"""Seconds until the first line of progress, and between lines, if stderr is no terminal."""
 _POLL_S = 0.05
 
 
 # --------------------------------------------------------------------------------------------------
-# The command line.
+# Command line
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalculonSpaceSpec:
-    """What is searched: a model on a system, and which executions of it."""
+    """Search space of Calculon: a model, a system and the searched executions."""
 
     application: str = option(help="file, or shipped model such as llama2-7b", panel=_IN)
     system: str = option(help="file, or shipped name such as a100, h100, h200, b200", panel=_IN)
@@ -78,7 +78,7 @@ class CalculonSpaceSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor2dSpaceSpec:
-    """What is searched: a model on a system, divided in which ways."""
+    """Search space of the two-dimensional model: a model, a system and the strategies."""
 
     model: str = option(help="file with l, e, h, depth, f, or shipped model", panel=_IN)
     system: str = option(help="file, or shipped name such as a100, h100, h200, b200", panel=_IN)
@@ -93,12 +93,12 @@ class Tensor2dSpaceSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedSpec:
-    """What is asked of a space."""
+    """Options of a search: number, objective and settings of the reported executions."""
 
     top: int | None = option(
         None, help="executions to report", panel=_ASK, shown="10", low=1, high=MOST_TOP
     )
-    """None: 10, or 1 for each setting of a sweep."""
+    """Executions to report; None: 10, or 1 for each setting of a sweep."""
     objective: Literal["rate", "time", "memory"] = option(
         "rate", help="samples per second, seconds of a step, or memory", panel=_ASK
     )
@@ -116,7 +116,7 @@ class AskedSpec:
     threads: int = option(1, help="threads of the search", panel=_ASK, low=1, high=1024)
 
     def of(self, setting: tuple[float, ...], *, plot: bool) -> Asked:
-        """Return what is asked of the search of one setting of a sweep, () without."""
+        """Return the question for one setting of a sweep, or for () without a sweep."""
         from search.closed_form.questions import Asked
 
         return Asked(
@@ -124,7 +124,7 @@ class AskedSpec:
             objective=self.objective,
             compat=self.compat,
             threads=self.threads,
-            # pictures of one search show its frontier, those of a sweep do not
+            # Plots of one search show its frontier, plots of a sweep do not.
             frontier=self.frontier or (plot and not setting),
             degrees=plot and not setting,
         )
@@ -132,7 +132,7 @@ class AskedSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerSpec(PlotOptions):
-    """Where answers go beside the tables."""
+    """Outputs in addition to the tables."""
 
     all: str | None = option(
         None, help="CSV file for every execution that can run, .gz compresses it", panel=_OUT
@@ -145,11 +145,11 @@ class AnswerSpec(PlotOptions):
     )
 
     def refuse_clashes(self, inputs: Collection[Path]) -> None:
-        """Raise OptionError where an output is an input, or two are one file."""
+        """Raise OptionError if an output is an input, or if two outputs are one file."""
         files = {"--all": self.all, "--json": self.json}
         refuse_clashes(files, inputs)
         if self.all is not None:
-            # what is left of a search that was stopped
+            # The partial file of a stopped search.
             refuse_clashes({**files, "--all": f"{self.all}.part"}, inputs)
         if self.plot is not None:
             from search.closed_form.pictures import PICTURES
@@ -164,7 +164,7 @@ class AnswerSpec(PlotOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TunerSpec:
-    """A space that a file says, and how it is searched."""
+    """A search space defined by a file, and the tuner that searches it."""
 
     tuner: Literal["exhaustive", "random", "ray", "smac"] = option(
         "exhaustive", help="how to search --space; ray and smac are extras", panel=_TUNERS
@@ -228,22 +228,22 @@ def run(arguments: Sequence[str]) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# What each model is asked: searches of all settings and sizes.
+# Questions of each model: searches of all settings and sizes.
 
 
 class Question(Record):
-    """Everything that one command asks, in the order of its answers."""
+    """All searches of one command, in the order of its answers."""
 
     name: str
-    """Of the model."""
+    """Name of the model."""
     system: str
     unit: str
-    """What is counted: 'processor' or 'GPU'."""
+    """Unit of the count: 'processor' or 'GPU'."""
     legend: str
     axes: tuple[Axis, ...]
     searches: tuple[Search, ...]
     notes: Mapping[str, Sequence[str]]
-    """Heading -> sentences on what was assumed."""
+    """Heading -> sentences about assumptions."""
 
 
 def _calculon(raw: dict[str, Any]) -> int:
@@ -288,7 +288,7 @@ def _calculon(raw: dict[str, Any]) -> int:
 
 
 def _require_searches(axes: Sequence[Axis], each: int) -> None:
-    """Raise OptionError where a command asks for too many searches."""
+    """Raise OptionError if a command requests too many searches."""
     count = math.prod(len(axis.values) for axis in axes) * each
     if count > MOST_SEARCHES:
         raise OptionError(
@@ -298,7 +298,7 @@ def _require_searches(axes: Sequence[Axis], each: int) -> None:
 
 
 def _require_datatype(name: str, system: System, datatype: str) -> None:
-    """Raise InfeasibleError where a search could only end without an answer."""
+    """Raise InfeasibleError if a system has no rates of a data type."""
     both = [known for known in system.matrix if known in system.vector]
     if datatype not in both:
         raise InfeasibleError(
@@ -324,7 +324,7 @@ def _space_fields(space: CalculonSpaceSpec, known: Known, *, compat: bool) -> di
         "attention_type": space.attention,
         "structure_type": space.structure or built,
         "fused_activation": space.fused_activation,
-        # the published space has the largest batch that divides, and equal stages
+        # The published space uses the largest batch that divides, and equal stages.
         "fixed_batch": not (space.any_batch or compat),
         "uneven": not (space.even_stages or compat),
         "tensor_overlap": space.tp_overlap,
@@ -420,7 +420,7 @@ def _strategies(text: str) -> tuple[Strategy, ...]:
 
 
 def _numbers(values: Sequence[int]) -> tuple[int, ...]:
-    """Return the different numbers of a list option, in ascending order."""
+    """Return the distinct numbers of a list option, in ascending order."""
     return tuple(sorted(set(values)))
 
 
@@ -431,11 +431,11 @@ MODELS: Mapping[str, Model] = {
 
 
 # --------------------------------------------------------------------------------------------------
-# Searching, with progress, and what comes of it.
+# Search with progress, and its results
 
 
 def execute(question: Question, files: AnswerSpec, *, frontier: bool = False) -> int:
-    """Search, show and write everything that is asked for, and return the exit code."""
+    """Search, print and write everything requested, and return the exit code."""
     from search.closed_form.session import Session
     from search.show.closed_form import none_sentence
 
@@ -457,7 +457,7 @@ def execute(question: Question, files: AnswerSpec, *, frontier: bool = False) ->
                 none_sentence(session.answers, question.name, question.system, question.unit)
             )
         if points is not None:
-            # a search that was stopped leaves the part that was written
+            # A stopped search keeps its partial file.
             points.keep = session.stopped
     if session.stopped:
         share = session.share * 100
@@ -470,7 +470,7 @@ def execute(question: Question, files: AnswerSpec, *, frontier: bool = False) ->
     if not found:
         return INTERRUPTED
     try:
-        # before the tables, whose reader may leave in the middle
+        # Before the tables, whose reader may leave in the middle.
         exit_code = INTERRUPTED if session.stopped else 0
         _write(question, session.answers, files, frontier=frontier, exit_code=exit_code)
     finally:
@@ -521,7 +521,7 @@ def _point_file(files: AnswerSpec) -> Iterator[PointFile | None]:
 
 
 def _search(session: Session) -> None:
-    """Run all searches; Ctrl-C ends them between two parts, and shows what was found."""
+    """Run all searches; Ctrl-C ends them between two parts and shows the results so far."""
     try:
         session.start()
         _wait(session)
@@ -531,7 +531,7 @@ def _search(session: Session) -> None:
         while not session.over.wait(_POLL_S):
             pass
     except SystemExit:
-        # told to end: the core may not outlive the interpreter
+        # Terminated by a signal: the core must not outlive the interpreter.
         session.stop()
         session.over.wait()
         raise
@@ -539,9 +539,9 @@ def _search(session: Session) -> None:
 
 
 def _wait(session: Session) -> None:
-    """Wait for the end, and say how far the search is."""
+    """Wait for the end of the search, and report its progress."""
     start_s = time.monotonic()
-    if session.over.wait(0.3):  # most searches are over before anything is worth showing
+    if session.over.wait(0.3):  # most searches end before progress is useful
         return
     if sys.stderr.isatty():
         _wait_with_bar(session)
@@ -591,7 +591,7 @@ def _show(question: Question, answers: Sequence[Answer]) -> None:
                 console,
                 answer,
                 unit=question.unit,
-                legend="" if place else question.legend,  # once is enough
+                legend="" if place else question.legend,  # printed once
                 alone=len(answers) == 1,
             )
             report.show_frontier(console, answer)
@@ -600,7 +600,7 @@ def _show(question: Question, answers: Sequence[Answer]) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# `--tuner NAME --space FILE`: spaces that a user writes down.
+# `--tuner NAME --space FILE`: search spaces defined by a user.
 
 
 def _tune(raw: Mapping[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""autopar-export: a plan as the launch of an engine, and an engine's configuration as a plan."""
+"""autopar-export: write a plan for an engine, or read the configuration of an engine as a plan."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from search.planning.handover import Export
 
 # --------------------------------------------------------------------------------------------------
-# What `autopar-export` prints: the report, a refusal, and what keeps everything.
+# Output of `autopar-export`: the report, refusals and warnings.
 
 
 def refusal_lines(export: Export) -> Iterator[str]:
-    """Yield why nothing is written, and what keeps everything."""
+    """Yield the reasons why nothing is written, and a search command for a plan without losses."""
     if export.lossy:
         yield f"{export.engine} cannot do all that the {export.kind} says:"
         for line in export.loss_lines:
@@ -52,7 +52,7 @@ def refusal_lines(export: Export) -> Iterator[str]:
 
 
 def overfull_lines(export: Export) -> Iterator[str]:
-    """Yield a warning where what is written does not fit."""
+    """Yield a warning if the written plan does not fit."""
     if export.too_large:
         yield f"WARNING: WHAT IS WRITTEN DOES NOT FIT: {export.too_large}"
         yield from _remedy(export)
@@ -90,7 +90,7 @@ def show_export(export: Export, written: Sequence[str]) -> None:
 
 
 def _quoted(path: str) -> str:
-    """Return a path as a shell reads it, without characters that would steer a terminal."""
+    """Return a path quoted for a shell, without characters that control a terminal."""
     if visible(path) == path:
         return shlex.quote(path)
     escaped = path.replace("\\", "\\\\").replace("'", "\\'")
@@ -98,7 +98,7 @@ def _quoted(path: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The command line, both ways.
+# Command line of export and import
 
 
 _NAME = "autopar-export"
@@ -107,7 +107,7 @@ _EXPORT = "Export"
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSpec:
-    """What is handed over, to whom or from whom, and what is written."""
+    """Options of an export or import: plan, engine and output."""
 
     plan: str = option(help="plan, strategy file or configuration", panel=_EXPORT, positional=True)
     to: str | None = option(
@@ -189,7 +189,7 @@ def _execute(raw: dict[str, Any]) -> int:
     if own.source is not None:
         request = build_request(asked)
         if own.source in WRITERS and (
-            # without a cluster there is a plan alone
+            # Without a cluster, only a per-layer plan can be read.
             own.source not in IMPORTERS or named_card(request.inputs.hardware) is not None
         ):
             return _import_launch(own, own.source, asked)
@@ -205,7 +205,7 @@ def _execute(raw: dict[str, Any]) -> int:
 
 
 def _export(own: ExportSpec, raw: Mapping[str, Any]) -> int:
-    """Write the files that make an engine run a plan or a launch, or refuse."""
+    """Write the files that make an engine run a plan, or refuse."""
     from autopar.training.throughput import throughput_entry
     from search.planning.handover import export_document
 
@@ -226,7 +226,7 @@ def _export(own: ExportSpec, raw: Mapping[str, Any]) -> int:
     _write(own, targets, answer, read, exit_code)
     for line in refusal_lines(export) if refused else overfull_lines(export):
         say(f"{_NAME}: {line}")
-    # stdout holds the document and nothing else
+    # With `--json -`, stdout contains only the document.
     if own.json == "-":
         emit("-", answer, exit_code, command=_NAME)
     elif not refused:
@@ -235,7 +235,7 @@ def _export(own: ExportSpec, raw: Mapping[str, Any]) -> int:
 
 
 def _of_plan(own: ExportSpec, raw: Mapping[str, Any]) -> tuple[Export, list[Path]]:
-    """Return what an engine makes of a plan, and the files that were read."""
+    """Return the export of a per-layer plan, and the files that were read."""
     from autopar.documents.plan import PlanDocument
     from search.engines.plans import lower_for
     from search.planning.handover import advised, choose, job_of, plan_export, pricer_of
@@ -253,7 +253,7 @@ def _of_plan(own: ExportSpec, raw: Mapping[str, Any]) -> tuple[Export, list[Path
         lowered = lower(job)
     except UnsupportedError as error:
         raise advised(job, engine, error) from None
-    # a refusal is about what is lost, not about what it costs
+    # A refusal depends on the losses, not on the price.
     refused = lowered.losses and not own.allow_approx
     price = None if session is None or refused else pricer_of(session, request)
     choice = working("pricing", lambda: choose(job, lower, lowered, price))
@@ -265,7 +265,7 @@ def _of_plan(own: ExportSpec, raw: Mapping[str, Any]) -> tuple[Export, list[Path
 
 
 def _with_own_bytes(export: Export, path: str, document: PlanDocument) -> Export:
-    """Return an export whose strategy file has the bytes of the plan, where Galvatron reads it."""
+    """Return the export with the original bytes of the strategy file, if Galvatron can read it."""
     from search.engines.galvatron.plan import is_complete
 
     if not is_complete(document.plan or {}):
@@ -276,7 +276,7 @@ def _with_own_bytes(export: Export, path: str, document: PlanDocument) -> Export
 
 
 def _of_launch(own: ExportSpec, raw: Mapping[str, Any]) -> tuple[Export, list[Path]]:
-    """Return what an engine makes of a launch, and the files that were read."""
+    """Return the export of a uniform plan, and the files that were read."""
     from search.planning.choose import refuse_options_of_plans
     from search.planning.handover import launch_export
     from search.planning.uniform.files import read_launch
@@ -310,7 +310,7 @@ def _write(
     for path in files or (None,):
         refuse_clashes({"--json": own.json, "--out": path}, read)
     try:
-        # all are looked at before any is written
+        # All folders are checked before any file is written.
         for path in files:
             folder = path.parent
             if folder.exists() and not folder.is_dir():
@@ -351,7 +351,7 @@ def _is_launch(path: str) -> bool:
 
 
 def _import_launch(own: ExportSpec, source: str, raw: Mapping[str, Any]) -> int:
-    """Write the launch of a trainer's file as `autopar-search` writes its own."""
+    """Write the uniform plan of an engine's file in the format of `autopar-search`."""
     from autopar.documents.plan import document_text
     from search.engines.table import engine_space
     from search.planning.uniform.answer import Answer, evaluated
@@ -424,7 +424,7 @@ def _import(own: ExportSpec, engine: str, request: Request) -> int:
         say(f"{_NAME}: wrote {path}; autopar-search --evaluate prices it")
     if own.json == "-":
         emit("-", answer, command=_NAME)
-    # stdout belongs to the document otherwise
+    # Otherwise stdout contains the document.
     elif not files:
         sys.stdout.write(text)
     return 0

@@ -1,4 +1,4 @@
-"""autopar-search: profiles in, the fastest plan that fits out."""
+"""autopar-search: find the fastest plan that fits, from profiles or datasheets."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _answered(raw: Mapping[str, object]) -> int:
-    """Answer with launches, with plans whose layers may differ, or with the best of both."""
+    """Answer with a uniform plan, a per-layer plan, or the better of both."""
     request = build_request(raw)
     if request.output.plot_path is not None:
         request = build_request({**raw, "frontier": True})
-    # before anything is searched
+    # Check outputs before the search.
     _pictures(request, [request.inputs.model])
     _check_plot(request.output.plot_path)
     path = request.output.evaluate
@@ -102,13 +102,13 @@ def _answered(raw: Mapping[str, object]) -> int:
         return _show_launches(request, found.launches, reached)
     code = _show_plan(found, reached)
     if found.why and code == 0:
-        # beside an answer: what is unusable is one sentence
+        # Next to an answer, an unusable input is only one message.
         say(f"{_NAME}: answered with {found.why}")
     return code
 
 
 def _check_plot(path: str | None) -> None:
-    """Raise OptionError or InstallError where the frontier cannot be drawn."""
+    """Raise OptionError or InstallError if the frontier cannot be drawn."""
     if path is None:
         return
     from autopar.command.show import require_matplotlib
@@ -119,7 +119,7 @@ def _check_plot(path: str | None) -> None:
 
 
 def _check_goal(request: Request) -> None:
-    """Raise OptionError where a goal has nothing to choose from, or a rate no goal."""
+    """Raise OptionError for a goal without alternatives, or a rate without a goal."""
     goal, path = request.output.goal, request.output.evaluate
     if request.output.tokens_per_s is not None and goal == "throughput":
         raise OptionError(
@@ -131,7 +131,7 @@ def _check_goal(request: Request) -> None:
 
 
 def _evaluate(request: Request, path: str, raw: Mapping[str, object]) -> int:
-    """Price the plan of a file with typed options in place of its own; show and write it."""
+    """Price the plan of a file, with typed options replacing its own; print and write it."""
     from search.planning.choose import refuse_options_of_plans, with_rules
     from search.planning.uniform.imported import holds_launch
     from search.questions.given import GivenLaunch, GivenPlan, given_launch, given_plan
@@ -152,7 +152,7 @@ def _evaluate(request: Request, path: str, raw: Mapping[str, object]) -> int:
 
         with_rules(request)
         document = PlanDocument.read(path)
-        # a strategy file says nothing but the plan
+        # A strategy file contains only the plan.
         stored = stored_request(path, document, raw, notice)
         request = with_rules(build_request({**stored, **raw}))
         request = replace(request, engine=None)
@@ -160,7 +160,7 @@ def _evaluate(request: Request, path: str, raw: Mapping[str, object]) -> int:
         _paths(request, given.session)
     pictures = _pictures(request, [path, request.inputs.model])
     write_pictures(pictures, lambda: given.draw(pictures), unwritable, command=_NAME)
-    # before anything is printed, which somebody may not read to its end
+    # Before anything is printed, because the reader of stdout may leave.
     _emit(request, given.document(_portable(given.request, request.output.json_path)))
     if request.output.json_path != "-":
         show_given(_console(), given.answer, path=None if is_launch else path)
@@ -168,7 +168,7 @@ def _evaluate(request: Request, path: str, raw: Mapping[str, object]) -> int:
 
 
 def _show_launches(request: Request, found: Answer, reached: Reached | None) -> int:
-    """Show the best launch and write it, or say why there is none."""
+    """Print the best uniform plan and write it, or print why there is none."""
     from autopar.output import refuse_clashes
     from search.planning.uniform.summary import summary_of
     from search.show.files import launch_document, launch_file_name, launch_result
@@ -193,7 +193,7 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
         outputs = {"--json": json_path, "--output-config-path": target}
         refuse_clashes(outputs | pictures.outputs, files_read([request.inputs.model]))
         says.append(f"to run it: autopar-export {shlex.quote(str(target))}")
-    # which takes longer than drawing: somebody who waits is told for what
+    # Pages need further searches, which take longer than drawing: the spinner names them.
     doing = "drawing" if pictures.html is None else "searching other batches and clusters"
     drawn = working(doing, lambda: pictures.of_answer(found, curves=True))
     says += _batch_lines(found)
@@ -202,7 +202,7 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
 
 
 def _show_none(request: Request, found: Answer, document: dict[str, object]) -> int:
-    """Say why no engine has a plan, and what would make one fit."""
+    """Print why no engine has a plan, and suggestions that would make one fit."""
     from search.questions.suggestions import remedies
     from search.show.files import remedy_entry
     from search.show.terminal import infeasible_lines, remedy_line, show_infeasible
@@ -210,7 +210,7 @@ def _show_none(request: Request, found: Answer, document: dict[str, object]) -> 
     ways = working("looking for what would fit", lambda: remedies(found.question))
     lines = [*infeasible_lines(found), *map(remedy_line, ways)]
     on_stdout = request.output.json_path == "-"
-    # before the object of --json, of which they are the notices; else on one screen below
+    # Notices must come before the object of --json; otherwise the screen below shows them.
     for line in lines if on_stdout else lines[:1]:
         say(f"{_NAME}: {line}")
     _emit(request, document | {"remedies": [remedy_entry(one) for one in ways]}, INFEASIBLE)
@@ -230,21 +230,24 @@ def _deliver(
     frontier: Sequence[SearchResult] | None = None,
     plot: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write files and the object of `--json`, print the answer, and say what was written.
+    """Write files and the object of `--json`, print the answer, and report written files.
 
-    says : lines about files, behind their names. frontier : results by budget, printed last.
-    plot : draws them.
+    Parameters
+    ----------
+    says : messages about files, printed after their names
+    frontier : results by memory budget, printed last
+    plot : function that draws them
     """
     output = request.output
     try:
-        # before anything is printed, which somebody may not read to its end
+        # Before anything is printed, because the reader of stdout may leave.
         refusal = pictures.refusal(unwritable)
         write_results(files, output.json_path, document, refusal, command=_NAME)
         plot()
         says = [*(f"wrote {path}" for path in files), *says]
     finally:
-        # what was found is shown even where files cannot be written; stdout holds the document
-        # and nothing else
+        # The answer is printed even if files cannot be written. With `--json -`, stdout contains
+        # only the document.
         if output.json_path != "-":
             from search.show.frontier import show_frontier
             from search.show.terminal import show_answer
@@ -260,12 +263,12 @@ def _deliver(
 
 
 def _portable(asked: Mapping[str, object], json_path: str | None) -> dict[str, object]:
-    """Return options as a file of `--json` holds them; on stdout paths are seen from here."""
+    """Return options for a `--json` file, with portable paths; unchanged for stdout."""
     return dict(asked) if json_path in (None, "-") else portable_options(asked, str(json_path))
 
 
 def _batch_lines(found: Answer) -> list[str]:
-    """Return that ranks cannot share the batch, where the next one is worth more."""
+    """Return a message if ranks cannot share the batch and a larger batch is faster."""
     from search.planning.uniform.answer import better_batch
 
     best, job = found.fastest, found.question.job
@@ -285,7 +288,7 @@ def _shared(batch: int, world: int) -> str:
 
 
 def _say_batch_of_plan(request: Request, session: Session, result: SearchResult) -> None:
-    """Say the same of plans whose layers may differ."""
+    """Report, for per-layer plans, that ranks cannot share the batch and a larger one is faster."""
     from search.planning.space import next_batch
 
     batch, world = session.options.settle_bsz, session.hardware.world_size
@@ -308,14 +311,14 @@ def _say_batch_of_plan(request: Request, session: Session, result: SearchResult)
 
 
 def _goal_entry(reached: Reached | None) -> dict[str, object]:
-    """Return the clusters that a goal was chosen of, as the object of `--json` has them."""
+    """Return the entry of `--json` with the clusters tried for a goal."""
     if reached is None:
         return {}
     return {"clusters_tried": [asdict(one) for one in reached.tried]}
 
 
 def _console() -> Console:
-    """Return the console of a report: 80 columns into a pipe."""
+    """Return the console of a report: 80 columns without a terminal."""
     from autopar.command.console import make_console
     from search.show.headline import SCREEN_WIDTH
 
@@ -323,7 +326,7 @@ def _console() -> Console:
 
 
 def _pictures(request: Request, read: Sequence[str | None]) -> Pictures:
-    """Return what pictures are asked for; raises OptionError where one is another output."""
+    """Return the requested pages and traces; raises OptionError if one is another output."""
     from autopar.output import refuse_clashes
     from search.show.pictures.files import pictures_of
 
@@ -334,9 +337,9 @@ def _pictures(request: Request, read: Sequence[str | None]) -> Pictures:
 
 
 def _show_plan(found: Chosen, reached: Reached | None) -> int:
-    """Search the per-layer plan that answers with its alternatives, show and write it.
+    """Search the per-layer plan with its alternatives, print and write it; return the exit code.
 
-    reached : the cluster that a goal has chosen.
+    reached : the cluster chosen for a goal
     """
     from search.planning.question import open_session
 
@@ -347,10 +350,10 @@ def _show_plan(found: Chosen, reached: Reached | None) -> int:
         say(f"{_NAME}: {notice}")
     paths = _paths(request, session)
     pictures = _pictures(request, [request.inputs.model])
-    # what was found stands where time is limited
+    # With a time limit, the plan found so far is not searched again.
     known = None if request.options.time_limit_s is None else found.result
     result, frontier = working("searching", lambda: _solve(session, request.output.frontier, known))
-    # the object of --json is made where it is asked for
+    # The object of --json is only made if requested.
     document: dict[str, object] = {}
     if request.output.json_path is not None:
         from search.show.files import result_document
@@ -388,7 +391,7 @@ def _show_plan(found: Chosen, reached: Reached | None) -> int:
         ),
     )
     files, says = _files(request, session, result, paths, engines)
-    # a first screen has no room for what is wrong with inputs, and nobody may miss it
+    # A first screen has no room for notes, but doubts about inputs must not be missed.
     says += (
         [] if request.output.verbose else [one for one in result.notes if isinstance(one, Caution)]
     )
@@ -423,7 +426,7 @@ def _show_plan(found: Chosen, reached: Reached | None) -> int:
 
 
 def _tokens(launches: Answer | None) -> float | None:
-    """Return the tokens of a sample over all GPUs, where trainers were asked."""
+    """Return the tokens per sample and GPU, or None if no engine was searched."""
     return None if launches is None else launches.question.job.seq / launches.question.job.world
 
 
@@ -434,10 +437,10 @@ def _throughput(session: Session, result: SearchResult) -> Throughput | None:
 
 
 def _uniform(session: Session, result: SearchResult, launches: Answer | None) -> Priced | None:
-    """Return the best plan with one strategy for all layers; None where the answer is one.
+    """Return the best uniform plan; None if the answer is uniform.
 
-    launches : that were searched beside plans; without them the same space is searched again with
-    such plans alone, but where time is limited.
+    launches : uniform plans that were also searched. Without them the same space is searched again
+        for uniform plans, unless time is limited.
     """
     assert result.plan is not None, "there is a plan to compare with"
     if launches is not None and launches.best is not None:
@@ -462,7 +465,7 @@ def _uniform(session: Session, result: SearchResult, launches: Answer | None) ->
 
 
 def _subject(session: Session) -> str:
-    """Return model, heads where they are known, and GPUs: what degrees have to divide."""
+    """Return model, number of heads if known, and GPUs, which degrees have to divide."""
     heads = dict.fromkeys(layer.num_heads for layer in session.spec.layers if layer.num_heads)
     known = f" ({' and '.join(map(str, heads))} heads)" if heads else ""
     count = session.hardware.world_size
@@ -472,7 +475,10 @@ def _subject(session: Session) -> str:
 def _solve(
     session: Session, with_frontier: bool, known: SearchResult | None
 ) -> tuple[SearchResult, list[SearchResult] | None]:
-    """Return the answer and the frontier; known : what stands, and is not searched again."""
+    """Return the result and the frontier.
+
+    known : result of an earlier search, which is not repeated
+    """
     result = known or session.solve()
     result = replace(result, defaults_used=session.defaults + result.defaults_used)
     return result, session.planner.frontier() if with_frontier else None
@@ -484,9 +490,9 @@ def _emit(request: Request, document: Mapping[str, object], exit_code: int = 0) 
 
 
 def _paths(request: Request, session: Session) -> tuple[Path, Path] | None:
-    """Return where the files of a plan go, None where none are asked for.
+    """Return the output files of a plan, or None if none are requested.
 
-    Raises OptionError where an output is what is read, or two outputs are one file.
+    Raises OptionError if an output is an input, or if two outputs are one file.
     """
     from autopar.output import refuse_clashes
 
@@ -504,7 +510,7 @@ def _paths(request: Request, session: Session) -> tuple[Path, Path] | None:
         )
     sources = [source.path for source in session.sources]
     read = files_read([output.evaluate, request.inputs.model, *sources])
-    # the strategy file and the plan beside it are of one option
+    # The strategy file and the plan file next to it belong to one option.
     for path in paths or (None,):
         outputs = {"--json": output.json_path, "--output-config-path": path}
         outputs |= {"--html": output.html_path, "--trace": output.trace_path}
@@ -519,7 +525,7 @@ def _files(
     paths: tuple[Path, Path] | None,
     engines: Sequence[EngineBest],
 ) -> tuple[dict[Path, str], list[str]]:
-    """Return the files of a plan and the lines about them."""
+    """Return the files of a plan and the messages about them."""
     if paths is None or result.plan is None:
         return {}, []
     from autopar.documents.strategy import unsaid_by_galvatron
@@ -546,10 +552,10 @@ def _files(
 
 
 def _report_pins(request: Request, session: Session, result: SearchResult) -> None:
-    """Say on stderr what the pins cost, against the same search without them."""
+    """Print the cost of the pins on stderr, compared with the same search without them."""
     if not (request.options.pin or request.options.forbid) or result.prediction is None:
         return
-    # rules of an engine are what it can run, and cost what the others' lines say
+    # Rules of an engine are not optional, and the lines of other engines show their cost.
     if request.engine is not None:
         return
     unpinned = replace(session.options, pin=(), forbid=())

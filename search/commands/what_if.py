@@ -1,7 +1,7 @@
-"""autopar-explore without a word before its options: combinations, each searched as a plan is.
+"""autopar-explore without a subcommand: combinations, each searched like a plan.
 
-Its options are those of `autopar-search`, of which some may be given several times; the closed
-forms that the command has besides are in `search.commands.explore`.
+Its options are those of `autopar-search`; some of them may be repeated. The closed-form models of
+the command are in `search.commands.explore`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 _NAME = "autopar-explore"
 _ASK, _OUT = "Answer", "Files"
 _QUIET_S, _EVERY_S = 2.0, 5.0
-"""When the first line of progress appears, and how often."""
+"""Seconds until the first line of progress, and between lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIfSpec(PlotOptions):
-    """In which order answers come, and where they go."""
+    """Order of the answers, and their output."""
 
     by: Literal["tokens", "step", "cost"] = option(
         "tokens", help="order: tokens/s/GPU, time of a step, or price of a token", panel=_ASK
@@ -62,7 +62,7 @@ class WhatIfSpec(PlotOptions):
 
     @property
     def prices(self) -> dict[str, float]:
-        """Return the price of a GPU hour by card, or by hardware as it is given."""
+        """Price of a GPU hour by card, or by hardware as given."""
         found: dict[str, float] = {}
         for text in self.price:
             name, _, number = text.rpartition("=")
@@ -86,12 +86,12 @@ _MEASURED = frozenset(
         *("parameter-bytes", "nodes", "gpus-per-node", "gpus"),
     }
 )
-"""Options of files, which are of one cluster, and of its shape."""
+"""Options of profile files, which belong to one cluster, and options of its shape."""
 COMMAND = Command(
     name=_NAME,
     usage="[OPTIONS] | calculon [OPTIONS] | tensor2d [OPTIONS]",
     fills=(WhatIfSpec, InputSpec, SearchOptions, DegreeOptions, Shorthands),
-    # alternatives come with plan files alone
+    # Only plan files contain alternatives.
     without=_MEASURED | {"top"},
     repeats=AXES,
     panels=(REPEATED, _ASK, _OUT),
@@ -113,7 +113,7 @@ which shows what was searched until then.
 
 
 def execute(raw: Mapping[str, Any]) -> int:
-    """Search every combination of a command line, show and write the answers; the exit code."""
+    """Search every combination of a command line, report the answers, return the exit code."""
     from search.questions.explore import check_values, choices, grouped
     from search.show.what_if import show_answers
 
@@ -137,7 +137,7 @@ def execute(raw: Mapping[str, Any]) -> int:
     for notice in dict.fromkeys(notice for one in answers for notice in one.notices):
         say(f"{_NAME}: {notice}")
     if not stopped and all(one.error is not None for one in answers):
-        # what is wrong with all of them is a mistake, and no answer
+        # An error common to all combinations is a mistake of the user, not an answer.
         assert answers[0].error is not None
         raise answers[0].error
     if stopped:
@@ -149,7 +149,7 @@ def execute(raw: Mapping[str, Any]) -> int:
     exit_code = INTERRUPTED if stopped else 0 if found else INFEASIBLE
     says: list[str] = []
     try:
-        # before the tables, whose reader may leave in the middle
+        # Before the tables, whose reader may leave in the middle.
         says = _write(spec, words, groups, files, exit_code)
     finally:
         if spec.json != "-":
@@ -164,13 +164,13 @@ def execute(raw: Mapping[str, Any]) -> int:
 
 
 def _require(words: Mapping[str, Any]) -> None:
-    """Raise OptionError where a comparison lacks what it is of."""
+    """Raise OptionError if a comparison has no model, hardware or batch."""
     from autopar.command.fields import missing
 
     for row in COMMAND.rows:
         if row.name in ("model", "hardware") and row.name not in words:
             raise missing(row)
-    # the default of a search, 8 samples, is of one small machine
+    # The default batch of a search, 8 samples, is meant for one small machine.
     if not BATCH_OPTIONS & set(words):
         raise OptionError(
             "--global-batch-size is missing: clusters are compared at one global batch; give it, "
@@ -179,7 +179,7 @@ def _require(words: Mapping[str, Any]) -> None:
 
 
 def _check_prices(spec: WhatIfSpec, prices: Mapping[str, float], asked: Sequence[Choice]) -> None:
-    """Raise OptionError for a price of nothing, and where an order by price lacks one."""
+    """Raise OptionError for a price of unused hardware, or a missing price in an order by cost."""
     from search.questions.explore import price_of
 
     if spec.by == "cost" and not prices:
@@ -200,9 +200,9 @@ def _check_prices(spec: WhatIfSpec, prices: Mapping[str, float], asked: Sequence
 
 
 def _plan_paths(spec: WhatIfSpec, asked: Sequence[Choice]) -> dict[int, Path]:
-    """Return the strategy file of every combination by its `id`; nothing where none is asked for.
+    """Return the strategy file of every combination by its `id`; empty if none are requested.
 
-    The plan file lies beside it.
+    The plan file is next to it.
     """
     from autopar.command.show import refuse_file
     from search.show.what_if import slugs
@@ -218,7 +218,7 @@ def _plan_paths(spec: WhatIfSpec, asked: Sequence[Choice]) -> dict[int, Path]:
 
 
 def _own_file(strategy: Path) -> Path:
-    """Return where our plan file lies beside a strategy file, as `output_paths` has it."""
+    """Return the path of the plan file next to a strategy file, as in `output_paths`."""
     return strategy.with_name(f"autopar_plan_{strategy.name}")
 
 
@@ -231,7 +231,7 @@ def _refuse_clashes(spec: WhatIfSpec, asked: Sequence[Choice], files: Mapping[in
         for one in inputs
         for word in (one.model, one.hardware, one.stack, one.site, one.calibration)
     }
-    # CARD.json:NxG names a file, too
+    # CARD.json:NxG names a file as well.
     words |= {word.rpartition(":")[0] for word in words if word}
     read = files_read(sorted(word for word in words if word))
     written = [one for path in files.values() for one in (path, _own_file(path))]
@@ -243,7 +243,7 @@ def _refuse_clashes(spec: WhatIfSpec, asked: Sequence[Choice], files: Mapping[in
 def _search(
     asked: Sequence[Choice], prices: Mapping[str, float], *, alternatives: bool
 ) -> tuple[list[Answer], bool]:
-    """Return the answers of the combinations in their order, and whether Ctrl-C came between."""
+    """Return the answers of the combinations in order, and True if Ctrl-C stopped the search."""
     from search.questions.explore import Parts, search_one
 
     parts = Parts()
@@ -271,7 +271,10 @@ def _write(
     files: Mapping[int, Path],
     exit_code: int,
 ) -> list[str]:
-    """Write plan files and the object of `--json`, all or none, and the picture; say which."""
+    """Write plan files, the object of `--json` and the plot; return messages about them.
+
+    Plan files and the object are written all or none.
+    """
     from search.show.what_if import exploration, first_commands, save_picture
 
     texts: dict[Path, str] = {}
@@ -305,7 +308,7 @@ def _write(
 
 
 def _plan_texts(answer: Answer, path: Path) -> dict[Path, str]:
-    """Return what the files of an answer hold: those of `autopar-search`."""
+    """Return the content of the files of an answer, equal to that of `autopar-search`."""
     from search.show.files import output_texts
 
     assert answer.request is not None
