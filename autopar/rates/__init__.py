@@ -1,7 +1,7 @@
-"""Estimates on the fly: the typed documents from a datasheet card and a model spec, in memory.
+"""Estimated profiles: typed documents made in memory from a datasheet card and a model spec.
 
-Nothing here was measured: every result has `estimated=True`, names its card as its source, and
-`docs/estimates.md` compares it with published measurements.
+Nothing here is measured. Every result has `estimated=True` and names its card as its source;
+`docs/estimates.md` compares the estimates with published measurements.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
     "parse_hardware",
 ]
 _OF_CARDS = frozenset({"Card", "estimate_hardware", "load_card", "parse_hardware"})
-"""Names of the module of cards, which whoever counts bytes does not need."""
+"""Names in `autopar.rates.card`, a module that counting bytes does not need to import."""
 
 
 def __getattr__(name: str) -> Any:

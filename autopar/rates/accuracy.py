@@ -1,9 +1,9 @@
-"""How far estimated step times were from published runs, and what that says of the next estimate.
+"""Errors of estimated step times against published runs, and the 90 % interval of an estimate.
 
-`hardware_configs/accuracy/published.json` is written by `python -m benchmarks.ledger --write`: for
-every class of runs (the trainer's stack, experts or none, the cluster's own figures known or not)
-the spread of measured over estimated time. Here an estimate gets its interval from it, and a
-comparison of two plans its probability. Nothing here prices a plan.
+`python -m benchmarks.ledger --write` writes `hardware_configs/accuracy/published.json`. It contains
+the spread of measured over estimated time for every class of runs: stack, experts or none, site
+figures known or not. From it, an estimate gets its interval and a comparison of two plans its
+probability. Nothing here prices a plan.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from autopar.records import KeyFault, Record, number, replace, whole_number
 from autopar.sources import Source, stacks_of
 
 COVERAGE = 0.90
-"""Share of runs whose measured time the interval of their estimate contains."""
+"""Fraction of runs whose measured time is in the interval of their estimate."""
 
 _FEW_SOURCES = 3
-"""Fewer say how estimates miss these clusters, not how they miss the next one: left out of the
-classes, BLOOM's rows were all but outside of an interval from two tuned clusters."""
+"""Fewer sources show the errors on their clusters, not on the next one. When held out, nearly all
+of BLOOM's runs were outside of an interval from two tuned clusters."""
 _MOST = 100.0
-"""No estimate is further off."""
+"""Largest ratio of measured and estimated time in either direction."""
 
 
 _Ratio = Annotated[float, number(1.0 / _MOST, _MOST)]
@@ -40,7 +40,7 @@ _Count = Annotated[int, whole_number(1)]
 
 
 class RunClass(Record):
-    """The errors of one class of published runs."""
+    """Errors of one class of published runs."""
 
     stack: str
     experts: bool
@@ -48,7 +48,7 @@ class RunClass(Record):
     rows: _Count
     sources: _Count
     low: _Ratio
-    """Of measured over estimated time, the lower end of the interval."""
+    """Lower end of the interval of measured over estimated time."""
     high: _Ratio
     plan_spread: _Spread
     """Standard deviation of ln(measured / estimated) among plans of one model on one cluster."""
@@ -59,7 +59,7 @@ class RunClass(Record):
             raise KeyFault("low", problem)
 
     def interval_s(self, estimated_s: float) -> tuple[float, float]:
-        """Return the seconds between which 9 of 10 measured steps lie."""
+        """Return the ends of the 90 % interval of the measured step time, in seconds."""
         return self.low * estimated_s, self.high * estimated_s
 
 
@@ -74,20 +74,21 @@ class AccuracyDocument(Record):
 
 
 class Accuracy(Record):
-    """All classes, and the choice among them."""
+    """All classes of published runs."""
 
     classes: tuple[RunClass, ...]
     path: Path
 
     def of(self, stack: str, *, experts: bool, site_known: bool) -> RunClass:
-        """Return the class that is nearest to a job: same stack and experts, else the widest.
+        """Return the class of a job: of its stack and experts if there is one, else the widest.
 
-        What was never measured is as uncertain as the worst that was, and so is the next cluster
-        where all runs of a class are of one or two.
+        Of several matching classes the widest counts; without any, the widest with or without
+        experts. A class with runs of fewer than three sources is extended to the widest interval of
+        similar classes.
         """
         same = [c for c in self.classes if c.stack == stack and c.experts == experts]
         exact = [c for c in same if c.site_known == site_known]
-        # a known site never makes an estimate less certain
+        # A known site never makes an estimate less certain.
         candidates = exact or (same if site_known else [c for c in same if not c.site_known])
         if not candidates:
             candidates = [c for c in self.classes if c.experts == experts] or [*self.classes]
@@ -105,15 +106,15 @@ def _width(entry: RunClass) -> float:
 
 
 def class_of_sources(sources: Iterable[Source], *, experts: bool) -> RunClass:
-    """Return the class of estimates that were made from these documents; raises InputError.
+    """Return the class of estimates made from these documents; raises InputError.
 
-    The stack is the document of its role; estimates that do not name one are of the widest class.
-    A site of nominal figures alone is as unknown as none.
+    The stack is the source with that role; estimates that name none are in the widest class. A site
+    with only nominal figures counts as unknown.
     """
     sources = tuple(sources)
     stacks = stacks_of(sources)
     site = next((source for source in sources if source.role == "site"), None)
-    # files of two trainers are of neither
+    # Files of two stacks belong to the class of neither.
     return _shipped().of(
         stacks[0] if len(stacks) == 1 else "",
         experts=experts,
@@ -132,7 +133,7 @@ def load_accuracy() -> Accuracy:
 
 
 def read_accuracy(path: Path) -> Accuracy:
-    """Return the errors of a file; raises DocumentError naming file, key and value."""
+    """Return the errors of a file; raises DocumentError with file, key and value."""
     document = read_record(AccuracyDocument, path, load_object(path).data)
     return Accuracy(classes=document.classes, path=path)
 
@@ -140,8 +141,8 @@ def read_accuracy(path: Path) -> Accuracy:
 def probability_faster(one_s: float, other_s: float, plan_spread: float) -> float:
     """Return the probability that the plan of `one_s` is the faster one.
 
-    Errors of the machine and the trainer are in both estimates and cancel; each plan has its own
-    besides, of standard deviation `plan_spread` in the logarithm.
+    Errors of machine and engine are in both estimates and cancel. Each plan has a further error of
+    its own, with standard deviation `plan_spread` in the logarithm.
     """
     if plan_spread == 0.0:
         return 0.5 if one_s == other_s else float(one_s < other_s)
@@ -150,7 +151,7 @@ def probability_faster(one_s: float, other_s: float, plan_spread: float) -> floa
 
 
 _ENOUGH = 19
-"""Values from which on both quantiles lie between the least and the greatest."""
+"""Number of values from which both quantiles are between the least and the greatest."""
 # fmt: off
 _STUDENT = (
     6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833,
@@ -163,12 +164,12 @@ _STUDENT = (
 def quantile_interval(
     ratios: Sequence[float], weights: Sequence[float] | None = None
 ) -> tuple[float, float]:
-    """Return the ends of the interval in which the next of these ratios lies with 90 %.
+    """Return the ends of the 90 % interval for the next of these ratios.
 
-    The quantiles at (n + 1) p of n values; with weights, where the sum of weights up to a value is
-    p of their sum and one mean weight. Fewer than 19 values do not show them: then at least
-    mean +- t s sqrt(1 + 1/n) of the logarithms, which holds the next value of a normal error. One
-    value says nothing of a spread, and the ends are the limits of the document.
+    The quantiles at (n + 1) p of n values. With weights, the place is where the cumulative weight
+    is p of the total plus one mean weight. Fewer than 19 values do not reach the quantiles; the
+    interval is then at least mean +- t s sqrt(1 + 1/n) of the logarithms, which is right for normal
+    errors. One value does not determine a spread, and the ends are the limits of the document.
     """
     number = len(ratios)
     if number <= 1:
@@ -188,7 +189,7 @@ def quantile_interval(
 
 
 def _at(values: Sequence[float], sums: Sequence[float], place: float) -> float:
-    """Return the value at a place among ascending sums, between two of them, or the nearest end."""
+    """Return the value at a place among ascending sums: interpolated, or the nearest end."""
     above = bisect_left(sums, place)
     if above in (0, len(sums)):
         return values[min(above, len(sums) - 1)]

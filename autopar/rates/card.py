@@ -1,9 +1,9 @@
-"""Card: the datasheet of one device and its network, and how much of it software reaches.
+"""Card: the datasheet of one device and its network, with the efficiency that software reaches.
 
-Datasheet numbers (with `source`) and efficiency assumptions (with `basis`) are separate entries
-of `hardware_configs/cards/*.json`, so that either can be replaced without touching the other.
-A number of a device stands there and nowhere else: estimates and the systems of the closed forms
-are made from it.
+Datasheet numbers (with `source`) and efficiency assumptions (with `basis`) are separate entries of
+`hardware_configs/cards/*.json`, so that either can be replaced without touching the other. The card
+is the only place for a number of a device: estimates and the systems of the closed-form models are
+made from it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from autopar.rates.stack import Stack
 
 FORMAT = "autopar-card"
-"""Value of `format` that tells a card from other documents."""
+"""Value of `format` that identifies a card."""
 
 
 class Link(Record):
@@ -62,9 +62,9 @@ class Link(Record):
 
     bytes_per_s: float
     collective_efficiency: float
-    """Share of the bandwidth that rings of collectives reach on long messages."""
+    """Fraction of the bandwidth that ring collectives reach with long messages, 0 to 1."""
     hop_s: float
-    """Latency of one step of a ring."""
+    """Latency of one step of a ring, seconds."""
 
 
 class Card(Record):
@@ -88,20 +88,21 @@ class Card(Record):
     intra_node: Link
     inter_node: Link
     network: Network
-    """The links with what collectives reach of them, for `estimate.collectives`."""
+    """Links with the bandwidth that collectives reach, for `autopar.rates.collectives`."""
     domain_gpus: int | None
-    """GPUs of several nodes that the links of `intra_node` join, None where they join one node."""
+    """GPUs joined by `intra_node` links across several nodes; None where the links join one node.
+    """
     more: Mapping[str, float]
-    """Numbers that only the closed forms need, by section and key; a card may lack any of them."""
+    """Numbers that only closed-form models need, by "section.key"; each is optional in a card."""
     kernels: KernelsSection | None
-    """Constants of the times of single kernels, which a card of one's own may lack."""
+    """Constants of kernel times; None for a custom card without them."""
     path: Path
     source: Source
 
     def need(self, key: str, reader: str) -> float:
-        """Return one of `more`, such as "host.memory_bytes", in base units.
+        """Return one entry of `more`, such as "host.memory_bytes", in base units.
 
-        Raises DocumentError naming the card, the key, and the `reader` that cannot do without.
+        Raises DocumentError with the card, the missing key and the `reader` that needs it.
         """
         if key not in self.more:
             raise DocumentError(
@@ -113,16 +114,20 @@ class Card(Record):
         return self.more[key]
 
 
-# sizes of memory are powers of 1024 on datasheets, rates and FLOP powers of 1000
+# Datasheets give memory sizes in powers of 1024, rates and FLOP in powers of 1000.
 _BYTES = {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
 _RATES = {"MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12}
 _FLOPS = {"GFLOP/s": 1e9, "TFLOP/s": 1e12, "PFLOP/s": 1e15}
 _TIMES = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _PERCENT = {"percent": 0.01}
 _HUGE = 1e300
-"""Far above every range; larger integers cannot be scaled."""
+"""Upper limit of integers that are scaled by a unit, far above every valid range."""
 _QUALITIES = Literal["measured", "derived", "nominal"]
-"""On this device; from a relative of it or a fit of several; by its datasheet or its maker."""
+"""Origin of a figure.
+
+measured : on this device; derived : from a related device or a fit over several; nominal : from the
+datasheet or the vendor.
+"""
 _SPREAD = Meta(
     ge=0.0,
     le=10.0,
@@ -135,7 +140,7 @@ _OTHERS: dict[str, Any] = {
     "quality": _QUALITIES,
     "spread": Annotated[float, _SPREAD],
 }
-"""Keys of an entry besides its value."""
+"""Keys of an entry other than its value."""
 
 
 def _range(
@@ -146,10 +151,11 @@ def _range(
     unit: str = "",
     whole: bool = False,
 ) -> Meta:
-    """Return what reads an entry {"value", "source" or "basis"} of a card as its value.
+    """Return the reader of an entry {"value", "source" or "basis"} of a card, which yields its
+    value.
 
-    least, most : far wider than devices differ and narrower than units do. mistaken : units that
-    the number is mistaken to be in, in base units.
+    least, most : limits, far wider than devices differ and narrower than units differ. mistaken :
+    factors to base units of the units that users confuse with the right one.
     """
     unit_of = f" in {unit}" if unit else ""
     expected = f"a {'whole ' if whole else ''}number from {least:.6g} to {most:.6g}{unit_of}"
@@ -177,10 +183,10 @@ def _range(
 
 
 def _guess(value: object, least: float, most: float, mistaken: Mapping[str, float]) -> str:
-    """Return the unit that a value outside its range looks to be in, and what to write."""
+    """Return the unit that an out-of-range value seems to be in, and the value to write."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ""
-    # written as not <, so that NaN ends here as well
+    # Written with "not <" so that NaN is rejected as well.
     if not abs(value) < _HUGE:
         return ""
     fits = {u: value * f for u, f in mistaken.items() if least <= value * f <= most}
@@ -198,7 +204,7 @@ _GPUS = _range(1, 4096, whole=True)
 _MANY_GPUS = _range(1, 10**7, whole=True)
 _SMS = _range(1, 10_000, whole=True)
 _TOKENS = _range(1, 1e6, unit="tokens")
-# a slow-down, so nothing below 1
+# A slow-down factor is at least 1.
 _OVERLAP = _range(1.0, 10.0, _PERCENT)
 
 
@@ -211,7 +217,7 @@ def _time(least: float, most: float) -> Meta:
 
 
 class _Device(Record):
-    """Numbers of the datasheet of one device; peaks are without sparsity."""
+    """Datasheet numbers of one device; peaks are without sparsity."""
 
     memory_bytes: Annotated[float, _MEMORY]
     memory_bytes_per_s: Annotated[float, _rate(1e10, 1e15)]
@@ -221,12 +227,13 @@ class _Device(Record):
     num_sms: Annotated[int, _SMS]
     fp8_flop_per_s: Annotated[float | None, _PEAK] = None
     vector_fp16_flop_per_s: Annotated[float | None, _PEAK] = None
-    """Outside the matrix units, as the next; that of fp32 is `fp32_flop_per_s` itself."""
+    """Peak outside the matrix units, like the next field; for fp32 it is `fp32_flop_per_s` itself.
+    """
     vector_bf16_flop_per_s: Annotated[float | None, _PEAK] = None
 
 
 class _Efficiency(Record):
-    """Shares of the device's rates that kernels reach."""
+    """Fractions of the device's rates that kernels reach."""
 
     gemm: Annotated[float, _EFFICIENCY]
     attention: Annotated[float, _EFFICIENCY]
@@ -236,7 +243,7 @@ class _Efficiency(Record):
 
 
 class _Overhead(Record):
-    """What kernels and collectives take besides their work."""
+    """Overheads of kernels and collectives that do not depend on their work."""
 
     kernel_launch_s: Annotated[float, _time(1e-7, 1e-3)]
     collective_base_s: Annotated[float, _time(1e-7, 1e-2)]
@@ -251,9 +258,9 @@ class _InterNode(Record):
     p2p_efficiency: Annotated[float, _EFFICIENCY]
     hop_s: Annotated[float, _time(1e-8, 1e-2)]
     max_gpus: Annotated[int | None, _MANY_GPUS] = None
-    """GPUs that the fabric connects."""
+    """Largest number of GPUs that the fabric connects; None where unknown."""
     collective_sm_share: Annotated[float | None, _SHARE] = None
-    """Of the multiprocessors, which a running collective occupies."""
+    """Fraction of the multiprocessors that a running collective occupies."""
 
 
 class _IntraNode(_InterNode):
@@ -265,36 +272,36 @@ class _IntraNode(_InterNode):
 
 
 _BUS_SHARE = _range(0.02, 2.0, _PERCENT)
-"""Above 1 where a switch adds: the bus bandwidth is the one that a ring would need."""
+"""Values exceed 1 with in-switch reduction: bus bandwidth is defined by the traffic of a ring."""
 _FACTOR = _range(0.1, 10.0, _PERCENT)
 _STEP = _time(0.0, 1e-2)
 _COPIES = _range(0.0, 100.0)
 
 
 class _Collectives(Record):
-    """What collectives reach of the links, and what the protocols of NCCL take besides."""
+    """Bandwidth fractions of collectives on the links, and latencies of the NCCL protocols."""
 
     domain_gpus: Annotated[int | None, _GPUS] = None
-    """GPUs that the links of a node join, where a rack's switch joins several nodes."""
+    """GPUs joined by the links of a node, where the switch of a rack joins several nodes."""
     all_reduce: Annotated[float, _BUS_SHARE]
-    """Bus bandwidth of long messages over the nominal link with 8 ranks or more in a domain."""
+    """Bus bandwidth of long messages over the nominal link, for 8 ranks or more in a domain."""
     all_gather: Annotated[float, _EFFICIENCY]
-    """The same for an all-gather and a reduce-scatter."""
+    """Bandwidth fraction of an all-gather and a reduce-scatter over the nominal link."""
     all_to_all: Annotated[float, _EFFICIENCY]
     p2p: Annotated[float, _EFFICIENCY]
     ring_2_ranks: Annotated[float, _EFFICIENCY]
-    """Of the shares of rings, what 2 ranks in a domain reach."""
+    """Fraction of the ring bandwidths that 2 ranks in a domain reach."""
     ring_4_ranks: Annotated[float, _EFFICIENCY]
     all_to_all_2_ranks: Annotated[float, _EFFICIENCY]
     all_to_all_4_ranks: Annotated[float, _EFFICIENCY]
     adapter: Annotated[float, _EFFICIENCY]
-    """Of the nominal adapters, what long messages reach."""
+    """Fraction of the nominal adapter rate that long messages reach."""
     tree: Annotated[float, _EFFICIENCY]
-    """Of a ring's bandwidth in a domain, what a tree reaches."""
+    """Tree bandwidth over ring bandwidth inside a domain."""
     all_to_all_latency: Annotated[float, _FACTOR]
-    """Base and steps of an all-to-all over those of a ring."""
+    """Latencies (base and steps) of an all-to-all over those of a ring."""
     ll_share: Annotated[float, _EFFICIENCY]
-    """Of the bandwidth, what the flags of the protocol leave to data."""
+    """Fraction of the bandwidth left for data by the flags of the LL protocol."""
     ll_base_s: Annotated[float, _STEP]
     ll_hop_s: Annotated[float, _STEP]
     ll_net_hop_s: Annotated[float, _STEP]
@@ -306,47 +313,47 @@ class _Collectives(Record):
     simple_hop_s: Annotated[float, _STEP]
     simple_net_hop_s: Annotated[float, _STEP]
     simple_fill_s: Annotated[float, _STEP]
-    """Time constant of filling the pipeline of chunks."""
+    """Time constant of filling the pipeline of chunks, seconds."""
     p2p_base_s: Annotated[float, _STEP]
     p2p_net_base_s: Annotated[float, _STEP]
 
 
 class _MoeExchange(Record):
-    """How fast a fused dispatcher moves tokens to experts and back."""
+    """Speed at which a fused dispatcher sends tokens to experts and back."""
 
     dispatch_base_s: Annotated[float, _STEP]
     combine_base_s: Annotated[float, _STEP]
     dispatch_sm_bytes_per_s: Annotated[float, _rate(1e8, 1e13)]
-    """What one multiprocessor copies."""
+    """Copy rate of one multiprocessor, bytes/s."""
     combine_sm_bytes_per_s: Annotated[float, _rate(1e8, 1e13)]
     dispatch_token_s: Annotated[float, _STEP]
-    """What a copy of a token takes a multiprocessor besides its bytes."""
+    """Time of one multiprocessor per copied token, in addition to its bytes, seconds."""
     combine_token_s: Annotated[float, _STEP]
     dispatch_own_copies: Annotated[float, _COPIES]
-    """Copies of a token besides those to the ranks of its experts."""
+    """Copies per token in addition to those sent to the ranks of its experts."""
     combine_own_copies: Annotated[float, _COPIES]
     link: Annotated[float, _EFFICIENCY]
 
 
 class _Host(Record):
-    """The memory of the host, per GPU and direction."""
+    """Host memory of one GPU and the link to it, per direction."""
 
     memory_bytes: Annotated[float, _MEMORY]
     bytes_per_s: Annotated[float, _rate(1e8, 1e13)]
-    """Of the link to it."""
+    """Rate of the link between device and host."""
     memory_bytes_per_s: Annotated[float | None, _rate(1e8, 1e13)] = None
-    """Of the memory itself, on which its processors work."""
+    """Rate of the host memory itself, which limits the host's processors."""
     efficiency: Annotated[float, _EFFICIENCY]
 
 
 @published("card")
 class CardDocument(Record):
-    """One device and its network: every number with its source, or what it is assumed on."""
+    """One device and its network: every number with its source or the basis of its assumption."""
 
     format: Literal["autopar-card"]
     version: Literal[1]
     name: str | None = None
-    """The name of the file without."""
+    """Name of the card; the file name without suffix by default."""
     description: str = ""
     aliases: list[str] = field(default_factory=list)
     device: _Device
@@ -355,16 +362,16 @@ class CardDocument(Record):
     intra_node: _IntraNode
     inter_node: _InterNode
     host: _Host | None = None
-    """What is offloaded lies there."""
+    """Host memory for offload; None where it is unknown."""
     kernels: KernelsSection | None = None
     collectives: _Collectives | None = None
-    """Without it, the efficiencies of the links and the latencies of NCCL's own tables."""
+    """None: link efficiencies and the latencies of NCCL's own tables are used."""
     moe_exchange: _MoeExchange | None = None
-    """Without it, all-to-alls reach the experts."""
+    """None: dispatch and combine are estimated as all-to-alls."""
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Refuse a document of another kind."""
+        """Check the header; raises an error for a document of another kind."""
         return headed(data, FORMAT, "a device card")
 
 
@@ -380,19 +387,19 @@ _OPTIONAL = {
     f"{section}.{one.name}": expected_of(one.type)
     for section, part in _SECTIONS.items()
     for one in fields(part)
-    # a card may lack the whole host, so its required keys are optional here
+    # A card may omit `host`, so that keys required inside it are optional here.
     if section == "host" or not one.required
 }
-"""What every number is that a card may lack, by section and key."""
+"""Expected value of every optional number of a card, by "section.key"."""
 
 
 def load_card(name: str) -> Card:
-    """Return a card by name, alias or path; raises InputError naming file, key and value."""
+    """Return a card by name, alias or path; raises InputError with file, key and value."""
     return read_card(load_object(catalog.find_card(name)))
 
 
 def read_card(document: JsonDocument) -> Card:
-    """Return the card of a document; raises DocumentError naming file, key and value."""
+    """Return the card of a document; raises DocumentError with file, key and value."""
     path = document.path
     card = read_record(CardDocument, path, document.data)
     device, efficiency, overhead = card.device, card.efficiency, card.overhead
@@ -402,7 +409,7 @@ def read_card(document: JsonDocument) -> Card:
         memory_bytes=device.memory_bytes,
         memory_bytes_per_s=device.memory_bytes_per_s,
         flop_per_s={
-            # other peaks, such as fp8, are in `more`: profiles know three precisions
+            # Profiles know three precisions; other peaks, such as fp8, are in `more`.
             "bf16": device.bf16_flop_per_s,
             "fp16": device.fp16_flop_per_s,
             "fp32": device.fp32_flop_per_s,
@@ -425,7 +432,7 @@ def read_card(document: JsonDocument) -> Card:
         path=path,
         source=Source(
             role="hardware card",
-            # folder and name only: the same card must give the same document wherever it lies
+            # Folder and name only: the same card must give the same document wherever it is stored.
             path=f"{path.parent.name}/{path.name}",
             sha256=document.sha256,
             estimated=True,
@@ -442,7 +449,7 @@ def _link(part: _InterNode) -> Link:
 
 
 def _network(card: CardDocument) -> Network:
-    """Return the network of a card, its missing figures from the efficiencies of its links."""
+    """Return the network of a card; link efficiencies replace missing collective figures."""
     intra, inter, found = card.intra_node, card.inter_node, card.collectives
     if found is None:
         return Network(
@@ -454,7 +461,7 @@ def _network(card: CardDocument) -> Network:
             p2p_share=intra.p2p_efficiency,
             adapter_share=inter.collective_efficiency,
         )
-    # trees are NCCL's own figures: no public table has them apart
+    # Tree latencies are NCCL's own figures: no public table lists them separately.
     low, packed, simple = NOMINAL
     protocols = (
         replace(
@@ -513,23 +520,23 @@ def _exchange(found: _MoeExchange | None) -> Exchange | None:
 def _more(card: CardDocument) -> Iterator[tuple[str, float]]:
     for key in _OPTIONAL:
         section, name = key.split(".")
-        # a card without a host has None here, and None has none of the keys
+        # `card.host` may be None, which has none of these attributes.
         value = getattr(getattr(card, section), name, None)
         if value is not None:
             yield key, value
 
 
 # --------------------------------------------------------------------------------------------------
-# HardwareProfile from a card: times of every group a plan can use.
+# HardwareProfile from a card, for every group that a plan can use.
 #
-# What a hardware profiler would measure: curves of every collective in every group, priced by
-# `estimate.collectives`, and bandwidths that are averages over them.
+# It contains what a hardware profiler would measure: curves of every collective in every group,
+# computed by `autopar.rates.collectives`, and bandwidths that are averages over these curves.
 
 
 _CURVE_BYTES = np.array([float(MIB << k) for k in range(11)])
-"""Sizes of the documented collective times: 1, 2, 4, ... 1024 MiB."""
+"""Message sizes of the documented collective times: 1, 2, 4, ... 1024 MiB."""
 _REFERENCE = slice(4, 10)
-"""Those over which a documented bandwidth is averaged: 16 to 512 MiB (nccl-tests' average)."""
+"""Sizes over which a documented bandwidth is averaged: 16 to 512 MiB (nccl-tests' average)."""
 
 
 def parse_hardware(text: str) -> tuple[str, int, int]:
@@ -545,7 +552,7 @@ def parse_hardware(text: str) -> tuple[str, int, int]:
 
 
 def require_node(device: Card, gpus_per_node: int) -> None:
-    """Raise InputError where a node has more GPUs than a card connects."""
+    """Raise InputError if a node has more GPUs than the card connects."""
     if gpus_per_node > device.max_gpus_per_node:
         raise InputError(
             f"card {device.name!r} connects at most {device.max_gpus_per_node} GPUs of a node, "
@@ -563,17 +570,17 @@ def estimate_hardware(
 ) -> HardwareProfile:
     """Return the estimated profile of `num_nodes` x `gpus_per_node` devices of a card.
 
-    Bandwidths and times at 1, 2, 4, ... 1024 MiB exist for all divisors of the world, groups of
-    neighbours and strided ones; what a `site` knows of its links replaces the card's figures, and
-    what a `stack` hides of its traffic the card's overlap coefficient, and it is kept as `hiding`.
-    Raises InputError.
+    Bandwidths and times at 1, 2, 4, ... 1024 MiB are given for every divisor of the world size, for
+    consecutive and for strided groups. Known link factors of `site` replace the card's. The overlap
+    coefficient of `stack` replaces the card's, and the other overlap factors of the stack become
+    `hiding`. Raises InputError.
     """
     device = load_card(card)
     if num_nodes < 1 or gpus_per_node < 1:
         raise InputError(f"{num_nodes} nodes x {gpus_per_node} GPUs is not a cluster; both from 1")
     require_node(device, gpus_per_node)
     world = num_nodes * gpus_per_node
-    # degrees of a plan divide the world, so that no other group occurs
+    # Degrees of a plan divide the world size, so that no other group occurs.
     degrees = [g for g in range(2, world + 1) if world % g == 0]
     domain = gpus_per_node * nodes_joined(device, num_nodes, gpus_per_node)
     if site is not None:
@@ -589,12 +596,12 @@ def estimate_hardware(
             shapes = _group_shapes(world, domain, size, consecutive=consecutive)
             found = {name: priced.curve(name, shapes) for name in COLLECTIVES}
             allreduce[size, consecutive] = _mean_busbw(found["allreduce"], size)
-            # one world group, strided or not
+            # There is one world group, whether strided or not.
             if consecutive or size < world:
                 kind = curves if consecutive else strided
                 kind.update({(name, size): curve for name, curve in found.items()})
     transfer = _transfer(network, factors, crosses=world > domain)
-    # message over the whole time: a documented bandwidth contains the latency
+    # Message size over total time: a documented bandwidth includes the latency.
     p2p_bytes_per_s = float(np.mean((transfer.sizes_bytes / transfer.times_s)[_REFERENCE]))
     return HardwareProfile(
         num_nodes=num_nodes,
@@ -610,7 +617,7 @@ def estimate_hardware(
         p2p_curves=dict.fromkeys(degrees, transfer),
         domain_gpus=domain if domain > gpus_per_node else None,
         memory_bytes=device.memory_bytes,
-        # what kernels reach, as a measurement would say it
+        # The rate that kernels reach, as a measurement would give it.
         memory_bytes_per_s=device.memory_bytes_per_s * device.memory_efficiency,
         name=f"{device.name}_{num_nodes}x{gpus_per_node}",
         estimated=True,
@@ -619,11 +626,11 @@ def estimate_hardware(
 
 
 def nodes_joined(card: Card, num_nodes: int, gpus_per_node: int) -> int:
-    """Return how many whole nodes the links of one domain join, at least 1.
+    """Return the number of whole nodes joined by the links of one domain, at least 1.
 
-    Racks are as full as they can be equally full, such as 64 of 72 GPUs in each of two racks for
-    128: whoever places a job cuts it so that groups of neighbours stay in a rack. Where that would
-    leave more than half of a rack empty, all racks but the last are full.
+    Racks are filled equally and as far as possible, such as 64 of 72 GPUs in each of two racks for
+    128 GPUs: jobs are placed so that groups of neighbours stay in a rack. Where that would leave
+    more than half of a rack empty, all racks but the last are full.
     """
     most = 1 if card.domain_gpus is None else max(1, card.domain_gpus // gpus_per_node)
     equal = max(n for n in range(1, min(most, num_nodes) + 1) if num_nodes % n == 0)
@@ -631,9 +638,9 @@ def nodes_joined(card: Card, num_nodes: int, gpus_per_node: int) -> int:
 
 
 def _transfer(network: Network, factors: SiteFactors, *, crosses: bool) -> Curve:
-    """Return the times of messages between neighbouring stages, whose ranks all send at once.
+    """Return the times of messages between neighbouring stages, all ranks sending at once.
 
-    The slowest pair counts: with several domains, some neighbours always lie in different ones.
+    The slowest pair counts: with several domains, some neighbours are always in different ones.
     """
     moving = p2p_time_s(network, _CURVE_BYTES, crosses=crosses, site=factors)
     times = moving + TRANSFER_SYNCHRONISE_S
@@ -641,7 +648,7 @@ def _transfer(network: Network, factors: SiteFactors, *, crosses: bool) -> Curve
 
 
 class _Priced:
-    """Times of every group of a kind, priced once for each shape that occurs."""
+    """Times of all groups of one kind; each distinct group shape is computed once."""
 
     def __init__(self, network: Network, factors: SiteFactors) -> None:
         self._network = network
@@ -649,7 +656,7 @@ class _Priced:
         self._times: dict[tuple[str, GroupShape], NDArray[np.float64]] = {}
 
     def curve(self, operation: str, shapes: Sequence[GroupShape]) -> Curve:
-        # groups of a kind run at the same time and the slowest decides
+        # Groups of a kind run at the same time, and the slowest decides.
         times = np.max([self._of(operation, shape) for shape in shapes], axis=0)
         return Curve(sizes_bytes=_CURVE_BYTES, times_s=times)
 
@@ -669,8 +676,8 @@ def _mean_busbw(curve: Curve, size: int) -> float:
 
 
 def _group_shapes(world: int, domain: int, size: int, *, consecutive: bool) -> Sequence[GroupShape]:
-    """Return the distinct shapes of all groups of a kind (they can straddle domains unevenly)."""
-    # ranks are numbered node by node, so that their number says their domain
+    """Return the distinct shapes of all groups of a kind; groups can straddle domains unevenly."""
+    # Ranks are numbered node by node, so that the rank number gives the domain.
     step = 1 if consecutive else world // size
     starts = range(0, world, size) if consecutive else range(world // size)
     shapes = set()

@@ -1,15 +1,15 @@
-"""Seconds of collectives, transfers and expert exchanges on a card's network.
+"""Seconds of collectives, transfers, and MoE dispatch and combine on a card's network.
 
-Without it nothing would say how long ranks talk that have only a card and no measurement. Groups
-are described by their *shape*: ranks, those in an NVLink domain, and domains. Formulas follow
-NCCL's own cost model (src/graph/tuning.cc): every protocol has a latency per step of its ring or
-tree and a share of the bandwidth that the slowest link sets, and the quickest protocol is taken.
-All groups of a kind run at the same time, as in training: every GPU has its own NVLink ports and
-its own share of the adapters, so groups do not share links.
+This gives communication times for clusters with a card but no measurement. Groups are described by
+their *shape*: ranks, ranks per NVLink domain, and domains. Formulas follow NCCL's own cost model
+(src/graph/tuning.cc): every protocol has a latency per step of its ring or tree and a fraction of
+the bandwidth of the slowest link, and the fastest protocol is taken. All groups of a kind run at
+the same time, as in training. Groups do not share links, because every GPU has its own NVLink ports
+and its own share of the adapters.
 
-Sizes are those of `autopar.rates.measured.OPERATIONS`, which are nccl-tests' too: all-reduce: the
-tensor; all-gather: what is gathered; reduce-scatter: what is scattered; all-to-all: the send buffer
-of one rank; all in bytes. Every function takes one size or an array of sizes.
+Sizes are in bytes and defined as in `autopar.rates.measured.OPERATIONS` and nccl-tests. All-reduce:
+the tensor; all-gather: the gathered tensor; reduce-scatter: the scattered tensor; all-to-all: the
+send buffer of one rank. Every function takes one size or an array of sizes.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from autopar.records import Record
 F64 = NDArray[np.float64]
 
 TRANSFER_SYNCHRONISE_S = 80e-6
-"""What two pipeline stages wait for each other beside the message; no part of `p2p_time_s`.
+"""Synchronisation time of two pipeline stages per transfer, seconds; not part of `p2p_time_s`.
 
-Fitted to published training steps; nccl-tests' transfers do not have it.
+Fitted to published training steps; transfers of nccl-tests do not contain it.
 """
 
 
 class GroupShape(NamedTuple):
-    """How the ranks of a group lie on NVLink domains, which they may straddle unevenly."""
+    """Placement of the ranks of a group on NVLink domains, which it may straddle unevenly."""
 
     ranks: int
     fewest: int
-    """Ranks of the group in the domain that has the fewest of them."""
+    """Smallest number of the group's ranks in any of its domains."""
     most: int
     nodes: int
-    """Domains: nodes, or racks where a switch joins several nodes."""
+    """Number of domains: nodes, or racks where a switch joins several nodes."""
 
     @classmethod
     def even(cls, *, ranks: int, per_node: int) -> GroupShape:
-        """Return the shape of `ranks` of which `per_node` lie in every domain.
+        """Return the shape of a group of `ranks` with `per_node` of them in every domain.
 
-        The last domain has the rest. Raises ValueError for numbers below 1.
+        The last domain contains the remainder. Raises ValueError for numbers below 1.
         """
         if ranks < 1 or per_node < 1:
             raise ValueError(f"{ranks} ranks, {per_node} in a domain is no group; both from 1")
@@ -55,22 +55,22 @@ class GroupShape(NamedTuple):
 
 
 class Protocol(Record):
-    """What one protocol of NCCL (LL, LL128 or Simple) takes besides the bytes."""
+    """Latencies and bandwidth fraction of one NCCL protocol (LL, LL128 or Simple)."""
 
     base_s: float
     hop_s: float
-    """Latency of a step of a ring inside a domain, and of a step across domains."""
+    """Latency of one ring step inside a domain, seconds; `net_hop_s`: across domains."""
     net_hop_s: float
     tree_hop_s: float
-    """The same for a tree."""
+    """Latency of one tree step inside a domain, seconds; `tree_net_hop_s`: across domains."""
     tree_net_hop_s: float
     share: float
-    """Of the bus bandwidth, that its flags leave to data."""
+    """Fraction of the bus bandwidth left for data by the flags of the protocol."""
     fill_s: float = 0.0
-    """Time constant of filling the pipeline of chunks; see `_filled_s`."""
+    """Time constant of filling the pipeline of chunks, seconds; see `_filled_s`."""
 
 
-# NCCL's tuning.cc (baseLat, hwLat; Hopper's row): what stands in for a card that has no figures
+# Defaults for cards without figures: NCCL's tuning.cc (baseLat, hwLat; Hopper's row).
 _LL = Protocol(
     base_s=6.6e-6,
     hop_s=0.6e-6,
@@ -96,15 +96,15 @@ _SIMPLE = Protocol(
     share=1.0,
 )
 NOMINAL = (_LL, _LL128, _SIMPLE)
-"""LL, LL128 and Simple by NCCL's own tables."""
+"""LL, LL128 and Simple with the figures of NCCL's own tables."""
 
 
 class Exchange(Record):
-    """How fast a fused dispatcher (DeepEP, HybridEP) moves tokens to experts and back.
+    """Speed of dispatch and combine with a fused dispatcher (DeepEP, HybridEP).
 
-    A multiprocessor copies a token in `token_s` and its bytes at `sm_bytes_per_s`; `own_copies`
-    are the copies besides those to the token's ranks (read, received). Each a pair: dispatch,
-    combine.
+    A multiprocessor needs `token_s` per copied token and copies its bytes at `sm_bytes_per_s`.
+    `own_copies` counts copies (read, received) in addition to those sent to the token's ranks. Each
+    tuple is (dispatch, combine).
     """
 
     base_s: tuple[float, float]
@@ -112,43 +112,43 @@ class Exchange(Record):
     token_s: tuple[float, float]
     own_copies: tuple[float, float]
     link_share: float
-    """Of the link's nominal rate, reached with many multiprocessors."""
+    """Fraction of the link's nominal rate, reached with many multiprocessors."""
 
 
 class Network(Record):
-    """The links of one GPU, per direction, and how much of them collectives reach."""
+    """Links of one GPU, per direction, with the fractions that collectives reach."""
 
     link_bytes_per_s: float
-    """Nominal rate inside a domain."""
+    """Nominal rate inside a domain, bytes/s."""
     adapter_bytes_per_s: float
-    """Nominal rate across domains of the adapters that one GPU has to itself."""
+    """Nominal rate across domains of the adapters of one GPU, bytes/s."""
     allreduce_share: float
     """Bus bandwidth of long messages over the nominal link, with 8 ranks or more in a domain.
 
-    Above 1 where a switch adds (NVLS): then fewer bytes cross a link than a ring's.
+    Above 1 for in-switch reduction (NVLS), where fewer bytes cross a link than in a ring.
     """
     allgather_share: float
-    """The same for an all-gather and a reduce-scatter."""
+    """Bandwidth fraction of an all-gather and a reduce-scatter over the nominal link."""
     all2all_share: float
     p2p_share: float
     ring_few_ranks: tuple[float, float] = (1.0, 1.0)
-    """Of the ring shares, what 2 and 4 ranks in a domain reach."""
+    """Fractions of the ring bandwidths that 2 and 4 ranks in a domain reach."""
     all2all_few_ranks: tuple[float, float] = (1.0, 1.0)
     adapter_share: float = 0.9
-    """Of the nominal adapters, which long messages reach."""
+    """Fraction of the nominal adapter rate that long messages reach."""
     tree_share: float = 0.9
-    """Of a ring's bandwidth inside a domain, which a tree reaches."""
+    """Tree bandwidth over ring bandwidth inside a domain, 0 to 1."""
     all2all_latency: float = 1.0
-    """Base and steps of an all-to-all over those of a ring."""
+    """Latencies (base and steps) of an all-to-all over those of a ring."""
     protocols: tuple[Protocol, Protocol, Protocol] = NOMINAL
     p2p_base_s: float = 8e-6
     p2p_net_base_s: float = 12e-6
     exchange: Exchange | None = None
-    """None: experts are reached by all-to-alls."""
+    """Constants of a fused dispatcher; None: estimated from all-to-alls."""
 
 
 class SiteFactors(Record):
-    """What a cluster's links reach over what the card says; measured by a probe."""
+    """Measured over nominal bandwidth of a cluster, inside and across nodes; from a probe."""
 
     in_node: float = 1.0
     cross_node: float = 1.0
@@ -156,7 +156,7 @@ class SiteFactors(Record):
 
 _AS_THE_CARD = SiteFactors()
 _RING_ROUNDS = {"allreduce": 2, "allgather": 1, "reducescatter": 1}
-"""Times that a ring goes around: an all-reduce reduces first and gathers then."""
+"""Rounds of a ring: an all-reduce is a reduce-scatter and an all-gather."""
 
 
 @overload
@@ -186,11 +186,12 @@ def collective_time_s(
     shape: GroupShape,
     site: SiteFactors = _AS_THE_CARD,
 ) -> float | F64:
-    """Return the seconds of a collective of `size_bytes` in a group, all groups at once.
+    """Return the seconds of a collective of `size_bytes`, all groups running at once.
 
-    Shapes: a number gives a number, an array (any shape) an array. `operation` is a key of
-    `autopar.rates.measured.COLLECTIVES`; KeyError for another. One rank takes no time. The quickest
-    of three protocols, and of ring and tree for an all-reduce across domains, as NCCL chooses.
+    Shapes: a number gives a number, an array of any shape an array. `operation` is a key of
+    `autopar.rates.measured.COLLECTIVES`; raises KeyError for another. One rank needs no time. The
+    fastest of three protocols counts, and the faster of ring and tree for an all-reduce across
+    domains, as NCCL chooses.
     """
     size = np.asarray(size_bytes, dtype=np.float64)
     if operation == "all2all":
@@ -205,14 +206,14 @@ def collective_time_s(
 def _ring_s(
     network: Network, operation: str, size: F64, shape: GroupShape, site: SiteFactors
 ) -> F64:
-    """base + (steps - across) l_in + across l_net + volume / (bus share); tuning.cc."""
+    """Return base + (steps - across) l_in + across l_net + volume / (bus share); tuning.cc."""
     rounds = _RING_ROUNDS[operation]
     if shape.ranks == 1:
         return np.zeros_like(size)
     steps = rounds * (shape.ranks - 1)
-    # a ring that visits every domain leaves each of them once a round
+    # A ring that visits every domain leaves each of them once per round.
     across = min(rounds * shape.nodes, steps) if shape.nodes > 1 else 0
-    # (n-1)/n of the tensor passes every link once a round
+    # (n-1)/n of the tensor crosses every link once per round.
     volume = rounds * (shape.ranks - 1) / shape.ranks * size
     bus = bus_bytes_per_s(network, operation, shape, site)
     return _quickest(
@@ -228,13 +229,13 @@ def _ring_s(
 
 
 def _tree_s(network: Network, size: F64, shape: GroupShape, site: SiteFactors) -> F64:
-    """Chains inside the domains and a double binary tree over them, up and down again."""
+    """Return the seconds of chains inside domains and a double binary tree over them."""
     depth = math.ceil(math.log2(shape.nodes))
     inside, across = _rates(network, "allreduce", shape, site)
-    # inside a domain the chain passes what a ring passes
+    # Inside a domain a chain sends as many bytes as a ring.
     local = 2 * (shape.ranks - 1) / shape.ranks * size / (network.tree_share * inside)
-    # of two domains each is the root of one half: the tensor leaves each of them once. In larger
-    # trees some domain has two children and a parent, and sends as much as in a ring
+    # With two domains, each is the root of one half, so that the tensor leaves each of them once.
+    # In larger trees some domain has two children and a parent and sends as much as in a ring.
     leaving = 1.0 if shape.nodes == 2 else 2 * (shape.ranks - 1) / shape.ranks
     remote = leaving * size / across
     slowest = np.maximum(local, remote)
@@ -252,16 +253,19 @@ def _tree_s(network: Network, size: F64, shape: GroupShape, site: SiteFactors) -
 
 
 def _all2all_s(network: Network, size: F64, shape: GroupShape, site: SiteFactors) -> F64:
-    """All peers of the domain at once, one step for every other domain; LL or Simple only."""
+    """Return the seconds of an all-to-all: all peers of a domain at once, then one step per domain.
+
+    Only LL or Simple is used.
+    """
     ranks, fewest, most, nodes = shape
     if ranks == 1:
         return np.zeros_like(size)
     inside, _ = _rates(network, "all2all", shape, site)
-    # 1/n of the input goes to each of the most - 1 peers in the domain
+    # 1/n of the input goes to each of the most - 1 peers in the domain.
     slowest = size * (most - 1) / ranks / inside
     if nodes > 1:
         adapter = network.adapter_bytes_per_s * network.adapter_share * site.cross_node
-        # a rank's own adapter carries what goes elsewhere, most for ranks of the smallest domain
+        # A rank's own adapter carries the traffic to other domains, most in the smallest domain.
         slowest = np.maximum(slowest, size * (ranks - fewest) / ranks / adapter)
     low, _, simple = network.protocols  # send and receive have no LL128
     return _quickest(
@@ -278,11 +282,11 @@ def _all2all_s(network: Network, size: F64, shape: GroupShape, site: SiteFactors
 
 
 def _filled_s(latency_s: float, moving_s: F64, fill_s: float) -> F64:
-    """Return latency + moving + 2 sqrt(fill moving).
+    """Return latency + moving + 2 sqrt(fill moving), in seconds.
 
-    c chunks in a pipeline of depth d cost l c to start and d moving / c to drain, which is least at
-    c = sqrt(d moving / l), where both are sqrt(d l moving): fill is d l. Measured bandwidths rise
-    like this up to a GiB.
+    With c chunks in a pipeline of depth d, starting costs l c and draining d moving / c. The sum is
+    least at c = sqrt(d moving / l), where both are sqrt(d l moving), so that fill is d l. Measured
+    bandwidths rise in this way up to one GiB.
     """
     if fill_s == 0.0:
         return latency_s + moving_s
@@ -301,17 +305,17 @@ def bus_bytes_per_s(
 ) -> float:
     """Return the bus bandwidth of long messages in a ring, bytes/s; inf for one rank.
 
-    The link of a domain, or across domains the adapters of the group's ranks in the domain with
-    the fewest of them, whichever is slower. KeyError for an unknown operation.
+    The limit is the slower of two rates: the link inside a domain, or the adapters of the group's
+    ranks in the domain with the fewest of them. Raises KeyError for an unknown operation.
     """
     return min(_rates(network, operation, shape, site))
 
 
 def allreduce_busbw_limit(ranks: int) -> float:
-    """Return the bus bandwidth over the link's rate that no all-reduce exceeds.
+    """Return the upper limit of all-reduce bus bandwidth over the link's rate.
 
-    A ring reaches 1. A switch that adds takes S + S/n from every rank, against 2(n-1)/n S of bus
-    traffic (nccl-tests, doc/PERFORMANCE.md): 2(n-1)/(n+1).
+    A ring reaches 1. With in-switch reduction every rank sends S + S/n, against 2(n-1)/n S of bus
+    traffic (nccl-tests, doc/PERFORMANCE.md), which gives 2(n-1)/(n+1).
     """
     return max(1.0, 2.0 * (ranks - 1) / (ranks + 1))
 
@@ -319,7 +323,7 @@ def allreduce_busbw_limit(ranks: int) -> float:
 def _rates(
     network: Network, operation: str, shape: GroupShape, site: SiteFactors
 ) -> tuple[float, float]:
-    """Return the bytes/s inside a domain and across them; inf where there is no such link."""
+    """Return (bytes/s inside a domain, bytes/s across domains); inf where there is no such link."""
     share, few = {
         "allreduce": (network.allreduce_share, network.ring_few_ranks),
         "allgather": (network.allgather_share, network.ring_few_ranks),
@@ -328,7 +332,7 @@ def _rates(
     }[operation]
     inside = across = math.inf
     if shape.most > 1:
-        # between 2, 4 and 8 ranks in their logarithm; more than 8 are as fast as 8
+        # Interpolated in log2 of the ranks between 2, 4 and 8; more than 8 are as fast as 8.
         reached = float(np.interp(math.log2(shape.most), (1.0, 2.0, 3.0), (*few, 1.0)))
         inside = network.link_bytes_per_s * share * reached * site.in_node
     if shape.nodes > 1:
@@ -358,8 +362,8 @@ def p2p_time_s(
 ) -> float | F64:
     """Return the seconds of sending `size_bytes` from every rank of a stage to the next stage.
 
-    base + S / rate; every rank has its own link or, where the message `crosses` domains, adapter.
-    The waiting of pipeline stages is not in it (`TRANSFER_SYNCHRONISE_S`).
+    base + S / rate. Every rank has its own link or, if the message `crosses` domains, its own
+    adapter. Synchronisation of the stages is not included (`TRANSFER_SYNCHRONISE_S`).
     """
     size = np.asarray(size_bytes, dtype=np.float64)
     if crosses:
@@ -370,22 +374,24 @@ def p2p_time_s(
 
 
 # --------------------------------------------------------------------------------------------------
-# Experts: a token goes once to every rank that holds one of its experts, and comes back summed.
+# Experts: each token is sent once to every rank with one of its experts, and returns summed.
 
 
 def distinct_ranks(num_ranks: float, top_k: float) -> float:
-    """Return the expected ranks that hold the `top_k` experts of a token, evenly routed.
+    """Return the expected number of ranks with one of a token's `top_k` experts, evenly routed.
 
-    ranks (1 - (1 - 1/ranks)^k), at most k: a rank that holds several of them gets the token once.
+    ranks (1 - (1 - 1/ranks)^k), at most k: a rank with several of them receives the token once.
     """
     return float(min(top_k, num_ranks * (1.0 - (1.0 - 1.0 / num_ranks) ** top_k)))
 
 
 _FUSED_RATE = 1.3
-"""Of an all-to-all's bandwidth, what a fused dispatcher reaches where a card does not say."""
+"""Fused-dispatcher over all-to-all bandwidth, for cards without a figure."""
 _PLAIN_EXCHANGE = 3.3
-"""An exchange by all-to-alls over a fused one: bytes are also permuted and counted on the host.
-Both were fitted to published steps of mixture models."""
+"""All-to-all over fused dispatch time: bytes are also permuted and counted on the host.
+
+Both factors were fitted to published steps of mixture-of-experts models.
+"""
 
 
 def moe_exchange_time_s(
@@ -403,11 +409,13 @@ def moe_exchange_time_s(
 ) -> F64:
     """Return the seconds of one `dispatch` or `combine` of `tokens` per rank, as an array.
 
-    `shape` is the group of experts. Inside a domain the copies by `num_sms` multiprocessors and
-    the link run at the same time: (copies^4 + link^4)^(1/4); across domains a token crosses once
-    per domain it visits, and the adapters join them. A network without `exchange` takes an
-    all-to-all of the distinct copies at 1.3 of its rate; where nothing is `fused` (all-to-alls of
-    the framework), 3.3 times that. Raises KeyError for another direction.
+    shape : the expert-parallel group. num_sms : multiprocessors that copy.
+
+    Inside a domain, copying and the link run at the same time: (copies^4 + link^4)^(1/4). A token
+    crosses to another domain once, and the adapters are a third term of that sum. Without
+    `network.exchange` the time is that of an all-to-all of the distinct copies at 1.3 of its rate;
+    if not `fused` (all-to-alls of the framework), 3.3 times that. Raises KeyError for another
+    direction.
     """
     side = {"dispatch": 0, "combine": 1}[direction]
     number = np.asarray(tokens, dtype=np.float64)
@@ -420,7 +428,7 @@ def moe_exchange_time_s(
         inside = shape._replace(ranks=shape.most, fewest=shape.most, nodes=1)
         near = number * copies * token_bytes * shape.most / shape.ranks
         near_s = collective_time_s(network, "all2all", near, inside, site) / _FUSED_RATE
-        # a fused dispatcher sends a token to a domain once, all-to-alls to each of its ranks
+        # A fused dispatcher sends a token to a domain once, all-to-alls to each rank there.
         far = distinct_ranks(shape.nodes, top_k) * (shape.nodes - 1) / shape.nodes
         if not fused:
             near_s, far = _PLAIN_EXCHANGE * near_s, copies * (1 - shape.fewest / shape.ranks)
@@ -433,25 +441,25 @@ def moe_exchange_time_s(
         / num_sms
     )
     link = network.link_bytes_per_s * exchange.link_share * site.in_node
-    # of the copies, those to the other ranks of the domain
+    # Only the copies to the other ranks of the domain cross the link.
     linked = number * copies * (shape.most - 1) / shape.ranks * token_bytes / link
     joined = copying**4 + linked**4
     base = exchange.base_s[side]
     if shape.nodes > 1:
         far = distinct_ranks(shape.nodes, top_k) * (shape.nodes - 1) / shape.nodes
         joined = joined + _crossing_s(network, number * far * token_bytes, shape, site) ** 4
-        # there, and the notice that it arrived
+        # One hop for the data and one for the notice of its arrival.
         base += 2 * network.protocols[-1].net_hop_s
     return np.asarray(base + joined**0.25)
 
 
 def _crossing_s(network: Network, size: F64, shape: GroupShape, site: SiteFactors) -> F64:
-    """Return the seconds of `size` bytes of a rank through its adapter."""
+    """Return the seconds of sending `size` bytes of one rank through its adapter."""
     if shape.nodes == 1:
         return np.zeros_like(size)
     return size / (network.adapter_bytes_per_s * network.adapter_share * site.cross_node)
 
 
 def _like(asked: float | F64, times: F64) -> float | F64:
-    """Return an array for an array and a number for a number."""
+    """Return `times` as an array if `asked` is an array, else as a number."""
     return times if isinstance(asked, np.ndarray) else float(times)

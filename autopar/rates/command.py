@@ -1,4 +1,4 @@
-"""`autopar-profile-estimate`: writes the documented files of a model and a cluster as estimates."""
+"""`autopar-profile-estimate`: write estimated profiles of a model and a cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WHAT, _HOW = "What to estimate", "How"
 
 @dataclass(frozen=True, kw_only=True)
 class EstimatedFiles:
-    """Which files are estimated, and where they go."""
+    """Options of `autopar-profile-estimate`: the files to estimate and their folder."""
 
     model: str = option(help="shipped name, Hugging Face config.json or model.json", panel=_WHAT)
     hardware: str = option(help="CARD:NxG, for example h100:4x8", panel=_WHAT, metavar="CARD:NxG")
@@ -71,7 +71,7 @@ The files are those that autopar-search reads.
 
 
 def _execute(raw: dict[str, Any]) -> int:
-    # heavy imports stay out of --help
+    # Heavy imports are deferred so that --help is fast.
     from autopar.documents.hardware import write_hardware
     from autopar.documents.model import write_model_profile
     from autopar.documents.spec import load_spec
@@ -101,7 +101,7 @@ def _execute(raw: dict[str, Any]) -> int:
     cluster = estimate_hardware(
         card, num_nodes=num_nodes, gpus_per_node=gpus_per_node, stack=trainer, site=site
     )
-    # the documented memory file has tables of both variants, and its sidecar layers of both
+    # The documented memory file has tables of both variants, and its sidecar has layers of both.
     with_sp, without_sp = (
         estimate_model(
             spec,
@@ -116,7 +116,7 @@ def _execute(raw: dict[str, Any]) -> int:
         for variant in (True, False)
     )
     try:
-        # all or none, and what was measured into the folder before stays beside them
+        # All files are written or none; earlier measured files in the folder are kept aside.
         with tempfile.TemporaryDirectory(prefix="autopar-") as made:
             written = write_hardware(cluster, made)
             if asked.sequence_parallel:
@@ -144,7 +144,7 @@ def _files_below(folder: str) -> list[Path]:
 
 
 def _with_layers_of(profile: ModelProfile, other: ModelProfile) -> ModelProfile:
-    """Return a profile with the sharded layers of the other variant beside its own."""
+    """Return `profile` with the sharded layer times of the other variant added."""
     layers = tuple(
         replace(
             layer,

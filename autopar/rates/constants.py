@@ -1,8 +1,8 @@
-"""Kernel constants: what a card says of its kernels beyond the datasheet, typed and checked.
+"""Kernel constants of a card beyond its datasheet, typed and checked.
 
 The section `kernels` of a card holds one entry per GEMM precision, attention kernel and class of
-memory-bound kernels: the constants of one formula of `autopar.rates.kernels`, where they are
-from, how good they are and how far prices made from them are from measurements. The formulas
+memory-bound kernels. An entry contains the constants of one formula of `autopar.rates.kernels`,
+their source and quality, and the error of the resulting times against measurements. The formulas
 themselves are not here.
 """
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from autopar.rates.card import Card
 
 Quality = Literal["measured", "derived", "nominal"]
-"""Fitted to measured kernels; carried over from such, or from training runs; or assumed."""
+"""Fitted to measured kernels; carried over from such kernels or from training runs; or assumed."""
 Dtype = Literal["bf16", "fp16", "fp32", "fp8", "fp8_block", "mxfp8", "nvfp4"]
 """Precision of a GEMM's inputs; fp8 has one scale per tensor, fp8_block per 128 x 128 block."""
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 MemoryClass = Literal["elementwise", "norm", "softmax", "permute", "optimizer"]
-"""Kind of a memory-bound kernel: of one kind, kernels reach about the same share of HBM."""
+"""Class of memory-bound kernels; kernels of one class reach about the same fraction of HBM rate."""
 MEMORY_CLASSES: tuple[MemoryClass, ...] = get_args(MemoryClass)
 
 ELEMENT_BYTES: Mapping[str, float] = {
@@ -38,29 +38,32 @@ ELEMENT_BYTES: Mapping[str, float] = {
     "mxfp8": 1.0,
     "nvfp4": 0.5,
 }
-"""Bytes of one element by precision; the scales of blocks, 3 to 12 % more, are not counted."""
+"""Bytes of one element by precision, without block scales, which add 3 to 12 %."""
 _SAME_AS: Mapping[str, str] = {"fp16": "bf16", "mxfp8": "fp8_block"}
-"""Precisions that run at another's rate where a card has no surface of their own: tensor cores
-take both 16-bit formats alike, and MXFP8 differs from 128-blocks in the shape of its scales."""
+"""Precisions priced with the constants of another where a card has none for them.
+
+Tensor cores run both 16-bit formats at one rate, and MXFP8 differs from 128-blocks only in the
+shape of its scales.
+"""
 
 
 class Figure(Record):
-    """The constants of one formula with their quality and the error of what they price."""
+    """Constants of one formula with their quality and the error of the resulting times."""
 
     values: Mapping[str, float]
     quality: Quality
     source: str
     spread: float
-    """Share by which 9 of 10 measurements differ from the price at most."""
+    """Relative error that 9 of 10 measurements do not exceed."""
 
     def __getitem__(self, key: str) -> float:
         return self.values[key]
 
 
 def constants(bounds: Mapping[str, tuple[float, float]], optional: Mapping[str, float]) -> Meta:
-    """Return what reads the entry of a formula's constants as their `Figure`.
+    """Return the reader of an entry of a formula's constants, which yields a `Figure`.
 
-    bounds : least and greatest value of each. optional : values of those that may be left out.
+    bounds : least and greatest value of each constant. optional : defaults of optional constants.
     """
     kinds = {key: Annotated[float, number(*ends)] for key, ends in bounds.items()}
     source = Annotated[str, Meta(min_length=1, extra={"expected": "where the figure is from"})]
@@ -84,7 +87,7 @@ def constants(bounds: Mapping[str, tuple[float, float]], optional: Mapping[str, 
     return own_reader(read, entry)
 
 
-# shares end at 1, so that no price is below the roofline of the datasheet
+# Fractions end at 1, so that no time is below the roofline of the datasheet.
 _GEMM = constants(
     {
         "peak_share": (0.02, 1.0),
@@ -99,8 +102,8 @@ _GEMM = constants(
     },
     {"slowdown": 0.0, "split_s": 2e-6, "cast_share": 0.5},
 )
-"""peak_share c, prologue_elements k0, wave_rounding w, tile_exponent a, launch_s t0, memory_share
-hb, slowdown z, split_s ts and cast_share of `autopar.rates.kernels.gemm_s`."""
+"""Constants of `autopar.rates.kernels.gemm_s`: peak_share c, prologue_elements k0, wave_rounding w,
+tile_exponent a, launch_s t0, memory_share hb, slowdown z, split_s ts, and cast_share."""
 _ATTENTION = constants(
     {
         "flop_per_s": (1e12, 1e17),
@@ -114,69 +117,69 @@ _ATTENTION = constants(
     },
     {"tail": 0.0, "slowdown": 0.0, "narrow_exponent": 0.06, "wide_exponent": 0.0},
 )
-"""Rate R, prologue h and the rest of `autopar.rates.kernels.attention_s`."""
+"""Constants of `autopar.rates.kernels.attention_s`: rate R, prologue h and the others."""
 _SHARE = constants({"share": (0.02, 1.0)}, {})
 _LAUNCH = constants({"launch_s": (1e-7, 1e-3)}, {})
 
 GemmFigure = Annotated[Figure, _GEMM]
 AttentionFigure = Annotated[Figure, _ATTENTION]
 ShareFigure = Annotated[Figure, _SHARE]
-# null inside: in a union, msgspec's schema of a record loses what is annotated
+# The union is inside: msgspec's schema of a record loses annotations within a union.
 _MaybeAttention = Annotated[Figure | None, _ATTENTION]
 _MaybeShare = Annotated[Figure | None, _SHARE]
 
 
 class AttentionFigures(Record):
-    """One attention kernel, whose two directions are measured apart."""
+    """One attention kernel, with forward and backward measured separately."""
 
     forward: AttentionFigure
     backward: _MaybeAttention = None
-    """None: the kernel was measured, and is used, for inference only."""
+    """None: measured for inference only; `attention_s` uses the forward constants."""
 
 
 class KernelsSection(Record):
-    """The section `kernels` of a card."""
+    """Section `kernels` of a card."""
 
     clock: ShareFigure
-    """Rate that a run sustains per rate of a short benchmark."""
+    """Sustained rate of a run over the rate of a short benchmark."""
     low_precision_clock: _MaybeShare = None
-    """Of that, what products in 8 bits and less sustain; None: all."""
+    """Further factor for GEMMs in 8 bits or fewer; None: 1."""
     gemm: dict[Dtype, GemmFigure]
     grouped_gemm: ShareFigure
-    """Rate of a grouped GEMM per rate of a batched one of the same shape."""
+    """Rate of a grouped GEMM over that of a batched GEMM of the same shape."""
     fused_grouped_gemm: ShareFigure
-    """The same of kernels that keep an expert's whole MLP in one launch."""
+    """Rate of grouped kernels that run an expert's whole MLP in one launch, over a batched GEMM."""
     attention: dict[str, AttentionFigures]
     memory: dict[MemoryClass, ShareFigure]
-    """Share of the datasheet's HBM rate by class; `elementwise` stands for what is missing."""
+    """Fraction of the datasheet's HBM rate by class; `elementwise` is the default for others."""
     memory_launch: Annotated[Figure, _LAUNCH]
-    """Time of a memory-bound kernel besides its bytes."""
+    """Launch time of a memory-bound kernel, in addition to the time of its bytes."""
 
 
 class Kernels(Record):
-    """All that prices the kernels of one card, in base units."""
+    """All constants for the kernel times of one card, in base units."""
 
     card: str
     num_sms: int
     memory_bytes_per_s: float
     flop_per_s: Mapping[str, float]
-    """Peak by precision as the surfaces mean it: low precisions are multiples of bf16."""
+    """Peak by precision to which the constants refer; low precisions are multiples of bf16."""
     section: KernelsSection
 
     @property
     def clock(self) -> float:
-        """Sustained rate per rate of a short benchmark; the tables have 1."""
+        """Sustained rate over the rate of a short benchmark; the measured tables use 1."""
         return self.section.clock["share"]
 
     def product_clock(self, dtype: str, clock: float) -> float:
-        """Return the sustained share of a precision's products; that of 16 bits is `clock`."""
+        """Return the sustained GEMM clock of a precision; `clock` is that of 16-bit GEMMs."""
         low = self.section.low_precision_clock
-        # products in few bits draw more power, and the clock falls further
+        # Low-precision GEMMs draw more power, and the clock falls further.
         narrow = ELEMENT_BYTES[dtype] < ELEMENT_BYTES["bf16"]
         return clock * (low["share"] if low is not None and narrow else 1.0)
 
     def gemm(self, dtype: str) -> Figure:
-        """Return the surface of a precision; raises InputError naming those of the card."""
+        """Return the GEMM constants of a precision; InputError lists the precisions of the card."""
         surfaces: Mapping[Any, Figure] = self.section.gemm
         for name in (dtype, _SAME_AS.get(dtype)):
             if name in surfaces:
@@ -185,20 +188,20 @@ class Kernels(Record):
         raise InputError(f"card {self.card!r} has no GEMM times of {dtype!r}, only of {known}")
 
     def attention(self, kernel: str) -> AttentionFigures:
-        """Return an attention kernel; raises InputError naming those of the card."""
+        """Return an attention kernel; InputError lists the kernels of the card."""
         if kernel in self.section.attention:
             return self.section.attention[kernel]
         known = ", ".join(self.section.attention)
         raise InputError(f"card {self.card!r} has no attention kernel {kernel!r}, only {known}")
 
     def memory_share(self, kind: MemoryClass) -> float:
-        """Return the share of HBM that kernels of a class reach."""
+        """Return the fraction of the HBM rate that kernels of a class reach."""
         shares = self.section.memory
         return shares.get(kind, shares["elementwise"])["share"]
 
 
 def kernels_of(card: Card) -> Kernels:
-    """Return what prices the kernels of a card; raises DocumentError where the card has none."""
+    """Return the kernel constants of a card; raises DocumentError if the card has none."""
     section = card.kernels
     if section is None:
         raise DocumentError(
@@ -216,7 +219,7 @@ def kernels_of(card: Card) -> Kernels:
             "bf16": bf16,
             "fp16": card.flop_per_s["fp16"],
             "fp32": card.flop_per_s["fp32"],
-            # tensor cores double their rate with each halving of the width
+            # Tensor cores double their rate with each halving of the width.
             "fp8": 2 * bf16,
             "fp8_block": 2 * bf16,
             "mxfp8": 2 * bf16,

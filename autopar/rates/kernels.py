@@ -1,12 +1,12 @@
-"""Times of matrix products and attention kernels from the constants of a card.
+"""Times of GEMMs and attention kernels from the constants of a card.
 
-A GEMM is priced as the tiles it is cut into, the waves those make over the multiprocessors and the
-ways its inner dimension can be split; attention as the pairs of tokens it visits. Every function
-takes arrays of shapes and prices them at once. Kernels that only move bytes are in
-`autopar.rates.memory_bound`, and how kernels make a layer is in neither.
+A GEMM is modelled by its tiles, their waves over the multiprocessors and the possible splits of its
+inner dimension; attention by the pairs of tokens it visits. Every function takes arrays of shapes
+and computes all times at once. Memory-bound kernels are in `autopar.rates.memory_bound`, and layers
+are put together in `autopar.rates.layer`.
 
-Times are those of a short benchmark unless `clock` and `sustained` say otherwise: `Kernels.clock`
-is what a training run sustains of that rate.
+Times are those of a short benchmark unless `clock` and `sustained` are set: `Kernels.clock` is the
+fraction of that rate which a training run sustains.
 """
 
 from __future__ import annotations
@@ -40,37 +40,40 @@ _TILES = (
     (64, 32),
     (32, 64),
 )
-"""Rows and columns of the result that one block computes, as cuBLAS and CUTLASS offer them."""
+"""Rows and columns of the result per thread block, as offered by cuBLAS and CUTLASS."""
 _SPLITS = (1, 2, 4, 8)
-"""Parts of the inner dimension that separate blocks may add up."""
+"""Split-K factors: parts of the inner dimension computed by separate blocks."""
 _BEST_TILE = 256 * 128 / (256 + 128)
-"""Products per element loaded, of the tile 256 x 128: larger tiles gain nothing more."""
+"""tm tn / (tm + tn) of the tile 256 x 128: larger tiles have no higher rate."""
 _SPLIT_MEMORY_SHARE = 0.8
-"""Share of HBM at which partial sums of split products are written and added."""
+"""Fraction of the HBM rate at which partial sums of split GEMMs are written and added."""
 _LONG_S = 1e-3
-"""Kernels of this length and longer draw the full power, and the clock falls."""
+"""Kernel length from which full power is drawn and the clock falls, seconds."""
 _SUSTAINED_SLOWDOWN = 0.4
-"""Of that fall, what is left in a run, whose clock has fallen before the kernel begins; fitted to
-published runs with small and large products."""
+"""Fraction of that slow-down which remains in a run, where the clock has fallen before the kernel
+begins; fitted to published runs with small and large GEMMs."""
 _ALIGNMENT = 8
 _MISALIGNED = 2.95
-"""Slowdown where a weight's dimension is no multiple of 8: vTrain's head of 50,257 rows."""
+"""Slowdown of weights with a dimension that is no multiple of 8: vTrain's head of 50,257 rows."""
 _WEIGHT_GRADIENT_RATE = 0.94
-"""Rate of the weight gradient (both inputs transposed) per rate of the forward: SimuMax's tables
-have 1/1.07 on B200 and 1/1.06 on A100 PCIe; the input gradient is within 1.5 % of the forward."""
+"""Rate of the weight gradient (both inputs transposed) over the forward's.
+
+SimuMax's tables have 1/1.07 on B200 and 1/1.06 on A100 PCIe; the input gradient is within 1.5 % of
+the forward.
+"""
 _GROUPED_WEIGHT_GRADIENT_RATE = 0.8
-"""The same of grouped products, beside the grouped forward: SimuMax has .66 on B200, .82 on A100
-PCIe."""
+"""Rate of the weight gradient of grouped GEMMs over the grouped forward's: SimuMax has 0.66 on B200
+and 0.82 on A100 PCIe."""
 _BLOCK = 4096
-"""Shapes priced at a time: their intermediate arrays stay in the core's own cache."""
+"""Shapes computed at a time, so that the intermediate arrays fit in the cache of one core."""
 
 
 _MOST_SINGLE = 1 << 14
-"""Single products whose times are remembered: a walk over launches asks for the same ones."""
+"""Size of the cache of single GEMM times: a search asks for the same shapes repeatedly."""
 
 
 class _Run(NamedTuple):
-    """How products run: their precision, and the clock of a benchmark or of a run."""
+    """Conditions of a GEMM: precision, clock, and whether it is part of a long run."""
 
     dtype: str
     clock: float
@@ -78,7 +81,7 @@ class _Run(NamedTuple):
 
 
 class _Surface(NamedTuple):
-    """The constants of a card that a product's time is made of; base units."""
+    """Constants of a card that determine GEMM times, in base units."""
 
     flop_per_s: float
     memory_bytes_per_s: float
@@ -104,7 +107,7 @@ def _surface(kernels: Kernels, dtype: str) -> _Surface:
 
 
 class LinearTimes(NamedTuple):
-    """Seconds of the three products of a linear layer."""
+    """Seconds of the three GEMMs of a linear layer."""
 
     forward_s: F64
     input_gradient_s: F64
@@ -123,15 +126,16 @@ def gemm_s(
     sustained: bool = False,
     cast: bool = True,
 ) -> F64:
-    """Return the seconds of `batch` products out[m, n] = x[m, k] w[n, k]^T.
+    """Return the seconds of `batch` GEMMs out[m, n] = x[m, k] w[n, k]^T.
 
-    Arrays broadcast; sizes are elements. max(min over tile and split of
-    [q 2 tm tn (k/s + k0) / (P eff) + split], bytes / (hb HBM)) + t0 with P = peak c clock / SMs,
-    x = batch ceil(m/tm) ceil(n/tn) s / SMs, q = max(1, w ceil(x) + (1-w) x),
-    eff = min(1, tile / 85.3)^a, tile = tm tn / (tm + tn); the first term grows by
-    1 + z ln(1 + t / 1 ms), since a long kernel lowers the clock (0.4 z where a run has lowered it
-    already: `sustained`, whatever share of the rate `clock` is). With `cast`, low precisions
-    include the quantisation of x, as in the tables the constants were fitted to. Raises InputError.
+    Arrays broadcast; sizes are elements. Time =
+    max(min over tile and split of [q 2 tm tn (k/s + k0) / (P eff) + split], bytes / (hb HBM)) + t0
+    with P = peak c clock / SMs, x = batch ceil(m/tm) ceil(n/tn) s / SMs, q = max(1, w ceil(x) +
+    (1-w) x), eff = min(1, tile / 85.3)^a and tile = tm tn / (tm + tn). The first term grows by 1 +
+    z ln(1 + t / 1 ms), since a long kernel lowers the clock. With `sustained` z is reduced to 0.4
+    z, because a run has lowered the clock already; this does not depend on `clock`. With `cast`,
+    low precisions include the quantisation of x, as in the tables that the constants were fitted
+    to. Raises InputError.
     """
     m, n, k, batch = _floats(m, n, k, batch)
     run = _Run(dtype, clock, sustained)
@@ -152,9 +156,9 @@ def linear_s(
 ) -> LinearTimes:
     """Return the seconds of a linear layer's forward, input gradient and weight gradient.
 
-    The gradients of (m, n, k) are the products (m, k, n) and (n, k, m); the latter reads both
-    inputs transposed and runs at 0.94 of the rate. `cast` adds one quantisation of the input and
-    one of the output's gradient, which both gradients share. Raises InputError.
+    The gradients of (m, n, k) are the GEMMs (m, k, n) and (n, k, m); the latter reads both inputs
+    transposed and runs at 0.94 of the rate. `cast` adds one quantisation of the input and one of
+    the output's gradient, which both gradients share. Raises InputError.
     """
     m, n, k = _floats(tokens, outputs, inputs)
     one, run = np.ones_like(m), _Run(dtype, clock, sustained)
@@ -180,12 +184,13 @@ def grouped_gemm_s(
     pad: int = 1,
     cast: bool = True,
 ) -> F64:
-    """Return the seconds of `groups` products [rows, k] x [n, k]^T in one kernel.
+    """Return the seconds of `groups` GEMMs [rows, k] x [n, k]^T in one kernel.
 
-    `rows` are those of one group, such as the tokens of an expert, padded to multiples of `pad`
-    (128 for block-scaled precisions). A batched GEMM at the card's share for grouped ones: pointers
-    are read per group, and tiles of different groups share no operand. `fused` are kernels that
-    keep an expert's whole MLP in one launch. Raises InputError.
+    rows : rows of one group, such as the tokens of an expert, padded to multiples of `pad` (128 for
+    block-scaled precisions). fused : True for kernels that run an expert's whole MLP in one launch.
+
+    The time is that of a batched GEMM over the card's relative rate of grouped ones: pointers are
+    read per group, and tiles of different groups share no operand. Raises InputError.
     """
     rows, groups, n, k = _floats(rows, groups, n, k)
     rows = np.ceil(rows / pad) * pad
@@ -210,8 +215,8 @@ def grouped_linear_s(
 ) -> LinearTimes:
     """Return the seconds of the experts' linear layers: forward, input and weight gradient.
 
-    As `linear_s` of each group; weight gradients of groups, whose inner dimension is the few rows,
-    run at 0.8 of the rate. Raises InputError.
+    Like `linear_s` for each group. The inner dimension of weight gradients is the small number of
+    rows of a group; they run at 0.8 of the rate. Raises InputError.
     """
     m, groups, n, k = _floats(rows, groups, outputs, inputs)
     m = np.ceil(m / pad) * pad
@@ -233,7 +238,7 @@ def _grouped_share(kernels: Kernels, fused: bool) -> float:
 def _three(
     kernels: Kernels, sizes: tuple[F64, F64, F64, F64], run: _Run, slow: Bool
 ) -> tuple[F64, F64, F64]:
-    """Return the seconds of a layer's products (m, n, k, batch): forward, input and weight."""
+    """Return the seconds of a layer's GEMMs (m, n, k, batch): forward, input, weight gradient."""
     m, n, k, batch = sizes
     if m.size > 1:
         return (
@@ -250,29 +255,29 @@ def _three(
 def _single_three(
     surface: _Surface, run: _Run, m: float, n: float, k: float, batch: float
 ) -> tuple[float, float, float]:
-    """Return the three of one layer, which cost together what one of them does alone."""
+    """Return the three GEMM times of one layer, for the cost of computing one of them alone."""
     shapes = np.array([[m, n, k, batch], [m, k, n, batch], [n, k, m, batch]])
     forward, inner, outer = _block(surface, [*shapes.T.copy()], run).tolist()
     return forward, inner, outer
 
 
 def _misaligned(n: F64, k: F64, dtype: str) -> Bool:
-    """Return where tensor cores cannot load a weight [n, k] in whole vectors.
+    """Return a mask of weights [n, k] that tensor cores cannot load in whole vectors.
 
-    The tokens are no stride of row-major inputs, so that only the weight has to be aligned.
+    The number of tokens is no stride of row-major inputs, so that only the weight must be aligned.
     """
     aligned: Bool = (n % _ALIGNMENT == 0) & (k % _ALIGNMENT == 0)
-    # without tensor cores any shape will do
+    # Kernels without tensor cores have no alignment rule.
     return ~aligned & (ELEMENT_BYTES[dtype] < ELEMENT_BYTES["fp32"])
 
 
 def _cast(kernels: Kernels, elements: F64, dtype: str) -> F64 | float:
-    """Return the seconds of quantising a 16-bit operand; its launch is in the GEMM's t0."""
+    """Return the seconds of quantising a 16-bit operand; its launch is part of the GEMM's t0."""
     size = ELEMENT_BYTES[dtype]
     if size >= ELEMENT_BYTES["bf16"]:
         return 0.0
-    # read in 16 bits, written in the narrow type; a share below one also holds the pass that
-    # looks for the largest element
+    # The operand is read in 16 bits and written in low precision; a cast_share below 1 also covers
+    # the pass that finds the largest element.
     rate = kernels.gemm(dtype)["cast_share"] * kernels.memory_bytes_per_s
     return elements * (ELEMENT_BYTES["bf16"] + size) / rate
 
@@ -282,7 +287,7 @@ def _floats(*sizes: ArrayLike) -> tuple[F64, ...]:
 
 
 def _gemm(kernels: Kernels, m: F64, n: F64, k: F64, batch: F64, run: _Run, slow: Bool) -> F64:
-    """Return the seconds of batched products of equally shaped arrays, a block at a time."""
+    """Return the seconds of batched GEMMs for arrays of one shape, computed in blocks."""
     surface = _surface(kernels, run.dtype)
     shape = m.shape
     flat = [np.ascontiguousarray(size).ravel() for size in (m, n, k, batch)]
@@ -299,17 +304,17 @@ def _gemm(kernels: Kernels, m: F64, n: F64, k: F64, batch: F64, run: _Run, slow:
 
 @lru_cache(maxsize=_MOST_SINGLE)
 def _single(surface: _Surface, run: _Run, m: float, n: float, k: float, batch: float) -> float:
-    """Return the seconds of one product, which cost as much to price as thousands of a block."""
+    """Return the seconds of one GEMM; cached, since one shape costs as much as a whole block."""
     return float(_block(surface, [np.array([size]) for size in (m, n, k, batch)], run)[0])
 
 
 def _block(surface: _Surface, sizes: Sequence[F64], run: _Run) -> F64:
-    """Price one block of shapes (m, n, k, batch); see `gemm_s` for the formula and its letters."""
+    """Return the seconds of one block of shapes (m, n, k, batch); see `gemm_s` for the formula."""
     m, n, k, batch = sizes
     memory, sms = surface.memory_bytes_per_s, surface.num_sms
     rate = surface.flop_per_s * surface.peak_share * run.clock / sms
     rounding = surface.wave_rounding
-    # blocks along one side, shared by the tiles that have it
+    # Numbers of thread blocks along one side, shared by all tiles with that side length.
     along_m = {side: np.ceil(m / side) for side in {tile[0] for tile in _TILES}}
     along_n = {side: np.ceil(n / side) * batch for side in {tile[1] for tile in _TILES}}
     best = np.full(m.shape, np.inf)
@@ -319,11 +324,11 @@ def _block(surface: _Surface, sizes: Sequence[F64], run: _Run) -> F64:
         least = best if splits == 1 else np.full(m.shape, np.inf)
         for tm, tn in _TILES:
             loads = min(1.0, (tm * tn / (tm + tn)) / _BEST_TILE) ** surface.tile_exponent
-            # in place: the time goes into the arrays, and there are 44 of these passes
+            # In place: 44 passes over these arrays dominate the cost of a search.
             np.multiply(along_m[tm], along_n[tn], out=waves)
             if splits > 1:
                 waves *= splits
-            waves /= sms  # last: whole waves of whole blocks stay whole numbers
+            waves /= sms  # divided last, so that whole waves stay whole numbers
             np.ceil(waves, out=rounded)
             rounded -= waves
             rounded *= rounding
@@ -333,15 +338,15 @@ def _block(surface: _Surface, sizes: Sequence[F64], run: _Run) -> F64:
             waves *= 2 * tm * tn / (rate * loads)
             np.minimum(least, waves, out=least)
         if splits > 1:
-            # s partial results of 4 bytes are written, read and added up by a second kernel
+            # A second kernel reads and adds s partial results of 4 bytes.
             partial = 4 * m * n * (splits + 1) / (_SPLIT_MEMORY_SHARE * memory)
             least += partial + surface.split_s
-            # a batch fills the device already, and libraries do not split it
+            # A batch fills the device already, and libraries do not split it.
             np.minimum(best, np.where(batch > 1, np.inf, least), out=best)
     slowdown = surface.slowdown * (_SUSTAINED_SLOWDOWN if run.sustained else 1.0)
     best *= 1 + slowdown * np.log1p(best / _LONG_S)
     size = ELEMENT_BYTES[run.dtype]
-    # low precisions write their result in 16 bits
+    # Low-precision GEMMs write their result in 16 bits.
     result = max(size, ELEMENT_BYTES["bf16"])
     moved = batch * ((m * k + n * k) * size + m * n * result)
     time: F64 = np.maximum(best, moved / (surface.memory_share * memory))
@@ -352,28 +357,28 @@ def _block(surface: _Surface, sizes: Sequence[F64], run: _Run) -> F64:
 # Attention
 
 _QUERY_TILE = 128
-"""Queries of one head that a block of a flash kernel computes."""
+"""Queries of one head per thread block of a flash attention kernel."""
 _ATTENTION_MEMORY_SHARE = 0.6
-"""Share of HBM at which queries, keys, values and results move where few pairs are visited."""
+"""Fraction of the HBM rate for queries, keys, values and results, where few pairs are visited."""
 _HEAD_DIM = 128
-"""Width of a head that the rates of the cards are of."""
+"""Head dimension to which the rates of the cards refer."""
 _SCORE_BYTES = {"forward": 10.1, "backward": 12.4}
 """Bytes per score of unfused softmax, mask and dropout, from layer times of BLOOM and vTrain."""
 _UNFUSED_GEMM_RATE = 0.96
-"""Rate of the batched products of unfused attention per rate of the surface; same sources."""
+"""Rate of the batched GEMMs of unfused attention over `gemm_s`; same sources."""
 _UNFUSED_MISALIGNED = 10.0
-"""Slowdown of unfused attention where the head's width is no multiple of 8."""
+"""Slowdown of unfused attention with a head dimension that is no multiple of 8."""
 
 
 def attention_pairs(
     seq_q: ArrayLike, seq_kv: ArrayLike, *, causal: bool = True, window: ArrayLike | None = None
 ) -> F64:
-    """Return the keys that a query sees on average, which times queries are the pairs.
+    """Return the mean number of keys that a query sees; times the queries it gives the pairs.
 
-    Causal queries are the last `seq_q` of `seq_kv` tokens; a window of w tokens is at most w.
+    Causal queries are the last `seq_q` of `seq_kv` tokens. A window of w tokens limits it to w.
     """
     queries, keys = _floats(seq_q, seq_kv)
-    # of a triangle, the diagonal block counts half
+    # On the diagonal of the causal mask half of the keys are visible.
     seen = keys - queries / 2 if causal else keys
     return seen if window is None else np.minimum(seen, np.asarray(window, dtype=np.float64))
 
@@ -396,38 +401,38 @@ def attention_s(
 ) -> F64:
     """Return the seconds of a flash attention kernel over `batch` sequences.
 
-    Arrays broadcast; lengths are tokens, and a window of infinity is none. With d and dv the widths
-    of keys and values, a query costs (seen + h/2) (2 d + 2 dv) FLOP forward and (6 d + 4 dv)
-    backward: h is the masked part of diagonal blocks and the prologue, in keys. Time =
-    max(all + tail longest block, longest block) / (R f(d) clock), (1 + z ln(1 + t / 1 ms)) of it,
-    or bytes / HBM if longer, + t0. f = (d/128)^a, with an exponent each for narrow and wide heads.
-    `kv_heads` and MLA's other width change bytes and FLOP only. Raises InputError.
+    Arrays broadcast; lengths are tokens, and an infinite window means none. With d and dv the head
+    dimensions of keys and values, a query costs (seen + h/2) (2 d + 2 dv) FLOP forward and (6 d + 4
+    dv) backward, where h is the masked part of diagonal blocks and the prologue, in keys. Time =
+    max(all + tail longest block, longest block) / (R f(d) clock), times (1 + z ln(1 + t / 1 ms)),
+    or bytes / HBM if longer, + t0. f = (d/128)^a, with one exponent each for narrow and wide heads.
+    `kv_heads` and `head_dim_v` (MLA) change bytes and FLOP only. Raises InputError.
     """
     figures = kernels.attention(kernel)
     figure = figures.forward if phase == "forward" else figures.backward
     if figure is None:
-        figure = figures.forward  # an inference kernel: the FLOP of the backward at its rate
+        figure = figures.forward  # inference kernel: backward FLOP at the forward rate
     batch, heads, queries, keys = _floats(batch, heads, seq_q, seq_kv)
     width = np.asarray(head_dim, dtype=np.float64)
     width_v = width if head_dim_v is None else np.asarray(head_dim_v, dtype=np.float64)
     shared = heads if kv_heads is None else np.asarray(kv_heads, dtype=np.float64)
     limit = np.asarray(np.inf if window is None else window, dtype=np.float64)
     seen = attention_pairs(queries, keys, causal=causal, window=limit)
-    # forward: scores and their product with values; backward: scores again, and the gradients of
-    # queries and keys (widths d), of probabilities and values (widths dv)
+    # Forward: scores and their product with values. Backward: scores again, and the gradients of
+    # queries and keys (widths d), of probabilities and values (widths dv).
     flop = 2 * (width + width_v) if phase == "forward" else 6 * width + 4 * width_v
     mean = (width + width_v) / 2
     exponent = np.where(mean < _HEAD_DIM, figure["narrow_exponent"], figure["wide_exponent"])
     rate = figure["flop_per_s"] * clock * (mean / _HEAD_DIM) ** exponent
-    # a window cuts both ends of every row of blocks, and few blocks are left to hide that
+    # A window cuts both ends of every row of blocks, and few blocks remain to hide that.
     prologue = np.where(limit < keys, figure["window_keys"], figure["prologue_keys"])
     work = batch * heads * queries * (seen + prologue / 2) * flop
-    # the last queries see most; the kernel lasts at least as long as their block alone
+    # The last queries see most keys; the kernel takes at least as long as their block alone.
     last = np.minimum(keys, limit)
     block = np.minimum(_QUERY_TILE, queries) * (last + prologue / 2) * flop * kernels.num_sms
     time = np.maximum(work + figure["tail"] * block, block) / rate
     time = time * (1 + figure["slowdown"] * np.log1p(time / _LONG_S))
-    # the backward also reads results and writes three gradients
+    # The backward also reads results and writes three gradients.
     tensors = 1 if phase == "forward" else 2
     moved = 2 * batch * (queries * heads + keys * shared) * (width + width_v) * tensors
     bytes_per_s = _ATTENTION_MEMORY_SHARE * kernels.memory_bytes_per_s
@@ -449,11 +454,11 @@ def ring_attention_s(
     balanced: bool = True,
     clock: float = 1.0,
 ) -> F64:
-    """Return the seconds of a rank's causal attention with context parallelism, without sends.
+    """Return the seconds of a rank's causal ring attention, without communication.
 
-    Each of `ranks` steps is one kernel over 1/ranks of the queries and keys; balanced rings give
-    every rank the same number of pairs, else the last rank has (2 - 1/ranks) of the mean. One step
-    is causal, the others see all keys (half of them when balanced). Raises InputError.
+    Each of `ranks` steps is one kernel over 1/ranks of the queries and keys. Balanced rings give
+    every rank the same number of pairs; otherwise the last rank has (2 - 1/ranks) of the mean. One
+    step is causal, the others see all keys (half of them when balanced). Raises InputError.
     """
     batch, heads, length, ranks = _floats(batch, heads, seq_length, ranks)
     part = length / ranks
@@ -474,7 +479,8 @@ def ring_attention_s(
             clock=clock,
         )
 
-    # zigzag: in each further step half of the queries meet all keys, or all queries half of them
+    # Zigzag order: in each further step half of the queries see all keys, or all queries half of
+    # them.
     others = step(part / 2, causal=False) if balanced else step(part, causal=False)
     return step(part, causal=True) + (ranks - 1) * others
 
@@ -491,10 +497,10 @@ def unfused_attention_s(
     clock: float = 1.0,
     sustained: bool = False,
 ) -> F64:
-    """Return the seconds of attention that writes its scores: 2 batched GEMMs, 4 backward.
+    """Return the seconds of unfused attention, which writes its scores.
 
-    All s^2 scores are computed and 10.1 (12.4 backward) bytes per score move for softmax, mask and
-    dropout; causal masks save nothing. Raises InputError.
+    2 batched GEMMs forward, 4 backward. All s^2 scores are computed. Softmax, mask and dropout move
+    10.1 (12.4 backward) bytes per score; causal masks save nothing. Raises InputError.
     """
     batch, heads, length, width = _floats(batch, heads, seq_length, head_dim)
     many = batch * heads

@@ -1,9 +1,9 @@
-"""Device and transfer times of one layer, of embedding and head, and of the optimizer.
+"""Device and communication times of one layer, of embedding and head, and of MTP projections.
 
 A layer is a list of *parts*: the kernels of one operation with their forward, input-gradient and
-weight-gradient seconds, named by the module they belong to, so that recomputation can take any of
-them again. Beside them stands what it sends. Which part waits for which, and how layers make a
-step, is `autopar.price.step`.
+weight-gradient seconds. Each names the module it belongs to, so that recomputation can repeat any
+of them. The communication of a layer is listed separately. Overlap, and the step made of layers,
+are in `autopar.price.step`.
 """
 
 from __future__ import annotations
@@ -53,20 +53,19 @@ from autopar.run.job import (
 
 
 class LayerTimes(NamedTuple):
-    """What one layer takes of a rank for one micro-batch."""
+    """Times of one layer and micro-batch on one rank."""
 
     parts: tuple[Part, ...]
     tensor: Sends
-    """Tensor and sequence parallelism, nothing hidden yet."""
+    """Tensor-parallel and sequence-parallel communication, before overlap."""
     context: Sends
-    """Context parallelism, what its attention does not hide."""
+    """Context-parallel communication that attention does not hide."""
     experts: Sends
-    """Dispatch and combine, nothing hidden yet."""
+    """Dispatch and combine, before overlap."""
     weight_cast_s: float
-    """Quantisation of the weights, once a step."""
+    """Quantisation of the weights, seconds per step."""
     held: Real | None
-    """Experts of a rank, whose routing and launches take host time of their own; None: no mixture.
-    """
+    """Local experts, whose routing and launches add host overhead; None for dense layers."""
 
 
 def layer_times(machine: Machine, job: Job, block: Block) -> LayerTimes:
@@ -110,9 +109,10 @@ def _sum(one: Sends, other: Sends) -> Sends:
 
 
 def layer_parts(machine: Machine, job: Job, block: Block, split: Split) -> Iterator[Part]:
-    """Yield the kernels of one layer of a block, of arrays where `split` has arrays.
+    """Yield the kernels of one layer of a block; times are arrays where `split` has arrays.
 
-    Of the job only what is no size is read: precision, recomputation, kernels. Raises InputError.
+    From `job` only settings other than sizes are read: precision, recomputation, kernels. Raises
+    InputError.
     """
     if block.attention is not None:
         yield from _attention_parts(machine, job, block.hidden, block.attention, split)
@@ -139,11 +139,11 @@ def _attention_parts(
 ) -> Iterator[Part]:
     n, t = split.tokens, split.tensor
     latent = attention.latent
-    # at least one key-value head on every rank
+    # Every rank has at least one key-value head.
     key_value = attention.key_value * np.maximum(attention.kv_heads, t) / attention.kv_heads
     targets = projection_targets(attention)
     for index, (outputs, inputs) in enumerate(attention_matrices(hidden, attention)):
-        # latents are the same on all tensor ranks, the heads behind them are split
+        # Latents are replicated on all tensor ranks; only their up-projections are split.
         whole = latent is not None and index == 0
         module = "mla_up_proj" if latent is not None and index else "attention"
         share = 1 if whole else t
@@ -159,7 +159,7 @@ def _attention_parts(
         yield element_part(machine, job, "latent norms", "attention", "norm", n * widths)
     heads = (attention.query + key_value) / t
     if attention.head_norms != "none" and latent is None:
-        # of latent attention the latents have them, whatever a trainer calls that
+        # In latent attention these norms act on the latents, whatever the engine calls them.
         keys = heads - key_value / t / 2
         yield element_part(machine, job, "head norms", "attention", "norm", n * keys)
     yield element_part(machine, job, "layout", "attention", "layout", n * 2 * heads)
@@ -182,7 +182,7 @@ def _kernel(machine: Machine, job: Job) -> str:
     if job.attention_kernel is not None:
         return job.attention_kernel
     if job.precision == "fp32":
-        return "unfused"  # flash kernels take 16 bits and less
+        return "unfused"  # flash kernels support 16 bits and fewer
     if job.low_precision_attention:
         for name in _LOW_PRECISION:
             if name in known:
@@ -210,10 +210,13 @@ def _core_s(
     backward: bool,
     keys: int | None = None,
 ) -> F64:
-    """Return the seconds of softmax(q k) v on a rank; `keys` are those of another sequence."""
+    """Return the seconds of softmax(q k) v on a rank.
+
+    keys : tokens of the other sequence in cross-attention; None for self-attention.
+    """
     phase: Phase = "backward" if backward else "forward"
     exchanged = _exchanging(job)
-    # whole sequences of fewer heads, or parts of sequences
+    # Ranks have whole sequences of fewer heads (Ulysses), or parts of sequences (ring).
     shares, ranks = split.heads * exchanged, job.cp // exchanged
     kernel, heads = _kernel(machine, job), attention.heads / shares
     if kernel == "unfused":
@@ -231,9 +234,9 @@ def _core_s(
             sustained=True,
         )
     part, window = job.seq / ranks, attention.window
-    # a rank has an early and a late half, which see (s / 2c) s pairs of queries and keys together
+    # A rank has an early and a late half, which together see (s / 2c) s pairs of queries and keys.
     halves = job.keys_gathered and ranks > 1
-    # a narrow window is as many pairs for every query, whichever rank has it
+    # A narrow window gives every query equally many pairs, on any rank.
     narrow = window is not None and window < job.seq / 2
     if halves and attention.causal and not narrow:
         return attention_s(
@@ -285,9 +288,9 @@ def _core_s(
 def _cross_parts(
     machine: Machine, job: Job, hidden: int, attention: Attention, split: Split, keys: int
 ) -> Iterator[Part]:
-    """Yield attention to another sequence of `keys` tokens, with projections of its own."""
+    """Yield the parts of cross-attention to `keys` tokens, including its own projections."""
     n, t = split.tokens, split.tensor
-    # of the other sequence a rank has as large a share as of its own
+    # A rank has an equal fraction of both sequences.
     others = n * (keys / job.seq)
     query, key_value = attention.query / t, attention.key_value / t
     yield from linear_parts(machine, job, "cross q", "attention", n, query, hidden)
@@ -304,13 +307,13 @@ def _cross_parts(
 
 
 _MAMBA_CONVOLUTION = 24.0, 48.0
-"""Bytes per element of a mixer's inner width of convolution, gate and scan: forward, backward."""
+"""Bytes per element of a mixer's inner width for convolution, gate and scan: forward, backward."""
 _MAMBA_SLOW = 6.5
-"""Of a mixer's kernels over their bytes at the share of others; published steps."""
+"""Time of a mixer's kernels over that of other kernels with equal bytes; from published steps."""
 _MAMBA_RATE = 0.25
-"""Of the peak, at which a scan's products run."""
+"""Fraction of the peak that the GEMMs of a scan reach."""
 _CHUNK = 256
-"""Tokens that a scan takes at a time."""
+"""Tokens per chunk of a scan."""
 
 
 def _mamba_parts(
@@ -320,7 +323,7 @@ def _mamba_parts(
     yield from linear_parts(machine, job, "mixer in", "mamba", n, mamba_inputs(mamba) / t, hidden)
     yield from linear_parts(machine, job, "mixer out", "mamba", n, hidden, mamba.inner / t)
     inner = mamba.inner / t
-    # 2 n d (2 N + c): states in and out and within a chunk of c tokens
+    # 2 n d (2 N + c): states in and out, and within a chunk of c tokens.
     flop = 2 * n * inner * (2 * mamba.state + _CHUNK)
     scan = flop / (machine.kernels.flop_per_s["bf16"] * _MAMBA_RATE)
     forward, backward = (
@@ -335,11 +338,11 @@ def _mamba_parts(
 
 
 def tensor_sends(machine: Machine, job: Job, hidden: int) -> Sends:
-    """Return the collectives of one half of a layer.
+    """Return the tensor-parallel collectives of one half of a layer.
 
-    All-reduces of n h; with sequence parallelism an all-gather before and a reduce-scatter after,
-    and in the backward the reverse with a second gathering for the weight gradient, of which the
-    stack says how much is new (Korthikanti et al. 2022, section 4.2).
+    All-reduces of n h elements. Sequence parallelism has an all-gather before and a reduce-scatter
+    after, and the reverse in the backward. There a second all-gather serves the weight gradient
+    (Korthikanti et al. 2022, section 4.2); the stack's `regather` gives its additional time.
     """
     if job.tp == 1:
         return Sends()
@@ -354,21 +357,21 @@ def tensor_sends(machine: Machine, job: Job, hidden: int) -> Sends:
 
 
 _CONTEXT_FRACTION = 0.1
-"""Of the shorter of attention and its ring's transfers, what the longer does not hide."""
+"""Exposed fraction of the shorter of attention and its ring communication."""
 
 
 def context_sends(
     machine: Machine, job: Job, attention: Attention, core_s: tuple[float, float] | None = None
 ) -> Sends:
-    """Return what a ring of keys and values adds to its attention; backward twice the bytes.
+    """Return the exposed context-parallel communication; a ring sends twice the bytes backward.
 
-    Where heads are exchanged, four all-to-alls each way, of queries, keys, values and the output,
-    which attention waits for; within groups of neighbours a ring of groups comes beside. Keys and
-    values are gathered before attention, again before its backward, and their gradients are
-    scattered behind it, none of it hidden (Transformer Engine's AttnFuncWithCPAndKVAllGather;
-    arXiv 2407.21783, section 3.3.2).
+    Ulysses has four all-to-alls each way, of queries, keys, values and the output, none overlapped.
+    With several groups of neighbours, a ring over the groups is added. `keys_gathered` has an
+    all-gather of keys and values before attention and again before its backward, and a
+    reduce-scatter of their gradients after it, none overlapped (Transformer Engine's
+    AttnFuncWithCPAndKVAllGather; arXiv 2407.21783, section 3.3.2).
 
-    core_s : of attention forward and backward, where somebody has them.
+    core_s : seconds of attention forward and backward; None: computed here.
     """
     if job.cp == 1:
         return Sends()
@@ -387,7 +390,7 @@ def context_sends(
     step = p2p_time_s(machine.card.network, size, crosses=crosses, site=machine.factors)
     seconds = []
     for backward in (False, True):
-        # the backward also sends the gradients of keys and values
+        # The backward also sends the gradients of keys and values.
         ring = (ranks - 1) * step * (2 if backward else 1)
         if core_s is None:
             core = float(_core_s(machine, job, attention, split_of(job), backward=backward))
@@ -401,13 +404,15 @@ def context_sends(
 
 
 def _exchanging(job: Job) -> int:
-    """Return the context ranks among which heads are exchanged for tokens."""
+    """Return the number of context ranks that exchange heads for tokens (Ulysses degree)."""
     return job.cp // job.rings if job.heads_exchanged else 1
 
 
 def _exchange_sends(machine: Machine, job: Job, attention: Attention) -> Sends:
-    """Return all-to-alls of n q/t, n k/t, n v/t and n o/t elements, and their gradients' (arXiv
-    2309.14509, section 3.2); a rank of keys and values has one head at least."""
+    """Return the all-to-alls of n q/t, n k/t, n v/t and n o/t elements, and of their gradients.
+
+    Every rank has at least one key-value head (arXiv 2309.14509, section 3.2).
+    """
     groups, ranks = max(attention.kv_heads, job.tp), _exchanging(job)
     keys, values = groups * attention.width, groups * attention.value_width
     widths = (attention.query, keys, values, attention.value)
@@ -425,9 +430,9 @@ def _exchange_sends(machine: Machine, job: Job, attention: Attention) -> Sends:
 
 
 def embedding_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[Part, ...]:
-    """Return looking up the tokens of a micro-batch, and adding the gradient.
+    """Return the embedding look-up of a micro-batch and the accumulation of its gradient.
 
-    tokens : those of a rank; None for the job's.
+    tokens : tokens per rank; None for those of the job.
     """
     hidden = job.blocks[0].hidden
     n = job.tokens if tokens is None else tokens
@@ -445,7 +450,7 @@ def embedding_times(machine: Machine, job: Job, tokens: Real | None = None) -> t
 
 
 def head_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[Part, ...]:
-    """Return final norm, head and loss of a micro-batch; `tokens` as `embedding_times`.
+    """Return final norm, head and loss of a micro-batch; `tokens` as in `embedding_times`.
 
     The head stays in 16 bits; its columns are padded to 128 per rank.
     """
@@ -453,7 +458,7 @@ def head_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[
     n = job.tokens if tokens is None else tokens
     columns = -(-job.vocab // (128 * job.tp)) * 128
     if job.vocab % 8 and job.tp == 1:
-        columns = job.vocab  # not padded by whoever has one rank: slow, and priced so
+        columns = job.vocab  # engines do not pad on one rank; misaligned GEMMs are slow
     plain = job
     if ELEMENT_BYTES[job.precision] < ELEMENT_BYTES["bf16"]:
         plain = replace(job, precision="bf16", row_scales=False)
@@ -474,11 +479,11 @@ def head_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[
 
 
 def mtp_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[Part, ...]:
-    """Return what a module of further tokens has in front of its layer; `tokens` as others have it.
+    """Return norms and projection before an MTP layer; `tokens` as in `embedding_times`.
 
     Norms of the token's embedding and of the hidden state, and one projection of both together to
-    the hidden size; its final norm is its head's (`head_times`). DeepSeek-V3, arXiv 2412.19437,
-    section 2.2.
+    the hidden size. Its final norm belongs to its head (`head_times`). DeepSeek-V3, arXiv
+    2412.19437, section 2.2.
     """
     hidden = job.blocks[-1].hidden
     n = job.tokens if tokens is None else tokens
@@ -488,10 +493,10 @@ def mtp_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[P
 
 
 def head_sends_s(machine: Machine, job: Job) -> float:
-    """Return the seconds of the collectives of a head whose columns are split."""
+    """Return the seconds of the collectives of a vocabulary-parallel head."""
     if job.tp == 1:
         return 0.0
     size = job.tokens * job.blocks[-1].hidden * job.element_bytes
-    # the input's gradient; the largest logit, the sum of exponentials and the label's logit
+    # Input gradient; then largest logit, sum of exponentials and the label's logit.
     once = transfer_s(machine, "allreduce", size, job.tp, 1)
     return once + 3 * transfer_s(machine, "allreduce", job.tokens * 4.0, job.tp, 1)

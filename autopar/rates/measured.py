@@ -1,7 +1,7 @@
-"""HardwareProfile: what is known of a cluster, in base units, whoever measured it.
+"""HardwareProfile: bandwidths and times of a cluster, in base units, from any source.
 
-The four documented files (all-reduce and point-to-point bandwidth, overlap coefficient,
-collective times) meet here as one typed document; `documents.hardware` reads and writes them.
+The four documented files (all-reduce and point-to-point bandwidth, overlap coefficient, collective
+times) become one typed document here; `documents.hardware` reads and writes them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from autopar.statistics import rising_fit
 from autopar.units import MIB, format_message
 
 COMMUNICATOR_BYTES = 64 * MIB
-"""Buffers of one communicator; charged only when the hardware is estimated."""
+"""Buffers of one communicator; counted only for estimated hardware."""
 
 
 # --------------------------------------------------------------------------------------------------
-# The communication operations: what their message size means and the bus traffic they cause.
+# Communication operations: definition of their message size and the bus traffic they cause.
 #
 # Bus bandwidth is message bytes times the factor over time; it does not depend on the number of
 # ranks where the link is the limit. Source of the factors: nccl-tests, doc/PERFORMANCE.md.
@@ -36,7 +36,7 @@ class Operation(Record):
 
     name: str
     message: str
-    """What the message size counts."""
+    """Tensor whose bytes are the message size."""
     bus_factor: Callable[[int], float]
     """Bus traffic per byte of message in a group of n ranks."""
 
@@ -46,14 +46,14 @@ def _whole(num_ranks: int) -> float:
 
 
 def _others_share(num_ranks: int) -> float:
-    # of a tensor in n parts every rank passes on all but its own
+    # Every rank sends all parts of a tensor in n parts except its own.
     return (num_ranks - 1) / num_ranks
 
 
 OPERATIONS = {
     operation.name: operation
     for operation in (
-        # a reduce-scatter and an all-gather of the same tensor
+        # An all-reduce is a reduce-scatter and an all-gather of one tensor.
         Operation(
             name="allreduce", message="the tensor", bus_factor=lambda n: 2.0 * _others_share(n)
         ),
@@ -63,9 +63,9 @@ OPERATIONS = {
         ),
         Operation(name="all2all", message="the tensor of one rank", bus_factor=_others_share),
         Operation(name="p2p", message="the message", bus_factor=_whole),
-        # both directions at once; the bytes are those of one direction
+        # Both directions run at once; the bytes are those of one direction.
         Operation(name="p2p_bidirectional", message="the message each way", bus_factor=_whole),
-        # a device that copies reads and writes every byte
+        # A copy on the device reads and writes every byte.
         Operation(name="memcopy", message="the tensor copied", bus_factor=lambda n: 2.0),
     )
 }
@@ -78,14 +78,14 @@ def bus_bytes_per_s(operation: str, group_size: int, size_bytes: float, time_s: 
 
 
 # --------------------------------------------------------------------------------------------------
-# What is known of a cluster: curves of operations over group and size.
+# Curves of operations over group size and message size.
 
 
 COLLECTIVES = ("allreduce", "allgather", "reducescatter", "all2all")
-"""Operations of groups that have curves; transfers between stages have curves of their own."""
+"""Group operations with curves; transfers between stages have their own curves."""
 
 Speed = Literal["fast", "slow"]
-"""An end of the measured spread of communication: the 5th or the 95th percentile of the times."""
+"""End of the measured spread of communication times: 5th or 95th percentile."""
 
 
 class Curve(Record, eq=False, dict=True):
@@ -97,7 +97,7 @@ class Curve(Record, eq=False, dict=True):
         reduce-scatter: the full (gathered) tensor; all-to-all: the local input tensor of a rank.
     times_s : (n,) seconds of one operation of that size.
     low_s, high_s : (n,) 5th and 95th percentile of the samples, None where unknown.
-    latency_s : time of an empty message, where a fit says it.
+    latency_s : fitted seconds of an empty message; None without a fit.
     """
 
     sizes_bytes: NDArray[np.float64]
@@ -108,20 +108,20 @@ class Curve(Record, eq=False, dict=True):
 
     @property
     def has_spread(self) -> bool:
-        """True when a percentile is known."""
+        """True if a percentile is known."""
         return self.low_s is not None or self.high_s is not None
 
     @property
     def empty_s(self) -> float:
-        """Where the line below the smallest size meets size 0, in seconds.
+        """Extrapolated time of an empty message, in seconds.
 
-        The fitted latency, else the line through the two smallest sizes; below 0 where times grow
-        faster than sizes.
+        The fitted latency, otherwise the line through the two smallest sizes; negative where times
+        grow faster than sizes.
         """
-        # the fit rests on all sizes and is nearer than a line through two noisy points
+        # The fit uses all sizes and is more accurate than a line through two noisy points.
         if self.latency_s is not None:
             return self.latency_s
-        # one time cannot be split: all of it counts as bandwidth
+        # A single time cannot be split: all of it counts as bandwidth.
         if len(self.sizes_bytes) == 1:
             return 0.0
         first, second = (float(v) for v in self.sizes_bytes[:2])
@@ -131,8 +131,8 @@ class Curve(Record, eq=False, dict=True):
     def rising(self) -> Curve:
         """Return the curve with times, percentiles and latency that never fall as messages grow.
 
-        Medians of a busy machine scatter. A plan that sends more bytes must not win by a size whose
-        samples were lucky.
+        Medians of a busy machine scatter. A plan that sends more bytes must not win because the
+        samples of its size were lucky.
         """
         return self._rising
 
@@ -142,41 +142,42 @@ class Curve(Record, eq=False, dict=True):
         def risen(times_s: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
             return None if times_s is None else rising_fit(times_s)
 
-        # every row on its own: if low is nowhere above the median, its fit is not either
+        # Each row separately: if low is nowhere above the median, its fit is not either.
         times = rising_fit(self.times_s)
         return Curve(
             sizes_bytes=self.sizes_bytes,
             times_s=times,
             low_s=risen(self.low_s),
             high_s=risen(self.high_s),
-            # a fit over all sizes can miss the smallest; an empty message takes no longer than it
+            # A fit over all sizes can miss the smallest; an empty message takes no longer than that
+            # one.
             latency_s=None if self.latency_s is None else min(self.latency_s, float(times[0])),
         )
 
     def at_spread(self, speed: Speed) -> Curve:
         """Return the rising curve at its 5th (`fast`) or 95th (`slow`) percentile, without spread.
 
-        Below the smallest size the spread is that of the smallest, so that the fast curve is
-        nowhere above this one and the slow one nowhere below.
+        Below the smallest size its relative spread is used, so that the fast curve is nowhere above
+        this one and the slow one nowhere below.
         """
         curve = self.rising()
-        # without percentiles at this end the curve stays where it is
+        # Without this percentile the curve is not moved.
         if (curve.low_s if speed == "fast" else curve.high_s) is None:
             return replace(curve, low_s=None, high_s=None)
         ratio = curve.spread_ratio(speed)
         return Curve(
             sizes_bytes=curve.sizes_bytes,
             times_s=curve.times_s * ratio,
-            # the latency moves with the smallest size, so that fast and slow never cross below it
+            # Latency is scaled like the smallest size, so that fast and slow never cross below it.
             latency_s=curve.empty_s * float(ratio[0]),
         )
 
     def spread_ratio(self, speed: Speed) -> NDArray[np.float64]:
-        """Return percentile over median of every size, (n,); 1 where no percentile is known."""
+        """Return percentile over median for every size, (n,); 1 without percentiles."""
         edge = self.low_s if speed == "fast" else self.high_s
         if edge is None:
             return np.ones_like(self.times_s)
-        # a fast curve is never above the median, a slow one never below
+        # A fast curve is never above the median, a slow one never below.
         return (np.minimum if speed == "fast" else np.maximum)(edge / self.times_s, 1.0)
 
 
@@ -186,42 +187,47 @@ class HardwareProfile(Record, eq=False):
     num_nodes: int
     gpus_per_node: int
     allreduce_bytes_per_s: Mapping[tuple[int, bool], float]
-    """Bus bandwidth by (group size, consecutive): consecutive groups are ranks i*g .. i*g+g-1,
-    the others ranks i, i+W/g, i+2W/g, ... The world group is stored under both."""
+    """Bus bandwidth by (group size, consecutive).
+
+    Consecutive groups are ranks i*g .. i*g+g-1, the others ranks i, i+W/g, i+2W/g, ... The world
+    group is stored under both.
+    """
     p2p_bytes_per_s: Mapping[int, float]
     """Bandwidth of a transfer between neighbouring pipeline stages, by number of stages."""
     overlap_coefficient: float = 1.0
     """Slow-down of computation and communication while both run; >= 1."""
     hiding: Hiding | None = None
-    """What a trainer hides besides, of estimates; None: measured files, whose traffic hides by the
-    coefficient alone."""
+    """Other overlap factors of an engine, for estimates; None: measured files, which use only the
+    overlap coefficient."""
     curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)
-    """Times by (operation, size of a consecutive group); documented files have `allreduce` and
+    """Times by (operation, size of a consecutive group); documented files contain `allreduce` and
     `all2all`, sidecars all of `COLLECTIVES`."""
     strided_curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)
     """Times by (operation, size of a group of ranks i, i+W/g, i+2W/g, ...), from sidecars."""
     p2p_curves: Mapping[int, Curve] = field(default_factory=dict)
-    """Times of a transfer between neighbouring pipeline stages by number of stages, from
-    sidecars; sizes are those of the message."""
+    """Times of a transfer between neighbouring pipeline stages by number of stages, from sidecars;
+    sizes are those of the message."""
     sequence_curves: Mapping[int, Curve] = field(default_factory=dict)
-    """All-reduce times by size of a consecutive group that price the all-gathers and
-    reduce-scatters of sequence parallelism and nothing else: those of an `sp_time` file that is
-    not of the same run as the bandwidths."""
+    """All-reduce times by size of a consecutive group, used only for sequence parallelism.
+
+    They price its all-gathers and reduce-scatters if an `sp_time` file is from another run than the
+    bandwidths.
+    """
     domain_gpus: int | None = None
-    """GPUs that the links inside a node join where they join several nodes, as in a rack; None:
-    those of one node."""
+    """GPUs joined by intra-node links across several nodes, as in a rack; None: those of one node.
+    """
     memory_bytes: float | None = None
-    """Memory of one device, if known."""
+    """Memory of one device in bytes; None if unknown."""
     memory_bytes_per_s: float | None = None
-    """Memory bandwidth of one device, if known; without it optimizer and look-up cost 0."""
+    """Memory bandwidth of one device; None if unknown, then optimizer and look-up cost 0."""
     name: str = "measured"
     estimated: bool = False
-    """True when the numbers come from a datasheet and not from a measurement."""
+    """True if the numbers come from a datasheet and not from a measurement."""
     synthetic: bool = False
-    """True when the numbers exercise the code and describe no machine."""
+    """True if the numbers only exercise the code and describe no real machine."""
     sources: tuple[Source, ...] = ()
     notes: tuple[str, ...] = ()
-    """What was odd about the files, in words."""
+    """Irregularities of the files, as sentences."""
 
     @property
     def world_size(self) -> int:
@@ -235,20 +241,20 @@ class HardwareProfile(Record, eq=False):
 
     @property
     def has_spread(self) -> bool:
-        """True when some curve knows its percentiles."""
+        """True if at least one curve has percentiles."""
         curves = (self.curves, self.strided_curves, self.p2p_curves)
         return any(curve.has_spread for kind in curves for curve in kind.values())
 
     def at_spread(self, speed: Speed) -> HardwareProfile:
         """Return the profile with every curve at its 5th (`fast`) or 95th (`slow`) percentile.
 
-        A bandwidth follows the curve of its group (all-reduce, or the transfer): it is divided by
-        the ratio of percentile to median at the size whose bandwidth is nearest to the entry,
-        which is the size that the entry was measured at. What has no spread stays as it is.
+        A bandwidth follows the curve of its group (all-reduce or transfer). It is divided by the
+        ratio of percentile to median at the size whose bandwidth is nearest to the entry, which is
+        the size that the entry was measured at. Entries without spread are unchanged.
         """
 
         def moved(entry: float, curve: Curve | None, factor: float) -> float:
-            # a longer time is a smaller bandwidth
+            # A longer time is a smaller bandwidth.
             return entry if curve is None else entry / _ratio(curve, speed, entry, factor)
 
         return replace(
@@ -273,37 +279,37 @@ class HardwareProfile(Record, eq=False):
         )
 
     def allreduce_curve(self, size: int, consecutive: bool) -> Curve | None:
-        """Return the all-reduce times of the groups of an entry of `allreduce_bytes_per_s`."""
-        # one world group: strided or not, it is the same ranks
+        """Return the all-reduce curve of a group of `allreduce_bytes_per_s`, or None."""
+        # There is one world group: strided or not, it consists of all ranks.
         neighbours = consecutive or size == self.world_size
         return (self.curves if neighbours else self.strided_curves).get(("allreduce", size))
 
 
 def _ratio(curve: Curve, speed: Speed, bytes_per_s: float, factor: float) -> float:
-    """Time at a percentile over the median, at the size whose bandwidth is nearest to a value."""
-    # the documented value is a bus bandwidth, so the curve is turned into one
+    """Return percentile over median at the size whose bandwidth is nearest to `bytes_per_s`."""
+    # The documented value is a bus bandwidth, so the curve is converted to one.
     rates = factor * curve.sizes_bytes / curve.times_s
-    # log: half and double of the entry are equally far from it
+    # In logarithms, half and double of the entry are equally far from it.
     nearest = int(np.argmin(np.abs(np.log(rates / bytes_per_s))))
     return float(curve.spread_ratio(speed)[nearest])
 
 
 # --------------------------------------------------------------------------------------------------
-# What a planner's user should know of measured communication: times that fall, spread in part.
+# Notes on measured communication: falling times and incomplete spread.
 #
-# Neither is refused: medians of a busy machine scatter. Both are said in words.
+# Neither is an error, since medians of a busy machine scatter; both are reported to the user.
 
 
 _FALL = 0.05
-"""Larger messages may be this much faster before it is said."""
+"""Relative fall of times between neighbouring sizes that is not reported."""
 
 
 def falling_times(hardware: HardwareProfile) -> str | None:
-    """Return a sentence on curves whose times fall as messages grow, None if none does."""
+    """Return a sentence on curves whose times fall as messages grow; None if none does."""
     curves = dict(_named_curves(hardware))
     worst: dict[str, tuple[float, float]] = {}
     for name, curve in curves.items():
-        # above 0 where the next larger message was faster
+        # Positive where the next larger message was faster.
         falls = curve.times_s[:-1] / curve.times_s[1:] - 1.0
         if falls.size and falls.max() > _FALL:
             at = int(falls.argmax())
@@ -314,7 +320,7 @@ def falling_times(hardware: HardwareProfile) -> str | None:
     fall, size_bytes = worst[name]
     return (
         f"smoothed: times of {len(worst)} of {len(curves)} measured curves fall as messages grow, "
-        # a ratio of 1 + fall means that the larger one took fall / (1 + fall) less
+        # With a ratio of 1 + fall, the larger message took fall / (1 + fall) less time.
         f"{name} by {100.0 * fall / (1.0 + fall):.0f} % at {format_message(size_bytes)}; they are "
         "priced by the nearest times that rise: measure again when the machine is quiet"
     )
@@ -329,7 +335,7 @@ def _named_curves(hardware: HardwareProfile) -> Iterator[tuple[str, Curve]]:
 
 
 def partial_spread(hardware: HardwareProfile) -> str | None:
-    """Return a sentence where some curves have percentiles and others do not, else None."""
+    """Return a sentence if only some curves have percentiles, else None."""
     known = [curve.has_spread for _, curve in _named_curves(hardware)]
     if all(known) or not any(known):
         return None
@@ -340,11 +346,11 @@ def partial_spread(hardware: HardwareProfile) -> str | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Hosts beside devices.
+# Host overhead that runs concurrently with the device.
 
 
 class HostCalls(NamedTuple):
-    """Collectives that the host launches for a layer."""
+    """Number of collectives that the host launches for a layer."""
 
     forward: int
     backward: int
@@ -355,12 +361,15 @@ _CALLS: dict[str, HostCalls] = {
     "tp": HostCalls(2, 2),
     "ulysses": HostCalls(4, 4),
 }
-"""Of sharded layers: gathering and scattering around both halves, once more in the backward; an
-all-reduce behind each; all-to-alls of queries, keys, values and the result."""
+"""Collectives of a sharded layer.
+
+sp: all-gather and reduce-scatter around both halves, once more in the backward; tp: an all-reduce
+after each half; ulysses: all-to-alls of queries, keys, values and the result.
+"""
 
 
 def host_calls(kind: str) -> HostCalls:
-    """Return the collectives of a layer that is sharded this way; none of kinds without times."""
+    """Return the collectives of a layer sharded in this way; 0 for kinds without times."""
     return _CALLS.get(kind, HostCalls(0, 0))
 
 
@@ -371,9 +380,9 @@ _HOST_POWER = 6.0
 def together_s(device_s: _Real, host_s: _Real) -> _Real:
     """Return the time of kernels that a host launches: (device^6 + host^6)^(1/6).
 
-    Devices and hosts work at the same time: nearly the longer of the two.
+    Device and host work concurrently: the result is slightly above the longer of the two.
     """
-    # over the longer first: seconds to the sixth would underflow
+    # Divided by the longer first: seconds to the sixth power would underflow.
     longest = np.maximum(np.maximum(device_s, host_s), 1e-300)
     powers = (device_s / longest) ** _HOST_POWER + (host_s / longest) ** _HOST_POWER
     found: _Real = longest * powers ** (1.0 / _HOST_POWER)

@@ -1,8 +1,8 @@
-"""Times of kernels that only move bytes: norms, activations, casts, loss, optimizer.
+"""Times of memory-bound kernels: norms, activations, casts, loss, optimizer.
 
-Such a kernel takes its bytes over the share of HBM that its class reaches, and a launch. How many
-bytes an operation moves is a property of a trainer's kernels and an argument here; how many
-operations a layer has, and matrix products, are not here.
+The time is bytes over the fraction of the HBM rate that the kernel's class reaches, plus a launch.
+Bytes per operation are a property of an engine's kernels and an argument here. The number of
+operations of a layer is in `autopar.rates.layer`, GEMMs are in `autopar.rates.kernels`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from autopar.arrays import F64
 from autopar.rates.constants import ELEMENT_BYTES, Kernels, MemoryClass
 
 _EMBEDDING_BYTES = 8.0
-"""Per element of the result: 2 bytes read, 2 written, and 4 for the mask and the sum of ranks."""
+"""Per element of the result: 2 bytes read, 2 written, and 4 for the mask and the sum over ranks."""
 _PERMUTE_BYTES = {"forward": 8.0, "backward": 12.0}
 """Per element of tokens sent to experts, counted from the kernels of Megatron-Core."""
 
@@ -28,8 +28,8 @@ def memory_bound_s(
 ) -> F64:
     """Return the seconds of `count` kernels that together read and write `moved_bytes`.
 
-    bytes / (HBM share of the class) + count launches; arrays broadcast. HBM keeps its clock in a
-    long run, so that nothing here depends on the sustained clock.
+    bytes / (HBM rate of the class) + count launches; arrays broadcast. HBM keeps its clock in a
+    long run, so that the time does not depend on the sustained clock.
     """
     moved = np.asarray(moved_bytes, dtype=np.float64)
     rate = kernels.memory_bytes_per_s * kernels.memory_share(kind)
@@ -46,8 +46,8 @@ def elements_s(
 ) -> F64:
     """Return the seconds of kernels over `elements` that move `bytes_per_element` of each.
 
-    An unfused bf16 norm moves 4 forward and 8 backward, a residual with dropout 7 and 5, an
-    activation 4 and 6; a compiled trainer less, an eager one with fp32 norms 28 and 44.
+    An unfused bf16 norm moves 4 bytes forward and 8 backward, a residual with dropout 7 and 5, an
+    activation 4 and 6. A compiled engine moves less; an eager one with fp32 norms 28 and 44.
     """
     moved = np.asarray(elements, dtype=np.float64) * np.asarray(bytes_per_element)
     return memory_bound_s(kernels, moved, kind=kind, count=count)
@@ -61,11 +61,12 @@ def cast_s(
     bytes_per_element: float | None = None,
     count: ArrayLike = 1,
 ) -> F64:
-    """Return the seconds of quantising 16-bit elements to a low precision, apart from a GEMM.
+    """Return the seconds of quantising 16-bit elements in a separate kernel.
 
-    2 + e bytes per element at the share that the quantising kernels of the card's tables reach, or
-    `bytes_per_element` at the elementwise share (4 in Transformer Engine, which also writes the
-    transpose; 7 in torchtitan); 0 for 16 bits and more. Raises InputError.
+    The result is 0 for a precision of 16 bits or more. Without `bytes_per_element`, an element of e
+    bytes moves 2 + e bytes at the rate of the quantising kernels in the card's tables. Otherwise
+    `bytes_per_element` move at the elementwise rate: 4 in Transformer Engine, which also writes the
+    transpose, 7 in torchtitan. Raises InputError.
     """
     figure, size = kernels.gemm(dtype), ELEMENT_BYTES[dtype]
     many = np.asarray(elements, dtype=np.float64)
@@ -87,10 +88,10 @@ def embedding_s(
     local_parameters: ArrayLike = 0,
     accumulation_bytes: float = 0.0,
 ) -> F64:
-    """Return the seconds of looking up, or adding the gradient of, `tokens` rows of `hidden`.
+    """Return the seconds of looking up `tokens` rows of width `hidden`, or of its backward.
 
-    8 bytes per element; the backward also clears and adds a gradient as large as the table, whose
-    rows on this rank have `local_parameters`: 2 bytes each and `accumulation_bytes`.
+    8 bytes per element. The backward also clears and accumulates a gradient of this rank's
+    `local_parameters` of the table: 2 bytes and `accumulation_bytes` each.
     """
     moved = np.asarray(tokens, dtype=np.float64) * np.asarray(hidden) * _EMBEDDING_BYTES
     if backward:
@@ -105,7 +106,7 @@ def cross_entropy_s(
     """Return the seconds of softmax and loss, or their backward, over this rank's logits.
 
     `bytes_per_logit` is 26 forward and 20 backward for unfused fp32 kernels, 6.8 and 5.1 for
-    Megatron-Core's fused ones; `local_vocab` are the columns of this rank, padding included.
+    Megatron-Core's fused ones. `local_vocab` is the number of columns of this rank, with padding.
     """
     logits = np.asarray(tokens, dtype=np.float64) * np.asarray(local_vocab)
     return elements_s(kernels, logits, bytes_per_logit, kind="softmax", count=3)
@@ -119,23 +120,24 @@ def optimizer_s(
     bytes_per_own: float,
     gradient_bytes: float,
 ) -> F64:
-    """Return the seconds of one update: states of own parameters, gradients of all resident ones.
+    """Return the seconds of one optimizer update: own states and all resident gradients.
 
-    `bytes_per_own` is 34 to 44 by trainer (fp32 weight and two moments read and written, gradient
-    read, 16-bit weight written); gradients are read twice, for their norm and to be scaled.
+    `bytes_per_own` is 34 to 44 depending on the engine: fp32 weight and two moments read and
+    written, gradient read, 16-bit weight written. Gradients are read twice, for their norm and to
+    be scaled.
     """
     own = np.asarray(own_parameters, dtype=np.float64) * bytes_per_own
     resident = np.asarray(resident_parameters, dtype=np.float64) * (2 * gradient_bytes)
-    # many small launches are batched by multi-tensor kernels
+    # Multi-tensor kernels batch the many small launches.
     return memory_bound_s(kernels, own + resident, kind="optimizer", count=4)
 
 
 def permute_s(
     kernels: Kernels, tokens: ArrayLike, hidden: ArrayLike, *, backward: bool = False
 ) -> F64:
-    """Return the seconds of sorting routed `tokens` by expert and back, 8 (12) bytes an element.
+    """Return the seconds of permuting routed `tokens` by expert and back, 8 (12) bytes per element.
 
-    `tokens` counts each copy that goes to an expert.
+    `tokens` counts each copy that is sent to an expert.
     """
     elements = np.asarray(tokens, dtype=np.float64) * np.asarray(hidden)
     per_element = _PERMUTE_BYTES["backward" if backward else "forward"]

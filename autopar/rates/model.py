@@ -1,4 +1,4 @@
-"""ModelProfile from a spec and a card: memory and times counted from the architecture."""
+"""ModelProfile from a model spec and a card: memory and times counted from the architecture."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from autopar.rates.site import Site
 
 # --------------------------------------------------------------------------------------------------
-# What layers and vocabulary keep until their backward, by the operations that keep it.
+# Saved activations of layers and vocabulary, by the operation that saves them.
 #
-# Activations are what autograd keeps of one sample, in Megatron's partitioning (Korthikanti et al.
-# 2022, arXiv 2205.05198, section 4) with flash attention and no dropout. With S tokens, h hidden,
-# a heads and k key-value heads of width d, f MLP width, e bytes per element, per sample:
+# Activations are what autograd saves for one sample, in Megatron's partitioning (Korthikanti et al.
+# 2022, arXiv 2205.05198, section 4) with flash attention and no dropout. With S tokens, h hidden, a
+# heads and k key-value heads of width d, f MLP width, e bytes per element, per sample:
 #
 #     around the tensor-parallel blocks, n = 2 norms (3 with cross-attention):
 #         X = n * S*h*(e + e)             norm input and output (= input of the next linears)
@@ -53,32 +53,35 @@ if TYPE_CHECKING:
 #     sequence parallelism at degree t: (X + r + A + M) / t;  without: X + r + (A + M) / t
 #     k+v: kv = k*d heads / t, but at least one head per rank: max(k, t)*d / t.
 #
-# A mixture of E experts, of which a token visits c evenly, without dropping tokens: M becomes c*M,
-# and the tokens in the order of their experts, which every rank needs whole, add to it:
+# In a mixture of E experts a token visits c of them, evenly and without dropped tokens. M becomes
+# c*M, and the tokens sorted by expert, which every rank needs whole, add:
 #         P = c*S*h*e                     input of the experts, not divided by t
 #         R = (28 + e)*c*S                weights of the chosen in fp32, again in order, int64
 #                                         indices of experts, tokens and places
-#         O = c*S*h*e (eager: twice)      output of the experts; eager keeps it weighted as well
+#         O = c*S*h*e (eager: twice)      output of the experts; eager also saves it weighted
 #     R and O belong to the tokens of a rank, as X does. All experts are on every rank, 1/t of each.
-# The MLP that all tokens visit adds an M of its width, and its gate S*h*e + 2*S*e around it.
+# A shared expert adds an M of its width, and its gate S*h*e + 2*S*e around it.
 #
-# Norms of queries and keys keep what they read and 4 bytes of each of its heads. Latent attention
-# (DeepSeek-V2, arXiv 2405.04434, section 2.1) of ranks q and r, and heads that are n wide without
-# positions, p wide with them and v wide in their values, keeps
+# Norms of queries and keys save their input and 4 bytes per head. Latent attention (DeepSeek-V2,
+# arXiv 2405.04434, section 2.1) has ranks q and r, and heads of width n without positions, p with
+# them and v in their values. It saves
 #         L = S*(q + r + p)*e + S*(q + r)*e + 8*S     latents, these normed, a number of each norm
 #         A = S*a*(2*(n + p) + v)*e + S*a*v*e + 4*S*a  q, k and v of all heads, output, log-sum-exp
 #     where L belongs to the tokens of a rank, as X does. A window changes none of it.
 #
-# `kernels="fused"` is exactly that. `kernels="eager"` adds what unfused code of today's runtimes
-# keeps beside it: the sequence-first copy of the attention output (S*a*d*e); with RMSNorm the fp32
-# input and the normalised value instead of the input alone (n * S*h*4); with rotary positions (no
-# learned ones, gated MLP) the fused qkv buffer that the value is a view of, beside the rotated q
+# `kernels="fused"` is exactly that. `kernels="eager"` adds what unfused code of current engines
+# saves in addition: the sequence-first copy of the attention output (S*a*d*e); with RMSNorm, fp32
+# input and normalised value instead of the input alone (n * S*h*4); with rotary positions (no
+# learned ones, gated MLP), the fused qkv buffer that the value is a view of, next to the rotated q
 # and k (S*a*d*e + S*k*d*e).
 
 
 Kernels = Literal["eager", "fused"]
 STATE_BYTES_PER_PARAMETER = 16
-"""Weights, gradients and Adam's fp32 weights and moments: 2 + 2 + 12, or 4 + 4 + 8 for fp32."""
+"""Model states with Adam: weights, gradients, fp32 weights and moments, bytes per parameter.
+
+2 + 2 + 12, or 4 + 4 + 8 for fp32.
+"""
 _LOGIT_BYTES = 4
 
 
@@ -92,9 +95,10 @@ def activation_bytes(
     kernels: Kernels = "eager",
     memory_seq_length: int | None = None,
 ) -> float:
-    """Return the bytes one layer keeps per sample at a tensor degree (formula: above).
+    """Return the saved activations of one layer per sample at a tensor degree, in bytes.
 
-    `memory_seq_length` is the length of the sequence that cross-attention reads.
+    The formula is above. `memory_seq_length` is the length of the sequence that cross-attention
+    reads.
     """
     if kernels not in ("eager", "fused"):
         raise InputError(f"kernels must be 'eager' or 'fused', got {kernels!r}")
@@ -108,11 +112,12 @@ def activation_bytes(
     layer_norm = layer.norm_parameters_per_hidden == 2 * num_norms
     eager = kernels == "eager"
 
-    # 4 bytes a token: fp32 mean and deviation of a LayerNorm, one number of an RMSNorm
+    # 4 bytes per token: fp32 mean and deviation of a LayerNorm, one number of an RMSNorm.
     around = num_norms * (s * h * e + 4.0 * s * (2 if layer_norm else 1))
-    # products read what norms in front of them put out; behind them nothing keeps it
+    # GEMMs save the output of the norms before them; nothing saves the output of a norm behind
+    # them.
     around += min(num_norms, 3 if layer.cross_attention else 2) * s * h * e
-    # RMSNorm in steps keeps its input in fp32 beside the normalised value
+    # Eager RMSNorm saves its input in fp32 in addition to the normalised value.
     if eager and not layer_norm:
         around += num_norms * 4.0 * s * h
     query = s * heads * width * e / degree
@@ -123,19 +128,20 @@ def activation_bytes(
         inside, latents = _latent_bytes(layer, layer.latent, s, degree, e, eager=eager)
         around, lengths = around + latents, []
     for index, kv_length in enumerate(lengths):
-        # q and the attention output are of the same width, k and v of the other
+        # q and the attention output have one width, k and v another.
         inside += 2 * query + 2.0 * kv_length * kv_share * e + logsumexp
         if layer.qk_norms:
-            # what their norms read; in steps it is kept in fp32 besides, as around the blocks
+            # Input of the query and key norms; eager code saves it in fp32 as well, as around the
+            # blocks.
             elements = s * heads * width / degree + kv_length * kv_share
             inside += elements * (e + (4 if eager else 0))
-            # a number of each row: of a head, or of all heads together
+            # One number per row: per head, or for all heads together.
             rows = s * heads / degree + kv_length * kv_share / width
             inside += 4.0 * (s + kv_length if layer.wide_qk_norms else rows)
         if eager:
-            # the sequence-first copy of the output
+            # Sequence-first copy of the output.
             inside += query
-            # rotary positions turn q and k of self-attention; v is a view of the fused qkv
+            # Rotary positions turn q and k of self-attention; v is a view of the fused qkv.
             if index == 0 and layer.gated_mlp:
                 inside += query + s * kv_share * e
     mlp = (4.0 if layer.gated_mlp else 2.0) * s * layer.ffn_hidden_size * e / degree
@@ -143,28 +149,28 @@ def activation_bytes(
         inside += mlp
     else:
         visited = layer.experts_per_token or layer.num_experts
-        # the experts' input is whole on every rank, so not over the degree
+        # Every rank holds the experts' whole input, so it is not divided by the degree.
         inside += visited * (mlp + s * h * e)
         if layer.shared_expert_width:
             inside += mlp / layer.ffn_hidden_size * layer.shared_expert_width
         if layer.shared_expert_gate:
-            # the product of gate and output keeps both, the gate's own function what it puts out
+            # The product of gate and output saves both, the gate's own function its output.
             around += s * h * e + 2.0 * s * e
-        # the router's best are taken before the softmax, whose other values nothing keeps
+        # The router selects before the softmax, so that no other scores are saved.
         around += (28.0 + e) * s * visited
         around += (2 if eager else 1) * visited * s * h * e
-    # sequence parallelism splits what lies around the blocks; without it every rank has all of it
+    # Sequence parallelism splits activations around the blocks; without it they are replicated.
     return around / (degree if sequence_parallel else 1) + inside
 
 
 def _latent_bytes(
     layer: LayerSpec, latent: LatentSpec, s: int, degree: int, e: int, *, eager: bool
 ) -> tuple[float, float]:
-    """Return what latent attention keeps of its heads, and of its latents (formula: above)."""
+    """Return the saved bytes of latent attention (inside heads, latents); formula above."""
     heads = (layer.num_heads or 0) / degree
     query, rank = latent.query_rank or 0, latent.key_value_rank
     value, both = latent.value_width, 2.0 * (latent.key_width + latent.rotary_width)
-    # eager: the sequence-first copy of the output, and queries before they are turned
+    # Eager code saves the sequence-first copy of the output and queries before rotation.
     copies = value + both / 2 if eager else 0
     inside = s * heads * ((both + 2.0 * value + copies) * e + 4.0)
     narrow = float(s * (query + rank + latent.rotary_width) * e)
@@ -175,7 +181,7 @@ def _latent_bytes(
 
 
 def checkpoint_bytes(layer: LayerSpec, seq_length: int, element_bytes: int = 2) -> float:
-    """Return the bytes a checkpointed layer keeps per sample, unsharded: its input, S*h*e."""
+    """Return the saved bytes of a checkpointed layer per sample, unsharded: its input, S*h*e."""
     return float(seq_length * layer.hidden_size * element_bytes)
 
 
@@ -188,12 +194,12 @@ def other_memory(
     sequence_parallel: bool = True,
     kernels: Kernels = "eager",
 ) -> dict[str, OtherMemory]:
-    """Return memory of embedding, head and loss by position and vocabulary degree v.
+    """Return the memory of embedding, head and loss by position and vocabulary degree v.
 
-    States: 16 bytes x (padded_vocab*h / v for each table, the rest whole); tied weights are one
-    table on the only stage and one each on the first and the last. Activations per sample: first,
-    the token numbers (8*S); last, final norm (input and output, /v with sequence parallelism) and
-    4 bytes per logit / v; the loss needs `logits_peak_bytes` more while it runs.
+    States: 16 bytes x (padded_vocab*h / v for each table, plus the unsplit rest). Tied weights are
+    one table on the only stage, and one each on the first and the last. Activations per sample:
+    token ids (8*S) on the first stage; final norm (input and output, /v with sequence parallelism)
+    and 4 bytes per logit / v on the last. The loss adds `logits_peak_bytes` while it runs.
     """
     first, last = spec.layers[0], spec.layers[-1]
     s_last = seq_lengths[-1]
@@ -203,15 +209,15 @@ def other_memory(
         norm = s_last * last.hidden_size * 2 * element_bytes
     states: dict[str, dict[int, float]] = {"only": {}, "first": {}, "last": {}}
     kept: dict[str, dict[int, float]] = {"only": {}, "first": {}, "last": {}}
-    # 0 rows of vocabulary leave what is never split by it
+    # A vocabulary of 0 rows leaves the parameters that are never split.
     embedding_rest, head_rest = embedding_parameter_counts(spec, 0)
-    # token numbers are int64
+    # Token ids are int64.
     tokens = 8.0 * sum(seq_lengths)
     for v in degrees:
         vocab = padded_vocab_size(spec, v)
         embedding = vocab / v * first.hidden_size + embedding_rest
         head = vocab / v * last.hidden_size + head_rest
-        # the only stage has a tied table once; first and last stage need a copy each
+        # The only stage has a tied table once; first and last stage need a copy each.
         shared = vocab / v * first.hidden_size if spec.tied_embeddings else 0.0
         loss = norm / (v if sequence_parallel else 1) + _LOGIT_BYTES * s_last * vocab / v
         states["only"][v] = STATE_BYTES_PER_PARAMETER * (embedding + head - shared)
@@ -232,43 +238,46 @@ def logits_peak_bytes(spec: ModelSpec, seq_length: int) -> float:
 
 
 # --------------------------------------------------------------------------------------------------
-# Memory that a layer needs for a moment above what it keeps, while its backward runs.
+# Transient memory of a layer above its saved activations, while its backward runs.
 #
-# A formula for each moment that can be the peak: what is alive then, less what is gone by then. In
-# units of X = S*h*e of one sample, with F = f/h (n*F: twice that for gated MLPs), A = a*d/h and
-# K = k*d/h (at least one head on every rank), for t ranks:
+# There is one formula for each moment that can be the peak: tensors allocated by then, minus saved
+# activations that are freed by then. In units of X = S*h*e of one sample, with F = f/h (n*F: twice
+# that for gated MLPs), A = a*d/h and K = k*d/h (at least one head on every rank), for t ranks:
 #
 #     MLP         1 + n*F             incoming gradient, gradients of the MLP's inner values
-#     row linear  1 + (1 + F)/t       sp: the gathered gradient, beside incoming and inner one
+#     row linear  1 + (1 + F)/t       sp: the gathered gradient, besides incoming and inner one
 #     attention   1 + 2*A + 2*K - M   gradients of output, q, k and v; the MLP's M = 2 + 2*F (gated:
-#                                     2 + 4*F), norm included, are gone
+#                                     2 + 4*F), norm included, is freed
 #     least       2                   a gradient in and one out; tp: both whole on every rank
 #
 # Inside the tensor-parallel region terms are over t; outside they are over t with sp and Ulysses.
-# A mixture, whose tokens visit c experts:
+# For a mixture of experts whose tokens visit c experts:
 #
-#     experts     1 + c*n*F           gated: c less, as outputs of the experts are gone
+#     experts     1 + c*n*F           gated: c less, as outputs of the experts are freed
 #     routing     1 + 3*c             outputs, their gradients, weighted ones; tp: whole on every
 #                                     rank; sp: 2*c + c/t, or c + (1 + c*F - c)/t
 #     attention   as above            M has c*(2 + 2*F) (gated: c*(2 + 4*F)) for its MLP
 #
-#     shared      1/t more            of what is not over t with sp: the gradient of an MLP that all
-#                                     tokens visit waits for that of the experts
+#     shared      1/t more            for the terms not over t with sp: the gradient of the shared
+#                                     expert waits for that of the routed experts
 #
-# Norms behind attention and MLP: their inputs are gone, one in the line of the MLP and two in that
-# of attention, with 4 bytes a token (LayerNorm: 8) each.
+# Norms after attention and MLP: their saved inputs are freed, one in the line of the MLP and two in
+# that of attention, with 4 bytes per token (LayerNorm: 8) each.
 #
-# and the weights of the visits, 2*c*S bytes (sp: 4*c*S/t, Ulysses: 2*c*S/t). Every rule is at least
-# what `profile-model --source exact` counts of the built-in layers, and equal to it for the models
-# that are shipped, but for 1 % of a mixture's.
+# The weights of the visits add 2*c*S bytes (sp: 4*c*S/t, Ulysses: 2*c*S/t). No formula gives less
+# than `profile-model --source exact` counts for the built-in layers. They are equal for the shipped
+# models, except for 1 % with experts.
 
 
 ShardKind = Literal["sp", "tp", "ulysses"]
-"""Tensor parallelism with and without sequence parallelism, Ulysses; all the same at degree 1."""
+"""Tensor parallelism with and without sequence parallelism, Ulysses; equal at degree 1."""
 
 _UNKNOWN_SHARE = 0.5
-"""Of what a layer keeps. Gated MLPs keep at least 4*F and their gradients take 2*F, plain ones
-2*F and F; with the incoming gradient no shipped dense layer is above 0.43 at degree 1."""
+"""Transient over saved bytes of a layer whose heads or MLP width are unknown.
+
+Gated MLPs save at least 4*F and their gradients need 2*F, plain ones 2*F and F. With the incoming
+gradient no shipped dense layer is above 0.43 at degree 1.
+"""
 
 
 def backward_bytes(
@@ -282,11 +291,11 @@ def backward_bytes(
 ) -> float:
     """Return the bytes above `kept_bytes` that one sample's backward needs on a rank.
 
-    kept_bytes : what the layer keeps per sample on that rank. It is used only where heads or MLP
+    kept_bytes : saved activations of the layer per sample on that rank. Used only if heads or MLP
     width are unknown: half of it, and at degrees above 1 one whole activation more.
     """
     unit = float(seq_length) * layer.hidden_size * element_bytes
-    # a mixture that does not say how many: a token visits all experts
+    # If the number of visited experts is not given, a token visits all of them.
     visited = float(layer.experts_per_token or layer.num_experts or 0)
     if layer.num_heads is None or layer.ffn_hidden_size is None:
         return _UNKNOWN_SHARE * kept_bytes + unit * (2.0 * visited + (degree > 1))
@@ -295,33 +304,33 @@ def backward_bytes(
     # n*F of the table above: gate and up each have a gradient
     gradients = (2.0 if layer.gated_mlp else 1.0) * inner
     width = head_dim(layer)
-    # at least one key-value head on every rank
+    # At least one key-value head on every rank.
     key_value = max(layer.num_kv_heads or layer.num_heads, degree) * width / h
-    # gradients of output and q are 2*A wide, those of k and v 2*K
+    # Gradients of output and q are 2*A wide, those of k and v 2*K.
     attention = 2.0 * layer.num_heads * width / h + 2.0 * key_value
     if layer.latent is not None:
-        # of all heads: q and k of their width, v and the output of that of values
+        # q and k have their own width; v and the output have the width of values.
         attention = 2.0 * layer.num_heads * (width + layer.latent.value_width) / h
     if visited:
         weights = {"sp": 4.0 / t, "tp": 2.0, "ulysses": 2.0 / t}[kind] * visited * seq_length
-        # of every visited expert 2 + 2*n*F is gone by then
+        # By then 2 + 2*n*F of every visited expert is freed.
         attention -= 2.0 * visited * (gradients + 1.0)
         return unit * _mixture(layer, visited, t, kind, inner, gradients, attention) + weights
-    # M = 2 + 2*n*F is gone; its 2 turns the 1 of the table into the - 1 of the lines below
+    # M = 2 + 2*n*F is freed; its 2 turns the 1 of the table into the - 1 of the lines below.
     attention -= 2.0 * gradients
-    # a norm behind the MLP, and then that behind attention, have let their inputs go
+    # The saved inputs of a norm after the MLP, and then of that after attention, are freed.
     behind = 0.0
     if layer_norms(layer) > 3:
         statistics = 8 if layer.norm_parameters_per_hidden > layer_norms(layer) else 4
         behind = 1.0 + statistics / (h * element_bytes)
     if kind == "tp":
-        # without sp what lies outside the tensor-parallel region is whole on every rank
+        # Without sp, activations outside the tensor-parallel region are whole on every rank.
         mlp = 1.0 + gradients / t - behind
         return unit * max(mlp, 2.0, attention / t - 1.0 - 2.0 * behind)
     moments = [1.0 + gradients - behind, 2.0, attention - 1.0 - 2.0 * behind]
     moments = [moment / t for moment in moments]
     if kind == "sp" and degree > 1:
-        # in front of the row-parallel product sp gathers a whole gradient on every rank
+        # Before the row-parallel GEMM, sp gathers a whole gradient on every rank.
         moments.append(1.0 + max(1.0 + inner, 2.0) / t)
     return unit * max(moments)
 
@@ -335,8 +344,8 @@ def _mixture(
     gradients: float,
     attention: float,
 ) -> float:
-    """Return the peak of a mixture of experts in units of one activation, its weights left out."""
-    # with gates the outputs of the experts are gone when their gradients arrive
+    """Return the peak of a mixture of experts in units of one activation, without visit weights."""
+    # With gated MLPs, outputs of the experts are freed when their gradients arrive.
     gone = visited if layer.gated_mlp else 0.0
     if kind == "tp":
         return max(1.0 + visited * gradients / t - gone, 1.0 + 3.0 * visited, attention / t - 1.0)
@@ -346,34 +355,34 @@ def _mixture(
         (attention - 1.0) / t,
     ]
     if kind == "sp" and t > 1.0:
-        # the gradient of what all tokens visit waits for that of the experts
+        # The gradient of the shared expert waits for that of the routed experts.
         waiting = 1.0 / t if layer.shared_expert_width else 0.0
-        # sp: tokens sorted by expert are whole on every rank while they are routed
+        # sp: tokens sorted by expert are whole on every rank during routing.
         moments.append(2.0 * visited + visited / t + waiting)
         moments.append(visited + (1.0 + visited * inner - visited) / t + waiting)
     return max(moments)
 
 
 # --------------------------------------------------------------------------------------------------
-# Whether measured forwards are possible.
+# Plausibility of measured forward times.
 
 
 def check_rates(
     profile: ModelProfile, spec: ModelSpec, hardware: HardwareProfile
 ) -> tuple[str, ...]:
-    """Return a note where measured forwards are faster than the device computes.
+    """Return notes on measured forwards that are faster than the device computes.
 
-    The device is that of the hardware's name, where it is of a card; else the fastest card.
+    The device is the card in the hardware's name; otherwise the fastest card.
 
     Raises
     ------
-    DocumentError: one is faster than twice the device's peak.
+    DocumentError: a forward is faster than twice the device's peak.
     """
     from autopar.rates.card import load_card
 
     cards = [load_card(name) for name in catalog.card_names()]
     named = [card for card in cards if hardware.name.startswith(f"{card.name}_")]
-    # matrices of fp32 may be multiplied in TF32, at half the rate of bf16
+    # fp32 matrices may be multiplied in TF32, at half the rate of bf16.
     tf32 = 0.5 if profile.precision == "fp32" else 0.0
     peaks = {
         card.name: max(card.flop_per_s[profile.precision], tf32 * card.flop_per_s["bf16"])
@@ -397,7 +406,7 @@ def check_rates(
 
 
 def layer_flop(layer: LayerSpec, seq_length: int, memory_seq_length: int) -> float:
-    """Return the FLOP of one sample's forward: matrices, and scores, of which masks hide half.
+    """Return the FLOP of one sample's forward: GEMMs, and scores, half of them if causal.
 
     `memory_seq_length` is the length of the sequence that cross-attention reads. Raises InputError.
     """
@@ -406,7 +415,7 @@ def layer_flop(layer: LayerSpec, seq_length: int, memory_seq_length: int) -> flo
     h, width = layer.hidden_size, head_dim(layer)
     query = value = layer.num_heads * width
     key_value = 2 * (layer.num_kv_heads or layer.num_heads) * width
-    # a token visits so many MLPs, each of two or three matrices, and asks a router for them
+    # A token visits this number of MLPs, each of two or three matrices, and a router selects them.
     visited = layer.experts_per_token or layer.num_experts or 1
     mlps = visited * layer.ffn_hidden_size + layer.shared_expert_width
     weights = h * ((3 if layer.gated_mlp else 2) * mlps + (layer.num_experts or 0))
@@ -416,7 +425,7 @@ def layer_flop(layer: LayerSpec, seq_length: int, memory_seq_length: int) -> flo
         value = layer.num_heads * layer.latent.value_width
         weights += attention_weights(replace(layer, qk_norms=False, attention_sinks=False))
     flop = 2.0 * seq_length * weights
-    # two products of all pairs
+    # Two GEMMs over all pairs: scores, and their product with the values.
     flop += 2.0 * (query + value) * _pairs(layer, seq_length)
     if layer.cross_attention:
         flop += 2.0 * h * (2 * seq_length * query + memory_seq_length * key_value)
@@ -425,11 +434,11 @@ def layer_flop(layer: LayerSpec, seq_length: int, memory_seq_length: int) -> flo
 
 
 def _pairs(layer: LayerSpec, seq_length: int) -> float:
-    """Return the pairs of a query and a key that it sees, the mean of a type's layers."""
+    """Return the pairs of a query and a visible key, as the mean over the layers of a type."""
     every = seq_length * seq_length * (0.5 if layer.causal else 1.0)
     if layer.window is None or layer.window >= seq_length:
         return every
-    # the first queries see fewer, and so do the last ones where there is no order
+    # The first queries see fewer keys, and so do the last ones without a causal mask.
     narrow = layer.window * (seq_length - layer.window / 2.0) * (1.0 if layer.causal else 2.0)
     number = layer.num_layers
     whole = number // layer.whole_every if layer.whole_every else 0
@@ -446,7 +455,7 @@ def _element_bytes(precision: str) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# A whole profile: layer times, vocabulary times, memory tables.
+# Whole profile: layer times, vocabulary times, memory tables.
 
 
 VOCAB_DEGREES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -454,7 +463,7 @@ VOCAB_DEGREES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 STACKS: dict[Kernels, str] = {"eager": "torchtitan-eager", "fused": "megatron-core"}
-"""Whose times are estimated where only what kernels keep is said."""
+"""Default software stack for each choice of `kernels`."""
 
 
 def estimate_model(
@@ -471,10 +480,10 @@ def estimate_model(
 ) -> ModelProfile:
     """Return the estimated profile of a model on one device of a card.
 
-    `seq_lengths` are applied to all layer types; the default is every type's own length. `stack`
-    names the trainer whose kernels and host code are priced, and what its layers keep; without it
-    `kernels` says whether those are PyTorch's own or fused. What a `site` knows replaces the card's
-    figures. Raises InputError.
+    `seq_lengths` apply to all layer types; the default is each type's own length. `stack` names the
+    software stack that defines kernels, host overheads and saved activations. Without it, `kernels`
+    selects PyTorch's own kernels or fused ones. Known figures of `site` replace the card's. Raises
+    InputError.
     """
     from autopar.rates.card import load_card  # the planner needs the counts alone
     from autopar.rates.parts.operations import machine_of
@@ -491,7 +500,7 @@ def estimate_model(
     machine = machine_of(device, trainer, site)
     element = _element_bytes(precision)
     own = tuple(layer.seq_length for layer in spec.layers)
-    # lengths that are asked for hold for all layer types; else every type has its own
+    # Given lengths apply to all layer types; otherwise each type has its own.
     cases = [tuple(s for _ in spec.layers) for s in seq_lengths] if seq_lengths else [own]
 
     times: list[list[TimePoint]] = [[] for _ in spec.layers]
@@ -499,7 +508,7 @@ def estimate_model(
     memory: list[dict[int, LayerMemory]] = [{} for _ in spec.layers]
     other_times: list[OtherTime] = []
     others: dict[str, dict[tuple[int, ...], OtherMemory]] = {}
-    # the vocabulary may be sharded as any layer is
+    # The vocabulary may be sharded like any layer.
     tensor = {t for layer in spec.layers for t in tensor_degrees(layer)}
     vocab_degrees = tuple(sorted(tensor | set(VOCAB_DEGREES)))
     vocab = padded_vocab_size(spec)
@@ -507,7 +516,7 @@ def estimate_model(
         own_lengths = _resized(spec, lengths)
         blocks, kinds = blocks_of(own_lengths), type_blocks(own_lengths)
         for index, (layer, length) in enumerate(zip(spec.layers, lengths, strict=True)):
-            # cross-attention reads what the layer type in front of it, the encoder, puts out
+            # Cross-attention reads the output of the preceding layer type, the encoder.
             source_length = lengths[index - 1] if layer.cross_attention and index else None
             alike = [
                 layer_cells(
@@ -521,7 +530,7 @@ def estimate_model(
                 )
                 for block in kinds[index]
             ]
-            # a layer of the type is the mean of those with a window and those without
+            # A layer of the type is the mean of its layers with a window and those without.
             numbers = [block.number for block in kinds[index]]
             times[index] += mean_cells([whole for whole, _ in alike], numbers)
             sharded[index] += mean_cells([cells for _, cells in alike], numbers)

@@ -1,8 +1,8 @@
-"""Times of a model profile, cell by cell, from a card and a stack: what a measurement would hold.
+"""Times of a model profile from a card and a stack, in the cells of a measurement.
 
-Layers whole and sharded, forward and backward apart, and what is around them, for many batches and
-degrees at once. What layers keep in memory is counted in `autopar.rates.model`; how cells make a
-plan's time is the planner's cost model, which asks for them without the host's code.
+The cells are whole and sharded layers, forward and backward separately, and embedding and head, for
+many batches and degrees at once. Saved activations are counted in `autopar.rates.model`. The
+planner's cost model combines cells to the time of a plan, and asks for them without host overheads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Kind = Literal["sp", "tp", "ulysses"]
 def cells_job(
     name: str, blocks: tuple[Block, ...], vocab: int, seq_length: int, precision: str
 ) -> Job:
-    """Return what the times of cells depend on besides sizes; precision is bf16, fp16 or fp32."""
+    """Return a job with the settings of cells except sizes; precision is bf16, fp16 or fp32."""
     return Job(
         name=name,
         blocks=blocks,
@@ -50,15 +50,15 @@ def layer_cells(
     degrees: Sequence[int],
     sequence_parallel: bool,
 ) -> tuple[list[TimePoint], list[ShardedTime]]:
-    """Return the forwards of whole layers, and every cell with its backward and optimizer step.
+    """Return forward times of whole layers, and every cell with its backward and optimizer step.
 
-    batches : samples of a tensor group; degrees : of tensor groups and Ulysses groups, 1 among
-    them. A checkpointed layer runs its forward again.
+    batches : samples per tensor group; degrees : sizes of tensor groups and Ulysses groups, with 1
+    among them. A checkpointed layer runs its forward again.
     """
     kind: _Kind = "sp" if sequence_parallel else "tp"
     whole: list[TimePoint] = []
     cells: list[ShardedTime] = []
-    # rows: degrees, columns: batches
+    # Rows: degrees; columns: batches.
     t = np.array(degrees, dtype=np.float64)[:, None]
     b = np.array(batches, dtype=np.float64)[None, :]
     n = b * job.seq * np.ones_like(t)
@@ -66,7 +66,7 @@ def layer_cells(
         sequences=b,
         tokens=n,
         outside=n / t if sequence_parallel else n,
-        # the planner splits experts as any MLP: every rank has 1/t of each, and all tokens
+        # The planner splits experts like any MLP: every rank has 1/t of each, and all tokens.
         routed=n,
         tensor=t,
         expert_tensor=t,
@@ -87,7 +87,7 @@ def layer_cells(
         forward, backward = _seconds(layer_parts(machine, job, block, split), n)
         for row, degree in enumerate(degrees):
             if degree == 1 and name == "ulysses":
-                continue  # whole layers are the same under both
+                continue  # whole layers are equal under both
             calls = host_calls(name) if degree > 1 else HostCalls(0, 0)
             forward_s = _with_host(machine, forward[row], calls.forward, block, "forward_s")
             backward_s = _with_host(machine, backward[row], calls.backward, block, "backward_s")
@@ -117,7 +117,7 @@ _Cell = TypeVar("_Cell", TimePoint, ShardedTime)
 
 
 def mean_cells(kinds: Sequence[Sequence[_Cell]], numbers: Sequence[int]) -> list[_Cell]:
-    """Return the cells of a layer type from those of its kinds of layers, of so many each."""
+    """Return the mean cells of a layer type from its kinds of layers, `numbers` layers of each."""
     total = sum(numbers)
     found = []
     for same in zip(*kinds, strict=True):
@@ -135,9 +135,9 @@ def mean_cells(kinds: Sequence[Sequence[_Cell]], numbers: Sequence[int]) -> list
 def other_cells(
     machine: Machine, job: Job, seq_lengths: tuple[int, ...], batches: Sequence[int]
 ) -> list[OtherTime]:
-    """Return embedding, final norm, head and loss, undivided, forward and backward."""
+    """Return the times of embedding, final norm, head and loss, unsharded, forward and backward."""
     b = np.array(batches, dtype=np.float64)
-    # every layer type has tokens to look up; the head follows the last
+    # Every layer type looks up its tokens; the head follows the last type.
     first = embedding_times(machine, job, b * sum(seq_lengths))
     last = head_times(machine, job, b * seq_lengths[-1])
     forward, backward = _seconds((*first, *last), b)
@@ -148,7 +148,7 @@ def other_cells(
 
 
 def _seconds(parts: Iterable[Part], like: F64) -> tuple[F64, F64]:
-    """Return forward and backward of all parts together, as large as `like`."""
+    """Return the summed forward and backward seconds of all parts, in the shape of `like`."""
     forward, backward = np.zeros_like(like), np.zeros_like(like)
     for part in parts:
         forward += part.forward_s
@@ -157,10 +157,10 @@ def _seconds(parts: Iterable[Part], like: F64) -> tuple[F64, F64]:
 
 
 def _with_host(machine: Machine, device_s: F64, calls: int, block: Block, side: str) -> F64:
-    """Return the time of a layer whose kernels a host launches: nearly the longer of the two."""
+    """Return the time of a layer with host overhead: slightly above the longer of the two."""
     host = machine.stack.figures.host
     seconds = host[side] + calls * host["collective_s"]
     if isinstance(block.mlp, Experts):
-        # half of it in each direction
+        # Half of it in each direction.
         seconds += host["experts_s"] / 2.0
     return np.asarray(together_s(device_s, seconds))

@@ -1,9 +1,9 @@
-"""Site: what one cluster reaches of what its card says, and how that follows from measurements.
+"""Site: the fractions of its card's rates that one cluster reaches, and how to fit them.
 
-Two clusters of one card differ: in the clock that their GPUs sustain, and in what links and
-adapters reach. A site file holds these figures with their quality and, where `autopar profile
-site` wrote it, the measurements that they are made of. All but its name is optional: what is
-missing is as the card says. How anything is measured is not here.
+Two clusters with the same card differ in the sustained clock of their GPUs and in the bandwidth
+that links and adapters reach. A site file contains these figures with their quality and, if
+`autopar profile site` wrote it, the measurements behind them. Everything except its name is
+optional: the card's figure is used for a missing one. The measurements themselves are not here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from autopar.units import MIB
 
 
 FORMAT = "autopar-site"
-"""Value of `format` that tells a site from other documents."""
+"""Value of `format` that identifies a site."""
 
 _Text = Annotated[str, some_text()]
 _FLOP_PER_S = quantity(
@@ -58,7 +58,7 @@ _BYTES_PER_S = quantity(
     too_large="is beyond any device",
     too_small="looks like MB/s or GB/s",
 )
-# far wider than machines differ: of a card of another device a CPU reaches next to nothing
+# The range is far wider than machines differ: a CPU reaches almost nothing of a GPU card's rates.
 _FACTOR = quantity(
     what="a factor on what the card says",
     unit="",
@@ -81,15 +81,15 @@ _RANKS = whole_number(1, 10**7)
 
 
 class _Entry(Record):
-    """A figure, how good it is, and where it is from."""
+    """A figure with its quality and its source."""
 
     quality: Literal["measured", "derived", "nominal"]
-    """Measured there; fitted to runs there; or assumed."""
+    """Measured on the site, fitted to runs on the site, or assumed."""
     source: _Text | None = None
     basis: _Text | None = None
-    """Why it is assumed."""
+    """Reason for an assumed value."""
     spread: Annotated[float, _SPREAD] | None = None
-    """Nine of ten values differ by at most this share."""
+    """Relative deviation that 9 of 10 values do not exceed."""
 
     def __post_init__(self) -> None:
         if self.source is None and self.basis is None:
@@ -113,75 +113,78 @@ class _Time(_Entry):
 
 
 class _Gemm(Record):
-    """Products of square matrices, back to back until the clock has settled, on all GPUs."""
+    """GEMMs of square matrices on all GPUs, back to back until the clock has settled."""
 
     flop_per_s: _FlopRate
-    """Sustained rate of one GPU, the slowest of all."""
+    """Sustained rate of the slowest GPU."""
     first_flop_per_s: _FlopRate | None = None
-    """Rate of its first second."""
+    """Rate of that GPU in its first second."""
     size: Annotated[int, whole_number(1, 10**6)]
     """Rows and columns of every matrix."""
     dtype: Literal["bf16", "fp16", "fp32"]
 
 
 class _Host(Record):
-    """Time of the host for a layer so small that the device waits for it."""
+    """Host time of a layer so small that the device waits for the host."""
 
     forward_s: _Time
     backward_s: _Time
     torch: _Text | None = None
-    """Version of torch."""
+    """PyTorch version."""
 
 
 class CollectiveTime(Record):
-    """Median time of one collective, all groups of the kind at once."""
+    """Median time of one collective, with all groups of the kind running at once."""
 
     operation: Literal["allreduce", "allgather", "reducescatter", "all2all"]
     ranks: Annotated[int, _RANKS]
     nodes: Annotated[int, _RANKS]
-    """Nodes that a group is on, with as many ranks on each."""
+    """Number of nodes of a group, with equally many ranks on each."""
     size_bytes: Annotated[float, _SIZE]
-    """As nccl-tests count it: the whole tensor; of an all-to-all that of one rank."""
+    """Message size as in nccl-tests: the whole tensor; for an all-to-all, the tensor of one rank.
+    """
     time_s: Annotated[float, _SECONDS]
 
 
 @published("site")
 class SiteDocument(Record):
-    """What one cluster reaches of what its card says, and the measurements behind it."""
+    """Fractions of its card's rates that one cluster reaches, and the measurements behind them."""
 
     format: Literal["autopar-site"]
     version: Literal[1]
     name: _Text | None = None
-    """The name of the file without."""
+    """Name of the site; the file name without suffix by default."""
     description: _Text | None = None
     card: _Text | None = None
-    """Name of the card that the factors are over; without one there are absolute figures only."""
+    """Name of the card that the factors refer to; without one only absolute figures are allowed."""
     device: _Text | None = None
-    """What the GPUs call themselves, or `cpu`."""
+    """Device name reported by the GPUs, or `cpu`."""
     gpus_per_node: Annotated[int, whole_number(1, 4096)] | None = None
     num_nodes: Annotated[int, _RANKS] | None = None
-    """Nodes that were measured, which may be a few of many."""
+    """Number of nodes measured, which may be a part of the cluster."""
     gemm: _Gemm | None = None
     clock: _Factor | None = None
-    """Sustained rate of matrix products over what the card says of a short benchmark."""
+    """Sustained GEMM rate over the card's rate in a short benchmark."""
     copy_bytes_per_s: _ByteRate | None = None
-    """Bytes read and written by a copy in the device's memory."""
+    """Bytes read and written per second by a copy in device memory."""
     memory_share: _Factor | None = None
-    """Rate of a copy, or of the kernels that `source` names, over the datasheet's."""
+    """Memory rate of a copy, or of the kernels named in `source`, over the datasheet's."""
     elementwise_share: _Factor | None = None
-    """Of the datasheet's HBM rate, what chains of memory-bound kernels reach in training."""
+    """Fraction of the datasheet's HBM rate that chains of memory-bound kernels reach in training.
+    """
     in_node: _Factor | None = None
-    """Bandwidth of collectives in a node over what the card says."""
+    """Bandwidth of collectives inside a node over the card's."""
     cross_node: _Factor | None = None
-    """The same across nodes, over the card's adapters or `adapter_bytes_per_s`."""
+    """Bandwidth of collectives across nodes over that of the card's adapters, or of
+    `adapter_bytes_per_s` if given."""
     adapter_bytes_per_s: _ByteRate | None = None
-    """Nominal network rate of one GPU and direction, where it is not the card's."""
+    """Nominal network rate of one GPU and direction, where it differs from the card's."""
     host: _Host | None = None
     collectives: list[CollectiveTime] = field(default_factory=list)
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Refuse a document of another kind."""
+        """Check the header; raises an error for a document of another kind."""
         return headed(data, FORMAT, "a site")
 
     def __post_init__(self) -> None:
@@ -200,15 +203,15 @@ class SiteDocument(Record):
 
 
 # --------------------------------------------------------------------------------------------------
-# What a reader gets.
+# Site in base units.
 
 
 PARTS = ("clock", "memory_share", "in_node", "cross_node", "adapter_bytes_per_s", "host")
-"""What can be known of a site; the names that `Site.known` has."""
+"""Groups of figures that a site may know; the possible members of `Site.known`."""
 
 
 class Site(Record):
-    """One cluster, in base units; None is what nobody measured."""
+    """One cluster, in base units; None for figures that were not measured."""
 
     name: str
     description: str
@@ -220,13 +223,18 @@ class Site(Record):
     gemm_size: int | None
     gemm_dtype: str | None
     clock: float | None
-    """As `Kernels.clock`: what a run sustains of the rate of a short benchmark."""
+    """Sustained rate of a run over that of a short benchmark, like `Kernels.clock`."""
     copy_bytes_per_s: float | None
     memory_share: float | None
-    """Of the datasheet's rate what a copy reaches, or kernels do where a site was fitted to runs;
-    `kernels.memory` of a card has chains of kernels, which reach less than a copy."""
+    """Memory rate over the datasheet's: of a copy, or of kernels if the site was fitted to runs.
+
+    `kernels.memory` of a card describes chains of kernels, which are slower than a copy.
+    """
     elementwise_share: float | None
-    """What chains of memory-bound kernels reach, where runs told; the card's figure else."""
+    """Memory rate of chains of memory-bound kernels over the datasheet's, fitted to runs.
+
+    None: the card's figure is used.
+    """
     in_node: float | None
     cross_node: float | None
     adapter_bytes_per_s: float | None
@@ -235,15 +243,16 @@ class Site(Record):
     torch: str | None
     collectives: tuple[CollectiveTime, ...]
     quality: Mapping[str, Quality]
-    """By figure: the names of the fields above that are numbers."""
+    """Quality by figure; keys are names of the numeric fields above."""
     spread: Mapping[str, float]
-    """Share by which nine of ten values differ at most, of the figures that say it."""
+    """Relative deviation that 9 of 10 values do not exceed, by figure; only figures that give it.
+    """
     path: Path
     source: Source
 
     @property
     def factors(self) -> SiteFactors:
-        """What links and adapters reach over the card's, 1 where it is unknown."""
+        """Measured over nominal bandwidth of links and adapters; 1 where unknown."""
         return SiteFactors(
             in_node=1.0 if self.in_node is None else self.in_node,
             cross_node=1.0 if self.cross_node is None else self.cross_node,
@@ -251,7 +260,7 @@ class Site(Record):
 
     @property
     def known(self) -> frozenset[str]:
-        """The `PARTS` that were measured there or fitted to runs there, not assumed."""
+        """Members of `PARTS` that were measured on the site or fitted to its runs, not assumed."""
         figures = dict.fromkeys(PARTS) | {"host": "host_forward_s"}
         return frozenset(
             part
@@ -260,9 +269,9 @@ class Site(Record):
         )
 
     def require_card(self, card: Card) -> None:
-        """Raise DocumentError where this is a cluster of other devices than the card's.
+        """Raise DocumentError if the cluster's devices are not those of `card`.
 
-        Its factors are over that card's figures. A document that names no card is of any.
+        The factors of a site are relative to its card. A site that names no card goes with any.
         """
         if self.card is None or self.card == card.name:
             return
@@ -270,7 +279,7 @@ class Site(Record):
             if catalog.find_card(self.card).stem == card.name:  # an alias
                 return
         except InputError:
-            pass  # the name of a card of one's own
+            pass  # the name may be that of a custom card
         raise DocumentError(
             self.source.path,
             f"the site is of {self.card} and the hardware is {card.name}",
@@ -279,7 +288,7 @@ class Site(Record):
         )
 
     def network(self, network: Network) -> Network:
-        """Return a card's network with this site's adapters; `factors` are apart."""
+        """Return a card's network with this site's adapters; `factors` are not applied."""
         return _with_adapters(network, self.adapter_bytes_per_s)
 
 
@@ -290,12 +299,12 @@ def _with_adapters(network: Network, adapter_bytes_per_s: float | None) -> Netwo
 
 
 def load_site(name: str) -> Site:
-    """Return a site by name or path; raises InputError naming file, key and value."""
+    """Return a site by name or path; raises InputError with file, key and value."""
     return read_site(load_object(catalog.find_site(name)))
 
 
 def read_site(document: JsonDocument) -> Site:
-    """Return the site of a document; raises DocumentError naming file, key and value."""
+    """Return the site of a document; raises DocumentError with file, key and value."""
     path = document.path
     found = read_record(SiteDocument, path, document.data)
     gemm, host = found.gemm, found.host
@@ -330,13 +339,13 @@ def read_site(document: JsonDocument) -> Site:
         path=path,
         source=Source(
             role="site",
-            # folder and name only: the same site must give the same document wherever it lies
+            # Folder and name only: the same site must give the same document wherever it is stored.
             path=f"{path.parent.name}/{path.name}",
             sha256=document.sha256,
         ),
         **values,
     )
-    # adapters by their nominal rate say nothing of what is reached
+    # The nominal rate of the adapters does not tell which bandwidth is reached.
     return site if site.known else replace(site, source=replace(site.source, estimated=True))
 
 
@@ -345,32 +354,32 @@ def read_site(document: JsonDocument) -> Site:
 
 
 LARGE_BYTES = 16 * MIB
-"""Collectives of this size and larger make the factors: smaller ones are latency."""
+"""Smallest collectives used to fit the factors: latency dominates smaller ones."""
 _LEAST, _MOST = 1e-6, 10.0
-"""Factors that a document takes."""
+"""Range of factors that a document may contain."""
 _STEPS = 60
-"""Halvings of that range, in logarithms: more than its digits."""
+"""Bisection steps of the logarithm of that range, more than the digits of a factor."""
 
 
 class Fitted(NamedTuple):
-    """A factor on what a card says, and how well it fits."""
+    """A fitted factor over the card's figure, with its error."""
 
     value: float
     spread: float
-    """Of ten measured collectives nine differ by at most this share from their price with it."""
+    """Relative error that 9 of 10 measured collectives do not exceed at this factor."""
 
 
 def gemm_flop(size: int) -> float:
-    """Return the FLOP of a product of two square matrices, 2 size^3."""
+    """Return the FLOP of a GEMM of two square matrices, 2 size^3."""
     return 2.0 * float(size) ** 3
 
 
 def relative_gemm_rate(card: Card, flop_per_s: float, size: int, dtype: str) -> float:
-    """Return a rate of square matrix products over the card's of a short benchmark.
+    """Return a measured rate of square GEMMs over the card's rate in a short benchmark.
 
-    The card's is 2 size^3 over `kernels.gemm_s` at clock 1, so that `gemm_s` at the returned clock
-    has the measured rate as far as products are bound by the multiprocessors. Raises InputError
-    where the card has no kernels, or none of this precision.
+    The card's rate is 2 size^3 over `kernels.gemm_s` at clock 1. With the returned value as clock,
+    `gemm_s` gives the measured rate, as far as multiprocessors are the limit. Raises InputError if
+    the card has no kernels or none of this precision.
     """
     said_s = float(gemm_s(kernels_of(card), size, size, size, dtype=dtype))
     return flop_per_s * said_s / gemm_flop(size)
@@ -383,11 +392,11 @@ def fit_factors(
     gpus_per_node: int,
     adapter_bytes_per_s: float | None = None,
 ) -> tuple[Fitted | None, Fitted | None]:
-    """Return the factors of collectives in a domain and across domains; None without a large one.
+    """Return the bandwidth factors inside and across domains; None without a large message.
 
-    Each is the factor with which `collective_time_s` gives as many seconds for all large messages
-    together as they took: long ones weigh most. That across domains takes the other one for given.
-    `adapter_bytes_per_s` stands in for the card's adapters.
+    Each factor makes `collective_time_s` equal to the measured time, summed over all large
+    messages, so that long messages weigh most. The factor inside domains is fitted first and fixed
+    for the other. `adapter_bytes_per_s` replaces the rate of the card's adapters.
     """
     network = _with_adapters(card.network, adapter_bytes_per_s)
     large = [row for row in measured if row.size_bytes >= LARGE_BYTES]
@@ -405,7 +414,7 @@ def fit_factors(
 def collective_s(
     card: Card, row: CollectiveTime, gpus_per_node: int, adapter_bytes_per_s: float | None = None
 ) -> float:
-    """Return what the card says that a measured collective takes, seconds; arguments as above."""
+    """Return the seconds of a measured collective by the card alone; arguments as `fit_factors`."""
     network = _with_adapters(card.network, adapter_bytes_per_s)
     return collective_time_s(
         network, row.operation, row.size_bytes, _shape(card, row, gpus_per_node)
@@ -413,9 +422,10 @@ def collective_s(
 
 
 def _shape(card: Card, row: CollectiveTime, gpus_per_node: int) -> GroupShape:
-    """Return how the ranks of a measured group lie on the card's NVLink domains.
+    """Return the placement of the ranks of a measured group on the card's NVLink domains.
 
-    A domain is a node of the site, whatever nodes the card has, or a rack of so many such nodes.
+    A domain is a node of the site, or a rack of as many such nodes as the card joins. The node size
+    of the card is not used.
     """
     hosts = 1 if card.domain_gpus is None else max(1, card.domain_gpus // gpus_per_node)
     per_domain = row.ranks // row.nodes * min(hosts, row.nodes)
@@ -440,7 +450,7 @@ def _fitted(
             ]
         )
 
-    # where other limits than this factor's hold, the least factor that reaches them
+    # If other limits dominate and the factor cannot fit, this gives the smallest equivalent factor.
     wanted = max(float(took.sum()), 1.001 * float(prices(_MOST).sum()))
     low, high = math.log(_LEAST), math.log(_MOST)
     for _ in range(_STEPS):  # prices fall with the factor
@@ -455,29 +465,30 @@ def _fitted(
 
 
 # --------------------------------------------------------------------------------------------------
-# A training step from the absolute figures: coarse, and the only answer where there is no card.
+# A training step from absolute figures: coarse, but the only estimate without a card.
 
 
 class StepWork(Record):
-    """What one rank does in a training step."""
+    """Work of one rank in a training step."""
 
     flop: float
-    """Of matrix products."""
+    """FLOP of GEMMs."""
     moved_bytes: float
-    """Read and written by all other kernels."""
+    """Bytes read and written by all other kernels."""
     num_layers: int
-    """Layers whose kernels the host starts, forward and backward; others count as such."""
+    """Layers whose kernels the host launches, forward and backward; the head counts as one."""
     collectives: tuple[tuple[str, int, int, float], ...]
-    """Operation, ranks and nodes of a group, bytes; one after the other."""
+    """(Operation, ranks of a group, nodes of a group, bytes) of collectives that run in sequence.
+    """
 
 
 class StepTime(NamedTuple):
-    """Seconds of a training step by what they are for; they add up to `total_s`."""
+    """Seconds of a training step by term; the sum is `total_s`."""
 
     products_s: float
     memory_s: float
     host_s: float
-    """On a GPU, what the host takes longer than the device."""
+    """Host overhead; on a GPU only the time by which the host exceeds the device."""
     collectives_s: float
 
     @property
@@ -487,11 +498,11 @@ class StepTime(NamedTuple):
 
 
 def step_time_s(site: Site, work: StepWork) -> StepTime | None:
-    """Return the seconds of a training step from a site's absolute figures, nothing overlapped.
+    """Return the seconds of a training step from a site's absolute figures, without overlap.
 
-    FLOP / sustained rate + bytes / rate of a copy + measured collectives + what the host takes: a
-    CPU is its own host, and a GPU works while the host does. None where one of these figures was
-    not measured.
+    FLOP / sustained rate + bytes / copy rate + measured collectives + host overhead. A CPU is its
+    own host, whereas a GPU works while the host does. None if one of these figures was not
+    measured.
     """
     rate, copied = site.gemm_flop_per_s, site.copy_bytes_per_s
     forward_s, backward_s = site.host_forward_s, site.host_backward_s
@@ -513,9 +524,9 @@ def step_time_s(site: Site, work: StepWork) -> StepTime | None:
 def _interpolated_s(
     site: Site, operation: str, ranks: int, nodes: int, size_bytes: float
 ) -> float | None:
-    """Return the time of a collective by a power law between measured sizes, None without any.
+    """Return the time of a collective by power-law interpolation of measured sizes, or None.
 
-    Below the smallest it is that one's, above the largest in proportion.
+    Below the smallest size the time is constant; above the largest it grows in proportion.
     """
     rows = sorted(
         (row.size_bytes, row.time_s)
@@ -529,23 +540,25 @@ def _interpolated_s(
     return above * float(np.exp(np.interp(math.log(size_bytes), sizes, times)))
 
 
-# Passes over a tensor of tokens x width by kernels that are not fused, forward and backward: a
-# norm and a residual before attention and MLP each, rotary positions and layout copies of
-# queries, keys, values; an activation and its product; softmax and loss of the logits.
+# Passes over a tensor of tokens x width by unfused kernels, forward and backward.
+#
+# Hidden: one norm and one residual before each of attention and MLP. Heads: rotary positions and
+# layout copies of queries, keys and values. MLP: activation and gating. Logits: softmax and loss.
 _HIDDEN_PASSES, _HEAD_PASSES, _MLP_PASSES, _LOGIT_PASSES = 24, 12, 10, 10
 _OPTIMIZER_BYTES = 28.0
-"""AdamW in fp32: weight and two moments read and written, gradient read."""
+"""Bytes per parameter of AdamW in fp32: weight and two moments read and written, gradient read."""
 
 
 def data_parallel_work(
     spec: ModelSpec, *, batch: int, ranks: int, nodes: int, element_bytes: float
 ) -> StepWork:
-    """Return what a rank does in a step of a dense model that every rank has whole.
+    """Return the work of one rank in a step of a dense model that is replicated on every rank.
 
-    batch : sequences of a rank. 6 FLOP per weight of a product and token, 2 of them forward
-    (Narayanan et al. 2021, section 5.1), attention's 12 per pair of tokens and width of the heads,
-    half of the pairs where it is causal; gradients are summed in fp32 once. Raises InputError for
-    an architecture that is not known in full.
+    batch : sequences per rank.
+
+    6 FLOP per GEMM weight and token, 2 of them forward (Narayanan et al. 2021, section 5.1).
+    Attention has 12 per pair of tokens and width of the heads; causal attention has half of the
+    pairs. Gradients are summed in fp32 once. Raises InputError for an incomplete architecture.
     """
     vocab = padded_vocab_size(spec)
     flop = moved = weights = 0.0
@@ -569,7 +582,7 @@ def data_parallel_work(
 
 
 def _visited(layer: LayerSpec) -> float:
-    """Return the weights of a layer that a token is multiplied with."""
+    """Return the number of weights of a layer that a token is multiplied with."""
     if layer.num_experts is None:
         return float(parameter_count(layer))
     return float(parameter_count(replace(layer, num_experts=layer.experts_per_token or 1)))

@@ -1,8 +1,8 @@
-"""Stacks: what a trainer's software does besides the mathematics, read from documents.
+"""Software stacks: kernel traffic, host overheads and overlap of an engine, read from documents.
 
-Two trainers run one plan in different times: their kernels move other bytes, their host code takes
-other times per layer, they hide other transfers. `hardware_configs/stacks/NAME.json` holds that,
-figure by figure with its source; counting what a layer does with it is `autopar.rates.layer`.
+Two engines run one plan in different times: their kernels move different numbers of bytes, their
+host overheads differ, and they overlap different transfers. `hardware_configs/stacks/NAME.json`
+contains these figures, each with its source. `autopar.rates.layer` applies them to layers.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from autopar.run.runtime import Hiding
 from autopar.sources import STACK_ROLE, Source
 
 FORMAT = "autopar-stack"
-"""Value of `format` that tells a stack from other documents."""
+"""Value of `format` that identifies a stack."""
 
 DEFAULT_STACK = "torchtitan-eager"
-"""What estimates are of where nobody says: PyTorch's own kernels, one by one."""
+"""Stack of estimates if none is given: PyTorch's own kernels, not fused."""
 
 HIDDEN_REDUCTION = 0.05
-"""Of an overlapped reduction of gradients, what is visible even if there is time to hide it."""
+"""Exposed fraction of an overlapped gradient reduction even with enough time to hide it."""
 STRAGGLERS = 0.0013
-"""Share of a step per doubling of the nodes that the slowest adds; from published runs."""
+"""Straggler factor: fraction of a step added per doubling of nodes; from published runs."""
 
 _MOST_BYTES = 200.0
 _BOTH = {"forward": (0.0, _MOST_BYTES), "backward": (0.0, _MOST_BYTES)}
 _BYTES = constants({**_BOTH, "gated": (0.1, 2.0)}, {"gated": 1.0})
-"""Per element, moved by all kernels of an operation; `gated`: factor where an MLP is gated."""
+"""Bytes per element of all kernels of an operation; `gated` is the factor for gated MLPs."""
 _GRADIENT = constants(
     {"accumulation_bytes": (0.0, 40.0), "reduce_bytes": (1.0, 8.0)}, {"accumulation_bytes": 0.0}
 )
@@ -74,16 +74,16 @@ _Text = Annotated[str, some_text()]
 
 
 class _Bytes(Record):
-    """Bytes per element by operation, forward and backward, all kernels of it together."""
+    """Bytes per element by operation, forward and backward, over all of its kernels."""
 
     norm: BytesFigure
     """One norm over the hidden size."""
     residual: BytesFigure
-    """One residual sum, with bias and dropout where there are."""
+    """One residual sum, with bias and dropout if present."""
     activation: BytesFigure
     """Per output of an MLP's first matrix."""
     layout: BytesFigure
-    """Copies around attention, per element of queries and twice those of keys and values."""
+    """Copies around attention, per element of queries and two of keys and values."""
     rope: BytesFigure
     cross_entropy: BytesFigure
     """Per logit."""
@@ -94,42 +94,50 @@ BYTE_CLASSES = _Bytes.__struct_fields__
 
 @published("stack")
 class StackDocument(Record):
-    """What a trainer's software does besides the mathematics, every figure with its source."""
+    """Kernel traffic, host overheads and overlap of an engine, every figure with its source."""
 
     format: Literal["autopar-stack"]
     version: Literal[1]
     name: _Text | None = None
-    """The name of the file without."""
+    """Name of the stack; the file name without suffix by default."""
     description: str = ""
     attention: Annotated[list[_Text], Meta(min_length=1)]
-    """Kernels by preference: the first that the card has is used; "unfused" is always had."""
+    """Kernels by preference; the first that the card supports is used, "unfused" always."""
     activations: Literal["eager", "fused"]
-    """What layers keep until their backward: what PyTorch's operations keep, or fused kernels."""
+    """Saved activations: those of PyTorch's own operations or those of fused kernels."""
     bytes_per_element: _Bytes
     gradient: Annotated[Figure, _GRADIENT]
-    """Bytes moved per weight to add a micro-batch's gradient, and of an element that is reduced."""
+    """Bytes moved per weight to accumulate a micro-batch's gradient, and bytes per reduced element.
+    """
     cast: Annotated[Figure, _CAST]
-    """Bytes moved per element that is quantised; rate of products with a scale per row."""
+    """Bytes moved per quantised element, and relative rate of GEMMs with one scale per row."""
     optimizer: Annotated[Figure, _OPTIMIZER]
     """Bytes moved per parameter that a rank updates."""
     host: Annotated[Figure, _HOST]
-    """Host time of a layer, of a collective, of a layer's routing and of each expert that a rank
-    holds; what partial CUDA graphs leave of it, and `merged`, how many times as long experts take
-    whose forward and backward run in one schedule."""
+    """Host overheads in seconds, and factors on them.
+
+    Overheads of a layer, of a collective, of a layer's routing and of each local expert.
+    `partial_graphs` : fraction left with partial CUDA graphs. `merged` : factor for experts whose
+    forward and backward run in one schedule.
+    """
     overlap: Annotated[Figure, _OVERLAP]
-    """Shares that are hidden: `tensor` of tensor-parallel collectives, `gradients` of the step's
-    reduction as a share of one micro-batch's time; `fully_sharded` is what stays visible of the
-    shorter of compute and ZeRO-3's traffic; `sharded_network` of the network's rate that traffic
-    reaches; `regather` is an all-gather again for the weight gradient, with the first."""
+    """Overlap of compute and communication.
+
+    `tensor` : overlapped fraction of tensor-parallel collectives. `gradients` : hidden part of the
+    step's gradient reduction over the time of one micro-batch. `fully_sharded` : exposed fraction
+    of the shorter of compute and ZeRO-3 traffic. `sharded_network` : fraction of the network rate
+    that this traffic reaches. `regather` : all-gathers of the backward, counting the second one for
+    the weight gradient.
+    """
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Refuse a document of another kind."""
+        """Check the header; raises an error for a document of another kind."""
         return headed(data, FORMAT, "a stack")
 
 
 class Stack(Record):
-    """A trainer's software in base units."""
+    """Software stack of an engine, in base units."""
 
     name: str
     description: str
@@ -140,19 +148,19 @@ class Stack(Record):
 
     @property
     def overlap_coefficient(self) -> float:
-        """Factor by which compute and the traffic beside it slow each other down, 1 to 2.
+        """Mutual slow-down factor of compute and concurrent ZeRO-3 traffic, 1 to 2.
 
-        max + x min of the two is k min + the rest of the longer, with k = 1 + x; at 2 nothing is
-        hidden.
+        max + x min of the two is k min + the remainder of the longer, with k = 1 + x; at 2 nothing
+        is hidden.
         """
         return min(2.0, 1.0 + self.figures.overlap["fully_sharded"])
 
     @property
     def hiding(self) -> Hiding:
-        """What is hidden besides, for whoever prices plans from estimated profiles."""
+        """Other overlap factors and overheads, for pricing plans from estimated profiles."""
         shares, host = self.figures.overlap, self.figures.host
         states, reduced = self.figures.optimizer["bytes"], self.figures.gradient["reduce_bytes"]
-        # gradients are read twice, for their norm and to be scaled
+        # Gradients are read twice: for their norm and to be scaled.
         return Hiding(
             tensor=shares["tensor"],
             regather=shares["regather"],
@@ -169,20 +177,20 @@ class Stack(Record):
         )
 
     def element_bytes(self, operation: str, *, backward: bool, gated: bool = False) -> float:
-        """Return the bytes moved per element of one of `BYTE_CLASSES`."""
+        """Return the bytes moved per element of one operation of `BYTE_CLASSES`."""
         figure: Figure = getattr(self.figures.bytes_per_element, operation)
-        # gating fuses a product into the pass over both halves of the first matrix' output
+        # Gating fuses a product into the pass over both halves of the first matrix' output.
         factor = figure["gated"] if gated and not backward else 1.0
         return factor * figure["backward" if backward else "forward"]
 
 
 def load_stack(name: str) -> Stack:
-    """Return a stack by name or path; raises InputError naming file, key and value."""
+    """Return a stack by name or path; raises InputError with file, key and value."""
     return read_stack(load_object(catalog.find_document("stacks", "stack", name)))
 
 
 def read_stack(document: JsonDocument) -> Stack:
-    """Return the stack of a document; raises DocumentError naming file, key and value."""
+    """Return the stack of a document; raises DocumentError with file, key and value."""
     path = document.path
     stack = read_record(StackDocument, path, document.data)
     return Stack(

@@ -1,4 +1,4 @@
-"""Pieces of a step's time: operations, mixtures, adapters, replicas of weights, the optimizer."""
+"""Parts of the step time: operations, experts, adapters, data parallelism, the optimizer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A mixture of experts: its kernels on a rank, and what its tokens take to them and back.
+"""Mixture of experts: kernels of one rank, dispatch and combine.
 
-Which of that runs under other work is `autopar.price.step`.
+Overlap of this communication is in `autopar.price.step`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from autopar.run.job import Job
 from autopar.training.mixtures import taken_share
 
 _ROUTER_BYTES = 40.0
-"""Per token and expert, forward and backward each: scores, their softmax, the chosen ones and the
-maps of who goes where, in fp32 and int32 (counted from Megatron-Core's router)."""
+"""Bytes per token and expert in each direction: scores, their softmax, the selected ones and the
+routing maps, in fp32 and int32 (counted from Megatron-Core's router)."""
 _UNFUSED_PERMUTE = 2.7
-"""Permutation without a fused dispatcher over one with, from published steps of mixtures."""
+"""Permutation time without over with a fused dispatcher, from published steps of MoE models."""
 
 
 def expert_parts(
@@ -48,13 +48,13 @@ def expert_parts(
 ) -> Iterator[Part]:
     n = split.routed
     own = n * mlp.per_token * _taken(job)
-    # ranks that share an expert have all tokens of each other
+    # Ranks that share an expert (expert tensor parallelism) each have all of its tokens.
     copies = own * job.etp
     held = mlp.number / job.ep
     rows = copies * job.ep / mlp.number
     inner, width = mlp.latent or hidden, mlp.width / split.expert_tensor
     first = (2 if mlp.gated else 1) * width
-    # 128: blocks of scales; 16-bit kernels take any number of rows
+    # Scales have blocks of 128 rows; 16-bit kernels accept any number of rows.
     pad = 128 if ELEMENT_BYTES[job.precision] < ELEMENT_BYTES["bf16"] else 1
     up: Beside = [("expert_fc1", width)] * (2 if mlp.gated else 1)
     down: Beside = [("expert_fc2", inner)]
@@ -74,8 +74,8 @@ def expert_parts(
         )
         weights = held * outputs * inputs
         yield product_part(machine, job, f"experts {name}", "moe", times, weights, job.precision)
-        # a fused kernel puts out what lies between both products in few bits: forward what the
-        # second reads, backward the gradient that the first does
+        # A fused kernel writes the tensor between both GEMMs in low precision: forward the input of
+        # the second, backward the output gradient of the first.
         last = name == "down"
         read = None if job.fused_experts and last else copies * inputs
         back = None if job.fused_experts and not last else copies * outputs
@@ -103,7 +103,8 @@ def expert_parts(
             gated=mlp.gated,
         )
     slow = 1.0 if job.dispatcher == "fused" else _UNFUSED_PERMUTE
-    # sorted by rank, and where they were gathered again by expert: two passes of half a factor
+    # Sorted by rank, and with expert tensor parallelism again by expert: two passes of half a
+    # factor.
     sorted_copies = own * (1 + job.etp) / 2
     forward, backward = (
         slow * permute_s(machine.kernels, sorted_copies, inner, backward=side)
@@ -128,16 +129,16 @@ def _taken(job: Job) -> float:
 
 
 def expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Sends:
-    """Return dispatch and combine, and their gradients', which go the other way."""
+    """Return dispatch and combine, and the reverse exchange of their gradients."""
     if job.dispatcher == "allgather":
         return _gathered_sends(machine, job, mlp.latent or hidden)
     shared = _shared_expert_s(machine, job, mlp.latent or hidden, mlp)
     if job.ep == 1:
         return Sends(shared, shared, 4 if job.etp > 1 else 0)
-    # expert groups are neighbours: they fold over tensor, context and data ranks, behind the ranks
-    # that share an expert
+    # Expert groups are neighbours: they fold over tensor, context and data ranks, outside the ranks
+    # that share an expert.
     shape = group(machine, job.ep, job.etp)
-    # a card's own figures are of few tokens, as in inference, and too slow for many
+    # A card's own figures are for few tokens, as in inference, and too slow for many.
     network = replace(machine.card.network, exchange=None)
     routed = split_of(job).routed * _taken(job)
     dispatch, combine = (
@@ -161,11 +162,11 @@ def expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Sends
 
 
 def _gathered_sends(machine: Machine, job: Job, width: int) -> Sends:
-    """Return what it takes that all tokens come to all ranks of experts, and their sums go back.
+    """Return the cost of an all-gather dispatch and a reduce-scatter combine.
 
-    An all-gather of t h (EP ETP - 1) elements in front and a reduce-scatter of as many behind, in
-    fp32 where probabilities are, whatever the number of experts that a token visits; the backward
-    has the reverse (Megatron-Core moe/token_dispatcher.py, MoEAllGatherTokenDispatcher).
+    An all-gather of t h (EP ETP - 1) elements before the experts and a reduce-scatter of as many
+    after, in fp32 where probabilities are, for any number of experts per token. The backward is the
+    reverse (Megatron-Core moe/token_dispatcher.py, MoEAllGatherTokenDispatcher).
     """
     ranks = job.ep * job.etp
     if ranks == 1:
@@ -180,12 +181,15 @@ def _gathered_sends(machine: Machine, job: Job, width: int) -> Sends:
         transfer_s(machine, operation, elements * each, ranks, 1)
         for operation, each in (("allgather", summed), ("reducescatter", job.element_bytes))
     ]
-    # maps of who goes where are gathered, too
+    # The routing maps are gathered as well.
     return Sends(sum(there), sum(back), 6)
 
 
 def _shared_expert_s(machine: Machine, job: Job, width: int, mlp: Experts) -> float:
-    """Return what ranks that share an expert gather in front of it and scatter behind it."""
+    """Return the seconds of communication of an expert that is shared by several ranks.
+
+    An all-gather before the expert and a reduce-scatter after it.
+    """
     if job.etp == 1:
         return 0.0
     copies = split_of(job).routed * mlp.per_token * _taken(job)

@@ -1,8 +1,8 @@
-"""Linear layers: their products, and the thin ones of adapters beside them.
+"""Linear layers: their GEMMs, and the low-rank GEMMs of adapters.
 
-An adapter's products are tokens x rank x inputs and tokens x outputs x rank, forward and for both
-gradients (Hu et al., arXiv 2106.09685); frozen matrices of few bits are made whole in 16 in front
-of each product (Dettmers et al., arXiv 2305.14314).
+An adapter's GEMMs are tokens x rank x inputs and tokens x outputs x rank, forward and for both
+gradients (Hu et al., arXiv 2106.09685). Frozen matrices in low precision are dequantised to 16 bits
+before each GEMM (Dettmers et al., arXiv 2305.14314).
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from autopar.run.job import Job
 from autopar.training.adapters import Target, adapted_widths, base_bytes
 
 Beside = Sequence[tuple[Target, Real]]
-"""What of a matrix adapters can stand beside, with its outputs on a rank."""
+"""(Target, outputs per rank) of the parts of a matrix that adapters can be attached to."""
 
 _ADDED = 6.0
-"""Bytes per output: what B made, scaled by its own kernel, is added to what the matrix made."""
+"""Bytes per output: the result of B, scaled by a separate kernel, is added to the matrix's result.
+"""
 _GIVEN_BACK = 6.0
-"""Bytes per input: its gradient is a sum, too."""
+"""Bytes per input: the input gradient is a sum as well."""
 _DROPPED = 5.0
 """Bytes per input of dropout, each way: 16 bits read and written, a byte of mask."""
 
@@ -44,9 +45,10 @@ def linear_parts(
     inputs: Real,
     beside: Beside = (),
 ) -> Iterator[Part]:
-    """Yield a linear layer's products, its gradient's accumulation and its casts.
+    """Yield a linear layer's GEMMs, its gradient accumulation and its casts.
 
-    beside : where adapters may stand; they, and making the frozen matrix, are yielded as well.
+    beside : possible targets of adapters; if given, parts of adapters and of the dequantisation of
+    the frozen matrix are yielded as well.
     """
     dtype = "bf16" if job.experts_only and job.precision not in ("fp16", "fp32") else job.precision
     clock = machine.kernels.product_clock(dtype, machine.clock)
@@ -70,11 +72,11 @@ def linear_parts(
 def dequantised_parts(
     machine: Machine, job: Job, name: str, module: str, weights: Real
 ) -> Iterator[Part]:
-    """Yield making a frozen matrix of few bits whole, in front of its product and its gradient."""
+    """Yield the dequantisation of a frozen low-precision matrix, forward and backward."""
     adapters = job.adapters
     if adapters is None or adapters.base == "16 bits":
         return
-    # read as it is kept, written in 16 bits
+    # Read in the stored precision, written in 16 bits.
     once = elements_s(machine.kernels, weights, base_bytes(adapters) + 2.0)
     yield Part(f"{name} in 16 bits", module, "cast", once, once)
 
@@ -90,10 +92,10 @@ def adapter_parts(
     *,
     groups: Real | None = None,
 ) -> Iterator[Part]:
-    """Yield the products and sums of a matrix's adapters, in 16 bits.
+    """Yield the GEMMs and sums of a matrix's adapters, in 16 bits.
 
-    groups : experts of the rank that have an adapter each, and `tokens` of each of them; None: one
-    matrix of all tokens.
+    groups : number of local experts with one adapter each, `tokens` being per expert; None: one
+    matrix for all tokens.
     """
     adapters, kernels = job.adapters, machine.kernels
     if adapters is None:
@@ -115,10 +117,10 @@ def adapter_parts(
                 )
             )  # fmt: skip
             seconds = [one + other for one, other in zip(seconds, times, strict=True)]
-        # a trained weight's gradient is written once, and added up in so few bytes for nothing
+        # The gradient of an adapter weight is written once; its few accumulated bytes are ignored.
         yield Part(f"{name} adapter {index}", module, "gemm", *seconds)
         dropped = _DROPPED if adapters.dropout else 0.0
-        # sums over outputs, and over inputs in the backward
+        # Sums over outputs, and over inputs in the backward.
         forward = elements_s(kernels, everyone * width, _ADDED)
         backward = elements_s(kernels, everyone * inputs, _GIVEN_BACK + dropped)
         if dropped:
@@ -135,7 +137,7 @@ def mlp_parts(
     module: str,
     split: Split,
 ) -> Iterator[Part]:
-    """Yield an MLP on all tokens; `module` also names its parts."""
+    """Yield an MLP applied to all tokens; `module` also names its parts."""
     gates, inner = 2 if gated else 1, width / split.tensor
     n, first = split.tokens, gates * inner
     up: Beside = [("fc1", inner)] * gates

@@ -1,7 +1,7 @@
-"""What one operation of a layer takes: a machine, how a micro-batch lies on it, kernels, casts.
+"""Cost of one operation of a layer: machine, tokens and widths per rank, kernels, casts.
 
-From these, layers of every kind are put together by `autopar.rates.layer`, mixtures of experts
-by `autopar.rates.parts.experts`.
+`autopar.rates.layer` combines these for layers of every kind, `autopar.rates.parts.experts` for
+mixtures of experts.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ Kind = Literal["gemm", "attention", "memory", "cast"]
 
 
 class Machine(Record):
-    """A device, its network, and the software of a trainer on it."""
+    """A device, its network, and the software stack of an engine."""
 
     card: Card
     kernels: Kernels
-    """At the site's HBM rate."""
+    """Kernel constants, scaled to the site's HBM rate."""
     clock: float
-    """Rate that a run sustains over that of a short benchmark."""
+    """Sustained rate of a run over that of a short benchmark."""
     factors: SiteFactors
     stack: Stack
     domain_gpus: int
 
 
 def machine_of(card: Card, stack: Stack, site: Site | None = None) -> Machine:
-    """Return a machine of a card's devices; what a site knows replaces the card's figures.
+    """Return a machine with a card's devices; known figures of a site replace the card's.
 
-    Raises DocumentError where the card has no times of kernels, or the site is of another card.
+    Raises DocumentError if the card has no kernel times or the site has another card.
     """
     kernels = kernels_of(card)
     clock, factors = kernels.clock, SiteFactors()
@@ -51,7 +51,7 @@ def machine_of(card: Card, stack: Stack, site: Site | None = None) -> Machine:
         clock = kernels.clock if site.clock is None else site.clock
         card = replace(card, network=site.network(card.network))
         if site.elementwise_share is not None:
-            # shares of all classes move together: they are of one memory
+            # Shares of all classes scale together: they refer to one memory.
             scale = site.elementwise_share / kernels.memory_share("elementwise")
             kernels = replace(kernels, memory_bytes_per_s=kernels.memory_bytes_per_s * scale)
     return Machine(
@@ -60,7 +60,7 @@ def machine_of(card: Card, stack: Stack, site: Site | None = None) -> Machine:
         clock=clock,
         factors=factors,
         stack=stack,
-        # a domain of its own size only where a switch joins nodes
+        # A larger domain than a node exists only where a switch joins nodes.
         domain_gpus=card.domain_gpus or card.max_gpus_per_node,
     )
 
@@ -71,36 +71,36 @@ def group(machine: Machine, ranks: int, stride: int) -> GroupShape:
 
 
 Real = float | F64
-"""A size or a time, or those of many ranks and batches at once."""
+"""A size or a time; an array for many ranks and batches at once."""
 
 
 class Split(NamedTuple):
-    """How a micro-batch and a layer's widths lie on one rank; numbers, or arrays that broadcast."""
+    """Tokens of a micro-batch and layer widths on one rank; numbers, or arrays that broadcast."""
 
     sequences: Real
-    """Of the micro-batch."""
+    """Number of sequences of the micro-batch."""
     tokens: Real
-    """Of linear layers."""
+    """Tokens of linear layers."""
     outside: Real
-    """Of norms and residual sums."""
+    """Tokens of norms and residual sums."""
     routed: Real
-    """Of the routing to experts."""
+    """Tokens routed to experts."""
     tensor: Real
-    """Ranks that share the widths of linear layers."""
+    """Number of ranks that share the widths of linear layers."""
     expert_tensor: Real
-    """Ranks that share the widths of experts."""
+    """Number of ranks that share the widths of experts."""
     heads: Real
-    """Ranks that share the heads of attention."""
+    """Number of ranks that share the attention heads."""
 
 
 def split_of(job: Job) -> Split:
-    """Return how a job's micro-batch lies on a rank."""
+    """Return the split of a job's micro-batch and widths for one rank."""
     inner = job.tp if job.sequence_parallel else 1
     return Split(
         sequences=job.micro_batch,
         tokens=job.tokens,
         outside=job.tokens / inner,
-        # tensor ranks route their own tokens to whole experts
+        # Tensor ranks route their own tokens to whole experts.
         routed=job.tokens / job.tp,
         tensor=job.tp,
         expert_tensor=job.etp,
@@ -116,17 +116,17 @@ class Part(NamedTuple):
     kind: Kind
     forward_s: Real
     input_s: Real
-    """Of the input's gradient."""
+    """Seconds of the input gradient."""
     weight_s: Real = 0.0
 
 
 class Sends(NamedTuple):
-    """Seconds of transfers of one layer and micro-batch."""
+    """Communication time of one layer and micro-batch, in seconds."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
     calls: float = 0.0
-    """Collectives of forward and backward together, for the host."""
+    """Number of collectives of forward and backward together, for the host overhead."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -143,8 +143,8 @@ def element_part(
     *,
     gated: bool = False,
 ) -> Part:
-    """Return an operation whose bytes per element the stack counts."""
-    # counted in 16 bits; twice as many in 32
+    """Return the part of an operation with the stack's bytes per element."""
+    # The stack counts bytes in 16 bits; fp32 moves twice as many.
     width = max(1.0, ELEMENT_BYTES[job.precision] / ELEMENT_BYTES["bf16"])
     forward, backward = (
         width * machine.stack.element_bytes(operation, backward=side, gated=gated)
@@ -195,9 +195,9 @@ def cast_parts(
     inputs: Real | None,
     outputs: Real | None,
 ) -> Iterator[Part]:
-    """Yield the quantising of a product's inputs forward and of its outputs' gradient backward.
+    """Yield the quantisation of a GEMM's inputs (forward) and of its output gradient (backward).
 
-    inputs, outputs : elements; None where a kernel in front of it wrote them in few bits.
+    inputs, outputs : number of elements; None if the preceding kernel wrote them in low precision.
     """
     moved = machine.stack.figures.cast["bytes"]
     if ELEMENT_BYTES[dtype] >= ELEMENT_BYTES["bf16"] or not moved:
@@ -212,16 +212,16 @@ def cast_parts(
 
 
 def as_number(value: Real) -> Any:
-    """Return a number as a float, whatever array of one it is; an array of many as it is."""
+    """Return a number or an array of one element as a float, and a larger array unchanged."""
     return value if np.ndim(value) else float(value)
 
 
 def transfer_s(
     machine: Machine, operation: str, size_bytes: Real, ranks: int, stride: int
 ) -> float:
-    """Return the seconds of a collective of groups of `ranks`, `stride` apart.
+    """Return the seconds of a collective in groups of `ranks` GPUs, `stride` apart.
 
-    A number of one size, an array for an array.
+    A number for one size, an array for an array.
     """
     if ranks == 1:
         return 0.0

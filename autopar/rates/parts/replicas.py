@@ -1,6 +1,6 @@
-"""What ranks with the same weights send each other: shards and gradients; and their update.
+"""Data parallelism: communication of sharded weights and gradients, and the optimizer update.
 
-When in a step that happens, and what hides it, is `autopar.price.step`.
+The position of this communication in a step and its overlap are in `autopar.price.step`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from autopar.training.adapters import base_bytes
 
 
 class Group(NamedTuple):
-    """Ranks that hold the same weights, `stride` apart, and what they shard of them."""
+    """Ranks that hold the same weights, `stride` apart, and their sharding."""
 
     experts: bool
     shards: int
-    """Neighbours of these ranks that share states, where they are sharded."""
+    """Sharding degree: number of neighbours among these ranks that share states."""
     copies: int
-    """Of what they share."""
+    """Number of replicas of the sharded states."""
     stride: int
     zero: int
 
@@ -41,50 +41,50 @@ def expert_group(job: Job) -> Group:
 
 
 def gradient_bytes(machine: Machine, job: Job) -> float:
-    """Return the bytes of an element when gradients are summed."""
+    """Return the bytes per element of the gradient reduction."""
     return job.gradient_bytes or machine.stack.figures.gradient["reduce_bytes"]
 
 
 def _data_ranks(job: Job) -> int:
-    """Ranks over which gradients of dense weights are summed: also those of the context."""
+    """Return the number of ranks in the reduction of dense gradients, context ranks included."""
     return job.dp * job.cp
 
 
 def _expert_ranks(job: Job) -> int:
-    """Ranks that hold the same experts."""
+    """Return the number of ranks that hold the same experts."""
     return max(1, job.tp * job.cp * job.dp // (job.ep * job.etp))
 
 
 def data_shards(job: Job) -> int:
-    """Return how many of the ranks with the same weights share one copy of what is sharded."""
+    """Return the sharding degree of dense weights: ranks per replica of the sharded states."""
     return max(1, _data_ranks(job) // job.replicas)
 
 
 def expert_shards(job: Job) -> int:
-    """Return the same of experts."""
+    """Return the sharding degree of experts."""
     return max(1, _expert_ranks(job) // job.replicas)
 
 
 def _trains_nothing(job: Job) -> bool:
-    """Return whether there are no gradients of weights that a step counts."""
+    """Return True if a step has no weight gradients."""
     return job.frozen and job.adapters is None
 
 
 def _gather_s(machine: Machine, job: Job, weights: float, each_bytes: float) -> float:
-    """Return the seconds of gathering a unit's shards of weights."""
+    """Return the seconds of an all-gather of `weights` sharded weights."""
     size = weights * each_bytes
     return transfer_s(machine, "allgather", size, data_shards(job), job.tp) / _network(machine)
 
 
 def frozen_bytes(job: Job) -> float:
-    """Return the bytes of an element of a layer's gathered weights, which may be quantised."""
+    """Return the bytes per element of a layer's gathered weights, which may be quantised."""
     if job.adapters is not None:
         return min(job.element_bytes, base_bytes(job.adapters))
     return job.element_bytes if job.gathered_bytes is None else job.gathered_bytes
 
 
 def _scatter_s(machine: Machine, job: Job, weights: float) -> float:
-    """Return the seconds of summing a unit's gradients to shards; 0 where it has none."""
+    """Return the seconds of the reduction of gradients to shards; 0 for frozen weights."""
     if job.frozen:
         return 0.0
     size = weights * job.element_bytes
@@ -92,8 +92,10 @@ def _scatter_s(machine: Machine, job: Job, weights: float) -> float:
 
 
 def _sum_s(machine: Machine, size_bytes: float, group: Group) -> float:
-    """Return the seconds in which shards of gradients are summed: first of neighbours, then what
-    each has of them over all copies."""
+    """Return the seconds of a gradient reduction: reduce-scatter within shards, then all-reduce.
+
+    The all-reduce sums each rank's shard over all replicas.
+    """
     shards, stride = group.shards, group.stride
     once = transfer_s(machine, "reducescatter", size_bytes, shards, stride)
     own = size_bytes / shards
@@ -105,7 +107,7 @@ def _network(machine: Machine) -> float:
 
 
 def sharding_s(machine: Machine, job: Job, block: Block, terms: Mapping[str, float]) -> float:
-    """Return what ZeRO-3's traffic of a layer adds to the time of its kernels."""
+    """Return the exposed seconds of a layer's ZeRO-3 communication."""
     traffic = dense_traffic_s(machine, job, block) + expert_traffic_s(machine, job, block)
     if job.adapters is not None:
         own = sum(adapter_parameters(job, block)) / job.tp * gradient_bytes(machine, job)
@@ -115,7 +117,7 @@ def sharding_s(machine: Machine, job: Job, block: Block, terms: Mapping[str, flo
 
 
 def dense_traffic_s(machine: Machine, job: Job, block: Block) -> float:
-    """Return the seconds of ZeRO-3's transfers of a layer but its experts, of a micro-batch.
+    """Return the seconds of a layer's ZeRO-3 communication without its experts, per micro-batch.
 
     2 all-gathers (1 without resharding) and a reduce-scatter.
     """
@@ -126,7 +128,7 @@ def dense_traffic_s(machine: Machine, job: Job, block: Block) -> float:
 
 
 def expert_traffic_s(machine: Machine, job: Job, block: Block) -> float:
-    """Return the same of a layer's experts, 0 where it has none."""
+    """Return the seconds of ZeRO-3 communication of a layer's experts; 0 without experts."""
     experts, _ = parameters(block)
     if not experts:
         return 0.0
@@ -140,18 +142,18 @@ def expert_traffic_s(machine: Machine, job: Job, block: Block) -> float:
 
 
 def beside_traffic_s(machine: Machine, device_s: Real, traffic_s: Real) -> Real:
-    """Return the time of kernels with ZeRO-3's transfers beside them.
+    """Return the time of kernels with concurrent ZeRO-3 communication.
 
-    t = max(device, traffic) + x min(device, traffic), of numbers or arrays.
+    t = max(device, traffic) + x min(device, traffic), for numbers or arrays.
     """
     visible = machine.stack.figures.overlap["fully_sharded"]
     return np.maximum(device_s, traffic_s) + visible * np.minimum(device_s, traffic_s)
 
 
 def table_traffic_s(machine: Machine, job: Job, weights: float) -> float:
-    """Return what ZeRO-3's transfers of embedding or head add to a micro-batch.
+    """Return the exposed seconds of ZeRO-3 communication of embedding or head, per micro-batch.
 
-    One more unit, gathered once.
+    Embedding or head is one more unit and is gathered once.
     """
     moved = _gather_s(machine, job, weights, job.element_bytes) + _scatter_s(machine, job, weights)
     return machine.stack.figures.overlap["fully_sharded"] * moved
@@ -160,10 +162,10 @@ def table_traffic_s(machine: Machine, job: Job, weights: float) -> float:
 def reduction_s(
     machine: Machine, job: Job, held: Mapping[Group, float]
 ) -> tuple[float, float, float, float]:
-    """Return the seconds of summing a stage's gradients, of gathering new weights; bytes of both.
+    """Return seconds of a stage's gradient reduction and weight all-gather, then bytes of both.
 
-    held : parameters of a rank by the ranks that hold them, too. Bytes are those of a whole tensor,
-    before a sum and behind a gather.
+    held : parameters of a rank by group. Bytes are those of a whole tensor, before the reduction
+    and after the all-gather.
     """
     grads = gradient_bytes(machine, job)
     summed = gathered = summed_bytes = gathered_bytes = 0.0
@@ -184,7 +186,7 @@ def reduction_s(
 
 
 def update_s(machine: Machine, job: Job, held: Mapping[Group, float]) -> float:
-    """Return the seconds of the optimizer on a rank; `held` as `reduction_s`."""
+    """Return the seconds of the optimizer on a rank; `held` as in `reduction_s`."""
     if _trains_nothing(job) or not job.optimizer:
         return 0.0
     own = resident = 0.0

@@ -1,7 +1,6 @@
-"""What an update takes, on the device and on the host, and copies to the host and back.
+"""Seconds of the optimizer on device and host, and of offload copies.
 
-How gradients come to the ranks that update them, and what compute there is to hide a copy under, is
-`autopar.price.step`.
+The reduction of gradients, and compute that can hide a copy, are in `autopar.price.step`.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from autopar.run.runtime import HostAdam
 def optimizer_time_s(machine: Machine, job: Job, own: float, resident: float) -> float:
     """Return the seconds of an update of `own` parameters with `resident` gradients.
 
-    What the host updates of them comes on top: it begins when gradients are there, and the device
-    has little to do beside it.
+    Updates on the host are added: they begin when gradients are available, and the device has
+    little to do at that time.
     """
     figures = machine.stack.figures
     gradient = job.gradient_bytes or figures.gradient["reduce_bytes"]
     moved = job.optimizer_bytes or figures.optimizer["bytes"]
-    # a stack's figure is of fp32 moments and weights, each read and written
+    # The figure of a stack assumes fp32 moments and weights, each read and written.
     moved -= 2.0 * (FP32_STATES - job.state_bytes)
     offloaded = own * job.optimizer_offload
     device = float(
@@ -39,7 +38,7 @@ def optimizer_time_s(machine: Machine, job: Job, own: float, resident: float) ->
     )
     if not offloaded:
         return device
-    # fp32 weights that the device keeps come back as they are
+    # fp32 weights that the device keeps return without conversion.
     weight = job.element_bytes if job.offloaded_master else 4.0
     return device + host_update_s(
         host_of(machine),
@@ -52,7 +51,7 @@ def optimizer_time_s(machine: Machine, job: Job, own: float, resident: float) ->
 
 
 def host_of(machine: Machine) -> Host:
-    """Return a GPU's share of its host; raises DocumentError where the card does not say it."""
+    """Return a GPU's share of its host; raises DocumentError if the card has no host figures."""
     card = machine.card
     return Host(
         link_bytes_per_s=card.need("host.bytes_per_s", "offloading")
@@ -64,13 +63,14 @@ def host_of(machine: Machine) -> Host:
 def activation_copies_s(
     machine: Machine, offloaded_bytes: float, forward_s: float, device_s: float
 ) -> float:
-    """Return what copies of a layer's activations to the host and back add to its micro-batch.
+    """Return the exposed seconds of activation offload of a layer, per micro-batch.
 
-    They go down while the forward computes the layer and up while the backward does, each on a
-    stream of its own (Megatron-Core pipeline_parallel/fine_grained_activation_offload.py): seen is
-    what takes longer than that. What they take of the device's memory rate is left out.
+    Copies to the host run while the forward computes the layer, copies back while its backward
+    does, each on a separate stream (Megatron-Core
+    pipeline_parallel/fine_grained_activation_offload.py). Only the time beyond that compute is
+    exposed. Their use of device memory bandwidth is ignored.
 
-    forward_s, device_s : of the layer's forward, and of forward and backward.
+    forward_s, device_s : seconds of the layer's forward, and of forward and backward.
     """
     copied = copy_s(host_of(machine), offloaded_bytes)
     forward = min(forward_s, device_s)
@@ -78,9 +78,9 @@ def activation_copies_s(
 
 
 def weight_copies_s(machine: Machine, loaded_bytes: float, device_s: float) -> float:
-    """Return what loading a stage's weights adds to its micro-batch.
+    """Return the exposed seconds of loading a stage's weights from the host, per micro-batch.
 
-    A rank's own part comes in front of the forward and again of the backward, ahead of the layer
+    A rank's shard is loaded before the forward and again before the backward, ahead of the layer
     that is computed (DeepSpeed's prefetch, FSDP2's CPUOffloadPolicy), and is then gathered.
     """
     if not loaded_bytes:
@@ -89,7 +89,7 @@ def weight_copies_s(machine: Machine, loaded_bytes: float, device_s: float) -> f
 
 
 def weights_cast_s(machine: Machine, job: Job, block: Block) -> float:
-    """Return the seconds of quantising a layer's weights, which keep their value for a step."""
+    """Return the seconds of quantising a layer's weights, which are constant during a step."""
     moved = machine.stack.figures.cast["bytes"]
     if ELEMENT_BYTES[job.precision] >= ELEMENT_BYTES["bf16"] or not moved:
         return 0.0
@@ -106,21 +106,23 @@ class Host(Record):
     """A GPU's share of its host, in bytes/s."""
 
     link_bytes_per_s: float
-    """Of the link to it, each direction, as copies reach it."""
+    """Copy rate of the link to the host, each direction."""
     memory_bytes_per_s: float
-    """Of its memory, by the datasheet."""
+    """Datasheet rate of the host memory."""
 
 
 ADAM_BYTES = 28.0
-"""Of a parameter: fp32 weight, gradient and two moments read, all but the gradient written."""
+"""Bytes per parameter: fp32 weight, gradient and two moments read, all but the gradient written."""
 HOST_SHARES: Mapping[HostAdam, float] = {"torch": 0.25, "deepspeed": 0.43}
-"""Of the memory's rate that Adam on the host reaches.
+"""Fraction of the host memory rate that Adam on the host reaches.
 
 torch: fitted to Megatron-Bridge's Qwen3-30B-A3B on 16 H100 (TP2 PP2 EP4, 1.91e9 parameters updated
 by a rank; skills/nemo-mbridge-perf-cpu-offloading/card.yaml): steps of 0.996 s without offload, and
 1.871, 2.484, 3.187 and 4.189 s with 25, 50, 75 and 100 % of the states on the host; within 6 %.
+
 deepspeed: ZeRO-Offload (arXiv 2101.06840), table 4: 0.22, 1.03 and 2.57 s for 1, 4 and 10 billion
-parameters on a DGX-2, whose two Xeons have 12 channels of DDR4-2666, 256 GB/s: .50, .42 and .43."""
+parameters on a DGX-2, whose two Xeons have 12 channels of DDR4-2666, 256 GB/s: .50, .42 and .43.
+"""
 
 
 def copy_s(host: Host, num_bytes: float) -> float:
@@ -137,11 +139,13 @@ def host_update_s(
     overlap: bool,
     adam: HostAdam = "torch",
 ) -> float:
-    """Return the seconds of an update of so many parameters by the host's processors.
+    """Return the seconds of an update of `parameters` parameters by the host's processors.
 
-    Gradients come down, Adam runs, weights go up, one after the other; with `overlap` the copies of
-    a part, which run both ways at once, hide under the update of another, or it under them.
-    gradient_bytes, weight_bytes : of a parameter, as they are copied.
+    Gradients are copied to the host, Adam runs, and weights are copied back, in sequence. With
+    `overlap` these run concurrently on different parts, copies in both directions at once, and the
+    longest counts.
+
+    gradient_bytes, weight_bytes : bytes per parameter as copied.
     """
     update = parameters * ADAM_BYTES / (host.memory_bytes_per_s * HOST_SHARES[adam])
     down, up = (copy_s(host, parameters * each) for each in (gradient_bytes, weight_bytes))
@@ -149,5 +153,5 @@ def host_update_s(
 
 
 def exposed_s(copied_s: float, hidden_under_s: float) -> float:
-    """Return what of a copy is not hidden under the compute that runs beside it, in seconds."""
+    """Return the exposed seconds of a copy that runs during compute of `hidden_under_s`."""
     return max(0.0, copied_s - hidden_under_s)
