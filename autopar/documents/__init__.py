@@ -1,4 +1,4 @@
-"""Every file format once: read, checked key by key and written; nothing is computed here."""
+"""File formats, one module each: reading, key-by-key validation and writing, no computation."""
 
 from __future__ import annotations
 

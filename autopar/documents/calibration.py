@@ -1,9 +1,9 @@
-"""Calibration: factors between what a search predicts and what was measured of plans that ran.
+"""Calibration: factors between predictions of a search and measurements of plans that ran.
 
-`autopar-verify` fits and writes the file (`calibration.json`), `autopar-search --calibration`
-reads and applies it. One factor for all computation, one for all communication, seconds once per
-step and one factor for memory: few enough for a dozen plans to determine them, and none of them
-depends on the plan, so that they may be used for plans that never ran.
+`autopar-verify` fits and writes the file (`calibration.json`); `autopar-search --calibration` reads
+and applies it. There is one factor for all computation, one for all communication, a time added
+once per step, and one factor for memory. They are few enough to be determined by a dozen plans.
+None depends on the plan, so that they apply to plans that never ran.
 """
 
 from __future__ import annotations
@@ -27,19 +27,22 @@ from autopar.sources import Source
 from autopar.units import format_seconds
 
 CALIBRATION_FORMAT = "autopar-calibration"
-# 1: first version.
+# Version 1: first version.
 CALIBRATION_VERSION = 1
 
 SANE = {"computation": (0.5, 2.0), "communication": (0.25, 4.0), "memory": (0.8, 1.25)}
-"""Factors between which a calibration corrects a profile; beyond, the profile is of something else
-and is better measured again. Communication of small messages scatters most, bytes least."""
+"""Range of factors with which a calibration corrects a profile.
+
+A profile with other factors describes different conditions and should be measured again.
+Communication of small messages scatters most, bytes least.
+"""
 _WIDE = 2.0
-"""An interval whose ends are so far apart leaves open what the factor is."""
+"""Ratio of interval ends from which the factor counts as undetermined."""
 
 MOST = 1e3
-"""No factor, and no end of its interval, is larger: more is no correction but another machine."""
+"""Largest factor and largest end of its interval; a larger one indicates another machine."""
 MOST_S = 3600.0
-"""No step takes more seconds longer."""
+"""Largest time added per step, seconds."""
 
 _Factor = Annotated[
     float,
@@ -71,7 +74,7 @@ class _Valued(Record):
 
 
 class _FactorEntry(_Valued):
-    """A factor with its interval, both ends null where the runs do not say it."""
+    """A factor with its interval; both ends null if the runs do not determine it."""
 
     value: _Factor
     low: _Factor | None = None
@@ -135,7 +138,7 @@ _EXAMPLE: dict[str, Any] = {
 
 @published("calibration", example=_EXAMPLE)
 class CalibrationDocument(Record):
-    """The file: factors, what they were fitted on, and how well they fit."""
+    """Factors of a calibration file, the runs they were fitted on, and their errors."""
 
     format: Literal["autopar-calibration"]
     version: int
@@ -144,14 +147,14 @@ class CalibrationDocument(Record):
     model: _Model
     factors: _Factors
     fit: dict[str, Any] = field(default_factory=dict)
-    """Errors before and after, left out, and by plan; for people, not read by a search."""
+    """Errors before and after the fit, held-out, and by plan; for readers, not used by a search."""
     inputs: list[_Input] = field(default_factory=list)
-    """The profiles that the predictions rested on."""
+    """Profiles that the predictions were based on."""
     notes: list[str] = field(default_factory=list)
 
 
 class Interval(Record):
-    """A fitted number and its 95 % interval; ends None where the data do not say them."""
+    """A fitted number and its 95 % interval; ends None if the data do not determine them."""
 
     value: float
     low: float | None = None
@@ -162,31 +165,31 @@ _ONE = Interval(value=1.0)
 
 
 class Calibration(Record):
-    """What a search applies; the default changes nothing."""
+    """Correction applied by a search; the default changes nothing."""
 
     computation: Interval = _ONE
     communication: Interval = _ONE
     fixed_s: Interval = Interval(value=0.0)
-    """Seconds once per step."""
+    """Seconds added once per step."""
     memory: Interval = _ONE
     hardware: str = ""
-    """Device that the runs were on, '' when unknown."""
+    """Device of the runs; empty if unknown."""
     world_size: int = 0
     model: str = ""
     precision: str = ""
     estimated: bool = False
-    """True when the predictions rested on datasheets."""
+    """True if the predictions were based on datasheets."""
     source: Source | None = None
 
     @property
     def is_neutral(self) -> bool:
-        """True when nothing changes."""
+        """True if the calibration changes nothing."""
         factors = (self.computation, self.communication, self.memory)
         return self.fixed_s.value == 0.0 and all(factor.value == 1.0 for factor in factors)
 
     @property
     def sentence(self) -> str:
-        """What is applied, in one line."""
+        """One-line description of the applied correction."""
         where = "calibration" if self.source is None else f"calibration {self.source.path}"
         return (
             f"{where}: computation x {self.computation.value:.4g}, communication x "
@@ -197,12 +200,12 @@ class Calibration(Record):
     def doubts(
         self, *, world_size: int, model: str, precision: str, estimated: bool
     ) -> tuple[str, ...]:
-        """Return what speaks against using it for another question, one line each.
+        """Return reasons against applying the calibration to another question, one line each.
 
         Parameters
         ----------
-        world_size, model, precision : of the question.
-        estimated : whether its profiles are estimates.
+        world_size, model, precision : settings of the question.
+        estimated : True if its profiles are estimates.
         """
         said = []
         pairs: tuple[tuple[str, object, object], ...] = (
@@ -211,7 +214,7 @@ class Calibration(Record):
             ("precision", self.precision, precision),
         )
         differ = [f"{name} {then} then, {now} now" for name, then, now in pairs if then != now]
-        # world size 0: fitted on nothing, so nothing differs
+        # World size 0: not fitted, so that nothing differs.
         if self.world_size and differ:
             said.append(f"the calibration was fitted on another question ({'; '.join(differ)})")
         if self.world_size and self.estimated != estimated:
@@ -236,7 +239,7 @@ class Calibration(Record):
         return tuple(said)
 
     def require_device(self, name: str) -> None:
-        """Raise an OptionError when the runs were on another device than `name` describes."""
+        """Raise OptionError if the runs were on another device than `name` describes."""
         if self.hardware and device_of(name) != device_of(self.hardware):
             raise OptionError(
                 f"--calibration: was fitted on {device_of(self.hardware)!r} and the hardware is "
@@ -245,8 +248,8 @@ class Calibration(Record):
 
 
 def device_of(name: str) -> str:
-    """Return the device in the name of a hardware profile: `cpu` of `cpu_1x2`."""
-    # profiles are named DEVICE_NODESxGPUS, and factors may be used on another number of GPUs
+    """Return the device in the name of a hardware profile, such as `cpu` for `cpu_1x2`."""
+    # Profiles are named DEVICE_NODESxGPUS, and factors apply to any number of GPUs.
     return re.sub(r"[_:][0-9]+x[0-9]+$", "", name)
 
 

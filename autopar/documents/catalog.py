@@ -1,7 +1,7 @@
-"""Finds shipped models and hardware: explicit path, then packaged data, then the repository.
+"""Find shipped models and hardware: explicit path, then packaged data, then the repository.
 
-An installed wheel carries `models/` and `hardware_configs/` as `autopar/_data/...`; an editable
-installation does not, so the folder that contains the package is tried after it.
+An installed wheel contains `models/` and `hardware_configs/` as `autopar/_data/...`. An editable
+installation does not, so that the folder containing the package is tried next.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from autopar.records import Record
 from autopar.run.model import ModelSpec
 
 # --------------------------------------------------------------------------------------------------
-# Chooses the model file in a directory: documented name, then published releases' names.
+# Choice of the model file in a directory: documented name first, then names of other releases.
 
 
 Content = Literal["processed", "raw", "none"]
-"""What a candidate offers: processed keys, raw runs they can be derived from, or neither."""
+"""Usable content of a candidate: processed keys, raw runs from which they can be derived, or
+neither."""
 
 _OTHER_UNITS = ("_attention", "_mlp", "_first", "_last")
-"""Ends of names of files that hold a part of a model (or of a measurement) only."""
+"""Name endings of files that contain only a part of a model or of a measurement."""
 
 
 class _Tier(Record):
-    """File names that are equally good."""
+    """File names of equal priority."""
 
     paths: tuple[Path, ...]
     note: str | None = None
 
 
 def model_file_name(kind: Literal["computation", "memory"], precision: str, spec: ModelSpec) -> str:
-    """Return the documented name of a model file; `*` stands for an unknown number of heads."""
+    """Return the documented name of a model file; `*` replaces an unknown number of heads."""
     heads = spec.layers[0].num_heads
     hidden = spec.layers[0].hidden_size
     return f"{kind}_profiling_{precision}_hidden_{hidden}_head_{heads or '*'}.json"
@@ -50,15 +51,15 @@ def locate(
     content: Callable[[Path], Content],
     remedy: str,
 ) -> tuple[Path, tuple[str, ...]]:
-    """Return the file of a model in a directory, and notes on what was skipped.
+    """Return the file of a model in a directory, and notes on skipped files.
 
-    The documented name wins, then the newest release's (`_all`), then v2.4's; files that name
-    the model come before others. Files without processed keys are skipped; files whose raw
+    The documented name has priority, then the newest release's (`_all`), then v2.4's; files that
+    name the model come before others. Files without processed keys are skipped. Files whose raw
     entries suffice are taken only if no file has processed keys.
 
     Raises
     ------
-    DocumentError: no usable file (with `remedy`), or several equally good ones.
+    DocumentError: no usable file (with `remedy`), or several of equal priority.
     """
     tiers = _tiers(directory, kind, precision, spec)
     found = {path: content(path) for tier in tiers[:1] for path in tier.paths}
@@ -134,7 +135,7 @@ def _tiers(
 
 
 def _may_be(base: str, spec: ModelSpec) -> bool:
-    """Return whether a name without the model's name does not contradict the model."""
+    """Return True if a file name without the model's name does not contradict the model."""
     if base.endswith(_OTHER_UNITS):
         return False
     layer = spec.layers[0]
@@ -150,32 +151,32 @@ def _may_be(base: str, spec: ModelSpec) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# Where profilers write, and a search looks, when nobody names a folder.
+# Default folders that profilers write to and a search reads from.
 
 
 ALLREDUCE_FILES = "allreduce_bandwidth_*.json"
-"""What every set of files of a cluster has."""
+"""Pattern of the all-reduce files, which every set of hardware files contains."""
 HARDWARE_FOLDER = Path("hardware")
-"""Of the files of a cluster."""
+"""Default folder of hardware files."""
 SITE_FOLDER = Path("sites")
-"""Of what clusters reach of their cards."""
+"""Default folder of site files."""
 _HARDWARE_FOLDERS = (HARDWARE_FOLDER, Path("profile_hardware/hardware_configs"))
-"""That, and Galvatron's."""
+"""Default folders of hardware files: autopar's and Galvatron's."""
 
 
 def hardware_folders() -> tuple[Path, ...]:
-    """Return the default folders that hold an all-reduce file of a cluster."""
+    """Return the default folders that contain an all-reduce file of a cluster."""
     return tuple(folder for folder in _HARDWARE_FOLDERS if _documents(folder, ALLREDUCE_FILES))
 
 
 def site_files() -> tuple[Path, ...]:
-    """Return the files that `torchrun -m profiler.site` writes where nobody names a folder."""
+    """Return the files that `torchrun -m profiler.site` writes by default."""
     return _documents(SITE_FOLDER, "site_*.json")
 
 
 def model_folder(name: str, device: str | None = None) -> Path:
-    """Return the folder of the files of a model; its times lie in one of each device."""
-    # names become folders
+    """Return the folder of a model's files, or of its times on one device."""
+    # Names become folder names.
     folder = Path("models") / (re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "model")
     if device is None:
         return folder / "configs"
@@ -186,14 +187,14 @@ def model_folder(name: str, device: str | None = None) -> Path:
 def model_folders(
     kind: Literal["computation", "memory"], precision: str, spec: ModelSpec
 ) -> tuple[Path, ...]:
-    """Return the default folders that hold a file of a model: the model's, and those of devices.
+    """Return the default folders with a file of a model: the model's own and those of devices.
 
-    Times that are shipped with a model are estimates, and none of them.
+    Times shipped with a model are estimates; their folder is not returned for `computation`.
     """
     own = model_folder(spec.name)
     try:
         inner = sorted(path for path in own.iterdir() if path.is_dir())
-    except OSError:  # there is none, or none that anybody may read
+    except OSError:  # no such folder, or no permission
         return ()
     skipped = kind == "computation" and is_shipped_folder(own)
     return tuple(
@@ -204,13 +205,13 @@ def model_folders(
 
 
 def is_shipped_folder(folder: Path) -> bool:
-    """Return whether the files of a model's folder came with the package."""
+    """Return True if a model's folder was shipped with the package."""
     parent = folder.resolve().parent.parent
     return any(parent == (root / "models").resolve() for root in _ROOTS)
 
 
 # --------------------------------------------------------------------------------------------------
-# Paths in the files that hold a question: relative to the file, so that it works from any folder.
+# Paths in files that contain a question: relative to the file, so that they work anywhere.
 
 
 _Value = TypeVar("_Value")
@@ -220,7 +221,7 @@ _NAMED_INPUTS: dict[str, Callable[[], tuple[str, ...]]] = {
     "site": lambda: site_names(),
     "stack": lambda: stack_names(),
 }
-"""Option -> the shipped names that it takes beside paths."""
+"""Shipped names that an option accepts in addition to paths, by option."""
 _INPUT_PATHS = (
     *_NAMED_INPUTS,
     *("memory-profiling-path", "time-profiling-path", "allreduce-bandwidth-config-path"),
@@ -230,9 +231,9 @@ _INPUT_PATHS = (
 
 
 def portable_options(request: Mapping[str, _Value], file: Path | str) -> dict[str, _Value | str]:
-    """Return options as a file of ours holds them: what they read as paths from its folder.
+    """Return options as stored in a file of autopar: input paths are relative to its folder.
 
-    Shipped names and absolute paths stay.
+    Shipped names and absolute paths are unchanged.
     """
     found: dict[str, _Value | str] = dict(request)
     for option in _INPUT_PATHS:
@@ -242,16 +243,17 @@ def portable_options(request: Mapping[str, _Value], file: Path | str) -> dict[st
         path, shape = _split(option, value)
         if not Path(path).is_absolute() and _is_input(option, path):
             moved = _from(path, file)
-            # one that is called as what is shipped is still a path
+            # A path that is spelled like a shipped name gets a prefix, so that it remains a path.
             shipped = moved in _NAMED_INPUTS.get(option, tuple)()
             found[option] = ("./" if shipped else "") + moved + shape
     return found
 
 
 def portable_path(path: Path | str, file: Path | str) -> str:
-    """Return the path of an input as a file of ours tells of it: seen from that file.
+    """Return the path of an input as stored in a file of autopar, relative to that file.
 
-    Of what is shipped it is the place among that; another absolute one stays, and so does a name.
+    A shipped file gives its path within the shipped data. Other absolute paths and names of things
+    that do not exist are unchanged.
     """
     if not _is_there(Path(path)):
         return str(path)
@@ -262,7 +264,7 @@ def portable_path(path: Path | str, file: Path | str) -> str:
 
 
 def shipped_path(path: Path | str) -> str | None:
-    """Return the place of a file among what is shipped, None of any other."""
+    """Return the path of a file within the shipped data, None for any other file."""
     whole = os.path.abspath(path)  # noqa: PTH100 - a link in it is not followed
     for root in _ROOTS:
         for folder in ("models", "hardware_configs"):
@@ -272,8 +274,8 @@ def shipped_path(path: Path | str) -> str | None:
 
 
 def _from(path: Path | str, file: Path | str) -> str:
-    """Return a path as seen from the folder of a file."""
-    # the file's through links, since `..` behind one leads elsewhere
+    """Return a path relative to the folder of a file."""
+    # Links of the file are resolved, since `..` after a link leads elsewhere.
     folder = os.path.dirname(os.path.realpath(file))  # noqa: PTH120
     return os.path.relpath(os.path.abspath(path), folder)  # noqa: PTH100
 
@@ -281,11 +283,10 @@ def _from(path: Path | str, file: Path | str) -> str:
 def located_options(
     request: Mapping[str, _Value], file: Path | str, typed: Collection[str] = ()
 ) -> tuple[dict[str, _Value | str], list[str]]:
-    """Return the options of a file of ours with paths from the current folder, and sentences.
+    """Return stored options with paths from the current folder, and notes on moved inputs.
 
-    Paths of the file are relative to it. Earlier files have them as they were typed: what is not
-    there is looked for in the current folder, and then in the folder above the file's, which is
-    said.
+    Paths in the file are relative to it. Earlier files contain them as typed: a missing path is
+    searched in the current folder, and then in the parent of the file's folder, which gives a note.
 
     typed : options that are not taken from the file.
     """
@@ -296,7 +297,7 @@ def located_options(
         value = request.get(option)
         if not isinstance(value, str) or not value or option in typed:
             continue
-        # a shipped name means what is shipped, whatever lies beside the file
+        # A shipped name means the shipped data, whatever files are next to this file.
         if value in _NAMED_INPUTS.get(option, tuple)():
             continue
         path, shape = _split(option, value)
@@ -306,7 +307,7 @@ def located_options(
         place = next((place for place in places if _is_there(Path(place))), None)
         if place is None or place == places[1]:
             continue
-        # an absolute path is longer than what leads there
+        # The relative path is shorter than an absolute one.
         found[option] = os.path.relpath(place) + shape
         if place == places[2]:
             notes.append(f"--{option} {value} is not in this folder, taken is {found[option]}")
@@ -316,7 +317,7 @@ def located_options(
 def require_inputs(
     request: Mapping[str, object], file: Path | str, typed: Collection[str] = ()
 ) -> None:
-    """Raise DocumentError where located options of a file name paths where nothing is."""
+    """Raise DocumentError if located options of a file name paths that do not exist."""
     lost = []
     for option in _INPUT_PATHS:
         value = request.get(option)
@@ -336,7 +337,7 @@ def require_inputs(
 
 
 def _split(option: str, value: str) -> tuple[str, str]:
-    """Return the path of an option's value and what stands behind it: CARD.json:NxG has a shape."""
+    """Return (path, suffix) of an option's value; the suffix of CARD.json:NxG is its shape."""
     path, colon, shape = value.rpartition(":")
     if option == "hardware" and colon and not _is_there(Path(value)):
         return path, f":{shape}"
@@ -344,7 +345,7 @@ def _split(option: str, value: str) -> tuple[str, str]:
 
 
 def _is_input(option: str, path: str) -> bool:
-    """Return whether an option with this value reads a path, and nothing that is shipped."""
+    """Return True if an option with this value reads a path and no shipped data."""
     if path not in _NAMED_INPUTS.get(option, tuple)():
         return _is_there(Path(path))
     where = Path(path)
@@ -356,25 +357,25 @@ def _is_input(option: str, path: str) -> bool:
 def _is_there(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # longer than a name may be, or with a null character
+    except (OSError, ValueError):  # name too long, or with a null character
         return False
 
 
 # --------------------------------------------------------------------------------------------------
-# What is shipped, and where it lies: packaged data first, then the repository.
+# Shipped data and their location: packaged data first, then the repository.
 
 
 DEFAULT_MODEL = "llama2-7b"
-"""What is planned and profiled when no model is named."""
+"""Model that is planned and profiled by default."""
 
 _PUBLISHED: dict[str, tuple[str, int]] = {
-    # LLaMA of 2023 has the blocks of Llama 2 and half its context
+    # LLaMA of 2023 has the blocks of Llama 2 and half of its context length.
     "llama-7b": ("llama2-7b", 2048),
     "llama-13b": ("llama2-13b", 2048),
     "bert-large-uncased": ("bert-large", 512),
     "mixtral-8x7b-e8k2": ("mixtral-8x7b", 4096),
 }
-"""Name in Galvatron's zoo -> the shipped model of the same sizes, and the sequence length there."""
+"""(Shipped model of equal sizes, sequence length) by name in Galvatron's zoo."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _ROOTS = (_PACKAGE / "_data", _PACKAGE.parent)
@@ -396,7 +397,7 @@ def site_names() -> tuple[str, ...]:
 
 
 def stack_names() -> tuple[str, ...]:
-    """Return the names of the shipped stacks of trainers, sorted."""
+    """Return the names of the shipped software stacks, sorted."""
     return tuple(sorted(_files("hardware_configs/stacks", "*.json", lambda p: p.stem)))
 
 
@@ -406,9 +407,9 @@ def hardware_names() -> tuple[str, ...]:
 
 
 def published_name(name: str) -> tuple[str, int] | None:
-    """Return the shipped model, and the length, that another release's name means; else None.
+    """Return (shipped model, sequence length) for a name of another release, else None.
 
-    A file, a folder with a `model.json` and a shipped name mean themselves.
+    A file, a folder with a `model.json` and a shipped name have priority and give None.
     """
     path = Path(name)
     is_own = path.is_file() or (path / "model.json").is_file() or name in model_names()
@@ -418,9 +419,8 @@ def published_name(name: str) -> tuple[str, int] | None:
 def find_model(name: str) -> Path:
     """Return the spec file of a model: an existing path, or a shipped name's `model.json`.
 
-    Names of Galvatron's zoo mean the shipped models of the same sizes.
-
-    Raises InputError, with the nearest names, when there is none.
+    Names of Galvatron's zoo give the shipped models of equal sizes. Raises InputError with the
+    nearest names if there is none.
     """
     path = Path(name)
     if path.is_file():
@@ -438,7 +438,7 @@ def find_model(name: str) -> Path:
 
 
 def find_configs(name: str) -> Path | None:
-    """Return the folder of the files that were measured of a shipped model, None for any other.
+    """Return the folder of a shipped model's profile files, None for any other model.
 
     Raises InputError as `find_model`.
     """
@@ -448,22 +448,22 @@ def find_configs(name: str) -> Path | None:
 
 
 _CARDS = "`autopar cards`"
-"""What lists the device cards, which are too many for a line."""
+"""Command that lists the device cards, which do not fit on one line."""
 _LISTINGS = {"cards": _CARDS, "stacks": "`autopar stacks`"}
-"""By folder."""
+"""Listing command by folder of `hardware_configs`."""
 
 
 def find_card(name: str) -> Path:
     """Return the file of a device card: an existing path, a shipped name or one of its aliases.
 
-    Raises InputError, with the nearest names, when there is none.
+    Raises InputError with the nearest names if there is none.
     """
     if Path(name).is_file():
         return Path(name)
     shipped = _files("hardware_configs/cards", "*.json", lambda p: p.stem)
     if name.lower() in shipped:
         return shipped[name.lower()]
-    # only now, since every card has to be read for them
+    # Aliases come last, since every card has to be read for them.
     aliases = {alias: path for path in shipped.values() for alias in _aliases(path)}
     found = aliases.get(name.lower())
     if found is None:
@@ -477,7 +477,7 @@ def find_card(name: str) -> Path:
 def find_site(name: str) -> Path:
     """Return the file of a site: an existing path, or a shipped name.
 
-    Raises InputError, with the nearest names, when there is none.
+    Raises InputError with the nearest names if there is none.
     """
     if Path(name).is_file():
         return Path(name)
@@ -493,7 +493,7 @@ def find_site(name: str) -> Path:
 def find_hardware(name: str) -> Path:
     """Return the folder of a set of documented hardware files: an existing one or a shipped name.
 
-    Raises InputError, with the nearest names, when there is none.
+    Raises InputError with the nearest names if there is none.
     """
     if Path(name).is_dir():
         return Path(name)
@@ -509,8 +509,8 @@ def find_hardware(name: str) -> Path:
 def find_document(folder: str, what: str, name: str) -> Path:
     """Return a file of a folder of `hardware_configs`: an existing path, or a shipped name.
 
-    A name of a card leads to the document of that card; `what` is what it is called in errors.
-    Raises InputError, with the nearest names, when there is none.
+    The name of a card gives the document of that card. what : kind of document, for errors. Raises
+    InputError with the nearest names if there is none.
     """
     if Path(name).is_file():
         return Path(name)
@@ -527,7 +527,7 @@ def find_document(folder: str, what: str, name: str) -> Path:
 
 
 def _files(folder: str, pattern: str, key: Callable[[Path], str]) -> dict[str, Path]:
-    """Return the shipped files by name; the first root that has a name wins."""
+    """Return the shipped files by name; the first root with a name has priority."""
     found: dict[str, Path] = {}
     for root in _ROOTS:
         for path in sorted((root / folder).glob(pattern)):
@@ -547,7 +547,7 @@ def _aliases(path: Path) -> list[str]:
     try:
         aliases = json.loads(path.read_text(encoding="utf-8")).get("aliases", [])
     except (OSError, ValueError, AttributeError):
-        return []  # a broken card is reported where it is read, not where names are listed
+        return []  # a broken card is reported when it is read, not when names are listed
     return [str(alias) for alias in aliases] if isinstance(aliases, list) else []
 
 
@@ -558,9 +558,9 @@ _MAKERS = {
     "lovelace": "l40s rtx 4090",
     "instinct": "mi300x",
 }
-"""What a family of devices is called -> its cards."""
+"""Card names by the name of their device family."""
 _ALIKE = 0.5
-"""Least share of parts that two names of one thing have in common."""
+"""Least fraction of common parts for two names of one thing."""
 
 
 def _parts(name: str) -> frozenset[str]:
@@ -575,16 +575,16 @@ def _parts(name: str) -> frozenset[str]:
 
 
 def _alike(name: str, names: Iterable[str]) -> list[str]:
-    """Return the names of the same family and size, as publishers and tools write them otherwise.
+    """Return the names of equal family and size, which publishers and tools spell differently.
 
-    What a name has besides, such as the publisher, says little against another.
+    Additional parts of a name, such as the publisher, have little weight.
     """
     asked = _parts(name)
     scores: dict[str, float] = {}
     for known in names:
         own = _parts(known)
         shared = asked & own
-        # a word in common: numbers alone are of anything
+        # At least one common word: numbers alone match anything.
         if any(part[0].isalpha() for part in shared):
             scores[known] = len(shared) / len(own) * (0.8 + 0.2 * len(shared) / len(asked | own))
     most = max(scores.values(), default=0.0)
@@ -596,7 +596,7 @@ def _alike(name: str, names: Iterable[str]) -> list[str]:
 
 
 def _nearest(name: str, known: Iterable[str], listing: str = "") -> str:
-    """Return the nearest names, else all of them, or the command that lists many."""
+    """Return a suggestion: nearest names, else the listing command, else all names."""
     names = sorted(known)
     close = _alike(name, names) or nearest_words(name.lower(), names, 0.5, most=3)
     if close:

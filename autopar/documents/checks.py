@@ -1,9 +1,8 @@
-"""Building blocks of the documents: quantities with a plausible range and a unit, and
-objects whose keys follow patterns.
+"""Documents whose keys follow patterns, the registry of all documents, and version checks.
 
 The documented files are flat dictionaries with keys such as `allreduce_size_8_consec_1`. A
-`PatternDocument` is a table of `Rule`s (pattern, value type, meaning); validation, the nearest
-known key of a misspelt one, and the JSON Schema all come from that table.
+`PatternDocument` is a table of `Rule`s (pattern, value type, meaning). Validation, suggestions for
+misspelt keys and the JSON Schema all come from that table.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from autopar.errors import DocumentError, InputError
 from autopar.records import Record, shorten
 
 INT = "[1-9][0-9]{0,8}"
-"""A positive integer inside a key; bounded, so that int() of it cannot fail."""
+"""Positive integer inside a key; bounded, so that int() of it cannot fail."""
 
 
 class Rule(Record, kw_only=False, dict=True):
-    """One kind of key: the pattern of the whole key, an example, the type and the meaning."""
+    """One kind of key: the pattern of the whole key, an example, the value type and the meaning."""
 
     pattern: str
     example: str
@@ -43,12 +42,12 @@ class Rule(Record, kw_only=False, dict=True):
 
     @cached_property
     def regex(self) -> re.Pattern[str]:
-        """The compiled pattern; use it with `fullmatch`."""
+        """Compiled pattern, for use with `fullmatch`."""
         return re.compile(self.pattern)
 
 
 class PatternDocument:
-    """An object whose keys follow the patterns of `rules`; keys beginning with `_` are comments."""
+    """Object whose keys follow the patterns of `rules`; keys that begin with `_` are comments."""
 
     rules: ClassVar[tuple[Rule, ...]] = ()
 
@@ -57,12 +56,12 @@ class PatternDocument:
 
     @classmethod
     def older(cls, value: Any) -> Any:
-        """Return what older releases write as this one does."""
+        """Return a value of an older release in the current format."""
         return value
 
     @classmethod
     def taken(cls, value: Any, key: str, found: list[Fault]) -> Self | None:
-        """Return the object of a file; what is wrong with it is added to `found`."""
+        """Return the object of a file; errors are added to `found`."""
         value = cls.older(value)
         if not isinstance(value, Mapping):
             found.append((key, f"the value is {shorten(value)}, expected an object"))
@@ -78,7 +77,7 @@ class PatternDocument:
 
     @classmethod
     def known_keys(cls, keys: Iterable[str]) -> list[str]:
-        """Return examples of every kind of key, and the valid ones of a file."""
+        """Return an example of every kind of key, and the valid keys of a file."""
         valid = [key for key in keys if any(rule.regex.fullmatch(key) for rule in cls.rules)]
         return [rule.example for rule in cls.rules] + valid[:200]
 
@@ -88,7 +87,7 @@ class PatternDocument:
         patterns = {}
         for rule in (r for r in cls.rules if r.pattern):
             value = inlined(record_schema(rule.value))
-            # JSON Schema's regular expressions have no (?P<name>...)
+            # JSON Schema's regular expressions do not support (?P<name>...).
             pattern = re.sub(r"\(\?P<[a-z]+>", "(?:", rule.pattern)
             patterns[f"^(?:{pattern})$"] = {**value, "description": rule.meaning}
         patterns["^_"] = {"description": "A comment; ignored."}
@@ -106,18 +105,20 @@ _Document = TypeVar("_Document")
 _Published = TypeVar("_Published")
 
 DOCUMENTS: dict[str, type[Any]] = {}
-"""Record of every kind of document, by its role, as far as their modules are imported."""
+"""Record of every kind of document by role, for the modules imported so far."""
 EXTRAS: dict[str, dict[str, list[Any]]] = {}
-"""What the schemas of some have besides, by role: examples, required keys."""
+"""Additions to the schemas of some documents, by role: examples, required keys."""
 
 
 def published(
     role: str, example: Mapping[str, Any] | None = None, required: Sequence[str] = ()
 ) -> Callable[[type[_Published]], type[_Published]]:
-    """Return the decorator of the record of a document, whose JSON Schema is published.
+    """Return the decorator of a document's record, whose JSON Schema is published.
 
-    role : how plans, sidecars and docs/schemas call it. example : of what docs/formats.md does not
-    show. required : keys of a file that a document made in Python has by itself.
+    role : name of the document in plans, sidecars and docs/schemas.
+    example : example of a document that docs/formats.md does not show.
+    required : keys that a file must contain, although a document made in Python has defaults for
+    them.
     """
 
     def known(kind: type[_Published]) -> type[_Published]:
@@ -132,19 +133,19 @@ def published(
 def check_version(
     path: Path | str, data: Mapping[str, Any], kind: str, newest: int, *, give: str, again: str
 ) -> None:
-    """Raise a DocumentError unless `format` is `kind`, and `version` one that this release reads.
+    """Raise DocumentError unless `format` is `kind` and this release can read `version`.
 
-    Before anything else is checked: of another document every key would be wrong.
+    This is checked before anything else: every key of another document would be an error.
 
     Parameters
     ----------
-    give, again : what to do with another document, and with a newer version besides an update.
+    give, again : remedies for another document, and for a newer version besides an update.
     """
     if data.get("format") != kind:
         problem = f"expected {kind!r}, got {shorten(data.get('format'))}"
         raise DocumentError(path, problem, key="format", remedy=give)
     version = data.get("version")
-    # type() and not isinstance: true is an int in Python
+    # type() and not isinstance: true is an int in Python.
     if type(version) is not int or version < 1:
         problem = f"expected a positive integer, got {shorten(version)}"
         raise DocumentError(path, problem, key="version")
@@ -154,13 +155,13 @@ def check_version(
 
 
 MOST_ERRORS = 100
-"""Errors of one file that are listed."""
+"""Largest number of errors listed for one file."""
 
 
 def document_errors(kind: Any, path: Path, data: Mapping[str, Any]) -> tuple[DocumentError, ...]:
-    """Return the errors of a document, where `read_record` raises the first.
+    """Return all errors of a document, where `read_record` raises only the first.
 
-    After `MOST_ERRORS` of them one more says that there are others.
+    If there are `MOST_ERRORS` or more, a last error states that there are others.
     """
     found = faults(kind, data)
     errors = [
@@ -182,7 +183,7 @@ def load_document(
 
     Raises
     ------
-    DocumentError: names the file (or the kind of document), the key, its value and the remedy.
+    DocumentError: contains the file (or the kind of document), the key, its value and the remedy.
     """
     if isinstance(source, kind):
         return source

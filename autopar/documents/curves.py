@@ -1,7 +1,7 @@
-"""The curves in sidecars of hardware files: read, written, and which of them price what.
+"""Curves in sidecars of hardware files: reading, writing, and the choice of those used for pricing.
 
-A documented file holds one number for a group; what else was measured of it stands in its sidecar,
-and a folder may hold files of two runs. Files themselves are read in `hardware`.
+A documented file contains one number per group, and other measurements are in its sidecar. A folder
+may contain files of two runs. The files themselves are read in `hardware`.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from autopar.sources import Source, stacks_of
 from autopar.units import GB, MIB, MS
 
 # --------------------------------------------------------------------------------------------------
-# The sidecars of the hardware files: what they add to a profile, and what of a profile they hold.
+# Sidecars of the hardware files: additions to a profile, and parts of a profile to write.
 #
-# Documented keys hold one bandwidth per group, and times of whole MiB in groups of neighbours.
+# Documented keys contain one bandwidth per group, and times at whole MiB in groups of neighbours.
 # Other collectives and sizes, strided groups, transfers, latency and spread are curves of the
 # sidecars.
 
 
 class FoundCurves(Record, eq=False):
-    """Curves of one sidecar, or those that price, by where they belong in `HardwareProfile`."""
+    """Curves of one sidecar, or those used for pricing, by their field in `HardwareProfile`."""
 
     curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)
     strided_curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)
     p2p_curves: Mapping[int, Curve] = field(default_factory=dict)
     sequence_curves: Mapping[int, Curve] = field(default_factory=dict)
-    """Of a sidecar none."""
+    """Curves for sequence parallelism; empty for a single sidecar."""
     notes: tuple[str, ...] = ()
-    """What was left out, or which documents differ from the times beside them, in words."""
+    """Sentences on ignored curves, or on documents that differ from measured times."""
 
 
 def sidecar_curves(document: Path, sidecar: Sidecar, world_size: int) -> FoundCurves:
     """Return the curves that the planner reads from the sidecar of a hardware file.
 
-    Measured operations that no formula uses are left out, unknown ones with a note. Raises
+    Measured operations that no formula uses are ignored; unknown ones give a note. Raises
     DocumentError for a group that is larger than the cluster or has two curves.
     """
     curves: dict[tuple[str, int], Curve] = {}
     strided: dict[tuple[str, int], Curve] = {}
     transfers: dict[int, Curve] = {}
-    # an ordered set
+    # An ordered set.
     unknown: dict[str, None] = {}
     groups: set[tuple[str, int, bool]] = set()
     for data in sidecar.curves:
@@ -80,7 +80,7 @@ def sidecar_curves(document: Path, sidecar: Sidecar, world_size: int) -> FoundCu
                 remedy="check the number of nodes and of GPUs per node",
             )
         if data.operation == "p2p":
-            # for transfers the size of the group is the number of stages
+            # For transfers, group_size is the number of stages.
             transfers[data.group_size] = _curve(data)
         elif data.operation in COLLECTIVES:
             target = curves if data.consecutive else strided
@@ -98,8 +98,8 @@ def sidecar_curves(document: Path, sidecar: Sidecar, world_size: int) -> FoundCu
 def hardware_sidecar(kind: DocumentKind, profile: HardwareProfile) -> Sidecar:
     """Return the sidecar of one hardware file of a profile.
 
-    Strided curves go beside the all-reduce bandwidths, transfers beside theirs, the rest beside
-    the collective times unless the documented keys say all of it.
+    Strided curves are stored with the all-reduce bandwidths, transfers with theirs. Other curves
+    are stored with the collective times, unless the documented keys contain all of their data.
     """
     curves: list[CurveData] = []
     if kind == "allreduce":
@@ -133,10 +133,10 @@ def hardware_sidecar(kind: DocumentKind, profile: HardwareProfile) -> Sidecar:
 
 
 def _expressible(operation: str, curve: Curve) -> bool:
-    """Return whether documented keys of the collective times hold all of a curve."""
+    """Return True if documented keys of the collective times can contain all data of a curve."""
     return (
         operation in ("allreduce", "all2all")
-        # documented keys name whole MiB
+        # Documented keys are in whole MiB.
         and not np.any(curve.sizes_bytes % MIB)
         and not curve.has_spread
         and curve.latency_s is None
@@ -147,7 +147,7 @@ def _curve(data: CurveData) -> Curve:
     def array(values: list[float]) -> NDArray[np.float64]:
         return np.array(values, dtype=np.float64)
 
-    # a fit over all sizes can miss the smallest one; an empty message takes no longer than it
+    # A fit over all sizes can miss the smallest; an empty message takes no longer than that one.
     latency = None if data.latency_s is None else min(data.latency_s, data.times_s[0])
     return Curve(
         sizes_bytes=array(data.sizes_bytes),
@@ -170,13 +170,13 @@ def _data(operation: str, size: int, curve: Curve, *, consecutive: bool = True) 
         times_s=numbers(curve.times_s),
         low_s=None if curve.low_s is None else numbers(curve.low_s),
         high_s=None if curve.high_s is None else numbers(curve.high_s),
-        # a line that meets size 0 below time 0 is no latency
+        # A line that reaches size 0 at a negative time gives no latency.
         latency_s=curve.latency_s if (curve.latency_s or 0.0) >= 0.0 else None,
     )
 
 
 class HardwareFile(Record):
-    """One validated file with its sidecar and where it came from."""
+    """One validated file with its sidecar and sources."""
 
     kind: DocumentKind
     path: Path
@@ -186,26 +186,26 @@ class HardwareFile(Record):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is odd about the file, in words."""
+        """Irregularities of the file, as sentences."""
         return (*self.sources[0].notes, *self.curves.notes)
 
 
 # --------------------------------------------------------------------------------------------------
-# Documented values beside measured times of the same groups: which of them prices what.
+# Documented values and measured times of one group: which of them is used for pricing.
 #
-# Neither is refused: a person may edit a documented value to see what it changes, and files of two
-# runs may lie in one folder. What differs is said in words.
+# Differences are no error: a user may edit a documented value to see the effect, and one folder may
+# contain files of two runs. They are reported in notes.
 
 
 _ROUNDING = 0.01
-"""People round documented values; what differs by more has another origin."""
+"""Relative tolerance for rounded documented values; larger differences have another origin."""
 _CONFLICT = 0.10
-"""Two runs may differ by this much before it is said."""
+"""Relative difference between two runs that is not reported."""
 
 
 def reference_bytes(file: HardwareFile) -> float | None:
-    """Return the message size that the bandwidths of a document stand for, None if unknown."""
-    # the newest run wrote the documented values
+    """Return the message size to which a document's bandwidths refer, None if unknown."""
+    # The newest run wrote the documented values.
     for run in reversed(file.sidecar.runs if file.sidecar is not None else []):
         size = run.metadata.get("reference_bytes")
         if isinstance(size, int | float) and size > 0:
@@ -220,13 +220,13 @@ def priced_curves(
     documented_times: Mapping[tuple[str, int], Curve],
     world_size: int,
 ) -> FoundCurves:
-    """Return the curves that price messages, and what the documents say against them.
+    """Return the curves used for pricing, and notes on documents that contradict them.
 
-    Documented values decide: bandwidths price all-reduces and transfers, `sp_time` what its keys
-    name. A curve of a sidecar has latency, more sizes and spread, and stands in where it is of the
-    same run and says the same; a documented value that differs was edited by a person. Times of an
-    `sp_time` file that is not of the run of the bandwidths price the all-gathers and
-    reduce-scatters of sequence parallelism, which they are documented for, and nothing else.
+    Documented values have priority: bandwidths price all-reduces and transfers, `sp_time` prices
+    the collectives of its keys. A sidecar's curve has latency, more sizes and spread. It replaces a
+    documented value of the same run that agrees with it; a value that differs was edited by a user.
+    If an `sp_time` file is from another run than the bandwidths, its times price only the
+    all-gathers and reduce-scatters of sequence parallelism, which is their documented use.
 
     documented_times : curves of the keys of the sp_time document.
     """
@@ -250,14 +250,15 @@ def priced_curves(
 
     sequence: dict[int, Curve] = {}
     for (size, consecutive), entry in allreduce_bytes_per_s.items():
-        # one world group, stored under both
+        # There is one world group, stored under both keys.
         if not consecutive and size == world_size:
             continue
         key, factor = ("allreduce", size), OPERATIONS["allreduce"].bus_factor(size)
         name = allreduce_key(size, consecutive)
         table = curves if consecutive else strided
         documented_for = times.get(key) if consecutive else None
-        # of another run than the bandwidths: only what lies beside these can stand in for them
+        # From another run than the bandwidths: only curves in the bandwidths' sidecar can replace
+        # them.
         if documented_for is not None and not related:
             table.pop(key)
             if key in bandwidths.curves.curves:
@@ -291,13 +292,13 @@ def priced_curves(
 
 
 def _one_run(first: HardwareFile, second: HardwareFile) -> bool:
-    """Return whether two files say that one run measured, or one estimate made, both."""
+    """Return True if both files are from one measuring run or one estimate."""
     if first.sidecar is None or second.sidecar is None:
         return False
     named = [{run.id for run in f.sidecar.runs} - {None} for f in (first, second) if f.sidecar]
     if all(named):
         return bool(named[0] & named[1])
-    # estimates have no runs: they name what they were made from
+    # Estimates have no runs; their name and source identify them.
     return (first.sidecar.name, first.sidecar.source) == (
         second.sidecar.name,
         second.sidecar.source,
@@ -305,7 +306,7 @@ def _one_run(first: HardwareFile, second: HardwareFile) -> bool:
 
 
 _Difference = tuple[float, str, str]
-"""How far a value is from the curve, as |log ratio|; the key with its value; what it should be."""
+"""(Difference from the curve as |log ratio|, key with its value, expected value)."""
 
 
 def _bandwidth(
@@ -316,20 +317,20 @@ def _bandwidth(
     reference: float | None,
     tolerance: float = _ROUNDING,
 ) -> list[_Difference]:
-    # documented values are bus bandwidths: message times factor over time
+    # Documented values are bus bandwidths: message times factor over time.
     rates = factor * curve.sizes_bytes / curve.times_s
     below = np.flatnonzero(curve.sizes_bytes <= (reference or 0.0))
     if below.size:
-        # of a size that was not measured the document holds the next smaller one
+        # For a size that was not measured, the document contains the next smaller one.
         expected = float(rates[below[-1]])
     else:
-        # size unknown: a value that occurs anywhere on the curve agrees with it
+        # Unknown size: a value that occurs anywhere on the curve agrees with it.
         expected = float(np.clip(entry, rates.min(), rates.max()))
     return _difference(key, entry / GB, expected / GB, "GB/s", tolerance)
 
 
 def _long(curve: Curve) -> Curve:
-    """Return the part of a curve that documented bandwidths are averages of: 16 MiB and more."""
+    """Return the part of a curve averaged in documented bandwidths: 16 MiB and more."""
     kept = curve.sizes_bytes >= min(16.0 * MIB, float(curve.sizes_bytes[-1]))
     return Curve(sizes_bytes=curve.sizes_bytes[kept], times_s=curve.times_s[kept])
 
@@ -339,7 +340,7 @@ def _times(operation: str, group_size: int, documented: Curve, curve: Curve) -> 
     found = []
     for size_bytes, time_s in zip(documented.sizes_bytes, documented.times_s, strict=True):
         expected = own.get(float(size_bytes))
-        # a size that only one of them has cannot be compared
+        # Only sizes in both can be compared.
         if expected is not None:
             key = sp_time_key(operation, group_size, size_bytes)
             found += _difference(key, float(time_s) / MS, expected / MS, "ms", _ROUNDING)
@@ -351,13 +352,13 @@ def _difference(
 ) -> list[_Difference]:
     if abs(value / expected - 1.0) <= tolerance:
         return []
-    # log: half and double are equally far off
+    # In logarithms, half and double are equally far off.
     distance = abs(float(np.log(value / expected)))
     return [(distance, f"{key} is {value:.4g} {unit}", f"{expected:.4g} {unit}")]
 
 
 def _worst(differences: list[_Difference]) -> tuple[str, str, str]:
-    """Return the largest difference as two texts, and how many more there are."""
+    """Return the largest difference as two texts, and the number of others as a third."""
     _, value, expected = max(differences, key=lambda item: item[0])
     more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
     return value, expected, more

@@ -1,7 +1,7 @@
-"""Reads the documented hardware files: four files make one HardwareProfile.
+"""Read and write the documented hardware files: four files form one HardwareProfile.
 
 All published spellings are read (Galvatron, PaddleNLP), the documented one is written. Units are
-converted here and nowhere else.
+converted only here.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from autopar.records import Record, replace
 from autopar.units import GB, MIB, MS
 
 # --------------------------------------------------------------------------------------------------
-# The documented names of the hardware files, and the shape of the cluster that they say.
+# Documented names of the hardware files, and the cluster shape in them.
 
 
 _STEMS: dict[DocumentKind, str] = {
@@ -70,9 +70,9 @@ def hardware_file_name(kind: DocumentKind, num_nodes: int, gpus_per_node: int) -
 
 
 def kind_of_name(name: str) -> tuple[DocumentKind, tuple[int, int] | None] | None:
-    """Return kind and (nodes, GPUs per node) of a documented name, None of any other.
+    """Return (kind, (nodes, GPUs per node)) of a documented name, None for any other name.
 
-    The name of the overlap coefficient says no shape.
+    The name of the overlap coefficient contains no shape.
     """
     if name == _OVERLAP_NAME:
         return "overlap", None
@@ -107,46 +107,46 @@ def shape_of_name(name: str) -> tuple[int, int] | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The entries of a hardware file: what each documented key means, in base units.
+# Entries of a hardware file: the meaning of each documented key, in base units.
 
 
 BandwidthUnit = Literal["GB/s", "MiB/ms"]
 
-# MiB/ms of the file are 2^20 / 1e-3 bytes/s
+# MiB/ms in a file are 2^20 / 1e-3 bytes/s.
 UNIT_FACTORS: dict[str, float] = {"GB/s": float(GB), "MiB/ms": MIB / MS, "ms": MS, "1": 1.0}
-"""What a value of a document in this unit is multiplied with to be in a base unit."""
+"""Factor from a document's unit to the base unit."""
 _MAX_BYTES_PER_S = 1e14
-"""A collective faster than this (100,000 GB/s) was timed in another unit."""
+"""Bandwidth limit, 100,000 GB/s: a faster collective was timed in another unit."""
 _BUSY = 2.5
-"""A slow-down above this says that the host was busy with something else."""
+"""Slow-down limit: a larger coefficient indicates that the host was busy."""
 
 
 class HardwareEntry(Record):
-    """One documented key and what it means."""
+    """One documented key and its meaning."""
 
     key: str
     operation: str
     group_size: int
-    """Ranks of the group, pipeline stages for p2p, 0 for the overlap coefficient."""
+    """Ranks of the group; pipeline stages for p2p; 0 for the overlap coefficient."""
     consecutive: bool
     size_bytes: int | None
-    """Message size; None where the key names none: bandwidths and the coefficient."""
+    """Message size; None for keys without one: bandwidths and the coefficient."""
     value: float
     """Bytes/s, seconds or a ratio."""
     written: float
-    """As it stands in the file, in the file's unit."""
+    """Value in the file's unit, as written there."""
 
 
 def hardware_entries(
     kind: DocumentKind, document: PatternDocument | OverlapDocument, unit: str
 ) -> tuple[HardwareEntry, ...]:
-    """Return what the keys of a validated document in this unit mean, in their order."""
+    """Return the entries of a validated document in the given unit, in the order of its keys."""
     if isinstance(document, OverlapDocument):
         found = [("overlap_coe", document.overlap_coe, {"operation": "overlap", "size": "0"})]
     else:
         found = []
         for key, value in document.root.items():
-            # validated before, so that every key has its rule
+            # Every key was validated before, so that it has a rule.
             match = next(m for rule in document.rules if (m := rule.regex.fullmatch(key)))
             found.append((key, value, match.groupdict()))
     return tuple(
@@ -154,11 +154,11 @@ def hardware_entries(
             key=key,
             operation=says.get("operation") or kind,
             group_size=int(says["size"]),
-            # only keys of all-reduce bandwidths say it; all others are of neighbours
+            # Only keys of all-reduce bandwidths contain it; all others are for neighbours.
             consecutive=says.get("consec") != "0",
-            # the MB of keys are MiB
+            # MB in keys means MiB.
             size_bytes=int(says["mib"]) * MIB if "mib" in says else None,
-            # documented units to bytes/s or seconds
+            # Documented units to bytes/s or seconds.
             value=value * UNIT_FACTORS[unit],
             written=value,
         )
@@ -167,14 +167,14 @@ def hardware_entries(
 
 
 # --------------------------------------------------------------------------------------------------
-# Writes a HardwareProfile as the four documented files, each with its sidecar.
+# Writing a HardwareProfile as the four documented files, each with its sidecar.
 
 
 def write_hardware(profile: HardwareProfile, out_dir: Path | str) -> list[Path]:
     """Write the documented files of a profile and their sidecars; return their paths.
 
-    Bandwidths in GB/s, times in ms. What documented keys cannot express (other collectives,
-    sizes that are not whole MiB) goes to the sidecar, in base units.
+    Bandwidths are in GB/s, times in ms. Data that documented keys cannot express (other
+    collectives, sizes that are not whole MiB) are written to the sidecar, in base units.
     """
     out = Path(out_dir)
     shape = (profile.num_nodes, profile.gpus_per_node)
@@ -206,11 +206,11 @@ def _allreduce_keys(profile: HardwareProfile) -> dict[str, float]:
     table = profile.allreduce_bytes_per_s
     world = profile.world_size
     result = {}
-    # largest groups first, neighbours before strided ones, as in published files
+    # Largest groups first, neighbours before strided ones, as in published files.
     for size, consecutive in sorted(table, reverse=True):
         value = table[size, consecutive]
         if size == world and not consecutive and table.get((world, True)) == value:
-            continue  # documented files leave the alias out
+            continue  # documented files omit the alias
         # bytes/s -> GB/s of 1e9 bytes
         result[allreduce_key(size, consecutive)] = value / GB
     return result
@@ -221,7 +221,7 @@ def _sp_time_keys(curves: Mapping[tuple[str, int], Curve]) -> dict[str, float]:
     for operation, size in sorted(curves, key=lambda g: (g[0] != "allreduce", -g[1])):
         curve = curves[operation, size]
         for size_bytes, time_s in zip(curve.sizes_bytes, curve.times_s, strict=True):
-            # what is not whole MiB has no documented key and is in the sidecar
+            # Sizes that are not whole MiB have no documented key; they are in the sidecar.
             if size_bytes % MIB == 0:
                 # s -> ms
                 result[sp_time_key(operation, size, size_bytes)] = float(time_s) / MS
@@ -244,7 +244,7 @@ def read_hardware_dir(
 ) -> HardwareProfile:
     """Return the hardware profile in one directory; the sp_time file may be absent.
 
-    Errors as `read_hardware`.
+    Errors as in `read_hardware`.
     """
     path = Path(path)
     sp_time = path / hardware_file_name("sp_time", num_nodes, gpus_per_node)
@@ -271,8 +271,8 @@ def read_hardware(
 ) -> HardwareProfile:
     """Return the hardware profile of the four documented files, in base units.
 
-    Each path is a file, or a directory that holds the file under its documented name.
-    Bandwidths are GB/s (1e9 bytes/s) unless a sidecar or `bandwidth_unit` says MiB/ms.
+    Each path is a file, or a directory that contains the file under its documented name. Bandwidths
+    are in GB/s (1e9 bytes/s) unless a sidecar or `bandwidth_unit` sets MiB/ms.
 
     Raises
     ------
@@ -302,7 +302,7 @@ def read_hardware(
             remedy=MAKE_HARDWARE,
         )
     coefficient = entries["overlap"][0].value
-    # below 1 both would run faster together than alone, which is noise
+    # Below 1, both would run faster together than alone, which is noise.
     low = (f"overlap_coe {coefficient:g} is below 1 and was read as 1",) * (coefficient < 1.0)
     read["allreduce"] = _with_notes(read["allreduce"], ar_notes)
     read["overlap"] = _with_notes(read["overlap"], low)
@@ -332,10 +332,10 @@ def read_hardware(
         memory_bytes=_agreed(files, "memory_bytes"),
         memory_bytes_per_s=_agreed(files, "memory_bytes_per_s"),
         name=names[0] if names else "measured",
-        # one estimated file makes an estimate of the whole
+        # One estimated file makes the whole profile an estimate.
         estimated=any(s.estimated for s in sidecars),
         synthetic=any(s.synthetic for s in sidecars),
-        # files of one trainer's software name it once
+        # Files of one software stack name it once.
         sources=tuple(dict.fromkeys(source for file in files for source in file.sources)),
         notes=(
             *(f"{file.path.name}: {note}" for file in files for note in file.notes),
@@ -375,7 +375,7 @@ def _with_notes(file: HardwareFile, notes: tuple[str, ...]) -> HardwareFile:
 
 
 def _unit(file: HardwareFile, unit: BandwidthUnit | None) -> str:
-    """Return the unit of a file; `unit` is what the option says of bandwidths."""
+    """Return the unit of a file; `unit` is the option for bandwidths."""
     if file.kind not in ("allreduce", "p2p"):
         return documented_unit(file.kind)
     recorded = file.sidecar.unit if file.sidecar is not None else None
@@ -408,11 +408,11 @@ def _check_groups(
 def _allreduce(
     path: Path, entries: Sequence[HardwareEntry], num_nodes: int, gpus_per_node: int
 ) -> tuple[dict[tuple[int, bool], float], tuple[str, ...]]:
-    """Return bandwidths by group size and whether ranks are neighbours, and what was odd."""
+    """Return bandwidths by (group size, consecutive), and notes on irregular keys."""
     unnamed = [entry for entry in entries if "_consec_" not in entry.key]
     named = [entry for entry in entries if "_consec_" in entry.key]
     values = {(entry.group_size, entry.consecutive): entry for entry in named}
-    # after all named keys, so that a contradiction shows in whatever order they stand
+    # After all named keys, so that a contradiction is found in any order of keys.
     for entry in unnamed:
         same = values.setdefault((entry.group_size, True), entry)
         if same.written != entry.written:
@@ -426,7 +426,7 @@ def _allreduce(
     world = num_nodes * gpus_per_node
     # a single GPU has no groups
     if world > 1:
-        # one world group: strided or not, it is the same ranks
+        # There is one world group: strided or not, it consists of all ranks.
         one = values.get((world, True)) or values.get((world, False))
         if one is None:
             raise DocumentError(
@@ -448,7 +448,7 @@ def _curves(entries: Sequence[HardwareEntry]) -> dict[tuple[str, int], Curve]:
         points.setdefault(group, []).append((float(entry.size_bytes or 0), entry.value))
     return {
         group: Curve(
-            # curves are in order of size, keys in any
+            # Curves are in order of size, keys in any order.
             sizes_bytes=np.array([size for size, _ in sorted(pairs)], dtype=np.float64),
             times_s=np.array([time for _, time in sorted(pairs)], dtype=np.float64),
         )
@@ -457,8 +457,8 @@ def _curves(entries: Sequence[HardwareEntry]) -> dict[tuple[str, int], Curve]:
 
 
 _BY_SIZE = Law(least=0.0, most=1.0, slack=2.0)
-"""A larger message takes no less time, and no more than in proportion; measured times break it by
-1.1, and libraries change their algorithm with the size."""
+"""A larger message takes no less time, and at most proportionally more. Measured times break this
+law by 1.1, and libraries change their algorithm with the size."""
 
 
 def hardware_doubts(
@@ -471,7 +471,8 @@ def hardware_doubts(
 ) -> Iterator[Doubt]:
     """Yield values of a hardware file that are unlikely, or contradict others in it.
 
-    memory_bytes_per_s : of a device, where it is known. unit : said behind bandwidths.
+    memory_bytes_per_s : memory bandwidth of a device; None if unknown. unit : unit printed after
+    bandwidths.
     """
     if kind == "overlap":
         yield from _coefficient_doubts(entries)
@@ -501,7 +502,7 @@ def _bandwidth_doubts(
     num_nodes, gpus_per_node = shape
     families: dict[tuple[bool, bool], list[Figure]] = {}
     for entry in entries:
-        # strided groups have members on every node, neighbours where a node is too small
+        # Strided groups have members on every node, neighbours only where a node is too small.
         inside = num_nodes == 1 or (
             entry.operation == "allreduce"
             and entry.consecutive
@@ -527,7 +528,7 @@ def _time_doubts(entries: Sequence[HardwareEntry]) -> Iterator[Doubt]:
     curves: dict[tuple[str, int], list[Figure]] = {}
     for entry in entries:
         rate = (entry.size_bytes or 0) / entry.value
-        # seconds written for ms look a thousand times too fast
+        # Seconds written instead of ms look a thousand times too fast.
         if rate > _MAX_BYTES_PER_S:
             yield Doubt(
                 key=entry.key,
@@ -556,7 +557,7 @@ def _memory_bytes_per_s(*files: HardwareFile) -> float | None:
 
 
 def _domain_gpus(files: list[HardwareFile], gpus_per_node: int) -> int | None:
-    """Return the GPUs of a rack, which has whole nodes; raises DocumentError."""
+    """Return the GPUs of a rack, which consists of whole nodes; raises DocumentError."""
     found = _agreed(files, "domain_gpus")
     if found is None:
         return None
@@ -571,12 +572,12 @@ def _domain_gpus(files: list[HardwareFile], gpus_per_node: int) -> int | None:
 
 
 def _agreed(files: list[HardwareFile], field: str) -> float | None:
-    """Return what the sidecars say of one device, or raise if two of them differ."""
+    """Return a sidecar field of the device; raises DocumentError if two sidecars differ."""
     found: dict[float, Path] = {}
     for file in files:
         value: float | None = getattr(file.sidecar, field, None)
         if value is not None:
-            # the first file that says it is the one that is named
+            # An error names the first file that contains the value.
             found.setdefault(value, file.path)
     if len(found) > 1:
         (value, path), (other, other_path) = list(found.items())[:2]

@@ -1,7 +1,7 @@
 """Strict reading and atomic writing of JSON documents and their records, with one-sentence errors.
 
-The json module accepts duplicate keys, NaN and numbers that overflow; a document of ours must
-not. Everything that can be wrong before the content is looked at is refused here.
+The json module accepts duplicate keys, NaN and numbers that overflow; autopar's documents must not
+contain them. Syntax errors of all kinds are rejected here, before the content is validated.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from autopar.output import Aside, write_files
 from autopar.records import Entry, KeyFault, Record, shorten
 
 _MAX_BYTES = 256 << 20
-"""Far above any document; keeps a wrong path from filling the memory."""
+"""Far above any document; prevents a wrong path from filling the memory."""
 _DEEPEST = 64
-"""Brackets inside brackets; no document has a dozen."""
+"""Maximum nesting of brackets; no document has a dozen levels."""
 
 
 class JsonDocument(Record):
@@ -46,7 +46,7 @@ class _DuplicateKeyError(ValueError):
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
-    # json itself would keep the last of equal keys without a word
+    # The json module silently keeps the last of equal keys.
     for key, value in pairs:
         if key in result:
             raise _DuplicateKeyError(key)
@@ -59,7 +59,7 @@ def load_object(path: Path | str, *, remedy: str | None = None) -> JsonDocument:
 
     Raises
     ------
-    DocumentError: missing (with `remedy`, what makes the file), not a regular file, unreadable,
+    DocumentError: missing (with `remedy`, how to create the file), not a regular file, unreadable,
         empty, not UTF-8, not JSON, truncated, duplicate keys, or no object at top level.
     """
     path = Path(path)
@@ -85,7 +85,7 @@ def load_object(path: Path | str, *, remedy: str | None = None) -> JsonDocument:
 
 def _parse(path: Path, raw: bytes, remedy: str | None) -> dict[str, Any]:
     try:
-        # -sig: some editors begin files with a byte-order mark
+        # -sig: some editors begin files with a byte-order mark.
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DocumentError(
@@ -100,17 +100,17 @@ def _parse(path: Path, raw: bytes, remedy: str | None) -> dict[str, Any]:
             path, "this key appears twice in one object", key=error.key, remedy="remove one of them"
         ) from None
     except json.JSONDecodeError as error:
-        # an error behind the last character: something is missing there
+        # An error after the last character means that something is missing there.
         end = " (the file seems truncated)" if error.pos >= len(text.rstrip()) else ""
         raise DocumentError(
             path,
             f"not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}{end}",
         ) from None
-    except (ValueError, RecursionError):  # numbers of thousands of digits, thousands of brackets
+    except (ValueError, RecursionError):  # thousands of digits or brackets
         raise DocumentError(
             path, "not valid JSON: a number is too long or brackets nest too deep"
         ) from None
-    # what checks a document calls itself for every bracket, and the interpreter has a limit
+    # Validation recurses for every bracket, and the interpreter limits the depth.
     if raw.count(b"[") + raw.count(b"{") > _DEEPEST and _depth(data) > _DEEPEST:
         raise DocumentError(path, f"brackets nest deeper than {_DEEPEST}, expected a document")
     if not isinstance(data, dict):
@@ -121,7 +121,7 @@ def _parse(path: Path, raw: bytes, remedy: str | None) -> dict[str, Any]:
 
 
 def _depth(data: object) -> int:
-    """Return how many brackets are open at once, at most."""
+    """Return the maximum nesting depth of brackets."""
     depth, level = 0, [data]
     while level:
         depth += 1
@@ -140,8 +140,8 @@ def write_json(
 ) -> None:
     """Write an object as indented JSON, atomically, keys in the given order.
 
-    `number_rows`: lists of numbers take rows of about 100 columns, not a line per number.
-    `aside`: as `autopar.output.write_files` has it.
+    `number_rows`: lists of numbers are written in rows of about 100 columns, not one number per
+    line. `aside`: as in `autopar.output.write_files`.
     """
     text = _with_rows(data, "", 0) if number_rows else json.dumps(data, indent=4, allow_nan=False)
     write_files({Path(path): text + "\n"}, aside=aside)
@@ -149,11 +149,11 @@ def write_json(
 
 _COLUMNS = 100
 _INDENT = "    "
-_encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps makes a new one every time
+_encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps makes a new encoder every time
 
 
 def _with_rows(value: Any, indent: str, column: int) -> str:
-    """Return JSON that begins in `column` of a line that is indented by `indent`."""
+    """Return JSON that begins at `column` of a line indented by `indent`."""
     inner = indent + _INDENT
     if isinstance(value, dict) and value:
         parts = []
@@ -178,29 +178,32 @@ def _with_rows(value: Any, indent: str, column: int) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Records in a document. `msgspec.convert` takes what is right, and stops at the first fault of what
-# is not. Only then, and for what it cannot say of a type, values are read one by one, so that each
-# fault has its key, its value and what was expected.
+# Validation of records in a document.
+#
+# `msgspec.convert` is fast, but stops at the first error. Values are read one by one only after an
+# error, and for types that msgspec cannot express. Each error then has its key, its value and the
+# expected values.
 
 
 Fault = tuple[str, str]
-"""Key, such as `layers[0].num_heads`, and what is wrong with it."""
+"""(Key such as `layers[0].num_heads`, problem)."""
 _Kind = TypeVar("_Kind")
 _MISSING = "this key is missing, expected "
 _OWN = "x-own"
-"""Key of a schema, in whose place that of a type of `_LIKE` stands; no document shows it."""
+"""Schema key that is replaced by the schema of a type of `_LIKE`; it is in no published schema."""
 _LIKE: list[Any] = []
 
 
 def own_reader(
     read: Callable[[Any, str, list[Fault]], Any], like: Any, expected: str | None = None
 ) -> Meta:
-    """Return the annotation of a field that a function reads, whatever type it has in Python.
+    """Return the annotation of a field that a function reads, of any Python type.
 
-    read : as `taken`. like : the type of what it reads. expected : the same in words.
+    read : function with the arguments of `taken`. like : type of the JSON value. expected : that
+    type in words.
     """
     words = {} if expected is None else {"expected": expected}
-    # a schema takes long to make, and few are asked for
+    # Made on demand, because a schema takes long to make and few are needed.
     _LIKE.append(like)
     place = {_OWN: len(_LIKE) - 1}
     return Meta(extra={"read": read, "like": like, **words}, extra_json_schema=place)
@@ -209,7 +212,8 @@ def own_reader(
 def value_reader(read: Callable[[Any], Any], expected: str, like: Any = Any) -> Meta:
     """Return the annotation of a field whose value a function reads.
 
-    read : raises KeyFault. expected : in words. like : the type of what it reads.
+    read : function of the JSON value; raises KeyFault. expected : the valid values in words. like :
+    type of the JSON value.
     """
 
     def at(value: Any, key: str, found: list[Fault]) -> Any:
@@ -227,17 +231,17 @@ def read_record(
 ) -> _Kind:
     """Return the record in the object of a file; keys that begin with `_` are comments.
 
-    remedy : of a missing key.
+    remedy : remedy for a missing key.
 
     Raises
     ------
-    DocumentError : names file, key and value; what is wrong is said before what is missing.
+    DocumentError : contains file, key and value; invalid values come before missing keys.
     """
     whole: Any = kind
     if is_plain(whole):
         try:
             made = convert(data, kind)
-            # numbers that exceed 64 bits are not held against bounds
+            # Numbers that exceed 64 bits are not compared with bounds.
             msgspec.json.encode(data)
         except (ValidationError, OverflowError, TypeError, ValueError):
             pass
@@ -255,24 +259,24 @@ def read_record(
 
 
 def _order(kind: Any, fault: Fault, data: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Return what sorts what is wrong first, then what is misspelt, then what is missing."""
+    """Return a sort key: invalid values first, then misspelt keys, then missing keys."""
     missing = fault[1].startswith(_MISSING)
     return missing, missing and not _misspelt(kind, fault[0], data)
 
 
 def _misspelt(kind: Any, key: str, data: Mapping[str, Any]) -> str | None:
-    """Return what a file that may have any keys has in the place of a missing one."""
+    """Return the key of a file that is similar to a missing one, None if there is none."""
     known = _fields(kind) if _is_record(kind) else {}
     return nearest(key, [str(name) for name in data if name not in known], 0.8)
 
 
 def short_key(key: str) -> str | None:
-    """Return a key for a message; None for that of the whole document."""
+    """Return a key for a message; None for the key of the whole document."""
     return (key[:120] + "..." if len(key) > 120 else key) or None
 
 
 def written(value: Any, *, defaults: bool = True) -> Any:
-    """Return a record as JSON has it, without what is null, and without `defaults` if not asked."""
+    """Return the JSON value of a record without nulls; without defaults if not `defaults`."""
     if isinstance(value, Record):
         return {
             one.encode_name: written(item, defaults=defaults)
@@ -288,19 +292,19 @@ def written(value: Any, *, defaults: bool = True) -> Any:
 
 
 def default_of(one: FieldInfo) -> Any:
-    """Return what a field has that is not given, `NODEFAULT` where it has to be."""
+    """Return the default value of a field, `NODEFAULT` for a required one."""
     return one.default if one.default_factory is NODEFAULT else one.default_factory()
 
 
 def faults(kind: Any, value: Any) -> list[Fault]:
-    """Return all faults of a value of JSON that is to be of this type."""
+    """Return all errors of a JSON value of the given type."""
     found: list[Fault] = []
     taken(kind, value, "", found)
     return found
 
 
 def taken(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
-    """Return what a type holds of a value of JSON; what is wrong with it is added to `found`."""
+    """Return the value of type `kind` made from a JSON value; errors are added to `found`."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _taken_annotated(kind, value, key, found)
@@ -339,7 +343,7 @@ def _taken_annotated(kind: Any, value: Any, key: str, found: list[Fault]) -> Any
             return extra["read"](value, key, found)
         found.append((key, f"the value is {shorten(value)}, expected {expected_of(kind)}"))
         return None
-    # what is inside is said first, and by its own key
+    # Errors inside come first, each with its own key.
     whole = get_origin(inner) or inner
     if _is_record(whole) and isinstance(value, Mapping):
         return taken(inner, value, key, found)
@@ -355,7 +359,7 @@ def _taken_annotated(kind: Any, value: Any, key: str, found: list[Fault]) -> Any
 def _taken_object(
     kind: type[Record], value: Mapping[str, Any], key: str, found: list[Fault]
 ) -> Any:
-    # what a record makes of the object of a file before its keys are looked at
+    # A record may change the object of a file before its keys are checked.
     prepared = getattr(kind, "prepared", None)
     if prepared is not None:
         try:
@@ -364,13 +368,13 @@ def _taken_object(
             found.append((below(key, fault.key), str(fault)))
             return None
     known, number = _fields(kind), len(found)
-    # a field that another release, or another tool, calls otherwise
+    # Other releases or tools may use another name for a field.
     others: Mapping[str, str] = getattr(kind, "other_names", {})
     called = {name: name for name in known}
     called |= {name: o for name, o in others.items() if name not in value and o in value}
     more = {}
     for name in value:
-        # of a file every key is one; of a dictionary from Python it may be anything
+        # Keys of a file are strings; those of a Python dictionary may be anything.
         if not isinstance(name, str):
             found.append((key, f"a key is {shorten(name)}, expected a string"))
         elif name in known or name.startswith("_"):
@@ -389,7 +393,7 @@ def _taken_object(
         if len(found) > before:
             values.pop(one.name, None)
             whole = whole and not one.required
-    # what holds between several keys is looked at beside what is wrong with others
+    # Constraints between keys are checked even if some optional keys are invalid.
     if not whole:
         return None
     try:
@@ -402,12 +406,12 @@ def _taken_object(
 
 def _taken_plain(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
     extra = _extra(kind)
-    # numbers that exceed 64 bits are not held against bounds
+    # Numbers that exceed 64 bits are not compared with bounds.
     held = max(_LEAST, min(value, _MOST)) if type(value) is int else value
     try:
         made = convert(held, kind)
     except (ValidationError, UnicodeEncodeError):
-        # half of a surrogate pair is no character
+        # Half of a surrogate pair is not a character.
         made = math.nan
     if kind is Any or not isinstance(made, float) or math.isfinite(made):
         return value if type(made) is int or "as_written" in extra else made
@@ -434,14 +438,14 @@ def _is_closed(kind: type[Record]) -> bool:
 
 
 def _extra(kind: Any) -> Mapping[str, Any]:
-    """Return what our own annotation of a type says of it."""
+    """Return the `extra` of autopar's own annotation of a type."""
     metas = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
     return next((meta.extra for meta in metas if isinstance(meta, Meta) and meta.extra), {})
 
 
 @cache
 def is_plain(kind: Any) -> bool:
-    """Return whether `convert` alone knows what is right of a type: floats have bounds."""
+    """Return True if `convert` alone validates a type completely; floats then have bounds."""
     inner = get_args(kind)
     if get_origin(kind) is Annotated:
         bounded = inner[0] is float and any(_has_bounds(meta) for meta in inner[1:])
@@ -461,17 +465,17 @@ def _has_bounds(meta: Any) -> bool:
     if not isinstance(meta, Meta):
         return False
     ends = (meta.ge, meta.gt), (meta.le, meta.lt)
-    # 0 is an end, and None none
+    # 0 is a bound, None is not.
     return all(any(value is not None for value in end) for end in ends)
 
 
 def below(key: str, name: object) -> str:
-    """Return the key of what is under a name inside another key."""
+    """Return the key of `name` inside another key."""
     return f"{key}.{name}" if key and name != "" else key or str(name)
 
 
 def unknown_key(key: str, known: list[str]) -> str:
-    """Return what is said of a key that is none of the known."""
+    """Return the error message of an unknown key."""
     near = nearest(key, known, 0.0)
     return "this key is unknown" + (f"; the nearest known key is {near!r}" if near else "")
 
@@ -480,7 +484,7 @@ _WORDS = {bool: "true or false", str: "a text", int: "a whole number", float: "a
 
 
 def expected_of(kind: Any) -> str:
-    """Return in words what a type takes."""
+    """Return the expected values of a type in words."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         extra = _extra(kind)
@@ -499,7 +503,7 @@ def expected_of(kind: Any) -> str:
     if origin is Literal:
         return " or ".join(filter(None, (", ".join(map(repr, inner[:-1])), repr(inner[-1]))))
     if origin in (Union, UnionType):
-        # null is nothing that anybody means to write
+        # null is optional, so that it is not listed.
         return " or ".join(expected_of(one) for one in inner if one is not NoneType)
     if origin in (list, tuple) or kind in (list, tuple):
         return "a list"
@@ -510,15 +514,16 @@ def expected_of(kind: Any) -> str:
 
 
 def headed(data: Mapping[str, Any], format_: str, what: str) -> Mapping[str, Any]:
-    """Return the object of a document; raises KeyFault where it is of another kind.
+    """Return the object of a document; raises KeyFault for another kind of document.
 
-    It is for `prepared`: of another document all keys would be wrong. what : such as `a site`.
+    Called in `prepared`, since all keys of another document would be errors. what : kind with its
+    article, such as `a site`.
     """
     for key, expected in (("format", format_), ("version", 1)):
         if key not in data:
             start = f'"{key}": {json.dumps(expected)}'
             raise KeyFault(key, f"this key is missing; {what} starts with {start}")
-        # type() too: true is 1 in Python
+        # type() as well: true is 1 in Python.
         if data[key] != expected or type(data[key]) is not type(expected):
             raise KeyFault(key, f"the value is {shorten(data[key])}, expected {expected!r}")
     return data
@@ -531,7 +536,7 @@ def record_schema(kind: Any) -> dict[str, Any]:
     if "$ref" in whole:
         whole = definitions.pop(whole["$ref"].rsplit("/", 1)[1])
     text = json.dumps([whole, definitions])
-    # those that a reader of our own stands for
+    # Definitions that a custom reader replaces are not needed.
     used = {name: one for name, one in definitions.items() if f'"#/$defs/{name}"' in text}
     return {"$defs": used, **whole} if used else whole
 
@@ -542,7 +547,7 @@ def _schema_of(kind: Any) -> dict[str, Any]:
 
 
 def _is_described(node: Mapping[str, Any]) -> bool:
-    # a key of a document may be called so as well
+    # A document may have a key `description` as well.
     return isinstance(node.get("description"), str)
 
 
@@ -553,14 +558,14 @@ def _with_own(node: Any) -> Any:
             if own.get("additionalProperties") is False:
                 own["patternProperties"] = {"^_": {"description": "A comment; ignored."}}
             return {"anyOf": [own, {"type": "null"}]} if "anyOf" in node else own
-        # docstrings are indented as they stand in the code
+        # Docstrings are indented like the code around them.
         text = {"description": cleandoc(node["description"])} if _is_described(node) else {}
         return {key: _with_own(one) for key, one in node.items()} | text
     return [_with_own(one) for one in node] if isinstance(node, list | tuple) else node
 
 
 def inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema with its references written out; nested ones would lose their target."""
+    """Return a schema with references inlined; nested references would lose their target."""
     definitions = schema.pop("$defs", {})
 
     def resolve(node: Any) -> Any:

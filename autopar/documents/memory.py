@@ -1,6 +1,6 @@
-"""Reads and writes the documented memory file: tables of layers and of the rest, in MiB.
+"""Read and write the documented memory file: tables of layers and of the other parts, in MiB.
 
-What a file or its sidecar has as raw runs and cells alone is derived from them.
+Tables that a file or its sidecar contains only as raw runs and cells are derived from them.
 """
 
 from __future__ import annotations
@@ -48,22 +48,23 @@ from autopar.run.model import (
 from autopar.units import MIB
 
 # --------------------------------------------------------------------------------------------------
-# Reads what the sidecar of a memory file has beside documented tables: Ulysses, and backwards.
+# Sidecar of a memory file, in addition to the documented tables: Ulysses, and memory of backwards.
 #
-# Documented tables know one tensor degree per figure, no Ulysses and no moments. Ulysses layers
-# keep q, k and v before and after their all-to-alls, and copies of k and v where there are fewer
-# heads than ranks, so that a rank keeps more than the unsharded layer over the degree. And while a
-# layer's backward runs it needs memory above what the layers keep. The raw cells of a sidecar hold
-# both as counted. Checkpointed layers need no entries: what they keep is their input, exactly the
-# documented figure over the degree where the sequence is split, and their backward needs what is
-# recomputed and then what the layer's backward needs.
+# Documented tables have one tensor degree per figure, no Ulysses and no points in time. Ulysses
+# layers save q, k and v before and after their all-to-alls, and copies of k and v where there are
+# fewer heads than ranks. A rank therefore saves more than the unsharded layer over the degree.
+# While a layer's backward runs, it needs transient memory above the saved activations. The raw
+# cells of a sidecar contain both as counted. Checkpointed layers need no entries: they save their
+# input, exactly the documented figure over the degree where the sequence is split. Their backward
+# needs the recomputed activations, and then the memory of the layer's backward.
 
 
 _AGREE = 0.01
-"""Tables that differ by more than this from their sidecar were edited, or are of another run."""
+"""Relative tolerance; tables that differ more from their sidecar were edited or are of another run.
+"""
 _KEY = "model_measurements"
 _TENSOR = {True: ("dtensor_sp", "sp"), False: ("dtensor", "tp")}
-"""Kinds of the tables with and without sequence parallelism; a later one wins."""
+"""Kinds of the tables with and without sequence parallelism; a later one has priority."""
 
 _Layers = tuple[dict[int, LayerMemory], ...]
 
@@ -72,7 +73,7 @@ class _Counted(Record):
     """Bytes per sample of one layer type at one length, by degree."""
 
     kept: dict[int, float] = field(default_factory=dict)
-    """Of the whole layer, and by Ulysses degree."""
+    """Saved activations of the unsharded layer (key 1), and by Ulysses degree."""
     backward: dict[int, float] = field(default_factory=dict)
     ulysses_backward: dict[int, float] = field(default_factory=dict)
 
@@ -84,12 +85,13 @@ def read_cells(
     *,
     sequence_parallel: bool,
 ) -> tuple[_Layers, tuple[str, ...]]:
-    """Return the tables of layer types by sequence length with what cells add, and notes.
+    """Return the tables of layer types by sequence length, completed from cells, and notes.
 
-    path : the documented file. Its activation of the unsharded layer wins over the sidecar's: the
-    sidecar's figures keep their ratio to it, what backwards need is never lowered by it, and a
-    difference of more than 1 % is noted. Cells of layer types and lengths that the file does not
-    have are not looked at.
+    path : the documented file.
+
+    Its activation of the unsharded layer has priority over the sidecar's: the sidecar's figures
+    keep their ratio to it, but the memory of backwards is never lowered. A difference of more than
+    1 % is noted. Cells of layer types and lengths that the file does not contain are ignored.
 
     Raises
     ------
@@ -101,9 +103,9 @@ def read_cells(
     found: dict[tuple[int, int], _Counted] = {}
     for at, cell in _cells(path, sidecar, tables, sequence_parallel):
         counted = found.setdefault(at, _Counted())
-        # an unsharded layer is the same for every kind
+        # An unsharded layer is equal for every kind.
         if cell.degree == 1 or cell.kind == "ulysses":
-            # cells count the whole batch, tables one sample
+            # Cells count the whole batch, tables one sample.
             counted.kept[cell.degree] = cell.bytes["activation"] / cell.batch
         peak = cell.bytes.get("peak")
         if peak:
@@ -114,7 +116,7 @@ def read_cells(
     for (kind, seq), counted in sorted(found.items()):
         memory = tables[kind][seq]
         documented = memory.activation_bytes_per_sample.get(1)
-        # degree 1 is what the documented table itself says
+        # Degree 1 is in the documented table itself.
         whole = counted.kept.pop(1, None)
         ratio = 1.0 if documented is None or whole is None else documented / whole
         if abs(ratio - 1.0) > abs(worst - 1.0):
@@ -122,7 +124,7 @@ def read_cells(
         tables[kind][seq] = replace(
             memory,
             ulysses_activation_bytes_per_sample=_times(counted.kept, ratio),
-            # an edit downwards must not hide what a backward needs
+            # An edit downwards must not hide the memory of a backward.
             backward_bytes_per_sample=_times(counted.backward, max(1.0, ratio)),
             ulysses_backward_bytes_per_sample=_times(counted.ulysses_backward, max(1.0, ratio)),
         )
@@ -143,7 +145,7 @@ def _times(values: Mapping[int, float], ratio: float) -> dict[int, float]:
 def _cells(
     path: Path, sidecar: Sidecar, tables: _Layers, sequence_parallel: bool
 ) -> Iterator[tuple[tuple[int, int], ModelMeasurement]]:
-    """Yield ((layer type, length), cell) of layers that are not checkpointed, stand-ins first."""
+    """Yield ((layer type, length), cell) of layers without checkpointing, preferred kinds last."""
     kinds = _TENSOR[sequence_parallel]
     cells = newest_cells(sidecar.runs).values()
     for cell in sorted(cells, key=lambda c: kinds.index(c.kind) if c.kind in kinds else 0):
@@ -156,7 +158,7 @@ def _cells(
             continue
         if cell.layer_type is None or (cell.degree != 1 and cell.kind not in (*kinds, "ulysses")):
             continue
-        # layer types count from 0, everything else from 1
+        # Layer types count from 0, everything else from 1.
         sizes = (cell.batch, cell.degree, cell.layer_type + 1, *cell.seq_lengths)
         if min(*sizes, len(cell.seq_lengths)) < 1:
             raise _damaged(path, cell, "has no positive batch, degree and sequence length")
@@ -177,7 +179,7 @@ def _damaged(path: Path, cell: ModelMeasurement, what: str) -> DocumentError:
 
 
 # --------------------------------------------------------------------------------------------------
-# The documented tables: read with what is missing derived, written as they are documented.
+# Documented tables: reading, with derivation of missing ones, and plausibility.
 
 
 MAKE_MEMORY = "`profile-model --profile-type memory` makes this file"
@@ -186,33 +188,36 @@ POSITIONS = {"off": "only", "on_first": "first", "on_last": "last"}
 """Position of the vocabulary layers by the end of the documented key."""
 
 _MODEL_STATE_BYTES = {4: 16.0, 2: 18.0}
-"""Bytes of model states per parameter in the 'other' tables by bytes of `parameter_size`:
-PaddleNLP keeps fp32 gradients, its states are 9 times a 2-byte parameter."""
+"""Bytes of model states per parameter in the 'other' tables, by bytes of `parameter_size`.
+
+PaddleNLP keeps fp32 gradients; its states are 9 times a 2-byte parameter.
+"""
 
 _SLACK = 1.5
-"""Measured tables break the laws of layers and states by up to 1.125 (a padded vocabulary)."""
+"""Factor by which measured tables may break the laws of layers and states; up to 1.125 was observed
+(a padded vocabulary)."""
 _SHARED = Law(least=0.0, most=1.0, slack=_SLACK)
-"""Of a figure times the degree: a rank keeps from its share to all of it."""
+"""Law of a figure times the degree: a rank holds between its share and all of it."""
 _KEPT = Law(least=1.0, most=2.0, slack=_SLACK)
-"""Activations are of every token, and of every pair of tokens where attention keeps its scores."""
+"""Activations grow with the tokens, or with pairs of tokens where attention saves its scores."""
 _SAVED = Law(least=1.0, most=1.0, slack=_SLACK)
 _SAME = Law(least=0.0, most=0.0, slack=_SLACK)
 _STATES = Law(least=0.0, most=0.5, slack=_SLACK)
 """Only learned positions grow with the length."""
 _OTHER_SHARED = Law(least=0.0, most=1.0, slack=2.0)
 _OTHER_KEPT = Law(least=0.0, most=2.0, slack=2.5)
-"""Peaks are the largest of several lines, less what layers explain: measured ones break the laws by
+"""Peaks are the largest of several lines, minus the layers' part: measured ones break the laws by
 1.54 over degrees, and 1.86 over lengths."""
 
 _OtherTables = dict[str, Mapping[tuple[int, ...], OtherMemory]]
 MemoryTables = tuple[tuple[dict[int, LayerMemory], ...], _OtherTables, tuple[str, ...]]
-"""Memory of every layer type by sequence length, of the rest by position, and notes."""
+"""Memory of every layer type by sequence length, of the other parts by position, and notes."""
 
 _LAYER, _OTHER, _RAW = MemoryDocument.rules
 
 
 def memory_content(document: MemoryDocument) -> Content:
-    """Return whether a file has processed keys, raw ones that may suffice, or neither."""
+    """Return the content of a file: processed keys, raw ones that may suffice, or neither."""
     keys = list(document.root)
     if any(_LAYER.regex.fullmatch(key) for key in keys):
         return "processed"
@@ -223,7 +228,7 @@ def memory_content(document: MemoryDocument) -> Content:
 
 
 def is_of_paddle(document: MemoryDocument) -> bool:
-    """Return whether raw keys are PaddleNLP's, whose `parameter_size` counts 2 bytes each."""
+    """Return True if raw keys are PaddleNLP's, whose `parameter_size` counts 2 bytes each."""
     return any(key.endswith(("_True", "_False")) for key in document.root)
 
 
@@ -237,7 +242,8 @@ def read_memory(
 ) -> MemoryTables:
     """Return the tables of a memory file, in bytes.
 
-    parameter_bytes : behind `parameter_size`; None: 4, and 2 where raw keys are PaddleNLP's.
+    parameter_bytes : bytes of a parameter in `parameter_size`; None: 4, or 2 for PaddleNLP's raw
+    keys.
 
     Raises
     ------
@@ -260,14 +266,14 @@ def read_memory(
 
 
 def memory_doubts(path: Path, document: MemoryDocument) -> list[Doubt]:
-    """Return the figures that contradict one another, of a file whose model is not known."""
+    """Return the figures that contradict one another, for a file of an unknown model."""
     tables = {key: v for key, v in document.root.items() if not _RAW.regex.fullmatch(key)}
     readers = (_Reader(path, None, with_sp, 4) for with_sp in (False, True))
     return [doubt for reader in readers for doubt in reader.doubts(tables)]
 
 
 class _Reader:
-    """Reads the processed tables of one variant."""
+    """Reader of the processed tables of one variant."""
 
     def __init__(
         self, path: Path, spec: ModelSpec | None, sequence_parallel: bool, parameter_bytes: int
@@ -288,7 +294,7 @@ class _Reader:
         return result
 
     def other(self, tables: Mapping[str, Any], part: str) -> dict[tuple[int, ...], OtherMemory]:
-        """Return the memory of the rest at one position by sequence lengths."""
+        """Return the memory of the other parts at one position by sequence lengths."""
         name = f"other_memory_pp_{part}"
         result: dict[tuple[int, ...], OtherMemory] = {}
         default = tuple(layer.seq_length for layer in self.spec.layers)
@@ -309,7 +315,7 @@ class _Reader:
         return result
 
     def refuse_other_types(self, tables: Mapping[str, Any]) -> None:
-        """Raise if the file has layer types that the model does not have."""
+        """Raise DocumentError if the file has layer types that the model does not have."""
         for key in tables:
             match = _LAYER.regex.fullmatch(key)
             if match:
@@ -357,7 +363,7 @@ class _Reader:
                 problem = f"{own:.5g} MiB, more than the {whole:.5g} of the whole layer ('1')"
                 yield Doubt(key=at, problem=problem, factor=own / whole)
             elif layer is not None:
-                # the input, in 2 or 4 bytes per element; a decoder keeps the encoder's output too
+                # The input has 2 or 4 bytes per element; a decoder also saves the encoder's output.
                 seq = int(text) if text else layer.seq_length
                 least = seq * layer.hidden_size * 2 / MIB
                 most = least * 2 * (2 if layer.cross_attention else 1)
@@ -386,7 +392,7 @@ class _Reader:
         if other_key in tables:
             wanted, there = ("with", "without") if self.suffix else ("without", "with")
             switch = "--no-sequence-parallel" if self.suffix else "--sequence-parallel"
-            # a file with some tables of the variant is damaged, and not of the other one
+            # A file with some tables of the wanted variant is damaged, not of the other variant.
             alone = not any(key.endswith("_sp") == bool(self.suffix) for key in tables)
             raise (VariantError if alone else DocumentError)(
                 self.path,
@@ -413,7 +419,7 @@ class _Reader:
                 remedy=MAKE_MEMORY,
             )
         return LayerMemory(
-            # MiB of weights -> how many they are
+            # MiB of weights to their number.
             parameter_count=entry.parameter_size * MIB / self.parameter_bytes,
             activation_bytes_per_sample=_bytes(table),
             checkpoint_bytes_per_sample=None if checkpoint is None else checkpoint * MIB,
@@ -429,7 +435,7 @@ class _Reader:
                     remedy=MAKE_MEMORY,
                 )
         states = _bytes(entry.model_states.root)
-        # 16 bytes per parameter inside; with fp32 gradients the file counts 18
+        # Internal states have 16 bytes per parameter; a file with fp32 gradients counts 18.
         scale = _MODEL_STATE_BYTES[4] / _MODEL_STATE_BYTES[self.parameter_bytes]
         return OtherMemory(
             model_state_bytes={degree: value * scale for degree, value in states.items()},
@@ -455,7 +461,7 @@ def _join(key: str, text: str) -> str:
 
 
 def _bytes(table: Mapping[str, float]) -> dict[int, float]:
-    # by number: as texts 16 would come before 2
+    # Sorted by number: as text, 16 would come before 2.
     return {int(degree): value * MIB for degree, value in sorted(table.items(), key=_degree)}
 
 
@@ -464,13 +470,13 @@ def _degree(item: tuple[str, float]) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# Derives the processed memory tables from raw runs, where a file has only those.
+# Derivation of the processed memory tables from raw runs, where a file contains only those.
 #
-# A raw run `{pp}_{tp}_{dp}[_c][_vtp][_sp]` holds, for some numbers of layers, a batch and a
-# sequence length, what the first and the last rank allocated: `_ms` after the step (model states),
-# `_act` after the forward, `_act_peak` at the peak. Two numbers of layers give one layer by
-# difference; the rest of a run is what its layers do not explain. Formulas are Galvatron's, so the
-# tables are those that its own processing would have written.
+# A raw run `{pp}_{tp}_{dp}[_c][_vtp][_sp]` contains the memory that the first and the last rank
+# allocated, for some numbers of layers, a batch and a sequence length: `_ms` after the step (model
+# states), `_act` after the forward, `_act_peak` at the peak. The difference of two numbers of
+# layers gives one layer; the remainder of a run belongs to the other parts. Formulas are
+# Galvatron's, so that the tables equal those of its own processing.
 
 
 _ENTRY = re.compile(
@@ -491,9 +497,9 @@ class _Run(Record):
     checkpoint: bool
     vocab_tp: bool
     counts: _Counts
-    """Layers of every type."""
+    """Number of layers of every type."""
     batch: int
-    """Global batch."""
+    """Global batch size."""
     last: bool
     """True for the last rank, False for rank 0."""
     states: float
@@ -507,7 +513,7 @@ class _Run(Record):
 
     @property
     def local_batch(self) -> float:
-        """Samples of one tensor group."""
+        """Samples per tensor group."""
         return self.batch / self.dp
 
 
@@ -518,7 +524,7 @@ def _derive_memory(
 
     Raises
     ------
-    DocumentError: the runs do not suffice; says which command makes the processed keys.
+    DocumentError: the runs do not suffice; contains the command that makes the processed keys.
     """
     by_seq: dict[tuple[int, ...], list[_Run]] = {}
     for seqs, run in _runs(document, spec, sequence_parallel):
@@ -597,7 +603,7 @@ def _runs(
                         vocab_tp="vtp" in flags,
                         counts=counts,
                         batch=batch,
-                        # a run of one rank has a first and no last
+                        # With a single rank, the run counts as that of rank 0 only.
                         last=rank == last_rank and rank != 0,
                         states=values["ms"],
                         activation=values["act"],
@@ -607,14 +613,14 @@ def _runs(
 
 
 class _SeqTable:
-    """The tables of one sequence length."""
+    """Tables of one sequence length."""
 
     def __init__(self, runs: list[_Run], num_types: int, sequence_parallel: bool) -> None:
         self.runs = runs
         self.num_types = num_types
         plain = [r for r in runs if r.pp == 1 and not r.last and not r.checkpoint]
         self.degrees = sorted({r.tp for r in plain if not r.vocab_tp})
-        # per type: model states on the rank, and activations per local sample, by degree
+        # Per type and degree: model states on the rank, and activations per local sample.
         self.states: list[dict[int, float]] = [{} for _ in range(num_types)]
         self.activations: list[dict[int, float]] = [{} for _ in range(num_types)]
         self.checkpoints: list[float | None] = [None] * num_types
@@ -623,11 +629,11 @@ class _SeqTable:
                 pair = _pair([r for r in plain if r.tp == tp and not r.vocab_tp], kind)
                 if pair is not None:
                     low, high = pair
-                    # the difference of two runs is layers alone, whatever else the rank holds
+                    # The difference of two runs contains only layers, whatever else the rank holds.
                     layers = high.counts[kind] - low.counts[kind]
                     self.states[kind][tp] = (high.states - low.states) / layers
                     more = (high.activation - low.activation) / layers
-                    # what the rank holds is of all samples of its tensor group
+                    # The rank's activations are for all samples of its tensor group.
                     self.activations[kind][tp] = more / low.local_batch
             saved = [
                 (high.activation - low.activation)
@@ -641,7 +647,7 @@ class _SeqTable:
                 )
                 for low, high in [pair]
             ]
-            # with sequence parallelism higher degrees save a part: the largest is the whole input
+            # With sequence parallelism higher degrees save a part: the largest is the whole input.
             self.checkpoints[kind] = max(saved) if saved else None
         self.world = runs[0].pp * runs[0].tp * runs[0].dp
         self.complete = all(
@@ -653,25 +659,26 @@ class _SeqTable:
         self.zero3 = not self.complete or self._is_zero3()
         if self.complete and sequence_parallel:
             for table in self.activations:
-                # a degree that was not run keeps half of the one below: all is split
+                # Each missing degree has half of the one below, since all activations are split.
                 for degree in (2, 4, 8):
                     if degree not in table:
                         table[degree] = table[degree // 2] / 2
 
     def _is_zero3(self) -> bool:
-        """Return whether states are sharded over all ranks: then a layer's states on one rank do
-        not depend on the tensor degree; without ZeRO-3 they fall with it. One degree: assume so,
-        the profiler's default.
+        """Return True if states are sharded over all ranks (ZeRO-3).
+
+        A layer's states on one rank then do not depend on the tensor degree; without ZeRO-3 they
+        fall with it. With a single degree ZeRO-3 is assumed, the profiler's default.
         """
         most = max(self.states[0])
-        # without ZeRO-3 the rank has 1/t of the whole, with it as much as at degree 1
+        # Without ZeRO-3 the rank has 1/t of the whole, with it as much as at degree 1.
         return most == 1 or self.states[0][most] > 2 * self.states[0][1] / most
 
     def _full(self, kind: int, tp: int) -> float:
         """Return model states of one layer on a tensor rank before data sharding, MiB."""
         known = self.states[kind]
         if tp in known:
-            # with ZeRO-3 a rank holds 1/world of a layer, and 1/tp before data sharding
+            # With ZeRO-3 a rank holds 1/world of a layer, and 1/tp before data sharding.
             return known[tp] * (self.world / tp if self.zero3 else 1)
         return known[1] * (self.world if self.zero3 else 1) / tp
 
@@ -681,7 +688,7 @@ class _SeqTable:
         saved = self.checkpoints[kind]
         if saved is not None and saved > 0:
             table["checkpoint"] = saved
-        # states are 16 bytes per parameter, parameter_size 4
+        # States are 16 bytes per parameter, parameter_size 4.
         size = max(self._full(kind, tp) * tp for tp in self.states[kind]) / 4
         return LayerEntry(
             parameter_size=size,
@@ -689,7 +696,7 @@ class _SeqTable:
         )
 
     def other(self, part: str) -> OtherEntry | None:
-        """Return the documented entry of the rest at one position, None without runs."""
+        """Return the documented entry of the other parts at one position, None without runs."""
         states: dict[int, float] = {}
         activations: dict[int, float] = {}
         for run in self._runs_of(part):
@@ -697,7 +704,8 @@ class _SeqTable:
             if any(n and run.tp not in self.activations[k] for k, n in enumerate(on_rank)):
                 continue
             layer_states = sum(n * self._full(k, run.tp) for k, n in enumerate(on_rank))
-            # ZeRO-3 leaves 1/dp of the layers here; the rest is shared by the vocabulary's ranks
+            # ZeRO-3 leaves 1/dp of the layers here; the remainder is split over the vocabulary's
+            # ranks.
             if self.zero3:
                 ranks = self.world / run.pp / run.vtp
                 rest = (run.states - layer_states / run.dp) * ranks
@@ -706,7 +714,7 @@ class _SeqTable:
             layer_acts = run.local_batch * sum(
                 n * self.activations[k][run.tp] for k, n in enumerate(on_rank) if n
             )
-            # samples of a vocabulary group: the batch over world / pp / vtp data ranks
+            # Samples of a vocabulary group: the batch over world / pp / vtp data ranks.
             samples = run.batch / self.world * run.pp * run.vtp
             act = (max(run.peak, run.activation) - layer_acts) / samples
             for table, value in ((states, rest), (activations, act)):
@@ -715,7 +723,7 @@ class _SeqTable:
         if 1 not in states:
             return None
         largest = max(max(table) for table in self.activations)
-        for table in (states, activations):  # degrees that were not run: halved, as for layers
+        for table in (states, activations):  # degrees without a run: halved, as for layers
             for degree in (2, 4, 8):
                 if degree <= largest and degree not in table:
                     table[degree] = table[degree // 2] / 2
@@ -732,7 +740,7 @@ class _SeqTable:
             if part == "off":
                 if run.pp == 1 and not run.last and run.counts == base:
                     yield run
-            # one layer per stage: what an end stage has beside it is the rest
+            # One layer per stage: the remainder of an end stage is embedding or head.
             elif run.pp > 1 and sum(run.counts) == run.pp and run.last == (part == "on_last"):
                 yield run
 
@@ -746,7 +754,7 @@ class _SeqTable:
 
 
 def _pair(runs: list[_Run], kind: int) -> tuple[_Run, _Run] | None:
-    """Return the runs with the fewest layers and with the most of one type, else equal."""
+    """Return the runs with the fewest and the most layers of one type, otherwise equal."""
     if not runs:
         return None
     low = min(runs, key=lambda r: r.counts)

@@ -1,4 +1,4 @@
-"""Reads and writes the documented model files: computation and memory make one ModelProfile."""
+"""Read and write the documented model files: computation and memory form one ModelProfile."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class ModelMemory(Record):
     """Content of one memory file, in bytes."""
 
     layers: tuple[Mapping[int, LayerMemory], ...]
-    """Of every layer type, by sequence length."""
+    """Memory of every layer type, by sequence length."""
     other: Mapping[str, Mapping[tuple[int, ...], OtherMemory]]
-    """As `ModelProfile.other_memory`."""
+    """Memory of embedding, head and loss, like `ModelProfile.other_memory`."""
     logits_peak_bytes_per_sample: float
     estimated: bool
     synthetic: bool
@@ -86,15 +86,17 @@ def read_model_profile(
 ) -> ModelProfile:
     """Return the profile in a computation and a memory file, in base units.
 
-    Each path is a file, or a directory in which the documented name wins, then the newest
-    release's, then v2.4's. `parameter_bytes` is what `parameter_size` counts per parameter: 4,
-    and 2 in PaddleNLP's files, which are recognised by their raw keys; None is not given.
+    Each path is a file, or a directory in which the documented name has priority, then the newest
+    release's, then v2.4's.
+
+    parameter_bytes : bytes of a parameter in `parameter_size`; None: not given. It is 4, or 2 in
+    PaddleNLP's files, which are recognised by their raw keys.
 
     Raises
     ------
-    DocumentError: a file is missing or unusable, the directory holds two equal candidates, or the
-        memory file has only the variant with (without) sequence parallelism, or says another
-        `parameter_bytes`.
+    DocumentError: a file is missing or unusable, the directory contains two candidates of equal
+        priority, the memory file has only the variant with (without) sequence parallelism, or it
+        contains another `parameter_bytes`.
     """
     times_file, file_notes = _load(
         "computation", Path(computation), ComputationDocument, precision, spec
@@ -218,7 +220,7 @@ def _precision_note(path: Path, precision: str) -> tuple[str, ...]:
 def _parameter_bytes(
     file: Loaded[MemoryDocument], option: Literal[2, 4] | None
 ) -> Literal[2, 4] | None:
-    """Return what the sidecar or somebody says, None where neither does."""
+    """Return the parameter bytes of the sidecar or of the option, None if neither gives them."""
     recorded = file.sidecar.parameter_bytes if file.sidecar is not None else None
     if recorded is not None and option is not None and recorded != option:
         raise DocumentError(
@@ -246,9 +248,9 @@ def write_model_profile(
 ) -> list[Path]:
     """Write the two documented files of a profile and their sidecars; return their paths.
 
-    The memory file holds the tables of `profile` and, so that one file serves both, those of
-    `other_variant` (measured with the opposite `sequence_parallel`). Ulysses activations stand in
-    the raw cells of a measuring run, and are not written.
+    The memory file contains the tables of `profile` and, so that one file serves both, those of
+    `other_variant` (measured with the opposite `sequence_parallel`). Ulysses activations are only
+    in the raw cells of a measuring run and are not written.
 
     Raises
     ------
@@ -267,7 +269,7 @@ def write_model_profile(
     out = Path(out_dir)
     tables: dict[str, Any] = memory_keys(profile)
     if other_variant is not None:
-        # keys of both variants differ by their suffix, so one file has room for them
+        # Keys of the two variants differ by their suffix, so that one file can contain both.
         tables |= memory_keys(other_variant)
     documents: tuple[tuple[Literal["computation", "memory"], dict[str, Any]], ...] = (
         ("computation", computation_keys(profile)),
@@ -308,15 +310,15 @@ def _sidecar(
 
 
 # --------------------------------------------------------------------------------------------------
-# Memory of shipped models, counted exactly, in the place of an estimate of it.
+# Exactly counted memory of shipped models, used instead of an estimate.
 #
-# A file holds one length of the layers, whose memory is exactly proportional to the tokens, and
-# several of embedding and head, whose peak is not: between two of them it is on a line, which is at
-# least what is needed, since a peak is the largest of several lines.
+# A file contains one sequence length of the layers, whose memory is exactly proportional to the
+# tokens. It contains several lengths of embedding and head, whose peak is not proportional. Between
+# two lengths a line is used; it is an upper bound, since a peak is the largest of several lines.
 
 
 SHIPPED_PRECISION: Literal["bf16"] = "bf16"
-"""Of the shipped memory files, which hold for everything that has as many bytes per element."""
+"""Precision of the shipped memory files, which apply to all precisions with equal element size."""
 _PRECISIONS = (SHIPPED_PRECISION, "fp16")
 
 
@@ -345,7 +347,7 @@ def _layer_entry(memory: LayerMemory) -> dict[str, Any]:
     if memory.checkpoint_bytes_per_sample is not None:
         activations["checkpoint"] = memory.checkpoint_bytes_per_sample / MIB
     return {
-        # the documented size is that of fp32 weights, whatever the precision
+        # The documented size is that of fp32 weights for any precision.
         "parameter_size": memory.parameter_count * 4 / MIB,
         "tp_activation_per_bsz_dict": activations,
     }
@@ -356,12 +358,12 @@ def _mib(table: Mapping[int, float]) -> dict[str, float]:
 
 
 def with_shipped_memory(profile: ModelProfile, spec: ModelSpec, name: str) -> ModelProfile:
-    """Return an estimated profile with the memory that is shipped with the model `name`.
+    """Return an estimated profile with the counted memory shipped with the model `name`.
 
-    spec : what is planned, of which the profile was estimated. Where it is not the shipped model,
-    but for numbers of layers and lengths, memory stays estimated, and a note says why. A `name`
-    that is not shipped stands for the shipped model that has the same blocks, if one has: the same
-    model takes the same bytes, whatever file describes it.
+    spec : planned model, from which the profile was estimated. Memory stays estimated, with a note
+    on the reason, if this is not the shipped model apart from numbers of layers and lengths. If
+    `name` is not shipped, the shipped model with equal blocks is used, if there is one: equal
+    models need equal memory, whatever file describes them.
     """
     folder = catalog.find_configs(name)
     if folder is None:
@@ -369,7 +371,7 @@ def with_shipped_memory(profile: ModelProfile, spec: ModelSpec, name: str) -> Mo
         if alike is None:
             return _with_note(profile, f"{spec.name} is not a shipped model")
         name, folder = alike
-    # what is shipped has lengths of its own
+    # A shipped model has its own sequence length.
     published = catalog.published_name(name)
     shipped = load_spec(name if published is None else published[0])
     file = folder / model_file_name("memory", SHIPPED_PRECISION, shipped)
@@ -382,7 +384,7 @@ def with_shipped_memory(profile: ModelProfile, spec: ModelSpec, name: str) -> Mo
         sequence_parallel=profile.sequence_parallel,
         precision=SHIPPED_PRECISION,
     )
-    # _obstacle has refused lengths of several factors
+    # _obstacle has rejected several length factors.
     factor = _factor(spec, shipped) or Fraction(1)
     notes = [*profile.notes, *memory.notes]
     if factor != 1:
@@ -422,13 +424,13 @@ def _with_note(profile: ModelProfile, why: str) -> ModelProfile:
 
 
 def _obstacle(profile: ModelProfile, spec: ModelSpec, shipped: ModelSpec, file: Path) -> str | None:
-    """Return why the shipped file does not say the memory of what is planned."""
+    """Return the reason why the shipped file does not apply to the model, None if it does."""
     if not file.is_file():
         return f"no counted memory of {shipped.name} is shipped"
     if profile.precision not in _PRECISIONS:
         return f"the shipped file is of {SHIPPED_PRECISION}, not {profile.precision}"
     for key, there, asked in _differences(spec, shipped):
-        # the first difference is reason enough
+        # The first difference is reason enough.
         return f"the shipped file is of {key} {there}, not {asked}"
     if _factor(spec, shipped) is None:
         own, lengths = (
@@ -440,7 +442,10 @@ def _obstacle(profile: ModelProfile, spec: ModelSpec, shipped: ModelSpec, file: 
 
 
 def _differences(spec: ModelSpec, shipped: ModelSpec) -> list[tuple[str, Any, Any]]:
-    """Return (field, shipped, asked) of what memory depends on besides the lengths."""
+    """Return (field, shipped value, given value) of differences that change memory.
+
+    Sequence lengths and numbers of layers are not compared.
+    """
     if len(spec.layers) != len(shipped.layers):
         return [("layer types", len(shipped.layers), len(spec.layers))]
     pairs: list[tuple[ModelSpec | LayerSpec, ModelSpec | LayerSpec]] = [(spec, shipped)]
@@ -454,14 +459,14 @@ def _differences(spec: ModelSpec, shipped: ModelSpec) -> list[tuple[str, Any, An
 
 
 _NO_BYTES = frozenset(
-    # angles are computed, whatever their base
+    # Angles are computed for any base.
     {"name", "layers", "num_layers", "seq_length", "rotary_base", "rotary_scaling_factor"}
 )
-"""Fields of a spec that the memory of one layer at one length does not depend on."""
+"""Fields of a spec that do not affect the memory of one layer at one length."""
 
 
 def _said(layer: LayerSpec) -> LayerSpec:
-    """Return the layer with what files leave out because it follows."""
+    """Return the layer with the derived sizes that files may omit."""
     if layer.num_heads is None:
         return layer
     return replace(
@@ -472,7 +477,7 @@ def _said(layer: LayerSpec) -> LayerSpec:
 
 
 def _shipped_alike(spec: ModelSpec) -> tuple[str, Path] | None:
-    """Return name and folder of the shipped model that differs in nothing that takes memory."""
+    """Return (name, folder) of the shipped model with equal memory, None if there is none."""
     for name in catalog.model_names():
         folder = catalog.find_configs(name)
         if folder is not None and not _differences(spec, load_spec(name)):
@@ -481,8 +486,8 @@ def _shipped_alike(spec: ModelSpec) -> tuple[str, Path] | None:
 
 
 def _factor(spec: ModelSpec, shipped: ModelSpec) -> Fraction | None:
-    """Return the one factor by which all lengths differ, None where there are several."""
-    # exact fractions, so that equal proportions are equal
+    """Return the single factor between all lengths, None if there are several."""
+    # Exact fractions, so that equal proportions compare equal.
     factors = {
         Fraction(new.seq_length, old.seq_length)
         for new, old in zip(spec.layers, shipped.layers, strict=True)
@@ -511,13 +516,13 @@ def _times(values: Mapping[int, float], factor: float) -> dict[int, float]:
 def _other_at(
     table: Mapping[tuple[int, ...], OtherMemory], shipped: ModelSpec, factor: Fraction
 ) -> OtherMemory:
-    """Return the memory of embedding and head at `factor` times the model's own lengths."""
+    """Return the memory of embedding and head at `factor` times the shipped lengths."""
     own = tuple(layer.seq_length for layer in shipped.layers)
     states: dict[int, float] = {}
     points: dict[int, list[tuple[float, float]]] = {}
     for lengths, memory in sorted(table.items()):
-        states |= memory.model_state_bytes  # the same at every length
-        # all types are scaled by one factor, so the first length says it
+        states |= memory.model_state_bytes  # equal at every length
+        # All types are scaled by one factor, so that the first length gives it.
         for degree, value in memory.activation_bytes_per_sample.items():
             points.setdefault(degree, []).append((lengths[0] / own[0], value))
     return OtherMemory(
@@ -529,14 +534,15 @@ def _other_at(
 
 
 def _on_line(points: list[tuple[float, float]], at: float) -> float:
-    """Return the value at `at`: between its neighbours, before the first on the first line.
+    """Return the value at `at` by linear interpolation; before the first point on the first line.
 
-    Behind the last, and with one point, in proportion: the fixed part of a peak only shrinks.
+    After the last point, and with one point, in proportion: the relative fixed part of a peak only
+    shrinks.
     """
     places = [place for place, _ in points]
     if at >= places[-1] or len(points) == 1:
         return points[-1][1] * (at / places[-1])
-    # at least 1: what lies before the first point is on the first line
+    # At least 1: values before the first point are on the first line.
     right = max(1, bisect_left(places, at))
     (x0, y0), (x1, y1) = points[right - 1 : right + 1]
     return y0 + (y1 - y0) * ((at - x0) / (x1 - x0))

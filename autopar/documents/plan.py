@@ -1,10 +1,9 @@
-"""Reads and writes plans: our own plan file, what `--json` prints, and anyone's strategy file.
+"""Read and write plans: autopar's plan file, the output of `--json`, and strategy files.
 
-The first two hold a plan and what was predicted of it. Each is a class here, with its keys in the
-order in which they are written. Whoever reads a plan calls `read_strategy`, or `PlanDocument.read`,
-which takes any of the three; nothing else knows their keys. How a strategy is spelt, which stands
-under `plan`, is the matter of `autopar.documents.strategy`. Writing is atomic and depends on the
-content only.
+The first two contain a plan and its prediction. Each is a class here, with its keys in the order in
+which they are written. Plans are read with `read_strategy` or `PlanDocument.read`, which accept all
+three formats; no other module uses their keys. The strategy under the key `plan` is defined in
+`autopar.documents.strategy`. Writing is atomic, and the bytes depend on the content only.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from autopar.sources import Source
 # --- values ----------------------------------------------------------------------------------
 
 
-# what is read is written again as it was: an integer becomes no float
+# Values are written as they were read: an integer does not become a float.
 _Number = Annotated[float, Meta(extra={"expected": "a number", "as_written": True})]
 _Amount = Annotated[
     float, Meta(ge=0, extra={"expected": "a number of at least 0", "as_written": True})
@@ -54,14 +53,14 @@ _Typed = Annotated[
 
 
 class _Entry(Entry):
-    """An object of a document; null is what is unknown or not finite."""
+    """Object of a document; null for values that are unknown or not finite."""
 
 
-# --- what is predicted -----------------------------------------------------------------------
+# --- predictions -----------------------------------------------------------------------------
 
 
 class LayerRunEntry(_Entry):
-    """Consecutive layers of a stage with the same type and strategy."""
+    """Consecutive layers of a stage with equal type and strategy."""
 
     first_layer: _Count
     num_layers: _Count
@@ -69,22 +68,22 @@ class LayerRunEntry(_Entry):
     label: _Text
     """Short name of the strategy, e.g. `tp4-dp2-zero3-ckpt`."""
     time_s: dict[str, _Number | None]
-    """Seconds of one micro-batch by category and, per step, `tail` and `optimizer`; sums over the
-    run."""
+    """Seconds by category, summed over these layers: per micro-batch, `tail` and `optimizer` per
+    step."""
     memory_bytes: dict[str, _Number | None]
-    """By category on this stage."""
+    """Memory of these layers on the stage, by category."""
 
 
 class StageEntry(_Entry):
-    """A pipeline stage; its ranks are alike, so one entry stands for all of them."""
+    """Pipeline stage; one entry for all of its ranks, which are alike."""
 
     ranks: _Pair | None = None
-    """First and last."""
+    """First and last rank."""
     memory_interval_bytes: _Pair | None = None
-    """Allocated and reserved."""
+    """Allocated and reserved bytes."""
     stage: _Count | None = None
     forward_s: _Amount | None = None
-    """One micro-batch, without transfers."""
+    """Forward of one micro-batch, without transfers."""
     backward_s: _Amount | None = None
     send_s: _Amount | None = None
     """Transfer of one micro-batch's activation to the next stage."""
@@ -94,19 +93,19 @@ class StageEntry(_Entry):
     reserved_bytes: _Count | None = None
     budget_bytes: _Count | None = None
     odds_of_oom: _Amount | None = None
-    """Of a device of the budget running out of memory."""
+    """OOM probability of a device with the budget, 0 to 1."""
     in_flight: _Count | None = None
-    """Micro-batches whose activations are kept at once."""
+    """Number of micro-batches whose activations are saved at once."""
     memory_bytes: dict[str, _Count] = field(default_factory=dict)
-    """By category; sums to `allocated_bytes`."""
+    """Allocated bytes by category; sums to `allocated_bytes`."""
     time_s: dict[str, _Number | None] = field(default_factory=dict)
     """Seconds of one micro-batch by category."""
     runs: list[LayerRunEntry] = field(default_factory=list)
 
     @classmethod
     def of(cls, stage: StagePrediction, ranks: int) -> Self:
-        """Return the entry of a stage with so many ranks."""
-        # ranks of a stage follow one another
+        """Return the entry of a stage of `ranks` ranks."""
+        # Ranks of a stage are consecutive.
         first = stage.stage * ranks
         content = plain(stage)
         content["runs"] = [LayerRunEntry(**run) for run in content["runs"]]
@@ -115,15 +114,15 @@ class StageEntry(_Entry):
 
     @property
     def tensor_bytes(self) -> int | None:
-        """What tensors take of `allocated_bytes`: all but the buffers of communicators."""
+        """Tensor bytes within `allocated_bytes`, without communicator buffers; None if unknown."""
         if self.allocated_bytes is None:
             return None
         return self.allocated_bytes - self.memory_bytes.get("fixed", 0)
 
     def step_times(self, num_microbatches: int) -> dict[str, float] | None:
-        """Return seconds of a step: all forwards, all backwards, and what follows once.
+        """Return seconds per step of all forwards, of all backwards, and of the tail.
 
-        None where the document says memory alone.
+        None if the document contains only memory.
         """
         if self.forward_s is None or self.backward_s is None:
             return None
@@ -135,49 +134,49 @@ class StageEntry(_Entry):
 
 
 class WidestCellEntry(_Entry):
-    """The measured time whose spread moves the step time most."""
+    """Measured time whose spread moves the step time most."""
 
     name: _Text
     share: _Number | None
-    """Of the variance of the step time that the spread of computation causes."""
+    """Contribution to the step-time variance that the spread of computation causes, 0 to 1."""
 
 
 class ThroughputEntry(_Entry):
-    """A step in the units of training logs, of one GPU; intervals are null where none is known."""
+    """Step in the units of training logs, per GPU; intervals are null if unknown."""
 
     tokens_per_s_per_gpu: _Amount
     tokens_per_s_per_gpu_interval: _Interval | None = None
-    """Slow and fast end, as of all rates here."""
+    """Slow and fast end, like all rate intervals here."""
     flop_per_s_per_gpu: _Amount | None = None
-    """FLOP of the model as Megatron-LM counts them, recomputation left out; null: unknown sizes."""
+    """Model FLOP as counted by Megatron-LM, without recomputation; null: unknown sizes."""
     flop_per_s_per_gpu_interval: _Interval | None = None
     mfu: _Amount | None = None
-    """The same over the dense 16-bit peak of the card, 0 to 1."""
+    """Model FLOP utilisation: `flop_per_s_per_gpu` over the card's dense 16-bit peak, 0 to 1."""
     mfu_interval: _Interval | None = None
     hfu: _Amount | None = None
-    """With what is computed again."""
+    """Hardware FLOP utilisation: like `mfu`, with recomputation."""
     hfu_interval: _Interval | None = None
     gpu_hours_per_billion_tokens: _Amount
     gpu_hours_per_billion_tokens_interval: _Interval | None = None
-    """Few and many."""
+    """Low and high end."""
     cost_per_billion_tokens: _Amount | None = None
-    """At the price of a GPU-hour that was given."""
+    """Cost at the given price of a GPU-hour; null without a price."""
     cost_per_billion_tokens_interval: _Interval | None = None
 
 
 class PredictionEntry(_Entry):
-    """What was predicted of the plan besides the figures at the top of the document."""
+    """Prediction of the plan, except for the figures at the top of the document."""
 
     step_time_interval_s: _Interval | None = None
-    """Fast and slow; null where no spread was measured."""
+    """Fast and slow end; null if no spread was measured."""
     interval_of: list[_Text] = field(default_factory=list)
-    """What the interval is the measured spread of, where computation is a part of it."""
+    """Origins of the interval; empty unless computation or published runs are among them."""
     widest_cell: WidestCellEntry | None = None
-    """The measurement of computation to repeat first."""
+    """Measurement of computation to repeat first."""
     waterfall_s: dict[str, _Number | None] = field(default_factory=dict)
-    """The step time split into named parts."""
+    """Terms of the step time, in seconds."""
     problems: list[_Text] = field(default_factory=list)
-    """Why the plan is illegal or does not fit, each with its arithmetic."""
+    """Reasons why the plan is illegal or does not fit, each with its arithmetic."""
     stages: list[StageEntry] = field(default_factory=list)
 
     @classmethod
@@ -194,7 +193,7 @@ class PredictionEntry(_Entry):
 
 
 def spread_of(prediction: Prediction) -> dict[str, Any]:
-    """Return the keys that say what the spread of computation adds, none where it is unknown."""
+    """Return the keys of the spread of computation; none if it is unknown."""
     if PUBLISHED_RUNS in prediction.interval_of:
         return {"interval_of": list(prediction.interval_of)}
     if "computation" not in prediction.interval_of:
@@ -206,46 +205,50 @@ def spread_of(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-# --- what else is found and kept -------------------------------------------------------------
+# --- further results -------------------------------------------------------------------------
 
 
 class AlternativeEntry(_Entry):
-    """The best plan that differs in kind from every better one."""
+    """Best plan that differs in kind from every better one."""
 
     differs_by: _Text
     step_time_s: _Amount | None
     samples_per_s: _Amount | None
     bound_samples_per_s: _Amount | None
     probability_faster: _Number | None = None
-    """Share of the replicas of computation in which it wins; absent without spread."""
+    """Probability of being faster than the plan; absent without spread.
+
+    It is the fraction of the replicas of computation in which this plan is faster; for estimates it
+    is based on the spread of published runs.
+    """
     plan: Strategy
 
 
 class OptionsEntry(Entry, forbid_unknown_fields=False):
-    """Everything that shaped the result, in base units; these keys are read, the others kept."""
+    """Options that determine the result, in base units; these keys are read, others are kept."""
 
     mixed_precision: _Text | None = None
     sequence_parallel: _Flag | None = None
-    """Megatron sequence parallelism of tensor-parallel layers."""
+    """True if tensor-parallel layers use Megatron sequence parallelism."""
     async_grad_reduce: _Flag | None = None
-    """Gradients are reduced once per step, else in every micro-batch."""
+    """True if gradients are reduced once per step, False for every micro-batch."""
     fp32_gradients: _Flag | None = None
-    """Gradients of a bf16 run take 4 bytes, else 2."""
+    """True if gradients of a bf16 run have 4 bytes, False for 2."""
     engine: _Text | None = None
-    """Whose plans were searched, where it was said."""
+    """Engine whose plans were searched; absent if not given."""
 
     def content(self) -> dict[str, Any]:
-        """Return the options that were given, by name."""
+        """Return the given options by name."""
         return dict(sorted(super().content().items()))
 
 
 class VersionsEntry(_Entry):
-    """What the plan was computed with."""
+    """Versions that computed the plan."""
 
     autopar: _Text
-    """The release."""
+    """Release of autopar."""
     core_interface: _Count | None = None
-    """The interface version of the compiled core."""
+    """Interface version of the compiled core."""
 
 
 class MemoryEntry(_Entry):
@@ -256,11 +259,11 @@ class MemoryEntry(_Entry):
     reserved_bytes: _Count | None = None
     budget_bytes: _Count | None = None
     odds_of_oom: _Amount | None = None
-    """Of a device of the budget running out of memory."""
+    """OOM probability of a device with the budget, 0 to 1."""
 
 
 class StatisticsEntry(_Entry):
-    """What a search did."""
+    """Effort of a search."""
 
     states: _Count
     cpu_s: _Amount
@@ -268,33 +271,33 @@ class StatisticsEntry(_Entry):
 
 
 class BrokenRuleEntry(_Entry):
-    """A rule that is broken."""
+    """Broken rule of a run."""
 
     id: _Text
     """Stable name, such as `grid.dense`; docs/reference/rules.md lists all."""
     values: dict[str, Any]
-    """What the rule reads, by name."""
+    """Values that the rule reads, by name."""
     text: _Text
 
 
 class EngineEntry(_Entry):
-    """The fastest plan or launch that one engine runs as it is, or why there is none."""
+    """Fastest plan that one engine can run unchanged, or the reason why there is none."""
 
     engine: _Text
     samples_per_s: _Amount | None = None
     plan: Strategy | None = None
-    """Whose layers may differ; null where a launch was searched."""
+    """Per-layer plan; null if a uniform plan was searched."""
     launch: dict[str, Any] | None = None
-    """Every degree of a launch, as `launch.degrees` of its file."""
+    """All degrees of a uniform plan, like `launch.degrees` of its file."""
     options: _Text | None = None
-    """What the search of that plan has beside what was typed."""
+    """Options of this search in addition to those given by the user."""
     reason: _Text | None = None
     rules: list[BrokenRuleEntry] | None = None
-    """Rules that leave no launch, where these are the reason."""
+    """Rules that exclude every uniform plan, if these are the reason."""
 
 
 class FrontierEntry(_Entry):
-    """The best plan at one memory constraint."""
+    """Best plan under one memory constraint."""
 
     memory_constraint_bytes: _Amount | None
     samples_per_s: _Amount | None
@@ -302,18 +305,18 @@ class FrontierEntry(_Entry):
     plan: Strategy
 
 
-# --- from nouns to JSON ----------------------------------------------------------------------
+# --- conversion to JSON ----------------------------------------------------------------------
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: records as objects, what is not finite as null."""
+    """Return a JSON value: objects for records, null for numbers that are not finite."""
     if isinstance(value, Struct):
         value = asdict(value)
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    # bool first: it is an int in Python
+    # bool first: it is an int in Python.
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -326,84 +329,84 @@ def plain(value: Any) -> Any:
 
 
 def finite(value: float) -> float | None:
-    """Return a number, None where it is not finite: JSON has neither NaN nor infinity."""
+    """Return a finite number or None: JSON has neither NaN nor infinity."""
     return float(value) if math.isfinite(value) else None
 
 
 # --- the documents ---------------------------------------------------------------------------
 
 PLAN_FILE_FORMAT: Final = "autopar-plan"
-# History of the format; `PlanDocument.parse` is the one place that brings older ones up to date.
+# History of the format; only `PlanDocument.parse` upgrades older versions.
 #   1  first version
 PLAN_FILE_VERSION: Final = 1
 PeakSource = Literal["allocated", "counted"]
-"""Who says the most memory of a step: torch's CUDA allocator, or a count of the model's tensors."""
+"""Source of a measured peak: PyTorch's CUDA allocator, or a count of the model's tensors."""
 
 _REMEDY = "write the plan again with autopar-search"
 
 
 class _Answer(_Entry):
-    """What both documents begin with."""
+    """Keys at the start of both documents."""
 
     status: _Text | None = None
-    """`optimal`, `time_limit`, `infeasible`, or `evaluated`: a plan that was priced."""
+    """`optimal`, `time_limit`, `infeasible`, or `evaluated` for a plan that was priced."""
     legal: _Flag | None = None
     fits: _Flag | None = None
     step_time_s: _Amount | None = None
     replay_s: _Amount | None = None
-    """The step time of a simulation of the schedule."""
+    """Step time by simulation of the schedule."""
     samples_per_s: _Amount | None = None
     bound_samples_per_s: _Amount | None = None
-    """No plan is faster."""
+    """Upper bound: no plan is faster."""
     gap: _Number | None = None
-    """(bound - found) / found; 0 when optimal."""
+    """(bound - found) / found; 0 if optimal."""
     throughput: ThroughputEntry | None = None
-    """The step in the units of training logs; absent without a step."""
+    """Step in the units of training logs; absent without a step."""
 
 
-# without them a file is not ours; a document made in Python has them from here
+# A file must contain these keys; a document made in Python has them by default.
 @published("plan", required=("format", "version"))
 class PlanDocument(_Answer):
-    """Our own plan file (`autopar_plan_*.json`): a plan, its prediction and what both rest on."""
+    """autopar's plan file (`autopar_plan_*.json`): a plan, its prediction and its inputs."""
 
     format: Literal["autopar-plan"] = PLAN_FILE_FORMAT
     version: Literal[1] = PLAN_FILE_VERSION
     plan: Strategy | None = None
-    """Null where the search found none."""
+    """Null if the search found no plan."""
     prediction: PredictionEntry | None = None
     alternatives: list[AlternativeEntry] = field(default_factory=list)
     infeasibility: Infeasibility | None = None
     defaults_used: list[_Text] = field(default_factory=list)
     notes: list[_Text] = field(default_factory=list)
-    """Derived, extrapolated or estimated inputs, in plain words."""
+    """Derived, extrapolated or estimated inputs, as sentences."""
     estimated: _Flag = False
-    """The numbers rest on datasheets."""
+    """True if the numbers are based on datasheets."""
     synthetic: _Flag = False
-    """Some input exercises the code and describes no machine."""
+    """True if an input only exercises the code and describes no real machine."""
     inputs: list[Source] = field(default_factory=list)
     options: OptionsEntry = field(default_factory=OptionsEntry)
     request: dict[str, _Typed] = field(default_factory=dict)
-    """The options as typed, by name without hyphens in front."""
+    """Options as typed, by name without leading hyphens."""
     engines: list[EngineEntry] = field(default_factory=list)
-    """Each one's own best, from the fastest on, where several were looked at."""
+    """Best plan of each engine, fastest first, if several were searched."""
     versions: VersionsEntry | None = None
 
     @classmethod
     def read(cls, path: Path | str) -> PlanDocument:
-        """Return what a plan file, anyone's strategy file or a printed result says.
+        """Return the document of a plan file, a strategy file or printed JSON output.
 
         Raises
         ------
         DocumentError
-            When it is missing, is not JSON, was written by a newer version or holds an unusable
-            value. What is wrong with the strategy itself, `read_strategy` says.
+            When the file is missing, is not JSON, was written by a newer version or contains an
+            unusable value. Errors of the strategy itself are raised by `read_strategy`.
         """
         loaded = load_object(path, remedy="autopar-search writes such a file")
         return cls.parse(loaded.data, path)
 
     @classmethod
     def parse(cls, data: Mapping[str, Any], path: Path | str = "plan") -> PlanDocument:
-        """Return what an object says, as `read` does; `path` is for errors."""
+        """Return the document of a parsed JSON object, as `read` does; `path` is for errors."""
         if "format" in data:
             check_version(
                 path,
@@ -417,7 +420,7 @@ class PlanDocument(_Answer):
         if "status" in data or isinstance(data.get("plan"), Mapping):
             read = {key: value for key, value in data.items() if key in _READ_OF_RESULTS}
             return read_record(ResultDocument, path, read, remedy=_REMEDY).as_plan_document()
-        # a strategy file is the plan alone
+        # A strategy file contains only the plan.
         return cls(plan=dict(data))
 
     def write(self, path: Path | str) -> None:
@@ -425,36 +428,36 @@ class PlanDocument(_Answer):
         write_document(path, self.content())
 
     def content(self) -> dict[str, Any]:
-        """Return the object of the file: what it is, the plan, and then the figures."""
+        """Return the object of the file: format, version, plan, then the figures."""
         content = {"format": self.format, "version": self.version, "plan": self.plan}
         return content | super().content()
 
     def located_request(
         self, path: Path | str, typed: Collection[str] = ()
     ) -> tuple[dict[str, bool | str | list[str]], list[str]]:
-        """Return the request with inputs where they are found, as `located_options` has it."""
+        """Return (request with input paths from the current folder, notes) of `located_options`."""
         return located_options(self.request, path, typed)
 
     @property
     def is_strategy(self) -> bool:
-        """True for a strategy file, which holds a plan and says nothing else."""
+        """True for a strategy file, which contains a plan and nothing else."""
         return self.given == {"plan"}
 
     @property
     def stages(self) -> list[StageEntry]:
-        """The predicted stages; empty where there are none."""
+        """Predicted stages; empty without a prediction."""
         return [] if self.prediction is None else self.prediction.stages
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
-        """The step time within the spread of its measurements; None where none was measured."""
+        """Step-time interval (low, high) from the spread of measurements; None without one."""
         ends = self.prediction.step_time_interval_s if self.prediction is not None else None
         low, high = ends or (None, None)
         return None if low is None or high is None else (low, high)
 
     @property
     def basis(self) -> str | None:
-        """What the figures rest on where it is no measurement; None where it is, or unknown."""
+        """Basis of the figures if they are not measured; None if measured or unknown."""
         if self.synthetic:
             return "numbers that only exercise the code"
         if self.estimated:
@@ -462,37 +465,37 @@ class PlanDocument(_Answer):
         return None
 
     def changed_inputs(self, sources: Sequence[Source]) -> list[str]:
-        """Return the names of inputs that are no longer those that the plan was made from."""
+        """Return the file names of inputs that changed since the plan was made."""
         digests = {item.role: item.sha256 for item in self.inputs}
         changed = []
         for source in sources:
             old = digests.get(source.role)
-            # estimates and older files have no digest to compare
+            # Estimates and older files have no digest to compare.
             if old and source.sha256 and old != source.sha256:
                 changed.append(Path(source.path).name)
         return list(dict.fromkeys(changed))  # a card is read for times and for bandwidths
 
     def peak_bytes(self, source: PeakSource) -> list[int | None]:
-        """Return by stage what is predicted of a peak that somebody measured, in bytes.
+        """Return the predicted bytes of each stage that correspond to a measured peak.
 
-        source : `allocated` by torch's CUDA allocator, or `counted` tensors of the model.
+        source : `allocated` by PyTorch's CUDA allocator, or `counted` tensors of the model.
         """
         if self.holds_buffers(source):
             return [stage.allocated_bytes for stage in self.stages]
         return [stage.tensor_bytes for stage in self.stages]
 
     def holds_buffers(self, source: PeakSource) -> bool:
-        """Return whether a measured peak holds what is predicted as `fixed`.
+        """Return True if a measured peak includes the memory predicted as `fixed`.
 
-        The allocator gives out the receive buffers of pipelines, a count has the tensors of the
-        model alone. Neither has the communicators, which are predicted in one figure with those
-        buffers where the figures rest on estimates.
+        The allocator includes the receive buffers of pipelines; a count contains only tensors of
+        the model. Neither includes the communicators. Estimated figures predict communicators and
+        receive buffers together.
         """
         return source == "allocated" and self.basis is None
 
 
 class AnswerErrorEntry(_Entry):
-    """Why a command has no answer."""
+    """Reason why a command has no answer."""
 
     kind: Literal[
         "option",
@@ -505,15 +508,15 @@ class AnswerErrorEntry(_Entry):
         "internal",
     ]
     message: _Text
-    """The sentence on stderr."""
+    """Sentence printed on stderr."""
     file: _Text | None = None
-    """Of a document: its path."""
+    """Path of the document with the error; absent for other kinds."""
     key: _Text | None = None
-    """Of a document: where in it."""
+    """Key in the document; absent for other kinds."""
     remedy: _Text | None = None
-    """Of a document: what to do."""
+    """Suggested remedy for an error of a document."""
     rules: list[BrokenRuleEntry] | None = None
-    """Of an input that breaks rules of a run: which."""
+    """Rules of a run that the input breaks."""
 
 
 _ANSWER_EXAMPLE: dict[str, Any] = {
@@ -529,28 +532,28 @@ _ANSWER_EXAMPLE: dict[str, Any] = {
 
 @published("answer", example=_ANSWER_EXAMPLE)
 class AnswerDocument(Entry, forbid_unknown_fields=False):
-    """What `--json` of every command gives: these keys, then `error` or those of the command.
+    """Output of `--json` of every command: these keys, then `error` or those of the command.
 
-    The rest is by command (`allOf`): `LaunchAnswer` or `PlanAnswer` of autopar-search and
-    autopar-explain, an `exploration` of autopar-explore; docs/json.md has the others.
+    The other keys depend on the command (`allOf`): `LaunchAnswer` or `PlanAnswer` of autopar-search
+    and autopar-explain, an `exploration` of autopar-explore; docs/json.md lists the others.
     """
 
     schema_: Literal["autopar/answer/1"] = field(name="schema")
     command: _Text
     release: _Text
-    """Of autopar."""
+    """Release of autopar."""
     exit_code: _Count
-    """What the command ends with; docs/json.md has the table."""
+    """Exit code of the command; docs/json.md has the table."""
     question: dict[str, Any]
-    """Options as they were given, without those of files to write."""
+    """Options as given, without those that name output files."""
     notices: list[_Text]
-    """Sentences that the command says beside its answer, before it."""
+    """Sentences that the command prints before its answer."""
     error: AnswerErrorEntry | None = None
 
 
 @published("result")
 class ResultDocument(_Answer):
-    """The object that `autopar-search --json` prints; some keys are there only where they apply."""
+    """Object printed by `autopar-search --json`; some keys are present only where they apply."""
 
     memory: list[MemoryEntry] = field(default_factory=list)
     plan: Strategy | None = None
@@ -558,7 +561,7 @@ class ResultDocument(_Answer):
     defaults_used: list[_Text] = field(default_factory=list)
     search: StatisticsEntry | None = None
     problems: list[_Text] = field(default_factory=list)
-    """Of a plan that was priced: why it is illegal or does not fit."""
+    """Reasons why a priced plan is illegal or does not fit."""
     prediction: PredictionEntry | None = None
     estimated: _Flag = False
     options: OptionsEntry = field(default_factory=OptionsEntry)
@@ -570,10 +573,10 @@ class ResultDocument(_Answer):
     infeasible: Infeasibility | None = None
     frontier: list[FrontierEntry] = field(default_factory=list)
     engines: list[EngineEntry] = field(default_factory=list)
-    """From the fastest on, where all were looked at."""
+    """Best plans of all engines, fastest first, if all were searched."""
 
     def as_plan_document(self) -> PlanDocument:
-        """Return the plan file that says the same; a search prints memory and no times."""
+        """Return the equivalent plan file; a search prints memory and no times."""
         prediction = self.prediction
         if prediction is None and (self.memory or self.step_time_interval_s is not None):
             prediction = PredictionEntry(
@@ -587,7 +590,7 @@ class ResultDocument(_Answer):
 _FIELDS = frozenset(PlanDocument.__struct_fields__)
 _SAME = _FIELDS & frozenset(ResultDocument.__struct_fields__) - {"prediction"}
 _READ_OF_RESULTS = _SAME | {"prediction", "memory", "step_time_interval_s"}
-"""Exports print their plans likewise, with other things under other keys."""
+"""Keys read from printed output; exports print plans too, with other contents under other keys."""
 
 
 def document_text(document: Mapping[str, object]) -> str:
@@ -618,7 +621,7 @@ def write_document(path: Path | str, document: Mapping[str, object]) -> None:
 
 
 def write_strategy(plan: Plan, path: Path | str) -> None:
-    """Write the strategy file of a plan, atomically; InputError where it cannot say all of it."""
+    """Write the strategy file of a plan atomically; InputError if the format cannot hold it."""
     write_document(path, galvatron_document(plan))
 
 
@@ -633,14 +636,14 @@ def read_strategy(
 
     Parameters
     ----------
-    world_size : number of GPUs for files that do not say it; when both are known the file wins.
-    num_layers : layers of the model, for files that do not say them.
-    path : where a content comes from, for errors.
+    world_size : number of GPUs for files without it; a number in the file has priority.
+    num_layers : layers of the model, for files without their number.
+    path : origin of a content, for errors.
 
     Raises
     ------
     DocumentError
-        On any unusable value, naming the key, the value and what was expected.
+        On any unusable value, with the key, the value and the expected values.
     """
     if isinstance(source, PlanDocument):
         document = source

@@ -13,11 +13,11 @@ from autopar.records import Record, quantity
 from autopar.units import MIB
 
 # --------------------------------------------------------------------------------------------------
-# The documented files: which keys exist, in which unit, in which range.
+# Documented files: their keys, units and ranges.
 #
-# All published spellings of a key are rules here; the readers turn them into base units. Limits
-# are far outside anything real, so that a value beyond one is a mix-up of units, and the message
-# names the unit it was probably written in.
+# All published spellings of a key are rules here; the readers convert them to base units. Limits
+# are far outside anything real, so that a value beyond one is a mix-up of units; the message names
+# the unit in which it was probably written.
 
 
 LIST = rf"(?:{INT}|\[{INT}(?:, ?{INT})*\]|{INT}(?:[_,]{INT})+)"
@@ -37,7 +37,7 @@ _OPERATION_MS = quantity(
 _LAYER_MS = quantity(
     what="a time per sample", unit="ms", maximum=1e7, too_large="looks like nanoseconds"
 )
-# 0 is allowed: of a pass nothing may be left beside its layers
+# 0 is allowed: the layers may account for all of a pass.
 _OTHER_MS = quantity(
     what="a time per sample",
     unit="ms",
@@ -188,7 +188,10 @@ class Degrees(PatternDocument):
 
     @classmethod
     def older(cls, value: Any) -> Any:
-        """Releases 2.1 to 2.3 write one number, measured with an unsharded vocabulary."""
+        """Return a table for a single number of releases 2.1 to 2.3.
+
+        They measured it with an unsharded vocabulary.
+        """
         return {"1": value} if isinstance(value, int | float) else value
 
 
@@ -246,7 +249,7 @@ class RawRun(PatternDocument):
 
 
 def _without_seq(value: Any, fields: tuple[str, ...]) -> Any:
-    """Releases 2.1 to 2.3 leave the sequence level out; the unnamed one gets the key ''."""
+    """Return `value` with the sequence level that releases 2.1 to 2.3 omit; its key is ''."""
     if isinstance(value, dict) and any(field in value for field in fields):
         return {"": value}
     return value
@@ -259,18 +262,18 @@ class _LayerTables(LayerBySeq):
 
     @classmethod
     def older(cls, value: Any) -> Any:
-        """Give the unnamed sequence length the key ''."""
+        """Add the sequence level, with the key ''."""
         return _without_seq(value, ("parameter_size", "tp_activation_per_bsz_dict"))
 
 
 class _OtherTables(OtherBySeq):
-    """Memory of the rest by sequence length, or of one unnamed sequence length."""
+    """Memory of the other parts by sequence length, or of one unnamed sequence length."""
 
     rules = (*OtherBySeq.rules, Rule("", "model_states", OtherEntry, "No sequence level."))
 
     @classmethod
     def older(cls, value: Any) -> Any:
-        """Give the unnamed sequence length the key ''."""
+        """Add the sequence level, with the key ''."""
         return _without_seq(value, ("model_states", "activation"))
 
 
@@ -316,7 +319,7 @@ def json_schemas() -> dict[str, dict[str, Any]]:
     """Return the JSON Schema (2020-12) of every document by its role, wherever it is defined."""
     import pkgutil
 
-    # a module that is imported has made its documents known
+    # Importing a module registers its documents.
     for module in pkgutil.walk_packages(autopar.__path__, "autopar."):
         import_module(module.name)
     found = {

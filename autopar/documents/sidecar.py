@@ -1,7 +1,7 @@
-"""Sidecars: raw samples and metadata beside a documented file, in `<file>.meta.json`.
+"""Sidecars: raw samples and metadata of a documented file, in `<file>.meta.json`.
 
-A documented file holds one number per key and names no unit; its sidecar records the unit, where
-the numbers come from, what the documented keys cannot express, and every raw sample. Runs are
+A documented file contains one number per key and no unit. Its sidecar contains the unit, the source
+of the numbers, data that the documented keys cannot express, and every raw sample. Runs are
 append-only: writing a document again keeps the runs that were measured before.
 """
 
@@ -36,7 +36,7 @@ from autopar.run.runtime import Hiding
 from autopar.sources import NAMED_BY_FILES, STACK_ROLE, Source
 
 # --------------------------------------------------------------------------------------------------
-# What one measuring run leaves in a sidecar: raw samples by cell, and the curves made of them.
+# Raw samples of a measuring run by cell, and the curves made of them.
 #
 # A `Measurement` is one cell of a sweep with every raw sample in seconds; statistics are computed
 # on read. `CurveData` is the summary that the planner reads: time over size with its spread.
@@ -81,12 +81,12 @@ class CurveData(Record):
     """Times of one operation over message size, in base units, with their spread and fit."""
 
     operation: _Operation
-    """allreduce, allgather, reducescatter: bytes of the full tensor; all2all: of a rank's own
-    tensor; p2p: of the message."""
+    """Operation, which defines the size: bytes of the full tensor for allreduce, allgather and
+    reducescatter, of one rank's tensor for all2all, of the message for p2p."""
     group_size: int
-    """Ranks of the group; for p2p the number of pipeline stages."""
+    """Number of ranks of the group; for p2p the number of pipeline stages."""
     consecutive: bool = True
-    """Ranks i*g .. i*g+g-1; otherwise i, i+W/g, i+2W/g, ..."""
+    """True for ranks i*g .. i*g+g-1, False for i, i+W/g, i+2W/g, ..."""
     sizes_bytes: list[Bytes]
     times_s: list[Seconds]
     """Median of the slowest rank of the slowest group."""
@@ -118,16 +118,16 @@ class CurveData(Record):
 
 
 class Straggler(Record):
-    """A rank whose groups were all much slower than the median group of its cell."""
+    """Straggler: a rank whose groups were all much slower than the median group of its cell."""
 
     rank: int
     host: str
     ratio: _Ratio
-    """The median time of its slowest group over that of the median group."""
+    """Median time of its slowest group over that of the median group."""
 
 
 class Measurement(Record):
-    """One cell of a sweep: what was measured, every raw sample, and how it ended."""
+    """One cell of a sweep: its settings, every raw sample, and its status."""
 
     key: str
     """Unique name, such as `allreduce_size_4_consec_0_33554432B`."""
@@ -137,85 +137,92 @@ class Measurement(Record):
     size_bytes: BytesOrZero
     status: Literal["ok", "failed", "skipped"]
     reason: str | None = None
-    """Why it failed or was skipped."""
+    """Reason of the failure or of skipping; None if ok."""
     scope: Literal["one device", "intra-node", "inter-node"]
     samples_s: dict[str, list[Seconds]] = field(default_factory=dict)
-    """Seconds of one operation, by quantity. Collectives have `time`: of every repetition the
-    slowest rank, in the group with the largest median."""
+    """Seconds of one operation, by quantity.
+
+    Collectives have `time`: the slowest rank of every repetition, in the group with the largest
+    median.
+    """
     loops: int = 1
-    """Operations back to back in one repetition; a sample is their mean."""
+    """Number of back-to-back operations in one repetition; a sample is their mean."""
     worst_group: list[int] = field(default_factory=list)
-    """Ranks of the group that the samples are of."""
+    """Ranks of the group that the samples belong to."""
     group_medians_s: list[Seconds] = field(default_factory=list)
     """Median of every group, in the order of their first ranks."""
     stragglers: list[Straggler] = field(default_factory=list)
     checked: bool = False
-    """True when the operation's result was compared with the expected one."""
+    """True if the operation's result was compared with the expected one."""
     emulated: bool = False
-    """True when one device played both sides, such as a copy in place of a message."""
+    """True if one device emulated both sides, such as a copy in place of a message."""
     elapsed_s: SecondsOrZero = 0.0
-    """Wall time that the cell took, set-up and warm-up included."""
+    """Wall time of the cell, with set-up and warm-up."""
 
 
 # --------------------------------------------------------------------------------------------------
-# What measuring a model leaves in a sidecar: raw figures by cell, and the times made of them.
+# Raw figures of a model measurement by cell, and the times made of them.
 #
 # A `ModelMeasurement` is one cell of `profile-model`; statistics are computed on read.
 # `autopar.run.model.ShardedTime` is the summary that the planner reads where documented keys cannot
-# express it: backward apart from forward, layers sharded over a tensor group, recomputation,
-# spread. A `TimeFit` says how well a formula goes through such times, and how sure it is.
+# express it: backward separate from forward, layers sharded over a tensor group, recomputation,
+# spread. A `TimeFit` contains the error of a formula on such times, and its uncertainty.
 
 
 Part = Literal["layer", "only", "first", "last"]
-"""A layer, or what surrounds the layers: on the only stage, the first or the last of several."""
+"""Part of a model: a layer, or the parts around the layers on the only, first or last stage."""
 TensorKind = Literal["tp", "sp", "dtensor", "dtensor_sp", "ulysses"]
-"""Tensor parallelism without and with Megatron's sequence parallelism, each also as DTensor does
-it, and Ulysses sequence parallelism; all the same at degree 1."""
+"""Tensor parallelism without and with Megatron's sequence parallelism, each also with DTensor, and
+Ulysses sequence parallelism; all are equal at degree 1."""
 
 
 Form = Literal["static", "batch", "sequence"]
-"""Of a fit: proportional to the batch, with a launch cost, or also over sequence lengths."""
+"""Form of a fit: proportional to the batch, with a launch cost, or also over sequence lengths."""
 Term = Literal["launch_s", "s_per_sample", "s_per_token", "s_per_token_squared"]
-"""Of a fit, with its unit: seconds of a launch, then seconds times b, b*s and b*s^2 of a batch of b
-samples of s tokens each."""
+"""Term of a fit, with its unit: seconds of a launch, then seconds times b, b*s and b*s^2 for a
+batch of b samples of s tokens each."""
 
 
 class ModelMeasurement(Record):
-    """One cell: a part of the model at one size, sharded one way."""
+    """One cell: a part of the model with one size and one sharding."""
 
     key: str
     """Unique name, such as `time_layertype_0_bsz1_seq2048_tp2_sp`."""
     quantity: Literal["time", "memory"]
     part: Part
     layer_type: int | None = None
-    """Index of the layer's type; None for what is not a layer."""
+    """Index of the layer type; None for parts that are not layers."""
     batch: int
     seq_lengths: list[int]
-    """Of the layer's type; of all types for what is not a layer."""
+    """Sequence length of the layer type; of all types for parts that are not layers."""
     degree: int = 1
     """Tensor, Ulysses or vocabulary degree."""
     kind: TensorKind = "sp"
     checkpoint: Literal["none", "full", "selective"] = "none"
     num_layers: list[int] | None = None
-    """Of a whole forward: the layers of each type that it had, besides the part around them."""
+    """Layers of each type in a whole forward, in addition to the part around them; None otherwise.
+    """
     source: Literal["device", "exact"]
     """Measured on a device, or counted without one."""
     status: Literal["ok", "failed", "skipped"]
     reason: str | None = None
-    """Why it failed or was skipped; `out of memory` is a failure with a reason."""
+    """Reason of the failure or of skipping; `out of memory` is a failure with a reason."""
     samples_s: dict[str, list[Seconds]] = field(default_factory=dict)
     """Seconds for the whole batch by `forward`, `backward`, `recompute`, `optimizer`."""
     bytes: dict[str, BytesOrZero] = field(default_factory=dict)
-    """Bytes on a rank for the whole batch by `parameters` (bytes of the parameters in the
-    measured type), `activation` (kept from forward to backward), `peak` (above what is kept)."""
+    """Bytes on a rank for the whole batch.
+
+    `parameters` : parameters in the measured type; `activation` : saved from forward to backward;
+    `peak` : transient memory above the saved activations.
+    """
     num_parameters: int | None = None
-    """Parameters on the rank."""
+    """Number of parameters on the rank."""
     notes: list[str] = field(default_factory=list)
     elapsed_s: _Finite = 0.0
 
 
 def _check_spread(key: str, times: ShardedTime | OtherTime) -> None:
-    """Raise KeyFault where a median has no percentiles around it."""
+    """Raise KeyFault for percentiles without a median between them."""
     for name in ("forward", "backward", "recompute"):
         middle, low, high = (
             getattr(times, f"{name}_{which}", None) for which in ("s", "low_s", "high_s")
@@ -227,10 +234,10 @@ def _check_spread(key: str, times: ShardedTime | OtherTime) -> None:
 
 
 class TimeCoefficients(Record):
-    """Non-negative coefficients of a fit; None for terms that its times cannot tell apart."""
+    """Non-negative coefficients of a fit; None for terms that its times cannot distinguish."""
 
     launch_s: SecondsOrZero | None = None
-    """Seconds that neither batch nor length changes."""
+    """Seconds independent of batch and length."""
     s_per_sample: SecondsOrZero | None = None
     s_per_token: SecondsOrZero | None = None
     """Seconds per token of every sample."""
@@ -239,55 +246,59 @@ class TimeCoefficients(Record):
 
 
 class FitCell(Record):
-    """One time that a fit goes through, or near."""
+    """Measured and fitted time of one cell of a fit."""
 
     batch: int
     seq_lengths: list[int]
-    """Of the layer's type; of all types for what is not a layer."""
+    """Sequence length of the layer type; of all types for parts that are not layers."""
     measured_s: SecondsOrZero
-    """Median of the samples, for the whole batch; 0 for a difference of which nothing is left."""
+    """Median of the samples for the whole batch; 0 for a difference that is not positive."""
     fitted_s: SecondsOrZero
     fitted_low_s: SecondsOrZero | None = None
     fitted_high_s: SecondsOrZero | None = None
-    """90 % interval of the fit here; None where the samples cannot tell."""
+    """Ends of the 90 % interval of the fit at this cell; None if the samples do not determine it.
+    """
     relative: _Finite
-    """Fitted over measured time, less 1; times below a thousandth of the longest count as that."""
+    """Fitted over measured time, minus 1; a measured time counts as at least 0.1 % of the longest.
+    """
 
 
 class TimeFit(Record):
-    """The fit of one time over its cells: launch_s + b*(s_per_sample + s_per_token*s + ...)."""
+    """Fit of one time over its cells: launch_s + b*(s_per_sample + s_per_token*s + ...)."""
 
     layer_type: int | None = None
-    """None for everything that is not a layer; s is then the sum of all types' lengths."""
+    """Index of the layer type; None for parts that are not layers, where s is the sum of all
+    lengths."""
     time: Literal["forward", "backward", "recompute"]
     degree: int = 1
     kind: str = "sp"
-    """A `TensorKind`."""
+    """Sharding, a `TensorKind`."""
     form: Form
     coefficients: TimeCoefficients
     low: TimeCoefficients | None = None
     high: TimeCoefficients | None = None
-    """90 % intervals by a bootstrap over the raw samples; None where a cell has only one."""
+    """Ends of 90 % intervals by a bootstrap over the raw samples; None if a cell has only one
+    sample."""
     cells: list[FitCell]
     worst_relative: _Finite
-    """Of the cell that is farthest from the fit, with its sign."""
+    """Relative error of the cell with the largest error, with its sign."""
     batches: list[int]
-    """Smallest and largest that were measured."""
+    """Smallest and largest measured batch."""
     tokens: list[int]
-    """Shortest and longest s that were measured."""
+    """Smallest and largest measured s."""
     usable_batch: int
     usable_tokens: int
-    """Largest b and s that the fit may be used for; at one length this and no other."""
+    """Largest b and s for which the fit may be used; with one measured length only this length."""
 
 
 # --------------------------------------------------------------------------------------------------
-# The sidecar itself: runs are appended, never changed.
+# Sidecar documents: runs are appended, never changed.
 
 
-# History of the format; a reader upgrades older versions in `read_sidecar`.
+# History of the format; `read_sidecar` upgrades older versions.
 #   1  first version
 #   2  curves of strided groups and of transfers, spread and fit; measurements of a run; synthetic
-#   3  times of what is not a layer, spread of recomputation, fits; a trainer's software
+#   3  times of parts that are not layers, spread of recomputation, fits; software stack
 SIDECAR_VERSION = 3
 
 DocumentKind = Literal["allreduce", "p2p", "overlap", "sp_time", "computation", "memory", "site"]
@@ -299,9 +310,9 @@ _UNITS: dict[str, tuple[str, ...]] = {
     "sp_time": ("ms",),
     "computation": ("ms",),
     "memory": ("MiB",),
-    "site": ("s",),  # its figures name their units; this is that of its samples
+    "site": ("s",),  # its figures name their units; this is the unit of its samples
 }
-"""Units that each document may be in; the first is the documented one."""
+"""Allowed units of each document; the first is the documented one."""
 
 
 def documented_unit(kind: DocumentKind) -> str:
@@ -309,7 +320,7 @@ def documented_unit(kind: DocumentKind) -> str:
     return _UNITS[kind][0]
 
 
-# to its very end: $ would be before the last line break as well
+# The lookahead matches only at the very end: $ would match before a final line break as well.
 _NAME = r"^\S(.{0,98}\S)?(?![\s\S])"
 _StackName = Annotated[str, Meta(pattern=_NAME, extra={"expected": "a text on one line"})]
 
@@ -322,10 +333,10 @@ _Sample = Annotated[
 
 
 class Run(Record):
-    """One measuring run: what it ran on, and raw samples by documented key or by cell."""
+    """One measuring run: its metadata, and raw samples by documented key or by cell."""
 
     id: str | None = None
-    """Names the run in every sidecar that it wrote."""
+    """Identifier of the run in every sidecar that it wrote."""
     metadata: dict[str, str | int | _Finite | bool | None] = field(default_factory=dict)
     samples: dict[str, list[_Sample]] = field(default_factory=dict)
     """Raw samples in the unit of the document, by its key."""
@@ -343,36 +354,36 @@ class Sidecar(Record):
     document: DocumentKind
     unit: str
     source: str
-    """What the numbers come from, in words: a tool, a datasheet, a publication."""
+    """Source of the numbers in words: a tool, a datasheet, a publication."""
     estimated: bool = False
-    """True when the numbers come from a datasheet and not from a measurement."""
+    """True if the numbers come from a datasheet and not from a measurement."""
     synthetic: bool = False
-    """True when the numbers exercise the code and describe no machine, such as the times of
+    """True if the numbers only exercise the code and describe no real machine, such as times of
     several ranks on one GPU."""
     tool: str = f"autopar {__version__}"
     name: str | None = None
     """Name of the hardware or model."""
     parameter_bytes: Literal[2, 4] | None = None
-    """Bytes per parameter that `parameter_size` of a memory document counts."""
+    """Bytes per parameter counted in `parameter_size` of a memory document; None if unknown."""
     memory_bytes: Bytes | None = None
     """Memory of one device."""
     memory_bytes_per_s: BytesPerSecond | None = None
     """Memory bandwidth of one device."""
     stack: _StackName | None = None
-    """Trainer's software whose kernels and waits the numbers are of (`autopar stacks`)."""
+    """Software stack whose kernels and overheads the numbers describe (`autopar stacks`)."""
     hiding: Hiding | None = None
-    """Beside an overlap coefficient that was estimated: what that software hides besides."""
+    """Other overlap factors of that stack, for an estimated overlap coefficient."""
     domain_gpus: _Size | None = None
-    """Of a cluster: GPUs that the links inside a node join, where they join whole racks."""
+    """GPUs of a cluster joined by intra-node links, where these join whole racks."""
     logits_peak_bytes_per_sample: BytesOrZero | None = None
     """Extra memory per sample while the loss runs, not contained in the tables."""
     curves: list[CurveData] = field(default_factory=list)
     layer_times: list[ShardedTime] = field(default_factory=list)
-    """Of a computation file: what was measured beside whole forwards."""
+    """Times of a computation file that were measured in addition to whole forwards."""
     other_times: list[OtherTime] = field(default_factory=list)
-    """Of a computation file: embedding, head and loss, backward apart from forward."""
+    """Times of embedding, head and loss of a computation file, backward separate from forward."""
     fits: list[TimeFit] = field(default_factory=list)
-    """Of a computation file: formulas through these times, with residuals and intervals."""
+    """Formulas fitted to the times of a computation file, with residuals and intervals."""
     runs: list[Run] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -387,7 +398,7 @@ class Sidecar(Record):
 
 
 REPLACES = "replaces"
-"""Key of a run's metadata: true where its cells of a model stand in the place of all earlier."""
+"""Metadata key of a run: true if its cells of a model replace all earlier ones."""
 
 
 _LATER = (
@@ -395,24 +406,24 @@ _LATER = (
     *("whole_every", "attention_sinks", "wide_qk_norms", "num_norms"),
 )
 _LATER_OF_LAYERS = tuple(f for f in fields_of(LayerSpec) if f.name in _LATER)
-"""Of a layer, what is in a digest only where it is not as it was before there was such a field."""
+"""Fields added later, left out of a digest if they have their default value."""
 
 
 def describe_model(spec: ModelSpec) -> str:
-    """Return the name of an architecture and a digest of it, whatever its depth and lengths."""
+    """Return the name of an architecture and a digest, independent of depth and lengths."""
     fields = to_builtins(spec)
-    # neither a name nor a base of rotary positions changes what is measured
+    # Neither the name nor the base of rotary positions changes the measurement.
     for key in ("name", "rotary_base", "rotary_scaling_factor"):
         fields.pop(key)
     for key in ("mtp_layers", "interleaved"):
-        # files of before these fields say nothing of them
+        # Files older than these fields do not contain them.
         if not fields[key]:
             fields.pop(key)
     for layer in fields["layers"]:
         layer.pop("num_layers")
-        # cells have lengths of their own, and depth changes no layer
+        # Cells have their own lengths, and depth changes no layer.
         layer.pop("seq_length")
-        # files of before these fields say nothing of them
+        # Files older than these fields do not contain them.
         for later in _LATER_OF_LAYERS:
             if layer[later.name] == later.default:
                 layer.pop(later.name)
@@ -424,9 +435,9 @@ _Cell = TypeVar("_Cell", Measurement, ModelMeasurement)
 
 
 def newest(cells: Iterable[_Cell]) -> dict[str, _Cell]:
-    """Return what counts of cells in the order of their runs, by key.
+    """Return the valid cell for every key, from cells in the order of their runs.
 
-    The newest ok one, else the newest: a failure never hides a success of before.
+    The newest ok cell, otherwise the newest: a failure never hides an earlier success.
     """
     found: dict[str, _Cell] = {}
     for cell in cells:
@@ -437,13 +448,13 @@ def newest(cells: Iterable[_Cell]) -> dict[str, _Cell]:
 
 
 def counting_runs(runs: Sequence[Run]) -> Sequence[Run]:
-    """Return the runs from the last on that replaced those before it."""
+    """Return the valid runs: from the last run that replaced all earlier ones."""
     replacing = [number for number, run in enumerate(runs) if run.metadata.get(REPLACES)]
     return runs[replacing[-1] if replacing else 0 :]
 
 
 def newest_cells(runs: Sequence[Run]) -> dict[str, ModelMeasurement]:
-    """Return the cells of a model that count, by key."""
+    """Return the valid cells of a model by key."""
     return newest(m for run in counting_runs(runs) for m in run.model_measurements)
 
 
@@ -474,7 +485,7 @@ def _read_sidecar(
     file = load_object(path)
     data = file.data
     version = data.get("version")
-    # type() and not isinstance: true is an int in Python; other kinds are refused below
+    # type() and not isinstance: true is an int in Python; other kinds are rejected below.
     if type(version) is int and not 1 <= version <= SIDECAR_VERSION:
         raise DocumentError(
             path,
@@ -496,14 +507,14 @@ _Document = TypeVar("_Document")
 
 
 class Loaded(Record, Generic[_Document]):
-    """One validated file with its sidecar, and where both came from."""
+    """One validated file with its sidecar and the sources of both."""
 
     path: Path
     document: _Document
     sidecar: Sidecar | None
     sources: tuple[Source, ...]
-    """Of the file and, where it has one, of its sidecar, which says of itself what it is; then of
-    the trainer's software, where the sidecar names it."""
+    """Sources of the file, of its sidecar if there is one, and of the software stack if the sidecar
+    names it."""
 
 
 def load_with_sidecar(
@@ -514,9 +525,10 @@ def load_with_sidecar(
     remedy: str,
     read: tuple[JsonDocument, _Document] | None = None,
 ) -> Loaded[_Document]:
-    """Return a documented file and its sidecar; raises DocumentError, `remedy` if it is missing.
+    """Return a documented file and its sidecar.
 
-    read : the file and its document, where somebody has read them.
+    read : the parsed file and its document, if already read. Raises DocumentError, with `remedy`
+    for a missing file.
     """
     if read is None:
         file = load_object(path, remedy=remedy)
@@ -528,7 +540,7 @@ def load_with_sidecar(
     if found is None:
         return Loaded(path=path, document=document, sidecar=None, sources=(source,))
     sidecar, meta = found
-    # what a sidecar says of itself holds for its document
+    # Flags of a sidecar also apply to its document.
     source = replace(source, estimated=sidecar.estimated, synthetic=sidecar.synthetic)
     own = replace(
         source,
@@ -539,7 +551,7 @@ def load_with_sidecar(
     )
     sources = (source, own)
     if sidecar.stack is not None:
-        # the same of all files that name it, so that it is listed once
+        # All files that name a stack have an equal source, so that it is listed once.
         named = Source(role=STACK_ROLE, path=sidecar.stack, notes=(NAMED_BY_FILES,))
         sources = (*sources, replace(named, estimated=sidecar.estimated))
     return Loaded(path=path, document=document, sidecar=sidecar, sources=sources)
@@ -550,7 +562,7 @@ def write_sidecar(document: Path | str, sidecar: Sidecar) -> Path:
     path = sidecar_path(document)
     old = read_sidecar(document)
     if old is not None:
-        # a document written again brings the runs along that it was read with
+        # A document that was read and is written again contains its old runs already.
         new = [run for run in sidecar.runs if run not in old.runs]
         sidecar = replace(sidecar, runs=[*old.runs, *new])
     write_json(path, written(sidecar))

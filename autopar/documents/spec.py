@@ -1,6 +1,6 @@
-"""Reads and writes model specs: what an architecture is, before anything is measured.
+"""Read and write model specs: architectures, before any measurement.
 
-A spec comes from a shipped name, from a Hugging Face `config.json` or from our own `model.json`
+A spec comes from a shipped name, from a Hugging Face `config.json` or from autopar's `model.json`
 (`{"format": "autopar-model", "version": 1, "name": ..., "layers": [{...}], ...}`, keys as in
 `autopar.run.model.ModelSpec` and `LayerSpec`).
 """
@@ -24,16 +24,16 @@ from autopar.run.model import LayerSpec, ModelSpec
 from autopar.units import format_count
 
 # --------------------------------------------------------------------------------------------------
-# Parses `model.json`, our own file that describes a model.
+# Parsing `model.json`, autopar's own file of a model.
 
 
 FORMAT: Final = "autopar-model"
-"""What `format` says in our own file."""
+"""Value of `format` in `model.json`."""
 
 
 @published("model")
 class ModelDocument(ModelSpec):
-    """What an architecture is (`model.json`): layer types in execution order, and the rest."""
+    """Architecture of a model (`model.json`): layer types in execution order, and the rest."""
 
     format: Literal["autopar-model"] = FORMAT
     version: Literal[1] = 1
@@ -41,7 +41,7 @@ class ModelDocument(ModelSpec):
 
 
 def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
-    """Return the spec of our `model.json`; raises DocumentError naming file, key and value."""
+    """Return the spec of a `model.json`; raises DocumentError with file, key and value."""
     document = read_record(ModelDocument, path, data)
     layers = [
         checked_layer(path, layer, {k: f"layers[{index}].{k}" for k in layer.__struct_fields__})
@@ -59,7 +59,7 @@ def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
 
 
 # --------------------------------------------------------------------------------------------------
-# A spec by name or path, written again, and what follows from it by counting.
+# A spec by name or path, with other sizes, and written again.
 
 
 def load_spec(
@@ -70,16 +70,16 @@ def load_spec(
     hidden_size: Sequence[int] | None = None,
     **widths: int | None,
 ) -> ModelSpec:
-    """Return the spec of a shipped name, a Hugging Face `config.json` or our `model.json`.
+    """Return the spec of a shipped name, a Hugging Face `config.json` or a `model.json`.
 
-    Overrides hold one value for all layer types or one per type; `widths` are `num_heads`,
-    `num_kv_heads`, `head_dim` and `ffn_hidden_size` of all. What is not given follows, see
+    Overrides contain one value for all layer types or one per type; `widths` are `num_heads`,
+    `num_kv_heads`, `head_dim` and `ffn_hidden_size` of all. Other sizes follow from them, see
     `resized`. Raises InputError (DocumentError, OptionError) with the remedy.
     """
     path = catalog.find_model(name_or_path)
     data = load_object(path).data
     if "format" in data and data["format"] != FORMAT:
-        # before anything else is said about a document of another kind
+        # First of all, since all other errors of another kind of document would be misleading.
         raise DocumentError(
             path,
             f"the value is {shorten(data['format'])}, expected {FORMAT!r}",
@@ -87,10 +87,10 @@ def load_spec(
             remedy="give a model.json or a config.json",
         )
     if "format" in data or ("layers" in data and "model_type" not in data):
-        # without `format` it is ours where it has layers and no family
+        # Without `format`, a file with layers and without a family is a `model.json`.
         spec = parse_own(path, data)
     else:
-        # one length for all types, of which config.json has one but for T5, whose key is another
+        # A config.json has one length for all types, except T5, which has another key.
         length = seq_length[0] if seq_length and len(seq_length) == 1 else None
         spec = parse_hugging_face(path, data, seq_length=length)
     published = catalog.published_name(name_or_path)
@@ -109,7 +109,7 @@ def load_spec(
         for layer, value in zip(layers, hidden, strict=True)
     )
     if sized != tuple(layers):
-        # another model: its plans and files must not take the names of those of this one
+        # Another model: its plans and files must not have the names of this one's.
         first = sized[0]
         spec = replace(spec, name=f"{spec.name}_hidden{first.hidden_size}_head{first.num_heads}")
     return replace(spec, layers=sized)
@@ -124,14 +124,14 @@ def resized(
     head_dim: int | None = None,
     ffn_hidden_size: int | None = None,
 ) -> LayerSpec:
-    """Return the layer with other sizes; what is not given follows from what is.
+    """Return the layer with other sizes; sizes that are not given are scaled.
 
-    MLP width grows with the hidden size. As many query heads share a key-value head as before.
-    Heads divide the hidden size where they did, and keep their width where they did not.
+    MLP width grows with the hidden size. The number of query heads per key-value head is kept.
+    Heads divide the hidden size if they did so before, and otherwise keep their width.
 
     Raises
     ------
-    OptionError: something that follows is no whole number; it names what to give.
+    OptionError: a scaled size is no whole number; contains the option to give.
     """
     hidden, heads = hidden_size or layer.hidden_size, num_heads or layer.num_heads
     old_heads = layer.num_heads
@@ -175,7 +175,7 @@ def resized(
             )
     new_ffn, ffn = changes.get("ffn_hidden_size"), layer.ffn_hidden_size
     if layer.shared_expert_width and new_ffn is not None and ffn:
-        # what all tokens visit grows as the experts do
+        # The shared expert grows like the routed experts.
         shared, rest = divmod(layer.shared_expert_width * new_ffn, ffn)
         if rest:
             raise OptionError(
@@ -183,7 +183,7 @@ def resized(
                 f"experts of width {ffn}; describe the model in a model.json"
             )
         changes["shared_expert_width"] = shared
-    # a width that follows from hidden size and heads is not said again
+    # A width that follows from hidden size and heads is left implicit.
     if layer.head_dim is None and "head_dim" not in chosen:
         changes.pop("head_dim", None)
     new = replace(layer, **changes)
@@ -196,13 +196,13 @@ def resized(
 
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx")
-"""Keys of a config.json that a length is taken from: the longest that there may be."""
+"""Keys of a config.json with the sequence length: the longest that is supported."""
 
 
 def length_key(name_or_path: str) -> str | None:
-    """Return the key of a `config.json` that the length of a spec is taken from.
+    """Return the key of a `config.json` that gives the sequence length of a spec.
 
-    None for a shipped name and for a file of ours, which say the length that is meant. Raises
+    None for a shipped name and for a `model.json`, which contain the intended length. Raises
     DocumentError for a file that is no object.
     """
     path = Path(name_or_path)
@@ -227,9 +227,9 @@ def bare_spec(
     num_heads: Sequence[int] | None = None,
     name: str = "custom",
 ) -> ModelSpec:
-    """Return a spec that knows only sizes, for documented files alone (no divisibility checks).
+    """Return a spec with sizes only, for documented files alone (no divisibility checks).
 
-    Every argument holds one value per layer type; shorter ones hold one value for all.
+    Every argument contains one value per layer type; shorter ones contain one value for all.
     """
     types = max(len(num_layers), len(seq_length), len(hidden_size), len(num_heads or ()))
     columns: dict[str, Sequence[Any]] = {
@@ -247,7 +247,7 @@ def bare_spec(
 
 
 def write_spec(spec: ModelSpec, path: Path, *, source: str | None = None) -> None:
-    """Write a spec as our `model.json`; fields that have their default value are left out."""
+    """Write a spec as `model.json`; fields with their default value are omitted."""
     given = _given(spec)
     document: dict[str, Any] = {"format": FORMAT, "version": 1, "name": given.pop("name")}
     if source is not None:
@@ -257,7 +257,7 @@ def write_spec(spec: ModelSpec, path: Path, *, source: str | None = None) -> Non
 
 
 def _given(record: Record) -> dict[str, Any]:
-    """Return the fields that do not have their default value, those of a record inside as well."""
+    """Return the fields without their default value, also in nested records."""
     return {
         field.name: _given(value) if isinstance(value, Record) else value
         for field in fields(record)

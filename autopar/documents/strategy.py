@@ -1,8 +1,8 @@
-"""The documented strategy file (`galvatron_config_*.json`): all spellings are read, one is written.
+"""Strategy files (`galvatron_config_*.json`): all known formats are read, one is written.
 
-It is what launchers read, and what stands under `plan` in our own plan file, there with a few keys
-more for what no release of the strategy file says. A spelling is a model of the file: its keys,
-what each may hold, and what has to agree.
+Launchers read this file. It is also the value of `plan` in autopar's plan file, with a few more
+keys for properties that no release of the strategy file supports. A format is a class here with its
+keys, their allowed values and their constraints.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _T = TypeVar("_T")
 def _integer(value: object, *, low: int, high: int, expected: str) -> int:
     number: int | None = None
     if isinstance(value, bool):
-        # true is an answer to yes or no, and no degree
+        # true is allowed for yes or no, but not for a degree.
         number = int(value) if (low, high) == (0, 1) else None
     elif isinstance(value, int):
         number = value
     elif isinstance(value, float):
         number = int(value) if math.isfinite(value) and value.is_integer() else None
     elif isinstance(value, str) and value.isascii() and value.isdigit():
-        # a limit before int(), which refuses thousands of digits
+        # Checked before int(), which refuses thousands of digits.
         number = int(value) if len(value) <= 12 else None
     if number is None or not low <= number <= high:
         raise KeyFault("", f"expected {expected}, got {shorten(value)}")
@@ -57,7 +57,7 @@ def _integer(value: object, *, low: int, high: int, expected: str) -> int:
 
 
 def _integers(value: object, *, low: int, high: int, expected: str) -> tuple[int, ...]:
-    """Return the numbers of a comma list, of a list, or the one number that is there."""
+    """Return the numbers of a comma list, of a list, or of one number."""
     items: Sequence[object] = value if isinstance(value, list) else [value]
     if isinstance(value, str):
         items = [part.strip() for part in value.strip().strip(",").split(",")]
@@ -140,17 +140,17 @@ _Default = Annotated[ZeroDefault, _word(_DP_NAMES)]
 _Modules = Annotated[tuple[tuple[Module, ...], ...], value_reader(_modules, "modules", str)]
 
 
-# --- spellings -------------------------------------------------------------------------------
+# --- formats ---------------------------------------------------------------------------------
 
 _EXPERTS = ("ep_sizes_enc", "tp_of_ep_sizes_enc")
 
 
 class _File(Entry, forbid_unknown_fields=False):
-    """A spelling of the file; a list that is not given is empty."""
+    """Format of the file; a list that is not given is empty."""
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Refuse an unknown key, and a file without a required one."""
+        """Check the keys; raises KeyFault for an unknown or a missing one."""
         known = [one.name for one in fields(cls)]
         for key, value in data.items():
             if key not in known and not key.startswith("_"):
@@ -163,11 +163,11 @@ class _File(Entry, forbid_unknown_fields=False):
         return data
 
     def check(self, data: Mapping[str, Any]) -> None:
-        """Raise the KeyFault of what does not agree or no plan can say; data: as written."""
+        """Raise KeyFault for a contradiction or a value that no plan supports; data: as written."""
         raise NotImplementedError
 
     def check_lengths(self, num_layers: int, *lists: str) -> None:
-        """Raise the KeyFault of a list that has not an entry for each layer."""
+        """Raise KeyFault for a list that does not have one entry per layer."""
         for key in lists:
             if key in self.given and len(getattr(self, key)) != num_layers:
                 has = format_count(len(getattr(self, key)), "entry", "entries")
@@ -175,7 +175,7 @@ class _File(Entry, forbid_unknown_fields=False):
 
 
 class _GalvatronFile(_File):
-    """The spellings v2.0 to newest and the runtime's, which differ in optional keys only."""
+    """Galvatron's formats, v2.0 to newest and runtime, which differ in optional keys only."""
 
     pp_deg: _Count
     tp_sizes_enc: _Degrees
@@ -185,11 +185,11 @@ class _GalvatronFile(_File):
     cp_sizes_enc: _Degrees = ()
     checkpoint: _Flags = ()
     world_size: _Count = 0
-    """0: the file does not say it."""
+    """0 if the file does not contain it."""
     global_bsz: _Count
     chunks: _Count = 1
     pp_division: _Degrees = ()
-    # what the runtimes assume of files that do not say it
+    # Defaults of the runtimes for files without these keys.
     pipeline_type: _OwnPipeline = "gpipe"
     default_dp_type: _Default = "ddp"
     vtp: _Count = 1
@@ -199,16 +199,16 @@ class _GalvatronFile(_File):
     embed_sdp: _Flag = False
     vocab_sdp: _Flag = False
     ep_sizes_enc: _Degrees = ()
-    """Expert degrees; not given: 1."""
+    """Expert-parallel degrees; 1 by default."""
     tp_of_ep_sizes_enc: _Degrees = ()
-    """Expert tensor degrees; not given: those of `tp_sizes_enc` where the expert degree is 1, else
+    """Expert tensor degrees; by default those of `tp_sizes_enc` where the expert degree is 1, else
     1."""
     recompute_modules: _Modules = ()
-    """Modules of every layer that the backward computes again, joined by +, or none."""
+    """Recomputed modules of every layer, joined by +, or none."""
     vpp_deg: _Count = 1
-    """Chunks of layers that every stage holds."""
+    """Virtual pipeline size: model chunks per stage."""
     vpp_division: _Chunks = ()
-    """Layers of all chunks in the order in which they run; not given: evenly."""
+    """Layers per model chunk in the order in which the chunks run; evenly divided by default."""
 
     def check(self, data: Mapping[str, Any]) -> None:
         lists = ("dp_types_enc", "tp_consecutive_flags", "use_sp", "cp_sizes_enc", "checkpoint")
@@ -238,7 +238,7 @@ class _GalvatronFile(_File):
             )
 
     def plan(self, path: Path | str, world_size: int | None, num_layers: int | None) -> Plan:
-        """Return the plan; `world_size` is for files that do not say it."""
+        """Return the plan; `world_size` is for files without it."""
         world = self.world_size or world_size
         if not world:
             raise DocumentError(
@@ -247,7 +247,7 @@ class _GalvatronFile(_File):
                 key="world_size",
                 remedy="give --nodes and --gpus-per-node",
             )
-        # oldest files: even, the remainder on the last stage
+        # The oldest files divide evenly, with the remainder on the last stage.
         each, rest = divmod(len(self.tp_sizes_enc), self.pp_deg)
         return _plan(
             world_size=world,
@@ -277,7 +277,7 @@ class _GalvatronFile(_File):
 
 
 class _PaddleFile(_File):
-    """PaddleNLP's fine_grained_config.json, whose ZeRO stage is given per layer."""
+    """PaddleNLP's fine_grained_config.json, with one ZeRO stage per layer."""
 
     tp_size_list: _Degrees
     pp_size: _Count
@@ -292,10 +292,10 @@ class _PaddleFile(_File):
     vsp_flag: _Flag = False
     embed_sdp: _Flag = False
     world_size: _Count = 0
-    """0: the file does not say it."""
+    """0 if the file does not contain it."""
     pipeline_type: _Pipeline = "1f1b"
     default_dp_type: _Default = "ddp"
-    """Where it is not given, `sharding_stage_list` says it."""
+    """By default it follows from `sharding_stage_list`."""
 
     def check(self, data: Mapping[str, Any]) -> None:
         for position, stage in enumerate(self.pp_stage_idx_list):
@@ -330,11 +330,11 @@ class _PaddleFile(_File):
 
     @property
     def degrees(self) -> list[tuple[int, int]]:
-        """Tensor and data degree of every layer."""
+        """(Tensor degree, data degree) of every layer."""
         return list(zip(self.tp_size_list, self.dp_size_list, strict=True))
 
     def plan(self, path: Path | str, world_size: int | None, num_layers: int | None) -> Plan:
-        """Return the plan, which says itself of how many GPUs it is."""
+        """Return the plan; its number of GPUs follows from the degrees."""
         (tp, dp), *_ = self.degrees
         world, given = tp * dp * self.pp_size, self.world_size or world_size
         if given and given != world:
@@ -365,7 +365,7 @@ class _PaddleFile(_File):
 
 
 _COARSE = re.compile(r"pp([0-9]{1,8})_tp([0-9]{1,8})_dp([0-9]{1,8})_stage([0-3])_recompute([01])")
-"""`Strategy.serialize` of PaddleNLP's Galvatron."""
+"""Format of `Strategy.serialize` in PaddleNLP's Galvatron."""
 
 
 def _coarse(value: object) -> tuple[int, ...]:
@@ -378,7 +378,7 @@ def _coarse(value: object) -> tuple[int, ...]:
 
 
 class _CoarseFile(_File):
-    """PaddleNLP's optimal_solution.json: one strategy for layers whose number it leaves out."""
+    """PaddleNLP's optimal_solution.json: one strategy for all layers, without their number."""
 
     bsz: _Count
     accumulation_steps: _Count
@@ -391,12 +391,12 @@ class _CoarseFile(_File):
         stages, tp, dp, sharding, _ = self.strategy
         if 0 in (stages, tp, dp):
             raise KeyFault("strategy", f"a degree of {shorten(data['strategy'])} is 0")
-        # stage 1 shards the optimizer alone, which no plan says
+        # Stage 1 shards only the optimizer, which no plan here supports.
         if sharding == 1:
             raise KeyFault("strategy", "has sharding stage 1; a plan has 0, 2 or 3")
 
     def plan(self, path: Path | str, world_size: int | None, num_layers: int | None) -> Plan:
-        """Return the plan of a model with so many layers."""
+        """Return the plan of a model with `num_layers` layers."""
         stages, tp, dp, sharding, recompute = self.strategy
         world = stages * tp * dp
         if world_size and world_size != world:
@@ -416,8 +416,8 @@ class _CoarseFile(_File):
             raise DocumentError(
                 path, f"has {stages} stages for {num_layers} layers", key="strategy"
             )
-        # `generate_meshs_coarse_grained`: the rest goes to the last stage, and embedding and head
-        # are as the layers
+        # As in `generate_meshs_coarse_grained`: the remainder goes to the last stage, and embedding
+        # and head have the strategy of the layers.
         each, rest = divmod(num_layers, stages)
         return _plan(
             world_size=world,
@@ -455,11 +455,11 @@ def _plan(
     num_chunks: int = 1,
     chunk_sizes: tuple[int, ...] = (),
 ) -> Plan:
-    """Build the plan with one spelling of what has no meaning; lists may be empty.
+    """Return the plan in canonical form; lists may be empty.
 
-    A group of one rank is neither Ulysses nor strided, a group of all ranks of a stage is
-    consecutive whatever the flag says, and an expert tensor degree that follows from the other
-    degrees is not given.
+    Equivalent files give equal plans. A group of one rank is neither Ulysses nor strided. A group
+    of all ranks of a stage is consecutive, regardless of the flag. An expert tensor degree that
+    equals its default becomes None.
     """
     ones, zeros = (1,) * len(tp), (0,) * len(tp)
     ranks = world_size // len(stage_sizes)
@@ -507,7 +507,7 @@ def _plan(
 
 
 def _schema() -> dict[str, Any]:
-    """Return the JSON Schema of the keys that are written."""
+    """Return the JSON Schema of the written keys."""
     known = record_schema(_GalvatronFile)["properties"]
     layers = {"description": "Layers of every stage."}
     return {
@@ -523,7 +523,7 @@ def _schema() -> dict[str, Any]:
 
 
 class _Strategy:
-    """Its JSON Schema."""
+    """Type whose JSON Schema is that of the written strategy file."""
 
     @staticmethod
     def json_schema() -> dict[str, Any]:
@@ -537,7 +537,7 @@ def _strategy(value: object) -> Mapping[str, Any]:
 
 
 Strategy = Annotated[dict[str, Any], value_reader(_strategy, "an object", _Strategy)]
-"""The object of a strategy file as it is written; `parse_strategy` looks into it."""
+"""Object of a strategy file as written; `parse_strategy` validates it."""
 
 
 def parse_strategy(
@@ -546,17 +546,17 @@ def parse_strategy(
     world_size: int | None = None,
     num_layers: int | None = None,
 ) -> Plan:
-    """Return the plan in the content of a strategy file, in whichever spelling.
+    """Return the plan in the content of a strategy file of any format.
 
     Parameters
     ----------
-    path : where it comes from, for errors.
-    world_size, num_layers : GPUs, and layers of the model, for files that do not say them.
+    path : origin of the content, for errors.
+    world_size, num_layers : GPUs, and layers of the model, for files without them.
 
     Raises
     ------
     DocumentError
-        On any unusable value, naming the key, the value and what was expected.
+        On any unusable value, with the key, the value and the expected values.
     """
     spelling: type[_GalvatronFile | _PaddleFile | _CoarseFile] = _GalvatronFile
     if "tp_size_list" in values or "pp_size" in values:
@@ -574,9 +574,9 @@ def parse_strategy(
 def paddle_document(plan: Plan) -> dict[str, object]:
     """Return PaddleNLP's fine_grained_config.json of a plan without context or strided groups.
 
-    Keys in the order of its search engine. Its runtime reads them by name, so that two more may
-    stand beside them where the others leave something open: the schedule, which its launch says,
-    and the default of layers without ZeRO-3 where there are none.
+    Keys are in the order of its search engine. Its runtime reads them by name, so that two more are
+    added where the others are ambiguous. These are the schedule, which is otherwise set by its
+    launch script, and the default of layers without ZeRO-3 if there are none.
     """
 
     def joined(values: Iterable[int]) -> str:
@@ -584,7 +584,7 @@ def paddle_document(plan: Plan) -> dict[str, object]:
 
     layers = plan.layers
     assert not any(s.strided or s.cp > 1 for s in layers)
-    # its stage 1 is ZeRO-1
+    # Its stage 1 is ZeRO-1.
     said = replace(plan, default_dp_type="ddp")
     _check_said(plan, refinements(said), "PaddleNLP's strategy file")
     other = _STAGES[plan.default_dp_type]
@@ -611,7 +611,7 @@ def paddle_document(plan: Plan) -> dict[str, object]:
 
 
 def _check_said(plan: Plan, lost: Sequence[str], file: str) -> None:
-    """Raise InputError where a file cannot say all of a plan."""
+    """Raise InputError if a file format does not support all of a plan."""
     if lost:
         raise InputError(
             f"{file} cannot say {', '.join(lost)} of this plan; our own plan file (autopar_plan_*)"
@@ -620,8 +620,8 @@ def _check_said(plan: Plan, lost: Sequence[str], file: str) -> None:
 
 
 def unsaid_by_galvatron(plan: Plan) -> tuple[str, ...]:
-    """Return in words what a plan says and no release of Galvatron's strategy file does."""
-    # the newest release has keys for degrees of experts and for the vocabulary's context degree
+    """Return, in words, the properties of a plan that no release of Galvatron's file supports."""
+    # The newest release has keys for expert degrees and for the vocabulary's context degree.
     said = replace(
         plan,
         layers=tuple(replace(s, ep=1, etp=None) for s in plan.layers),
@@ -631,23 +631,23 @@ def unsaid_by_galvatron(plan: Plan) -> tuple[str, ...]:
 
 
 def galvatron_document(plan: Plan) -> dict[str, object]:
-    """Return the strategy file of a plan as Galvatron reads it.
+    """Return the strategy file of a plan in Galvatron's format.
 
     Raises
     ------
     InputError
-        With what the plan says and no release of the file does.
+        With the properties of the plan that no release of the file supports.
     """
     _check_said(plan, unsaid_by_galvatron(plan), "Galvatron's strategy file")
     return strategy_document(plan)
 
 
 def strategy_document(plan: Plan) -> dict[str, object]:
-    """Return a plan as our own file has it: the strategy file's keys in their documented order.
+    """Return the strategy of autopar's plan file: the strategy file's keys in documented order.
 
-    `cp_sizes_enc` is present only when some layer has a context degree above 1, and so are the
-    degrees of experts and what our own file alone says; the ZeRO-3 decision of the embedding is
-    written under both names that readers look for.
+    `cp_sizes_enc` is written only if a layer has a context degree above 1; likewise expert degrees
+    and the keys that only autopar's file has. ZeRO-3 of the embedding is written under both names
+    that readers look for.
     """
 
     def joined(values: Iterable[int]) -> str:
@@ -704,21 +704,21 @@ def strategy_file_name(
     disabled: Sequence[str] = (),
     digest: str = "",
 ) -> str:
-    """Return the name of a strategy file: Galvatron's, and what else makes the plan another one.
+    """Return the name of a strategy file: Galvatron's, with all other settings of the plan added.
 
     Parameters
     ----------
-    seq_lengths : of the layer types.
-    engine : whose plans were searched, None where it is nobody's.
+    seq_lengths : sequence lengths of the layer types.
+    engine : engine whose plans were searched; None without one.
     disabled : names of dimensions such as `tp`, `ckpt`.
-    digest : of all other options, empty without any.
+    digest : digest of all other options, empty without any.
     """
     lengths = "-".join(map(str, dict.fromkeys(seq_lengths)))
     parts = [
         safe_name(model_name, most=56),
         f"{num_nodes}nodes_{gpus_per_node}gpus_per_node_{round(memory_gib, 2):g}GB_{precision}",
         *([f"bsz{settle_bsz}"] if settle_bsz else []),
-        # brackets, which Galvatron has around these, are patterns to a shell
+        # Galvatron puts these in brackets, which are patterns to a shell.
         *(["_".join((*disabled, "off"))] if disabled else []),
         safe_name(hardware_name, most=32),
         f"seq{safe_name(lengths, most=24)}",

@@ -1,6 +1,6 @@
-"""Reads and writes the documented computation file: forward times of layers and of the rest.
+"""Read and write the documented computation file: forward times of layers and of the other parts.
 
-Times are ms per layer per *sample* in the file and seconds per batch inside.
+Times are ms per layer per *sample* in the file and seconds per batch in memory.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from autopar.run.model import (
 from autopar.units import MS, format_count
 
 # --------------------------------------------------------------------------------------------------
-# Reads and writes what the sidecar of a computation file adds: `layer_times`, `other_times`.
+# Sidecar of a computation file: reading and writing `layer_times` and `other_times`.
 #
-# Documented keys hold whole forwards only. A sidecar adds backward apart from forward, layers
-# sharded over a tensor group, recomputation and the spread of the samples; all in seconds for the
-# whole batch, as inside.
+# Documented keys contain only whole forwards. A sidecar adds backward separate from forward, layers
+# sharded over a tensor group, recomputation and the spread of the samples, all in seconds for the
+# whole batch.
 
 
 _Measured = tuple[
@@ -40,19 +40,21 @@ _Measured = tuple[
 ]
 
 _AGREE = 0.01
-"""Forwards that differ by more than this from their sidecar were edited, or are of another run."""
+"""Relative tolerance; forwards that differ more from their sidecar were edited or are of another
+run."""
 
 _LAYERS, _OTHERS = "layer_times", "other_times"
 """Keys of the sidecar."""
 
 _NOISE = 1.5
-"""Measured times break the laws below by up to 1.06, whole forwards on busy hosts by 1.3."""
+"""Factor by which measured times may break the laws below: up to 1.06 was observed, 1.3 for whole
+forwards on busy hosts."""
 _BY_BATCH = Law(least=0.0, most=1.0, slack=_NOISE)
-"""More samples take no less time, and no more than in proportion."""
+"""More samples take no less time, and at most proportionally more."""
 _BY_LENGTH = Law(least=0.0, most=2.0, slack=_NOISE)
 """More tokens take no less time; attention grows with their square."""
 _BY_DEGREE = Law(least=0.0, most=1.0, slack=2.0)
-"""Of time times degree. Small shards may be faster than their share: they fit in caches."""
+"""Law of time times degree. Small shards may be faster than their share: they fit in caches."""
 
 
 def read_layer_times(
@@ -63,8 +65,10 @@ def read_layer_times(
 ) -> _Measured:
     """Return the documented times with their spread, the sharded times by layer type, and notes.
 
-    path : the documented file. A documented forward wins over that of its sidecar; its spread
-    keeps the ratio to the median. Entries of unknown kinds or layer types become notes.
+    path : the documented file.
+
+    A documented forward has priority over that of its sidecar; its spread keeps the ratio to the
+    median. Entries of unknown kinds or layer types become notes.
 
     Raises
     ------
@@ -94,7 +98,7 @@ def read_layer_times(
         whole: dict[tuple[int, int], ShardedTime] = {}
         for cell_time in measured:
             if cell_time.degree == 1:
-                # at degree 1 all kinds are the same whole layer: the first in order stands for them
+                # At degree 1 all kinds are equal whole layers: the first in order is used.
                 whole.setdefault((cell_time.batch, cell_time.seq_length), cell_time)
         points.append(
             tuple(_with_spread(p, whole.get((p.batch, p.seq_length))) for p in documented)
@@ -109,10 +113,12 @@ def read_layer_times(
 def read_other_times(
     path: Path, sidecar: Sidecar | None, spec: ModelSpec, times: tuple[OtherTime, ...]
 ) -> tuple[tuple[OtherTime, ...], tuple[str, ...]]:
-    """Return the documented times of what is no layer with their backward and spread, and notes.
+    """Return the documented other times with their backward and spread, and notes.
 
-    path : the documented file. A documented forward wins over that of its sidecar, by the rules
-    of `read_layer_times`; entries of sizes that the file does not have become notes.
+    path : the documented file.
+
+    A documented forward has priority over that of its sidecar, by the rules of `read_layer_times`.
+    Entries of sizes that the file does not contain become notes.
 
     Raises
     ------
@@ -137,7 +143,7 @@ def read_other_times(
     ratios = []
     points = []
     for point in times:
-        # popped, so that what is left has no documented forward
+        # Removed, so that the remaining entries have no documented forward.
         measured = found.pop((point.batch, point.seq_lengths), None)
         points.append(point if measured is None else _with_other(point, measured))
         if measured is not None:
@@ -153,13 +159,13 @@ def read_other_times(
 
 
 def layer_times_of(layers: Sequence[LayerProfile]) -> list[ShardedTime]:
-    """Return the sidecar entries of a profile; spread that no sharded time holds is one as well."""
+    """Return the sidecar entries of a profile, including spread without a sharded time."""
     result = []
     for kind, layer in enumerate(layers):
         entries = {(t.seq_length, t.batch, t.degree, t.kind): t for t in layer.sharded_times}
         whole = {(t.batch, t.seq_length) for t in layer.sharded_times if t.degree == 1}
         for p in layer.times:
-            # an entry of the whole layer holds the spread already
+            # An entry of the whole layer contains the spread already.
             if (p.low_s, p.high_s) != (None, None) and (p.batch, p.seq_length) not in whole:
                 entries[p.seq_length, p.batch, 1, "sp"] = ShardedTime(
                     layer_type=kind,
@@ -174,9 +180,9 @@ def layer_times_of(layers: Sequence[LayerProfile]) -> list[ShardedTime]:
 
 
 def other_times_of(times: Sequence[OtherTime]) -> list[OtherTime]:
-    """Return the sidecar entries of times that say more than the documented forward.
+    """Return the sidecar entries of times with more data than the documented forward.
 
-    A forward that was documented as 0 has no entry: a sidecar holds measured times only.
+    A forward documented as 0 has no entry: a sidecar contains measured times only.
     """
     return [
         t
@@ -208,7 +214,7 @@ def _doubts(kind: int, times: Sequence[ShardedTime]) -> Iterator[Doubt]:
             for curve, x, y, law in (
                 (("b", t.seq_length, t.degree, t.kind), t.batch, value, _BY_BATCH),
                 (("s", t.batch, t.degree, t.kind), t.seq_length, value, _BY_LENGTH),
-                # t ranks take from 1/t of the time to all of it
+                # t ranks take between 1/t of the time and all of it.
                 (("d", t.batch, t.seq_length, t.kind), t.degree, value * t.degree, _BY_DEGREE),
             ):
                 cell = Figure(key=key, x=float(x), y=y, written=value, unit="s")
@@ -239,11 +245,11 @@ def _percentiles(
     forward_s: float, measured: ShardedTime | OtherTime
 ) -> tuple[float | None, float | None]:
     """Return the percentiles of a documented forward, in their ratio to the measured median."""
-    # an edited forward takes its percentiles along
+    # The percentiles of an edited forward are scaled with it.
     ratio = forward_s / measured.forward_s
     low, high = measured.forward_low_s, measured.forward_high_s
     return (
-        # rounding must not put a percentile on the other side of the median
+        # Rounding must not move a percentile to the other side of the median.
         None if low is None else min(low * ratio, forward_s),
         None if high is None else max(high * ratio, forward_s),
     )
@@ -271,7 +277,7 @@ def _contradiction(
     documented: tuple[TimePoint, ...],
     whole: dict[tuple[int, int], ShardedTime],
 ) -> str | None:
-    """Return a sentence on the documented forward that is farthest from its sidecar."""
+    """Return a sentence on the documented forward that differs most from its sidecar, or None."""
     ratios = [
         (
             p.forward_s / whole[p.batch, p.seq_length].forward_s,
@@ -284,8 +290,8 @@ def _contradiction(
 
 
 def _farthest(path: Path, ratios: Sequence[tuple[float, str]]) -> str | None:
-    """Return a sentence on the largest of (documented / sidecar, cell), None where all agree."""
-    # no cell in common: nothing is at odds
+    """Return a sentence on the largest of (documented / sidecar, cell), None if all agree."""
+    # Without a common cell there is no contradiction.
     worst, cell = max(ratios, key=lambda item: abs(item[0] - 1.0), default=(1.0, ""))
     if abs(worst - 1.0) <= _AGREE:
         return None
@@ -296,7 +302,7 @@ def _farthest(path: Path, ratios: Sequence[tuple[float, str]]) -> str | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The documented computation file: times of layers, and of embedding, head and loss.
+# Documented computation file: times of layers, and of embedding, head and loss.
 
 
 MAKE_COMPUTATION = "`profile-model --profile-type computation` makes this file"
@@ -304,7 +310,7 @@ MAKE_COMPUTATION = "`profile-model --profile-type computation` makes this file"
 _LAYER, _OTHER, _RAW = ComputationDocument.rules
 
 Times = tuple[tuple[tuple[TimePoint, ...], ...], tuple[OtherTime, ...], tuple[str, ...]]
-"""Times of every layer type, times of the rest, and notes."""
+"""Times of every layer type, times of the other parts, and notes."""
 
 _Key = tuple[int, tuple[int, ...]]
 """(batch, sequence length of every layer type)."""
@@ -321,9 +327,9 @@ def seqs_text(seqs: tuple[int, ...]) -> str:
 
 
 def seqs_of_model(path: Path, key: str, text: str, spec: ModelSpec) -> tuple[int, ...]:
-    """Return the sequence lengths in a key, one for each layer type; raises DocumentError."""
+    """Return the sequence lengths in a key, one per layer type; raises DocumentError."""
     seqs = seqs_of(text)
-    # one number stands for all layer types
+    # One number applies to all layer types.
     if len(seqs) == 1:
         return seqs * len(spec.layers)
     if len(seqs) != len(spec.layers):
@@ -337,7 +343,7 @@ def seqs_of_model(path: Path, key: str, text: str, spec: ModelSpec) -> tuple[int
 
 
 def type_of_model(path: Path, key: str, text: str, spec: ModelSpec) -> int:
-    """Return the index of a layer type in a key; raises DocumentError where the model has none."""
+    """Return the index of a layer type in a key; raises DocumentError for an unknown type."""
     if int(text) >= len(spec.layers):
         raise DocumentError(
             path,
@@ -350,19 +356,19 @@ def type_of_model(path: Path, key: str, text: str, spec: ModelSpec) -> int:
 
 
 def required(path: Path, key: str, remedy: str) -> DocumentError:
-    """Return the error of a key that a file lacks."""
+    """Return the error of a required key that is missing."""
     return DocumentError(path, "this key is missing and is required", key=key, remedy=remedy)
 
 
 def computation_content(document: ComputationDocument) -> Content:
-    """Return whether a file has processed keys, raw ones that suffice, or neither."""
+    """Return the content of a file: processed keys, raw ones that suffice, or neither."""
     keys = list(document.root)
     if any(_LAYER.regex.fullmatch(key) for key in keys) and any(
         _OTHER.regex.fullmatch(key) for key in keys
     ):
         return "processed"
     runs = {m["layers"] for key in keys if (m := _RAW.regex.fullmatch(key))}
-    # one layer is the difference of two runs, so one run says nothing
+    # One layer is the difference of two runs, so that a single run does not suffice.
     return "raw" if len(runs) > 1 else "none"
 
 
@@ -381,14 +387,14 @@ def read_times(path: Path, document: ComputationDocument, spec: ModelSpec) -> Ti
 
 
 def computation_doubts(path: Path, document: ComputationDocument) -> list[Doubt]:
-    """Return the times that contradict one another, of a file whose model is not known.
+    """Return the times that contradict one another, for a file of an unknown model.
 
-    Errors as `read_times`.
+    Errors as in `read_times`.
     """
     kinds = [int(m["type"]) for key in document.root if (m := _LAYER.regex.fullmatch(key))]
     raw = [len(seqs_of(m["layers"])) for key in document.root if (m := _RAW.regex.fullmatch(key))]
     types = max([kind + 1 for kind in kinds] + raw, default=1)
-    # lengths that no key names are all the same, whatever they are
+    # Lengths that no key names are all equal, whatever their value.
     spec = bare_spec(num_layers=[1] * types, seq_length=[1], hidden_size=[1])
     reader = _Reader(path, spec)
     for key, value in document.root.items():
@@ -398,7 +404,7 @@ def computation_doubts(path: Path, document: ComputationDocument) -> list[Doubt]
 
 
 class _Reader:
-    """Collects the points of one file."""
+    """Collector of the points of one file."""
 
     def __init__(self, path: Path, spec: ModelSpec) -> None:
         self.path = path
@@ -408,11 +414,11 @@ class _Reader:
         self.others: dict[_Key, float] = {}
         self.raw: dict[_Key, dict[tuple[int, ...], tuple[float, str]]] = {}
         self.keys: dict[tuple[int | None, Any], str] = {}
-        """By layer type, None for the rest, and size."""
+        """Original keys by (layer type or None for the other parts, size)."""
         self.notes: dict[str, None] = {}  # an ordered set
 
     def add(self, key: str, value: float) -> None:
-        """Take one entry in, ms as in the file."""
+        """Add one entry, in ms as in the file."""
         if match := _LAYER.regex.fullmatch(key):
             kind = type_of_model(self.path, key, match["type"], self.spec)
             batch = self._batch(match["batch"])
@@ -428,7 +434,7 @@ class _Reader:
             self.keys[None, point] = key
         elif match := _RAW.regex.fullmatch(key):
             counts = seqs_of(match["layers"])
-            # a run of another number of layer types is of another model
+            # A run with another number of layer types is of another model.
             if len(counts) == len(self.layers):
                 batch = int(match["batch"] or 1)
                 seqs = self._seqs(key, match["seq"]) if match["seq"] else self.seqs
@@ -436,7 +442,10 @@ class _Reader:
                 runs.setdefault(counts, (value, key))
 
     def result(self) -> Times:
-        """Return everything in seconds per batch, sorted; derive what only raw entries have."""
+        """Return all times in seconds per batch, sorted.
+
+        Times that the file contains only as raw entries are derived.
+        """
         missing = [kind for kind, points in enumerate(self.layers) if not points]
         if missing or not self.others:
             self._derive(missing)
@@ -449,14 +458,14 @@ class _Reader:
             raise required(self.path, key, MAKE_COMPUTATION)
         layers = tuple(
             tuple(
-                # ms per sample of the file -> seconds of the whole batch
+                # ms per sample of the file to seconds of the whole batch.
                 TimePoint(batch=b, seq_length=s, forward_s=ms * b * MS)
                 for (b, s), ms in sorted(points.items())
             )
             for points in self.layers
         )
         others = tuple(
-            # ms per sample of the file -> seconds of the whole batch
+            # ms per sample of the file to seconds of the whole batch.
             OtherTime(batch=b, seq_lengths=s, forward_s=ms * b * MS)
             for (b, s), ms in sorted(self.others.items())
         )
@@ -476,7 +485,7 @@ class _Reader:
                 canonical = f"layertype_{name}_bsz{batch}_seq{seqs_text(seqs)}"
                 size = (batch, seqs) if kind is None else (batch, seqs[0])
                 key = self.keys.get((kind, size), canonical)
-                # ms per sample of the file -> of the whole batch, which the laws are about
+                # ms per sample of the file to ms of the whole batch, to which the laws apply.
                 cell = Figure(
                     key=key, x=float(batch), y=ms * batch, written=ms, unit="ms per sample"
                 )
@@ -512,13 +521,13 @@ class _Reader:
         points[point] = value
 
     def _derive(self, missing: list[int]) -> None:
-        """Fill in what is missing from raw passes with different numbers of layers.
+        """Derive missing times from raw passes with different numbers of layers.
 
-        Per layer and sample (T(Lmax) - T(Lmin)) / batch / (Lmax - Lmin); the rest is
-        T(Lmin) minus its layers. Several layer types: one is varied at a time.
+        Per layer and sample: (T(Lmax) - T(Lmin)) / batch / (Lmax - Lmin). The remainder is T(Lmin)
+        minus its layers. With several layer types, one is varied at a time.
         """
         derived = False
-        # asked before the loop, which fills them
+        # Evaluated before the loop, which fills them.
         need_others = not self.others
         for (batch, seqs), runs in sorted(self.raw.items()):
             slopes = self._slopes(runs)
@@ -526,14 +535,14 @@ class _Reader:
                 continue
             derived = True
             for kind in missing:
-                # a slope is of the whole batch, the file counts per sample
+                # A slope is for the whole batch, the file counts per sample.
                 per_sample = slopes[kind] / batch
-                # what the file says itself wins over what is derived
+                # Values in the file have priority over derived ones.
                 self.layers[kind].setdefault((batch, seqs[kind]), per_sample)
             if need_others:
                 base = min(runs)
                 rest = runs[base][0] - sum(n * t for n, t in zip(base, slopes, strict=True))
-                # noise can leave less than nothing for the rest
+                # Noise can make the remainder negative.
                 self.others[batch, seqs] = max(0.0, rest / batch)
         if derived:
             self.notes["processed times were derived from the raw layernum entries"] = None
@@ -547,7 +556,7 @@ class _Reader:
             if not longer:
                 return None
             most = max(longer)
-            # the difference cancels what both passes have: embedding, head and loss
+            # The difference cancels embedding, head and loss, which both passes contain.
             slope = (runs[most][0] - runs[base][0]) / (most[kind] - base[kind])
             if slope <= 0:
                 raise DocumentError(
@@ -573,7 +582,7 @@ def computation_keys(profile: ModelProfile) -> dict[str, float]:
     def entries() -> Iterator[tuple[str, float]]:
         for kind, layer in enumerate(profile.layers):
             for p in layer.times:
-                # seconds of a batch -> ms per sample
+                # Seconds of a batch to ms per sample.
                 yield f"layertype_{kind}_bsz{p.batch}_seq{p.seq_length}", p.forward_s / p.batch / MS
         for other in profile.other_times:
             key = f"layertype_other_bsz{other.batch}_seq{seqs_text(other.seq_lengths)}"

@@ -28,8 +28,11 @@ COVERAGE = 0.90
 """Fraction of runs whose measured time is in the interval of their estimate."""
 
 _FEW_SOURCES = 3
-"""Fewer sources show the errors on their clusters, not on the next one. When held out, nearly all
-of BLOOM's runs were outside of an interval from two tuned clusters."""
+"""Number of sources from which a class is used on its own.
+
+Fewer sources show the errors on their clusters, not on the next one. When held out, nearly all of
+BLOOM's runs were outside of an interval from two tuned clusters.
+"""
 _MOST = 100.0
 """Largest ratio of measured and estimated time in either direction."""
 
@@ -151,7 +154,7 @@ def probability_faster(one_s: float, other_s: float, plan_spread: float) -> floa
 
 
 _ENOUGH = 19
-"""Number of values from which both quantiles are between the least and the greatest."""
+"""Smallest number of values that contains both quantiles."""
 # fmt: off
 _STUDENT = (
     6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833,
@@ -166,10 +169,11 @@ def quantile_interval(
 ) -> tuple[float, float]:
     """Return the ends of the 90 % interval for the next of these ratios.
 
-    The quantiles at (n + 1) p of n values. With weights, the place is where the cumulative weight
-    is p of the total plus one mean weight. Fewer than 19 values do not reach the quantiles; the
-    interval is then at least mean +- t s sqrt(1 + 1/n) of the logarithms, which is right for normal
-    errors. One value does not determine a spread, and the ends are the limits of the document.
+    The ends are the quantiles at (n + 1) p of n values. With weights, they are where the cumulative
+    weight is p of the total plus one mean weight. Fewer than 19 values do not reach the quantiles;
+    the interval is then at least mean +- t s sqrt(1 + 1/n) of the logarithms, which is right for
+    normal errors. One value does not determine a spread, and the ends are the limits of the
+    document.
     """
     number = len(ratios)
     if number <= 1:

@@ -48,7 +48,7 @@ _BEST_TILE = 256 * 128 / (256 + 128)
 _SPLIT_MEMORY_SHARE = 0.8
 """Fraction of the HBM rate at which partial sums of split GEMMs are written and added."""
 _LONG_S = 1e-3
-"""Kernel length from which full power is drawn and the clock falls, seconds."""
+"""Kernel length in seconds above which a kernel draws full power and the clock falls."""
 _SUSTAINED_SLOWDOWN = 0.4
 """Fraction of that slow-down which remains in a run, where the clock has fallen before the kernel
 begins; fitted to published runs with small and large GEMMs."""
@@ -156,7 +156,7 @@ def linear_s(
 ) -> LinearTimes:
     """Return the seconds of a linear layer's forward, input gradient and weight gradient.
 
-    The gradients of (m, n, k) are the GEMMs (m, k, n) and (n, k, m); the latter reads both inputs
+    The gradients of (m, n, k) are the GEMMs (m, k, n) and (n, k, m). The latter reads both inputs
     transposed and runs at 0.94 of the rate. `cast` adds one quantisation of the input and one of
     the output's gradient, which both gradients share. Raises InputError.
     """
@@ -324,7 +324,7 @@ def _block(surface: _Surface, sizes: Sequence[F64], run: _Run) -> F64:
         least = best if splits == 1 else np.full(m.shape, np.inf)
         for tm, tn in _TILES:
             loads = min(1.0, (tm * tn / (tm + tn)) / _BEST_TILE) ** surface.tile_exponent
-            # In place: 44 passes over these arrays dominate the cost of a search.
+            # In place: these array passes take most of the time, and there are 44 of them.
             np.multiply(along_m[tm], along_n[tn], out=waves)
             if splits > 1:
                 waves *= splits

@@ -1,9 +1,9 @@
-"""Device and communication times of one layer, of embedding and head, and of MTP projections.
+"""Device and communication times of one layer, of embedding and head, and before MTP layers.
 
 A layer is a list of *parts*: the kernels of one operation with their forward, input-gradient and
-weight-gradient seconds. Each names the module it belongs to, so that recomputation can repeat any
-of them. The communication of a layer is listed separately. Overlap, and the step made of layers,
-are in `autopar.price.step`.
+weight-gradient seconds. Each part names its module, so that recomputation can repeat any of them.
+The communication of a layer is listed separately. Overlap, and the step made of layers, are in
+`autopar.price.step`.
 """
 
 from __future__ import annotations
@@ -342,7 +342,7 @@ def tensor_sends(machine: Machine, job: Job, hidden: int) -> Sends:
 
     All-reduces of n h elements. Sequence parallelism has an all-gather before and a reduce-scatter
     after, and the reverse in the backward. There a second all-gather serves the weight gradient
-    (Korthikanti et al. 2022, section 4.2); the stack's `regather` gives its additional time.
+    (Korthikanti et al. 2022, section 4.2); the stack's `regather` is the time of both over one.
     """
     if job.tp == 1:
         return Sends()
@@ -367,8 +367,8 @@ def context_sends(
 
     Ulysses has four all-to-alls each way, of queries, keys, values and the output, none overlapped.
     With several groups of neighbours, a ring over the groups is added. `keys_gathered` has an
-    all-gather of keys and values before attention and again before its backward, and a
-    reduce-scatter of their gradients after it, none overlapped (Transformer Engine's
+    all-gather of keys and values before attention and again before its backward. A reduce-scatter
+    of their gradients follows the backward. None of it is overlapped (Transformer Engine's
     AttnFuncWithCPAndKVAllGather; arXiv 2407.21783, section 3.3.2).
 
     core_s : seconds of attention forward and backward; None: computed here.

@@ -450,7 +450,8 @@ def _fitted(
             ]
         )
 
-    # If other limits dominate and the factor cannot fit, this gives the smallest equivalent factor.
+    # If other limits dominate, larger factors change nothing: the smallest that reaches them is
+    # used.
     wanted = max(float(took.sum()), 1.001 * float(prices(_MOST).sum()))
     low, high = math.log(_LEAST), math.log(_MOST)
     for _ in range(_STEPS):  # prices fall with the factor

@@ -1,6 +1,6 @@
 """Software stacks: kernel traffic, host overheads and overlap of an engine, read from documents.
 
-Two engines run one plan in different times: their kernels move different numbers of bytes, their
+Two engines run one plan in different times. Their kernels move different numbers of bytes, their
 host overheads differ, and they overlap different transfers. `hardware_configs/stacks/NAME.json`
 contains these figures, each with its source. `autopar.rates.layer` applies them to layers.
 """
@@ -83,7 +83,7 @@ class _Bytes(Record):
     activation: BytesFigure
     """Per output of an MLP's first matrix."""
     layout: BytesFigure
-    """Copies around attention, per element of queries and two of keys and values."""
+    """Copies around attention, per element; queries, keys and values count twice."""
     rope: BytesFigure
     cross_entropy: BytesFigure
     """Per logit."""
@@ -126,8 +126,8 @@ class StackDocument(Record):
     `tensor` : overlapped fraction of tensor-parallel collectives. `gradients` : hidden part of the
     step's gradient reduction over the time of one micro-batch. `fully_sharded` : exposed fraction
     of the shorter of compute and ZeRO-3 traffic. `sharded_network` : fraction of the network rate
-    that this traffic reaches. `regather` : all-gathers of the backward, counting the second one for
-    the weight gradient.
+    that this traffic reaches. `regather` : time of both all-gathers of the backward over that of
+    one; the second one serves the weight gradient.
     """
 
     @classmethod

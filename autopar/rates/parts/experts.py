@@ -129,7 +129,7 @@ def _taken(job: Job) -> float:
 
 
 def expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Sends:
-    """Return dispatch and combine, and the reverse exchange of their gradients."""
+    """Return the times of dispatch and combine, and of the reverse exchange of their gradients."""
     if job.dispatcher == "allgather":
         return _gathered_sends(machine, job, mlp.latent or hidden)
     shared = _shared_expert_s(machine, job, mlp.latent or hidden, mlp)
