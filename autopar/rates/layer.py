@@ -111,8 +111,8 @@ def _sum(one: Sends, other: Sends) -> Sends:
 def layer_parts(machine: Machine, job: Job, block: Block, split: Split) -> Iterator[Part]:
     """Yield the kernels of one layer of a block; times are arrays where `split` has arrays.
 
-    From `job` only settings other than sizes are read: precision, recomputation, kernels. Raises
-    InputError.
+    Tokens, widths and tensor degrees come from `split`; precision, kernels, sequence length,
+    context and expert degrees from `job`. Raises InputError.
     """
     if block.attention is not None:
         yield from _attention_parts(machine, job, block.hidden, block.attention, split)
