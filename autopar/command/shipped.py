@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from autopar.command.card import CardSpec, is_asked, write_card
-from autopar.command.fields import json_option, make, read_values
+from autopar.command.fields import json_option, make, option, read_values
 from autopar.command.options import Command
 from autopar.units import GIB
 
@@ -22,14 +22,28 @@ class ListSpec:
     json: str | None = json_option("Output")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelListSpec(ListSpec):
+    """Options of the list of models."""
+
+    all: bool = option(False, help="list older models as well", panel="Output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardListSpec(ListSpec):
+    """Options of the list of cards."""
+
+    verbose: bool = option(False, help="add the device's full name", panel="Output")
+
+
 COMMAND = Command(
     name="autopar models",
-    fills=(ListSpec,),
+    fills=(ModelListSpec,),
     intro="List the models that are shipped: what --model takes by name.",
 )
 _CARDS = Command(
     name="autopar cards",
-    fills=(ListSpec, CardSpec),
+    fills=(CardListSpec, CardSpec),
     intro="""List the device cards: what --hardware CARD:NODESxGPUS and --system take by name.
 
 The numbers and their sources stand in hardware_configs/cards. A cluster that differs in a few of
@@ -72,7 +86,7 @@ def run(arguments: Sequence[str], what: What) -> int:
 
 
 def _print(listed: _List, raw: dict[str, Any]) -> int:
-    asked = make(ListSpec, read_values(listed.command.rows, raw))
+    asked: Any = make(listed.command.fills[0], read_values(listed.command.rows, raw))
     from autopar.command.console import make_console
     from autopar.command.show import print_plain, print_table, write_result
 
@@ -85,11 +99,11 @@ def _print(listed: _List, raw: dict[str, Any]) -> int:
     rows = listed.rows()
     if not write_result(asked.json, {listed.what: rows}, command=listed.command.name):
         return 0
-    columns, cells = listed.table(rows)
+    table = listed.table(rows, asked)
     console = make_console(sys.stdout)
-    print_table(console, columns, cells, left=listed.left)
-    if listed.legend:
-        print_plain(console, listed.legend, style="dim")
+    print_table(console, table.columns, table.cells, left=table.left)
+    for line in table.legend:
+        print_plain(console, line, style="dim")
     return 0
 
 
@@ -103,6 +117,8 @@ def model_rows() -> list[dict[str, Any]]:
     for name in model_names():
         spec = load_spec(name)
         layer = spec.layers[0]
+        # the first layers of DeepSeek, GLM, Kimi and Llama 4 are dense
+        experts = next((one for one in spec.layers if one.num_experts), layer)
         layers = sum(kind.num_layers * parameter_count(kind) for kind in spec.layers)
         # Without a known vocabulary only positions and norms are counted.
         vocab = sum(embedding_parameter_counts(spec, spec.vocab_size or 0))
@@ -114,7 +130,8 @@ def model_rows() -> list[dict[str, Any]]:
                 "hidden_size": layer.hidden_size,
                 "num_heads": layer.num_heads,
                 "num_kv_heads": layer.num_kv_heads or layer.num_heads,
-                "num_experts": layer.num_experts or 0,
+                "num_experts": experts.num_experts or 0,
+                "experts_per_token": experts.experts_per_token or 0,
                 "vocab_size": spec.vocab_size,
                 "seq_length": layer.seq_length,
             }
@@ -191,48 +208,94 @@ def stack_rows() -> list[dict[str, Any]]:
     ]
 
 
-def _model_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    columns = ["model", "parameters", "layers", "hidden", "heads", "kv", "experts", "tokens"]
-    return columns, [
+_OLDER = frozenset(
+    {
+        *("bert-large", "gpt-6.7b", "gpt2-xl", "llama2-13b", "llama2-70b", "llama2-7b"),
+        *("deepseek-v2-lite", "mistral-7b", "t5-3b"),
+    }
+)
+"""Models that `autopar models` lists with `--all` alone."""
+
+
+class _Table(NamedTuple):
+    """Columns, rows of cells, and lines below them."""
+
+    columns: list[str]
+    cells: list[list[str]]
+    left: int = 1
+    """Number of text columns at the left."""
+    legend: tuple[str, ...] = ()
+
+
+def _model_table(rows: list[dict[str, Any]], asked: ModelListSpec) -> _Table:
+    shown = [row for row in rows if asked.all or row["name"] not in _OLDER]
+    cells = [
         [
             row["name"],
-            f"{row['num_parameters'] / 1e9:.2f} B",
+            f"{row['num_parameters'] / 1e9:.2f}",
             str(row["num_layers"]),
-            str(row["hidden_size"]),
-            str(row["num_heads"]),
-            str(row["num_kv_heads"]),
-            str(row["num_experts"] or ""),
+            f"{row['hidden_size']:,}",
+            f"{row['num_heads']} ({row['num_kv_heads']})",
+            f"{row['num_experts']} ({row['experts_per_token']})" if row["num_experts"] else "-",
             f"{row['seq_length']:,}",
         ]
-        for row in rows
+        for row in shown
     ]
+    hidden = len(rows) - len(shown)
+    return _Table(
+        columns=[
+            "name",
+            "params, B",
+            "layers",
+            "hidden",
+            "heads (KV)",
+            "experts (top k)",
+            "tokens",
+        ],
+        cells=cells,
+        legend=(
+            *([f"{hidden} older models: --all"] if hidden else []),
+            "Other models: --model PATH (config.json of a supported family)",
+        ),
+    )
 
 
-def _card_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+_CARD_LEGEND = (
+    "GiB: memory. TFLOP/s: dense bf16 peak. HBM, intra-node, inter-node: GB/s per GPU.",
+    "Any other GPU: autopar cards --like CARD --help. Full names: --verbose",
+)
+
+
+def _card_table(rows: list[dict[str, Any]], asked: CardListSpec) -> _Table:
     # GB/s and TFLOP/s are powers of ten, as in datasheets; memory is in GiB.
-    columns = ["card", "what", "memory", "bf16", "HBM", "GPUs", "in node", "between"]
-    return columns, [
+    cells = [
         [
             row["name"],
-            row["description"].partition(" in ")[0],
-            f"{row['memory_bytes'] / GIB:.1f} GiB",
-            f"{row['bf16_flop_per_s'] / 1e12:,.0f} TFLOP/s",
-            f"{row['memory_bytes_per_s'] / 1e9:,.0f} GB/s",
+            row["description"].partition(" in ")[0] if asked.verbose else "",
+            f"{row['memory_bytes'] / GIB:.1f}",
+            f"{row['bf16_flop_per_s'] / 1e12:,.0f}",
+            f"{row['memory_bytes_per_s'] / 1e9:,.0f}",
             str(row["gpus_per_node"]),
-            f"{row['intra_node_bytes_per_s'] / 1e9:,.0f} GB/s",
-            f"{row['inter_node_bytes_per_s'] / 1e9:,.1f} GB/s",
+            f"{row['intra_node_bytes_per_s'] / 1e9:,.0f}",
+            f"{row['inter_node_bytes_per_s'] / 1e9:,.1f}",
         ]
         for row in rows
     ]
+    return _Table(
+        columns=["name", "device", "GiB", "TFLOP/s", "HBM", "GPUs", "intra-node", "inter-node"],
+        cells=cells,
+        left=2,
+        legend=_CARD_LEGEND,
+    )
 
 
-def _site_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+def _site_table(rows: list[dict[str, Any]], asked: ListSpec) -> _Table:
     columns = ["site", "card", "GPUs", "clock", "HBM", "in node", "across", "adapters"]
 
     def factor(value: float | None) -> str:
         return "" if value is None else f"{value:.3g}"
 
-    return columns, [
+    cells = [
         [
             row["name"],
             row["card"] or "",
@@ -243,11 +306,12 @@ def _site_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]
         ]
         for row in rows
     ]
+    return _Table(columns=columns, cells=cells, left=2)
 
 
-def _stack_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+def _stack_table(rows: list[dict[str, Any]], asked: ListSpec) -> _Table:
     columns = ["stack", "what", "attention", "host ms", "tensor", "ZeRO-3", "gradients"]
-    return columns, [
+    cells = [
         [
             row["name"],
             row["description"].partition(":")[0].partition(",")[0],
@@ -260,6 +324,7 @@ def _stack_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]
         ]
         for row in rows
     ]
+    return _Table(columns=columns, cells=cells, left=3, legend=(_STACK_LEGEND,))
 
 
 def _percent(share: float) -> str:
@@ -279,15 +344,13 @@ class _List(NamedTuple):
     what: What
     command: Command
     rows: Callable[[], list[dict[str, Any]]]
-    table: Callable[[list[dict[str, Any]]], tuple[list[str], list[list[str]]]]
-    left: int
-    """Number of text columns at the left."""
-    legend: str = ""
+    table: Callable[[list[dict[str, Any]], Any], _Table]
+    """Table of the rows for the options of the list."""
 
 
 _LISTS: dict[What, _List] = {
-    "models": _List("models", COMMAND, model_rows, _model_table, 1),
-    "cards": _List("cards", _CARDS, card_rows, _card_table, 2),
-    "sites": _List("sites", _SITES, site_rows, _site_table, 2),
-    "stacks": _List("stacks", _STACKS, stack_rows, _stack_table, 3, _STACK_LEGEND),
+    "models": _List("models", COMMAND, model_rows, _model_table),
+    "cards": _List("cards", _CARDS, card_rows, _card_table),
+    "sites": _List("sites", _SITES, site_rows, _site_table),
+    "stacks": _List("stacks", _STACKS, stack_rows, _stack_table),
 }

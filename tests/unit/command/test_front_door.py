@@ -182,6 +182,18 @@ def test_lists_of_what_is_shipped(capsys: pytest.CaptureFixture[str]) -> None:
     assert models["llama2-7b"]["num_parameters"] == 6_738_415_616  # as its authors publish it
     assert cards["h100-80gb"]["bf16_flop_per_s"] == pytest.approx(989.4e12)
 
+    # the first layers of these are dense
+    assert models["deepseek-v3"]["num_experts"] == 256
+    assert models["deepseek-v3"]["experts_per_token"] == 8
+
+    assert shipped.run([], "models") == 0
+    table = capsys.readouterr().out
+    assert {name for name in models if f"{name} " not in table} == shipped._OLDER
+    assert shipped.run(["--all"], "models") == 0
+    table = capsys.readouterr().out
+    assert all(name in table for name in models)
+    assert all(len(line) <= 80 for line in table.splitlines())
+
     assert shipped.run(["--json"], "models") == 0
     assert json.loads(capsys.readouterr().out)["models"] == shipped.model_rows()
     assert shipped.run([], "cards") == 0
