@@ -1,7 +1,7 @@
-"""Who answers a request: launches of trainers, plans whose layers may differ, or the best of both.
+"""Selection of the search for a request: uniform plans, per-layer plans, or the best of both.
 
-Trainers with one set of degrees for a whole model have launches (`search.planning.uniform`); what
-spans a space of plans whose layers may differ is of the planner of such plans
+Engines with one set of degrees for the whole model have uniform plans (`search.planning.uniform`).
+Options that define a space of per-layer plans select the planner of such plans
 (`search.planning.layered.parts` and `search.planning.question`).
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from search.planning.uniform.answer import EngineAnswer, Question
 
 TRAINERS = tuple(one.name for one in ENGINES if one.spaces is not None)
-"""Engines with one set of degrees."""
+"""Engines with uniform plans."""
 _OF_LAUNCHES = frozenset(
     {
         *(row.name for row in rows_of(DegreeOptions)),
@@ -48,30 +48,30 @@ _OF_LAUNCHES = frozenset(
         *("memory-constraint", "oom-risk", "bsz-scale", "top", "tp-overlap"),
     }
 )
-"""Options that a search over launches keeps to; all others are of plans whose layers may differ."""
+"""Options that the search for uniform plans supports; all others require per-layer plans."""
 
 
 class Route(Record):
-    """Whose launches and plans answer a request."""
+    """Searches of a request: uniform plans, per-layer plans of some engines, or both."""
 
     launches: Question | None = None
-    """What is asked of trainers; None: plans alone answer."""
+    """Question for the search of uniform plans; None: per-layer plans only."""
     layered: tuple[Engine, ...] = ()
-    """Engines whose plans may differ by layer; none: plans whatever runs them, unless launches
-    answer."""
+    """Engines whose per-layer plans are searched.
+
+    Empty: per-layer plans independent of engines, unless uniform plans are searched."""
     why: str = ""
-    """Why plans answer where one may have expected launches, in front of it what they are; empty
-    elsewhere."""
+    """Kind of plans and reason, where per-layer plans are searched unexpectedly; else empty."""
     reason: str = ""
-    """The same reason alone."""
+    """Reason without the kind of plans."""
 
 
 def route_of(request: Request) -> Route:
-    """Return who answers a request; raises InputError where its model cannot be read.
+    """Return the searches of a request; raises InputError if its model cannot be read.
 
-    Launches answer for their trainers where model and cluster are estimated, no option spans a
-    space of plans whose layers may differ, and one launch can say the model. Where nobody names an
-    engine, plans of the others stand beside them.
+    Uniform plans are searched where model and cluster are estimated, no option defines a space of
+    per-layer plans, and uniform plans can describe the model. If no engine is given, per-layer
+    plans of the other engines are searched, too.
     """
     engine = request.engine
     if request.output.evaluate is not None or request.output.frontier:
@@ -98,7 +98,7 @@ def route_of(request: Request) -> Route:
     if plain and engine is None and request.inputs.stack is not None:
         return _layered(request, "--stack says of whose software times are, and no --engine")
     if plain:
-        # plans of these trainers may be written where launches are not
+        # per-layer plans of these engines may be exportable where uniform plans are not
         engines = tuple(one for one in question.engines if not _unwritten(question, one))
         if not engines:
             why = _unwritten(question, question.engines[0])
@@ -112,10 +112,10 @@ def route_of(request: Request) -> Route:
 
 
 def with_site(request: Request) -> tuple[Request, tuple[str, ...]]:
-    """Return a request with the site of its cluster that lies in the default folder, as if typed.
+    """Return the request with the site of its cluster from the default folder, and messages.
 
-    Also what is said of that on stderr. Sites are of estimates: hardware that is measured, or that
-    nobody names, has none. Raises OptionError where several are of the cluster.
+    The site is added as if it had been given; messages are for stderr. Only estimates have sites:
+    measured or unnamed hardware has none. Raises OptionError if several sites match the cluster.
     """
     inputs = request.inputs
     name = named_card(inputs.hardware)
@@ -130,7 +130,7 @@ def with_site(request: Request) -> tuple[Request, tuple[str, ...]]:
 
 
 def _modern_parts(spec: ModelSpec) -> tuple[str, ...]:
-    """Return what a model has that no plan whose layers may differ spreads over ranks."""
+    """Return the parts of a model that per-layer plans cannot parallelise."""
     layers = spec.layers
     found = {
         "experts": any(layer.num_experts is not None for layer in layers),
@@ -142,7 +142,7 @@ def _modern_parts(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def _unwritten(question: Question, engine: EngineSpace) -> str:
-    """Return why no launch of a trainer is written for a model, empty where it is."""
+    """Return why an engine cannot export uniform plans of a model, empty if it can."""
     from autopar.run.strategy import chunks_of_sizes
     from search.engines.choice import Choice
     from search.engines.files import unwritten
@@ -159,9 +159,10 @@ def _unwritten(question: Question, engine: EngineSpace) -> str:
 
 
 def _unnamed(request: Request) -> str:
-    """Return what is not named of a question about estimates, so that trainers are not asked.
+    """Return the missing option of a request for estimates, which prevents uniform plans.
 
-    Empty where nothing was typed, which plans the shipped example, and where files were measured.
+    Empty if neither model nor hardware is given, which selects the shipped example, and if measured
+    files are used.
     """
     inputs = request.inputs
     alone = {"model", "hardware"} & set(request.given)
@@ -179,9 +180,9 @@ def _unnamed(request: Request) -> str:
 
 
 def _estimated(request: Request, *, any_memory: bool = False) -> bool:
-    """Return whether model and card are named, and no measured table stands for either.
+    """Return True if model and card are named and no measured table replaces either estimate.
 
-    any_memory : memory may be measured.
+    any_memory : True accepts a measured memory file.
     """
     inputs = request.inputs
     if named_card(inputs.hardware) is None or inputs.model is None:
@@ -195,16 +196,17 @@ def _estimated(request: Request, *, any_memory: bool = False) -> bool:
 
 def _of_launches(name: str, request: Request) -> bool:
     if name == "mixed-precision":
-        # launches train in bf16
+        # uniform plans train in bf16
         return request.options.mixed_precision == "bf16"
     if name == "cp-kind":
-        # plans gather keys and values, too, and of launches Megatron-LM's alone
+        # per-layer plans support all-gather, too, but of the uniform plans only those of
+        # Megatron-LM
         return request.options.cp_kind != "all-gather" or request.engine == "megatron"
     return name in _OF_LAUNCHES
 
 
 def refuse_options_of_plans(path: str, request: Request) -> None:
-    """Raise OptionError where something was typed beside a launch that no launch has."""
+    """Raise OptionError for options that do not apply to a given uniform plan."""
     for name in request.given:
         if not _of_launches(name, request):
             raise OptionError(
@@ -214,7 +216,7 @@ def refuse_options_of_plans(path: str, request: Request) -> None:
 
 
 def _layered(request: Request, why: str = "") -> Route:
-    """Return that plans whose layers may differ answer, as they do without launches."""
+    """Return the route of per-layer plans only."""
     engine = request.engine
     if engine is None and (request.output.frontier or not sweeps(request)):
         engine = "none"
@@ -229,11 +231,10 @@ def _layered(request: Request, why: str = "") -> Route:
 
 
 def sweeps(request: Request) -> bool:
-    """Return whether a request without `--engine` means the best of all engines.
+    """Return True if a request without `--engine` means the best of all engines.
 
-    Where times are estimated, each engine has kernels of its own; measured times are of the
-    software that was measured, and so are those of a stack that is named. Who says what is searched
-    has that.
+    Estimated times depend on the kernels of each engine. Measured times, and those of a named
+    stack, belong to one software stack. Options of the search space select a space without engines.
     """
     space = {row.name for row in ROWS if row.panel == SPACE_PANEL}
     if space & request.given.keys():
@@ -244,13 +245,14 @@ def sweeps(request: Request) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# The best of launches and of plans whose layers may differ.
+# Best of uniform and per-layer plans.
 
 
 def chosen(request: Request, route: Route | None = None) -> Chosen:
     """Return the plans that answer a request; raises InputError, InfeasibleError.
 
-    A limit of time is shared by all engines, the last share is that of what the best has besides.
+    All engines share the time limit; one more share is for the follow-up searches of the best
+    engine.
     """
     from search.planning.uniform.answer import answer
 
@@ -271,7 +273,7 @@ def chosen(request: Request, route: Route | None = None) -> Chosen:
 
 
 def _per_layer(request: Request, route: Route) -> Chosen:
-    """Return the per-layer plan of the engines of a route, or of whatever runs it."""
+    """Return the best per-layer plan of the engines of a route, or independent of engines."""
     request = with_rules(request, route.reason)
     if not route.layered:
         return Chosen(request=replace(request, engine=None), why=route.why)
@@ -300,11 +302,11 @@ def _line(question: Question, one: EngineAnswer) -> EngineBest:
 def _plans(
     request: Request, question: Question, engines: tuple[Engine, ...], shares: Shares
 ) -> Chosen:
-    """Return the fastest plans of engines for the batch that launches have; why there are none."""
+    """Return the fastest per-layer plans of engines at the batch of uniform plans, or why none."""
     parts = _modern_parts(question.spec)
     why = f"its plans have no degrees for {' and '.join(parts)}" if parts else ""
     try:
-        # what was typed as a degree is a rule there
+        # degrees that the user gave become rules of per-layer plans
         asked = with_rules(request)
     except OptionError as error:
         why, asked = why or error.short, request
@@ -317,9 +319,9 @@ def _plans(
 
 
 def with_rules(request: Request, why: str = "") -> Request:
-    """Return a request whose fixed degrees are rules of plans whose layers may differ.
+    """Return the request with its fixed degrees as rules of per-layer plans.
 
-    why : `Route.reason`. Raises OptionError with what such plans do not have.
+    why : `Route.reason`. Raises OptionError for degrees that per-layer plans do not support.
     """
     rules = rules_of(request.degrees, why)
     return extended(request, rules) if rules else request

@@ -1,7 +1,7 @@
-"""What is handed over to an engine: a plan or a launch, as the engine runs it, and what that costs.
+"""Export of a per-layer or uniform plan to an engine, as the engine runs it, with its cost.
 
-A plan is written as the nearest one that the engine can run, the fastest of its offers; a launch as
-itself, or as the nearest launch of another engine. Either is read back from its files.
+A per-layer plan becomes the fastest of the nearest plans that the engine can run. A uniform plan
+is exported as it is, or as the nearest one of another engine. The files are read back to check.
 """
 
 from __future__ import annotations
@@ -38,53 +38,53 @@ from search.request.options import SearchOptions
 from search.request.request import Request, model_spec
 
 # --------------------------------------------------------------------------------------------------
-# What is exported, whatever it was.
+# Exported plans of both kinds.
 
 
 class Export(Record):
-    """A plan or a launch as one engine runs it, and what keeps it from being written."""
+    """A plan as one engine runs it, with the reasons that prevent writing its files."""
 
     kind: Literal["plan", "launch"]
     title: str
-    """Model and machines."""
+    """Model and cluster in words."""
     engine: str
     engine_version: str
-    """Release that the keys are of."""
+    """Engine release whose configuration keys are written."""
     num_nodes: int
     files: Mapping[str, str]
-    """Text by file name, the script of the command last."""
+    """Text by file name; the launch script is last."""
     launch: str
-    """The command of one node, with its environment; ends in a newline."""
+    """Launch command of one node, with its environment; ends in a newline."""
     notes: tuple[str, ...]
     losses: tuple[Loss, ...]
-    """What the engine cannot express; empty where it runs just that."""
+    """Settings of the plan that the engine cannot express; empty if it runs the exact plan."""
     lossy: bool
-    """It is written only where the nearest one is taken, because of its losses."""
+    """True if the files require `--allow-approx`, because of the losses."""
     changes: tuple[str, ...] = ()
-    """What that changes of time and memory."""
+    """Effects of the losses on time and memory, in words."""
     details: tuple[str, ...] = ()
-    """Lines behind the changes: step times, what does not fit, how a degree was chosen."""
+    """Lines after the changes: step times, missing memory, choice of the tensor degree."""
     too_large: str = ""
-    """Why it does not fit as the engine runs it; empty where it fits or nothing is priced."""
+    """Why the plan does not fit as the engine runs it; empty if it fits or has no price."""
     price: Mapping[str, object] | None = None
     search: str = ""
-    """Options of a search that finds plans which the engine runs as they were priced."""
+    """Search options that find plans which the engine runs exactly as priced."""
     plan: Plan | None = None
     as_run: Mapping[str, bool | str] = field(default_factory=dict)
     how: str = ""
     rates: Throughput | None = None
-    """Of a launch, as its own engine runs it."""
+    """Throughput of a uniform plan on its own engine; None for others."""
     samples_per_s: float | None = None
 
     @property
     def loss_lines(self) -> Iterator[str]:
-        """Losses in words; those of a plan with the key of its file."""
+        """Losses in words; those of a per-layer plan start with the key of its file."""
         for loss in self.losses:
             yield f"{loss.field}: {loss.what}" if self.kind == "plan" else loss.what
 
 
 def plan_export(choice: Choice, job: Job) -> Export:
-    """Return what is exported of a plan; raises InputError where the engine refuses the files."""
+    """Return the export of a per-layer plan; raises InputError if the engine refuses the files."""
     lowered, engine = choice.lowered, engine_named(choice.lowered.engine)
     losses = lowered.losses
     if lowered.draft is not None and lowered.runs is not None:
@@ -125,9 +125,9 @@ def plan_export(choice: Choice, job: Job) -> Export:
 
 
 def launch_export(stored: StoredLaunch, engine: str) -> Export:
-    """Return what is exported of a launch, for its own engine or for another one.
+    """Return the export of a uniform plan, for its own engine or for another one.
 
-    Raises InputError where the engine does not have such launches, or refuses this one.
+    Raises InputError if the engine does not support such plans or this one.
     """
     question = stored.question
     place = Place(
@@ -145,7 +145,7 @@ def launch_export(stored: StoredLaunch, engine: str) -> Export:
     losses = (*losses, *found.losses)
     rates, samples_per_s = None, None
     if engine == stored.engine:
-        # what another engine makes of it has its price among the changes
+        # with another engine, the price is among the changes
         with suppress(InputError):
             own = engine_space(stored.engine)
             best = evaluated(question, own, stored.choice, stored.run).best
@@ -161,7 +161,7 @@ def launch_export(stored: StoredLaunch, engine: str) -> Export:
         launch=found.launch,
         notes=found.notes,
         losses=losses,
-        # its own engine runs a launch as it can, another one only as it was
+        # losses need `--allow-approx` only on another engine
         lossy=bool(losses) and engine != stored.engine,
         changes=changes,
         price=price,
@@ -173,7 +173,7 @@ def launch_export(stored: StoredLaunch, engine: str) -> Export:
 def _of_other(
     stored: StoredLaunch, engine: str
 ) -> tuple[Run, tuple[Loss, ...], str, Mapping[str, object]]:
-    """Return the nearest run of another engine, its losses, and what it costs."""
+    """Return (nearest run of another engine, losses, change in words, price record)."""
     question = stored.question
     own = engine_space(stored.engine, compiled=stored.choice.compiled)
     usual = run_of(own, question.job, stored.choice)
@@ -205,7 +205,7 @@ def _timed(assessment: Assessment, question: Question) -> dict[str, object]:
 def export_document(
     export: Export, *, status: str, files: Sequence[str], predicted: object = None
 ) -> dict[str, object]:
-    """Return the object of an export: `status` is exported or refused."""
+    """Return the JSON object of an export; `status` is exported or refused."""
     return {
         "status": status,
         "engine": export.engine,
@@ -224,7 +224,7 @@ def export_document(
 
 
 def import_document(engine: str, plan: Plan, notes: Sequence[str]) -> dict[str, object]:
-    """Return the object of a configuration that was read."""
+    """Return the JSON object of an imported engine configuration."""
     return {
         "status": "imported",
         "engine": engine,
@@ -234,45 +234,46 @@ def import_document(engine: str, plan: Plan, notes: Sequence[str]) -> dict[str, 
 
 
 # --------------------------------------------------------------------------------------------------
-# A plan: the nearest one that an engine can run.
+# Nearest plan that an engine can run, for per-layer plans.
 
 
 Price = Callable[[Plan, Mapping[str, bool | str]], Prediction]
-"""Prices a plan with these fields of `SearchOptions` changed; InputError where the inputs cannot,
-such as memory tables that were measured otherwise."""
+"""Function that prices a plan with these fields of `SearchOptions` changed.
+
+It raises InputError if the inputs cannot price it, such as memory tables of other settings."""
 _Offers = dict[Plan, tuple[int, Lowered, Prediction]]
 
 
 _SEEN_BYTES = 0.05 * GIB
-"""Less than the one digit behind the point shows."""
+"""Changes in memory below this round to less than the one displayed decimal, bytes."""
 
 
 class Choice(Record):
-    """What is exported, and why this."""
+    """Exported form of a per-layer plan, with prices and the reason for its tensor degree."""
 
     lowered: Lowered
     before: Prediction | None
-    """The plan as it was given; None where there is nothing to price it with."""
+    """Price of the plan as given; None without hardware or profiles."""
     after: Prediction | None
-    """What is exported, as the engine runs it."""
+    """Price of the exported plan as the engine runs it; None if it has none."""
     how: str
-    """How the one degree was chosen where there was a choice; empty otherwise."""
+    """Reason for the tensor degree of the exported plan; empty if there was one candidate."""
     not_priced: str = ""
-    """Why there is no price of it as the engine runs it, though there are profiles."""
+    """Why the exported plan has no price although profiles exist; empty otherwise."""
 
     @property
     def too_large(self) -> bool:
-        """True when what is exported is known not to fit."""
+        """True if the exported plan is known not to fit or to be illegal."""
         return self.after is not None and not (self.after.legal and self.after.fits)
 
 
 def choose(job: Job, lower: Lower, first: Lowered, price: Price | None) -> Choice:
-    """Return what an engine makes of a plan: the nearest one where something is lost.
+    """Return the exported form of a plan: the plan itself, or the best near one if it is lossy.
 
     Parameters
     ----------
-    first : what `lower` gives without a wish for a degree.
-    price : prices a plan as the search does; None where no hardware is known.
+    first : result of `lower` without a given tensor degree.
+    price : prices a plan like the search; None if no hardware is known.
     """
     if price is None:
         return Choice(lowered=first, before=None, after=None, how="")
@@ -284,9 +285,9 @@ def choose(job: Job, lower: Lower, first: Lowered, price: Price | None) -> Choic
         try:
             offer = lower(replace(job, tensor_degree=degree))
         except InputError:
-            continue  # this degree is legal nowhere near the plan; others are
+            continue  # other degrees near the plan may be legal
         _add(offers, degree, offer, price)
-    # last: a plan that a degree gives as well is called by the degree
+    # added last, so that equal plans are reported with their tensor degree
     _add(offers, 0, first, price)
     if not offers:
         return _only(first, before, price)
@@ -300,7 +301,7 @@ def choose(job: Job, lower: Lower, first: Lowered, price: Price | None) -> Choic
 
 
 def advised(job: Job, engine: str, error: UnsupportedError) -> InputError:
-    """Return the refusal of one engine with those that take the job, as they say when asked."""
+    """Return the error of one engine with advice on other engines that accept the job."""
     whole, near = list[str](), list[str]()
     for other in EXPORTERS:
         if other == engine:
@@ -317,7 +318,7 @@ def advised(job: Job, engine: str, error: UnsupportedError) -> InputError:
 
 
 def _only(lowered: Lowered, before: Prediction, price: Price) -> Choice:
-    """Return what there is no choice about, without a price where it has none."""
+    """Return the choice of a single candidate, without a price if the inputs cannot price it."""
     after, why = None, ""
     try:
         lowered, after = _as_kept(lowered, price)
@@ -327,16 +328,16 @@ def _only(lowered: Lowered, before: Prediction, price: Price) -> Choice:
 
 
 def _add(offers: _Offers, degree: int, offer: Lowered, price: Price) -> None:
-    """Add what a degree gives, unless it is there or has no price as the engine runs it."""
+    """Add the plan of a degree, unless it is known or cannot be priced as the engine runs it."""
     if offer.plan not in offers:
         with suppress(InputError):
             offers[offer.plan] = (degree, *_as_kept(offer, price))
 
 
 def _as_kept(lowered: Lowered, price: Price) -> tuple[Lowered, Prediction]:
-    """Return what an engine makes of a plan with its price, in the bytes that the engine keeps.
+    """Return the lowered plan and its price with the memory of the engine.
 
-    That these are its own is among what it runs otherwise where they are others than were planned.
+    Where that memory differs visibly from the planned one, `memory_of` is added to `as_run`.
     """
     alike = price(lowered.plan, lowered.as_run)
     own = {**lowered.as_run, "memory_of": lowered.engine}
@@ -351,7 +352,7 @@ def _as_kept(lowered: Lowered, price: Price) -> tuple[Lowered, Prediction]:
 
 
 def _rank(prediction: Prediction) -> tuple[bool, float, float]:
-    """Order predictions: those that fit by time, the others by how much is too much."""
+    """Return a sort key: fitting predictions by time, then the others by excess memory, bytes."""
     over = max(
         (stage.reserved_bytes - stage.budget_bytes for stage in prediction.stages), default=0
     )
@@ -391,7 +392,7 @@ def change_sentence(before: Prediction, after: Prediction) -> str:
 
 
 def _changes(choice: Choice) -> list[str]:
-    """Return the difference that an engine makes, none where it runs the plan as it was given."""
+    """Return the effect of the engine's changes, empty if it runs the plan as given."""
     lowered = choice.lowered
     if not (lowered.losses or lowered.as_run):
         return []
@@ -426,20 +427,20 @@ def _price(prediction: Prediction) -> dict[str, object]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The job of a plan file and a request, and what prices it.
+# Job of a plan file and a request, and its pricing.
 
 
 def job_of(
     path: str, document: PlanDocument, request: Request, notice: Callable[[str], None]
 ) -> tuple[Job, Session | None]:
-    """Return what is exported, and what prices it: None where no hardware is named.
+    """Return (job to export, session that prices it); the session is None without hardware.
 
-    notice : takes a sentence on what is assumed.
+    notice : receives a sentence on each assumption.
 
     Raises
     ------
-    OptionError: the model, or a number of nodes that fits the plan, is not given.
-    DocumentError: the plan is not one of the model, or not legal for it.
+    OptionError : the model, or a number of nodes that fits the plan, is not given.
+    DocumentError : the plan has another model, or is illegal for it.
     """
     inputs, options = request.inputs, request.options
     sizes = (inputs.num_layers, inputs.seq_length, inputs.hidden_size)
@@ -449,7 +450,7 @@ def job_of(
             "or a model.json"
         )
     session = None
-    # nothing names hardware: the export has no price then
+    # without named hardware the export has no price
     if inputs.uses_default_hardware:
         spec = model_spec(inputs)
         plan, num_nodes, gpus_per_node = _without_hardware(
@@ -457,7 +458,7 @@ def job_of(
         )
     else:
         session = open_session(inputs, options, request.given, has_plan=True)
-        # measured files may have decided it
+        # measured files may have switched sequence parallelism off
         options = replace(options, sequence_parallel=session.options.sequence_parallel)
         spec, plan = session.spec, read_plan_for(document, session, path=path)
         num_nodes, gpus_per_node = session.hardware.num_nodes, session.hardware.gpus_per_node
@@ -507,7 +508,7 @@ def _without_hardware(
         )
     check_known(plan, path)
     if gpus is None:
-        # 8 GPUs a node, the common size, where that comes out even
+        # nodes have 8 GPUs, the common size, if that divides the world size
         gpus = world // nodes if nodes else 8 if world % 8 == 0 else world
     if nodes is None:
         nodes = max(1, world // gpus)
@@ -521,22 +522,22 @@ def _without_hardware(
 
 
 def world_size_of(request: Request) -> int | None:
-    """Return the GPUs that a request says, None where it does not."""
+    """Return the world size that a request defines, None if it does not."""
     inputs = request.inputs
     if inputs.world_size is not None:
         return inputs.world_size
     if inputs.num_gpus_per_node is not None:
         return (inputs.num_nodes or 1) * inputs.num_gpus_per_node
-    # 8 GPUs a node, as where a plan says how many there are
+    # 8 GPUs per node, as where the plan defines the world size
     return inputs.num_nodes * 8 if inputs.num_nodes is not None else None
 
 
 def pricer_of(session: Session, request: Request) -> Price:
-    """Return what prices plans with options changed; each change loads its own tables once.
+    """Return a function that prices plans with options changed; each change loads tables once.
 
-    Raises InputError where no tables were measured that way.
+    The function raises InputError if no measured tables match a change.
     """
-    # without changes it is the session's own
+    # no changes: the planner of the session
     planners = {frozenset[tuple[str, bool | str]](): session.planner}
 
     def price(plan: Plan, changes: Mapping[str, bool | str]) -> Prediction:
@@ -553,16 +554,16 @@ def pricer_of(session: Session, request: Request) -> Price:
 
 
 def _of_engine(request: Request, engine: Engine | None) -> Request:
-    """Return the question of a plan for one engine with the software of another.
+    """Return the request for the same plan on another engine, with that engine's software stack.
 
-    What nobody's plan was priced with stays, as measured times do.
+    Options that the first engine did not set are unchanged, such as measured times.
     """
     own = request.options.memory_of
     if engine is None or own in (None, engine):
         return request
     space, inputs, options = space_of(str(own)), request.inputs, request.options
     usual = SearchOptions()
-    # what the first engine does otherwise than the search by default, unless something else is said
+    # settings that the first engine changes from the defaults, if they have its values
     left = {
         name: getattr(usual, name)
         for name, value in space.priced.items()
@@ -579,7 +580,7 @@ def _of_engine(request: Request, engine: Engine | None) -> Request:
 
 
 def num_layers_of(request: Request) -> int | None:
-    """Return the layers of the model that a request says, None where it does not."""
+    """Return the number of layers that a request defines, None if it does not."""
     if request.inputs.model is not None:
         return model_spec(request.inputs).num_layers
     return sum(request.inputs.num_layers) if request.inputs.num_layers else None

@@ -1,6 +1,6 @@
-"""One question with its inputs loaded: what the commands share between request and planner.
+"""A search request with loaded inputs, shared by the commands.
 
-How options and inputs are read is in `search.request.request`, how plans are priced in
+Options and inputs are read in `search.request.request`, plans are priced in
 `search.planning.cost`.
 """
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from search.planning.layered.prediction import SearchResult
 
 # --------------------------------------------------------------------------------------------------
-# Prices a plan or strategy file of anyone: legal or not, within the budget or over it.
+# Pricing of plan or strategy files of any origin: also illegal or too large ones.
 
 
 def read_plan_for(
@@ -56,14 +56,14 @@ def read_plan_for(
 ) -> Plan:
     """Return the plan in a file, which must describe the GPUs and layers of the session.
 
-    `path` is where a content comes from, for errors.
+    `path` is the origin of a content, for errors.
 
     Raises
     ------
     DocumentError
         When it does not, because then there are no profiles to price it with.
     """
-    from autopar.documents.plan import read_strategy  # of those who price a plan of a file
+    from autopar.documents.plan import read_strategy  # only plan files need it
 
     world, spec = session.hardware.world_size, session.spec
     where = source if isinstance(source, Path | str) else path
@@ -90,15 +90,15 @@ def read_plan_for(
 
 
 def _own_file(strategy: Path | str) -> Path | None:
-    """Return our plan file beside a strategy file of ours, None where there is none."""
+    """Return autopar's plan file next to its strategy file, None if there is none."""
     path = Path(strategy)
     own = path.with_name(f"autopar_plan_{path.name.removeprefix('galvatron_config_')}")
     return own if own.is_file() else None
 
 
 def check_known(plan: Plan, where: Path | str) -> None:
-    """Raise DocumentError where a plan says what the planner and its exports do not know."""
-    from search.planning.layered.prediction import unpriced  # of those who take a plan of a file
+    """Raise DocumentError if a plan has settings that planner and exports do not support."""
+    from search.planning.layered.prediction import unpriced  # only plan files need it
 
     unknown = unpriced(plan)
     if unknown:
@@ -122,7 +122,7 @@ def evaluate_file(
 
 
 # --------------------------------------------------------------------------------------------------
-# The question.
+# Sessions: requests with loaded inputs.
 
 
 class Session(Record, eq=False):
@@ -134,15 +134,16 @@ class Session(Record, eq=False):
     options: SearchOptions
     planner: Planner
     notices: tuple[str, ...] = ()
-    """What was not named and what stands in for it, for stderr."""
+    """Messages for stderr on inputs that were not named, with the defaults used."""
     defaults: tuple[str, ...] = ()
     """Options that were not given, with the value used and why."""
     named: Mapping[str, object] = field(default_factory=dict)
-    """Option name -> the shipped input, folder or value that stands in for what was not given and
-    that cannot be told from the options alone."""
+    """Option name -> shipped input, folder or value used for an option that was not given.
+
+    Only values that the options alone do not determine."""
 
     card: Card | None = None
-    """Of the cluster, where it is named by one."""
+    """Card of the cluster; None if measured files describe it."""
 
     @property
     def title(self) -> str:
@@ -154,25 +155,25 @@ class Session(Record, eq=False):
 
     @property
     def estimated(self) -> bool:
-        """True when some input was not measured."""
+        """True if some input was not measured."""
         return self.hardware.estimated or self.profile.estimated
 
     @property
     def synthetic(self) -> bool:
-        """True when some input exercises the code and describes no machine."""
+        """True if some input is synthetic: made for tests, without a real machine."""
         return self.hardware.synthetic or self.profile.synthetic
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Every input file."""
+        """Sources of all input files."""
         calibration = self.options.calibration
         extra = () if calibration is None or calibration.source is None else (calibration.source,)
-        # both may name one software
+        # several files may name the same software stack
         return tuple(dict.fromkeys(self.hardware.sources + self.profile.sources + extra))
 
     @property
     def tokens_per_sample(self) -> int:
-        """Tokens of a sample: of an encoder and a decoder those of both."""
+        """Tokens per sample; for encoder-decoder models the sum of both lengths."""
         lengths: dict[bool, int] = {}
         for layer in self.spec.layers:
             longest = lengths.get(layer.cross_attention, 0)
@@ -180,16 +181,16 @@ class Session(Record, eq=False):
         return sum(lengths.values())
 
     def throughput(self, plan: Plan, prediction: Prediction) -> Throughput | None:
-        """Return a plan's step in the units of logs; None where it has no step time.
+        """Return the throughput of a plan; None if it has no step time.
 
-        MFU is known on cards and in 16 bits: products of fp32 may run in TF32, of another peak.
+        MFU requires a card and 16-bit precision: fp32 GEMMs may run in TF32, with another peak.
         """
         from autopar.training.throughput import Throughput, spec_flop
 
         if not math.isfinite(prediction.step_time_s) or prediction.step_time_s <= 0:
             return None
         flop = again = peak = None
-        # files of tables alone say no sizes
+        # specs built from table files lack some sizes
         with contextlib.suppress(InputError):
             flop = plan.global_batch * spec_flop(self.spec)
             twice = [strategy.checkpoint for strategy in plan.layers]
@@ -215,7 +216,7 @@ class Session(Record, eq=False):
 
     @property
     def warnings(self) -> tuple[tuple[WarningKind, str], ...]:
-        """Inputs that were not measured, one line each."""
+        """Messages on inputs that were not measured: (kind, line)."""
         from search.planning.layered.summary import warnings_of
 
         return warnings_of(self.sources, estimated=self.estimated, synthetic=self.synthetic)
@@ -241,13 +242,13 @@ class Session(Record, eq=False):
 
     @property
     def calibrated(self) -> tuple[str, ...]:
-        """What a calibration changes, as one of the lines of `defaults used`."""
+        """Effect of the calibration, as a line of `defaults used`; empty without one."""
         calibration = self.options.calibration
         return () if calibration is None else (calibration.sentence,)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What readers derived, skipped or scaled; that an input is estimated stands elsewhere."""
+        """Notes on values that readers derived, skipped or scaled, without those on estimates."""
         from search.planning.cost.calibrated import calibration_doubts
 
         doubts = calibration_doubts(self.spec, self.profile, self.hardware, self.options)
@@ -255,10 +256,10 @@ class Session(Record, eq=False):
         return tuple(note for note in notes if not note.startswith("estimated: "))
 
     def solve(self) -> SearchResult:
-        """Return the answer, with alternatives of other families: stages and degrees of layers.
+        """Return the search result, with alternatives of other families.
 
-        Plans that differ in embedding and head, or in who shards what, are of one family; the
-        fastest of each stands for it, `--top` of them at most.
+        Plans with equal stages and layer degrees are one family; embedding, head and sharding may
+        differ. The fastest plan represents its family; `--top` limits their number.
         """
         from search.planning.layered.planner import solve_by_family
 
@@ -270,7 +271,7 @@ class Session(Record, eq=False):
         hardware: HardwareProfile | None = None,
         options: SearchOptions | None = None,
     ) -> Planner:
-        """Return a planner that differs in hardware or options."""
+        """Return a planner with other hardware or options."""
         from search.planning.layered.planner import Planner
 
         return Planner.from_documents(
@@ -278,10 +279,10 @@ class Session(Record, eq=False):
         )
 
 
-# No cap of 4096 or 8192: what `profile-model` measures of the same config.json is of its length,
-# and a model planned at another one would be wrong in silence. The length is said instead.
+# No cap of 4096 or 8192: `profile-model` measures the full length of the same config.json, and
+# a plan for another length would be silently wrong. A message reports the length instead.
 def _unsaid_length(inputs: InputSpec, spec: ModelSpec) -> list[str]:
-    """Return what length is planned for where a config.json says it and nobody chose it."""
+    """Return a message with the length from config.json, if the user did not choose one."""
     if inputs.model is None or inputs.seq_length is not None:
         return []
     key = length_key(inputs.model)
@@ -292,7 +293,7 @@ def _unsaid_length(inputs: InputSpec, spec: ModelSpec) -> list[str]:
 
 
 def _without_effect(inputs: InputSpec, hardware: HardwareProfile) -> list[str]:
-    """Return one sentence for every option on files that was given where no file is read."""
+    """Return one sentence per given option on files that has no effect, as no file is read."""
     found = []
     if inputs.parameter_bytes is not None and inputs.memory_profiling_path is None:
         found.append("--parameter-bytes has no effect, no --memory-profiling-path is given")
@@ -304,9 +305,10 @@ def _without_effect(inputs: InputSpec, hardware: HardwareProfile) -> list[str]:
 def _loaded(
     inputs: InputSpec, options: SearchOptions, given: Collection[str], once: Once
 ) -> tuple[SearchOptions, tuple[str, ...], tuple[ModelSpec, ModelProfile, HardwareProfile]]:
-    """Return options, a line on sequence parallelism where files decided it, and the inputs.
+    """Return options, a line on sequence parallelism if files determined it, and the inputs.
 
-    Files of PaddleNLP and of older releases have no tables with it: nobody chose it, so it is off.
+    Files of PaddleNLP and of older releases have no tables with sequence parallelism. It is
+    switched off for such files, unless the user gave the option.
     """
     try:
         return options, (), _placed(inputs, options, once)
@@ -318,13 +320,13 @@ def _loaded(
         try:
             return changed, (line,), _placed(inputs, changed, once)
         except InputError:
-            raise error from None  # it lacks tables without it, too
+            raise error from None  # tables without sequence parallelism are missing, too
 
 
 def _placed(
     inputs: InputSpec, options: SearchOptions, once: Once
 ) -> tuple[ModelSpec, ModelProfile, HardwareProfile]:
-    """Return the inputs, with the memory of the engine that is asked for unless a file has it."""
+    """Return the inputs; `--memory-of` replaces the memory unless a memory file is given."""
     spec, profile, hardware = load_placed(inputs, options, once)
     if options.memory_of is not None and inputs.memory_profiling_path is None:
         from search.planning.cost.engine_memory import with_memory_of
@@ -334,7 +336,7 @@ def _placed(
 
 
 def _card(inputs: InputSpec) -> Card | None:
-    """Return the card that a cluster is named by; None where files say what it is."""
+    """Return the card of a cluster; None if measured files describe it."""
     from autopar.rates.card import load_card, parse_hardware
 
     named = DEFAULT_HARDWARE if inputs.uses_default_hardware else named_card(inputs.hardware)
@@ -353,15 +355,15 @@ def open_session(
 
     Parameters
     ----------
-    given : names of the options that somebody typed; the others may follow the inputs.
-    has_plan : a plan is priced, whose batch is nobody's default.
-    once : makes profiles, which other questions may have in common, as `load_placed` has it.
+    given : names of the options that the user gave; the others may get defaults from the inputs.
+    has_plan : True if a plan is priced: its batch needs no default.
+    once : cache of profiles shared by several requests, as in `load_placed`.
     """
     given = {*given, "global-batch-size"} if has_plan else given
     asked = inputs
     inputs, places = with_places(asked, options)
     options, variant, (spec, profile, hardware) = _loaded(inputs, options, given, once)
-    # a plan may be priced for more memory than there is, to see what it lacks
+    # a plan may be priced for more memory than a device has, to report the missing memory
     if not has_plan:
         check_memory(options, given, hardware)
     options, defaults = fill_options(options, given, profile, hardware)
@@ -417,25 +419,25 @@ def open_session(
 
 
 # --------------------------------------------------------------------------------------------------
-# Why not another plan.
+# Comparison with plans that obey an additional rule.
 
 
 class WhyNot(Record, eq=False):
-    """The best plan with one more rule, wherever in the whole space it is."""
+    """Best plan that obeys one additional rule."""
 
     result: SearchResult | None
-    """None: no plan has it, whatever the options."""
+    """Search result; None if no plan obeys the rule, whatever the options."""
     reason: str = ""
-    """Why there is none, where the space itself has none."""
+    """Why no plan obeys the rule; empty if some do."""
     left_out: tuple[str, ...] = ()
-    """Options of the question that exclude the rule, and without which the result is."""
+    """Options of the request that exclude the rule and were ignored for the result."""
 
 
 def ask_why_not(session: Session, rule: str, baseline: SearchResult) -> WhyNot:
     """Return the best plan that obeys one more pin, at the baseline's batch.
 
-    What the question's own options say against it is left away and named: pins of the same key,
-    else the one option that bounds the space, else all of those.
+    Options that exclude the rule are ignored and reported: conflicting pins of the same key first,
+    then the one option that restricts the space, else all such options.
     """
     from search.planning.space import freed
 
@@ -456,7 +458,7 @@ def ask_why_not(session: Session, rule: str, baseline: SearchResult) -> WhyNot:
             first = first or WhyNot(result=None, reason=str(error), left_out=left_out)
             continue
         found = WhyNot(result=result, left_out=(*left_out, *said))
-        # more memory would help, which is another answer than none
+        # a plan that needs more memory is a more useful result than no plan
         if result.infeasibility is None or result.infeasibility.smallest_budget_bytes > 0:
             return found
         first = first or found
@@ -465,16 +467,16 @@ def ask_why_not(session: Session, rule: str, baseline: SearchResult) -> WhyNot:
 
 
 def _bounds(options: SearchOptions, widths: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return fields that bound the space: each that does, then all of them together.
+    """Return the option fields that restrict the search space, one by one, then all together.
 
-    What somebody chose comes before what bounds every search.
+    Fields that the user changed come before defaults that restrict every search.
     """
     usual = SearchOptions()
     fields = [row.field for row in rows_of(SearchOptions) if row.panel == SPACE_PANEL]
     bounding = [
         name
         for name in fields
-        # what layers without ZeRO-3 do is a kind of its own, and rules have no word for it
+        # rules have no key for the default data-parallel type, so none conflicts with it
         if name in widths and name != "default_dp_type"
         if getattr(options, name) != widths[name]
     ]

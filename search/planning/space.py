@@ -1,7 +1,7 @@
-"""Options -> search space: which strategies, stages and batches the planner may combine.
+"""Search space of per-layer plans: the strategies, stages and batches of given options.
 
-The space is data (tuples of strategies, tables and candidates); what each strategy costs is the
-cost model's business, what is legal for this model is decided when its row is priced.
+The space is data (tuples of strategies, tables and candidates). The cost model prices strategies
+and decides which of them are legal for the model.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from autopar.units import divisors
 from search.request.options import SearchOptions
 
 # --------------------------------------------------------------------------------------------------
-# The grammar of `--pin` and `--forbid`, as predicates that the search asks while it enumerates.
+# Grammar of `--pin` and `--forbid`, parsed into predicates that the enumeration evaluates.
 #
 #     rule      = [ scope ":" ] condition { "," condition }
 #     scope     = "layers" N [ "-" N ]  |  "stage" N
 #     condition = key "=" integer
 #
 # Layer keys: tp, ulysses, cp, zero3, ckpt, strided. Keys of embedding and head: vtp, vulysses,
-# vzero3, vcp. Keys of the whole plan: pp, m, bsz. A pin says that all its conditions hold; a
-# forbidden rule says that they do not all hold together.
+# vzero3, vcp. Keys of the whole plan: pp, m, bsz. A pin requires all its conditions; a forbidden
+# rule excludes plans in which all its conditions hold.
 
 
 GRAMMAR = "[layers A-B: | stage J:] key=N[,key=N]"
@@ -63,25 +63,25 @@ _SYNONYMS = {
     "embed_sdp": "vzero3",
     "vocab_sdp": "vzero3",
 }
-# nine digits at most: what is counted fits into 32 bits
+# at most nine digits, because counts must fit into 32 bits
 _SCOPE = re.compile(r"(?:layers?\s+([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?|stage\s+([0-9]{1,9}))")
 _CONDITION = re.compile(r"([a-z_][a-z0-9_]*)\s*=\s*([0-9]{1,9})")
 
 
 class Rule(Record):
-    """One parsed rule; `kind` says which predicate it restricts."""
+    """One parsed rule."""
 
     text: str
     forbid: bool
     kind: str
-    """`layer`, `vocab`, `stages` or `batch`."""
+    """Restricted subject: `layer`, `vocab`, `stages` or `batch`."""
     conditions: tuple[tuple[str, int], ...]
     layers: tuple[int, int] | None = None
-    """First and last layer, both inclusive."""
+    """First and last layer, both inclusive; None for all layers."""
     stage: int | None = None
 
     def allows(self, values: Mapping[str, int]) -> bool:
-        """Return whether a subject with these values obeys the rule."""
+        """Return True if a subject with these values obeys the rule."""
         holds = all(values[key] == wanted for key, wanted in self.conditions)
         return not holds if self.forbid else holds
 
@@ -93,25 +93,25 @@ class Rules(Record):
 
     @property
     def has_stage_rules(self) -> bool:
-        """True when some rule singles out a stage."""
+        """True if some rule applies to a single stage."""
         return any(rule.stage is not None for rule in self.rules)
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """Stages that rules single out, in increasing order."""
+        """Stages that single-stage rules name, in increasing order."""
         return tuple(sorted({rule.stage for rule in self.rules if rule.stage is not None}))
 
     def allows_layer(self, layer: int, strategy: LayerStrategy) -> bool:
-        """Return whether a layer may have a strategy, rules about stages aside."""
+        """Return True if a layer may use a strategy, ignoring rules with a stage."""
         return self.layer_masks([layer], [strategy])[0][0]
 
     def layer_masks(
         self, layers: Iterable[int], strategies: Sequence[LayerStrategy]
     ) -> list[tuple[bool, ...]]:
-        """Return for every layer which strategies it may have, rules about stages aside."""
+        """Return per layer a mask of the allowed strategies, ignoring rules with a stage."""
         rules = [rule for rule in self.rules if rule.kind == "layer" and rule.stage is None]
         values = [_layer_values(strategy) for strategy in strategies]
-        # few rules make few kinds of layers, by which of them are about a layer
+        # layers under the same subset of rules share one mask, and there are few such subsets
         masks: dict[tuple[bool, ...], tuple[bool, ...]] = {}
         found = []
         for layer in layers:
@@ -125,28 +125,28 @@ class Rules(Record):
         return found
 
     def allows_stage(self, stage: int, strategy: LayerStrategy) -> bool:
-        """Return whether layers of a stage may have a strategy, by the rules about stages."""
+        """Return True if the rules of a stage allow a strategy for its layers."""
         return all(
             rule.allows(_layer_values(strategy)) for rule in self.rules if rule.stage == stage
         )
 
     def allows_vocab(self, strategy: VocabStrategy) -> bool:
-        """Return whether embedding and head may have a strategy."""
+        """Return True if embedding and head may use a strategy."""
         if not self.rules:
             return True
         values = {key: get(strategy) for key, get in _VOCAB.items()}
         return self._allows("vocab", values)
 
     def allows_stages(self, num_stages: int) -> bool:
-        """Return whether the plan may have so many pipeline stages."""
+        """Return True if the plan may have `num_stages` pipeline stages."""
         return self._allows("stages", {"pp": num_stages})
 
     def allows_batch(self, global_batch: int, num_microbatches: int) -> bool:
-        """Return whether the plan may have this global batch and number of micro-batches."""
+        """Return True if the plan may have this global batch and number of micro-batches."""
         return self._allows("batch", {"bsz": global_batch, "m": num_microbatches})
 
     def last_layer(self) -> int | None:
-        """Return the largest layer index that a rule names, None when none names any."""
+        """Return the largest layer index in a rule, None if no rule has one."""
         return max((rule.layers[1] for rule in self.rules if rule.layers), default=None)
 
     def _allows(self, kind: str, values: Mapping[str, int]) -> bool:
@@ -175,7 +175,7 @@ def _parse(text: str, *, forbid: bool) -> list[Rule]:
     scope, colon, body = text.strip().partition(":")
     layers: tuple[int, int] | None = None
     stage: int | None = None
-    # without a colon all of it is conditions
+    # without a colon, the whole text is conditions
     if not colon:
         scope, body = "", scope
     else:
@@ -208,16 +208,16 @@ def _parse(text: str, *, forbid: bool) -> list[Rule]:
             raise fail(f"expected {key}=0 or {key}=1, got {value}")
         if key not in _FLAGS and value < 1:
             raise fail(f"expected a positive integer for {key!r}, got {value}")
-        # the same twice is harmless, two values can never hold
+        # repeating a condition is harmless, but two values of one key can never hold
         known = dict(groups.get(_KIND[key], ()))
         if known.get(key, value) != value:
             raise fail(f"{key!r} cannot be both {known[key]} and {value}")
         groups.setdefault(_KIND[key], []).append((key, value))
-    # each predicate sees one kind of subject, so a pair of kinds cannot be told
+    # each predicate tests one kind of subject, so it cannot forbid a combination of kinds
     if forbid and len(groups) > 1:
         keys = ", ".join(key for pairs in groups.values() for key, _ in pairs)
         raise fail(f"one rule cannot forbid a combination of layers and the plan ({keys})")
-    # pins of several kinds hold one by one: a rule for each predicate
+    # pins of several kinds are independent: one rule per predicate
     return [
         Rule(
             text=text.strip(),
@@ -232,10 +232,10 @@ def _parse(text: str, *, forbid: bool) -> list[Rule]:
 
 
 def freed(pins: Sequence[str], rule: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the pins that leave a rule possible, and the conditions that do not.
+    """Return (pins compatible with a rule, removed conditions).
 
-    A pin loses what it says otherwise of the same key and of layers that the rule is about. Raises
-    OptionError as `parse_rules`.
+    A pin loses the conditions that set a key of the rule to another value for overlapping layers.
+    Raises OptionError as `parse_rules`.
     """
     asked = [
         (key, wanted, one) for one in _parse(rule, forbid=False) for key, wanted in one.conditions
@@ -255,7 +255,7 @@ def freed(pins: Sequence[str], rule: str) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def _overlap(one: Rule, other: Rule) -> bool:
-    """Return whether some layer may be of both rules."""
+    """Return True if some layer can be in the scope of both rules."""
     if one.layers is not None and other.layers is not None:
         return one.layers[0] <= other.layers[1] and other.layers[0] <= one.layers[1]
     return one.stage is None or other.stage is None or one.stage == other.stage
@@ -266,37 +266,38 @@ def _layer_values(strategy: LayerStrategy) -> dict[str, int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The space: strategies, stages, micro-batches.
+# Enumeration of strategies, stages and micro-batches.
 
 
 TOKENS_OF_RANK = 1024
-"""A context rank has so many tokens of a sample at least, unless a degree is asked for: with fewer
-the exchanges of keys and values take longer than the attention beside them."""
+"""Minimum number of tokens of a sample per context rank, unless the user sets a degree.
+
+With fewer tokens, the communication of keys and values takes longer than the attention."""
 
 Table = tuple[int, int, ZeroDefault]
 """(number of stages p, samples per micro-batch g, default dp type)."""
 
 
 class SearchSpace(Record):
-    """Everything that may be combined; tables and candidates are those of PlanTables."""
+    """Strategies, tables and candidates that may be combined; indices are those of PlanTables."""
 
     strategies: tuple[LayerStrategy, ...]
-    """In canonical order."""
+    """Layer strategies in canonical order."""
     vocab: tuple[VocabStrategy, ...]
     tables: tuple[Table, ...]
     candidates: tuple[tuple[int, int], ...]
     """(index into tables, micro-batches m)."""
     uniform: bool
-    """True when all layers must share one strategy."""
+    """True if all layers must share one strategy."""
     only_data_degree_1: bool = False
 
 
 class _Preset(Record):
-    """What a `--search-space` value leaves free."""
+    """Dimensions that a value of `--search-space` allows."""
 
     stages: str = "any"  # any, one, largest
     tensor: str = "any"  # any, one, largest
-    context: bool = False  # whether context parallelism is one of them unless it is asked for
+    context: bool = False  # True if context parallelism is searched without being requested
     zero3: tuple[bool, ...] = (False, True)
     checkpoint: tuple[bool, ...] = (False, True)
     uniform: bool = False
@@ -318,9 +319,9 @@ PRESETS = {
 
 @lru_cache(maxsize=4096)
 def next_batch(batch: int, world_size: int) -> int | None:
-    """Return the next larger global batch that ranks can share better; None: this one is shared.
+    """Return the next larger batch that divides evenly over ranks, None if `batch` does.
 
-    A batch is shared well where its samples divide over as many ranks as there are samples for.
+    A batch divides evenly if the largest number of ranks that is at most the batch divides it.
     """
 
     def shared(number: int) -> bool:
@@ -329,14 +330,14 @@ def next_batch(batch: int, world_size: int) -> int | None:
 
     if shared(batch):
         return None
-    # a multiple of the ranks is shared well
+    # every multiple of the ranks divides evenly, so the range contains one
     return next(number for number in range(batch + 1, batch + world_size + 1) if shared(number))
 
 
 def context_degrees(options: SearchOptions, degrees: Sequence[int], num_tokens: int) -> list[int]:
-    """Return the context degrees of layers, embedding and head, of the `degrees` that divide ranks.
+    """Return the context degrees allowed by the options, a subset of `degrees`.
 
-    num_tokens : of the shortest sample that some layer has.
+    num_tokens : number of tokens of the shortest sample of any layer.
     """
     most = options.max_cp_deg
     if most is None:
@@ -363,7 +364,7 @@ def build_space(
 ) -> SearchSpace:
     """Return the search space of a cluster and a number of layers.
 
-    num_tokens : of the shortest sample that some layer has.
+    num_tokens : number of tokens of the shortest sample of any layer.
 
     Raises OptionError when the options exclude everything, naming the ones that do.
     """
@@ -374,7 +375,7 @@ def build_space(
             f"no number of pipeline stages is left for {world_size} GPUs and {num_layers} layers; "
             "check --max-pp-deg, --disable-pp, --pp-division and --pin pp="
         )
-    # of any number of stages: what does not divide the ranks of one has no row there
+    # union over all numbers of stages; degrees that do not divide the ranks of a stage have no row
     degrees = sorted({d for p in stages for d in divisors(world_size // p)})
     contexts = context_degrees(options, degrees, num_tokens)
     strategies = _strategies(options, preset, degrees, contexts)
@@ -393,9 +394,10 @@ def build_space(
     for p in stages:
         ranks = world_size // p
         data = [ranks // s for s in shards if ranks % s == 0]
-        # what another divides need not be tried: whole samples of more ranks are whole of fewer
+        # skip multiples of smaller degrees: a batch with whole samples on more ranks has them on
+        # fewer
         data = [d for d in data if not any(d % other == 0 for other in data if other < d)]
-        # of every g, whether some strategy has whole samples; the others are refused row by row
+        # per g: True if some strategy has whole samples; pricing rejects the others row by row
         whole: dict[int, bool] = {}
         for batch in batches:
             for m in _microbatches(options, batch, p):
@@ -405,8 +407,8 @@ def build_space(
                 if not whole[g] or (batch_rules and not rules.allows_batch(batch, m)):
                     continue
                 for kind in types:
-                    # with one reduction a step ZeRO-2 holds what ZeRO-1 holds: a second name, which
-                    # fewer engines know
+                    # with one reduction per step ZeRO-2 needs the memory of ZeRO-1, and fewer
+                    # engines support it
                     if kind == "zero1" and "zero2" in types and m > 1 and options.async_grad_reduce:
                         continue
                     # batches of equal p and g share a table, which is priced once
@@ -425,18 +427,18 @@ def build_space(
 
 
 def _defaults(options: SearchOptions) -> tuple[ZeroDefault, ...]:
-    """Return what layers without ZeRO-3 may do."""
+    """Return the data-parallel types of layers without ZeRO-3."""
     if options.default_dp_type != "any":
         return (options.default_dp_type,)
-    # of engines that are told ZeRO-1 and do what is counted for it; Galvatron has no such word, and
-    # of others the parts of their spaces say what they are told
+    # ZeRO-1 only without `--memory-of`: Galvatron has no such setting, and the spaces of other
+    # engines define the type that they use
     return ("ddp", "zero1", "zero2") if options.memory_of is None else ("ddp", "zero2")
 
 
 def _stages(
     options: SearchOptions, preset: _Preset, world_size: int, num_layers: int, rules: Rules
 ) -> list[int]:
-    # a stage has one layer at least
+    # every stage has at least one layer
     most = min(num_layers, options.max_pp_deg or world_size)
     stages = [p for p in divisors(world_size) if p <= most]
     if options.disable_pp or preset.stages == "one":
@@ -455,7 +457,7 @@ def _stages(
 
 
 def _kinds(options: SearchOptions) -> list[bool]:
-    """Return which tensor kinds are allowed, as values of `ulysses`."""
+    """Return the allowed kinds of tensor parallelism, as values of `ulysses`."""
     kinds = []
     if "tp" in options.sp_space.split("+") and not options.disable_tp:
         kinds.append(False)
@@ -468,7 +470,7 @@ def _tensor(
     options: SearchOptions, preset: _Preset, degrees: Sequence[int]
 ) -> list[tuple[int, bool]]:
     """Return the (degree, ulysses) pairs of a layer."""
-    # degree 1 is the same under either kind, so it is there once
+    # both kinds are equal at degree 1, so it is listed once
     pairs = [(1, False)]
     for ulysses in _kinds(options):
         most = options.max_sp_deg if ulysses else options.max_tp_deg
@@ -555,7 +557,10 @@ def _no_batch(
 
 
 def check_batches(values: dict[str, Any]) -> None:
-    """Let one end of the batch range follow the other, and refuse an empty range."""
+    """Set a missing end of the batch range from the other end and reject an empty range.
+
+    Raises OptionError, also if the micro-batches do not divide the global batch.
+    """
     low, high = values.get("min-bsz"), values.get("max-bsz")
     if low is not None and high is None:
         values["max-bsz"] = max(low, SearchOptions.max_bsz)

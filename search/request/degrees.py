@@ -1,8 +1,8 @@
-"""One degree of a plan is one option: `--tp 2 --cp 8 --ep 8 --vpp 2 --zero 1 --recompute mlp`.
+"""Options that fix degrees: `--tp 2 --cp 8 --ep 8 --vpp 2 --zero 1 --recompute mlp`.
 
-Each takes one value or several, of which the fastest is taken. A search over launches
-(`search.planning.uniform`) keeps to all of them; for plans whose layers differ the single values
-that they have become rules, as if typed with `--pin`.
+Each option takes one value, or several values from which the search picks the fastest plan.
+The search for uniform plans (`search.planning.uniform`) obeys all of these options. For per-layer
+plans, single values of options that such plans support become rules, as if passed with `--pin`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST = 1 << 24
 
 
 def _words(name: str, known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """Return what reads a list of words, `any` for all of them; raises OptionError."""
+    """Return a parser of comma-separated words; `any` means all of them. It raises OptionError."""
 
     def read(text: str) -> tuple[str, ...]:
         found = [word.strip().lower() for word in text.split(",")]
@@ -49,7 +49,7 @@ def _words(name: str, known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 def _schedules(text: str) -> tuple[Schedule, ...]:
-    """Return the schedules of a list of names, torch's or short ones; raises OptionError."""
+    """Return the schedules of a list of short or torchtitan names; raises OptionError."""
     found: list[Schedule] = []
     for item in text.split(","):
         word = item.strip().lower()
@@ -70,7 +70,10 @@ _SCHEDULES = {short: name for name, short in SHORT_NAMES.items()}
 
 
 def _recomputations(text: str) -> tuple[str, ...]:
-    """Return the words of a list such as `none,core_attn+mlp,block 4`; raises OptionError."""
+    """Return the recomputations of a list such as `none,core_attn+mlp,block 4`.
+
+    Raises OptionError.
+    """
     found = []
     for item in text.split(","):
         words = " ".join(item.strip().lower().replace("-", "_").split())
@@ -90,9 +93,9 @@ def _recomputations(text: str) -> tuple[str, ...]:
 
 
 def _offloads(text: str) -> tuple[str, ...]:
-    """Return the words of a list such as `none,core_attn+moe_act`; of `any` none at all.
+    """Return the activation offloads of a list such as `none,core_attn+moe_act`.
 
-    Raises OptionError.
+    The word `any` returns an empty tuple, which means no constraint. Raises OptionError.
     """
     found = []
     for item in text.split(","):
@@ -121,7 +124,7 @@ def _degree(help: str, **how: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class DegreeOptions:
-    """Degrees and settings that plans have to have; None: any."""
+    """Constraints on degrees and settings of plans; None allows any value."""
 
     tp: tuple[int, ...] | None = _degree(
         "tensor degree, or some to choose from: 2,4",
@@ -230,12 +233,12 @@ class DegreeOptions:
 
     @property
     def any_given(self) -> bool:
-        """Whether somebody fixed something."""
+        """True if the user passed at least one of these options."""
         return any(getattr(self, row.field) is not None for row in rows_of(type(self)))
 
 
 def fixed_of(options: DegreeOptions) -> Fixed:
-    """Return what a search over launches has to keep to."""
+    """Return the constraints of the search for uniform plans."""
     return Fixed(
         tp=options.tp,
         cp=options.cp,
@@ -258,7 +261,7 @@ def fixed_of(options: DegreeOptions) -> Fixed:
 
 
 def training_of(options: DegreeOptions) -> Training:
-    """Return what is trained and how."""
+    """Return the trained parameters (all or LoRA) and the optimizer settings."""
     return Training(
         lora_rank=options.lora,
         lora_base=options.lora_base or "bf16",
@@ -268,14 +271,14 @@ def training_of(options: DegreeOptions) -> Training:
 
 
 def rules_of(options: DegreeOptions, why: str = "") -> Mapping[str, object]:
-    """Return fields of `SearchOptions` that say the same of plans whose layers may differ.
+    """Return the fields of `SearchOptions` that set these constraints for per-layer plans.
 
-    why : what made it such plans, where another option did. Raises OptionError with what such
-    plans do not have.
+    why : reason for per-layer plans, where another option requires them; empty otherwise. Raises
+    OptionError for options that per-layer plans do not support.
     """
     remedy = "give --engine megatron, torchtitan, deepspeed or accelerate, with a model and a card"
     if why:
-        # what a model is cannot be left out
+        # a reason that is not an option comes from the model, which the user cannot omit
         remedy = "leave one of both out" if why.startswith("--") else "leave it out"
     lone: dict[str, Any] = {}
     for row in rows_of(DegreeOptions):
@@ -307,7 +310,7 @@ def rules_of(options: DegreeOptions, why: str = "") -> Mapping[str, object]:
         rules.append(f"zero3={int(zero == 3)}")
         if zero < 3:
             changes["default_dp_type"] = ("ddp", "zero1", "zero2")[zero]
-    # what says nothing new
+    # these values are the only ones that per-layer plans support, so they need no rule
     for name, plain in (
         ("ep", 1),
         ("vpp", 1),
@@ -334,11 +337,11 @@ def _beside(why: str) -> str:
 
 
 _OF_TRAINING = ("fp16", "fp32")
-"""Precisions that are of all of training, not of products beside 16-bit weights."""
+"""Training precisions; the other values of `--precision` apply to GEMMs of 16-bit weights only."""
 
 
 def with_training_precision(raw: Mapping[str, object]) -> Mapping[str, object]:
-    """Return options where `--precision fp16` is what it means, `--mixed-precision fp16`."""
+    """Return the options with `--precision fp16` or `fp32` replaced by `--mixed-precision`."""
     asked = raw.get("precision")
     if not isinstance(asked, str) or asked.lower() not in _OF_TRAINING:
         return raw

@@ -1,6 +1,6 @@
-"""Names, documents and keyword options of the Python interface: what a planner is made of.
+"""Keyword arguments of the Python interface as search options, model and hardware documents.
 
-Command lines are read in `request`; what both load and fill in is there, too.
+Module `request` parses command lines and contains the loading and defaults that both share.
 """
 
 from __future__ import annotations
@@ -34,14 +34,11 @@ _TUPLES = ("pin", "forbid")
 
 
 def search_options(options: Mapping[str, Any]) -> SearchOptions:
-    """Return the options of keyword arguments.
+    """Return the search options of keyword arguments.
 
-    Fields of `SearchOptions`, and `memory_constraint_gib` and `context_gib` in GiB; one rule of
-    `pin` or `forbid` may be given as a string, `calibration` as the path of its file.
-
-    Raises
-    ------
-    OptionError : a name is unknown (with the nearest known one).
+    Keywords are the fields of `SearchOptions`, and `memory_constraint_gib` and `context_gib` in
+    GiB. `pin` and `forbid` accept a single rule as a string, `calibration` accepts the path of its
+    file.
     """
     from autopar.documents.calibration import read_calibration
 
@@ -55,7 +52,8 @@ def search_options(options: Mapping[str, Any]) -> SearchOptions:
             raise OptionError(f"unknown option {name!r}{hint}")
         if key in chosen:
             raise OptionError(f"{name}: the other unit of it is given too; leave one of them out")
-        # GiB of the keyword, bytes inside; what is no number is refused with the others
+        # the keyword is in GiB, the field in bytes; SearchOptions rejects values that are no
+        # numbers
         if name in _GIB_KEYS and isinstance(value, int | float) and not isinstance(value, bool):
             value = value * GIB
         if key in _TUPLES and isinstance(value, str):
@@ -88,11 +86,11 @@ def open_documents(
     hardware: str | HardwareProfile,
     options: Mapping[str, Any],
 ) -> tuple[ModelSpec, ModelProfile, HardwareProfile, SearchOptions]:
-    """Return the documents behind names, and the options with the defaults that they suggest.
+    """Return model, profile and hardware documents, and the options with filled defaults.
 
     Parameters
     ----------
-    model, hardware : what `--model` and `--hardware` take, or the documents themselves.
+    model, hardware : values as of `--model` and `--hardware`, or the documents themselves.
     options : see `search_options`.
 
     Raises
@@ -104,7 +102,7 @@ def open_documents(
     if isinstance(model, str) or (isinstance(hardware, str) and named_card(hardware)):
         inputs = InputSpec(
             model=model if isinstance(model, str) else None,
-            # a document is no reason to look for measured files of another cluster
+            # with a hardware document, do not search for measured files of another cluster
             hardware=hardware if isinstance(hardware, str) else DEFAULT_HARDWARE,
         )
         inputs, places = with_places(inputs, chosen)
@@ -112,7 +110,7 @@ def open_documents(
         unused = places.unused if isinstance(model, str) else ()
         profile = replace(profile, notes=(*profile.notes, *unused))
     elif isinstance(hardware, str):
-        # only a card needs a model that it estimates: files of a cluster stand alone
+        # only a card requires the model, which it estimates; measured clusters do not
         cluster = measured_hardware(InputSpec(), hardware)
     if not isinstance(model, str):
         spec, profile = model
@@ -122,7 +120,7 @@ def open_documents(
         from search.planning.cost.engine_memory import with_memory_of
 
         profile = with_memory_of(chosen.memory_of, profile, spec, gpu=cluster.name)
-    # fields carry a unit, options do not
+    # field names end with a unit, option names do not
     given = {name.removesuffix("_bytes").removesuffix("_gib").replace("_", "-") for name in options}
     check_memory(chosen, given, cluster)
     chosen, _ = fill_options(chosen, given, profile, cluster)

@@ -1,8 +1,8 @@
-"""SearchOptions: every choice a user can make about a search, in base units, validated once.
+"""Search options of the user in base units, validated once, and options of the output.
 
-The command line, the Python interface and the plan file all speak this one record: its fields are
-the options of `autopar-search`, with their help. `OutputSpec` says what is done with a result.
-Where inputs lie is no choice of a search: that is `request.InputSpec`.
+The command line, the Python interface and plan files share `SearchOptions`: its fields are the
+options of `autopar-search`, with their help. `OutputSpec` contains the options of the output.
+Locations of input files are in `request.InputSpec`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from autopar.documents.calibration import Calibration
 
 EngineChoice = Literal["any", "none", Engine]
-"""An engine, each of them in turn, or plans whatever runs them."""
+"""Engine name, `any` for each engine in turn, or `none` for plans independent of engines."""
 ProfileMode = Literal["static", "batch", "sequence", "hybrid"]
 
 _IN, _MEM, _SPACE, _COST, _OUT = (
@@ -34,11 +34,13 @@ _IN, _MEM, _SPACE, _COST, _OUT = (
 )
 SPACE_PANEL = _SPACE
 LARGEST_MEMORY_GIB = 4096
-"""Of one device; more was typed in MiB."""
+"""Largest accepted memory of one device, GiB; a larger value was probably meant in MiB."""
 LARGEST_BATCH = 1 << 24
-"""Samples; far above any step that is trained, and what candidates are counted for in seconds."""
+"""Largest accepted global batch, samples.
+
+It is far above any real batch, and candidates up to it are counted within seconds."""
 MOST_BATCHES = 10_000
-"""Global batches of one search."""
+"""Maximum number of global batches of one search."""
 
 
 def _in_mib(number: float) -> str:
@@ -48,7 +50,7 @@ def _in_mib(number: float) -> str:
 
 
 PANELS = (_IN, _MEM, "Degrees", "Fine-tuning", _SPACE, _COST, _OUT)
-"""Headings of the options of a search, in their order."""
+"""Headings of option groups of a search, in display order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,7 @@ class SearchOptions:
         0.01,
         help="odds of running out of memory that still fit",
         panel=_MEM,
-        # of less nothing measured speaks
+        # no measurement supports lower probabilities
         low=1e-5,
         high=0.5,
     )
@@ -150,7 +152,7 @@ class SearchOptions:
     strided_tp: bool = option(False, help="also try strided tensor groups", panel=_SPACE)
     max_tp_deg: int = option(8, help="largest tensor degree", panel=_SPACE, low=1)
     max_pp_deg: int | None = option(None, help="most stages", panel=_SPACE, low=1, shown="no limit")
-    """None: as many stages as layers and ranks allow."""
+    """None: limited only by the number of layers and ranks."""
     max_sp_deg: int = option(8, help="largest Ulysses degree", panel=_SPACE, low=1)
     max_cp_deg: int | None = option(
         None,
@@ -159,7 +161,7 @@ class SearchOptions:
         low=1,
         shown="tokens / 1024 with --search-space full, else 1",
     )
-    """None: as many as give every rank `planning.space.TOKENS_OF_RANK` tokens of a sample."""
+    """None: limited by `planning.space.TOKENS_OF_RANK` tokens of a sample per rank."""
     fine_grained_mode: bool = option(
         True, help="a strategy per layer (1) or one for all (0)", panel=_SPACE, shown="1"
     )
@@ -212,10 +214,12 @@ class SearchOptions:
         panel=_COST,
         shown="that of --engine; else fp32 masters",
     )
-    """Whose weights, gradients, optimizer states and buckets, of Megatron-LM layers and head too;
-    None: 16-bit weights, their fp32 masters and gradients, and the layers of the memory file."""
+    """Engine whose weights, gradients, optimizer states and buckets are counted.
+
+    For Megatron-LM its layers and head are counted, too. None: 16-bit weights with fp32 master
+    weights and gradients, and the layers of the memory file."""
     sequence_parallel: bool = option(True, help="Megatron sequence parallelism", panel=_COST)
-    """Of tensor-parallel layers."""
+    """True if tensor-parallel layers use sequence parallelism."""
     global_memory_buffer: bool = option(True, help="one gather buffer per stage", panel=_COST)
     async_grad_reduce: bool = option(True, help="reduce gradients once per step", panel=_COST)
     cp_kind: Literal["ring", "all-gather", "a2a"] = option(
@@ -224,8 +228,10 @@ class SearchOptions:
         panel=_COST,
         shown="ring; of launches ring or a2a",
     )
-    """Beside attention or before it. Ulysses, which exchanges heads, is a kind of `tp`, and may
-    stand inside either; launches, which have one degree for it, call it a2a."""
+    """Context-parallel communication: overlapped with attention (ring), or before it.
+
+    Per-layer plans treat Ulysses, an all-to-all of heads, as a kind of `tp`, which can be combined
+    with ring or all-gather. Uniform plans have one context degree and call Ulysses `a2a`."""
     tp_overlap: bool = option(
         True,
         help="tensor communication hides in backward",
@@ -235,12 +241,12 @@ class SearchOptions:
     column_parallel_share: float = option(
         0.5, help="share of column-parallel linears in backward", panel=_COST, low=0, high=1
     )
-    """Share of the backward FLOP (overlap windows)."""
+    """Column-parallel share of the backward FLOP of linear layers, for overlap windows."""
     extrapolate: bool = option(
         False, help="use the profile far outside what was measured", panel=_IN
     )
     calibration: Calibration | None = None
-    """Factors on times and bytes, from plans that ran (`--calibration`)."""
+    """Correction factors of times and bytes from measured plans (`--calibration`)."""
     # solver
     top: int = option(5, help="alternatives to report", panel=_OUT, low=0, high=1000)
     time_limit_s: float | None = option(
@@ -253,7 +259,7 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         validate(self)
-        # its class is imported where there is one to look at
+        # import Calibration only if one is given, to keep startup fast
         if self.calibration is not None:
             from autopar.documents.calibration import Calibration
 
@@ -272,7 +278,7 @@ class SearchOptions:
 
 
 def widest(world: int) -> dict[str, Any]:
-    """Return the options that bound a space of plans, each with what leaves nothing out of it.
+    """Return the options that restrict the search space, each with its least restrictive value.
 
     Degrees come first, then kinds, then switches.
     """
@@ -294,9 +300,9 @@ def widest(world: int) -> dict[str, Any]:
 
 
 class Shares:
-    """Seconds of a limit of time for searches one after the other: each has its part of the rest.
+    """Division of a time limit among consecutive searches.
 
-    What one leaves is for those behind it.
+    Each search gets an equal share of the remaining time, so unused time goes to later searches.
     """
 
     def __init__(self, seconds: float | None, number: int) -> None:
@@ -304,7 +310,7 @@ class Shares:
         self._left = number
 
     def following(self) -> float | None:
-        """Return the seconds of the next search; None: there is no limit."""
+        """Return the time limit of the next search in seconds, None without a limit."""
         number, self._left = max(self._left, 1), self._left - 1
         if self._until is None:
             return None
@@ -312,22 +318,22 @@ class Shares:
 
 
 def option_record(options: SearchOptions, memory_bytes: float) -> dict[str, object]:
-    """Return the options that shape an answer; a limit of time does not."""
-    # all values are plain but the calibration, which is a document
+    """Return the options that affect the result; the time limit is not one of them."""
+    # only the calibration is a document, all other values are plain
     record: dict[str, object] = {row.name: getattr(options, row.name) for row in fields(options)}
     if options.calibration is not None:
         record["calibration"] = to_builtins(options.calibration)
     record["memory_constraint_bytes"] = memory_bytes
-    # how it is searched, not what: the same answer has to give the same bytes
+    # a time limit must not change the bytes of the same result
     del record["time_limit_s"]
-    if options.calibration is None:  # plan files of questions without one do not name it
+    if options.calibration is None:  # plan files of searches without a calibration omit the key
         del record["calibration"]
     return record
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSpec:
-    """What to do with a result."""
+    """Options of the output of a search."""
 
     frontier: bool = option(False, help="best throughput by memory budget", panel=_OUT)
     plot_path: str | None = option(
@@ -356,7 +362,7 @@ class OutputSpec:
         metavar="DIR",
         brief="where plans go, none writes none [configs]",
     )
-    """None writes nothing."""
+    """Path of the strategy file or its folder; None writes no file."""
     verbose: bool = option(
         False, help="all of the report: stages, terms, alternatives, inputs", panel=_OUT
     )

@@ -1,7 +1,7 @@
-"""Measured files that lie where the profilers write by default, for questions that name none.
+"""Measured files in the default folders of the profilers, used where no input is named.
 
-`torchrun -m profiler.hardware` and `profile-model` write without `--out` into folders below the
-one where they run (`autopar.documents.catalog`); a search that runs there plans with what it finds.
+Without `--out`, `torchrun -m profiler.hardware` and `profile-model` write into folders below the
+current one (`autopar.documents.catalog`). A search in the same folder uses these files.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
     from autopar.rates.site import Site
 
 _CARD = re.compile(r".+:[^/\\]*")
-"""What is meant as CARD:NxG, well formed or not."""
+"""Text in the form CARD:NxG, well formed or not."""
 _PRECISIONS = ("bf16", "fp16", "fp32")
 _MEASURE_HARDWARE = "torchrun -m profiler.hardware"
 
 
 class Places(Record):
-    """Folders that stand in for inputs that nobody named; None where nothing was found."""
+    """Default folders used for inputs that the user did not name; None if nothing was found."""
 
     hardware: str | None = None
     times: str | None = None
     memory: str | None = None
-    """Together with `times`."""
+    """Folder of the memory file; set together with `times`."""
     unused: tuple[str, ...] = ()
-    """What lies there and is not planned with, and why, in sentences."""
+    """Sentences on files in default folders that are not used, with the reason."""
 
     @property
     def named(self) -> dict[str, str]:
-        """Option name -> folder."""
+        """Option name -> default folder, for options that a default folder replaces."""
         found = {
             "hardware": self.hardware,
             "time-profiling-path": self.times,
@@ -60,7 +60,7 @@ class Places(Record):
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What stands in for what, and what was left alone, for stderr."""
+        """Messages for stderr on default folders that are used and on files that are not used."""
         lines = []
         if self.hardware is not None:
             lines.append(
@@ -76,7 +76,7 @@ class Places(Record):
 
     @property
     def defaults(self) -> tuple[str, ...]:
-        """The same as options that were not given."""
+        """Default folders as lines of options that were not given."""
         lines = []
         if self.hardware is not None:
             lines.append(f"--hardware {self.hardware} (hardware of {self.hardware})")
@@ -103,23 +103,23 @@ def find_places(
     has_profile: bool,
     has_shape: bool,
 ) -> Places:
-    """Return what lies in the default folders and stands in for what is not named.
+    """Return the files in the default folders that replace inputs which are not named.
 
-    Measured files are taken for the model and the cluster, or for neither: a measured model on an
-    estimated device is planned only where both are named.
+    Measured files are used for both model and cluster, or for neither: a measured model on an
+    estimated device is planned only where the user names both.
 
     Parameters
     ----------
-    spec : makes the model; called where its files matter.
-    card : the hardware as CARD:NxG where that is named, which asks for estimates.
-    has_hardware : a card, a folder or a file of hardware is named.
-    has_profile : times or memory of the model are named.
-    has_shape : a number of nodes or GPUs is named, which chooses among measured clusters.
+    spec : returns the model; called only where its files matter.
+    card : hardware as CARD:NxG if it is named, which requests estimates.
+    has_hardware : True if a card, a folder or a file of hardware is named.
+    has_profile : True if times or memory of the model are named.
+    has_shape : True if a number of nodes or GPUs is named, which selects a measured cluster.
 
     Raises
     ------
-    OptionError: files of several devices are there, of others than the cluster's, or what belongs
-        to measured times is missing.
+    OptionError : the folders contain files of several devices or of another device than that of
+        the cluster, or a file that measured times require is missing.
     """
     hardware = () if has_hardware else hardware_folders()
     if has_profile:
@@ -159,7 +159,7 @@ def find_places(
     ]
     unused += [*_other_precisions(model, precision), *_lonely_memory(model, memory)]
     if hardware and has_shape:
-        # a shape of it is asked for: what is missing is the model, and that is said
+        # the user selects a shape of this cluster: loading reports that the model is missing
         return Places(
             hardware=_only("--hardware", "files of a cluster", hardware), unused=tuple(unused)
         )
@@ -174,9 +174,9 @@ def find_places(
 def _own(
     model: ModelSpec, kind: Literal["computation", "memory"], precision: str
 ) -> tuple[list[Path], list[Path]]:
-    """Return the folders with a file of a model, and those whose sidecar says other sizes.
+    """Return (folders, other): with a file of the model, and with sidecars of other sizes.
 
-    File names say hidden size and heads alone; files without a sidecar are taken at their word.
+    File names contain only hidden size and heads; files without a sidecar are accepted.
     """
     from autopar.documents.sidecar import describe_model, read_sidecar  # heavy for a help
 
@@ -188,7 +188,7 @@ def _own(
             if (sidecar := read_sidecar(path)) is not None
             for run in sidecar.runs
         } - {None}
-        # digests alone: what a model is called changes nothing of it
+        # compare digests only, so that the name of a model is ignored
         digest = describe_model(model).rpartition(" ")[2]
         known = all(layer.ffn_hidden_size is not None for layer in model.layers)
         other = (
@@ -201,9 +201,9 @@ def _own(
 def _of_the_device(
     times: Sequence[Path], model: ModelSpec, precision: str, hardware: Path
 ) -> list[Path]:
-    """Return the folders of times that were measured on the device of a cluster.
+    """Return the folders of times that were measured on the device of the cluster.
 
-    Files that say no device are taken at their word. Raises OptionError where all say another one.
+    Files without a device name are accepted. Raises OptionError if all name another device.
     """
     here = _devices(hardware, ALLREDUCE_FILES)
     file = model_file_name("computation", precision, model)
@@ -219,7 +219,7 @@ def _of_the_device(
 
 
 def _devices(folder: Path, pattern: str) -> set[str]:
-    """Return the devices that sidecars of files say, none where nobody does."""
+    """Return the device names in the sidecars of matching files, empty without any."""
     from autopar.documents.sidecar import read_sidecar
 
     found = [read_sidecar(path) for path in sorted(folder.glob(pattern))]
@@ -228,7 +228,7 @@ def _devices(folder: Path, pattern: str) -> set[str]:
 
 
 def _only(option: str, what: str, folders: Sequence[Path]) -> str | None:
-    """Return the one folder there is, None without any; raise OptionError for several."""
+    """Return the only folder, None without any; raise OptionError for several."""
     if len(folders) > 1:
         listed = " and ".join(str(folder) for folder in folders)
         raise OptionError(f"{option}: is missing, and {what} lie in {listed}; name one of them")
@@ -236,7 +236,7 @@ def _only(option: str, what: str, folders: Sequence[Path]) -> str | None:
 
 
 def _beside_a_card(model: ModelSpec, card: str, times: Sequence[Path]) -> list[str]:
-    """Return a sentence on measured times that a card was preferred to."""
+    """Return at most one sentence on measured times that are unused because a card is named."""
     return [
         f"times of {folder} are not used beside --hardware {card}, which estimates {model.name}; "
         f"name them with --time-profiling-path and --memory-profiling-path"
@@ -245,7 +245,7 @@ def _beside_a_card(model: ModelSpec, card: str, times: Sequence[Path]) -> list[s
 
 
 def _other_precisions(model: ModelSpec, precision: str) -> list[str]:
-    """Return a sentence on times that were measured in another precision only."""
+    """Return at most one sentence on times that exist only in another precision."""
     found = [
         (other, folder)
         for other in _PRECISIONS
@@ -259,7 +259,7 @@ def _other_precisions(model: ModelSpec, precision: str) -> list[str]:
 
 
 def _lonely_memory(model: ModelSpec, memory: Sequence[Path]) -> list[str]:
-    """Return a sentence on memory that somebody counted without taking times."""
+    """Return at most one sentence on user-measured memory without measured times."""
     own = [folder for folder in memory if not is_shipped_folder(folder)]
     return [
         f"memory of {folder} is not used: no times of {model.name} lie beside it, and "
@@ -271,10 +271,11 @@ def _lonely_memory(model: ModelSpec, memory: Sequence[Path]) -> list[str]:
 def find_site_of(
     card: str, num_nodes: int, gpus_per_node: int
 ) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the site file of a cluster in the default folder, and what is said of such files.
+    """Return the site file of a cluster in the default folder, and messages on site files.
 
-    One is taken that was measured with this card on as many machines of as many GPUs; of the same
-    card on others it is only said. Raises OptionError where several are of the cluster.
+    A file matches if it was measured with this card and the same number of nodes and GPUs per node.
+    For other cluster sizes of this card there is only a message. Raises OptionError if several
+    files match.
     """
     from autopar.rates.card import load_card
     from autopar.rates.site import load_site
@@ -287,7 +288,7 @@ def find_site_of(
         except InputError as error:
             says.append(f"what {path} has is not used: {error}")
             continue
-        # of other devices there is nothing to say, nor of figures over no card
+        # ignore sites of other cards and sites without a card
         if site.card is None or not _is_of(site, wanted):
             continue
         measured = (site.num_nodes, site.gpus_per_node)
@@ -322,7 +323,7 @@ def _is_of(site: Site, card: Card) -> bool:
 
 
 def named_card(hardware: str | None) -> str | None:
-    """Return the hardware where it is meant as CARD:NxG; a folder may have a colon in its name."""
+    """Return the hardware if it has the form CARD:NxG and is no folder, else None."""
     is_card = hardware is not None and _CARD.fullmatch(hardware) and not Path(hardware).is_dir()
     return hardware if is_card else None
 
@@ -330,9 +331,9 @@ def named_card(hardware: str | None) -> str | None:
 def card_shape(
     hardware: str, num_nodes: int | None, gpus_per_node: int | None, world_size: int | None
 ) -> tuple[str, int, int]:
-    """Return card, machines and GPUs of each of hardware that is CARD:NxG.
+    """Return (card, nodes, GPUs per node) of hardware in the form CARD:NxG.
 
-    Raises OptionError where one of the numbers was given and says otherwise.
+    Raises OptionError if one of the given numbers contradicts it.
     """
     from autopar.rates import parse_hardware
 
@@ -348,7 +349,7 @@ def card_shape(
 
 
 def is_bare_card(hardware: str) -> bool:
-    """Return whether hardware is the name of a card without a shape, and no measured cluster."""
+    """Return True if hardware is a card name without a shape and no measured cluster."""
     if named_card(hardware) or Path(hardware).exists() or hardware in hardware_names():
         return False
     try:
@@ -361,10 +362,10 @@ def is_bare_card(hardware: str) -> bool:
 def card_with_shape(
     card: str, num_nodes: int | None, gpus_per_node: int | None, world_size: int | None
 ) -> str:
-    """Return `CARD:NxG` of a card and numbers that were given beside it.
+    """Return `CARD:NxG` of a card and the numbers of nodes and GPUs given with it.
 
-    Nodes are as large as the card's, unless their size is said. Raises OptionError where the
-    numbers do not say a shape.
+    Without `gpus_per_node` a node has as many GPUs as the card allows. Raises OptionError if the
+    numbers do not define a shape.
     """
     from autopar.rates.card import load_card
 
@@ -389,7 +390,7 @@ def card_with_shape(
 
 
 def is_measured_only(name: str) -> bool:
-    """Return whether a name is that of a folder of measured files, and of no model described."""
+    """Return True if a name is that of a folder of measured files and of no described model."""
     try:
         find_model(name)
     except InputError:
@@ -403,10 +404,10 @@ def measured_shape(
     world: int | None,
     shapes: Sequence[tuple[int, int]] = (),
 ) -> tuple[int, int]:
-    """Return (nodes, GPUs per node): the one shape that the given sizes leave, else from them.
+    """Return (nodes, GPUs per node): the only matching shape, else derived from the given sizes.
 
-    Of three sizes any two say the third; without them it is 1 x 8. Raises OptionError where they
-    contradict each other.
+    Two of the three sizes determine the third; defaults are 1 node and 8 GPUs. Raises OptionError
+    if they contradict each other.
     """
     left = [
         shape

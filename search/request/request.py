@@ -1,6 +1,6 @@
-"""One question as it is asked: options as a typed request, names as documents, defaults filled.
+"""Typed request of one search: parsed options, loaded input documents and filled defaults.
 
-Nothing is priced or searched here, and nothing printed.
+This module prices, searches and prints nothing.
 """
 
 from __future__ import annotations
@@ -38,30 +38,31 @@ if TYPE_CHECKING:
     from autopar.sources import Source
 
 # --------------------------------------------------------------------------------------------------
-# Finds and loads what a search rests on: model, profile and hardware, measured or estimated.
+# Loading of model, profile and hardware, measured or estimated.
 
 
 DEFAULT_HARDWARE = "a100-80gb:1x8"
-"""What is planned when no input is named: from the complete set of files that is shipped, or, when
-an option asks for another shape of it, estimated anew."""
+"""Default hardware: the shipped set of files, or an estimate if another shape is requested."""
 _SHIPPED_HARDWARE = "a100-80gb_1x8"
 
 _IN = "Inputs"
 _Value = TypeVar("_Value")
 Once = Callable[[object, Callable[[], Any]], Any]
-"""Makes what several questions have in common, once: key, what makes it -> what is made."""
+"""Cache shared by several searches: (key, function) -> cached result of the function."""
 _OF_CLUSTERS = ("hardware", "num_nodes", "num_gpus_per_node", "world_size")
 _OF_MODELS = (
     *("model", "num_layers", "seq_length", "hidden_size", "num_heads", "num_kv_heads"),
     *("head_dim", "ffn_hidden_size", "vocab_size", "make_vocab_size_divisible_by"),
 )
-"""Fields of `InputSpec` that say nothing of the other profile, the card apart."""
+"""Fields of `InputSpec` that do not affect the hardware (`_OF_MODELS`) or the model profile.
+
+The model profile additionally depends on the card."""
 _MAKE_TIMES = "`torchrun -m profiler.hardware` makes it (sp_time_*.json)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputSpec:
-    """Where the profiles are, as named on the command line; None is not given."""
+    """Input files and sizes as named on the command line; None is not given."""
 
     model: str | None = option(
         None,
@@ -182,17 +183,17 @@ class InputSpec:
 
     @property
     def uses_default_model(self) -> bool:
-        """True when neither a model nor a profile of one is named."""
+        """True if neither a model nor a profile of one is named."""
         return not (self.model or self.memory_profiling_path or self.time_profiling_path)
 
     @property
     def uses_default_hardware(self) -> bool:
-        """True when neither hardware nor a hardware file is named."""
+        """True if neither hardware nor a hardware file is named."""
         return not (self.hardware or any(path for _, path in self.hardware_paths))
 
     @property
     def hardware_paths(self) -> tuple[tuple[str, str | None], ...]:
-        """(option, path) of every documented hardware file."""
+        """(option, path) of every documented hardware file; None where it is not given."""
         return (
             ("--allreduce-bandwidth-config-path", self.allreduce_bandwidth_config_path),
             ("--p2p-bandwidth-config-path", self.p2p_bandwidth_config_path),
@@ -217,9 +218,9 @@ def load_inputs(
 def load_placed(
     inputs: InputSpec, options: SearchOptions, once: Once = lambda key, make: make()
 ) -> tuple[ModelSpec, ModelProfile, HardwareProfile]:
-    """Return the same of the inputs that `with_places` returned; errors as `load_inputs`.
+    """Return (spec, profile, hardware) of inputs from `with_places`; errors as `load_inputs`.
 
-    once : returns what its second argument makes, or what it made for an equal first one.
+    once : cache; returns the result of its second argument, once per equal first argument.
     """
     from autopar import rates as estimate
 
@@ -247,9 +248,9 @@ def load_placed(
 def _with_stack(
     profile: ModelProfile, hardware: HardwareProfile, inputs: InputSpec, card: str | None
 ) -> tuple[ModelProfile, HardwareProfile]:
-    """Return the documents with the trainer's software among their sources, and how it is known.
+    """Return the documents with the software stack among their sources, and who named it.
 
-    Sidecars of files may name it; raises OptionError where --stack names another.
+    Sidecars of files can name a stack; raises OptionError if --stack names another one.
     """
     from autopar import sources as known
 
@@ -289,7 +290,7 @@ def _with_stack(
 
 
 def with_places(inputs: InputSpec, options: SearchOptions) -> tuple[InputSpec, Places]:
-    """Return the inputs with measured files of the default folders, and which they are."""
+    """Return the inputs completed with measured files of default folders, and these folders."""
     places = find_places(
         lambda: model_spec(inputs),
         options.mixed_precision,
@@ -305,15 +306,15 @@ def with_places(inputs: InputSpec, options: SearchOptions) -> tuple[InputSpec, P
 
 
 def _is_shipped(inputs: InputSpec, options: SearchOptions) -> bool:
-    """Return whether the request names no input and nothing that the shipped files do not hold."""
-    # the defaults may be named too: a plan file of ours names them when it is explained
+    """Return True if the request names no inputs and the shipped files cover all its options."""
+    # the defaults can be named, too: `explain` passes those that a plan file stores
     named = replace(
         inputs,
         model=None if inputs.model == DEFAULT_MODEL else inputs.model,
         hardware=None if inputs.hardware == DEFAULT_HARDWARE else inputs.hardware,
-        calibration=None,  # it changes what is made of the files, not which
+        calibration=None,  # it corrects figures of the files, it does not select files
     )
-    # the shipped times are those of bf16
+    # shipped times were measured in bf16
     return named == InputSpec() and options.mixed_precision == "bf16"
 
 
@@ -339,13 +340,13 @@ def _shipped(options: SearchOptions) -> tuple[ModelSpec, ModelProfile, HardwareP
 
 
 def _hardware(inputs: InputSpec) -> tuple[HardwareProfile, str | None]:
-    """Return the hardware and, where it is estimated, the name of its device card."""
+    """Return (hardware, card name); the card name is None for measured hardware."""
     from autopar import rates as estimate
     from autopar.rates.stack import DEFAULT_STACK, load_stack
 
     name = inputs.hardware
     if inputs.uses_default_hardware:
-        # a default device would say nothing of times that were measured on another
+        # times measured on another device must not be combined with a default device
         if inputs.time_profiling_path or inputs.memory_profiling_path:
             raise OptionError(
                 "--hardware: is missing; a measured model needs CARD:NxG such as a100-80gb:1x8, a "
@@ -381,7 +382,7 @@ def _site(inputs: InputSpec) -> Site | None:
 
 
 def measured_hardware(inputs: InputSpec, name: str | None) -> HardwareProfile:
-    """Return the hardware of documented files; `name` is a folder or a shipped set, else paths."""
+    """Return measured hardware: `name` is a folder or a shipped set, None if paths are given."""
     from autopar.documents import catalog
     from autopar.documents.hardware import hardware_file_name, read_hardware
 
@@ -390,7 +391,7 @@ def measured_hardware(inputs: InputSpec, name: str | None) -> HardwareProfile:
         folder = Path(name) if Path(name).is_dir() else catalog.find_hardware(name)
     given = {option: Path(path) for option, path in inputs.hardware_paths if path is not None}
     if folder is None:
-        # Files that are not named are looked for beside the first that is.
+        # Files that are not named are searched in the folder of the first named one.
         first = next(iter(given.values()))
         folder = first if first.is_dir() else first.parent
     num_nodes, gpus_per_node = measured_shape(
@@ -398,7 +399,7 @@ def measured_hardware(inputs: InputSpec, name: str | None) -> HardwareProfile:
     )
     sp_time = given.get("--sp-time-path")
     if sp_time is None:
-        # collective times are optional, so those beside the other files are taken if they are there
+        # collective times are optional, so they are read only if the folder contains them
         beside = folder / hardware_file_name("sp_time", num_nodes, gpus_per_node)
         sp_time = beside if beside.is_file() else None
     return read_hardware(
@@ -413,9 +414,10 @@ def measured_hardware(inputs: InputSpec, name: str | None) -> HardwareProfile:
 
 
 def _shapes_of(folder: Path, inputs: InputSpec) -> tuple[tuple[int, int], ...]:
-    """Return (nodes, GPUs per node) of the all-reduce files that may be meant.
+    """Return candidate (nodes, GPUs per node) of the all-reduce files.
 
-    The file that is named, if its name says a shape; else those of the folder.
+    A named file with a shape in its name gives the only candidate; otherwise, the files of the
+    folder.
     """
     from autopar.documents.hardware import hardware_shapes, shape_of_name
 
@@ -485,7 +487,7 @@ def model_spec(inputs: InputSpec) -> ModelSpec:
         for key in ("num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size")
     }
     sized = None not in (inputs.num_layers, inputs.seq_length, inputs.hidden_size)
-    # files of Galvatron lie in models/NAME/configs, and the options say the sizes
+    # Galvatron's files are in models/NAME/configs and need the sizes from options
     if name is not None and not (sized and is_measured_only(name)):
         spec = load_spec(
             name,
@@ -522,7 +524,7 @@ def model_spec(inputs: InputSpec) -> ModelSpec:
 
 
 # --------------------------------------------------------------------------------------------------
-# What a plan file of ours says about the question that it answers.
+# Options stored in plan files.
 
 
 def stored_request(
@@ -531,16 +533,16 @@ def stored_request(
     typed: Collection[str] = (),
     notice: Callable[[str], None] | None = None,
 ) -> dict[str, object]:
-    """Return the options that a plan file of ours was made with, empty for other files.
+    """Return the options stored in a plan file written by autopar, empty for other files.
 
-    Inputs that are not below the current folder are looked for beside the plan file.
+    Inputs that are not found below the current folder are searched in the folder of the plan file.
 
-    typed : options that are given anew.
-    notice : takes a sentence on each input that was found beside the plan file.
+    typed : options given on the command line, which replace stored ones.
+    notice : receives a sentence on each input that was found in the folder of the plan file.
     """
     known = {row.name: row.kind for row in ROWS}
     kinds = {"flag": bool, "switch": bool, "texts": list}
-    # files of earlier releases have the names of their time
+    # files of earlier releases contain earlier option names
     document = replace(document, request=own_names(document.request, ROWS))
     for name, value in document.request.items():
         if name not in known or not isinstance(value, kinds.get(known[name], str)):
@@ -559,9 +561,9 @@ def located_request(
     typed: Collection[str] = (),
     notice: Callable[[str], None] | None = None,
 ) -> dict[str, _Value | str]:
-    """Return the options of a file of ours with paths from here; parameters as `stored_request`.
+    """Return stored options with paths relative to here; parameters as in `stored_request`.
 
-    Raises DocumentError where a file of the question is not on this machine.
+    Raises DocumentError if an input file of the request is not on this machine.
     """
     found, notes = located_options(request, path, typed)
     require_inputs(found, path, typed)
@@ -572,19 +574,19 @@ def located_request(
 
 
 # --------------------------------------------------------------------------------------------------
-# Defaults that the inputs suggest, where somebody has not chosen.
+# Defaults derived from the inputs, for options that are not given.
 
 
 _NOMINAL = 1.02
-"""A card's round name over its memory."""
+"""Largest ratio of a card's nominal memory (rounded up) to its actual memory."""
 BATCH_OPTIONS = frozenset({"min-bsz", "max-bsz", "global-batch-size"})
-"""Options that say which global batches are searched."""
+"""Options that set the range of global batches to search."""
 
 
 def check_memory(options: SearchOptions, given: Collection[str], hardware: HardwareProfile) -> None:
-    """Raise OptionError where somebody asks for more memory than a device has."""
+    """Raise OptionError if the user requests more memory than a device has."""
     asked, memory = options.memory_constraint_bytes, hardware.memory_bytes
-    # cards are called by rounded sizes: an 80GB card says 79.65 GiB
+    # card names contain rounded sizes: an 80GB card reports 79.65 GiB
     if "memory-constraint" in given and memory is not None and asked > _NOMINAL * memory:
         raise OptionError(
             f"--memory-constraint: {asked / GIB:.4g} GiB is more than the {memory / GIB:.4g} GiB "
@@ -598,11 +600,11 @@ def fill_options(
     profile: ModelProfile,
     hardware: HardwareProfile,
 ) -> tuple[SearchOptions, tuple[str, ...]]:
-    """Return the options with defaults that the inputs suggest, and one line per default used.
+    """Return the options with defaults derived from the inputs, and one line per default used.
 
     Parameters
     ----------
-    given : names of the options that somebody chose, with hyphens; they are never changed.
+    given : names of the options that the user gave, with hyphens; they are never changed.
     """
     lines = []
     if "memory-constraint" not in given:
@@ -633,19 +635,19 @@ def fill_options(
 
 
 def _several_batches(profile: ModelProfile) -> bool:
-    """Return whether every time in the profile was taken at more than one batch size."""
+    """Return True if every time in the profile was measured at more than one batch size."""
     batches: dict[tuple[object, ...], set[int]] = {}
     for k, layer in enumerate(profile.layers):
         for point in layer.times:
             batches.setdefault((k, point.seq_length), set()).add(point.batch)
     for other in profile.other_times:
-        # a launch cost takes two batches at every length
+        # separating a launch cost needs two batches at every length
         batches.setdefault(other.seq_lengths, set()).add(other.batch)
     return bool(batches) and min(map(len, batches.values())) > 1
 
 
 # --------------------------------------------------------------------------------------------------
-# The options of a search as one typed request.
+# Typed request of all options of a search.
 
 
 _SPACE, _COST, _ = PANELS[4:]
@@ -653,7 +655,7 @@ _SPACE, _COST, _ = PANELS[4:]
 
 @dataclass(frozen=True, kw_only=True)
 class Shorthands:
-    """Options that stand for several others, or for a choice among them."""
+    """Options that set several other options or select among them."""
 
     engine: EngineChoice | None = option(
         None,
@@ -674,23 +676,24 @@ ROWS = Command(name="", intro="", fills=FILLS, panels=PANELS).rows
 
 
 class Request(Record):
-    """One whole command line: where the profiles are, what to search, what to write."""
+    """Complete command line: inputs, search options, output options."""
 
     inputs: InputSpec
     options: SearchOptions
     output: OutputSpec
     given: Mapping[str, object]
-    """Option name -> value as typed, for all options that shape the result; a plan file keeps
-    them, so that the same question can be asked again."""
+    """Option name -> text as given, for all options that affect the result.
+
+    Plan files store it, so that a search can be repeated."""
     engine: EngineChoice | None = None
-    """Whose plans alone are wanted; what that means is in `search.planning.layered.parts`."""
+    """Engine to search plans for; see `search.planning.layered.parts` for its meaning."""
     degrees: DegreeOptions = DegreeOptions()
     found: tuple[str, ...] = ()
-    """Files that lay in a default folder and stand in for options, as lines of what is assumed."""
+    """Lines on default folders used in place of options, as reported assumptions."""
 
 
-# Options that choose where results go or how fast they come, never what they are; what an engine
-# means is kept in its place.
+# Options that affect only output or speed are not stored; options that the engine implies are
+# stored in place of the engine.
 _NOT_KEPT = frozenset(
     {"json", "html", "trace", "output-config-path", "evaluate", "frontier", "time-limit", "engine"}
     | {"plot", "verbose", "price", "goal", "tokens-per-s"}
@@ -703,7 +706,7 @@ def build_request(raw: Mapping[str, object]) -> Request:
     Parameters
     ----------
     raw : option name (hyphens) -> text, bool, or list of texts; None or absent is not given. Names
-        of earlier releases mean what they are called today.
+        of earlier releases are accepted.
 
     Raises
     ------
@@ -728,12 +731,12 @@ def build_request(raw: Mapping[str, object]) -> Request:
         values.setdefault("memory-profile-mode", "sequence" if mode == "sequence" else "static")
     from search.planning.space import check_batches, parse_rules
 
-    # before the dataclass checks the range: an end that was not given follows the other
+    # before the dataclass checks the range: a missing end of the range takes the other end
     check_batches(values)
     if {"reserve", "oom-risk"} <= values.keys():
         raise OptionError("--oom-risk: not together with --reserve, which says what is kept free")
     options = make(SearchOptions, values)
-    # here and not in the search: a mistake is found before any input is read
+    # check here, before any input is read
     parse_rules(options.pin, options.forbid)
     if values.get("site") == "none":
         values["site"] = None
@@ -750,7 +753,9 @@ def build_request(raw: Mapping[str, object]) -> Request:
 
 
 def extended(request: Request, changes: Mapping[str, Any]) -> Request:
-    """Return a request as if options had been typed too: those that were stay, rules are added to.
+    """Return a request with additional options, as if they had been given, too.
+
+    Options that were given keep their values; rules are appended.
 
     changes : fields of `InputSpec` and `SearchOptions`.
     """
@@ -766,6 +771,6 @@ def extended(request: Request, changes: Mapping[str, Any]) -> Request:
             chosen[row.field] = value
             given[row.name] = written(row, value)
         parts[part] = replace(asked, **chosen)
-    # in the order of the help, as plan files have them
+    # in the order of the help, as in plan files
     kept = {row.name: given[row.name] for row in ROWS if row.name in given}
     return replace(request, **parts, given=kept)
