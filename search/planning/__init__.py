@@ -1,1 +1,1 @@
-"""From a question to the fastest plans: spaces, costs, searches and who answers."""
+"""Search for the fastest plans of a request: search spaces, costs, solvers and their selection."""

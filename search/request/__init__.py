@@ -1,1 +1,1 @@
-"""Options and inputs of a question: command line, keywords, files and their defaults."""
+"""Options and inputs of a search request: command line, keywords, files and their defaults."""

@@ -1,4 +1,4 @@
-"""The exact search: tables in, the best plan and its proof out, solved by the C++ core."""
+"""Exact search for per-layer plans: the C++ core turns cost tables into the best plan and proof."""
 
 from __future__ import annotations
 

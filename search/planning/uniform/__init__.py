@@ -1,4 +1,4 @@
-"""Plans with one set of degrees for a whole model: launches of trainers, searched exactly.
+"""Exact search for uniform plans: one set of degrees for the whole model.
 
-Not here: plans whose layers differ in their degrees, which are `search.planning.layered`'s.
+Plans with layer-specific degrees are in `search.planning.layered`.
 """

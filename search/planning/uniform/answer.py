@@ -1,7 +1,7 @@
-"""A request answered by launches: the fastest of every trainer that has one set of degrees.
+"""Answer to a request by uniform plans: the fastest plan of every engine that has them.
 
-What is trained where becomes a job, each trainer is priced with its own software, and what was
-assumed is said in sentences. Nothing here is printed.
+Model, cluster and training become a job, each engine is priced with its own software stack, and
+assumptions are returned as sentences. This module prints nothing.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from search.planning.uniform.solve import Solution, Solved, Uniform
 
 _TOKENS = 4 << 20
-"""Of a step where nobody says its batch: what models of today are trained with at first."""
+"""Tokens per step if no batch is given, as at the start of training of current models."""
 
 
 class Question(Record):
-    """What is asked of trainers with one set of degrees."""
+    """Input of a search for uniform plans."""
 
     spec: ModelSpec
     job: Job
@@ -50,13 +50,13 @@ class Question(Record):
     oom_risk: float
     stack: str | None
     top: int
-    """Other families of degrees to look for beside the fastest launch."""
+    """Number of alternatives with other degrees to search, in addition to the fastest plan."""
     seconds: float | None = None
-    """That all searches may take together; None: until they are proven."""
+    """Time limit of all searches together, seconds; None: until optimality is proven."""
     price: float | None = None
-    """Of a GPU-hour."""
+    """Price of one GPU-hour, dollars; None if it is not given."""
     assumed: tuple[str, ...]
-    """Defaults that were taken, one sentence each."""
+    """Defaults that were used, one sentence each."""
 
     @property
     def title(self) -> str:
@@ -71,55 +71,56 @@ class Question(Record):
 
 
 class EngineAnswer(Record):
-    """What one trainer can do."""
+    """Result of the search of one engine."""
 
     engine: EngineSpace
     target: Target
     solved: Solved | None
     reason: str = ""
-    """Why there is no launch."""
+    """Why there is no plan; empty if there is one."""
     broken: tuple[Notice, ...] = ()
-    """Rules that leave none."""
+    """Rules that exclude all plans."""
     other_precision: Solution | None = None
-    """Where a precision was to be chosen: the fastest launch in 16 bits, or with less where 16 bits
-    are the fastest."""
+    """Fastest plan in 16 bits, or in lower precision if 16 bits are fastest; None if none is
+    allowed."""
     without_host: Solution | None = None
-    """Where modules on the host were chosen: the fastest launch with no activations there."""
+    """Fastest plan without activation offload, if the search chose offload; else None."""
 
     @property
     def best(self) -> Solution | None:
-        """The fastest launch that fits."""
+        """Fastest plan that fits, None without one."""
         return self.solved.solutions[0] if self.solved and self.solved.solutions else None
 
 
 class Answer(Record):
-    """The launches that answer a question, each trainer's, the fastest first."""
+    """Results of a question by engine, fastest first."""
 
     question: Question
     engines: tuple[EngineAnswer, ...]
     lines: tuple[EngineBest, ...] = ()
-    """Each engine's own best, plans whose layers may differ too, where several were asked."""
+    """Best plan of each engine, per-layer plans included; empty if one engine was searched."""
 
     @property
     def best(self) -> EngineAnswer | None:
-        """The trainer with the fastest launch; None where nothing fits."""
+        """Engine with the fastest plan; None if nothing fits."""
         return self.engines[0] if self.engines and self.engines[0].best else None
 
     @property
     def fastest(self) -> Solution | None:
-        """The fastest launch of all; None where nothing fits."""
+        """Fastest plan of all engines; None if nothing fits."""
         return None if self.best is None else self.best.best
 
     @property
     def cpu_s(self) -> float:
-        """Of all searches."""
+        """CPU seconds of all searches."""
         return sum(one.solved.effort.cpu_s for one in self.engines if one.solved)
 
 
 def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = None) -> Question:
-    """Return the question of a request whose model and card are named.
+    """Return the question of a request that names model and card.
 
-    engines : that are asked; default: what the request says. Raises InputError for unusable inputs.
+    engines : engines to search; by default those of the request. Raises InputError for unusable
+    inputs.
     """
     from autopar.rates.card import load_card, require_node
     from autopar.rates.site import load_site
@@ -207,14 +208,14 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
 
 
 def joined_gpus(card: Card, nodes: int, per_node: int) -> tuple[int, int]:
-    """Return the GPUs of a cluster, and how many neighbours its links join."""
+    """Return (number of GPUs, number of GPUs joined by the fastest links) of a cluster."""
     from autopar.rates.card import nodes_joined
 
     return nodes * per_node, per_node * nodes_joined(card, nodes, per_node)
 
 
 def _fixed(request: Request) -> Fixed:
-    """Return what a search has to keep to; raises OptionError for what no launch has."""
+    """Return the constraints of a request, `--tp-overlap` and `--cp-kind` included."""
     fixed = fixed_of(request.degrees)
     if "tp-overlap" in request.given:
         fixed = replace(fixed, tp_overlap=request.options.tp_overlap)
@@ -227,12 +228,12 @@ def _fixed(request: Request) -> Fixed:
 def answer(
     question: Question, shares: Shares | None = None, *, grace_s: float | None = None
 ) -> Answer:
-    """Return the fastest launch of every trainer that was asked for, and what else the best has.
+    """Return the fastest plan of every requested engine, with comparisons for the best one.
 
-    Families of degrees beside the fastest launch are looked for of the trainer that has it. shares
-    : of the time of several searches, of which each trainer is one. grace_s : of each beyond its
-    time where it has found nothing, by default `search.planning.uniform.solve.GRACE_S`. Raises
-    InputError where none of them has such a launch at all, whatever the memory.
+    Alternatives with other degrees are searched only on the engine with the fastest plan. shares :
+    division of the time limit, in which each engine is one search. grace_s : additional seconds for
+    each engine that has found nothing, by default `search.planning.uniform.solve.GRACE_S`. Raises
+    InputError if no engine has a legal plan, whatever the memory.
     """
     from search.planning.uniform.solve import GRACE_S
 
@@ -244,7 +245,7 @@ def answer(
     for engine in question.engines:
         own, seconds = _variants(question, engine), shares.following()
         share = None if seconds is None else seconds / len(own)
-        # most often the first trainer has the fastest launch, whose families are wanted
+        # the first engine usually has the fastest plan, for which alternatives are needed
         top = 1 if first else 1 + question.top
         answers = [_solved(question, variant, spaces, top, share, grace_s) for variant in own]
         one = _of_variants(answers)
@@ -253,7 +254,7 @@ def answer(
         found.append(one)
     if all(one.solved is None for one in found):
         raise _none_is_legal(found)
-    # equally fast ones stay in the order of the trainers
+    # the sort is stable: equally fast engines keep their order
     found.sort(key=lambda one: -(one.best.samples_per_s if one.best else 0.0))
     best = found[0]
     if question.top and best.best is not None and best.best.samples_per_s > first:
@@ -276,9 +277,9 @@ def answer(
 
 
 def _variants(question: Question, engine: EngineSpace) -> tuple[EngineSpace, ...]:
-    """Return a trainer's variants that are searched, as far as somebody left them.
+    """Return the variants of an engine that the constraints allow.
 
-    Where nothing is left, one that says why.
+    If they allow none, one variant that reports the reason.
     """
     own = variants(engine)
     if question.stack is not None:
@@ -295,9 +296,9 @@ def _solved(
     seconds: float | None,
     grace_s: float,
 ) -> EngineAnswer:
-    """Return the fastest launches of one variant of a trainer, or why there is none.
+    """Return the fastest plans of one variant of an engine, or why there is none.
 
-    spaces : its own is put there.
+    spaces : the search space of the variant is added.
     """
     from search.planning.uniform.solve import Uniform
 
@@ -332,14 +333,14 @@ def _not_compiled(question: Question, engine: EngineSpace) -> str:
 
 
 def _of_variants(found: Sequence[EngineAnswer]) -> EngineAnswer:
-    """Return a trainer's answer from those of its variants, of which the fastest counts.
+    """Return the result of an engine: that of its fastest variant.
 
-    Its efforts are theirs together, and it is complete where all of them are.
+    Efforts are summed over variants; the search is complete if those of all variants are.
     """
 
     def rank(one: EngineAnswer) -> tuple[bool, float, bool]:
         rate = one.best.samples_per_s if one.best else 0.0
-        # of answers without a launch one that found the smallest says more
+        # without a plan, prefer a variant that knows its smallest one
         return one.best is not None, rate, one.solved is not None
 
     best = max(found, key=rank)
@@ -364,7 +365,7 @@ def _of_variants(found: Sequence[EngineAnswer]) -> EngineAnswer:
 def _other_precision(
     question: Question, best: EngineAnswer, space: Uniform, shares: Shares
 ) -> Solution | None:
-    """Return what a trainer's fastest launch is compared with to say what its precision brings."""
+    """Return the fastest plan of the other precision class, to report the chosen one's gain."""
     assert best.best is not None, "there is a launch to compare with"
     chosen = best.best.choice.precision
     allowed = [
@@ -382,9 +383,9 @@ def _other_precision(
 def _without_host(
     question: Question, best: EngineAnswer, space: Uniform, shares: Shares
 ) -> Solution | None:
-    """Return what modules on the host are compared with, where a search chose them.
+    """Return the fastest plan without activation offload, if the search chose offload.
 
-    Few measured runs have them, so that who decides on them wants to know what they bring.
+    Few measured runs use offload, so users need to know its gain before they decide.
     """
     assert best.best is not None, "there is a launch to compare with"
     if best.best.choice.offload == NONE or question.fixed.offload is not None:
@@ -395,7 +396,7 @@ def _without_host(
 
 
 def _why_none(question: Question, solved: Solved) -> str:
-    """Return what the smallest launch of a trainer lacks."""
+    """Return the missing memory of the smallest plan of an engine, as a sentence."""
     smallest, shortage = solved.smallest, solved.shortage
     assert smallest is not None, "there is a launch that does not fit"
     assert shortage is not None, "it lacks memory"
@@ -411,7 +412,7 @@ def _why_none(question: Question, solved: Solved) -> str:
 
 
 def _no_layout(question: Question) -> str:
-    """Return why degrees that are legal have no launch: no layout has what somebody has fixed."""
+    """Return why legal degrees have no plan: no layer partition satisfies the constraints."""
     layers, fixed = question.job.model.num_layers, question.fixed
     given = {"--vpp": fixed.vpp, "--schedule": fixed.schedule}
     named = [option for option, values in given.items() if values is not None]
@@ -426,7 +427,7 @@ def _no_layout(question: Question) -> str:
 
 
 def _none_is_legal(found: Sequence[EngineAnswer]) -> InputError:
-    """Return why no engine has a launch, whatever the memory, in one sentence of the first."""
+    """Return the error of the first engine if no engine has a legal plan, whatever the memory."""
     first, *others = found
     text = first.reason
     if any(one.reason != text for one in others):
@@ -439,16 +440,16 @@ def _none_is_legal(found: Sequence[EngineAnswer]) -> InputError:
 
 
 _BETTER_S = 5.0
-"""That are spent on another batch: whether it is better need not be proven."""
+"""CPU seconds for the suggestion of another batch, which needs no proof of optimality."""
 _WORTH = 1.01
-"""Ratio of rates from which on another batch is worth a word."""
+"""Minimum ratio of throughputs from which another batch is suggested."""
 
 
 def better_batch(found: Answer) -> Solution | None:
-    """Return what the best trainer would do with the next batch that its ranks share better.
+    """Return the best engine's plan for the next larger batch that divides evenly over ranks.
 
-    None where the batch is shared, or others are hardly faster. The search takes as long as the
-    first one, and five seconds at most.
+    None if the batch divides evenly, or if the gain is below 1 %. The time limit is that of the
+    first search, at most five seconds.
     """
     question, best = found.question, found.best
     batches = question.job.global_batches
@@ -461,7 +462,7 @@ def better_batch(found: Answer) -> Solution | None:
     try:
         other = answer(asked).best
     except InputError:
-        return None  # what is fixed does not go with it
+        return None  # the constraints exclude this batch
     solution = other.best if other is not None else None
     if solution is None or solution.samples_per_s < _WORTH * best.best.samples_per_s:
         return None
@@ -469,9 +470,9 @@ def better_batch(found: Answer) -> Solution | None:
 
 
 def evaluated(question: Question, engine: EngineSpace, choice: Choice, run: Run) -> EngineAnswer:
-    """Return one launch of an engine with its price, whether it fits or not; raises InputError.
+    """Return the price of one plan of an engine, whether it fits or not; raises InputError.
 
-    run : what the choice is in the engine, or somebody made of that.
+    run : run of the candidate on the engine, possibly with other settings.
     """
     from autopar.price.assessment import assess
     from search.planning.uniform.solve import Effort, Solution, Solved
@@ -488,7 +489,7 @@ def evaluated(question: Question, engine: EngineSpace, choice: Choice, run: Run)
 
 
 def target_of(question: Question, engine: EngineSpace) -> Target:
-    """Return where an engine's launches run, with its own software."""
+    """Return the target of an engine's plans: cluster, software stack and OOM limit."""
     from autopar.price.assessment import Target
     from autopar.rates.accuracy import load_accuracy
     from autopar.rates.parts.operations import machine_of

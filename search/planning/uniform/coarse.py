@@ -1,9 +1,9 @@
-"""What all combinations of degrees take at least, priced together as arrays.
+"""Vectorised lower bounds of micro-batch time for all combinations of degrees.
 
-Thousands of combinations are a few hundred ways to lay attention, and as many to lay experts, on
-ranks. Each of these is priced once, by the formulas of `autopar.rates.layer`, and a combination
-is a sum of them. Single launches, their stages and their memory are
-`search.planning.uniform.prices`'s.
+Thousands of combinations consist of a few hundred attention shardings and as many expert
+shardings. Each of these is priced once by the formulas of `autopar.rates.layer`, and a combination
+is the sum of both. Single plans, their stages and their memory are priced in
+`search.planning.uniform.prices`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ from autopar.run.strategy import ContextKind
 from search.engines.choice import Choice, Dispatcher, Precision
 
 _ROUNDING = 1.0 - 1e-9
-"""Arrays are summed in another order than single launches, whose sums are not to be below them."""
+"""Rounding factor: sums of arrays differ in order from those of single plans.
+
+No bound may exceed the exact sum of a plan."""
 
 
 class Laid(NamedTuple):
-    """How layers without their experts lie on ranks."""
+    """Sharding of layers without their experts."""
 
     tp: int
     cp: int
@@ -48,7 +50,7 @@ class Laid(NamedTuple):
 
 
 class Ways(NamedTuple):
-    """How experts do, and in which precision all is computed."""
+    """Sharding of experts, with precision and dispatch settings."""
 
     ep: int
     etp: int
@@ -58,14 +60,14 @@ class Ways(NamedTuple):
 
 
 class _Time(NamedTuple):
-    """Of a part of a layer, by how it is laid."""
+    """Seconds of a part of a layer, by sharding."""
 
     device_s: F64
     host_s: F64
 
 
 class Whole:
-    """Seconds of one micro-batch of a whole model, by how it lies on ranks."""
+    """Seconds of one micro-batch of the whole model, by sharding."""
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class Whole:
         ways: Sequence[Ways],
         base: Callable[[Choice], StepJob],
     ) -> None:
-        """Take all ways to lay attention and experts; base : returns a job of one data rank."""
+        """Store all attention and expert shardings; base : returns a job of one data rank."""
         self._machine = machine
         self._laid = tuple(laid)
         self._ways = tuple(ways)
@@ -85,9 +87,9 @@ class Whole:
         self._sends: dict[object, Sends] = {}
 
     def seconds(self, ways: Ways, number: dict[Block, int], at: I64) -> F64:
-        """Return the seconds of a micro-batch, of the ways `at` to lay attention.
+        """Return the seconds of a micro-batch for the attention shardings at indices `at`.
 
-        number : of the layers of each kind in the model.
+        number : layers of each type in the model.
         """
         plain = self._time_of_dense(ways, number)
         device, host = plain.device_s[at].copy(), plain.host_s[at].copy()
@@ -99,7 +101,7 @@ class Whole:
         return np.asarray(together_s(device, host)) * _ROUNDING
 
     def _jobs_of(self, ways: Ways) -> list[StepJob]:
-        """Return a job for each way to lay attention."""
+        """Return one job per attention sharding."""
         found = self._jobs.get(ways.precision)
         if found is None:
             found = self._jobs[ways.precision] = []
@@ -121,7 +123,7 @@ class Whole:
     # ----------------------------------------------------------------------------------------------
 
     def _time_of_dense(self, ways: Ways, number: dict[Block, int]) -> _Time:
-        """Return all but experts: attention, dense MLPs, embedding and head."""
+        """Return the time of all but experts: attention, dense MLPs, embedding and head."""
         found = self._dense.get(ways.precision)
         if found is None:
             jobs = self._jobs_of(ways)
@@ -133,13 +135,13 @@ class Whole:
                 for half in halves:
                     device += count * half.device_s
                     host += count * half.host_s
-                # each half has the host code of a layer in it
+                # each half contains the host overhead of a whole layer
                 host -= count * (len(halves) - 1) * self._empty_s(jobs[0])
             found = self._dense[ways.precision] = _Time(device, host)
         return found
 
     def _empty_s(self, job: StepJob) -> float:
-        """Return the host's seconds of a layer that sends nothing."""
+        """Return the host overhead of a layer without communication, seconds."""
         empty = LayerTimes((), Sends(), Sends(), Sends(), 0.0, held=None)
         return float(seconds_of_times(self._machine, job, empty)[1])
 
@@ -202,7 +204,7 @@ class Whole:
         return _stacked(found)
 
     def _ends(self, jobs: Sequence[StepJob]) -> F64:
-        """Return the device's seconds of embedding, head and loss."""
+        """Return the device seconds of embedding, head, loss and MTP modules but their layers."""
         seconds = np.zeros(len(jobs))
         for tp in {job.tp for job in jobs}:
             at = [place for place, job in enumerate(jobs) if job.tp == tp]
@@ -221,7 +223,7 @@ class Whole:
     # ----------------------------------------------------------------------------------------------
 
     def _time_of_mixture(self, ways: Ways, block: Block, at: I64) -> _Time:
-        """Return a mixture's half of a layer, but for the host code of a layer."""
+        """Return the time of the MLP half of a MoE layer, without the host overhead of a layer."""
         key = (ways, block)
         if key not in self._mixtures:
             self._price_mixtures(ways, block)
@@ -229,12 +231,12 @@ class Whole:
         return _Time(found.device_s[at], found.host_s[at])
 
     def _price_mixtures(self, like: Ways, block: Block) -> None:
-        """Price a mixture in all ways of one precision and dispatcher, as arrays of all of them."""
+        """Price a MoE layer for all expert shardings of one precision and dispatcher, as arrays."""
         mlp = block.mlp
         assert isinstance(mlp, Experts), "a mixture has experts"
         jobs = self._jobs_of(like)
         splits = _splits(jobs)
-        # experts see the tokens that a rank routes, whichever degrees left it so many
+        # experts depend on the number of tokens that a rank routes, not on the degrees that set it
         rows = np.stack([splits.routed, splits.outside], axis=1)
         unlike, place = np.unique(rows, axis=0, return_inverse=True)
         place = place.ravel()
@@ -250,7 +252,7 @@ class Whole:
         )
         routed, outside = (np.tile(unlike[:, at], len(pairs)) for at in (0, 1))
         settings = self._base(replace(_settings(like), overlap_experts=False))
-        # formulas of kernels take arrays of degrees, too
+        # kernel formulas accept arrays of degrees, too
         many = replace(settings, ep=ep, etp=etp)  # type: ignore[arg-type]
         few = splits._replace(routed=routed, outside=outside, expert_tensor=etp)
         alone = Block(number=1, hidden=block.hidden, mlp=replace(mlp, shared_width=0))
@@ -279,7 +281,7 @@ class Whole:
                 self._mixtures[ways, block] = _Time(device, host)
 
     def _shared(self, ways: Ways, block: Block, mlp: Experts, jobs: Sequence[StepJob]) -> _Time:
-        """Return the MLP that every token visits, whose norm is the mixture's."""
+        """Return the time of the shared experts, whose norm belongs to the MoE layer."""
         key = ("shared", ways.precision)
         found = self._mixtures.get(key)
         if found is None:
@@ -301,7 +303,7 @@ def _settings(ways: Ways) -> Choice:
 
 
 def _routing(job: StepJob, ep: int, etp: int, routed: F64) -> StepJob:
-    """Return a job on one tensor and context rank that routes so many tokens, or each of them."""
+    """Return a job of one tensor and context rank; routed : its tokens, a number or an array."""
     return replace(job, ep=ep, etp=etp, tp=1, cp=1, micro_batch=1, seq=routed)  # type: ignore[arg-type]
 
 
@@ -310,7 +312,7 @@ def _sum_s(parts: Sequence[Part]) -> F64:
 
 
 def _splits(jobs: Sequence[StepJob]) -> Split:
-    """Return how the micro-batches of many jobs lie, as arrays."""
+    """Return the splits of the micro-batches of many jobs, as arrays."""
     found = zip(*map(split_of, jobs), strict=True)
     return Split(*(np.array(sizes, dtype=np.float64) for sizes in found))
 

@@ -1,7 +1,6 @@
-"""Reads the file of a launch, `autopar-launch`: the question and every degree of it.
+"""Reader of files of uniform plans, format `autopar-launch`: the question and all degrees.
 
-What a launch is in the words of an engine is `search.engines`'s; files are written in
-`search.show.files`.
+Engine settings of a plan are made in `search.engines`; files are written in `search.show.files`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from search.request.request import ROWS, build_request, located_request
 
 
 def degrees_entry(choice: Choice, world: int) -> DegreesEntry:
-    """Return every degree of a choice, those that follow from the others too."""
+    """Return all degrees of a candidate, including derived ones."""
     dp = world // (choice.tp * choice.cp * choice.pp)
     return DegreesEntry(
         tp=choice.tp,
@@ -70,38 +69,38 @@ def degrees_entry(choice: Choice, world: int) -> DegreesEntry:
 
 
 class StoredLaunch(Record):
-    """A run that a file holds: one of ours, or of an engine."""
+    """Run read from a file: a uniform plan of autopar, or a configuration of an engine."""
 
     engine: str
     question: Question
     request: Mapping[str, object]
-    """Options that ask the question."""
+    """Options that reproduce the question."""
     choice: Choice
     run: Run
-    """What the trainer makes of the choice, with the settings of the file."""
+    """Run of the candidate on its engine, with the settings of the file."""
     notes: tuple[str, ...] = ()
-    """What was read how, and what is left out, one sentence each."""
+    """Notes on the reading of the file and on ignored settings, one sentence each."""
 
 
 def is_launch(path: Path | str) -> bool:
-    """Return whether a file says that it holds a launch; one that cannot be read does not."""
+    """Return True if a file contains a uniform plan; an unreadable file does not."""
     try:
         data = load_object(Path(path)).data
     except InputError:
-        return False  # whoever reads it as something else says what is wrong
+        return False  # readers of other formats report the problem
     return isinstance(data, Mapping) and data.get("format") == FORMAT
 
 
 _CLUSTER = {"hardware", "nodes", "gpus-per-node", "gpus"}
-"""Options that say how many GPUs there are."""
+"""Options that set the number of GPUs."""
 
 
 def _check(
     where: Path, document: LaunchDocument, question: Question, choice: Choice, typed: set[str]
 ) -> None:
-    """Raise DocumentError where a file says a thing twice, and not alike.
+    """Raise DocumentError if redundant values of a file contradict each other.
 
-    typed : names of options that stand before the file's, which may make it another launch.
+    typed : names of given options that replace the file's and may change the plan.
     """
     assert document.launch is not None, "there is a launch"
     said: dict[str, object] = {}
@@ -118,7 +117,7 @@ def _check(
         }
         entry = asdict(document.launch.degrees)
         if "global-batch-size" in typed:
-            # another batch of the same degrees
+            # the user requests another batch with the same degrees
             del entry["global_batch_size"], entry["num_microbatches"]
         whole = asdict(degrees_entry(choice, question.job.world))
         said |= {f"launch.degrees.{key}": one for key, one in entry.items()}
@@ -142,7 +141,7 @@ def _check(
 
 
 def _recompute(where: Path, words: str) -> str:
-    """Return the words of a recomputation; raises DocumentError where they are none."""
+    """Return a recomputation policy of a file; raises DocumentError if it is invalid."""
     kind, _, number = words.partition(" ")
     block = kind == "block" and number.isascii() and number.isdigit() and int(number) > 0
     if not (block or words in (NONE, FULL, "op") or {*words.split("+")} <= {*MODULES}):
@@ -156,7 +155,7 @@ def _recompute(where: Path, words: str) -> str:
 
 
 def _offload(where: Path, words: str) -> str:
-    """Return the words of what waits on the host; raises DocumentError where they are none."""
+    """Return the offloaded modules of a file; raises DocumentError if they are invalid."""
     if words != NONE and not {*words.split("+")} <= {*OFFLOADED}:
         raise DocumentError(
             where,
@@ -168,7 +167,7 @@ def _offload(where: Path, words: str) -> str:
 
 
 def _schedule(where: Path, entry: DegreesEntry) -> Schedule:
-    """Return the schedule of a file; raises DocumentError where its pipeline cannot run it."""
+    """Return the schedule of a file; raises DocumentError if its pipeline cannot run it."""
     if entry.pp == 1:
         return "1f1b"
     problem = schedule_problem(
@@ -185,7 +184,7 @@ def _schedule(where: Path, entry: DegreesEntry) -> Schedule:
 
 
 def _refuse_degrees(where: Path, typed: Mapping[str, object]) -> None:
-    """Raise OptionError where a degree is typed beside a launch, which has its own."""
+    """Raise OptionError if the user gives a degree with a plan file, which sets all degrees."""
     named = [*fixed_of(build_request(typed).degrees).options]
     named += [name for name in ("precision", "cp-kind") if name in typed]
     if named:
@@ -196,7 +195,7 @@ def _refuse_degrees(where: Path, typed: Mapping[str, object]) -> None:
 
 
 def _batch(question: Question, entry: DegreesEntry, typed: Mapping[str, object]) -> int:
-    """Return the global batch: that of the file, unless another one was typed."""
+    """Return the global batch of the file, unless the user gave another one."""
     for name in ("min-bsz", "max-bsz"):
         if name in typed:
             raise OptionError(f"--{name}: a launch has one global batch; give --global-batch-size")
@@ -205,14 +204,14 @@ def _batch(question: Question, entry: DegreesEntry, typed: Mapping[str, object])
 
 
 def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> StoredLaunch:
-    """Return the launch of a file; raises InputError where it is not one that its trainer runs.
+    """Return the uniform plan of a file; raises InputError if its engine cannot run it.
 
-    typed : options that stand before those of the file's search.
+    typed : given options, which replace those stored in the file.
     """
     where = Path(path)
     data = load_object(where).data
     if is_answer(data):
-        # what an answer has besides, such as the launches of every trainer, is no part of the file
+        # other parts of an answer, such as plans of every engine, do not belong to the format
         data = {key: data[key] for key in LaunchDocument.__struct_fields__ if key in data}
         data["engines"] = []
     document = read_record(LaunchDocument, where, data)
@@ -221,7 +220,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
             where, "holds no launch", key="launch", remedy="search again with more memory"
         )
     _refuse_degrees(where, typed or {})
-    # files of earlier releases have the names of their time
+    # files of earlier releases contain earlier option names
     stored = located_request(where, own_names(document.request, ROWS), typed or {})
     request = {**stored, **(typed or {})}
     question = open_launches(build_request(request))

@@ -1,7 +1,8 @@
-"""Launches that no search here found: those of a trainer's files, and those of another trainer.
+"""Uniform plans from outside the search: files of an engine, or plans of another engine.
 
-Either becomes the choice that a search would have made, on a question that names model and cluster;
-what a choice does not hold of a launch is kept beside it (`autopar.training.launch_settings`).
+Both become the candidate that a search would return, for a question with model and cluster.
+Settings that a candidate does not contain are stored next to it
+(`autopar.training.launch_settings`).
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ from search.request.request import build_request
 
 
 def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> StoredLaunch:
-    """Return the launch of a trainer's file; source : the trainer, None: whose file it is.
+    """Return the uniform plan in a script or configuration file of an engine.
 
-    raw : options of the question, as typed; the cluster is among them. Raises InputError where the
-    file is none of that trainer, is refused by it, or is of a model that nobody names.
+    source : name of the engine, None to detect it; raw : given options of the question, which
+    include the cluster. Raises InputError if the file is not of that engine, if the engine rejects
+    it, or if its model is neither given nor known.
     """
     inputs = build_request(raw).inputs
     own = engine_of(read_configuration(path))
@@ -60,7 +62,7 @@ def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> S
     run = _priced(file)
     request: dict[str, object] = {**raw, **_question(run, inputs.model, path)}
     question = open_launches(build_request(request))
-    # launches of Megatron-Bridge are Megatron-LM's
+    # plans of Megatron-Bridge are plans of Megatron-LM
     engine = own.name if own.spaces is not None else own.starts[0]
     choice = choice_of(run)
     try:
@@ -80,9 +82,10 @@ def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> S
 
 
 def holds_launch(path: str) -> bool:
-    """Return whether a file is a launch file of ours, or a script or configuration of a trainer.
+    """Return True if a file is a launch file, or a script or configuration of an engine.
 
-    JSON is ours, or a plan of anyone: what DeepSpeed starts is told by the script that names it.
+    JSON files are launch files or per-layer plans. A DeepSpeed configuration is imported through
+    the script that names it.
     """
     if not Path(path).is_file() or path.endswith(".gz"):
         return False
@@ -92,10 +95,10 @@ def holds_launch(path: str) -> bool:
 def launch_in(
     path: str, given: Mapping[str, object], notice: Callable[[str], None]
 ) -> StoredLaunch:
-    """Return the launch of such a file, with the question that it answers.
+    """Return the uniform plan of such a file, with its question.
 
-    given : options as typed; of a trainer's file they name the cluster. notice : takes sentences on
-    how it was read. Raises InputError.
+    given : options as given; for a file of an engine they name the cluster. notice : receives
+    sentences on how the file was read. Raises InputError.
     """
     if path.endswith(".json"):
         return read_launch(path, given)
@@ -107,11 +110,11 @@ def launch_in(
 
 
 _OF_COMMANDS = frozenset({"evaluate", "verbose", "price"})
-"""Options that say what is done with a launch, not which question it answers."""
+"""Options on the use of a plan, which do not change its question."""
 
 
 def _cluster(path: str, hardware: str | None) -> tuple[str, int]:
-    """Return (card, GPUs) of what `--hardware` says; raises OptionError where it says no card."""
+    """Return (card, GPUs) of `--hardware`; raises OptionError if it names no card."""
     from autopar.rates.card import load_card, parse_hardware
 
     if hardware is None or named_card(hardware) is None:
@@ -123,7 +126,7 @@ def _cluster(path: str, hardware: str | None) -> tuple[str, int]:
 
 
 def _priced(file: CheckedFile) -> Run:
-    """Return the run of a file; raises DocumentError for what its trainer ends with."""
+    """Return the run of a file; raises DocumentError if it is illegal or cannot be priced."""
     problem = next((one.text for one in file.findings if one.kind == "illegal"), None)
     if problem is not None:
         raise DocumentError(file.path, f"{file.trainer} refuses it: {problem}")
@@ -147,11 +150,11 @@ def _notes(file: CheckedFile) -> Iterator[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The question: model, cluster and batch.
+# Question: model, cluster and batch.
 
 
 def _question(run: Run, model: str | None, path: str) -> dict[str, object]:
-    """Return the options that ask for such a run."""
+    """Return the options that reproduce a run; raises DocumentError if model sizes differ."""
     found: dict[str, object] = {
         "model": model or _model_name(run.model, path),
         "seq-length": str(run.seq_length),
@@ -174,13 +177,13 @@ def _question(run: Run, model: str | None, path: str) -> dict[str, object]:
 
 
 def _model_name(model: Model, path: str) -> str:
-    """Return the shipped model of such sizes, one of the same vocabulary if there is one."""
+    """Return the shipped model with the sizes of `model`, preferably with its vocabulary size."""
     near = []
     for name in model_names():
         try:
             known = uniform_model(load_spec(name))
         except InputError:
-            continue  # no decoder
+            continue  # not a decoder
         if _sizes(known) == _sizes(model):
             near.append((known.vocab != model.vocab, name))
     if not near:
@@ -192,7 +195,7 @@ def _model_name(model: Model, path: str) -> str:
 
 
 def _sizes(model: Model) -> dict[str, object]:
-    """Return what makes a model another one; the rest is kept beside it."""
+    """Return the sizes that identify a model; other properties are settings of a run."""
     attention, experts = model.attention, model.experts
     found: dict[str, object] = {
         "layers": model.num_layers,
@@ -212,7 +215,7 @@ def _sizes(model: Model) -> dict[str, object]:
 
 
 def _training(run: Run) -> dict[str, object]:
-    """Return the options of adapters and optimizer, where they say them."""
+    """Return the options of adapters and optimizer that differ from the defaults."""
     optimizer, adapters = run.runtime.optimizer, run.runtime.adapters
     found: dict[str, object] = {}
     if adapters is not None:
@@ -230,15 +233,18 @@ def _training(run: Run) -> dict[str, object]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The choice.
+# Conversion to a candidate.
 
 
 _RECIPES: Mapping[str, Precision] = {"blockwise": "fp8-blockwise", "mxfp8": "mxfp8"}
-"""Of 8-bit products; what scales them per tensor is one precision."""
+"""fp8 recipe -> precision; all recipes with per-tensor scaling are `fp8`."""
 
 
 def _context_kind(split: Split) -> ContextKind:
-    """Return how context ranks exchange; rings of groups that exchange heads are a setting."""
+    """Return the context-parallel communication type (`ring`, `a2a`, `all-gather`).
+
+    Rings between groups that use all-to-all are a setting of the run, not of the candidate.
+    """
     return split.cp_kind if split.cp > 1 and split.rings == 1 else "ring"
 
 
@@ -249,7 +255,7 @@ def _precision(precision: RunPrecision) -> Precision:
 
 
 def choice_of(run: Run) -> Choice:
-    """Return the choice that is nearest to a run: the same degrees and batch."""
+    """Return the candidate nearest to a run, with its degrees and batch."""
     strategy, split, kernels = run.strategy, run.split, run.kernels
     recomputed, experts = strategy.recomputed, run.runtime.experts
     return Choice(
@@ -265,9 +271,9 @@ def choice_of(run: Run) -> Choice:
         micro_batch=strategy.micro_batch,
         zero=split.zero,
         dp_replicate=split.replicas if split.zero else 1,
-        # every n-th layer is a setting
+        # recomputation of every n-th layer is a setting of the run
         recompute=NONE if recomputed.kind == "every" else recompute_words(recomputed),
-        # beside layers that are made again whole it is a setting
+        # offload with fully recomputed layers is a setting of the run
         offload=NONE if recomputed.kind in ("full", "block") else offload_words(split),
         precision=_precision(run.runtime.precision),
         compiled=kernels.compiled,
@@ -279,27 +285,27 @@ def choice_of(run: Run) -> Choice:
 
 
 # --------------------------------------------------------------------------------------------------
-# Another trainer.
+# Conversion to another engine.
 
 
 class TakenOver(Record):
-    """A run as another engine can train it."""
+    """Run of one engine, converted to another engine."""
 
     choice: Choice
     run: Run
     losses: tuple[Loss, ...]
-    """What is another thing there."""
+    """Settings that differ on the other engine."""
 
 
 _OF_JOB = ("model.", "steps", "runtime.experts.")
-"""Settings that are no engine's own: sizes, the length of the run, how tokens are routed."""
+"""Settings that belong to no engine: model sizes, length of the run, token routing."""
 
 
 def taken_over(question: Question, run: Run, usual: Run, choice: Choice, engine: str) -> TakenOver:
-    """Return the run of another engine that is nearest: the same degrees, stages and batch.
+    """Return the nearest run of another engine, with equal degrees, stages and batch.
 
-    usual : what the run's own engine makes of the choice, from which it may differ. Raises
-    UnsupportedError where the other engine has no such degrees, or refuses them.
+    usual : the candidate as its own engine runs it by default; `run` may differ from it. Raises
+    UnsupportedError if the other engine lacks or rejects these degrees.
     """
     space = engine_space(engine)
     near, losses = choice, list[Loss]()
@@ -336,9 +342,9 @@ def _shown(value: object) -> str:
 def _adapted(
     question: Question, strategy: Strategy, choice: Choice, space: EngineSpace
 ) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield changes of a choice that a trainer does not have, and what it does not have.
+    """Yield changes of a candidate that an engine requires, each with the missing feature.
 
-    Raises UnsupportedError where ranks themselves are among it.
+    Raises UnsupportedError if the engine lacks a dimension of parallelism.
     """
     model, gpu = question.job.model, question.job.gpu
     ranks = {
@@ -354,7 +360,7 @@ def _adapted(
             )
     if choice.pp > 1 and choice.schedule not in space.schedules:
         schedule = schedule_of_chunks(choice.vpp)
-        # the same layers in the same parts, which lie on other stages
+        # the layers of each part stay, but parts are on other stages
         parts = parts_in_order(strategy)
         chunks = chunks_of_sizes(
             [len(chunk.layers) for chunk in parts],
@@ -386,7 +392,7 @@ def _adapted(
     if choice.recompute not in known and not (
         choice.recompute.startswith("block") and space.blocks
     ):
-        # what needs less memory
+        # full recomputation needs less memory
         yield {"recompute": FULL}, f"recomputation of {choice.recompute}: full"
     if choice.offload != NONE and space.offload(model) == (NONE,):
         yield {"offload": NONE}, "activations of modules on the host: they stay on the device"

@@ -1,10 +1,10 @@
-"""Where layers lie: the chunks of a pipeline that a choice of stages can have, and what they hold.
+"""Layer partitions: assignments of layers to pipeline stages and chunks that are searched.
 
-Even chunks as trainers make them by themselves, with embedding and head counted as a layer or not,
-and one layout whose longest stage is shortest. Where that stage's layers do not divide into its
-chunks there is no such layout: chunks of a stage take turns, and those that are one layer short
-would let its neighbours wait, which a step time that knows stages alone does not see. What a layout
-takes is `search.planning.uniform.prices`'s.
+These are the even partitions that engines make by default, with embedding and head counted as a
+layer or not, and one partition with the shortest longest stage. The latter exists only if the
+layers of the longest stage divide evenly into its chunks. Chunks of a stage take turns, and a
+chunk that is one layer short would make its neighbours wait, which a step time per stage does not
+include. Partitions are priced in `search.planning.uniform.prices`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from autopar.run.strategy import Chunk, chunks_of_sizes, even_chunks
 Layout = tuple[tuple[Chunk, ...], ...]
 """Chunks of every stage."""
 _ENDS = ((0, 0), (1, 1), (0, 1), (1, 0))
-"""For how many layers embedding and head count."""
+"""Numbers of layers that embedding and head count as."""
 _MOST_LAYOUTS = 1 << 14
 
 
@@ -41,17 +41,18 @@ def layouts(
     any_layout: bool = True,
     schedule: Schedule = "1f1b",
 ) -> Iterator[Layout]:
-    """Yield the layouts that are tried of so many stages and chunks of each, no two alike.
+    """Yield the distinct layer partitions to try for these numbers of stages and chunks.
 
-    layer_s : seconds of every layer in execution order; first_s, last_s : of embedding and head.
-    schedule : of it only which stage comes behind which is asked for.
+    layer_s : seconds of every layer in execution order; first_s, last_s : those of embedding and
+    head.
+    schedule : only its order of stages is used.
     """
     number, v_shaped = len(layer_s), SCHEDULES[schedule].v_shaped
     if stages == 1:
         if chunks == 1:
             yield _of_sizes((number,), 1, mtp)
         return
-    # of schedules whose stages follow each other alike, the layouts are the same
+    # all schedules that are not V-shaped place chunks alike and share cached layouts
     placed = schedule if v_shaped else None
     seen = _even(number, stages, chunks, mtp, placed)
     yield from seen
@@ -91,14 +92,15 @@ def balanced_sizes(
     chunks: int,
     schedule: Schedule = "1f1b",
 ) -> list[int] | None:
-    """Return the layers of every chunk in execution order, so that the longest stage is short.
+    """Return the layers of every chunk in execution order that keep the longest stage short.
 
-    None: a chunk would be empty, or the layers of the longest stage do not divide into its chunks.
+    None if a chunk would be empty, or if the layers of the longest stage do not divide into its
+    chunks.
     """
     parts = stages * chunks
     if len(layer_s) < parts:
         return None
-    # what most layers take; the others are few, in front of them
+    # seconds of the usual layer; the few others come before the usual ones
     usual = sorted(layer_s)[len(layer_s) // 2]
     around = [0.0] * stages
     around[0] += first_s + sum(seconds - usual for seconds in layer_s[: len(layer_s) // parts])
@@ -114,41 +116,42 @@ def balanced_sizes(
 
 
 # --------------------------------------------------------------------------------------------------
-# Layouts by the kinds of their layers
+# Layer partitions by layer type
 
 
 class Arrangement(Record, eq=False):
-    """A layout by how many layers of each kind its stages have, stages that are alike once.
+    """Layer partition as numbers of layers by type; equal stages are stored once.
 
-    `again` is what `block N` computes again, the first N of each chunk, for N from 0 to the layers
-    of the longest chunk.
+    `again` counts the layers that `block N` recomputes, the first N of each chunk, for N from 0 to
+    the layers of the longest chunk.
     """
 
     layers: F64
-    """[stage, kind]"""
+    """Number of layers, shape [stages, layer types]."""
     again: F64
-    """[N, stage, kind]"""
+    """Number of layers that `block N` recomputes, shape [N, stages, layer types]."""
     times: F64
-    """Of each stage how many there are: 1 of the first and of the last."""
+    """Number of pipeline stages per stored stage; 1 for the first and for the last."""
     ends: tuple[int, int]
-    """Where the stages with embedding and with head are in these arrays."""
+    """Indices of the stored stages with embedding and with head."""
     at: tuple[int, ...]
-    """The first of the stages that are alike, which has the most micro-batches live."""
+    """First pipeline stage of each stored stage, which has the most live micro-batches."""
     chunks: tuple[F64, ...]
-    """Of each stage: [chunk, kind]."""
+    """Number of layers of each stored stage, shape [chunks, layer types]."""
     chunks_again: tuple[F64, ...]
-    """[N, chunk, kind]"""
+    """Number of layers that `block N` recomputes, shape [N, chunks, layer types]."""
     final: tuple[tuple[int, ...], ...]
-    """Of each stage, the kinds of the last layers of its chunks."""
+    """Types of the last layers of the chunks, by stored stage."""
     longest: int
-    """Layers of a chunk at the most."""
+    """Largest number of layers of a chunk."""
 
 
 @lru_cache(maxsize=_MOST_LAYOUTS)
 def arranged(layout: Layout, kinds: tuple[int, ...], *, apart: bool = False) -> Arrangement:
-    """Return a layout by kinds of layers; `kinds` are those of the model's, counted from 0.
+    """Return a layer partition by layer type; `kinds` are the type indices of all layers.
 
-    apart : each stage is one of its own, since what is live is not the most on the first.
+    apart : True stores equal stages separately, because the first does not always have the most
+    live micro-batches.
     """
     number = max(kinds) + 1
     of_stages = [
@@ -166,7 +169,7 @@ def arranged(layout: Layout, kinds: tuple[int, ...], *, apart: bool = False) -> 
         key = (stage, embeds, heads, apart and at)
         if key not in places:
             places[key] = len(counts)
-            # [chunk, N, kind]: of the first N layers
+            # counts of the first N layers, shape [chunks, N, layer types]
             counts.append(np.stack([_prefixes(chunk, number, longest) for chunk in stage]))
             times.append(0)
             first.append(at)

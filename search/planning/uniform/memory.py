@@ -1,10 +1,9 @@
-"""Bytes that a launch has allocated at least, from a few sums: which choices need no count.
+"""Lower bounds of allocated bytes of a plan from a few sums, which avoid most exact counts.
 
-The count is `autopar.price.account`'s. A bound takes one moment of it, the last forward before the
-first backward, on the first or the last stage: states without padding, what live micro-batches have
-saved, what is kept from step to step, and what that forward makes. It is a thousandth below the
-count or less where that moment is the fullest; blocks of the allocator are in it where they are
-those of activations.
+`autopar.price.account` counts exactly. A bound is the memory of a stage at one point of a step, the
+last forward before the first backward: model states without padding, saved activations of live
+micro-batches, steady-state memory, and transient memory of that forward. Where that point is the
+peak, the bound is at most 0.1 % below the count. Allocator blocks are included for activations.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ _LAUNCH_KINDS: tuple[LaunchKind, ...] = get_args(LaunchKind)
 
 
 class Live(NamedTuple):
-    """What a stage has saved when a forward is through."""
+    """Live micro-batches of a stage after a forward pass."""
 
     chunks: F64
-    """Micro-batches of each chunk."""
+    """Number of live micro-batches, shape [chunks]."""
     forward: int
-    """Its chunk."""
+    """Index of the chunk of that forward."""
 
 
 @lru_cache(maxsize=1 << 14)
@@ -58,17 +57,17 @@ def live_forwards(
     micro_batches: int,
     ahead: int,
 ) -> Live:
-    """Return what is live at a forward of the schedule's order that leaves as much as any.
+    """Return the live micro-batches after a forward of the schedule that leaves the most.
 
-    Of 1F1B and its interleaved form that is the last one before the first backward. ahead :
-    forwards more, beside whose exchanges another micro-batch runs.
+    For 1F1B and interleaved 1F1B, this is the last forward before the first backward. ahead :
+    number of additional forwards, for expert communication that overlaps with another micro-batch.
     """
     behind = stages - stage - 1
     if schedule in ("gpipe", "looped_bfs"):
         return Live(np.full(chunks, float(micro_batches)), chunks - 1)
     if SCHEDULES[schedule].v_shaped:
-        # the last forward of the second chunk before one of its gradients is through; DualPipeV
-        # runs one of the first chunk more
+        # the last forward of the second chunk before a gradient of it is complete; DualPipeV runs
+        # one more forward of the first chunk
         first = stages + behind + (schedule == "dual_pipe_v")
         return Live(np.minimum([float(first), float(stage + 1)], float(micro_batches)), 1)
     if chunks == 1:
@@ -83,7 +82,7 @@ def live_forwards(
         group=group,
         ahead=ahead,
     )
-    # as many forwards more as there are gradients of weights that wait
+    # one more forward for each deferred weight gradient
     waiting = stage if SCHEDULES[schedule].splits else 0
     number = min(warm + 1 + waiting, micro_batches * chunks)
     groups, rest = divmod(number, group * chunks)
@@ -93,7 +92,7 @@ def live_forwards(
 
 
 class Room:
-    """Bytes that the tensors of a launch may take on a device, by the kind of launch."""
+    """Memory budget: bytes that tensors of a plan may allocate on a device, by kind of plan."""
 
     def __init__(self, capacity_bytes: float, risk: float) -> None:
         self._left = capacity_bytes - CONTEXT_BYTES
@@ -106,99 +105,101 @@ class Room:
         return max(0.0, self._left) / (1.0 + least)
 
     def within(self, other: Room) -> bool:
-        """Return whether what fits here fits there."""
+        """Return True if every plan that fits this budget fits `other`."""
         return self._left <= other._left and self._risk <= other._risk
 
     def bytes_for(self, run: Run) -> float:
-        """Return the highest peak at which the odds of running out are as asked for."""
+        """Return the largest peak allocated within the OOM probability limit, bytes."""
         return self.bytes_of(kind_of(run))
 
     def bytes_of(self, kind: LaunchKind) -> float:
-        """Return the same of a kind of launch."""
+        """Return the largest peak allocated within the limit for a kind of plan, bytes."""
         return max(0.0, self._left) / (1.0 + reserve_share(kind, self._risk))
 
 
 class Modules:
-    """Recomputations as sets of modules: what these do alone adds up, since none is in another."""
+    """Recomputation policies as sets of modules; module values add up, as no module contains
+    another.
+    """
 
     def __init__(self, words: Sequence[str]) -> None:
         sets = [() if word in (NONE, FULL) else tuple(word.split("+")) for word in words]
         self.names = tuple(dict.fromkeys(name for one in sets for name in one))
         self._has = np.array([[name in one for name in self.names] for one in sets], dtype=float)
         self.full = np.array([at for at, word in enumerate(words) if word == FULL], dtype=np.int64)
-        """Where whole layers are made again, which is no sum."""
+        """Indices of the policies of full recomputation, which are not sums of modules."""
 
     def sums(self, alone: Sequence[float]) -> F64:
-        """Return the sums of the modules' own numbers, by recomputation; 0 of none and of all."""
+        """Return by policy the sum of `alone` over its modules; 0 for no and full recomputation."""
         found: F64 = self._has @ np.asarray(alone, dtype=np.float64)
         return found
 
 
 class Hosted:
-    """Sets of modules whose activations wait on the host; what modules leave there adds up."""
+    """Sets of modules with activation offload; offloaded bytes of modules add up."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        """Take an engine's sets; that of nothing is none of them."""
+        """Store the offload sets of an engine, without the empty set."""
         self.words = tuple(word for word in words if word != NONE)
         sets = [word.split("+") for word in self.words]
         self.names = cast(
             tuple[OffloadModule, ...], tuple(dict.fromkeys(name for one in sets for name in one))
         )
         self.has = np.array([[name in one for name in self.names] for one in sets], dtype=float)
-        """[set, module]"""
+        """1 if the set contains the module, shape [sets, modules]."""
 
 
 class Gone(NamedTuple):
-    """What modules of a layer leave to the host, in bytes of a rank and micro-batch."""
+    """Bytes that modules of a layer offload, per rank and micro-batch."""
 
     copied: F64
-    """[recomputation, module, kind]: of the tensors."""
+    """Bytes of the tensors, shape [policies, modules, layer types]."""
     blocks: F64
-    """The same: of their blocks on the device."""
+    """Bytes of the device blocks of these tensors, shape [policies, modules, layer types]."""
 
 
 class StageBytes(NamedTuple):
-    """What a stage has allocated at least, with nothing of it on the host."""
+    """Lower bounds of the allocated bytes of a stage, without activation offload."""
 
     words: F64
-    """By recomputation."""
+    """Bytes by recomputation policy."""
     blocks: F64
-    """By `block N`."""
+    """Bytes by N of `block N`."""
     live: F64
-    """[kind]: layers, each as often as micro-batches of it are live."""
+    """Layers times their live micro-batches, shape [layer types]."""
     most: float
-    """Micro-batches of the chunk of which most are."""
+    """Live micro-batches of the chunk with the most."""
     forward: float
-    """What the forward makes beside what it saves."""
+    """Transient bytes of the forward, in addition to saved activations."""
     kind: int | None
-    """Of the layer whose backward comes first; None: it is another one."""
+    """Type of the layer whose backward is first; None for PyTorch layers and before MTP modules."""
 
 
 class Sizes(Record, eq=False):
-    """Bytes and elements of a rank by kind of layer, for one micro-batch."""
+    """Bytes and parameters of one layer on a rank, by layer type, for one micro-batch."""
 
     saved: F64
-    """[recomputation, kind]"""
+    """Bytes of saved activations, shape [policies, layer types]."""
     rows: F64
-    """[recomputation, kind]: the same, of nothing and of whole layers behind."""
+    """`saved` with two more rows, no and full recomputation, shape [policies + 2, layer types]."""
     full: F64
-    """[kind]: of a layer that is computed again as a whole."""
+    """Bytes of saved activations with full recomputation, shape [layer types]."""
     plain: F64
-    """[kind]: of one of which nothing is."""
+    """Bytes of saved activations without recomputation, shape [layer types]."""
     static: F64
-    """[kind]: kept from step to step for each layer."""
+    """Steady-state bytes of each layer, shape [layer types]."""
     dense: F64
     experts: F64
-    """[kind]: elements of trained weights."""
+    """Trained parameters, dense and of experts, shape [layer types]."""
     again: float
-    """What the backward makes of a layer that is computed again as a whole, at least."""
+    """Lower bound of the bytes that the backward of a fully recomputed layer allocates."""
 
 
 class _Layer(NamedTuple):
-    """Bytes and elements of a rank of one layer, for one micro-batch."""
+    """Bytes and parameters of one layer on a rank, for one micro-batch."""
 
     saved: F64
-    """By recomputation, of none and of all of it."""
+    """Bytes of saved activations by policy; the last two are no and full recomputation."""
     static: float
     dense: float
     experts: float
@@ -207,15 +208,15 @@ class _Layer(NamedTuple):
 
 _MIXTURES_ALONE = frozenset({"moe", "moe_act", "shared_experts"})
 _BEFORE_MLP = ("core_attn", "mla_up_proj")
-"""Modules that are the same in front of a mixture and of a dense MLP."""
+"""Modules before the MLP, equal in MoE and dense layers."""
 _NOT_HOSTED = frozenset({"mlp", "moe_act", "shared_experts"})
-"""Modules whose recomputation leaves as much to put on the host."""
+"""Modules whose recomputation does not reduce the bytes to offload."""
 _BESIDE_EXPERTS = ("layernorm", "shared_experts")
-"""Modules that are the same however the experts lie."""
+"""Modules that do not depend on the expert sharding."""
 
 
 class Bounds:
-    """Bounds of launches that have degrees, micro-batch and precision in common."""
+    """Memory bounds of plans with equal degrees, micro-batch size and precision."""
 
     def __init__(
         self,
@@ -226,11 +227,11 @@ class Bounds:
         variant: Callable[[int], Run],
         known: dict[object, object],
     ) -> None:
-        """Take a run of one stage.
+        """Store a run of one stage.
 
-        words, hosted : recomputations, and what can wait on the host; kinds : of every layer;
-        variant : returns the run with another sharding; known : what runs that differ in how their
-        experts lie have in common.
+        words, hosted : recomputation policies and offload sets; kinds : type index of every layer;
+        variant : returns the run with another ZeRO stage; known : cache shared by runs that differ
+        only in their expert sharding.
         """
         self._run = run
         self._words = words
@@ -239,7 +240,7 @@ class Bounds:
         self.variant = variant
         self._layer_of = {kind: layer for layer, kind in reversed([*enumerate(kinds)])}
         self._layers = [run.rank_layers[layer] for _, layer in sorted(self._layer_of.items())]
-        """By kind."""
+        """One layer of each type."""
         self._torch = run.kernels.torch_layers
         self._fixed: dict[object, float] = {}
         self._forwards: dict[object, float] = {}
@@ -267,7 +268,7 @@ class Bounds:
         )
 
     def _layer(self, at: RankLayer, number: int) -> _Layer:
-        """Return the sizes of a layer; of a dense one once for all ways to lay experts."""
+        """Return the sizes of a layer; those of dense layers are cached for all expert shardings."""
         mixture = _is_mixture(at)
         if not mixture and "dense" in self._known:
             return cast(_Layer, self._known["dense"])
@@ -284,7 +285,7 @@ class Bounds:
         return found
 
     def _by_word(self, at: RankLayer) -> F64:
-        """Return what a layer saves by recomputation, and with none and with all of it."""
+        """Return saved bytes of a layer by policy, then without and with full recomputation."""
         plain, full = (self._saved(word, at) for word in (NONE, FULL))
         alone = [self._less(plain, name, at) for name in self._words.names]
         found = np.append(plain - self._words.sums(alone), (plain, full))
@@ -292,7 +293,7 @@ class Bounds:
         return found
 
     def _less(self, plain: float, name: str, at: RankLayer) -> float:
-        """Return what is not saved of a layer whose backward makes one module again."""
+        """Return the saved bytes of a layer that recomputation of one module avoids."""
         mixture = _is_mixture(at)
         if name == "mlp" if mixture else name in _MIXTURES_ALONE:
             return 0.0
@@ -304,7 +305,7 @@ class Bounds:
         return cast(float, self._known[key])
 
     def _saved(self, word: str, at: RankLayer) -> float:
-        """Return what a layer saves, with the blocks of the allocator where those are known."""
+        """Return the saved bytes of a layer, as allocator blocks where their sizes are known."""
         own = at.recomputing(recomputation_of(word))
         if self._torch:
             return float(torch_layers.layer_saved_bytes(own))
@@ -336,11 +337,11 @@ class Bounds:
         return float(made - freed)
 
     # ----------------------------------------------------------------------------------------------
-    # On the host
+    # Activation offload
 
     @cached_property
     def gone(self) -> Gone:
-        """What modules leave to the host, by recomputation and kind of layer."""
+        """Bytes that modules offload, by policy, module and layer type."""
         of = {_is_mixture(at): self._gone(at) for at in reversed(self._layers)}
         copied, blocks = (
             np.stack([of[_is_mixture(at)][place] for at in self._layers], axis=-1)
@@ -349,7 +350,9 @@ class Bounds:
         return Gone(copied, blocks)
 
     def _gone(self, at: RankLayer) -> tuple[F64, F64]:
-        """Return the bytes of tensors and of their blocks, [recomputation, module]."""
+        """Return the bytes of tensors and of their device blocks, each of shape [policies,
+        modules].
+        """
         mixture = _is_mixture(at)
         key = ("gone", mixture)
         if not mixture and key in self._known:
@@ -364,14 +367,14 @@ class Bounds:
         found = np.stack(
             [plain[row] - self._words.sums([one[row] for one in less]) for row in (0, 1)]
         )
-        # of layers that are made again whole nothing but the input is there
+        # fully recomputed layers save only their input, which is not offloaded
         found[:, self._words.full] = 0.0
         if not mixture:
             self._known[key] = (found[0], found[1])
         return found[0], found[1]
 
     def _leaves(self, word: str, at: RankLayer) -> F64:
-        """Return [tensors or blocks, module] of a layer that makes so much again."""
+        """Return (tensor, block) bytes that a layer offloads under a policy, shape [2, modules]."""
         names = self._hosted.names
         split = replace(at.split, recompute=recomputation_of(word), offload=frozenset(names))
         own = RankLayer(run=at.run, layer=at.layer, split=split)
@@ -384,20 +387,25 @@ class Bounds:
 
     @cached_property
     def leaves(self) -> F64:
-        """[recomputation, kind]: what all modules together free at most."""
+        """Largest bytes that all modules together free on the device, shape [policies, layer
+        types].
+        """
         found: F64 = self.gone.blocks.sum(axis=1)
         return found
 
     @cached_property
     def padding(self) -> float:
-        """How much larger than its tensors what a module frees is at most."""
+        """Largest ratio of freed block bytes to tensor bytes of a module, at least 1."""
         gone = self.gone
         some = gone.copied > 0
         return float((gone.blocks[some] / gone.copied[some]).max(initial=1.0))
 
     @cached_property
     def made(self) -> F64:
-        """[kind]: what the backward of a layer makes at least, with nothing made again."""
+        """Lower bound of bytes that the backward of a layer allocates, shape [layer types].
+
+        Without recomputation.
+        """
         return np.array([self._made(layer) for _, layer in sorted(self._layer_of.items())])
 
     def _made(self, layer: int) -> float:
@@ -409,12 +417,12 @@ class Bounds:
     def state_bytes(
         self, zero: int, replicas: int, expert_replicas: int, *, staged: bool
     ) -> tuple[float, float]:
-        """Return the bytes of a trained element of dense layers, and of experts, at a sharding."""
+        """Return the state bytes per trained parameter of dense layers and of experts."""
         whole, shared = self._per_element(zero, staged=staged)
         return whole + shared / replicas, whole + shared / expert_replicas
 
     def _per_element(self, zero: int, *, staged: bool) -> tuple[float, float]:
-        """Return the bytes of an element that every rank has, and those that ranks share."""
+        """Return (replicated, sharded) state bytes per trained parameter."""
         key = ("states", zero, staged)
         if key not in self._known:
             self._known[key] = states_of_run(self.variant(zero), staged=staged)
@@ -429,9 +437,9 @@ class Bounds:
         zero: int,
         states: tuple[float, float],
     ) -> StageBytes:
-        """Return the bytes of a stage, by its place.
+        """Return lower bounds of the bytes of a stage, by its index in the arrangement.
 
-        states : bytes of an element of dense layers and of experts.
+        states : bytes per parameter of dense layers and of experts.
         """
         sizes, counts = self.sizes, arrangement.chunks[place]
         layers = counts.sum(axis=0)
@@ -462,13 +470,13 @@ class Bounds:
         )
 
     def _gathered(self, kind: int) -> float:
-        """Return the one layer at least that is gathered of fully sharded weights."""
+        """Return the bytes of one gathered layer, the least that ZeRO-3 has at a time."""
         return 2.0 * float(self.sizes.dense[kind] + self.sizes.experts[kind])
 
     def _fixed_bytes(
         self, present: F64, first: bool, last: bool, dense: float, experts: float
     ) -> float:
-        """Return embedding and head, workspaces, and what else is no layer's."""
+        """Return the bytes of embedding, head, workspaces and other memory outside layers."""
         key = (tuple(present), first, last)
         found = self._fixed.get(key)
         if found is None:
@@ -477,11 +485,11 @@ class Bounds:
         return found + dense * of_dense + experts * of_experts
 
     def _ends(self, first: bool, last: bool) -> tuple[float, float]:
-        """Return the elements of embedding, head and modules of further tokens."""
+        """Return (dense, expert) parameters of embedding, head and MTP modules."""
         key = (first, last)
         found = self._tables.get(key)
         if found is None:
-            # such modules are weights of Megatron-LM's launches alone
+            # only plans of Megatron-LM train weights of MTP modules
             mtp = self._run.model.mtp if last and not self._torch else 0
             found = _elements(chunk_weights(self._run, Chunk(first, (), mtp, last)))
             self._tables[key] = found
@@ -506,14 +514,14 @@ class Bounds:
         return float(found)
 
     def _forward_bytes(self, kind: int, has_head: bool) -> float:
-        """Return what a chunk's forward makes beside what it saves."""
+        """Return the transient bytes of a chunk's forward, in addition to saved activations."""
         key = (kind, has_head)
         found = self._forwards.get(key)
         if found is None:
             run = self._run
             chunk = Chunk(False, (self._layer_of[kind],), 0, False)
             if self._torch:
-                # the loss comes when all has been saved
+                # the loss is computed after all activations are saved
                 found = (
                     float(torch_layers.loss_bytes(run) + torch_layers.final_bytes(run))
                     if has_head
@@ -528,7 +536,7 @@ class Bounds:
 
 
 def _elements(weights: Sequence[Weight]) -> tuple[float, float]:
-    """Return the trained elements of dense layers, and of experts."""
+    """Return the trained parameters as (dense, expert)."""
     trained = [weight for weight in weights if weight.trained]
     return (
         float(sum(weight.elements for weight in trained if not weight.expert)),
@@ -541,9 +549,9 @@ def _is_mixture(at: RankLayer) -> bool:
 
 
 def states_of_run(run: Run, *, staged: bool) -> tuple[float, float]:
-    """Return bytes of a trained element that every rank has, and those that ranks share.
+    """Return (replicated, sharded) state bytes per trained parameter at the end of a forward.
 
-    At the end of a forward, of a run of one stage; staged : of the same with a pipeline.
+    run : a run of one stage; staged : True for the same run with pipeline stages.
     """
     if run.kernels.torch_layers:
         return _torch_states(run, staged=staged)
@@ -557,7 +565,7 @@ def _megatron_states(run: Run) -> tuple[float, float]:
     master = optimizer.master_bytes * (on_device if optimizer.offload_master else 1.0)
     moments = optimizer.adam_bytes * on_device * (0.5 if optimizer.kind == "muon" else 1.0)
     shared = (master if element == 2 else 0.0) + moments
-    # 8-bit weights themselves are half a byte at least
+    # 8-bit and 4-bit weights take at least half a byte
     stored = 0.5 if precision.fp8_weights or precision.fp4_weights else element
     whole = stored + precision.gradient_bytes
     if zero == 0:
@@ -570,16 +578,16 @@ def _megatron_states(run: Run) -> tuple[float, float]:
 def _torch_states(run: Run, *, staged: bool) -> tuple[float, float]:
     runtime, zero = run.runtime, run.split.zero
     if staged:
-        # `torch.distributed.pipelining` reduces behind the last micro-batch
+        # `torch.distributed.pipelining` reduces gradients after the last micro-batch
         states = replace(runtime.states, each_micro_batch=False)
         run = replace(run, runtime=replace(runtime, states=states))
     recipe = recipe_of_run(run)
-    # earlier micro-batches have left their gradients, and a pipeline has several
+    # gradients of earlier micro-batches exist at that time, and a pipeline has several
     there = [entry for name, entry in recipe.kept if name != "gradients" or entry.always or staged]
     whole = sum(entry.each_bytes for entry in there if not entry.sharded)
     shared = sum(entry.each_bytes for entry in there if entry.sharded)
     if runtime.states.keeper == "torchtitan" and staged:
-        # what is summed waits whole, and weights that are not given back are gathered
+        # accumulated gradients are not sharded, and weights that are not resharded stay gathered
         whole += sum(one.each_bytes for one in recipe.passing if one.what == "whole gradients")
         whole += run.element_bytes if zero in (1, 2) else 0
     return whole, shared

@@ -1,8 +1,8 @@
-"""Why an engine has no launch at all: the first rule that the fixed values break.
+"""Reason why an engine has no plan: the first rule that the user's constraints break.
 
-Fixed values come first and free ones after them, each rule is asked as soon as it can be, and only
-where no combination keeps all of them is there an obstacle. Which launch of those that are legal
-fits, or is fastest, is `search.planning.uniform.solve`'s.
+Fixed values are tried before free ones, and each rule is evaluated as soon as its values are set.
+There is an obstacle only if no combination satisfies all rules. The search for the fastest plan
+that fits among legal ones is in `search.planning.uniform.solve`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from search.engines.space import EngineSpace, Job, job_values, with_words
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 _Values = Mapping[str, Any]
-"""Values of some fields of a choice, and `dp`."""
+"""Values of some fields of a candidate, and `dp`."""
 
 _ORDER = (
     *(
@@ -60,25 +60,26 @@ _ORDER = (
     *("micro_batch", "etp", "ep", "zero", "dispatcher", "overlap_experts"),
     *("tp_overlap", "dp_replicate"),
 )
-"""In which values are tried: what many rules are of comes first."""
+"""Order in which fields are tried: those that many rules depend on come first."""
 _NEAREST = 2
-"""Values of a remedy at most."""
+"""Largest number of values in a suggestion."""
 
 
 def obstacle(engine: EngineSpace, job: Job, fixed: Fixed) -> Notice | None:
-    """Return the rule that leaves no launch of a job, with what would keep it; None: there is one.
+    """Return the rule that excludes all plans of a job, with a suggestion; None if one is legal.
 
-    Its arithmetic is of one combination of what is fixed, and no other combination is legal either.
-    Whether layers can be laid out in as many chunks is left to the search, which has their times.
+    Its arithmetic belongs to one combination of the fixed values; no other combination is legal
+    either. The search decides whether layers can be partitioned into the chunks, as it knows layer
+    times.
     """
     failure = _Trial(engine, job, fixed).failure()
     if failure is None:
         return None
-    # what a trainer does not do at all is no fault of the degrees
+    # a feature that the engine lacks altogether takes precedence over the user's degrees
     whatever = _Trial(engine, job, Fixed(precision=engine.precisions(job.gpu))).failure()
     failure = whatever or failure
     name, remedy, nearby = _remedy(engine, job, fixed, failure)
-    # a remedy is of the rule that it keeps
+    # a suggestion belongs to the rule that it satisfies
     found = failure.named[name] if name else failure.notice
     if not remedy:
         return found
@@ -88,7 +89,7 @@ def obstacle(engine: EngineSpace, job: Job, fixed: Fixed) -> Notice | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Rules: of any run, of what an engine can be told at all, and its own.
+# Rules of any run, capabilities of an engine, and its own rules.
 
 
 GENERAL = (
@@ -126,7 +127,7 @@ GENERAL = (
 
 
 def _capabilities(engine: EngineSpace, job: Job) -> tuple[Rule, ...]:
-    """Return what an engine can be told at all, one row for each value."""
+    """Return the rules on capabilities of an engine, one per setting."""
     model, gpu, title = job.model, job.gpu, engine.title
 
     def rule(name: str, over: str, lacks: Callable[..., Any], message: str) -> Rule:
@@ -167,7 +168,7 @@ def _capabilities(engine: EngineSpace, job: Job) -> tuple[Rule, ...]:
         Rule("pipeline.single", ("schedule", "schedule_name", "pp"),
              lambda name, _, pp: (name != "1f1b") * (pp == 1),
              "schedule {schedule_name} is of pipeline stages, and pp is {pp}"),
-        # with as many micro-batches as any schedule wants
+        # with as many micro-batches as any schedule requires
         Rule("pipeline.schedule", ("schedule", "vpp", "pp"),
              lambda name, vpp, pp: schedule(name, pp, vpp, 2 * pp), "{rest}"),
         rule("zero-stages", "zero, pp",
@@ -177,12 +178,12 @@ def _capabilities(engine: EngineSpace, job: Job) -> tuple[Rule, ...]:
              lambda word, number, pp, vpp, layers: (number > 0) * (number > layers - pp * vpp),
              "{recompute} has to be fewer than the layers of a chunk of {layers} layers in "
              "pp({pp}) * vpp({vpp}) chunks"),
-        # where an engine splits experts as it likes, its own rule is of their width
+        # engines that split experts freely have a rule on the expert width instead
         rule("expert-tensor", "etp, tp, experts", lambda etp, tp, experts: experts > 0
              and engine.expert_tensor is not None and etp not in engine.expert_tensor(tp),
              "splits experts over 1 or tp({tp}) ranks, and etp is {etp}" if engine.experts else
              "has no degrees of experts of their own: etp({etp}) is not tp({tp})"),
-        # without ranks of experts there is nothing to dispatch
+        # without expert ranks there is nothing to dispatch
         rule("dispatcher", "dispatcher, ep",
              lambda one, ep: ep > 1 and one not in engine.dispatchers(gpu),
              f"has no {{dispatcher}} dispatcher on {gpu}, and ep is {{ep}}"),
@@ -192,7 +193,7 @@ def _capabilities(engine: EngineSpace, job: Job) -> tuple[Rule, ...]:
         rule("overlap-tensor", "tp_overlap, tp",
              lambda overlap, tp: overlap and not engine.overlaps_tensor(job, tp),
              f"does not send beside products of tp {{tp}} on {gpu}"),
-        # without context ranks there is nothing to exchange
+        # without context ranks there is no communication
         rule("context-kind", "cp_kind, cp", lambda kind, cp: cp > 1 and kind not in engine.context,
              "has no {cp_kind} of context ranks, and cp is {cp}"),
         rule("replicas", "dp_replicate, zero",
@@ -211,12 +212,12 @@ def _rules(engine: EngineSpace, job: Job) -> tuple[Rule, ...]:
 
 
 def _known(job: Job) -> dict[str, Any]:
-    """Return the values of rules that no choice changes."""
+    """Return the values of rules that do not depend on the candidate."""
     return {**job_values(job), "largest_batch": max(job.global_batches)}
 
 
 def _untrained(engine: EngineSpace, job: Job, precision: Precision, zero: int) -> str | int:
-    """Return what the engine refuses of optimizer and adapters; 0: nothing."""
+    """Return why the engine rejects optimizer or adapters, 0 if it does not."""
     chunks = chunks_of_sizes([job.model.num_layers], 1, mtp=job.model.mtp)
     try:
         engine.launch(replace(job, world=1), Choice(precision=precision, zero=zero, chunks=chunks))
@@ -233,7 +234,7 @@ _EVEN = (
          lambda word, number, pp, vpp, layers: (number > 0) * (number >= layers // (pp * vpp)),
          "{recompute} is all of layers({layers}) / (pp({pp}) * vpp({vpp}))"),
 )  # fmt: skip
-"""Rules of a combination that surely has a layout, with embedding and head counted or not."""
+"""Rules that ensure a layer partition, with embedding and head counted as layers or not."""
 _MADE_OF: Mapping[str, tuple[str, ...]] = {
     "whole_layers": ("recompute",),
     "recomputed_experts": ("recompute",),
@@ -241,26 +242,26 @@ _MADE_OF: Mapping[str, tuple[str, ...]] = {
     "schedule_title": ("schedule",),
     "schedule_name": ("schedule",),
     "dp_shard": ("tp", "cp", "pp", "dp_replicate"),
-    # overlaps are of several ranks
+    # overlap requires several ranks
     "overlap_experts": ("overlap_experts", "ep"),
     "tp_overlap": ("tp_overlap", "tp"),
 }
-"""Value of rules -> the values of a choice that it is made of, where it is not one itself."""
+"""Derived value in rules -> fields of a candidate that determine it."""
 
 
 def _fields_of(rule: Rule) -> tuple[str, ...]:
-    """Return the values of a choice that a rule is of."""
+    """Return the fields of a candidate that a rule depends on."""
     fields = (one for name in rule.over for one in _MADE_OF.get(name, (name,)))
     return tuple(dict.fromkeys(one for one in fields if one in _ORDER))
 
 
 def _shown(rule: Rule) -> set[str]:
-    """Return the values that a rule's sentence names."""
+    """Return the values that the message of a rule contains."""
     return {name for _, name, _, _ in Formatter().parse(rule.message) if name}
 
 
 def _whole_values(values: _Values) -> dict[str, Any]:
-    """Return values of a choice with those that are made of them."""
+    """Return values of a candidate with those derived from them."""
     found = with_words(values)
     word, name = found.get("recompute"), found.get("schedule")
     if word is not None:
@@ -284,38 +285,38 @@ _LEAST = {
     "tp_overlap": False,
     "dp_replicate": 1,
 }
-"""Of free values, those that ask least of all else."""
+"""Least restrictive values of free fields."""
 _SWITCHES = {"overlap_experts": "moe-overlap", "tp_overlap": "tp-overlap"}
-"""Of values that are on or off, their options."""
+"""Option names of fields that are on or off."""
 _NEEDS = {"dp": ("tp", "cp", "pp"), "vpp": ("pp",), "schedule": ("pp",), "etp": ("tp",)}
-"""Of free values, those that they are made of."""
+"""Free field -> fields that determine its possible values."""
 
 
 class _Failure(Record):
-    """Why no combination is legal."""
+    """Reason why no combination is legal."""
 
     notice: Notice
-    """The rule that the combination which keeps the most rules breaks."""
+    """Rule broken by the combination that satisfies the most rules."""
     given: tuple[str, ...]
-    """What somebody has fixed of that rule, and of all others that were broken, in this order."""
+    """Fixed fields of that rule, then those of all other broken rules."""
     named: Mapping[str, Notice]
-    """The same of the rules with each of these that were broken."""
+    """Fixed field -> broken rule that depends on it."""
 
 
 class _Broken(NamedTuple):
-    """A rule that a combination breaks."""
+    """Rule that a combination breaks."""
 
     place: int
-    """Of the last of its values."""
+    """Index of the last tried field of the rule."""
     rule: Rule
     notice: Notice
 
 
 class _Trial:
-    """Looks for one combination that keeps all rules.
+    """Search for one combination that satisfies all rules.
 
-    Where nothing that comes after a value works out, and none of the rules that were broken is of
-    that value, its other values would not help either, and are skipped.
+    If no value of the later fields works and no broken rule depends on a field, other values of
+    this field would not help either, and are skipped.
     """
 
     def __init__(
@@ -330,12 +331,12 @@ class _Trial:
         self.values: dict[str, Any] = {}
         self.deepest: _Broken | None = None
         self.broken: dict[str, _Broken] = {}
-        """Value -> the rule of it that was broken at the deepest place."""
+        """Field -> broken rule that depends on it, at the deepest place."""
 
     def _asked(self, place: int, rules: Sequence[Rule]) -> list[Rule]:
-        """Return the rules whose last value is the one at a place, those of few values first."""
+        """Return the rules whose last field is at a place, those with few fields first."""
         name, known = self.order[place], {*self.order[: place + 1]}
-        # what is of the job alone comes first
+        # rules that depend on the job only are evaluated first
         found = [
             rule for rule in rules if name in _fields_of(rule) or not (place or _fields_of(rule))
         ]
@@ -343,14 +344,14 @@ class _Trial:
         return sorted(found, key=lambda rule: len(_fields_of(rule)))
 
     def failure(self) -> _Failure | None:
-        """Return why nothing is legal; None where something is."""
+        """Return why no combination is legal, None if one is."""
         if self._blamed(0) is None:
             return None
         assert self.deepest is not None, "a combination that fails breaks a rule"
         names = _fields_of(self.deepest.rule)
         others = [name for name in _ORDER if name in self.broken]
         given = [name for name in dict.fromkeys((*names, *others)) if name in self.fixed]
-        # there is always a batch, and who gives degrees means them
+        # the batch comes last: there is always one, and degrees are given on purpose
         given.sort(key=lambda name: name == "global_batch")
         deepest = self._whole(self.deepest)
         made = {part for name in names for part in _NEEDS.get(name, ())}
@@ -361,7 +362,7 @@ class _Trial:
         return _Failure(notice=deepest, given=tuple(given), named=named)
 
     def _whole(self, broken: _Broken) -> Notice:
-        """Return a notice with the free values that were tried in vain."""
+        """Return the notice of a broken rule with the free fields that were tried in vain."""
         shown = {*_fields_of(broken.rule)} & _shown(broken.rule)
         if "dp" in shown and "dp" not in self.fixed:
             shown |= {*_NEEDS["dp"]}
@@ -370,7 +371,7 @@ class _Trial:
         return replace(broken.notice, text=broken.notice.text + helps)
 
     def _blamed(self, place: int) -> set[str] | None:
-        """Return the values before a place that leave nothing behind it; None: something is."""
+        """Return the fields before a place that rule out all later values; None if some work."""
         if place == len(self.order):
             return None
         name = self.order[place]
@@ -378,7 +379,7 @@ class _Trial:
         for value in self.fixed.get(name) or self._free(name):
             self.values[name] = value
             found = self._breaks(place)
-            # a rule of the job alone is of no value
+            # a rule of the job only gives an empty set, as no field can change it
             found = self._blamed(place + 1) if found is None else found
             if found is None:
                 return None
@@ -389,7 +390,7 @@ class _Trial:
         return blamed - {name}
 
     def _breaks(self, place: int) -> set[str] | None:
-        """Return the values of the first rule that the last of them breaks."""
+        """Return the fields of the first broken rule at a place, None if all rules hold."""
         values = {**self.known, **_whole_values(self.values)}
         for rule in self.rules[place]:
             (notice, *_) = broken((rule,), values) or (None,)
@@ -404,7 +405,7 @@ class _Trial:
         return None
 
     def _free(self, name: str) -> Sequence[Any]:
-        """Return the values of what nobody has fixed, beside those before it."""
+        """Return the possible values of a free field, given those of the fields before it."""
         engine, job, values = self.engine, self.job, self.values
         if name == "dp":
             return (job.world // (values["tp"] * values["cp"] * values["pp"]),)
@@ -419,13 +420,13 @@ class _Trial:
         if name in _LEAST:
             return (_LEAST[name],)
         if name == "cp_kind":
-            # others are tried where somebody says so alone
+            # other kinds are tried only if the user passes them
             return [one for one in CONTEXT_KINDS if one in engine.context] or CONTEXT_KINDS[:1]
         return _domain(engine, job, name)
 
 
 def _fixed(job: Job, fixed: Fixed) -> dict[str, tuple[Any, ...]]:
-    """Return the values that somebody has left, of those that are fixed."""
+    """Return the values that the user allows, by field with a constraint."""
     found = {name: getattr(fixed, name) for name in _ORDER if name != "global_batch"}
     found |= {name: None if found[name] is None else (found[name],) for name in _SWITCHES}
     found["global_batch"] = job.global_batches
@@ -433,7 +434,7 @@ def _fixed(job: Job, fixed: Fixed) -> dict[str, tuple[Any, ...]]:
 
 
 def _domain(engine: EngineSpace, job: Job, name: str) -> Sequence[Any]:
-    """Return the values that something can have at all."""
+    """Return all possible values of a field."""
     ranks = {
         "tp": True,
         "cp": bool(engine.context),
@@ -467,7 +468,7 @@ def _domain(engine: EngineSpace, job: Job, name: str) -> Sequence[Any]:
 
 
 def _batches(job: Job) -> list[int]:
-    """Return global batches next to those of a job, which many data ranks can share."""
+    """Return global batches near those of a job that divide over many data-parallel ranks."""
     found = set()
     for batch in job.global_batches:
         for part in divisors(job.world):
@@ -485,7 +486,7 @@ def _option(name: str) -> str:
 
 
 def _typed(name: str, values: Sequence[Any]) -> str:
-    """Return an option with values as somebody types them."""
+    """Return an option with values as typed on the command line."""
     if name in _SWITCHES:
         return f"--no-{_SWITCHES[name]}" if values and not values[0] else f"--{_SWITCHES[name]}"
     names = {
@@ -496,7 +497,7 @@ def _typed(name: str, values: Sequence[Any]) -> str:
     if name == "schedule":
         values = [SHORT_NAMES[value] for value in values]
     ordered = sorted(values) if all(isinstance(value, int) for value in values) else values
-    # a word such as `block 4` has a space in it
+    # policies such as `block 4` contain a space
     texts = [f"'{value}'" if " " in str(value) else str(value) for value in ordered]
     return f"--{names.get(name, name.replace('_', '-'))} {' or '.join(texts)}".rstrip()
 
@@ -504,9 +505,9 @@ def _typed(name: str, values: Sequence[Any]) -> str:
 def _remedy(
     engine: EngineSpace, job: Job, fixed: Fixed, failure: _Failure
 ) -> tuple[str | None, str, list[Any]]:
-    """Return a value, its option with the nearest values that leave a launch, and these values.
+    """Return (field, option with the nearest values that allow a plan, these values).
 
-    Where there are none: None, and the options to drop.
+    If there are none: None, the options to omit and an empty list.
     """
     for name in failure.given:
         found: list[Any] = []
@@ -522,7 +523,7 @@ def _remedy(
     while left is not None:
         droppable = [name for name in left.given if name not in ("precision", "global_batch")]
         if not droppable:
-            return None, "", []  # it is no trainer of such a job
+            return None, "", []  # the engine cannot train this job
         dropped.append(_typed(droppable[0], ()))
         free: Any = {droppable[0]: None}
         fixed = replace(fixed, **free)
@@ -538,19 +539,19 @@ def _with(job: Job, fixed: Fixed, name: str, value: Any) -> tuple[Job, Fixed]:
 
 
 def _near(engine: EngineSpace, job: Job, name: str, given: Sequence[Any]) -> Sequence[Any]:
-    """Return the values that something could have instead, those next to the given one first.
+    """Return the alternative values of a field, those nearest to the given one first.
 
-    They keep the rules that are of this value alone.
+    They satisfy the rules that depend on this field alone.
     """
     others = [value for value in _domain(engine, job, name) if value not in given]
     if name == "recompute":
-        # blocks instead of blocks, modules instead of modules
+        # suggest blocks in place of blocks, modules in place of modules
         block = given[0].startswith("block ")
         others.sort(key=lambda word: word.startswith("block ") != block)
     elif name == "offload":
         wanted = {*given[0].split("+")}
         others.sort(key=lambda word: len(wanted ^ {*word.split("+")}))
     elif name == "zero":
-        return others  # the order of the engine, not of the numbers
+        return others  # in the order of the engine, not of the numbers
     alone = [rule for rule in _rules(engine, job) if _fields_of(rule) == (name,)]
     return nearest(alone, {**_known(job), name: given[0]}, name, others)

@@ -1,7 +1,8 @@
-"""What a choice of degrees can still be: stages, chunks, layouts, sharding and recomputation.
+"""Expand a set of degrees into stages, chunks, layer layouts, sharding and activation policies.
 
-The values of each, in their order, and what of them may fit by bounds. Which of them is fastest is
-`search.planning.uniform.solve`'s, which is smallest `search.planning.uniform.smallest`'s.
+This module lists the values of each in order, and those that may fit by bounds. The search for the
+fastest is in `search.planning.uniform.solve`, that for the smallest in
+`search.planning.uniform.smallest`.
 """
 
 from __future__ import annotations
@@ -35,48 +36,50 @@ from search.planning.uniform.prices import Pipeline, Prices
 from search.planning.uniform.space import Degrees, Space
 
 _MORE, _ROUNDING = 1.0 + 1e-9, 1.0 - 1e-9
-"""Of what there is room for, and of bounds, so that sums in another order are no larger."""
+"""Rounding factors of memory limits and of bounds, for sums in another order."""
 DEVICE, _OPEN = -1, -2
-"""Nothing waits on the host; some set of modules, which one is open."""
+"""Values of an offload set: no activation offload; some set, not yet expanded."""
 _BETTER: dict[Schedule, Schedule] = {"gpipe": "1f1b", "looped_bfs": "interleaved"}
-"""Schedule -> one that is as fast or faster, with less memory, wherever it can be run."""
+"""Schedule -> schedule that is never slower and needs less memory, wherever it is legal."""
 
 
 def _chunks_of(schedule: Schedule, most: int) -> range:
-    """Return the numbers of chunks that a schedule has of a stage with so many layers."""
+    """Return the numbers of chunks of a schedule; most : layers of a stage."""
     facts = SCHEDULES[schedule]
     return range(facts.least_chunks, min(most, facts.most_chunks or most) + 1)
 
 
 class Saving(NamedTuple):
-    """What is done about the activations of a layout."""
+    """Activation policy of a layout: recomputation and offload."""
 
     recompute: str
     offload: str | None = NONE
-    """None: some set of modules, which one is open."""
+    """Offloaded modules joined by +; None: some set, not yet expanded."""
 
 
 class Options(NamedTuple):
-    """Savings of a layout, and what they are ordered by."""
+    """Activation policies of a layout, sorted by `values` (bounds of seconds or bytes)."""
 
     values: F64
     places: I64
-    """Of `Prices.words`, and behind these `block N` by N."""
+    """Indices into `Prices.words`; values above its length are `block N`, in order of N."""
     sets: I64
-    """Of `Hosted.words`; or `DEVICE`, `_OPEN`."""
+    """Indices into `Hosted.words`, or `DEVICE` or `_OPEN`."""
 
     @property
     def slowest(self) -> int:
-        """The last with nothing on the host, if there is one, whose bytes are the surest."""
+        """Index of the last policy without offload, whose bytes are the most certain; else of the
+        last.
+        """
         plain = np.flatnonzero(self.sets == DEVICE)
         return int(plain[-1]) if len(plain) else len(self.sets) - 1
 
     def only(self, some: I64) -> Options:
-        """Return some of them."""
+        """Return the policies at these indices."""
         return Options(self.values[some], self.places[some], self.sets[some])
 
     def behind(self, at: int, which: Bool, least: float) -> Options:
-        """Return what is behind one of them, of which some are not below a value, in order."""
+        """Return the policies after index `at` in order; those in `which` are at least `least`."""
         values = np.where(
             which[at + 1 :], np.maximum(self.values[at + 1 :], least), self.values[at + 1 :]
         )
@@ -86,54 +89,53 @@ class Options(NamedTuple):
 
 
 class _Sizes:
-    """Bytes of a layout at least, by recomputation and by `block N`, and which N there are."""
+    """Lower bounds of a layout's bytes, by policy and by N of `block N`, and the allowed N."""
 
     def __init__(self, words: F64, blocks: F64, numbers: I64) -> None:
         self.words, self.blocks, self.numbers = words, blocks, numbers
         self.hosted: F64 | None = None
-        """By recomputation, whatever is on the host, once asked for."""
+        """Bytes by policy, for any activation offload; None until requested."""
         self.seconds: tuple[F64, F64] | None = None
-        """Of a step for each of its sequences at least, in the same order, once asked for."""
+        """Lower bounds of step seconds per sequence, by policy and by N; None until requested."""
 
 
 class Staging(NamedTuple):
-    """Numbers of stages of some degrees, and shardings of each, whatever else is chosen."""
+    """Numbers of stages of some degrees and the shardings of each, for all other choices."""
 
     stages: tuple[int, ...]
     rounds: F64
     sends_s: F64
-    """Of each, how often a step takes a micro-batch of an average stage, and what sends add to
-    that, at least."""
+    """Lower bounds by number of stages, for `Prices.rounds` and for the seconds of sends."""
     shardings: tuple[tuple[int, int, int], ...]
-    """All of them with all shardings: stages, sharding, copies."""
+    """(stages, ZeRO stage, HSDP replicas) of every combination."""
     zeros: tuple[int, ...]
-    """Of these."""
+    """ZeRO stage of every combination."""
     at: I64
-    """[sharding]: of which number of stages it is."""
+    """Index of the number of stages, shape [shardings]."""
     pp: I64
-    """[sharding]"""
+    """Number of stages, shape [shardings]."""
     states: F64
-    """[sharding, 2] of `Prices.states_of`."""
+    """State bytes per parameter from `Prices.states_of`, shape [shardings, 2]."""
 
 
 class Stages(NamedTuple):
-    """Numbers of stages of some degrees, and what bounds them whatever the memory."""
+    """Numbers of stages of some degrees, with bounds that do not depend on the memory limit."""
 
     staging: Staging
     bytes: F64
     freed: F64
-    """[sharding, row] both, of `Prices.many_spread_bytes`."""
+    """Results of `Prices.many_spread_bytes`, both of shape [shardings, rows]."""
     hosted: F64
-    """[sharding, recomputation]: the same bytes, whatever is on the host."""
+    """Lower bounds of bytes for any activation offload, shape [shardings, policies]."""
     rows: tuple[Rows, ...]
-    """Of each sharding, and of these:"""
+    """Seconds of each sharding."""
     whole_s: F64
     again: F64
-    """[sharding, row] and [sharding, 4] of `Rows`."""
+    """`Rows.whole_s` and `Rows.again` of each, shapes [shardings, rows] and [shardings, 4]."""
 
 
 class Openings:
-    """The values that somebody has left of an engine's, for a job."""
+    """Values of an engine that the user's constraints allow for a job."""
 
     def __init__(self, prices: Prices, fixed: Fixed, room: Room) -> None:
         self.prices = prices
@@ -144,14 +146,14 @@ class Openings:
             [bool(kept((word,), fixed.recompute)) for word in prices.words], dtype=bool
         )
         self.device = bool(kept((NONE,), fixed.offload))
-        """Whether all activations may stay on the device."""
+        """True if all activations may stay on the device."""
         self.sets = np.array(
             [bool(kept((word,), fixed.offload)) for word in prices.hosted.words], dtype=bool
         )
         hosted = self.words & bool(self.sets.any())
         hosted[prices.modules.full] = False
         self.hosted = hosted
-        """Recomputations beside which modules may be on the host."""
+        """True for recomputation policies that allow activation offload, shape [policies]."""
         self._sharded: dict[object, tuple[int, ...]] = {}
         self._copies: dict[object, tuple[int, ...]] = {}
         self._orders: dict[tuple[int, int], tuple[Pipeline, ...]] = {}
@@ -166,7 +168,7 @@ class Openings:
         self._plain = np.array([word == NONE for word in prices.words], dtype=bool)
 
     def within(self, room: Room) -> Openings:
-        """Return the same values for another memory, which few of these depend on."""
+        """Return the same values for another memory budget, on which few of them depend."""
         found = copy(self)
         found.room = room
         found._limits, found._rooms = {}, {}
@@ -176,9 +178,9 @@ class Openings:
     # Values
 
     def overlaps(self, choice: Choice) -> tuple[Choice, ...]:
-        """Return a choice of degrees with transfers of tensor ranks beside products, or before.
+        """Return the candidate with and without TP overlap, as far as both are allowed.
 
-        Beside them they take less time and more memory.
+        Overlap takes less time and more memory.
         """
         left = self._overlapped(choice.tp, choice.overlap_experts)
         return tuple(
@@ -189,21 +191,21 @@ class Openings:
         may = self.engine.overlaps_tensor(self.job, tp)
         both = (False, True) if may and not (experts and overlaps_one(self.job.gpu)) else (False,)
         wanted = self.fixed.tp_overlap
-        # without tensor ranks there is nothing to send
+        # without tensor ranks there is no communication
         return both if wanted is None or tp == 1 else kept(both, (wanted,))
 
     def stages(self, choice: Choice) -> Iterator[Choice]:
-        """Yield a choice of degrees with its numbers of stages."""
+        """Yield the candidate with each allowed number of stages."""
         for pp in self.prices.stages(choice, self.fixed):
             yield replace(choice, pp=pp)
 
     def zeros(self, choice: Choice) -> tuple[int, ...]:
-        """Return the shardings over data ranks."""
+        """Return the allowed ZeRO stages."""
         zeros = self._zeros(choice, choice.pp)
         return tuple(zero for zero in zeros if self.copies(replace(choice, zero=zero)))
 
     def _zeros(self, choice: Choice, pp: int) -> tuple[int, ...]:
-        """Return the same of a choice with other stages."""
+        """Return the allowed ZeRO stages for `pp` pipeline stages, whatever the replicas."""
         single = self.job.world == choice.tp * pp == choice.ep * choice.etp * pp
         key = (pp == 1, choice.precision)
         found = self._sharded.get(key)
@@ -213,15 +215,15 @@ class Openings:
             found = tuple(zero for zero in left if self.prices.has(choice.precision, zero))
             self._sharded[key] = found
         if single and self.fixed.zero is None:
-            # one rank has nothing to share: all of them are one, which the engine runs
+            # all ZeRO stages are equal on one rank: take the first that the engine runs
             one = replace(choice, pp=pp)
             found = tuple(zero for zero in found if self._runs(replace(one, zero=zero)))[:1]
         return found
 
     def copies(self, choice: Choice) -> tuple[int, ...]:
-        """Return the numbers of copies of what is sharded, the fewest first.
+        """Return the allowed numbers of HSDP replicas, the fewest first.
 
-        More of them take no less memory and leave kernels and stages as they are.
+        More replicas take no less memory and change neither kernels nor stages.
         """
         data = self.job.world // (choice.tp * choice.cp * choice.pp)
         of_experts = self.job.world // (choice.ep * choice.etp * choice.pp)
@@ -235,7 +237,7 @@ class Openings:
             self._copies[key] = tuple(
                 number
                 for number in kept(divisors(data), wanted)
-                # where nothing is shared there are only copies, which is no sharding
+                # as many replicas as ranks would shard nothing
                 if number == 1
                 or (
                     number < data * choice.cp
@@ -246,18 +248,18 @@ class Openings:
         return self._copies[key]
 
     def _runs(self, choice: Choice) -> bool:
-        """Return whether the engine has such a sharding beside these degrees."""
+        """Return True if the engine supports such a sharding with these degrees."""
         alone = replace(choice, overlap_experts=False)
         return runs(self.engine, self.job, alone)
 
     def pipelines(self, choice: Choice) -> tuple[Choice, ...]:
-        """Return a choice of stages with each schedule and number of chunks that may be best."""
+        """Return the candidate with each schedule and number of chunks that may be the best."""
         return tuple(
             replace(choice, schedule=schedule, vpp=vpp) for schedule, vpp in self._best(choice)
         )
 
     def laid(self, unit: Unit, choice: Choice) -> tuple[Choice, ...]:
-        """Return those of them that have a layout."""
+        """Return the candidates of `pipelines` that have a layer partition."""
         key = (unit, choice)
         if key not in self._laid:
             pipelines = self.pipelines(choice)
@@ -265,9 +267,9 @@ class Openings:
         return self._laid[key]
 
     def extremes(self, choice: Choice) -> tuple[Pipeline, ...]:
-        """Return schedules with one and two chunks, or the fewest, and with most.
+        """Return schedules with one and two chunks, else the fewest, and with the most.
 
-        Sends of few chunks are the shortest, bubbles of many.
+        Sends are shortest with few chunks, bubbles with many.
         """
         key = (choice.pp, self.prices.micro_batches(choice))
         if key not in self._extremes:
@@ -286,7 +288,7 @@ class Openings:
         )
 
     def _legal(self, choice: Choice) -> tuple[Pipeline, ...]:
-        """Return each legal schedule and number of chunks of a choice of stages."""
+        """Return each legal schedule and number of chunks of a candidate with stages."""
         if choice.pp == 1:
             named = bool(kept(("1f1b",), self.fixed.schedule))
             return (("1f1b", 1),) if named and kept((1,), self.fixed.vpp) else ()
@@ -310,7 +312,7 @@ class Openings:
         return self._orders[key]
 
     def layouts(self, unit: Unit, choice: Choice) -> tuple[Choice, ...]:
-        """Return a choice of stages and chunks with its layouts and shardings in fewest copies."""
+        """Return the candidate with its layouts and ZeRO stages, with the fewest HSDP replicas."""
         key = (unit, choice)
         if key not in self._layouts:
             self._layouts[key] = tuple(self._laid_out(unit, choice))
@@ -334,12 +336,12 @@ class Openings:
                     yield one
 
     def sharded(self, choice: Choice, zero: int) -> Choice:
-        """Return a choice with a sharding, in as few copies as there may be."""
+        """Return the candidate with a ZeRO stage and the fewest HSDP replicas allowed."""
         one = replace(choice, zero=zero)
         return replace(one, dp_replicate=self.copies(one)[0])
 
     def blocks(self, longest: int) -> list[int]:
-        """Return of how many layers of each chunk all may be computed again, from 1 on."""
+        """Return the allowed N of `block N` below the number of layers of the longest chunk."""
         if not (self.engine.blocks and self.device):
             return []
         if self.fixed.recompute is None:
@@ -348,28 +350,28 @@ class Openings:
 
     @property
     def blocks_are_free(self) -> bool:
-        """Whether some layers of each chunk may be computed again whole."""
+        """True if `block N` recomputation is allowed."""
         fixed = self.fixed.recompute
         free = fixed is None or any(word.startswith("block ") for word in fixed)
         return self.engine.blocks and free and self.device
 
     def number(self, space: Space, degrees: Degrees) -> int:
-        """Return how many choices there are: degrees with all stages, chunks and the rest.
+        """Return the number of candidates: degrees with all stages, chunks and other settings.
 
-        Counted, not made: the layouts of as many chunks are one choice, with as many layers to
-        make again as even ones have.
+        Candidates are counted, not enumerated: layouts with equal numbers of chunks are one
+        candidate, with the `block N` policies of an even layout.
         """
         if self.fixed not in space.numbers:
             space.numbers[self.fixed] = self._number(space, degrees)
         return space.numbers[self.fixed]
 
     def _number(self, space: Space, degrees: Degrees) -> int:
-        # not every engine has all sharding beside each exchange of context ranks
+        # some engines do not support every sharding with every context-parallel communication
         kinds = sorted({one.cp_kind for one in space.laid})
         laid = np.array(
             [(one.tp, one.cp, one.micro_batch, kinds.index(one.cp_kind)) for one in space.laid]
         )[degrees.laid]
-        # where any degrees of experts go together, all else depends on their product
+        # engines that combine any degrees of experts depend on their product only
         whole = self.engine.expert_tensor is None
         ways = np.array(
             [
@@ -407,7 +409,7 @@ class Openings:
         return total
 
     def _longest(self, choice: Choice) -> list[int]:
-        """Return the layers of a longest chunk, by schedule and number of chunks."""
+        """Return the layers of the longest chunk, by legal schedule and number of chunks."""
         layers = self.job.model.num_layers
         return [-(-layers // (choice.pp * vpp)) for _, vpp in self._legal(choice)]
 
@@ -417,14 +419,14 @@ class Openings:
         return plain + hosted + len(self.blocks(longest))
 
     # ----------------------------------------------------------------------------------------------
-    # What may fit
+    # Policies that may fit
 
     def limits(self, choice: Choice) -> tuple[F64, float]:
-        """Return the bytes that tensors may take, by recomputation, and with `block N`."""
+        """Return the largest peak allocated that fits by policy, and with `block N`, bytes."""
         return self._limits_of(choice, choice.zero)
 
     def _limits_of(self, choice: Choice, zero: int) -> tuple[F64, float]:
-        """Return the same at another sharding."""
+        """Return `limits` for another ZeRO stage."""
         key = (choice.precision, choice.dispatcher, choice.tp_overlap, zero)
         found = self._limits.get(key)
         if found is None:
@@ -436,15 +438,16 @@ class Openings:
         return found
 
     def hosted_limit(self, limits: F64) -> F64:
-        """Return the bytes that tensors may take with something on the host, by recomputation.
+        """Return the largest peak allocated that fits with activation offload by policy, bytes.
 
-        limits : without. Where modules have to be named, nothing of them may be large enough to go.
+        limits : those without offload. They apply, too, if the user names modules, as none of their
+        tensors may be large enough for offload.
         """
         hosted = np.full(limits.shape, self.room.bytes_of("offloaded") * _MORE)
         return hosted if self.device else np.maximum(hosted, limits)
 
     def _rooms_of(self, degree: Choice, staging: Staging) -> tuple[F64, F64]:
-        """Return the limits of all shardings, [sharding, recomputation] and [sharding]."""
+        """Return `limits` of all shardings, shapes [shardings, policies] and [shardings]."""
         key = (degree.precision, degree.dispatcher, degree.tp_overlap, staging.zeros)
         found = self._rooms.get(key)
         if found is None:
@@ -455,7 +458,7 @@ class Openings:
         return found
 
     def table(self, unit: Unit, degree: Choice) -> Stages:
-        """Return the numbers of stages of some degrees with what does not depend on the memory."""
+        """Return the numbers of stages of some degrees, without bounds that depend on memory."""
         key = (unit, degree.global_batch)
         if key not in self._tables:
             self._tables[key] = self._table(unit, degree)
@@ -511,9 +514,9 @@ class Openings:
         )
 
     def least_whole_s(self, unit: Unit, degree: Choice, table: Stages) -> F64:
-        """Return the seconds of a micro-batch of the whole model, as it is recomputed to fit.
+        """Return lower bounds of whole-model micro-batch seconds, recomputed as needed to fit.
 
-        By number of stages; infinite where nothing fits on so many.
+        One value per number of stages; infinite if nothing fits.
         """
         least = np.full(len(table.staging.stages), np.inf)
         if not table.staging.shardings:
@@ -526,7 +529,7 @@ class Openings:
             partly = partly_s(table.again, lacking / table.freed[:, -2])
             found = np.where(table.bytes[:, -1] <= room, np.minimum(found, partly), found)
         if self.hosted.any():
-            # where the fastest recomputation fits, nothing on the host is faster
+            # if the fastest recomputation fits, offload is not faster
             most = self.hosted_limit(limits)
             may = self.hosted & (table.hosted <= most) & (table.whole_s[:, :-2] < found[:, None])
             some = np.flatnonzero(may.any(axis=1))
@@ -540,14 +543,14 @@ class Openings:
         return least
 
     def stages_s(self, unit: Unit, degree: Choice) -> tuple[tuple[int, ...], F64, F64]:
-        """Return numbers of stages, seconds of a step of each at least, and of `least_whole_s`."""
+        """Return numbers of stages, lower bounds of step seconds of each, and `least_whole_s`."""
         table = self.table(unit, degree)
         whole, staging = self.least_whole_s(unit, degree, table), table.staging
         average = whole / np.array(staging.stages, dtype=np.float64)
         return staging.stages, staging.rounds * (average + staging.sends_s), whole
 
     def fits(self, unit: Unit, choice: Choice) -> bool:
-        """Return whether a layout with its recomputation may fit, with nothing on the host."""
+        """Return True if a layout with its recomputation may fit without activation offload."""
         sizes = self.sizes(unit, choice)
         words, blocks = sizes.words, sizes.blocks
         limits, again = self.limits(choice)
@@ -557,7 +560,7 @@ class Openings:
         return bool(blocks[int(choice.recompute.removeprefix("block "))] <= again)
 
     def sizes(self, unit: Unit, choice: Choice) -> _Sizes:
-        """Return what a layout has at least."""
+        """Return lower bounds of the bytes of a layout."""
         key = (unit, choice)
         found = self._sizes.get(key)
         if found is None:
@@ -568,9 +571,9 @@ class Openings:
         return found
 
     def fastest(self, unit: Unit, choice: Choice) -> Options:
-        """Return the savings of a layout that may fit by their steps' seconds at least.
+        """Return the activation policies of a layout that may fit, by lower bounds of step time.
 
-        Sets of modules on the host are open, of recomputations that do not fit without; they take
+        Recomputations that do not fit without offload get an open offload set; offload takes
         longer.
         """
         sizes = self.sizes(unit, choice)
@@ -596,7 +599,7 @@ class Openings:
         return self._ordered(may, free, *sizes.seconds, hosted)
 
     def _hosted_bytes(self, unit: Unit, choice: Choice) -> F64:
-        """Return what a layout has at least by recomputation, whatever is on the host."""
+        """Return lower bounds of a layout's bytes by policy, for any activation offload."""
         sizes = self.sizes(unit, choice)
         if sizes.hosted is None:
             arrangement = arrangement_of(unit, choice)
@@ -604,7 +607,7 @@ class Openings:
         return sizes.hosted
 
     def smallest(self, unit: Unit, choice: Choice) -> Options:
-        """Return the savings of a layout by the bytes of its fullest stage at least."""
+        """Return the activation policies of a layout, by lower bounds of the peak stage's bytes."""
         sizes = self.sizes(unit, choice)
         hosted = np.full(len(sizes.words), np.inf)
         if self.hosted.any():
@@ -624,21 +627,23 @@ class Openings:
         return Options(values[order], places[order], sets[order])
 
     def no_faster(self, options: Options, at: int) -> Bool:
-        """Return which options compute again all that one of them does, and so take no less.
+        """Return which policies recompute all modules that one of them does: they are not faster.
 
-        Whatever else they do: more is computed again, or waits on the host.
+        This holds whether they recompute more or offload activations.
         """
         words = self.prices.words
         place = int(options.places[at])
         if place >= len(words) or words[place] == FULL:
             return np.zeros(len(options.places), dtype=bool)
-        # of some layers of each chunk only what computes nothing again is known to be less
+        # `block N` is only known to recompute more than the policy without recomputation
         known = np.append(self._covers[place], words[place] == NONE)
         return known[np.minimum(options.places, len(words))]
 
     @cached_property
     def _covers(self) -> Bool:
-        """[word, word]: the second computes again whatever the first does."""
+        """True if the second policy recomputes all modules of the first, shape [policies,
+        policies].
+        """
         sets = [
             frozenset() if one == NONE else frozenset(one.split("+")) for one in self.prices.words
         ]
@@ -647,7 +652,7 @@ class Openings:
         )
 
     def saving(self, options: Options, at: int) -> Saving:
-        """Return what one of some options does about activations."""
+        """Return the activation policy at an index."""
         place, one = int(options.places[at]), int(options.sets[at])
         words = self.prices.words
         recompute = words[place] if place < len(words) else f"block {place - len(words)}"
@@ -656,7 +661,7 @@ class Openings:
         return Saving(recompute, self.prices.hosted.words[one])
 
     def least_spread(self, unit: Unit, choice: Choice) -> float:
-        """Return bytes that some stage has at least, whatever is done about activations."""
+        """Return a lower bound of the bytes of some stage, for any activation policy."""
         sizes, freed = self.prices.spread_bytes(unit, choice)
         least = float(sizes.min())
         if self.hosted.any():
@@ -665,20 +670,21 @@ class Openings:
         return least
 
     # ----------------------------------------------------------------------------------------------
-    # Modules on the host
+    # Activation offload
 
     def may_host(self, recompute: str) -> bool:
-        """Return whether modules may be on the host beside a recomputation."""
+        """Return True if modules may be offloaded with a recomputation policy."""
         words = self.prices.words
         return recompute in words and bool(self.hosted[words.index(recompute)])
 
     def fastest_sets(
         self, unit: Unit, choice: Choice, recompute: str, full: Sequence[str] = ()
     ) -> Options:
-        """Return the sets beside a recomputation that may fit, by their steps' seconds at least.
+        """Return the offload sets of a policy that may fit, by lower bounds of step time.
 
-        Of sets of which one leaves no less of any layer than another, the other is no slower and
-        comes alone. full : sets that do not fit, which no longer stand before others.
+        A set that offloads no less of any layer than another set is dropped, as the other is no
+        slower.
+        full : sets that turned out not to fit, which no longer hide others.
         """
         at = self.prices.words.index(recompute)
         sizes, most = self._sets_bytes(unit, choice, at)
@@ -693,13 +699,13 @@ class Openings:
         return found.only(np.flatnonzero(~less.any(axis=0)))
 
     def smallest_sets(self, unit: Unit, choice: Choice, recompute: str) -> Options:
-        """Return the sets beside a recomputation by the bytes of the fullest stage at least."""
+        """Return the offload sets of a policy, by lower bounds of the peak stage's bytes."""
         at = self.prices.words.index(recompute)
         sizes = sets_bytes(self.prices, unit, choice, arrangement_of(unit, choice), at)
         return self._ordered_sets(unit, at, self.sets, sizes)
 
     def _sets_bytes(self, unit: Unit, choice: Choice, word: int) -> tuple[F64, F64]:
-        """Return bytes that the fullest stage has at least by set, and those that it may have."""
+        """Return lower bounds of the peak stage's bytes by offload set, and the limits."""
         sizes = sets_bytes(self.prices, unit, choice, arrangement_of(unit, choice), word)
         limits, _ = self.limits(choice)
         leaves = (self.prices.hosted.has @ unit.bounds.gone.copied[word]).any(axis=1)
@@ -708,7 +714,7 @@ class Openings:
 
     def _ordered_sets(self, unit: Unit, word: int, may: Bool, values: F64) -> Options:
         copied = self.prices.hosted.has @ unit.bounds.gone.copied[word]
-        # of sets that leave the same there is one; of those that leave nothing, none at all
+        # of sets that offload the same bytes keep one, and none that offloads nothing
         seen = {(0.0,) * copied.shape[1]} if self.device else set()
         found: list[int] = []
         for at in np.lexsort((copied @ unit.number, values)):

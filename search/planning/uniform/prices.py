@@ -1,9 +1,9 @@
-"""What a choice takes: its step time and memory as `autopar check` prices them, and lower bounds.
+"""Step time and memory of a candidate: exact as in `autopar check`, and lower bounds.
 
-Exact prices are those of `autopar.price.step` and `autopar.price.account`. The bounds are never
-above them, and cost a hundredth: they say which choices need no price. Those of memory are
-`search.planning.uniform.memory`'s, those of all degrees together
-`search.planning.uniform.coarse`'s.
+Exact prices come from `autopar.price.step` and `autopar.price.account`. The bounds are never above
+them and cost a hundredth, so that most candidates need no exact price. Bounds of memory are in
+`search.planning.uniform.memory`, those of all degrees together in
+`search.planning.uniform.coarse`.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ from search.planning.uniform.layout import Arrangement
 from search.planning.uniform.memory import Bounds, Hosted, Modules, Room, StageBytes, live_forwards
 
 Pipeline = tuple[Schedule, int]
-"""A schedule and the chunks of a stage."""
+"""(schedule, chunks per stage)."""
 
 _ROUNDING = 1.0 - 1e-9
-"""So that sums in another order are no larger than the exact ones."""
+"""Rounding factor: sums in another order must not exceed the exact ones."""
 _MORE = 1.0 + 1e-9
-"""The same of what there is room for."""
+"""Rounding factor of memory limits."""
 _LARGE = 1e9
-"""Times the weights of a stage, whose transfer is then as fast as any."""
+"""Factor on the weights of a stage, at which a transfer reaches its highest rate."""
 
 
 class Prices:
-    """Prices of the choices of one engine for one job."""
+    """Prices of the candidates of one engine for one job."""
 
     def __init__(self, engine: EngineSpace, job: Job, target: Target) -> None:
         self.engine = engine
@@ -115,10 +115,10 @@ class Prices:
         self.stragglers = 1.0 + STRAGGLERS * math.log2(nodes)
 
     # ----------------------------------------------------------------------------------------------
-    # What choices have in common
+    # Data shared by candidates
 
     def base(self, choice: Choice) -> StepJob:
-        """Return a job of one data rank that has the settings of a choice."""
+        """Return a job of one data-parallel rank with the settings of a candidate."""
         settings = (choice.dispatcher, choice.overlap_experts, choice.tp_overlap)
         key = (choice.tp, choice.precision, *settings)
         found = self._bases.get(key)
@@ -142,7 +142,7 @@ class Prices:
         return chunks_of_sizes([self.job.model.num_layers], 1, mtp=self.job.model.mtp)
 
     def plain(self, choice: Choice) -> Choice:
-        """Return a choice of one stage and of as few data ranks as its degrees have."""
+        """Return a candidate with one stage and the fewest data-parallel ranks of its degrees."""
         inner = choice.tp * choice.cp
         dp = math.lcm(inner, choice.ep * choice.etp) // inner
         return replace(
@@ -156,7 +156,7 @@ class Prices:
         )
 
     def has(self, precision: Precision, zero: int) -> bool:
-        """Return whether the engine trains as the job says at a sharding at all."""
+        """Return True if the engine supports the job's training with this precision and ZeRO stage."""
         key = (precision, zero)
         if key not in self._trains:
             compiled = self.engine.compiled
@@ -169,7 +169,7 @@ class Prices:
         return self._trains[key]
 
     def unit(self, choice: Choice) -> Unit:
-        """Return what choices of these degrees have in common; raises InputError."""
+        """Return the unit of a candidate's degrees; raises InputError if the engine rejects them."""
         key = degrees_of(choice)
         found = self._units.get(key)
         if found is None:
@@ -178,7 +178,7 @@ class Prices:
 
     @cached_property
     def kinds(self) -> Kinds:
-        """The kinds of layers of the model."""
+        """Layer types of the model."""
         job = self.base(Choice())
         alike: dict[Block, int] = {}
         kinds: list[int] = []
@@ -235,10 +235,10 @@ class Prices:
         )
 
     def _layer_s(self, plain: Choice, job: StepJob, at: int) -> Half:
-        """Return the seconds of a layer of a kind from its attention's and its MLP's.
+        """Return the seconds of a layer of one type, as the sum of attention and MLP.
 
-        Attention depends on nothing of experts, and these see the tokens that a rank routes,
-        whichever degrees left it so many.
+        Attention does not depend on the expert sharding. Experts depend on the number of tokens
+        that a rank routes, not on the degrees that set it.
         """
         block = self.kinds.blocks[at]
         if block.attention is None or block.mlp is None:
@@ -253,10 +253,11 @@ class Prices:
         else:
             routed = routed_alone(job, block.mlp)
             way = (plain.ep, plain.etp, plain.dispatcher, plain.overlap_experts, plain.precision)
-            # that of shared experts is the whole job, which sends as tensor ranks do
+            # layers with shared experts use the whole job, as these communicate between tensor
+            # ranks
             key = attention if routed is job else (routed.seq,)
             second = self._half(routed, other, (*key, *way, at, "experts"))
-        # each half has the host code of a layer in it
+        # each half contains the host overhead of a whole layer
         return Half(
             first.device_s + second.device_s,
             first.host_s + second.host_s - self._empty_s(job),
@@ -264,26 +265,26 @@ class Prices:
         )
 
     def _empty_s(self, job: StepJob) -> F64:
-        """Return the host's seconds of a layer that has nothing, by recomputation."""
+        """Return the host overhead of an empty layer by recomputation policy, seconds."""
         if job.graphs not in self._empty:
             nothing = LayerTimes((), Sends(), Sends(), Sends(), 0.0, held=None)
             self._empty[job.graphs] = self._by_word(job, nothing).host_s
         return self._empty[job.graphs]
 
     def _half(self, job: StepJob, block: Block, key: object) -> Half:
-        """Return the seconds of a layer or of a half of one, which `key` has the degrees of."""
+        """Return the seconds of a layer or half a layer; `key` contains all degrees that matter."""
         found = self._halves.get(key)
         if found is None:
             found = self._halves[key] = self._by_word(job, self.known.times(job, block))
         return found
 
     def _by_word(self, job: StepJob, times: LayerTimes) -> Half:
-        """Return the device's and host's seconds of a layer by recomputation, of none, of all."""
+        """Return the seconds of a layer by policy; the last two are no and full recomputation."""
         machine = self.target.machine
         plain = seconds_of_times(machine, job, times)
         full = seconds_of_times(machine, replace(job, recompute="full"), times)
         device, host = (np.full(len(self.words) + 2, one) for one in plain)
-        # hosts wait for the launches of a layer that is made again as a whole alone
+        # only full recomputation of a layer adds kernel launches on the host
         device[:-2] += self.modules.sums(
             [again_seconds(machine, job, times, _step_words(one)) for one in self.modules.names]
         )
@@ -292,7 +293,9 @@ class Prices:
         return Half(device, host, forward_seconds(machine, job, times))
 
     def _memory(self, plain: Choice, kinds: tuple[int, ...]) -> Bounds:
-        """Return the bounds of memory, in which overlapped exchanges are no launch of their own."""
+        """Return the memory bounds of a candidate, in which overlapped expert communication is
+        ignored.
+        """
         own = replace(plain, overlap_experts=False)
         key = degrees_of(own)
         found = self._bounds.get(key)
@@ -309,10 +312,10 @@ class Prices:
         return found
 
     def stages(self, choice: Choice, fixed: Fixed) -> tuple[int, ...]:
-        """Return the numbers of stages of which a rank has whole samples and whole experts.
+        """Return the numbers of stages with whole samples and whole experts per rank.
 
-        A pipeline has as many micro-batches as stages at least: with fewer, stages would never all
-        be at work.
+        A pipeline needs at least as many micro-batches as stages: with fewer, stages would never
+        all be busy.
         """
         inner, expert = choice.tp * choice.cp, choice.ep * choice.etp
         key = (inner, expert, choice.micro_batch, choice.global_batch, fixed.pp, fixed.dp)
@@ -334,9 +337,9 @@ class Prices:
     # Bounds
 
     def rows_s(self, unit: Unit, choice: Choice) -> Rows:
-        """Return a unit's seconds with the traffic of sharded weights beside them.
+        """Return a unit's seconds with the concurrent traffic of sharded weights.
 
-        Of the numbers of copies that a sharding may have, the least.
+        The traffic is the least over the allowed numbers of HSDP replicas.
         """
         key = (unit, choice.pp if choice.zero == 3 else 0)
         found = self._rows.get(key)
@@ -350,21 +353,21 @@ class Prices:
         return found
 
     def _least_traffic_s(self, unit: Unit, choice: Choice) -> tuple[F64, float]:
-        """Return the seconds of the traffic of a layer by kind, and what a table's adds."""
+        """Return the traffic seconds of a layer by type, and those that each table adds."""
         data = self.job.world // (choice.tp * choice.cp * choice.pp)
         numbers = divisors(data) if choice.zero in self.engine.replicated else [1]
         layers, tables = zip(
             *(self._traffic_s(unit, choice, data, copies) for copies in numbers), strict=True
         )
-        # two tables in one transfer take no longer than each by itself
+        # one transfer of both tables takes no longer than two; each end gets half of it
         return np.min(layers, axis=0), min(tables) / 2.0
 
     def _traffic_s(
         self, unit: Unit, choice: Choice, data: int, copies: int
     ) -> tuple[list[float], float]:
-        """Return the seconds of transfers of a layer by kind, and what those of tables add.
+        """Return the seconds of transfers of a layer by type, and those of the tables.
 
-        Without those of adapters, which are few.
+        Transfers of adapters are ignored, as they are small.
         """
         machine = self.target.machine
         job = None
@@ -392,20 +395,20 @@ class Prices:
         return [sum(found[at : at + 2]) for at in range(0, len(found) - 1, 2)], found[-1]
 
     def least_s(self, choice: Choice, whole_s: float) -> float:
-        """Return seconds that no step of these degrees falls below, whatever its stages.
+        """Return a lower bound of step time for these degrees with any stages, seconds.
 
-        M micro-batches of the whole model spread evenly over its ranks: no bubble, and nothing
-        visible of the data-parallel ranks.
+        M micro-batches of the whole model are spread evenly over its ranks, without bubble and
+        without exposed data-parallel communication.
         """
         replicas = self.job.world / (choice.tp * choice.cp)
         rounds = choice.global_batch / (choice.micro_batch * replicas)
         return self.stragglers * rounds * whole_s * _ROUNDING
 
     def rounds(self, choice: Choice, pipelines: Sequence[Pipeline]) -> float:
-        """Return how often a step takes what a micro-batch takes of an average stage, at least.
+        """Return a lower bound of step time over the micro-batch time of an average stage.
 
-        pipelines : those that a choice of stages may have. The shortest bubble is of most chunks;
-        none is certain where gradients of weights are put off.
+        pipelines : schedules and chunks that the candidate may have. The bubble is shortest with
+        the most chunks, and it may be 0 if weight gradients are deferred.
         """
         bubbles = [0.0 if SCHEDULES[schedule].splits else 1.0 / vpp for schedule, vpp in pipelines]
         number = self.micro_batches(choice) + (choice.pp - 1) * min(bubbles)
@@ -414,16 +417,16 @@ class Prices:
     def spread_s(
         self, choice: Choice, pipelines: Sequence[Pipeline], whole_s: float, sends_s: float
     ) -> float:
-        """Return `least_s` of a choice with its stages: as if all were equally long."""
+        """Return `least_s` of a candidate with stages, as if all stages took equally long."""
         return self.rounds(choice, pipelines) * (whole_s / choice.pp + sends_s)
 
     def stages_s(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
-        """Return seconds that a step does not fall below, by recomputation and by `block N`.
+        """Return lower bounds of step time by policy and by N of `block N`, seconds.
 
-        Everything but the visible reduction of gradients: M times the longest stage, and the others
-        once for each chunk. All forwards before backwards take no less. Where gradients of weights
-        are put off, a stage begins when the forwards of a chunk of those before it are through, and
-        then works on all of its own.
+        M times the longest stage, one chunk of each other stage, the exposed gradient reduction and
+        the optimizer. All forwards before all backwards take no less. With deferred weight
+        gradients, a stage begins after the forwards of one chunk on the stages before it, and then
+        runs all its own work.
         """
         key = (unit, choice)
         if key not in self._layouts_s:
@@ -447,7 +450,10 @@ class Prices:
     def pipeline_s(
         self, unit: Unit, choice: Choice, arrangement: Arrangement, device: F64, host: F64
     ) -> F64:
-        """Return the same of seconds that layers of stages take, [..., stage]."""
+        """Return lower bounds of step time from seconds of the stages' layers, shape [..., stage].
+
+        The array `device` is changed in place.
+        """
         first, last = arrangement.ends
         number, send = self.micro_batches(choice), self.transfer_s(unit, choice)
         chunks = choice.vpp if choice.pp > 1 else 1
@@ -469,12 +475,12 @@ class Prices:
         return found
 
     def micro_batches(self, choice: Choice) -> int:
-        """Return the micro-batches of a step."""
+        """Return the number of micro-batches per step and data-parallel rank."""
         dp = self.job.world // (choice.tp * choice.cp * choice.pp)
         return choice.global_batch // (choice.micro_batch * dp)
 
     def transfer_s(self, unit: Unit, choice: Choice) -> float:
-        """Return what sends between stages add to a micro-batch of a stage."""
+        """Return the seconds that sends between stages add to a micro-batch of a stage."""
         if choice.pp == 1:
             return 0.0
         key = (choice.tp, choice.cp, choice.micro_batch, choice.pp, choice.vpp, choice.precision)
@@ -486,9 +492,9 @@ class Prices:
         return found
 
     def _visible_s(self, unit: Unit, choice: Choice, pipeline_s: F64) -> F64 | float:
-        """Return what is seen of summing gradients behind a pipeline that takes so long at least.
+        """Return the exposed gradient reduction after a pipeline of this lower bound, seconds.
 
-        What hides in the last backward grows with the pipeline, by less than that does.
+        The part hidden in the last backward grows with the pipeline time, but by less than that.
         """
         degrees = (choice.tp, choice.cp, choice.ep, choice.etp, choice.pp)
         key = (*degrees, choice.zero, choice.precision)
@@ -502,12 +508,11 @@ class Prices:
         return np.maximum(0.0, found - window) + HIDDEN_REDUCTION * found
 
     def _reduction_s(self, unit: Unit, choice: Choice) -> float:
-        """Return the seconds of summing the gradients of an average stage, and of gathering its
-        weights, at least.
+        """Return the least seconds of gradient reduction and weight gathering of an average stage.
 
-        At the rate of very large tensors, which none exceeds, so that it is linear in the weights
-        and no more than of the largest stage. Of the numbers of copies that a sharding may have,
-        the least.
+        They are at the rate of very large tensors, which no tensor exceeds, so that they are linear
+        in the weights and no more than those of the largest stage. The result is the least over the
+        allowed numbers of HSDP replicas.
         """
         if choice.zero == 3 or unit.job.frozen:
             return 0.0
@@ -535,9 +540,9 @@ class Prices:
         return least
 
     def _update_s(self, unit: Unit, choice: Choice) -> float:
-        """Return what the optimizer takes of an average stage: no less than of the largest.
+        """Return the optimizer seconds of an average stage, a lower bound for the largest stage.
 
-        Nothing where adapters alone are trained, which are few.
+        0 if only adapters are trained, as these are small.
         """
         if unit.job.frozen:
             return 0.0
@@ -562,7 +567,7 @@ class Prices:
     # Memory
 
     def room_bytes(self, unit: Unit, choice: Choice, room: Room, *, again: bool) -> float:
-        """Return the highest peak that leaves enough free; again : some of it is recomputed."""
+        """Return the largest peak allocated that fits, bytes; again : True with recomputation."""
         key = (choice.precision, choice.dispatcher, choice.tp_overlap, choice.zero, again)
         run = self._kinds.get(key)
         if run is None:
@@ -573,13 +578,13 @@ class Prices:
         return room.bytes_for(run) * _MORE
 
     def least_bytes(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
-        """Return bytes that the fullest stage has at least, by recomputation and by `block N`."""
+        """Return lower bounds of the peak stage's bytes, by policy and by N of `block N`."""
         stages = self.stage_bytes(unit, choice, arrangement)
         words, blocks = [one.words for one in stages], [one.blocks for one in stages]
         return np.max(words, axis=0) * _ROUNDING, np.max(blocks, axis=0) * _ROUNDING
 
     def stage_bytes(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> list[StageBytes]:
-        """Return bytes that each of the unlike stages has at least, with nothing on the host."""
+        """Return lower bounds of bytes of each distinct stage, without activation offload."""
         key = (unit, choice)
         if key not in self._layouts_bytes:
             self._layouts_bytes[key] = self._bytes_of_stages(unit, choice, arrangement)
@@ -605,11 +610,11 @@ class Prices:
         return found
 
     def states_of(self, unit: Unit, choice: Choice) -> tuple[float, float]:
-        """Return the bytes of a trained element of dense layers, and of experts."""
+        """Return the state bytes per trained parameter of dense layers, and of experts."""
         return unit.bounds.state_bytes(choice.zero, *self._shards(choice), staged=choice.pp > 1)
 
     def _shards(self, choice: Choice) -> tuple[int, int]:
-        """Return the ranks that share the states of dense layers, and of experts."""
+        """Return the numbers of ranks that shard the states of dense layers, and of experts."""
         ranks = self.job.world // (choice.pp * choice.dp_replicate)
         return ranks // choice.tp, ranks // (choice.ep * choice.etp)
 
@@ -620,14 +625,15 @@ class Prices:
         return found[0], most[0]
 
     def many_spread_bytes(self, unit: Unit, stages: I64, states: F64) -> tuple[F64, F64]:
-        """Return bytes that some stage has at least, wherever the layers lie.
+        """Return lower bounds of the bytes of some stage, for any layer partition.
 
-        stages, states : [i] and [i, 2] of `states_of`. Both results are [i, row], by row of a
-        unit's seconds. Stage i of p has p - i micro-batches of its layers at least, whatever the
-        schedule, or where chunks come back up the stages i + 1, which is the same: a mean of all
-        stages with weights g_i is sum_k n_k min_i g_i (w_k + (p - i) a_k) or more, of layers with w
-        bytes of their own and a for each micro-batch, and no higher than the fullest. The other
-        array is the most that a byte which a layer does not save takes off that mean.
+        stages, states : shapes [i] and [i, 2], the latter from `states_of`. Both results have the
+        shape [i, row], with the rows of a unit's seconds. Stage i of p has at least p - i live
+        micro-batches of its layers in any schedule; where chunks return up the stages it has i + 1,
+        which is equivalent. A mean of all stages with weights g_i is at least sum_k n_k min_i g_i
+        (w_k + (p - i) a_k), for layers with w bytes of their own and a per micro-batch, and it is
+        no higher than the peak stage. The second result is the largest reduction of that mean per
+        byte that a layer does not save.
         """
         sizes, number = unit.bounds.sizes, unit.number
         saved, count = sizes.rows, number.sum()
@@ -635,8 +641,8 @@ class Prices:
         own = sizes.static + states[:, :1] * sizes.dense + states[:, 1:] * sizes.experts
         mean_own = (own @ number / count)[:, None]
         mean_saved = saved @ number / count
-        # of the unlike shares of a layer (w + l a) / (mean w + l mean a) the least is at an end of
-        # the l live micro-batches: it is monotone in them
+        # of all shares (w + l a) / (mean w + l mean a) of a layer with l live micro-batches, the
+        # least is at an end of the range, because they are monotone in l
         pp = stages[:, None].astype(np.float64)
         live = np.arange(1, stages.max(initial=1) + 1, dtype=np.float64)
         shares = 1.0 / (mean_own[:, :, None] + mean_saved[:, None] * live)
@@ -646,7 +652,7 @@ class Prices:
             for some in (pp, np.ones_like(pp))
         )
         found = np.minimum(first, last) @ number / whole
-        # max of g_i l_i: of l / (mean w + l mean a) it is that of the most live
+        # max of g_i l_i: l / (mean w + l mean a) is largest for the most live micro-batches
         most = pp / (mean_own + pp * mean_saved) / whole
         return found * _ROUNDING, most
 
@@ -654,11 +660,11 @@ class Prices:
     # Prices
 
     def run(self, choice: Choice) -> Run:
-        """Return the run of a choice; raises InputError with what its engine refuses."""
+        """Return the run of a candidate; raises InputError if its engine rejects it."""
         return run_of(self.engine, self.job, choice)
 
     def timed(self, choice: Choice) -> Timing | None:
-        """Return the step time of a choice; None where it is refused, or has none."""
+        """Return the timing of a candidate; None if it is rejected or has no step time."""
         if choice not in self._timings:
             try:
                 job = self._step_job(self.run(choice))
@@ -669,7 +675,7 @@ class Prices:
         return self._timings[choice]
 
     def account(self, choice: Choice, stage: int, run: Run) -> Account:
-        """Return the counted memory of a stage."""
+        """Return the exact memory account of a stage."""
         key = (choice, stage)
         found = self._accounts.get(key)
         if found is None:
@@ -694,6 +700,6 @@ class Prices:
 
 
 def _step_words(recompute: str) -> Recomputation:
-    """Return what a choice's words make the backward compute again, as step times know it."""
+    """Return the recomputation of a candidate in the form that step times use."""
     found = recomputation_of(recompute)
     return frozenset({"per_op"}) if found == "op" else found

@@ -1,7 +1,7 @@
-"""Where nothing fits: the launch whose fullest stage is the emptiest, best first by lower bounds.
+"""Best-first search for the plan with the smallest peak, if no plan fits.
 
-As `search.planning.uniform.solve`, by bytes instead of seconds. It says what a launch would need at
-least, so that somebody knows how much memory, or how many devices more, would do.
+Works like `search.planning.uniform.solve`, on bytes in place of seconds. The result is the minimum
+memory, from which users see how much memory or how many devices are missing.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from search.planning.uniform.space import Degrees, Space
 
 
 class Smallest(NamedTuple):
-    """A launch, and the bytes of its fullest stage."""
+    """Plan with the smallest peak memory."""
 
     choice: Choice
     run: Run
     stages: tuple[int, ...]
-    """That were counted: of those that are alike the fullest."""
+    """Stages with counted memory: of equal stages the one with the largest peak."""
     least_bytes: float
-    """No launch has a fullest stage below it."""
+    """Lower bound of the peak of any plan, bytes."""
 
 
 class _Entry(NamedTuple):
     size: float
     level: int
-    """0: counted; 1: a layout; 2: stages; 3: degrees."""
+    """0: counted plan; 1: layout; 2: stages; 3: degrees."""
     number: int
     choice: Choice
     unit: Unit | None = None
@@ -46,9 +46,9 @@ class _Entry(NamedTuple):
 def smallest_launch(
     space: Space, degrees: Degrees, openings: Openings, deadline: float
 ) -> Smallest | None:
-    """Return the launch with the smallest peak; None where the engine runs none.
+    """Return the plan with the smallest peak; None if the engine runs none.
 
-    deadline : of the process's CPU, in seconds, after which the most promising one is taken.
+    deadline : CPU seconds of the process, after which the most promising candidate is taken.
     """
     return _Search(space, openings).run(degrees, deadline)
 
@@ -73,7 +73,7 @@ class _Search:
         following = 0
         least: float | None = None
         while self.queue or (following < len(order) and least is None):
-            # once time is up, only what the last one was opened into is looked at
+            # once time is up, only candidates from the last expansion are examined
             while following < len(order) and least is None:
                 place = order[following]
                 size = float(degrees.bytes[place])
@@ -122,7 +122,7 @@ class _Search:
             self.count(entry)
 
     def open_degrees(self, one: Choice) -> None:
-        # transfers beside products take more memory, so that one or the other is the smallest
+        # TP overlap needs more memory, so the first of both values has the smallest plan
         degrees = self.openings.overlaps(one)[:1]
         try:
             units = [self.prices.unit(choice) for choice in degrees]
@@ -147,7 +147,7 @@ class _Search:
                     self.push(float(options.values[0]), 1, choice, unit=unit, options=options)
 
     def count(self, entry: _Entry) -> None:
-        """Count the saving of a layout whose bound is the lowest that is left."""
+        """Count the memory of the policy of a layout with the lowest remaining bound."""
         assert entry.unit is not None, "a layout has a unit"
         assert entry.options is not None, "a layout has options"
         recompute, offload = self.openings.saving(entry.options, entry.at)

@@ -1,9 +1,9 @@
-"""The fastest launches of one engine that fit: best first by lower bounds, exactly.
+"""Exact best-first search for the fastest plans of one engine that fit, by lower bounds.
 
-Every choice of the space is either priced or excluded by a bound that its step time, or its memory,
-cannot be below. Open choices wait in one queue by their bound; coarse ones are opened into finer
-ones (degrees, stages, chunks of them, layouts with sharding and recomputation), and the first exact
-price that comes out of the queue and fits is that of the fastest launch of all.
+Every candidate is either priced or excluded by a lower bound of its step time or memory. Candidates
+wait in one queue, ordered by bound. Coarse ones are expanded into finer ones (degrees, stages,
+chunks, layouts with sharding and recomputation). The first exactly priced candidate from the queue
+that fits is the fastest plan.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from search.planning.uniform.space import Space
 
 
 class Solution(Record):
-    """A launch, and its price."""
+    """Plan with its price."""
 
     choice: Choice
     run: Run
@@ -41,12 +41,12 @@ class Solution(Record):
 
     @property
     def samples_per_s(self) -> float:
-        """Sequences of all GPUs together."""
+        """Throughput of all GPUs together, sequences per second."""
         return self.choice.global_batch / self._step_s
 
     @property
     def sample_s(self) -> float:
-        """Seconds of a step for each of its sequences."""
+        """Step time per sequence of the global batch, seconds."""
         return self._step_s / self.choice.global_batch
 
     @property
@@ -57,62 +57,61 @@ class Solution(Record):
 
 
 class Effort(Record):
-    """What a search has looked at."""
+    """Statistics of a search."""
 
     degrees: int
-    """Combinations of degrees, micro-batch and precision that are legal."""
+    """Legal combinations of degrees, micro-batch and precision."""
     choices: int = 1
-    """All choices: these with their stages, chunks, sharding and recomputation, of which some may
-    be refused by the engine; the layouts of as many chunks count once."""
+    """All candidates: combinations with their stages, chunks, sharding and recomputation.
+
+    The engine may reject some of them. Layouts with equal numbers of chunks count once."""
     opened: int
-    """Degrees whose stages were looked at."""
+    """Degrees that were expanded into stages."""
     timed: int
-    """Choices whose step was priced."""
+    """Candidates with an exact step time."""
     counted: int
-    """Choices whose memory was counted."""
+    """Candidates with an exact memory count."""
     cpu_s: float
 
 
 class Shortage(Record):
-    """What a launch lacks where none fits."""
+    """Missing memory of the smallest plan, where no plan fits."""
 
     stage: int
-    """The fullest."""
+    """Index of the peak stage."""
     missing_bytes: float
-    """Of its peak, what is above the highest one that leaves enough free; of the host's memory,
-    what is above all of it."""
+    """Missing bytes: device peak above the largest one that fits, or host memory above its size."""
     least_bytes: float
-    """No choice has a fullest stage below it; the peak itself where the launch is the smallest.
+    """Lower bound of the peak of any plan, bytes; the peak itself if the plan is the smallest.
 
-    Of the host: no choice that fits on the device takes less there.
-    """
+    For host memory: lower bound over all plans that fit on the device."""
     host: bool = False
-    """It is the host that lacks memory: what is there leaves enough of the device free."""
+    """True if host memory is missing; the plan fits on the device then."""
 
 
 class Solved(Record):
-    """The best launches of an engine, fastest first; none where nothing fits."""
+    """Best plans of an engine, fastest first; empty if nothing fits."""
 
     engine: EngineSpace
     solutions: tuple[Solution, ...]
-    """No two of one family of degrees."""
+    """Plans of different families of degrees."""
     smallest: Solution | None
-    """Where nothing fits, the launch with the smallest peak that was found, or, where the device
-    has room for some, that of these with the least on the host; None where time was up before that
-    was known."""
+    """Plan with the smallest peak found, if nothing fits; None if time was up before.
+
+    If some plans fit on the device but not on the host, the one with the least host memory."""
     shortage: Shortage | None = None
-    """What the smallest one lacks."""
+    """Missing memory of the smallest plan; None without one."""
     least_s: float | None = None
-    """Seconds for each sequence of a step that no launch that fits is below; None: none fits."""
+    """Lower bound of step seconds per sequence of any plan that fits; None if none fits."""
     complete: bool = True
-    """Nothing was left to look at, or nothing that could be better; False: time was up."""
+    """True if no better plan is possible; False if time was up."""
     effort: Effort
 
     @property
     def gap(self) -> float:
-        """By how much the best launch may be slower than the fastest there is, as a share of it.
+        """Upper bound of the best plan's slowdown over the fastest possible one, as a share.
 
-        0 where the search was complete.
+        0 if the search was complete.
         """
         if not self.solutions or not self.least_s:
             return 0.0
@@ -120,47 +119,48 @@ class Solved(Record):
 
 
 _MOST_S = 5.0
-"""Of CPU that are spent on the smallest launch where nothing fits."""
+"""CPU seconds for the smallest plan, where nothing fits."""
 GRACE_S = 5.0
-"""Of CPU behind a limit in which any launch that fits is looked for where none was found."""
+"""CPU seconds after the time limit to search any plan that fits, where none was found."""
 _DEGREES, _STAGES, _CHUNKS, _LAYOUT, _SETS, _COPIES, _HOSTED, _EXACT = range(7, -1, -1)
-"""Levels of entries: of equally long ones exact ones come first, with nothing on the host before
-others."""
+"""Levels of queue entries, lowest first among equal bounds.
+
+Exact entries come first, those without offload before others."""
 _ROUNDING = 1.0 - 1e-9
-"""So that differences of sums are no larger than the exact ones."""
+"""Rounding factor: differences of sums must not exceed the exact ones."""
 
 
 class _Limit(NamedTuple):
-    """Of a search: its CPU, and the launches whose memory is counted."""
+    """Limits of a search: CPU seconds and number of memory counts; None for no limit."""
 
     cpu_s: float | None
     counts: int | None
 
     def over(self, counted: int) -> bool:
-        """Return whether it is passed after so many launches."""
+        """Return True if a limit is exceeded after `counted` memory counts."""
         if self.counts is not None and counted >= self.counts:
             return True
         return self.cpu_s is not None and time.process_time() > self.cpu_s
 
 
 class _Entry(NamedTuple):
-    """A choice in the queue, and what is known of it."""
+    """Candidate in the queue with its bounds."""
 
     seconds: float
-    """For each sequence: the step's, or what it is not below."""
+    """Step seconds per sequence, or a lower bound of them."""
     level: int
     choice: Choice
     number: int
     unit: Unit | None = None
     options: Options | None = None
     at: int = 0
-    """Of the options."""
+    """Index of the current policy in `options`."""
     whole_s: float = 0.0
-    """Of stages: seconds of a micro-batch of the whole model at least."""
+    """Lower bound of whole-model micro-batch seconds; set at the level of stages."""
 
 
 class Uniform:
-    """The launches of one engine for one job, which can be asked for more than once."""
+    """Search space of one engine and job, for any number of searches."""
 
     def __init__(self, engine: EngineSpace, job: Job, target: Target) -> None:
         self.engine = engine
@@ -169,9 +169,9 @@ class Uniform:
         self.prices = Prices(engine, job, target)
         self.space = Space(self.prices)
         self.openings: dict[Fixed, Openings] = {}
-        """What is left open by what is fixed, without what depends on the memory."""
+        """Allowed values by constraints, without values that depend on memory."""
         self.known: dict[Fixed, dict[tuple[int, Choice], tuple[Room, float]]] = {}
-        """By level and choice, what nothing finer was below in how much memory."""
+        """(level, candidate) -> (memory budget, lower bound of all finer candidates)."""
 
     def solve(
         self,
@@ -184,14 +184,13 @@ class Uniform:
         memory_bytes: float | None = None,
         oom_risk: float | None = None,
     ) -> Solved:
-        """Return the fastest launches that fit, the best of each family of degrees.
+        """Return the fastest plans that fit, the best of each family of degrees.
 
-        seconds : of CPU after which the best that was found is returned, with its gap; where there
-        is none yet, any launch that fits is looked for during `grace_s` more. counts : the same
-        in launches whose memory is counted, as many again being the grace, so that slow machines
-        find what fast ones do; the smallest launch is not looked for then. memory_bytes and
-        oom_risk : of a device, instead of the target's. Raises InputError where the engine runs no
-        launch of this job at all.
+        seconds : CPU time limit, after which the best plan found is returned with its gap. Without
+        one, any plan that fits is searched for `grace_s` more. counts : limit of memory counts, so
+        that slow machines find the same plans as fast ones. Its grace is as many counts again, and
+        the smallest plan is not searched then. memory_bytes and oom_risk : of a device, in place of
+        the target's. Raises InputError if the engine runs no plan of this job at all.
         """
         began = time.process_time()
         target = self.target
@@ -216,16 +215,16 @@ def solve(
     top: int = 1,
     seconds: float | None = None,
 ) -> Solved:
-    """Return the fastest launches of an engine that fit, the best of each family of degrees.
+    """Return the fastest plans of an engine that fit, the best of each family of degrees.
 
-    seconds : of CPU after which the best that was found is returned, with its gap. Raises
-    InputError where the engine runs no launch of this job at all.
+    seconds : CPU time limit, after which the best plan found is returned with its gap. Raises
+    InputError if the engine runs no plan of this job at all.
     """
     return Uniform(engine, job, target).solve(fixed, top=top, seconds=seconds)
 
 
 class _Search:
-    """One question to a space."""
+    """One search in a space."""
 
     def __init__(self, uniform: Uniform, target: Target, fixed: Fixed, top: int) -> None:
         self.prices, self.space = uniform.prices, uniform.space
@@ -236,12 +235,11 @@ class _Search:
         self.found: dict[object, Solution] = {}
         self.opened = self.timed = self.counted = 0
         self.hosted: dict[Choice, dict[str, bool]] = {}
-        """Layout with a recomputation -> the sets of modules on the host that were in the queue,
-        and whether they turned out to be too large."""
+        """Layout with a recomputation -> offload sets pushed so far, True if too large."""
         self.copied: set[Choice] = set()
-        """Choices whose other numbers of copies were in the queue."""
+        """Candidates whose other numbers of HSDP replicas were pushed."""
         self.too_much: tuple[float, Solution] | None = None
-        """Of the launches that the host has no room for, the one with the least on it."""
+        """Plan with the least host memory among those that exceed it, with its bytes; else None."""
         self.complete = True
         self.least_s: float | None = None
         known = uniform.openings.setdefault(fixed, Openings(self.prices, fixed, self.room))
@@ -252,7 +250,7 @@ class _Search:
     # ----------------------------------------------------------------------------------------------
 
     def push(self, seconds: float, level: int, choice: Choice, **known: object) -> None:
-        """Put a choice into the queue."""
+        """Push a candidate into the queue."""
         self.pushed += 1
         self.least_pushed = min(self.least_pushed, seconds)
         heapq.heappush(
@@ -264,7 +262,7 @@ class _Search:
     least_pushed = math.inf
 
     def coarse(self) -> Iterator[tuple[float, Choice]]:
-        """Yield the degrees that may fit by their bounds."""
+        """Yield the degrees that may fit, in the order of their bounds."""
         seconds, size, way, laid, batch = self.degrees
         most = self.room.most_bytes
         at = np.flatnonzero(size <= most)
@@ -275,7 +273,9 @@ class _Search:
             yield float(seconds[place]), choice
 
     def entries(self) -> Iterator[_Entry]:
-        """Yield the choices of the queue by their bounds; what is opened meanwhile is in it."""
+        """Yield the queue's candidates in the order of their bounds, including those pushed
+        meanwhile.
+        """
         coarse = self.coarse()
         following = next(coarse, None)
         while self.queue or following:
@@ -285,9 +285,9 @@ class _Search:
             yield heapq.heappop(self.queue)
 
     def run(self, limit: _Limit, end: _Limit) -> None:
-        """Look for the best launches until they are found, or time is up.
+        """Search the best plans until they are found or a limit is exceeded.
 
-        Past the limit any launch that fits will do, past the end none is looked for any more.
+        After `limit` any plan that fits is accepted, after `end` the search stops.
         """
         late = False
         for entry in self.entries():
@@ -307,7 +307,7 @@ class _Search:
                 break
 
     def dive(self, entry: _Entry, end: _Limit) -> None:
-        """Look for any launch of an entry that fits, the finest choices first."""
+        """Search any plan of an entry that fits, the finest candidates first."""
         others, self.queue = self.queue, [entry]
         while self.queue and not self.found and not end.over(self.counted):
             at = min(
@@ -316,16 +316,16 @@ class _Search:
             )
             one = self.queue.pop(at)
             if one.level == _LAYOUT:
-                # the slowest recomputation leaves the most room
+                # the slowest recomputation needs the least memory
                 assert one.options is not None, "a layout has options"
-                # once that is opened, what is left of the layout comes behind it
+                # once it is expanded, the rest of the layout follows it
                 one = one._replace(at=max(one.at, one.options.slowest))
             self.open(one)
         self.queue = [*others, *self.queue]
         heapq.heapify(self.queue)
 
     def open(self, entry: _Entry) -> None:
-        """Push what is finer than an entry, or take it where it is a launch."""
+        """Expand an entry, or accept it if it is a plan."""
         if entry.level in self.finer:
             self.open_finer(entry)
         elif entry.level == _LAYOUT:
@@ -342,7 +342,7 @@ class _Search:
 
     @cached_property
     def finer(self) -> dict[int, Callable[[_Entry], None]]:
-        """By level, what pushes that which is finer; it depends on the entry and the room alone."""
+        """Expansion by level; it depends on the entry and the memory budget only."""
         return {
             _DEGREES: self.open_degrees,
             _STAGES: self.open_stages,
@@ -350,9 +350,9 @@ class _Search:
         }
 
     def open_finer(self, entry: _Entry) -> None:
-        """Push what is finer than an entry, or the entry again by what that was not below before.
+        """Expand an entry, or push it again with a higher bound of an earlier search.
 
-        With less memory less fits, so that what was the least of an earlier question is a bound.
+        Less memory excludes more, so a bound found with more memory stays a bound.
         """
         within, least = self.bound(entry.level, entry.choice)
         if within and least > entry.seconds:
@@ -366,7 +366,7 @@ class _Search:
             self.known[entry.level, entry.choice] = self.room, max(entry.seconds, self.least_pushed)
 
     def bound(self, level: int, choice: Choice) -> tuple[bool, float]:
-        """Return whether an earlier question had as much room, and what nothing finer was below."""
+        """Return (reusable, lower bound in s) from an earlier search with at least this budget."""
         room, least = self.known.get((level, choice), (None, 0.0))
         return room is not None and self.room.within(room), least
 
@@ -385,7 +385,7 @@ class _Search:
                     self.push(least, _STAGES, choice, unit=unit, whole_s=float(whole))
 
     def open_stages(self, entry: _Entry) -> None:
-        """Push the schedules and numbers of chunks."""
+        """Push the allowed schedules and numbers of chunks."""
         unit = entry.unit
         assert unit is not None, "stages have a unit"
         for choice in self.openings.laid(unit, entry.choice):
@@ -395,7 +395,7 @@ class _Search:
             self.push(seconds / choice.global_batch, _CHUNKS, choice, unit=unit)
 
     def open_chunks(self, entry: _Entry) -> None:
-        """Push the layouts of so many chunks with their recomputations that may fit."""
+        """Push the layouts of a number of chunks, with the recomputations that may fit."""
         unit = entry.unit
         assert unit is not None, "chunks have a unit"
         for choice in self.openings.layouts(unit, entry.choice):
@@ -404,10 +404,10 @@ class _Search:
                 self.push(float(options.values[0]), _LAYOUT, choice, unit=unit, options=options)
 
     # ----------------------------------------------------------------------------------------------
-    # Launches
+    # Plans
 
     def open_layout(self, entry: _Entry) -> None:
-        """Price the fastest saving of a layout that is left, or open its sets of modules."""
+        """Price the fastest remaining policy of a layout, or expand its offload sets."""
         assert entry.options is not None, "a layout has options"
         options = entry.options
         recompute, offload = self.openings.saving(options, entry.at)
@@ -423,10 +423,10 @@ class _Search:
             self.push_copies(choice, step, entry)
 
     def push_behind(self, entry: _Entry, options: Options, step: StepTime | None = None) -> None:
-        """Push the savings of a layout behind the one that was looked at, whose step is given.
+        """Push the policies of a layout after the current one, whose step time is given.
 
-        What computes as much again, and more, takes no less under schedules that are timed by whole
-        stages; others by forwards and backwards, of which hosts give either a share.
+        Policies that recompute as much and more are not faster in schedules timed by whole stages.
+        Other schedules are timed by forwards and backwards, which share host overhead.
         """
         at = entry.at + 1
         if at >= len(options.places):
@@ -435,7 +435,7 @@ class _Search:
         if step is not None and whole and options.sets[entry.at] == DEVICE:
             least = step.total_s * _ROUNDING / entry.choice.global_batch
             if len(self.openings.copies(entry.choice)) > 1:
-                # the savings behind may be faster in more copies
+                # the remaining policies may be faster with more replicas
                 least = self.copied_s(entry.choice, step)
             which = self.openings.no_faster(options, entry.at)
             options, at = options.behind(entry.at, which, least), 0
@@ -449,7 +449,7 @@ class _Search:
         )
 
     def push_copies(self, choice: Choice, step: StepTime, entry: _Entry) -> None:
-        """Push more copies of what is sharded than the fewest, by what they take at least."""
+        """Push the larger numbers of HSDP replicas with their lower bound."""
         fewest, *others = self.openings.copies(choice)
         if choice.dp_replicate != fewest or not others or choice in self.copied:
             return
@@ -458,21 +458,20 @@ class _Search:
         self.push(least, _COPIES, choice, unit=entry.unit)
 
     def copied_s(self, choice: Choice, step: StepTime) -> float:
-        """Return what any copies take at least for each sequence, by the step of the fewest.
+        """Return a lower bound of seconds per sequence for any replicas, from the fewest's step.
 
-        Of ZeRO-3 a step says nothing: more copies gather weights faster as well.
+        0 with ZeRO-3: more replicas also gather weights faster.
         """
         if choice.zero == 3:
             return 0.0
-        # more copies can take no more than all of what is seen of the reduction
+        # more replicas can at most remove the whole exposed reduction
         gone = self.prices.stragglers * step.terms_s["gradients"]
         return (step.total_s - gone) * _ROUNDING / choice.global_batch
 
     def open_sets(self, choice: Choice, unit: Unit | None, seconds: float = 0.0) -> None:
-        """Push the least sets of modules on the host that may fit where a choice does not.
+        """Push the smallest offload sets that may fit where a candidate does not.
 
-        seconds : what the choice is not below; where an earlier question knows more, that comes
-        first.
+        seconds : lower bound of the candidate; a higher one of an earlier search is pushed first.
         """
         assert unit is not None, "a layout has a unit"
         key = replace(choice, offload=NONE)
@@ -499,9 +498,9 @@ class _Search:
             self.push(float(options.values[0]), _SETS, key, unit=unit, options=options)
 
     def hold_sets(self, entry: _Entry) -> None:
-        """Hold sets of modules on the host against the price without, which none is below."""
+        """Push offload sets with the price without offload, which is their lower bound."""
         choice, options = entry.choice, entry.options
-        if options is None:  # of an earlier question
+        if options is None:  # from a bound of an earlier search
             self.open_sets(choice, entry.unit, entry.seconds)
             return
         timing = self.prices.timed(choice)
@@ -515,7 +514,7 @@ class _Search:
         self.push_copies(choice, timing.step, entry)
 
     def price(self, choice: Choice, unit: Unit | None) -> StepTime | None:
-        """Push a launch with its step time, and return it; None where it has none."""
+        """Push a plan with its step time and return it; None if it has none."""
         timing = self.prices.timed(choice)
         if timing is None or timing.step is None:
             return None
@@ -525,7 +524,7 @@ class _Search:
         return timing.step
 
     def open_copies(self, entry: _Entry) -> None:
-        """Price a launch with more copies of what is sharded, as far as they may fit."""
+        """Price a plan with more HSDP replicas, as far as these may fit."""
         assert entry.unit is not None, "a launch has a unit"
         for number in self.openings.copies(entry.choice)[1:]:
             choice = replace(entry.choice, dp_replicate=number)
@@ -535,24 +534,24 @@ class _Search:
                 self.open_sets(choice, entry.unit)
 
     def take(self, entry: _Entry) -> None:
-        """Take a launch whose step is priced, where it fits."""
+        """Accept a plan with a step time, if it fits."""
         choice = entry.choice
         run = self.prices.run(choice)
         self.counted += 1
         assert entry.unit is not None, "a launch has a unit"
-        # of stages that are alike the first has the most micro-batches live, so it is the fullest
+        # of equal stages the first has the most live micro-batches, so its peak is the largest
         stages = arrangement_of(entry.unit, choice).at
         for stage in stages:
             peak = self.prices.account(choice, stage, run).peak_bytes
             if self.target.odds(run, peak) > self.target.oom_risk:
                 if self.openings.may_host(choice.recompute):
-                    # less on the host is no slower, so that only now more is worth a look
+                    # less offload is no slower, so sets with more are pushed only now
                     self.open_sets(choice, entry.unit)
                 return
         solution = self.solution(choice, run, stages)
         host = solution.assessment.host_bytes
         if not self.target.host_fits(host):
-            # sets of modules that were not looked at hold this one, so that they take more
+            # sets that were not pushed contain this one, so they take more host memory
             if self.too_much is None or host < self.too_much[0]:
                 self.too_much = host, solution
             return
@@ -561,12 +560,12 @@ class _Search:
         self.found[_family(choice)] = solution
 
     def solution(self, choice: Choice, run: Run, stages: Sequence[int]) -> Solution:
-        """Return a choice with its price."""
+        """Return a candidate with its price."""
         assessment = self.prices.assessed(choice, run, self.target, stages)
         return Solution(choice=choice, run=run, assessment=assessment)
 
     def nearest(self, deadline: float | None) -> tuple[Solution | None, Shortage | None]:
-        """Return the launch that needs the least memory, and what it lacks."""
+        """Return the plan that needs the least memory, and its missing memory."""
         if self.too_much is not None:
             host, solution = self.too_much
             of_stages = solution.assessment.host_bytes_at
@@ -591,7 +590,7 @@ class _Search:
         )
 
     def solved(self, began: float, deadline: float | None, *, smallest: bool) -> Solved:
-        """Return what was found, and the smallest launch where that is none."""
+        """Return the result of the search, with the smallest plan if nothing fits."""
         least, shortage = None, None
         if smallest and not self.found and self.complete:
             least, shortage = self.nearest(deadline)
@@ -614,5 +613,5 @@ class _Search:
 
 
 def _family(choice: Choice) -> tuple[object, ...]:
-    """Return what alternatives differ in: degrees, not who shards what or other settings."""
+    """Return the degrees in which alternatives differ; sharding and settings do not count."""
     return (choice.pp, choice.tp, choice.cp, choice.ep, choice.etp)

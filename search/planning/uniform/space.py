@@ -1,7 +1,7 @@
-"""All degrees of an engine for a job, each with what its step takes, and has in memory, at least.
+"""Degrees of an engine for a job, with lower bounds of step time and memory.
 
-Legal combinations of tensor, context and expert degrees, micro-batch, precision and settings, whose
-stages, layers and recomputation are still open; `search.planning.uniform.solve` opens them.
+These are the legal combinations of tensor, context and expert degrees, micro-batch, precision and
+settings. Stages, layers and recomputation are chosen in `search.planning.uniform.solve`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from search.planning.uniform.memory import states_of_run
 from search.planning.uniform.prices import Prices
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
-"""Sequences of a micro-batch that are tried where nobody says how many."""
+"""Micro-batch sizes searched by default, sequences."""
 CONTEXT_KINDS: tuple[ContextKind, ...] = ("ring", "a2a")
-"""Exchanges of context ranks that are tried where nobody says which: gathered keys are seldom
-faster than both, and half as many degrees again."""
+"""Context-parallel communication types searched by default.
+
+All-gather of keys is seldom faster than both, and would add half as many degrees again."""
 
 
 _LAID = ("tp", "cp", "cp_kind")
@@ -40,29 +41,29 @@ class Degrees(NamedTuple):
     """Many combinations of degrees, as arrays of equal length."""
 
     seconds: F64
-    """Of a step for each of its sequences, at least."""
+    """Lower bound of step seconds per sequence."""
     bytes: F64
-    """Of a rank, at least."""
+    """Lower bound of bytes per rank."""
     way: I64
     laid: I64
     batch: I64
 
 
 class Space:
-    """The legal degrees of an engine for a job, whatever somebody fixes of them."""
+    """Legal degrees of an engine for a job, for any constraints."""
 
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
         self.micro_batches: tuple[int, ...] = MICRO_BATCHES
         self.context_kinds: tuple[ContextKind, ...] = CONTEXT_KINDS
-        """Both: those that were tried, or said, till now."""
+        """Both contain the defaults and all values requested so far."""
         self._exchanges: dict[tuple[int, int], tuple[ContextKind, ...]] = {}
         self._legal: dict[object, Bool] = {}
         self._seconds: dict[object, F64] = {}
         self._degrees: dict[Fixed, Degrees] = {}
         self._stages: dict[object, tuple[int, ...]] = {}
         self.numbers: dict[Fixed, int] = {}
-        """Of all choices, by what is fixed; somebody else counts them."""
+        """Number of candidates by constraints; the solver fills it."""
 
     # ----------------------------------------------------------------------------------------------
     # Values of each degree
@@ -82,12 +83,12 @@ class Space:
         )
 
     def _degrees_that_keep(self, rule: Rule, name: str) -> list[int]:
-        """Return the degrees of a name that divide the GPUs and keep a rule of it alone."""
+        """Return the divisors of the world size that keep a rule on one degree."""
         values, degrees = job_values(self.prices.job), divisors(self.prices.job.world)
         return [one for one in degrees if keeps((rule,), {**values, name: one})]
 
     def _kinds(self, tp: int, cp: int) -> tuple[ContextKind, ...]:
-        """Return how context ranks exchange what attention needs of others."""
+        """Return the context-parallel communication types of a tensor and a context degree."""
         engine, job = self.prices.engine, self.prices.job
         if cp == 1:
             return ("ring",)
@@ -98,7 +99,7 @@ class Space:
                 kind
                 for kind in engine.context
                 if kind in self.context_kinds
-                # not every model has heads that divide, or attention that may be in rings
+                # some models have heads that do not divide, or attention without ring support
                 and (
                     (kind == "ring" and (job.model.attention.window is None or alone))
                     or runs(engine, job, Choice(tp=tp, cp=cp, cp_kind=kind))
@@ -130,7 +131,7 @@ class Space:
         return tuple(found)
 
     def _admit(self, sizes: Iterable[int], kinds: Iterable[ContextKind]) -> None:
-        """Take what somebody has said of both into all arrays of ways to lay attention."""
+        """Add requested micro-batch sizes and communication types to all attention shardings."""
         if {*sizes} <= {*self.micro_batches} and {*kinds} <= {*self.context_kinds}:
             return
         self.micro_batches = tuple(sorted({*self.micro_batches, *sizes}))
@@ -143,7 +144,7 @@ class Space:
         self._degrees.clear()
 
     def choice(self, way: Ways, laid: Laid, batch: int) -> Choice:
-        """Return a choice of degrees."""
+        """Return the candidate of some degrees."""
         return Choice(
             tp=laid.tp,
             cp=laid.cp,
@@ -159,9 +160,9 @@ class Space:
         )
 
     def _going(self, way: Ways, laid: Sequence[Laid]) -> Bool:
-        """Return which attention degrees the engine runs beside expert degrees, on one stage.
+        """Return which attention shardings the engine runs with an expert sharding, on one stage.
 
-        What overlapped exchanges need of stages is asked when these are chosen.
+        Constraints of overlapped expert communication on stages are checked with the stages.
         """
         key = (way.ep, way.etp)
         if key not in self._legal:
@@ -180,11 +181,11 @@ class Space:
     # Degrees with their bounds
 
     def degrees(self, fixed: Fixed) -> Degrees:
-        """Return the legal degrees that somebody has left."""
+        """Return the legal degrees that the constraints allow."""
         self._admit(fixed.micro_batch or (), fixed.cp_kind or ())
         sizes = MICRO_BATCHES if fixed.micro_batch is None else fixed.micro_batch
         kinds = CONTEXT_KINDS if fixed.cp_kind is None else fixed.cp_kind
-        # what bounds depend on, and stages; the rest only says which of them are left
+        # bounds and stages depend on these constraints only; the others just select degrees
         broad = Fixed(
             pp=fixed.pp,
             dp=fixed.dp,
@@ -202,7 +203,7 @@ class Space:
                     one.micro_batch in sizes
                     and kept((one.tp,), fixed.tp)
                     and kept((one.cp,), fixed.cp)
-                    # without context ranks there is nothing to exchange
+                    # without context ranks there is no communication
                     and (one.cp == 1 or one.cp_kind in kinds)
                 )
                 for one in self.laid
@@ -213,7 +214,8 @@ class Space:
 
     def _every(self, fixed: Fixed) -> Degrees:
         found: list[tuple[F64, F64, I64, I64, I64]] = []
-        # precisions and dispatchers leave open what goes, and in bytes what is counted here
+        # legality does not depend on precision and dispatcher, bytes do not depend on the
+        # dispatcher
         groups: dict[object, list[tuple[int, tuple[int, ...], I64]]] = {}
         sizes: dict[object, F64] = {}
         for number, way in enumerate(self.ways):
@@ -234,7 +236,7 @@ class Space:
         return Degrees(*map(np.concatenate, zip(*found, strict=True)))
 
     def _grouped(self, way: Ways, fixed: Fixed) -> Iterator[tuple[int, tuple[int, ...], I64]]:
-        """Yield batch, numbers of stages and the ways to lay attention that may have these."""
+        """Yield batch, numbers of stages and the attention shardings that allow these."""
         attention, laid_as = self._unlike(lambda one: (one.tp, one.cp, one.cp_kind))
         inner, shared_by = self._unlike(lambda one: (one.tp * one.cp, one.micro_batch))
         goes = self._going(way, attention)[laid_as]
@@ -253,7 +255,9 @@ class Space:
                     yield batch, stages, found
 
     def _unlike(self, of: Callable[[Laid], object]) -> tuple[list[Laid], I64]:
-        """Return ways to lay attention that are unlike in something, and which each one is like."""
+        """Return attention shardings with distinct keys, and the index of its key for each
+        sharding.
+        """
         first: dict[object, int] = {}
         like = [first.setdefault(of(one), len(first)) for one in self.laid]
         places = {number: place for place, number in reversed([*enumerate(like)])}
@@ -266,14 +270,14 @@ class Space:
             kept((way.ep,), fixed.ep)
             and kept((way.etp,), fixed.etp)
             and kept((way.precision,), fixed.precision)
-            # without ranks of experts there is nothing to dispatch
+            # without expert ranks there is nothing to dispatch
             and (not several or kept((way.dispatcher,), fixed.dispatcher))
             and (not several or way.overlap == overlap)
         )
 
     @cached_property
     def blocks(self) -> dict[Block, int]:
-        """Kinds of layers, and how many of each the model has."""
+        """Layer types and the number of layers of each in the model."""
         found: dict[Block, int] = {}
         for block in self.prices.base(Choice()).blocks:
             one = replace(block, number=1)
@@ -282,7 +286,7 @@ class Space:
 
     @cached_property
     def _timed(self) -> dict[Block, int]:
-        """The same with the layers of modules of further tokens, which are as the model's last."""
+        """Layer types with the layers of MTP modules, which have the type of the last layer."""
         job = self.prices.base(Choice())
         last = replace(job.blocks[-1], number=1)
         return {**self.blocks, last: self.blocks[last] + job.mtp}
@@ -292,7 +296,7 @@ class Space:
         return Whole(self.prices.target.machine, self.laid, self.ways, self._fastest_base)
 
     def _fastest_base(self, choice: Choice) -> StepJob:
-        """Return a job of one data rank whose tensor ranks send as fast as any of them can."""
+        """Return a job of one data-parallel rank with TP overlap, if any tensor degree allows it."""
         return self.prices.base(replace(choice, tp_overlap=self._beside))
 
     @cached_property
@@ -302,7 +306,7 @@ class Space:
 
     @cached_property
     def _columns(self) -> tuple[F64, ...]:
-        """Tensor and context degree, micro-batch, ranks that have parts of the sequence."""
+        """Tensor degree, context degree, micro-batch size, sequence-parallel ranks; one array each."""
         rows = [
             (*one[:3], one.tp if self.prices.base(Choice(tp=one.tp)).sequence_parallel else 1)
             for one in self.laid
@@ -314,23 +318,23 @@ class Space:
         return np.array([one.tp * one.cp / one.micro_batch for one in self.laid])
 
     def _bound_s(self, way: int, at: I64) -> F64:
-        """Return `Prices.least_s` of many ways to lay attention, for each sequence."""
+        """Return `Prices.least_s` per sequence for many attention shardings."""
         found = self._seconds.get(way)
         if found is None:
             every = np.arange(len(self.laid))
             whole = self._whole.seconds(self.ways[way], self._timed, every)
-            # b / (m w / (t c)) micro-batches of the whole model, for each of b sequences
+            # b / (m w / (t c)) micro-batches of the whole model, per each of b sequences
             found = self.prices.stragglers * whole * self._inner / self.prices.job.world
             self._seconds[way] = found
         bound: F64 = found[at]
         return bound
 
     def _bound_bytes(self, way: Ways, at: I64, stages: tuple[int, ...], fixed: Fixed) -> F64:
-        """Return bytes that the fullest stage has at least, whatever the stages and sharding.
+        """Return lower bounds of the peak stage's bytes, for any stages and sharding.
 
-        States, and of each layer its input for as many micro-batches as a stage has live, as
-        `Prices.spread_bytes` has them. Of mixtures whose norms are modules of their own inputs may
-        all be on the host.
+        They contain model states, and the input of each layer for the live micro-batches of a
+        stage, as in `Prices.spread_bytes`. If norms of MoE layers can be offloaded, their inputs
+        may all be on the host.
         """
         job, engine = self.prices.job, self.prices.engine
         tp, cp, size, scattered = (column[at] for column in self._columns)
@@ -379,7 +383,7 @@ class Space:
             run = self.prices.engine.launch(
                 replace(self.prices.job, world=1), self.prices.plain(choice)
             )
-            # of frozen weights there is no more than they are, which is left out
+            # frozen weights have no states; their own bytes are ignored
             frozen = run.runtime.adapters is not None
             states = (0.0, 0.0) if frozen else states_of_run(run, staged=staged)
             found = self._seconds[key] = np.array(states)

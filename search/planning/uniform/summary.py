@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from search.planning.uniform.solve import Solution
 
 _SHOWN_TERMS = 4
-"""Terms of a step in which two precisions differ most."""
+"""Largest number of step-time terms shown for the difference of two precisions."""
 
 
 def summary_of(found: Launches) -> Answer:

@@ -1,4 +1,4 @@
-"""Arrays of which bounds of launches are made.
+"""Arrays for lower bounds of uniform plans.
 
-Not here: exact prices, and what is looked at in which order, which are `search.planning.uniform`'s.
+Exact prices and the order of the search are in `search.planning.uniform`.
 """

@@ -1,10 +1,10 @@
-"""Activations on the host: bounds of what they free, and of what their copies take.
+"""Bounds for activation offload: bytes freed on the device and seconds of exposed copies.
 
-A set of modules is enumerated where its recomputation and layout are looked at; before that, any
-set that frees enough is bounded by what copies of as many bytes take at least. Seen of them is
-sum_k n_k (c_k / r - f_k)+ + (c_k / r - b_k)+ of c bytes over a link of r bytes/s beside forwards of
-f and backwards of b seconds, which for sums C, F, B of the layers of a stage or model is
-(C / r - F)+ + (C / r - B)+ or more: (.)+ is subadditive.
+Sets of modules are enumerated once a recomputation policy and a layout are expanded. Before that,
+every set that frees enough bytes is bounded by the time to copy these bytes. Copies of c bytes
+over a link of r bytes/s, during forwards of f and backwards of b seconds, are exposed for
+sum_k n_k (c_k / r - f_k)+ + (c_k / r - b_k)+. With sums C, F, B over the layers of a stage or model
+this is at least (C / r - F)+ + (C / r - B)+, because (.)+ is subadditive.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from search.planning.uniform.layout import Arrangement
 from search.planning.uniform.prices import Prices
 
 _ROUNDING = 1.0 - 1e-9
-"""So that sums in another order are no larger than the exact ones."""
+"""Rounding factor: sums in another order must not exceed the exact ones."""
 
 
 def whole_hosted_s(prices: Prices, unit: Unit, rows: Sequence[Rows], freed_bytes: F64) -> F64:
-    """Return the whole model's seconds by recomputation with so much of it on the host.
+    """Return lower bounds of whole-model seconds with `freed_bytes` offloaded, by policy.
 
-    rows : of shardings; freed_bytes : [sharding, recomputation], of a micro-batch, no more than
-    modules leave; so is the result.
+    rows : one entry per sharding; freed_bytes : bytes per micro-batch, shape [shardings, policies],
+    at most what the modules can offload. The result has the same shape.
     """
     number = unit.number
     forward = unit.forward_s @ number
@@ -41,7 +41,7 @@ def whole_hosted_s(prices: Prices, unit: Unit, rows: Sequence[Rows], freed_bytes
 
 
 def _copies_s(prices: Prices, copied_bytes: F64, forward_s: F64 | float, backward_s: F64) -> F64:
-    """Return what is seen of copies to the host and back."""
+    """Return the exposed seconds of copies to the host and back."""
     copy = copied_bytes / prices.link_bytes_per_s
     found: F64 = np.maximum(0.0, copy - forward_s) + np.maximum(0.0, copy - backward_s)
     return found
@@ -50,9 +50,9 @@ def _copies_s(prices: Prices, copied_bytes: F64, forward_s: F64 | float, backwar
 def hosted_s(
     prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement, limit_bytes: F64
 ) -> F64:
-    """Return `stages_s` by recomputation with what frees enough on the host.
+    """Return `stages_s` by recomputation policy with enough activations offloaded to fit.
 
-    limit_bytes : by recomputation, of the fullest stage; no less than `least_hosted_bytes`.
+    limit_bytes : limit of the peak stage by policy; at least `least_hosted_bytes`.
     """
     stages, sharded = prices.stage_bytes(unit, choice, arrangement), prices.rows_s(unit, choice)
     layers = arrangement.layers.astype(np.float64)
@@ -68,16 +68,16 @@ def hosted_s(
 
 
 def hosted_spread_bytes(unit: Unit, sizes: F64, freed: F64) -> F64:
-    """Return `many_spread_bytes` by recomputation, whatever is on the host.
+    """Return lower bounds of `many_spread_bytes` by policy, for any activation offload.
 
-    sizes, freed : its results, [i, row].
+    sizes, freed : results of `many_spread_bytes`, shape [i, row].
     """
     found: F64 = sizes[:, :-2] - freed[:, :-2] * (unit.bounds.leaves @ unit.number)
     return found
 
 
 def least_hosted_bytes(prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement) -> F64:
-    """Return bytes of the fullest stage at least by recomputation, whatever is on the host."""
+    """Return lower bounds of the peak stage's bytes by policy, for any activation offload."""
     stages = prices.stage_bytes(unit, choice, arrangement)
     gone = [one.words - unit.bounds.leaves @ one.live for one in stages]
     least: F64 = np.max(gone, axis=0) * _ROUNDING
@@ -85,7 +85,7 @@ def least_hosted_bytes(prices: Prices, unit: Unit, choice: Choice, arrangement: 
 
 
 def sets_s(prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement, word: int) -> F64:
-    """Return `stages_s` by set of modules on the host, beside one recomputation."""
+    """Return `stages_s` by set of offloaded modules, for one recomputation policy."""
     layers = layers_of(unit, arrangement)
     copied = prices.hosted.has @ unit.bounds.gone.copied[word]
     device, host = unit.device_s[word], unit.host_s[word]
@@ -100,14 +100,14 @@ def sets_s(prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement,
 def sets_bytes(
     prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement, word: int
 ) -> F64:
-    """Return bytes that the fullest stage has at least, by set, beside one recomputation."""
+    """Return lower bounds of the peak stage's bytes by offload set, for one policy."""
     gone, has = unit.bounds.gone, prices.hosted.has
     copied, blocks = has @ gone.copied[word], has @ gone.blocks[word]
     found = []
     for one in prices.stage_bytes(unit, choice, arrangement):
         size = one.words[word] - blocks @ one.live
         if one.kind is not None:
-            # in its backward a layer has its own again
+            # the backward of a layer needs its own offloaded activations on the device again
             more = unit.bounds.made[one.kind] + copied[:, one.kind] - one.forward
             size += np.where(copied.any(axis=1), np.maximum(0.0, more), 0.0)
         found.append(size)

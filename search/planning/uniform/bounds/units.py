@@ -1,7 +1,7 @@
-"""What choices of the same degrees have in common, and its seconds by recomputation as arrays.
+"""Data shared by candidates of equal degrees, and their seconds by recomputation policy as arrays.
 
-Kinds of layers, elements and seconds of a rank, and layers of stages. How they are priced is
-`search.planning.uniform.prices`'s.
+Layer types, parameters and seconds of a rank, and layers of stages. The prices are computed in
+`search.planning.uniform.prices`.
 """
 
 from __future__ import annotations
@@ -23,100 +23,106 @@ from search.planning.uniform.memory import Bounds
 
 
 class Rows(NamedTuple):
-    """Seconds of a micro-batch at a sharding."""
+    """Seconds of a micro-batch at one sharding of the weights."""
 
     device_s: F64
-    """[recomputation, kind], as those of a unit."""
+    """Device seconds of one layer, shape [policies + 2, layer types], as in `Unit`.
+
+    They include the exposed traffic of sharded weights."""
     first_s: float
     last_s: float
     device_of_all_s: F64
     host_of_all_s: F64
-    """[recomputation]: of the whole model."""
+    """Device and host seconds of the whole model, shape [policies + 2]."""
     whole_s: F64
-    """The same of device and host together."""
+    """Combined device and host seconds of the whole model, shape [policies + 2]."""
     again: F64
-    """Of the whole model, the device's seconds and the host's, nothing of it made again; and what a
-    byte adds to each at least, of those that layers which are made again whole do not save."""
+    """Whole-model seconds without recomputation and their increase per byte, shape [4].
+
+    Device and host seconds, then lower bounds of the seconds that full recomputation of layers adds
+    to each, per byte that these layers do not save."""
     traffic_s: F64
-    """[kind]: of the traffic beside each layer, at least."""
+    """Lower bound of the traffic seconds concurrent with a layer, shape [layer types]."""
     more: F64
-    """[recomputation]: what a second more of the device adds at least: less than one where the
-    traffic of sharded weights takes longer than a layer."""
+    """Lower bound of the added seconds per additional device second, shape [policies], 0 to 1.
+
+    Below 1 where the traffic of sharded weights takes longer than a layer."""
 
 
 class Kinds(NamedTuple):
-    """Kinds of layers that a model has."""
+    """Layer types of a model."""
 
     blocks: tuple[Block, ...]
-    """One layer of each."""
+    """One layer of each type."""
     of_layers: tuple[int, ...]
-    """Of every layer in execution order."""
+    """Type index of every layer in execution order."""
     parameters: tuple[tuple[float, float], ...]
-    """Of each kind, those of experts and the others."""
+    """Parameters of one layer by type: (experts, others)."""
     number: F64
-    """[kind]: layers of the model."""
+    """Number of layers in the model, shape [layer types]."""
     further: F64
-    """[kind]: those of its modules of further tokens."""
+    """Number of layers in MTP modules, shape [layer types]."""
 
 
 class Half(NamedTuple):
-    """Seconds of a layer, or of its attention or its MLP, for one micro-batch."""
+    """Seconds of a layer, or of its attention or MLP half, for one micro-batch."""
 
     device_s: F64
     host_s: F64
-    """[recomputation], with those of nothing and of whole layers behind."""
+    """Device and host seconds, shape [policies + 2]; the last two are no and full recomputation."""
     forward_s: float
 
 
 class Weights(NamedTuple):
-    """Elements of a rank of one kind of layer."""
+    """Parameters of one layer type on one rank."""
 
     number: int
-    """Layers of this kind in the model."""
+    """Number of layers of this type in the model."""
     dense: float
     experts: float
 
 
 class Unit(Record, eq=False, dict=True):
-    """What choices of the same degrees, micro-batch and precision have in common."""
+    """Data shared by candidates of equal degrees, micro-batch size and precision."""
 
     choice: Choice
-    """Of one stage, on as few ranks as these degrees have."""
+    """Candidate with one stage and the fewest data-parallel ranks that these degrees allow."""
     job: StepJob
     kinds: tuple[int, ...]
-    """Of every layer in execution order."""
+    """Type index of every layer in execution order."""
     blocks: tuple[Block, ...]
-    """One layer of each kind."""
+    """One layer of each type."""
     weights: tuple[Weights, ...]
     number: F64
-    """[kind]: layers of the model."""
+    """Number of layers in the model, shape [layer types]."""
     further: F64
-    """[kind]: those of its modules of further tokens, which stand in front of the head."""
+    """Number of MTP layers, which precede the head, shape [layer types]."""
     device_s: F64
     host_s: F64
-    """[recomputation, kind]: of a micro-batch of one layer; the last two rows are those of nothing
-    and of whole layers."""
+    """Device and host seconds of one layer and micro-batch, shape [policies + 2, layer types].
+
+    The last two rows are no and full recomputation."""
     forward_s: F64
-    """[kind]: of the device, what of a layer is its forward."""
+    """Device seconds of the forward of one layer, shape [layer types]."""
     first_s: float
     last_s: float
-    """Of embedding, and of head and loss, with all of further tokens but their layers."""
+    """Seconds of the embedding, and of head, loss and MTP modules without their layers."""
     bounds: Bounds
 
     @cached_property
     def layer_s(self) -> tuple[float, ...]:
-        """Of every layer in execution order."""
+        """Device seconds of every layer in execution order, without recomputation."""
         plain = self.device_s[-2].tolist()
         return tuple(plain[kind] for kind in self.kinds)
 
     @property
     def end_s(self) -> float:
-        """Of what comes behind the last layer."""
+        """Device seconds after the last layer: MTP modules, head and loss."""
         return self.last_s + float(self.device_s[-2] @ self.further)
 
 
 def degrees_of(choice: Choice) -> tuple[object, ...]:
-    """Return what choices of one unit have in common."""
+    """Return the settings that candidates of one unit share, as a key."""
     return (
         *attention_of(choice),
         *(choice.ep, choice.etp, choice.dispatcher, choice.overlap_experts),
@@ -124,19 +130,19 @@ def degrees_of(choice: Choice) -> tuple[object, ...]:
 
 
 def attention_of(choice: Choice) -> tuple[object, ...]:
-    """Return what a layer without experts depends on."""
+    """Return the settings that the time of a layer without experts depends on, as a key."""
     degrees = choice.tp, choice.tp_overlap, choice.cp, choice.cp_kind
     return *degrees, choice.micro_batch, choice.precision
 
 
 def rows_of(unit: Unit, device_s: F64, traffic_s: F64, table_s: float, visible: float) -> Rows:
-    """Return a unit's seconds with others of the device.
+    """Return a unit's seconds with other device seconds of its layers.
 
-    traffic_s : beside layers, by kind; table_s : of a table's; visible : share of the shorter of
-    traffic and layer that is seen.
+    traffic_s : traffic concurrent with layers, by type; table_s : traffic of an embedding table;
+    visible : exposed share of the shorter of traffic and layer.
 
-    No sum of stages is below `whole_s`: the time of device and host together is convex and of the
-    first degree.
+    No sum over stages is below `whole_s`: the combined time of device and host is convex and
+    homogeneous of degree 1.
     """
     first, last = unit.first_s + table_s, unit.last_s + table_s
     number = unit.number + unit.further
@@ -153,22 +159,22 @@ def rows_of(unit: Unit, device_s: F64, traffic_s: F64, table_s: float, visible: 
 
 
 def partly_s(again: F64, freed_bytes: Real) -> F64:
-    """Return a whole model's seconds with as many layers made again as save so many bytes less.
+    """Return whole-model seconds if enough layers are recomputed to save `freed_bytes` less.
 
-    again : [..., 4] of `Rows`; freed_bytes : a number, or [...].
+    again : `Rows.again`, shape [..., 4]; freed_bytes : a number, or an array of shape [...].
     """
     device, host = (again[..., at] + freed_bytes * again[..., at + 2] for at in (0, 1))
     return both_s(device, host)
 
 
 def arrangement_of(unit: Unit, choice: Choice) -> Arrangement:
-    """Return a choice's layout by kinds of layers."""
-    # put-off gradients of weights keep more alive on later stages, up to what the first one has
+    """Return the layer partition of a candidate by layer types."""
+    # deferred weight gradients keep more activations live on later stages, up to those of the first
     return arranged(choice.chunks, unit.kinds, apart=SCHEDULES[choice.schedule].splits)
 
 
 def layers_of(unit: Unit, arrangement: Arrangement) -> F64:
-    """Return [stage, kind], layers of modules of further tokens in front of the head."""
+    """Return layers by stage and type, shape [stages, layer types], MTP layers with the head."""
     layers = arrangement.layers.astype(np.float64)
     layers[arrangement.ends[1]] += unit.further
     return layers
