@@ -441,7 +441,7 @@ def ask_why_not(session: Session, rule: str, baseline: SearchResult) -> WhyNot:
     """
     from search.planning.space import freed
 
-    # at another batch the comparison would be one of batches
+    # at another batch the result would compare batches
     batches = None if baseline.plan is None else (baseline.plan.global_batch,)
     pins, dropped = freed(session.options.pin, rule)
     options = replace(session.options, pin=(*pins, rule))

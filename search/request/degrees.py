@@ -1,8 +1,8 @@
 """Options that fix degrees: `--tp 2 --cp 8 --ep 8 --vpp 2 --zero 1 --recompute mlp`.
 
-Each option takes one value, or several values from which the search picks the fastest plan.
-The search for uniform plans (`search.planning.uniform`) obeys all of these options. For per-layer
-plans, single values of options that such plans support become rules, as if passed with `--pin`.
+Each option takes one value or several; the search picks the fastest plan among them. The search for
+uniform plans (`search.planning.uniform`) obeys all of these options. For per-layer plans, single
+values of options that such plans support become rules, as if passed with `--pin`.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class SearchOptions:
     fine_grained_mode: bool = option(
         True, help="a strategy per layer (1) or one for all (0)", panel=_SPACE, shown="1"
     )
-    """False: one strategy for all layers."""
+    """True: a strategy per layer; False: one strategy for all layers."""
     pipeline_type: Literal["1f1b", "gpipe"] = option(
         "1f1b",
         help="schedule",

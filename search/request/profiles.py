@@ -178,7 +178,7 @@ def _own(
 
     File names contain only hidden size and heads; files without a sidecar are accepted.
     """
-    from autopar.documents.sidecar import describe_model, read_sidecar  # heavy for a help
+    from autopar.documents.sidecar import describe_model, read_sidecar  # slow import
 
     found: tuple[list[Path], list[Path]] = ([], [])
     for folder in model_folders(kind, precision, model):

@@ -1,4 +1,4 @@
-"""The C++ core behind Python types: tables in, status and indices out."""
+"""Python interface of the C++ core: tables in, status and indices out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from search.planning.cost.tables import PlanTables
 
 # --------------------------------------------------------------------------------------------------
-# The compiled module, checked to be of this version of the package.
+# The compiled module, checked for the version of this package.
 
 
 try:
@@ -30,11 +30,11 @@ except ImportError as error:  # pragma: no cover - depends on the installation
 
 core = _autopar_core
 
-# History of the interface between Python and C++; both sides carry the number.
+# History of the interface between Python and C++; both sides contain the number.
 #   1  the planner
 #   2  the closed-form engines
 #   4  the event replay; sums of a stage's answer
-#   5  what is kept from one search of tables to the next
+#   5  cache of proven results between searches of the same tables
 #   6  the event replay of every schedule
 ABI_VERSION = 6
 if core.ABI_VERSION != ABI_VERSION:  # pragma: no cover - depends on the installation
@@ -45,15 +45,15 @@ if core.ABI_VERSION != ABI_VERSION:  # pragma: no cover - depends on the install
 
 
 # --------------------------------------------------------------------------------------------------
-# Calls of the core: arrays made contiguous, statuses made words.
+# Calls of the core, with contiguous arrays and statuses as words.
 
 
 _LARGEST = 1e150
-"""No second or byte is that large; sums of larger numbers would overflow."""
+"""Largest accepted number of seconds or bytes; sums of larger numbers would overflow."""
 
 
 class StageSolution(Record):
-    """The optimum of one stage; `total_s` is infinite and `choice` empty when infeasible."""
+    """Optimum of one stage; `total_s` is infinite and `choice` empty if infeasible."""
 
     status: Literal["optimal", "infeasible"]
     total_s: float
@@ -61,11 +61,11 @@ class StageSolution(Record):
     memory_bytes: float
     """Sum of the chosen layers' bytes plus the largest transient."""
     bound_s: float
-    """No choice within the budget is faster than this."""
+    """Lower bound of the seconds of any choice within the budget."""
 
 
 class TableChoice(Record):
-    """A plan as indices into PlanTables."""
+    """Plan as indices into PlanTables."""
 
     candidate: int
     stage_sizes: tuple[int, ...]
@@ -75,7 +75,7 @@ class TableChoice(Record):
 
 
 class TableSolution(Record):
-    """Answer of the joint planner over tables; index fields are -1 / empty without a plan."""
+    """Answer of the joint planner over tables; index fields are -1 or empty without a plan."""
 
     status: Literal["optimal", "infeasible", "time_limit"]
     candidate: int
@@ -84,15 +84,15 @@ class TableSolution(Record):
     vocab_index: int
     step_time_s: float
     bound_step_time_s: float
-    """Lower bound of the step time of this candidate's global batch that any plan implies."""
+    """Lower bound of the step time of any plan, for this candidate's global batch."""
     bound_s_per_sample: float
     alternatives: tuple[TableChoice, ...]
     too_large: bool
-    """One stage has more partial plans worth keeping than memory is meant for."""
+    """True if a stage has more non-dominated partial plans than the memory limit allows."""
     alternatives_complete: bool
-    """False when the time limit kept some from being looked for."""
+    """False if the time limit ended the search before all alternatives were searched."""
     smallest_budget_bytes: int
-    """When infeasible: the smallest budget that works (0: no budget does)."""
+    """Smallest budget that works if infeasible, bytes; 0: no budget does."""
     binding_candidate: int
     binding_stage: int
     states: int
@@ -126,11 +126,11 @@ def solve_stage(
     Parameters
     ----------
     time_s : (L, S) seconds of layer l with strategy s; infinite where not allowed.
-    memory_bytes : (L, S) bytes kept by it.
+    memory_bytes : (L, S) bytes that it keeps.
     transition_s : (L, S, S) seconds between strategy x of layer l-1 and y of layer l;
         `transition_s[0]` is not charged.
-    budget_bytes : bound of the sum of kept bytes plus the largest transient.
-    transient_bytes : (L, S) bytes needed for a moment only; zero when None.
+    budget_bytes : limit of the sum of kept bytes plus the largest transient.
+    transient_bytes : (L, S) short-lived bytes; zero if None.
 
     Raises
     ------
@@ -145,14 +145,14 @@ def solve_stage(
     transient = None
     if transient_bytes is not None:
         transient = _matrix("transient_bytes", transient_bytes, shape)
-    # values are checked by the core, which reads them anyway; what it refuses is said here
+    # the core checks values while reading them; on an error they are checked here for the message
     try:
         feasible, choice, total, kept = core.solve_stage(
             times, memory, moves, float(budget_bytes), transient
         )
     except (OverflowError, TypeError, ValueError) as error:
         named = {"time_s": times, "memory_bytes": memory, "transient_bytes": transient}
-        # the first transition is not charged, so it may hold anything
+        # the first transition is not charged, so it may contain any value
         _check_values({**named, "transition_s": moves[1:]})
         _check_budget(budget_bytes)
         raise InputError(str(error)) from None
@@ -167,7 +167,7 @@ def solve_stage(
 
 
 def _check_values(arrays: Mapping[str, NDArray[np.float64] | None]) -> None:
-    """Raise InputError for the first array whose numbers a stage cannot have."""
+    """Raise InputError for the first array with values that are not valid for a stage."""
     for name, array in arrays.items():
         if array is None:
             continue
@@ -184,7 +184,7 @@ def _check_budget(budget_bytes: object) -> None:
         budget = float(budget_bytes)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise InputError(f"budget_bytes is {budget_bytes!r}, expected a number") from None
-    except OverflowError:  # of a whole number that may be too long to be written out
+    except OverflowError:  # an integer that may be too long to print
         raise InputError(
             f"budget_bytes has over 308 digits, expected a number of bytes up to {_LARGEST:g}"
         ) from None
@@ -203,13 +203,13 @@ def _arrays(tables: PlanTables, stage_allowed: NDArray[np.bool_] | None) -> dict
     arrays["vocab_valid"] = tables.vocab_valid.astype(np.uint8)
     arrays["table_group"] = np.array([_GROUPS[d] for d in tables.table_dp], dtype=np.int32)
     if stage_allowed is None:
-        # no rows restrict no stage
+        # an empty array restricts no stage
         stage_allowed = np.ones((0, len(tables.strategies)), dtype=np.bool_)
     arrays["stage_allowed"] = stage_allowed.astype(np.uint8)
     return arrays
 
 
-# above any memory, and far from where sums of bytes leave 63 bits
+# above any memory, and far below the limit where sums of bytes exceed 63 bits
 _LARGEST_BUDGET = 2**60
 
 
@@ -219,7 +219,7 @@ def _check_tables(
     division: tuple[int, ...],
     alternatives: int,
 ) -> None:
-    """Refuse arrays whose axes do not fit together: the core reads them unchecked."""
+    """Raise InputError for arrays whose axes do not match, as the core does not check them."""
     n, k, s = tables.valid.shape
     e, y, layers = len(tables.vocab), len(tables.layouts), len(tables.layer_type)
     shapes = {
@@ -254,7 +254,7 @@ def _check_tables(
         raise InputError(wrong[0])
 
 
-# a plan's layouts are bits of one 64-bit word in the core
+# the core stores the layouts of a plan as bits of one 64-bit word
 _MOST_LAYOUTS = 64
 
 
@@ -271,11 +271,11 @@ def solve_tables(
 ) -> TableSolution:
     """Return the plan with the highest throughput G/T whose stages fit in `budget_bytes`.
 
-    `uniform` asks for one strategy for all layers, `division` fixes the layers per stage,
+    `uniform` requires one strategy for all layers, `division` fixes the layers per stage,
     `stage_allowed` (R, S) restricts the strategies of the first R stages. After `time_limit_s` the
-    best plan known is returned; Ctrl-C is answered meanwhile.
-    `known` is what earlier searches of the same tables have proven at other budgets: it makes this
-    one faster, is added to, and does not change the answer.
+    best plan known is returned; Ctrl-C interrupts the search.
+    `known` contains results proven by earlier searches of the same tables at other budgets. It
+    makes the search faster, is extended by it, and does not change the answer.
 
     Raises
     ------
@@ -288,7 +288,7 @@ def solve_tables(
             _arrays(tables, stage_allowed),
             tables.pipeline_type == "gpipe",
             list(division),
-            # below 0 and above the largest nothing changes, but the core takes 64 bits only
+            # budgets below 0 or above the largest change nothing, but the core accepts 64 bits only
             int(min(max(budget_bytes, -1), _LARGEST_BUDGET)),
             # 0 is no limit
             0.0 if time_limit_s is None else float(time_limit_s),

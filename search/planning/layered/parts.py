@@ -1,13 +1,13 @@
-"""A fast plan whose layers may differ that an engine runs as it is, or that of several engines.
+"""Search for per-layer plans that an engine, or several engines, run exactly as they are.
 
 An engine with one tensor and one context degree for the whole model, embedding and head included,
-runs few of all plans. Its space is the union of smaller ones, one for each pair of degrees and kind
-of data parallelism, each given by options that anybody could type. Every one is searched exactly
-and its plan is handed to the exporter; where that loses something, the alternatives of the search
-are tried, and the first that loses nothing narrows the part to its stages and recomputed layers.
-The fastest of what the parts give is taken. A part whose best plan is lossy may hold a faster
-lossless plan than its alternatives: the answer is the best of the parts, no bound of the engine's
-whole space. Which requests are answered so, and which by launches, is `search.planning.choose`'s.
+runs few of all plans. Its space is the union of parts, one for each pair of degrees and kind of
+data parallelism, and a user could type the options of each part. Every part is searched exactly and
+its plan is passed to the exporter. If the export has losses, the alternatives of the search are
+tried; the first without losses narrows the part to its stages and recomputed layers.
+The answer is the fastest plan of all parts. A part whose best plan is lossy may contain a faster
+lossless plan than its alternatives. The answer is therefore no bound of the engine's whole space.
+`search.planning.choose` selects between this search and that for uniform plans.
 """
 
 from __future__ import annotations
@@ -38,17 +38,19 @@ if TYPE_CHECKING:
     from search.planning.uniform.answer import Answer
 
 _ALTERNATIVES = 5
-"""How many plans of another kind are looked at where the best of a part loses something."""
+"""Number of alternatives to try if the best plan of a part has losses."""
 _REASON_LENGTH = 160
 _LEAST_S = 1e-3
-"""Of a search that begins when time is up: it takes a plan where the first look has one."""
+"""Time limit of a search that begins after the deadline, seconds.
+
+It returns a plan only if the first step of the search has one."""
 
 
 class NoPlanError(InfeasibleError):
-    """An engine runs no plan of a search as it is."""
+    """Error: an engine runs no plan of a search without losses."""
 
     def __init__(self, engine: str, reasons: Sequence[tuple[str, int]], tried: int) -> None:
-        """Keep the reasons with their numbers of parts, the first one alone, too."""
+        """Store the reasons with their numbers of parts; `why` is the first reason."""
         self.why = reasons[0][0]
         shown = "; ".join(
             f"{why} ({count} of {tried}{'' if at else ' parts of its space'})"
@@ -61,19 +63,19 @@ class NoPlanError(InfeasibleError):
 
 
 class Chosen(Record):
-    """The plans that answer a request."""
+    """Plans that answer a request."""
 
     request: Request
-    """Whose search finds the per-layer plan, where one answers."""
+    """Request whose search finds the per-layer plan, if one answers."""
     launches: Answer | None = None
     """Uniform plans, the fastest first; None: a per-layer plan answers."""
     lines: tuple[EngineBest, ...] = ()
-    """Best plan of each engine, the fastest first; none where one engine was asked."""
+    """Best plan of each engine, the fastest first; empty if one engine was searched."""
     result: SearchResult | None = None
-    """The per-layer plan as it was found, without alternatives; None: it was not searched."""
+    """Search result of the per-layer plan, without alternatives; None if it was not searched."""
     notices: tuple[str, ...] = ()
     why: str = ""
-    """Why a per-layer plan answers where one may have expected a uniform one."""
+    """Why a per-layer plan answers where a uniform one would be expected; empty otherwise."""
 
     @property
     def layers_differ(self) -> bool:
@@ -90,7 +92,7 @@ class Chosen(Record):
 
 
 class _Found(Record):
-    """A plan without losses: its speed as the engine runs it, and the search that finds it."""
+    """Plan without losses, its throughput as the engine runs it, and the search that finds it."""
 
     samples_per_s: float
     plan: Plan
@@ -99,9 +101,9 @@ class _Found(Record):
 
 
 class _Sessions:
-    """The inputs of a command line, with and without sequence parallelism, and what time is left.
+    """Inputs of a command line, with and without sequence parallelism, and the remaining time.
 
-    Memory is estimated or measured for one of them; the other needs inputs of its own.
+    Memory is estimated or measured for one of both settings; the other needs separate inputs.
     """
 
     def __init__(self, request: Request, once: Once = lambda key, make: make()) -> None:
@@ -109,10 +111,10 @@ class _Sessions:
         self._once = once
         self._opened: dict[bool, Session] = {}
         self.seconds: float | None = request.options.time_limit_s
-        """Of each search from now on."""
+        """Time limit of each following search, seconds; None for no limit."""
 
     def of(self, options: SearchOptions) -> Session:
-        """Return the session that answers options; InputError where nothing was measured so."""
+        """Return the session of some options; raises InputError without measured tables."""
         key = options.sequence_parallel
         if key not in self._opened:
             asked, own = self._request, replace(self._request.options, sequence_parallel=key)
@@ -124,15 +126,15 @@ class _Sessions:
 def choose(request: Request) -> Chosen:
     """Return the request whose search finds the fastest of the best plans of an engine's parts.
 
-    What the request says itself is never changed: where that leaves its engine nothing, it is said.
+    Options of the request are never changed: if they leave the engine no plan, an error reports it.
 
     Raises InfeasibleError: no plan that the engine runs fits; InputError: the request has no plan
-    for any engine, such as pins that no search has.
+    for any engine, such as pins that no search satisfies.
     """
     assert request.engine not in (None, "any", "none"), "without one there is nothing to choose"
     engine = cast(Engine, request.engine)
     request = as_engine(request, engine)
-    if not space_of(engine).parts:  # runs every plan
+    if not space_of(engine).parts:  # the engine runs every plan
         return Chosen(request=request)
     best, tried = _best_part(request, engine, _Sessions(request))
     notice = (
@@ -147,16 +149,16 @@ def choose_any(
     engines: Sequence[Engine] = cast(tuple[Engine, ...], EXPORTERS),
     shares: Shares | None = None,
 ) -> Chosen:
-    """Return the request that finds the fastest plan of engines, and each one's own fastest.
+    """Return the request that finds the fastest plan of several engines, and each engine's best.
 
-    Engines come from the fastest to those without a plan; where none has one, the request is as it
-    was. shares : of the time of several searches, of which each engine is one.
+    Engines are sorted by throughput, those without a plan last. If none has a plan, the request is
+    returned without an engine. shares : division of the time limit; each engine is one search.
     """
     shares = shares or Shares(request.options.time_limit_s, len(engines))
     made: dict[object, Any] = {}
 
     def once(key: object, make: Callable[[], Any]) -> Any:
-        # engines have cluster and model in common unless their software differs
+        # engines share cluster and model unless their software stacks differ
         if key not in made:
             made[key] = make()
         return made[key]
@@ -188,7 +190,7 @@ def choose_any(
         )
         if best is None or found.samples_per_s > best.samples_per_s:
             best, chosen = found, engine
-    # equally fast ones stay in the order of EXPORTERS
+    # the sort is stable: equally fast engines keep the order of EXPORTERS
     lines.sort(key=lambda line: -(line.samples_per_s or 0.0))
     if best is None:
         return Chosen(request=replace(request, engine=None), lines=tuple(lines))
@@ -197,7 +199,7 @@ def choose_any(
 
 
 def _whole_space(request: Request, sessions: _Sessions) -> _Found:
-    """Return the best plan of an engine that runs every one; InfeasibleError where none fits."""
+    """Return the best plan of an engine that runs every plan; InfeasibleError if none fits."""
     _, result = _solved(sessions, request)
     if result.plan is None or result.prediction is None:
         raise InfeasibleError(_why_none(result) + _needed(result))
@@ -210,11 +212,11 @@ def _whole_space(request: Request, sessions: _Sessions) -> _Found:
 
 
 def _needed(result: SearchResult) -> str:
-    """Return what the smallest plan needs, where a budget helps."""
+    """Return the memory that the smallest plan needs, in words; empty if no budget helps."""
     why = result.infeasibility
     if why is None or why.smallest_budget_bytes <= 0:
         return ""
-    # rounded up, so that the number shown does work
+    # rounded up, so that the printed budget is sufficient
     return f", its smallest plan needs {math.ceil(why.smallest_budget_bytes / GIB * 100) / 100} GiB"
 
 
@@ -230,7 +232,7 @@ def _why_none(result: SearchResult) -> str:
 def _best_part(request: Request, engine: Engine, sessions: _Sessions) -> tuple[_Found, int]:
     """Return the fastest plan of the parts of an engine's space, and how many were searched.
 
-    Errors as `choose`.
+    Raises the errors of `choose`.
     """
     space = space_of(engine)
     session = sessions.of(request.options)
@@ -247,12 +249,12 @@ def _best_part(request: Request, engine: Engine, sessions: _Sessions) -> tuple[_
     for (changes, rules), degree, context in every:
         sessions.seconds = shares.following()
         part = _added(request, changes, rules, degree, context, space)
-        if part.given in tried:  # what was typed leaves no difference between two parts
+        if part.given in tried:  # the user's options leave no difference between two parts
             continue
         tried.append(part.given)
         try:
             found = _fastest(sessions, part, engine, best.samples_per_s if best else 0.0)
-        except InputError as error:  # such as measured tables without what the part needs
+        except InputError as error:  # such as a part without measured tables
             found = _short(error)
             refused.add(found)
         if isinstance(found, str):
@@ -261,17 +263,18 @@ def _best_part(request: Request, engine: Engine, sessions: _Sessions) -> tuple[_
             best = found
     if best is None:
         if refused:
-            session.planner.solve()  # raises what is wrong without our additions too
-        # the engine's before those of our own options, the commonest first: it may be shown alone
+            session.planner.solve()  # raises the errors that also occur without our additions
+        # reasons of the engine before those of our added options, the most frequent first, since
+        # only the first may be shown
         often = sorted(reasons.items(), key=lambda reason: (reason[0] in refused, -reason[1]))
         raise NoPlanError(engine, often, len(tried))
     return best, len(tried)
 
 
 def as_engine(request: Request, engine: Engine) -> Request:
-    """Return a request whose plans are priced as an engine runs them: software and memory.
+    """Return a request whose plans are priced with the software stack and memory of an engine.
 
-    What was typed stays. Measured times are of the software that they were measured with.
+    Given options are unchanged. Measured times belong to the stack that they were measured with.
     """
     space = space_of(engine)
     changes: dict[str, object] = {**space.priced, "memory_of": engine}
@@ -285,7 +288,7 @@ def as_engine(request: Request, engine: Engine) -> Request:
 
 
 def _short(error: InputError | InfeasibleError) -> str:
-    """Return the problem of an error, without its remedy: options that nobody typed."""
+    """Return the problem of an error without its remedy, which names options that no user gave."""
     text = error.short
     return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 3] + "..."
 
@@ -306,7 +309,7 @@ def _added(
     context: int,
     space: Space,
 ) -> Request:
-    """Return a request with the options of a part where it does not have them itself."""
+    """Return a request with the options of a part, except those that the request already sets."""
     changes: Part = {**part}
     if context == 1:
         changes["disable_cp"] = True
@@ -324,9 +327,9 @@ def _added(
 
 
 def _fastest(sessions: _Sessions, request: Request, engine: Engine, floor: float) -> _Found | str:
-    """Return the plan without losses of a part, or why there is none.
+    """Return the plan of a part without losses, or why there is none.
 
-    floor : samples per second of what is known already; slower alternatives are not looked at.
+    floor : throughput of the best known plan, samples/s; slower alternatives are not tried.
     """
     options, result = _solved(sessions, request)
     if result.plan is None or result.prediction is None:
@@ -336,7 +339,7 @@ def _fastest(sessions: _Sessions, request: Request, engine: Engine, floor: float
         return _Found(samples_per_s=rate, plan=result.plan, request=request, result=result)
     if result.prediction.samples_per_s <= floor:
         return rate
-    # alternatives take as long again, and few parts need them
+    # alternatives double the search time, and few parts need them
     options, result = _solved(sessions, request, top=max(options.top, _ALTERNATIVES))
     for alternative in result.alternatives:
         plan = alternative.plan
@@ -344,7 +347,7 @@ def _fastest(sessions: _Sessions, request: Request, engine: Engine, floor: float
             continue
         if isinstance(_rate(sessions, request, options, plan, engine), str):
             continue
-        # as a search of its own, so that options lead to this plan
+        # search again with narrower options, so that these options lead to the plan
         narrow = _narrowed(request, plan)
         its_options, again = _solved(sessions, narrow)
         if again.plan is not None:
@@ -355,7 +358,7 @@ def _fastest(sessions: _Sessions, request: Request, engine: Engine, floor: float
 
 
 def _narrowed(request: Request, plan: Plan) -> Request:
-    """Return a request for the stages and the recomputed layers of a plan only."""
+    """Return a request restricted to the stages and the recomputed layers of a plan."""
     rules = [f"pp={plan.num_stages}"]
     first = 0
     for checkpoint, run in groupby(strategy.checkpoint for strategy in plan.layers):
@@ -374,18 +377,18 @@ def _solved(
 ) -> tuple[SearchOptions, SearchResult]:
     session = sessions.of(request.options)
     options, _ = fill_options(request.options, request.given, session.profile, session.hardware)
-    # read when the session was opened; filled options do not have it
+    # the calibration was read when the session was opened; filled options do not contain it
     seconds = None if sessions.seconds is None else max(sessions.seconds, _LEAST_S)
     options = replace(options, calibration=session.options.calibration, time_limit_s=seconds)
     planner = session.rebuilt(options=options)
-    # why a part is empty is said of the search without an engine, where no part has a plan
+    # if no part has a plan, the search without an engine explains why parts are empty
     return options, planner.solve(top=top, explained=False)
 
 
 def _rate(
     sessions: _Sessions, request: Request, options: SearchOptions, plan: Plan, engine: Engine
 ) -> float | str:
-    """Return samples per second of a plan as an engine runs it, or why it does not."""
+    """Return the throughput of a plan as an engine runs it in samples/s, or why it does not."""
     session = sessions.of(options)
     job = Job(
         plan=plan,
@@ -408,7 +411,7 @@ def _rate(
         return f"its best plan loses {', '.join(fields)}"
     changes: dict[str, Any] = dict(lowered.as_run)
     changed = replace(options, **changes)
-    # a change of sequence parallelism needs tables of its own
+    # a change of sequence parallelism needs separate tables
     prediction = sessions.of(changed).rebuilt(options=changed).evaluate(lowered.plan)
     if not prediction.fits:
         return "its best plan does not fit as the engine runs it"
@@ -416,12 +419,12 @@ def _rate(
 
 
 def _typed(typed: Request, request: Request) -> str:
-    """Return the options that a request has beside what was typed, as one would type them."""
+    """Return the options that a request has in addition to the given ones, as typed by a user."""
     words: list[str] = []
     for row in ROWS:
         value, known = request.given.get(row.name), typed.given.get(row.name)
         if isinstance(value, list):
-            # rules are added behind the typed ones
+            # rules are appended to the given ones
             words += words_of(row, value[len(known) if isinstance(known, list) else 0 :])
         elif value != known:
             words += words_of(row, value)

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from _autopar_core import Knowledge
 
 # --------------------------------------------------------------------------------------------------
-# Pins and forbidden rules on priced tables: what the planner may not use becomes invalid.
+# Pins and forbidden rules on priced tables: forbidden rows become invalid.
 
 
 def _with(tables: PlanTables, **arrays: Any) -> PlanTables:
@@ -62,7 +62,7 @@ def _with(tables: PlanTables, **arrays: Any) -> PlanTables:
 
 
 def stage_mask(tables: PlanTables, rules: Rules) -> NDArray[np.bool_] | None:
-    """Return (stages, S) which strategies the rules about stages allow; None without such rules."""
+    """Return (stages, S) strategies allowed by rules with a stage; None without such rules."""
     if not rules.has_stage_rules:
         return None
     stages = int(tables.table_stages.max())
@@ -74,17 +74,17 @@ def stage_mask(tables: PlanTables, rules: Rules) -> NDArray[np.bool_] | None:
 
 
 def restrict(tables: PlanTables, space: SearchSpace, rules: Rules) -> PlanTables:
-    """Apply pins of layers and the data degree to `valid`; differently pinned layers get types."""
+    """Apply pins of layers and the data degree to `valid`; other pins make other layer types."""
     valid = tables.valid
     if space.only_data_degree_1:
-        # d = 1 is where t*c takes all ranks of a stage
+        # d = 1 where t*c uses all ranks of a stage
         ranks = tables.world_size // tables.table_stages
         shards = np.array([s.tp * s.cp for s in space.strategies])
         valid = valid & (ranks[:, None] == shards)[:, None, :]
         tables = _with(tables, valid=valid)
     if not rules.rules:
         return tables
-    # the core knows restrictions by type only, so layers with other rules become other types
+    # the core restricts strategies by type, so layers with different rules get different types
     masks: dict[tuple[int, tuple[bool, ...]], int] = {}
     types = []
     kinds = tables.layer_type.tolist()
@@ -111,7 +111,7 @@ def restrict(tables: PlanTables, space: SearchSpace, rules: Rules) -> PlanTables
     return _with(
         tables,
         layer_type=np.array(types, dtype=np.int32),
-        # the core reads contiguous arrays, and indexing by lists leaves other orders
+        # the core reads contiguous arrays, and indexing by lists returns other orders
         **{name: np.ascontiguousarray(array) for name, array in arrays.items()},
     )
 
@@ -130,29 +130,29 @@ def finite(tables: PlanTables) -> PlanTables:
 
 
 # --------------------------------------------------------------------------------------------------
-# The planner.
+# Planner.
 
 
 FRONTIER_STEPS = 64
-"""At most so many points of `Planner.frontier`."""
+"""Maximum number of points of `Planner.frontier`."""
 
 
 class _Built(Record, eq=False):
-    """The search space of some batch sizes, priced."""
+    """Priced search space of some batch sizes."""
 
     space: SearchSpace
     priced: PricedTables | None
-    """None where keeping the categories of all rows would take too much memory."""
+    """Priced rows by category; None if they take too much memory or were priced in slices."""
     tables: PlanTables
     stage_allowed: NDArray[np.bool_] | None
     unpriced: int = 0
-    """So many tables of the space were not priced before the time limit."""
+    """Number of tables not priced before the time limit."""
     known: Knowledge = field(default_factory=core.Knowledge)
-    """What searches at other memory constraints have proven."""
+    """Results proven by searches at other memory constraints."""
 
 
 class Planner:
-    """Solves one model on one cluster, again and again on the same tables.
+    """Solver for one model on one cluster, which reuses its tables between searches.
 
     Parameters
     ----------
@@ -216,9 +216,9 @@ class Planner:
 
         The constraint, in bytes or in GiB, the batch sizes and the number of alternatives (`top`)
         default to the options; tables of batch sizes seen before are reused. Raises OptionError
-        for a value that the options would refuse.
+        for a value that the options would reject.
 
-        explained : where nothing is legal, which option leaves nothing; it takes searches.
+        explained : True searches for the option that excludes all plans, if none is legal.
         """
         memory = memory_constraint_bytes
         if memory is None and memory_constraint_gib is not None:
@@ -227,7 +227,7 @@ class Planner:
             ).memory_constraint_bytes
         asked = {"memory_constraint_bytes": memory, "top": top}
         changes: dict[str, Any] = {name: x for name, x in asked.items() if x is not None}
-        # made for their checks, which are the same as of the command line
+        # built for their checks, which are those of the command line
         options = replace(self.options, **changes) if changes else self.options
         for batch in global_batch_sizes or ():
             SearchOptions(settle_bsz=batch)
@@ -244,7 +244,7 @@ class Planner:
         return self._result(built, solution, memory, wall, cpu, explained=explained)
 
     def _until(self, start: float) -> float | None:
-        """Return when the time limit ends that begins at `start`, None without one."""
+        """Return the end of a time limit that begins at `start`, None without one."""
         limit = self.options.time_limit_s
         return None if limit is None else start + limit
 
@@ -253,10 +253,10 @@ class Planner:
     ) -> TableSolution:
         solution = solve_tables(
             built.tables,
-            # the constraint is on what is reserved, tables hold what is allocated
+            # the constraint is on reserved bytes, tables contain allocated bytes
             max(0, self._cost.reserve.budget_bytes(memory)),
             alternatives=top,
-            # what is left of it; 0 would be none
+            # the remaining time; 0 would mean no limit
             time_limit_s=None if until is None else max(until - time.perf_counter(), 1e-3),
             uniform=built.space.uniform,
             division=self.options.pp_division or (),
@@ -265,7 +265,7 @@ class Planner:
         )
         if not built.unpriced:
             return solution
-        # the best of what was priced, of which nothing follows for the rest
+        # the best of the priced tables is no bound for the others
         return replace(solution, status="time_limit", bound_s_per_sample=0.0, bound_step_time_s=0.0)
 
     def evaluate(self, plan: Plan, memory_constraint_bytes: float | None = None) -> Prediction:
@@ -278,14 +278,14 @@ class Planner:
     def frontier(self) -> list[SearchResult]:
         """Return the optimum at every memory constraint where it changes, largest first.
 
-        Starts at the options' constraint, with alternatives there only. Each next search allows
-        one byte less than the plan found needs, and n 64ths less than the start after n steps,
-        so that a long row of single layers changing is thinned out.
+        Starts at the options' constraint, with alternatives there only. Each following search
+        allows one byte less than the last plan needs, and at most the start less n 64ths of it
+        after n steps, which skips points in long series of small changes.
         """
         results = [self.solve()]
         most = self.options.memory_constraint_bytes
         while results[-1].prediction is not None and len(results) <= FRONTIER_STEPS:
-            # the fullest stage decides which constraint the plan no longer meets
+            # the peak stage determines the constraint that the plan no longer meets
             used = max(s.reserved_bytes for s in results[-1].prediction.stages)
             grid = most - most * len(results) / FRONTIER_STEPS
             results.append(self._solve(min(used - 1, grid), global_batches(self.options), 0))
@@ -294,20 +294,20 @@ class Planner:
     def why_not(self, rule: str, baseline: SearchResult) -> SearchResult:
         """Return the best plan that obeys one more pin, e.g. `tp=8`, at the baseline's batch."""
         options = replace(self.options, pin=(*self.options.pin, rule))
-        # at another batch the comparison would be one of batches
+        # at another batch the result would compare batches
         batches = None if baseline.plan is None else (baseline.plan.global_batch,)
         pinned = Planner.from_documents(self.spec, self.profile, self.hardware, options)
         return pinned.solve(global_batch_sizes=batches)
 
     def _fresh_cost(self) -> CostModel:
-        """Return a cost model whose notes will be about one plan only."""
+        """Return a cost model that collects notes on one plan only."""
         return self._cost.for_one_plan()
 
     def _tables(self, batches: tuple[int, ...], until: float | None) -> _Built:
         built = self._built.get(batches)
         if built is None:
             built = self._build(batches, until)
-            # what a limit cut short is priced again, maybe with more time
+            # tables that a time limit cut short are priced again, maybe with more time
             if not built.unpriced:
                 self._built[batches] = built
         return built
@@ -331,14 +331,14 @@ class Planner:
                 space.tables,
                 space.candidates,
                 self.options.pipeline_type,
-                # the core reads valid rows only, and takes no infinite time in others
+                # the core reads valid rows only, and accepts no infinite time in others
                 unpriced_s=0.0,
             )
             tables = priced.tables
             if space.only_data_degree_1 or self.rules.rules:
                 tables = finite(restrict(tables, space, self.rules))
         else:
-            # some of the time is the search's
+            # part of the time is for the search
             now = time.perf_counter()
             tables, unpriced = self._price_until(space, now + _PRICED_SHARE * (until - now))
             tables = finite(restrict(tables, space, self.rules))
@@ -359,9 +359,9 @@ class Planner:
         )
 
     def _price_until(self, space: SearchSpace, until: float) -> tuple[PlanTables, int]:
-        """Return the tables that are priced in time, one at least, and how many are not."""
-        # scattered by the golden ratio: of all numbers of stages and sizes of micro-batches, some
-        # are priced early
+        """Return the tables priced in time, at least one, and the number of the others."""
+        # scattered by the golden ratio, so that some tables of all numbers of stages and
+        # micro-batch sizes are priced early
         order = sorted(range(len(space.tables)), key=lambda i: (i * _GOLDEN) % 1.0)
         parts: list[tuple[NDArray[np.int64], PlanTables]] = []
         done, size = 0, 1
@@ -372,7 +372,8 @@ class Planner:
                 (np.array(numbers), self._price(space, [space.tables[i] for i in numbers], ()))
             )
             done += len(numbers)
-            # as many as take a slice's time, by the last one, and no leap
+            # as many tables as fit into a time slice by the last rate, at most twice the last
+            # number
             took = max(time.perf_counter() - start, 1e-6)
             size = max(1, min(2 * len(numbers), int(len(numbers) * _SLICE_S / took)))
         place = {n: i for i, n in enumerate(sorted(order[:done]))}
@@ -407,14 +408,14 @@ class Planner:
     ) -> SearchResult:
         best: Plan | None = None
         prediction: Prediction | None = None
-        # the search's model has notes on every row, a result those on its plan
+        # the search's model has notes on every row, a result only those on its plan
         cost = self._fresh_cost()
         bound = 0.0
         if solution.candidate >= 0:
             best = self._plan(built, solution)
             prediction = predict(cost, best, memory, self._searched(built, solution))
             bound = prediction.samples_per_s
-            # of a search that was stopped, nothing is faster than the lowest bound that is left
+            # after an early stop, no plan is faster than the lowest remaining bound
             if solution.status != "optimal":
                 bound = max(bound, _per_s(solution.bound_s_per_sample))
         elif solution.status == "time_limit":
@@ -449,7 +450,7 @@ class Planner:
         )
 
     def _searched(self, built: _Built, solution: TableSolution) -> Searched | None:
-        """Return the plan in the rows of its search, None where these were not kept."""
+        """Return the plan in the rows of its search, None if these were not kept."""
         if built.priced is None:
             return None
         return Searched(
@@ -466,11 +467,11 @@ class Planner:
             return ()
         found = []
         others = [self._plan(built, choice) for choice in solution.alternatives]
-        # the model that searched: all plans are priced with the same replicas
+        # the cost model of the search, so that all plans are priced with the same replicas
         faster = probabilities_faster(self._cost, best, others)
         runs = published_class(self._cost)
         if runs is not None:
-            # per sample: alternatives may have other global batches
+            # per sample, because alternatives may have other global batches
             mine = solution.step_time_s / best.global_batch
             faster = tuple(
                 probability_faster(choice.step_time_s / plan.global_batch, mine, runs.plan_spread)
@@ -528,7 +529,7 @@ class Planner:
             sorted({int(b) for b in _batches(built.tables)}) or global_batches(self.options)
         )
         for name, value, words in _relaxations(self.options, self.hardware.world_size):
-            # one plan is enough, and a limit keeps the answer to a refusal from being a search
+            # one plan is enough; the limit keeps an error message from becoming a long search
             changes: dict[str, Any] = {name: value, "time_limit_s": _RELAXED_S}
             options = replace(self.options, **changes)
             try:
@@ -544,17 +545,17 @@ class Planner:
 
 _RELAXED_S = 1.0
 _MOST_KEPT_ROWS = 1 << 16
-"""Of which the categories are kept for the plan's prediction; about 300 bytes each."""
+"""Number of rows up to which categories are kept for the prediction; about 300 bytes each."""
 
 
 _MOST_STRATEGIES = 1024
-"""Per layer; the core numbers them in ten bits."""
+"""Maximum number of strategies per layer; the core numbers them in ten bits."""
 _MOST_ROWS = 1 << 22
-"""Times and bytes of a strategy in a micro-batch: about 800 bytes each while they are priced."""
+"""Maximum number of rows (strategy and micro-batch), about 800 bytes each during pricing."""
 
 
 def _check_size(space: SearchSpace, spec: ModelSpec) -> None:
-    """Raise OptionError for a space that would take gigabytes or minutes before it is searched."""
+    """Raise OptionError for a space that would need gigabytes or minutes before its search."""
     strategies, tables = len(space.strategies), len(space.tables)
     if strategies > _MOST_STRATEGIES:
         raise OptionError(
@@ -570,10 +571,10 @@ def _check_size(space: SearchSpace, spec: ModelSpec) -> None:
 
 
 _ROWS_AT_ONCE = 1 << 12
-"""So many take a tenth of a second at most; a time limit is looked at between such parts."""
+"""Rows priced without checking the time limit; they take at most 0.1 s."""
 _SLICE_S = 0.05
 _PRICED_SHARE = 0.6
-"""Of a time limit, for pricing."""
+"""Share of a time limit for pricing."""
 _GOLDEN = (5**0.5 - 1) / 2
 
 
@@ -582,7 +583,7 @@ def _num_rows(space: SearchSpace, spec: ModelSpec) -> int:
 
 
 def _unfinished(built: _Built, solution: TableSolution) -> Iterator[str]:
-    """Yield what ended the search early, and what it kept from being searched."""
+    """Yield why the search ended early, and which parts it skipped."""
     early = "the time limit ended the search early: "
     if solution.too_large:
         yield "the search ended early: one stage has more than 1 GiB of partial plans worth keeping"
@@ -607,11 +608,11 @@ def _batches(tables: PlanTables) -> NDArray[np.int64]:
 
 
 def _relaxations(options: SearchOptions, world: int) -> Iterator[tuple[str, Any, str]]:
-    """Yield (field, what leaves nothing out, what it is in words) of options that restrict."""
+    """Yield (field, least restrictive value, option in words) of options that restrict."""
     widths = widest(world)
     rows = {row.field: row for row in rows_of(SearchOptions)}
-    # Degrees before kinds: a rule such as tp=4 may be met by another kind of the degree. What
-    # somebody chose comes before what is so by default.
+    # Degrees before kinds: another kind with the degree may satisfy a rule such as tp=4. Options
+    # of the user come before defaults.
     for name in sorted(widths, key=lambda f: getattr(options, f) == rows[f].default):
         row, value = rows[name], getattr(options, name)
         if value == widths[name]:
@@ -620,7 +621,7 @@ def _relaxations(options: SearchOptions, world: int) -> Iterator[tuple[str, Any,
             yield name, False, f"--{row.name}"
         else:
             default = ", its default," if value == row.default else ""
-            # None is what inputs suggest
+            # None is the default that the inputs determine
             shown = row.shown if value is None else _words(written(row, value))
             words = f"--{row.name} {shown}{default}"
             yield name, widths[name], words
@@ -631,12 +632,12 @@ def _words(value: object) -> str:
 
 
 def _per_s(seconds: float) -> float:
-    """Return how many there are in a second of what takes so many seconds; 0 takes no time."""
+    """Return the reciprocal of seconds, infinite for 0."""
     return 1.0 / seconds if seconds > 0 else float("inf")
 
 
 def _difference(best: Plan, other: Plan) -> str:
-    """Return what distinguishes an alternative from the best plan, most important first."""
+    """Return the differences of an alternative to the best plan, most important first."""
     words = []
     if other.num_stages != best.num_stages:
         words.append(f"p={other.num_stages}")
@@ -666,14 +667,14 @@ def _degrees(plan: Plan) -> list[str]:
 
 
 _LOOKED_AT = 4
-"""Plans that differ somehow for each family that is shown."""
+"""Number of alternatives searched per family to show."""
 
 
 def solve_by_family(planner: Planner, top: int) -> SearchResult:
-    """Return the answer of a planner, with alternatives of other families, `top` of them at most.
+    """Return the result of a planner with at most `top` alternatives of other families.
 
-    Plans that differ in embedding and head, or in who shards what, are of one family: stages and
-    degrees of layers. The fastest of each stands for it.
+    Plans with equal stages and layer degrees are one family; embedding, head and sharding may
+    differ. The fastest plan represents its family.
     """
     result = planner.solve(top=_LOOKED_AT * top)
     if result.plan is None:

@@ -1,9 +1,9 @@
-"""The prediction of one plan, and the result of a search: what is known of it, as frozen values.
+"""Prediction of one per-layer plan, and result of a search, as frozen records.
 
 Times and bytes come from `search.planning.cost`; nothing is chosen here.
 
-Searching, `--evaluate` and `autopar-explain` all price plans here, so a plan that is written to a
-file and read back gets the same figures.
+Search, `--evaluate` and `autopar-explain` all price plans here, so a plan that is written to a file
+and read back gets the same figures.
 """
 
 from __future__ import annotations
@@ -47,28 +47,31 @@ from search.planning.cost.vocabulary import VocabRows
 from search.planning.layered.summary import result_rows, result_words
 
 # --------------------------------------------------------------------------------------------------
-# What a search returns; the prediction of its plan is `autopar.run.plan.Prediction`.
+# Results of a search; the prediction of its plan is `autopar.run.plan.Prediction`.
 
 
 Status = Literal["optimal", "infeasible", "time_limit"]
 
 
 class Alternative(Record):
-    """The best plan that differs in kind from every better one."""
+    """Best plan that differs in kind from every better one."""
 
     plan: Plan
     step_time_s: float
     samples_per_s: float
     bound_samples_per_s: float
     differs_by: str
-    """What distinguishes it, e.g. `p=2`, `no tp8 layers`, `vtp=4`."""
+    """Differences to the best plan, e.g. `p=2`, `no tp8 layers`, `vtp=4`."""
     probability_faster: float | None = None
-    """Share of the replicas of computation in which it beats the plan; of estimates, by how far
-    published runs of one model were off apart from what they shared; None without spread."""
+    """Probability of being faster than the best plan, 0 to 1; None without spread.
+
+    For measured times it is the share of computation replicas in which it is faster. For estimates
+    it follows from the errors of published runs of one model, apart from the error that they
+    share."""
 
 
 class SearchStats(Record):
-    """What the search did."""
+    """Statistics of a search."""
 
     states: int
     """Labels created by the exact kernels."""
@@ -81,9 +84,9 @@ class SearchStats(Record):
 
 
 class SearchResult(Record):
-    """Answer of one search; `plan` is None when it is `infeasible`, or none was found in time.
+    """Answer of one search; `plan` is None if `infeasible` or if none was found in time.
 
-    In a notebook it is a sentence and a table; every plan of it is thousands of characters long.
+    Notebooks show a sentence and a table, as a plan would be thousands of characters long.
     """
 
     status: Status
@@ -96,27 +99,27 @@ class SearchResult(Record):
     infeasibility: Infeasibility | None
     defaults_used: tuple[str, ...]
     notes: tuple[str, ...]
-    """Derived, extrapolated or estimated inputs, in plain words."""
+    """Sentences on derived, extrapolated or estimated inputs."""
     options: Mapping[str, object]
     sources: tuple[Source, ...]
     estimated: bool
     stats: SearchStats
     too_large: bool = False
-    """One stage has more partial plans worth keeping than memory is meant for."""
+    """True if a stage has more non-dominated partial plans than the memory limit allows."""
     unfinished: tuple[str, ...] = ()
-    """What the time limit kept from being searched, in words."""
+    """Parts of the search that the time limit skipped, in words."""
     synthetic: bool = False
-    """True when some input exercises the code and describes no machine."""
+    """True if some input is synthetic: it exercises the code and describes no machine."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that `--json` prints of it, without a head."""
-        # reports import results: that way round nothing is imported
+        """Return the JSON object that `--json` prints, without its head."""
+        # reports import results, so importing them here at run time avoids a cycle
         reports = import_module("search.show.files")
         found: dict[str, Any] = reports.result_document(self).content()
         return found
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return its plans, best first: how one says it, seconds of a step, samples/s."""
+        """Return the plans as rows, best first: words, step seconds, samples/s."""
         return result_rows(self)
 
     def to_frame(self) -> Any:
@@ -131,10 +134,10 @@ class SearchResult(Record):
 
 
 # --------------------------------------------------------------------------------------------------
-# The spread of a plan's step time: measured computation drawn again, and priced for one plan.
+# Spread of a plan's step time: measured computation is resampled and priced for one plan.
 #
-# Source: cost-model.md "Spread of computation". The same replicas serve every plan of a cost model,
-# so that two plans can be compared replica by replica.
+# Source: cost-model.md "Spread of computation". All plans of a cost model use the same replicas, so
+# that two plans can be compared replica by replica.
 
 
 def drawn_step_times(
@@ -147,7 +150,7 @@ def drawn_step_times(
 ) -> F64:
     """Return T of a plan in every replica of the measured computation, (NUM_REPLICAS,) seconds.
 
-    tables : one table that holds exactly the plan's strategies and its vocabulary strategy.
+    tables : one table that contains exactly the plan's strategies and its vocabulary strategy.
     """
     table = (int(tables.table_stages[0]), int(tables.table_microbatch[0]), tables.table_dp[0])
     drawn = [
@@ -161,11 +164,11 @@ def drawn_step_times(
         )
     ]
     forward, backward, tail = drawn
-    # only computation is drawn: redistribution, transfers and memory are those of the medians
+    # only computation is resampled: redistribution, transfers and memory are those of the medians
     return replica_step_times(
         tables,
         (forward, backward, tail),
-        # without spread the tables hold what every replica would
+        # without spread, the tables contain the values of every replica
         cost.drawn_vocab_s(tables.vocab, table),
         num_microbatches=num_microbatches,
         stage_sizes=stage_sizes,
@@ -176,17 +179,17 @@ def drawn_step_times(
 def interval_s(
     step_time_s: float, communication: tuple[float, float] | None, drawn: F64 | None
 ) -> tuple[float, float] | None:
-    """Return the fast and the slow step time, both spreads together; None without any.
+    """Return the (fast, slow) step time from both spreads; None without any.
 
-    communication : T under fast and slow communication; drawn : T of the replicas, of which the
-    5th and 95th percentile count. The deviations add up: both are fast, or both are slow.
+    communication : T under fast and slow communication; drawn : T of the replicas, whose 5th and
+    95th percentile count. The deviations add up: both are fast, or both are slow.
     """
     if communication is None and drawn is None:
         return None
     fast, slow = communication or (step_time_s, step_time_s)
     if drawn is not None:
         low, high = (float(x) for x in np.quantile(drawn, (0.05, 0.95)))
-        # replicas need not lie on both sides of the medians' T
+        # replicas need not be on both sides of the medians' T
         fast += min(low - step_time_s, 0.0)
         slow += max(high - step_time_s, 0.0)
     return min(fast, step_time_s), max(slow, step_time_s)
@@ -197,7 +200,7 @@ def widest_cell(cost: CostModel, drawn: F64) -> WidestCell | None:
 
     Cells are drawn independently, so the square of a cell's correlation with T is its share.
     """
-    # a T that never changes has no variance to explain, and no correlation
+    # a constant T has no variance to explain, and no correlation
     if np.ptp(drawn) == 0.0:
         return None
     shares = {
@@ -210,11 +213,11 @@ def widest_cell(cost: CostModel, drawn: F64) -> WidestCell | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The prediction of a plan.
+# Prediction of a plan.
 
 
 class Searched(Record, eq=False):
-    """A plan as the search found it, in the tables that were priced for the search."""
+    """Plan found by a search, in the tables that were priced for the search."""
 
     priced: PricedTables
     table: int
@@ -223,7 +226,7 @@ class Searched(Record, eq=False):
 
 
 class _Priced(Record, eq=False):
-    """A plan as indices into tables that hold its strategies."""
+    """Plan as indices into tables that contain its strategies."""
 
     tables: PlanTables
     table: int
@@ -239,9 +242,11 @@ def predict(
 ) -> Prediction:
     """Return the prediction of any plan for the cost model's cluster, legal or not.
 
-    `memory_bytes` is the memory constraint per GPU. An illegal plan is priced as far as its
-    shape allows; its time is infinite where it does not. `searched` are rows of the same model
-    that hold the plan, so that it is not priced again; figures and notes are the same.
+    memory_bytes : memory constraint per GPU
+    searched : rows of the same model that contain the plan, so that it is not priced again, with
+        equal figures and notes
+
+    An illegal plan is priced as far as its shape allows; its time is infinite otherwise.
 
     Raises
     ------
@@ -317,11 +322,11 @@ def predict(
 
 
 def published_class(cost: CostModel) -> RunClass | None:
-    """Return the published runs that say how far such an estimate is off.
+    """Return the published runs whose errors apply to such an estimate.
 
-    None where times and bandwidths were measured, or are calibrated by runs of one's own: published
-    runs say how far estimates are off. Of times that were measured for an estimated cluster it has
-    to be known whose software they are of.
+    None if times and bandwidths were measured, or are calibrated by runs of the user: published
+    runs show errors of estimates only. If only times or only the cluster were measured, the
+    software stack of the times must be known.
     """
     model, hardware = cost.model, cost.hardware
     if cost.options.calibration or not (model.estimated or hardware.estimated):
@@ -339,7 +344,7 @@ def _communication_s(cost: CostModel, plan: Plan, step_time_s: float) -> tuple[f
     fast, slow = (_price(cost.at_spread(speed), plan, []) for speed in ("fast", "slow"))
     assert fast is not None, "spread changes times only"
     assert slow is not None, "spread changes times only"
-    # the curves enclose one another; this is for the last bit of their sums
+    # the curves enclose one another; this corrects the last bit of their sums
     return (
         min(fast.evaluation.step_time_s, step_time_s),
         max(slow.evaluation.step_time_s, step_time_s),
@@ -347,7 +352,7 @@ def _communication_s(cost: CostModel, plan: Plan, step_time_s: float) -> tuple[f
 
 
 def _drawn(cost: CostModel, plan: Plan, priced: _Priced) -> F64 | None:
-    """Return T in every replica of computation, None where it has no spread."""
+    """Return T in every replica of computation, None if it has no spread."""
     if not cost.has_computation_spread:
         return None
     return drawn_step_times(
@@ -364,7 +369,7 @@ def probabilities_faster(
 ) -> tuple[float | None, ...]:
     """Return for each plan the share of replicas in which its throughput exceeds the best's.
 
-    The replicas of computation are the same for all; None where computation has no spread.
+    The replicas of computation are the same for all plans; None if computation has no spread.
     """
 
     def speeds(plan: Plan) -> F64 | None:
@@ -383,8 +388,8 @@ def probabilities_faster(
 
 
 def _looked_up(cost: CostModel, plan: Plan, searched: Searched) -> _Priced | None:
-    """Return the plan in the rows of its search, None where these do not say all of it."""
-    # replicas are drawn for a table of the plan's own, and both ends of a spread priced anew
+    """Return the plan in the rows of its search, None if these are not sufficient."""
+    # with spread, replicas need a table of this plan, and both ends are priced separately
     if cost.has_computation_spread or cost.hardware.has_spread:
         return None
     used = sorted(set(searched.strategy_index))
@@ -410,11 +415,11 @@ def _looked_up(cost: CostModel, plan: Plan, searched: Searched) -> _Priced | Non
 
 
 def _without_idle_zero3(plan: Plan) -> Plan:
-    """Return the plan with ZeRO-3 taken from groups of one rank, where it shards nothing."""
+    """Return the plan without ZeRO-3 on groups of one rank, where it shards nothing."""
     ranks = plan.world_size // plan.num_stages
 
     def idle(tp: int, ulysses: bool) -> bool:
-        # tensor ranks share no ZeRO states, ranks of Ulysses do
+        # tensor-parallel ranks share no ZeRO states, Ulysses ranks do
         return ranks == (1 if ulysses else tp)
 
     changed = {
@@ -430,19 +435,19 @@ def _without_idle_zero3(plan: Plan) -> Plan:
 
 
 def _by_id(layers: Sequence[LayerStrategy]) -> dict[int, LayerStrategy]:
-    """Return the strategies of layers by identity: few objects, which many layers share."""
+    """Return the strategies of layers by object identity: many layers share few objects."""
     return {id(s): s for s in layers}
 
 
 def unpriced(plan: Plan) -> tuple[str, ...]:
-    """Return in words what a plan says that has no price here."""
-    # a context degree of embedding and head has one, and ZeRO-1
+    """Return the settings of a plan that this module cannot price, in words."""
+    # a context degree of embedding and head has a price, and so has ZeRO-1
     rest = replace(plan, vocab=replace(plan.vocab, cp=1), default_dp_type="ddp")
     return refinements(rest)
 
 
 def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
-    """Return the priced plan, or None (and why) when its shape has no price."""
+    """Return the priced plan; None if its shape has no price, with the reason in `problems`."""
     p, m = plan.num_stages, plan.num_microbatches
     if p < 1 or plan.world_size % p or len(plan.stage_sizes) != p or min(plan.stage_sizes) < 1:
         return None
@@ -452,9 +457,9 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
     if unknown:
         problems.append(f"the planner has no price for {', '.join(unknown)}")
         return None
-    # where m does not divide the batch, its largest micro-batch is priced
+    # if m does not divide the batch, its largest micro-batch is priced
     samples = -(-plan.global_batch // m)
-    # rows have no ZeRO-3 of one rank, which is what the plan without it is
+    # tables have no ZeRO-3 rows for one rank, which equals the plan without it
     plan = _without_idle_zero3(plan)
     known = _by_id(plan.layers)
     strategies = tuple(sorted(set(known.values())))
@@ -471,11 +476,11 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
         if not layers[k].valid[0, s]:
             label = strategies[s].label(0, "ddp")
             text = f"layer type {k} cannot use {label} here: no measured or legal row"
-            # a broken rule, found before, says it better
+            # a broken rule found before is the better message
             if not problems:
                 problems.append(text)
     if not vocab.priced[0, 0]:
-        # Its rows hold zeros: without this reason a plan would look faster for being impossible.
+        # Its rows are zeros: without this reason an impossible plan would look faster.
         problems.append(
             f"the plan has no price: embedding and head have no measured or derivable row at "
             f"degree {plan.vocab.tp * plan.vocab.cp} on {plan.world_size // p} ranks"
@@ -492,7 +497,7 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
         strategy_index=index,
         vocab_index=0,
     )
-    # rows without a price hold infinite seconds
+    # rows without a price contain infinite seconds
     if not np.isfinite(seen.step_time_s):
         if not problems:
             problems.append("the plan has no price: some layer has no measured or derivable row")
@@ -521,7 +526,7 @@ def _stages(
         time_s: dict[str, float] = {}
         for run in runs:
             for name, value in run.time_s.items():
-                # two are once a step, and redistribution is the stage's, in front of the head too
+                # tail and optimizer occur once per step; redistribution belongs to the whole stage
                 if name not in ("tail", "optimizer", "redistribution"):
                     time_s[name] = time_s.get(name, 0.0) + value
         # embedding and head are in no run of layers
@@ -572,7 +577,7 @@ def _runs(
             else int(tables.strategy_layout[index[before]])
         )
         producer = kinds[max(before, 0)]
-        # within a run the layout stays, so only its first layer pays
+        # the layout is constant within a run, so only its first layer needs redistribution
         time_s["redistribution"] = float(
             tables.redistribute_forward_s[n, producer, source, here]
             + tables.redistribute_backward_s[n, producer, source, here]
@@ -590,7 +595,7 @@ def _runs(
                     "states": float(rows.states[now, n, s]) * len(members),
                     "activations": float(rows.activations[n, s]) * len(members) * flight,
                     "backward": float(rows.backward_peak[n, s]),
-                    # shown apart, and a part of the transient bytes
+                    # listed separately from the transient bytes, which include it
                     "transient": float(rows.transient[now, n, s] - rows.backward_peak[n, s]),
                     "shared": float(rows.shared[n, s]),
                 },
@@ -606,7 +611,7 @@ def _waterfall(
     m = plan.num_microbatches
     slowest = max(stages, key=lambda s: s.forward_s + s.backward_s)
     parts = {name: m * value for name, value in slowest.time_s.items()}
-    # T has every stage once and the slowest m - 1 times more: what is not its m passes is bubble
+    # T contains every stage once and the slowest m - 1 times more; the rest is bubble
     passes = m * (slowest.forward_s + slowest.backward_s)
     compute = seen.parts_s["first_microbatch"] + seen.parts_s["steady"]
     parts["bubble"] = compute - passes
@@ -621,12 +626,12 @@ def _waterfall(
         assert row is not None, "embedding and head of a plan with a price have one"
         step = priced.vocab.seconds[2]
         optimizer += float(step["optimizer"][row])
-        # of a calibration
+        # only with a calibration
         if "fixed" in step:
             fixed = float(step["fixed"][row])
     parts["optimizer"] = optimizer
     parts["fixed"] = fixed
     # the rest of the tail: reduction, ZeRO-2's gather, tied weights
     parts["gradient_sync"] = seen.parts_s["tail"] - optimizer - fixed
-    # differences of sums leave a rest of rounding
+    # differences of sums leave rounding errors
     return {name: value for name, value in parts.items() if abs(value) > 1e-12}

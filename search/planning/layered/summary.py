@@ -1,4 +1,4 @@
-"""The answer of a per-layer search as the record that reports share, and plans in words.
+"""Answer of a per-layer search as the record that reports share, and plans in words.
 
 Figures are those of a `SearchResult` and of `Prediction`.
 """
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from search.planning.question import WhyNot
 
 # --------------------------------------------------------------------------------------------------
-# The record.
+# Record of an answer.
 
 
 _STEADY = ("states", "vocab_states", "fixed", "shared")
-"""Categories of memory that stay between steps."""
+"""Categories of steady-state memory."""
 _MODEL_ROLES = ("model", "computation", "memory")
-"""What the roles of the inputs that describe the model begin with."""
+"""Prefixes of the roles of inputs that describe the model."""
 _COUNTED = "counted exactly"
-"""How the sidecar of a memory file that rests on no device begins to say where it comes from."""
+"""Prefix of the source note in sidecars of memory files that were counted without a device."""
 
 
 def summary_of(
@@ -58,8 +58,9 @@ def summary_of(
 
     Parameters
     ----------
-    title : model and cluster. throughput : of the plan. uniform : the best plan with one strategy
-        for all layers, where the plan is another one. Others as `Answer`.
+    title : model and cluster. throughput : that of the plan. uniform : best plan with one strategy
+    for
+        all layers, if it is not the best plan. Others as in `Answer`.
     """
     plan, prediction = result.plan, result.prediction
     assert plan is not None, "there is a plan"
@@ -92,7 +93,7 @@ def summary_of(
             f"degree, {stats.opened} of them exactly"
         ),
         assumed=result.defaults_used,
-        # what is estimated or synthetic is among the warnings and inputs
+        # estimated and synthetic inputs are listed among the warnings and inputs
         notes=tuple(
             note for note in result.notes if not note.startswith(("estimated: ", "synthetic: "))
         ),
@@ -111,8 +112,8 @@ def priced_of(
 ) -> Priced:
     """Return a per-layer plan with its price.
 
-    throughput : of it, None where it cannot run. sources : of the inputs. estimated : whether some
-    of them were not measured.
+    throughput : that of the plan, None if it cannot run. sources : those of the inputs. estimated :
+    True if some inputs were not measured.
     """
     stages = tuple(map(_stage_price, prediction.stages))
     verdict = "fits" if prediction.fits else "does not fit"
@@ -149,7 +150,7 @@ def priced_of(
 
 
 def priced_of_result(result: SearchResult, throughput: Throughput | None = None) -> Priced | None:
-    """Return the plan of a search with its price, None where there is none."""
+    """Return the plan of a search with its price, None if there is none."""
     if result.plan is None or result.prediction is None:
         return None
     return priced_of(
@@ -175,9 +176,9 @@ def _input(source: Source) -> str:
 
 
 def _proof(result: SearchResult) -> str:
-    """Return the size of the space, and whether the plan is proven to be its fastest."""
+    """Return the size of the search space, and whether the plan is proven to be its fastest."""
     what = f"{result.stats.candidates:,} combinations of batch, stages and embedding"
-    # one stage that is too large to be searched ends a search without any limit of time
+    # a stage that is too large to search ends a search without any time limit
     early = "stopped early" if result.too_large else "stopped at the time limit"
     if not math.isfinite(result.gap):
         return f"{what}; {early}: how far below the best is not known"
@@ -189,13 +190,13 @@ def _proof(result: SearchResult) -> str:
 
 
 def _basis(prediction: Prediction, sources: Sequence[Source], estimated: bool) -> list[str]:
-    """Return the basis of a plan's interval, or why there is none; empty without a step."""
+    """Return the basis of a plan's interval, or why there is none; empty without a step time."""
     if prediction.step_time_interval_s is not None:
         if PUBLISHED_RUNS in prediction.interval_of:
             return [f"in ( ): 9 of 10 published runs; {_software(sources)}"]
         return [f"in ( ): the measured spread of {' and '.join(prediction.interval_of)}"]
     if math.isfinite(prediction.step_time_s) and "calibration" not in {s.role for s in sources}:
-        # published runs say how far estimates are off, which is not how far measurements are
+        # published runs show errors of estimates, not errors of measurements
         why = "of software that no file names; --stack names it" if estimated else "without spread"
         return [f"no interval: times were measured {why}"]
     return []
@@ -213,7 +214,7 @@ def _interval(prediction: Prediction) -> str:
 
 
 def _software(sources: Sequence[Source]) -> str:
-    """Return the software of estimates and its source where that is known, in words."""
+    """Return the software stack of estimates and its source, in words."""
     stacks = stacks_of(sources)
     if len(stacks) > 1:
         return f"the widest class: files are of {' and '.join(stacks)}"
@@ -226,7 +227,7 @@ def _software(sources: Sequence[Source]) -> str:
 def warnings_of(
     sources: Sequence[Source], *, estimated: bool, synthetic: bool
 ) -> tuple[tuple[WarningKind, str], ...]:
-    """Return which inputs were not measured, one line each."""
+    """Return messages on inputs that were not measured, one line each."""
     lines: list[tuple[WarningKind, str]] = []
     if synthetic:
         whose = _whose(s.role for s in sources if s.synthetic)
@@ -247,17 +248,17 @@ def warnings_of(
 
 
 def _whose(roles: Iterable[str]) -> str:
-    """Return ` of the model` or ` of the hardware` where only inputs of one have these roles."""
+    """Return ` of the model` or ` of the hardware` if these roles belong to only one of them."""
     names = {"model" if role.startswith(_MODEL_ROLES) else "hardware" for role in roles}
     return f" of the {names.pop()}" if len(names) == 1 else ""
 
 
 # --------------------------------------------------------------------------------------------------
-# Why there is no plan.
+# Reasons for no plan.
 
 
 _NAMED = 6
-"""Restricting options that a sentence names, at most."""
+"""Maximum number of restricting options in a sentence."""
 
 
 def found_or_reason(
@@ -265,13 +266,13 @@ def found_or_reason(
 ) -> tuple[Priced | None, str]:
     """Return the plan that a search has found, or why there is none.
 
-    baseline : the search without the rule that is asked about. budget_bytes : of a GPU.
+    baseline : search without the tested rule. budget_bytes : memory of a GPU.
     """
     result = asked.result
     if result is None:
         return None, asked.reason
     if result.infeasibility is not None:
-        # options that were left out restrict nothing
+        # ignored options restrict nothing
         options = result.options if asked.left_out else baseline.options
         return None, infeasible_sentence(result.infeasibility, budget_bytes, options=options)
     return priced_of_result(result), "no plan was found before the time limit"
@@ -288,8 +289,8 @@ def infeasible_sentence(
 
     Parameters
     ----------
-    options : those of the search; the ones that restrict it are named where no budget helps.
-    subject : what was planned for, such as `gpt2-xl (25 heads) on 8 GPUs`.
+    options : those of the search; restricting ones are named if no budget helps.
+    subject : subject of the plan, such as `gpt2-xl (25 heads) on 8 GPUs`.
     """
     smallest = infeasibility.smallest_budget_bytes
     # 0: no budget helps
@@ -305,13 +306,13 @@ def infeasible_sentence(
         f"no plan fits in {budget_bytes / GIB:.4g} GiB per GPU: {where} of the smallest plan "
         f"misses {format_bytes(infeasibility.missing_bytes)} ({infeasibility.missing_bytes} bytes)"
     )
-    # Rounded up, so that the number shown does work.
+    # Rounded up, so that the printed budget is sufficient.
     gib = math.ceil(smallest / GIB * 100) / 100
     return missing + f"; the smallest that works is --memory-constraint {gib:.2f}"
 
 
 def _restricting(options: Mapping[str, object]) -> list[str]:
-    """Return the options that leave parts of the search space out, as they are written."""
+    """Return the options that exclude parts of the search space, as typed."""
     found = []
     if options.get("search_space", "full") != "full":
         found.append(f"--search-space {options['search_space']}")
@@ -334,11 +335,12 @@ def _restricting(options: Mapping[str, object]) -> list[str]:
 
 
 def one_line(plan: Plan, *, batch: bool = False) -> str:
-    """Return a plan as one says it: `tp4 pp2 dp8, ZeRO-1, micro-batch 1`.
+    """Return a plan in words: `tp4 pp2 dp8, ZeRO-1, micro-batch 1`.
 
-    Where layers differ, each strategy has its number of layers, the most first, in front of what
-    all have in common; embedding and head are named where most layers are divided otherwise.
-    batch : with the global batch.
+    If layers differ, strategies are listed with their numbers of layers, the most frequent first,
+    and common settings follow. Embedding and head are included if they are sharded unlike most
+    layers.
+    batch : True adds the global batch.
     """
     counts = Counter(
         (strategy, plan.data_degree(layer)) for layer, strategy in enumerate(plan.layers)
@@ -400,7 +402,7 @@ def _degrees(strategy: LayerStrategy, dp: int, pipeline: str) -> str:
 
 
 def _sharing(plan: Plan, strategy: LayerStrategy, dp: int) -> str:
-    """Return who shares states: nobody where there is nobody to share with."""
+    """Return how model states are sharded; empty if no ranks share them."""
     if strategy.zero3:
         return "ZeRO-3"
     if dp == 1 and strategy.cp == 1 and not strategy.ulysses:
@@ -415,14 +417,14 @@ def _again(strategy: LayerStrategy) -> str:
 
 
 def _micro_batch(plan: Plan, dps: Iterable[int]) -> str:
-    """Return the samples of a micro-batch on one data rank, from fewest to most of all layers."""
+    """Return the range of micro-batch sizes over all layers, samples per data-parallel rank."""
     whole = plan.global_batch / max(plan.num_microbatches, 1)
     sizes = sorted({whole / max(dp, 1) for dp in dps})
     return f"{sizes[0]:g}" if len(sizes) == 1 else f"{sizes[0]:g} to {sizes[-1]:g}"
 
 
 def result_words(result: SearchResult) -> str:
-    """Return the answer of a search in a line: its plan and figures, or why there is none."""
+    """Return the answer of a search in one line: plan and figures, or why there is none."""
     plan, found = result.plan, result.prediction
     if plan is None or found is None:
         why = result.infeasibility

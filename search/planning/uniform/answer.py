@@ -208,7 +208,7 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
 
 
 def joined_gpus(card: Card, nodes: int, per_node: int) -> tuple[int, int]:
-    """Return (number of GPUs, number of GPUs joined by the fastest links) of a cluster."""
+    """Return (GPUs of a cluster, GPUs that one domain of the card's links joins)."""
     from autopar.rates.card import nodes_joined
 
     return nodes * per_node, per_node * nodes_joined(card, nodes, per_node)
@@ -230,10 +230,12 @@ def answer(
 ) -> Answer:
     """Return the fastest plan of every requested engine, with comparisons for the best one.
 
-    Alternatives with other degrees are searched only on the engine with the fastest plan. shares :
-    division of the time limit, in which each engine is one search. grace_s : additional seconds for
-    each engine that has found nothing, by default `search.planning.uniform.solve.GRACE_S`. Raises
+    Alternatives with other degrees are searched only on the engine with the fastest plan. Raises
     InputError if no engine has a legal plan, whatever the memory.
+
+    shares : division of the time limit, in which each engine is one search
+    grace_s : additional seconds for each engine that has found nothing, by default
+        `search.planning.uniform.solve.GRACE_S`
     """
     from search.planning.uniform.solve import GRACE_S
 
@@ -442,7 +444,7 @@ def _none_is_legal(found: Sequence[EngineAnswer]) -> InputError:
 _BETTER_S = 5.0
 """CPU seconds for the suggestion of another batch, which needs no proof of optimality."""
 _WORTH = 1.01
-"""Minimum ratio of throughputs from which another batch is suggested."""
+"""Minimum ratio of throughputs to suggest another batch."""
 
 
 def better_batch(found: Answer) -> Solution | None:

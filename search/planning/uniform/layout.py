@@ -193,7 +193,7 @@ def arranged(layout: Layout, kinds: tuple[int, ...], *, apart: bool = False) -> 
 
 @lru_cache(maxsize=_MOST_LAYOUTS)
 def _prefixes(chunk: tuple[int, ...], kinds: int, longest: int) -> F64:
-    """Return [N, kind]: of the first N layers of a chunk, how many are of each kind."""
+    """Return counts by type of the first N layers of a chunk, shape [longest + 1, layer types]."""
     found = np.zeros((longest + 1, kinds))
     for place in range(longest):
         found[place + 1] = found[place]

@@ -1,9 +1,10 @@
 """Lower bounds of allocated bytes of a plan from a few sums, which avoid most exact counts.
 
 `autopar.price.account` counts exactly. A bound is the memory of a stage at one point of a step, the
-last forward before the first backward: model states without padding, saved activations of live
-micro-batches, steady-state memory, and transient memory of that forward. Where that point is the
-peak, the bound is at most 0.1 % below the count. Allocator blocks are included for activations.
+last forward before the first backward. It contains model states without padding, saved activations
+of live micro-batches, steady-state memory, and transient memory of that forward. Where that point
+is the peak, the bound is at most 0.1 % below the count. Allocator blocks are included for
+activations only.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Room:
 
     @property
     def most_bytes(self) -> float:
-        """The highest peak that leaves enough free in any kind of launch."""
+        """Largest peak allocated that fits for some kind of plan, bytes."""
         least = min(reserve_share(kind, self._risk) for kind in _LAUNCH_KINDS)
         return max(0.0, self._left) / (1.0 + least)
 
@@ -118,8 +119,9 @@ class Room:
 
 
 class Modules:
-    """Recomputation policies as sets of modules; module values add up, as no module contains
-    another.
+    """Recomputation policies as sets of modules, whose values add up.
+
+    No module contains another.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -229,9 +231,11 @@ class Bounds:
     ) -> None:
         """Store a run of one stage.
 
-        words, hosted : recomputation policies and offload sets; kinds : type index of every layer;
-        variant : returns the run with another ZeRO stage; known : cache shared by runs that differ
-        only in their expert sharding.
+        words : recomputation policies
+        hosted : offload sets
+        kinds : type index of every layer
+        variant : returns the run with another ZeRO stage
+        known : cache shared by runs that differ only in their expert sharding
         """
         self._run = run
         self._words = words
@@ -268,7 +272,7 @@ class Bounds:
         )
 
     def _layer(self, at: RankLayer, number: int) -> _Layer:
-        """Return the sizes of a layer; those of dense layers are cached for all expert shardings."""
+        """Return the sizes of a layer; dense layers are cached for all expert shardings."""
         mixture = _is_mixture(at)
         if not mixture and "dense" in self._known:
             return cast(_Layer, self._known["dense"])
@@ -350,9 +354,7 @@ class Bounds:
         return Gone(copied, blocks)
 
     def _gone(self, at: RankLayer) -> tuple[F64, F64]:
-        """Return the bytes of tensors and of their device blocks, each of shape [policies,
-        modules].
-        """
+        """Return bytes of tensors and of their device blocks, each of shape [policies, modules]."""
         mixture = _is_mixture(at)
         key = ("gone", mixture)
         if not mixture and key in self._known:
@@ -387,9 +389,7 @@ class Bounds:
 
     @cached_property
     def leaves(self) -> F64:
-        """Largest bytes that all modules together free on the device, shape [policies, layer
-        types].
-        """
+        """Largest bytes that all modules free on the device, shape [policies, layer types]."""
         found: F64 = self.gone.blocks.sum(axis=1)
         return found
 

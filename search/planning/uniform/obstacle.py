@@ -477,7 +477,7 @@ def _batches(job: Job) -> list[int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Remedies
+# Suggestions
 
 
 def _option(name: str) -> str:

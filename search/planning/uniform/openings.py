@@ -68,8 +68,9 @@ class Options(NamedTuple):
 
     @property
     def slowest(self) -> int:
-        """Index of the last policy without offload, whose bytes are the most certain; else of the
-        last.
+        """Index of the last policy without offload, whose bytes are the most certain.
+
+        Without such a policy, the index of the last one.
         """
         plain = np.flatnonzero(self.sets == DEVICE)
         return int(plain[-1]) if len(plain) else len(self.sets) - 1
@@ -168,7 +169,7 @@ class Openings:
         self._plain = np.array([word == NONE for word in prices.words], dtype=bool)
 
     def within(self, room: Room) -> Openings:
-        """Return the same values for another memory budget, on which few of them depend."""
+        """Return the same values for another memory budget; few values depend on it."""
         found = copy(self)
         found.room = room
         found._limits, found._rooms = {}, {}
@@ -641,8 +642,9 @@ class Openings:
 
     @cached_property
     def _covers(self) -> Bool:
-        """True if the second policy recomputes all modules of the first, shape [policies,
-        policies].
+        """True if the second policy recomputes all modules of the first.
+
+        Shape [policies, policies].
         """
         sets = [
             frozenset() if one == NONE else frozenset(one.split("+")) for one in self.prices.words

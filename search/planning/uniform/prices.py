@@ -156,7 +156,7 @@ class Prices:
         )
 
     def has(self, precision: Precision, zero: int) -> bool:
-        """Return True if the engine supports the job's training with this precision and ZeRO stage."""
+        """Return True if the engine supports the job's training at a precision and ZeRO stage."""
         key = (precision, zero)
         if key not in self._trains:
             compiled = self.engine.compiled
@@ -169,7 +169,7 @@ class Prices:
         return self._trains[key]
 
     def unit(self, choice: Choice) -> Unit:
-        """Return the unit of a candidate's degrees; raises InputError if the engine rejects them."""
+        """Return the unit of a candidate's degrees; raises InputError if the engine rejects it."""
         key = degrees_of(choice)
         found = self._units.get(key)
         if found is None:
@@ -284,7 +284,7 @@ class Prices:
         plain = seconds_of_times(machine, job, times)
         full = seconds_of_times(machine, replace(job, recompute="full"), times)
         device, host = (np.full(len(self.words) + 2, one) for one in plain)
-        # only full recomputation of a layer adds kernel launches on the host
+        # host overhead increases with full recomputation of a layer only
         device[:-2] += self.modules.sums(
             [again_seconds(machine, job, times, _step_words(one)) for one in self.modules.names]
         )
@@ -293,9 +293,7 @@ class Prices:
         return Half(device, host, forward_seconds(machine, job, times))
 
     def _memory(self, plain: Choice, kinds: tuple[int, ...]) -> Bounds:
-        """Return the memory bounds of a candidate, in which overlapped expert communication is
-        ignored.
-        """
+        """Return the memory bounds of a candidate, without overlap of expert communication."""
         own = replace(plain, overlap_experts=False)
         key = degrees_of(own)
         found = self._bounds.get(key)
@@ -630,8 +628,8 @@ class Prices:
         stages, states : shapes [i] and [i, 2], the latter from `states_of`. Both results have the
         shape [i, row], with the rows of a unit's seconds. Stage i of p has at least p - i live
         micro-batches of its layers in any schedule; where chunks return up the stages it has i + 1,
-        which is equivalent. A mean of all stages with weights g_i is at least sum_k n_k min_i g_i
-        (w_k + (p - i) a_k), for layers with w bytes of their own and a per micro-batch, and it is
+        which is equivalent. Layers have w bytes without activations, and a bytes per micro-batch. A
+        mean of all stages with weights g_i is at least sum_k n_k min_i g_i (w_k + (p - i) a_k), and
         no higher than the peak stage. The second result is the largest reduction of that mean per
         byte that a layer does not save.
         """
@@ -685,7 +683,7 @@ class Prices:
     def assessed(
         self, choice: Choice, run: Run, target: Target, stages: Sequence[int]
     ) -> Assessment:
-        """Return the price of a choice with the memory of some stages."""
+        """Return the assessment of a candidate, with the memory of some stages."""
         return assess(
             run,
             target,

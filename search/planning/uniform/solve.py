@@ -273,9 +273,7 @@ class _Search:
             yield float(seconds[place]), choice
 
     def entries(self) -> Iterator[_Entry]:
-        """Yield the queue's candidates in the order of their bounds, including those pushed
-        meanwhile.
-        """
+        """Yield the queue's candidates by bound, including those pushed meanwhile."""
         coarse = self.coarse()
         following = next(coarse, None)
         while self.queue or following:

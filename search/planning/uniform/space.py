@@ -56,7 +56,7 @@ class Space:
         self.prices = prices
         self.micro_batches: tuple[int, ...] = MICRO_BATCHES
         self.context_kinds: tuple[ContextKind, ...] = CONTEXT_KINDS
-        """Both contain the defaults and all values requested so far."""
+        """Defaults and all values requested so far, for both fields."""
         self._exchanges: dict[tuple[int, int], tuple[ContextKind, ...]] = {}
         self._legal: dict[object, Bool] = {}
         self._seconds: dict[object, F64] = {}
@@ -70,7 +70,7 @@ class Space:
 
     @cached_property
     def laid(self) -> tuple[Laid, ...]:
-        """Ways to lay attention on ranks."""
+        """Attention shardings, with micro-batch size and context-parallel communication."""
         engine, job = self.prices.engine, self.prices.job
         tensor = self._degrees_that_keep(HEADS, "tp")
         context = self._degrees_that_keep(RING, "cp") if engine.context else [1]
@@ -109,7 +109,7 @@ class Space:
 
     @cached_property
     def ways(self) -> tuple[Ways, ...]:
-        """Ways to lay experts on ranks, and settings."""
+        """Expert shardings, with precision and dispatch settings."""
         engine, job = self.prices.engine, self.prices.job
         experts = job.model.experts
         expert, splits = [1], [1]
@@ -255,9 +255,7 @@ class Space:
                     yield batch, stages, found
 
     def _unlike(self, of: Callable[[Laid], object]) -> tuple[list[Laid], I64]:
-        """Return attention shardings with distinct keys, and the index of its key for each
-        sharding.
-        """
+        """Return attention shardings with distinct keys, and each sharding's index among these."""
         first: dict[object, int] = {}
         like = [first.setdefault(of(one), len(first)) for one in self.laid]
         places = {number: place for place, number in reversed([*enumerate(like)])}
@@ -296,7 +294,7 @@ class Space:
         return Whole(self.prices.target.machine, self.laid, self.ways, self._fastest_base)
 
     def _fastest_base(self, choice: Choice) -> StepJob:
-        """Return a job of one data-parallel rank with TP overlap, if any tensor degree allows it."""
+        """Return a job of one data rank, with TP overlap if some tensor degree allows it."""
         return self.prices.base(replace(choice, tp_overlap=self._beside))
 
     @cached_property
@@ -306,7 +304,7 @@ class Space:
 
     @cached_property
     def _columns(self) -> tuple[F64, ...]:
-        """Tensor degree, context degree, micro-batch size, sequence-parallel ranks; one array each."""
+        """Tensor and context degree, micro-batch size, sequence-parallel ranks; one array each."""
         rows = [
             (*one[:3], one.tp if self.prices.base(Choice(tp=one.tp)).sequence_parallel else 1)
             for one in self.laid

@@ -29,7 +29,7 @@ def whole_hosted_s(prices: Prices, unit: Unit, rows: Sequence[Rows], freed_bytes
     """Return lower bounds of whole-model seconds with `freed_bytes` offloaded, by policy.
 
     rows : one entry per sharding; freed_bytes : bytes per micro-batch, shape [shardings, policies],
-    at most what the modules can offload. The result has the same shape.
+    at most those that modules can offload. The result has the same shape.
     """
     number = unit.number
     forward = unit.forward_s @ number
