@@ -62,7 +62,7 @@ class Options(NamedTuple):
 
     values: F64
     places: I64
-    """Indices into `Prices.words`; values above its length are `block N`, in order of N."""
+    """Indices into `Prices.words`; an index of its length plus N means `block N`."""
     sets: I64
     """Indices into `Hosted.words`, or `DEVICE` or `_OPEN`."""
 
@@ -686,6 +686,7 @@ class Openings:
 
         A set that offloads no less of any layer than another set is dropped, as the other is no
         slower.
+
         full : sets that turned out not to fit, which no longer hide others.
         """
         at = self.prices.words.index(recompute)

@@ -186,11 +186,13 @@ class Uniform:
     ) -> Solved:
         """Return the fastest plans that fit, the best of each family of degrees.
 
-        seconds : CPU time limit, after which the best plan found is returned with its gap. Without
-        one, any plan that fits is searched for `grace_s` more. counts : limit of memory counts, so
-        that slow machines find the same plans as fast ones. Its grace is as many counts again, and
-        the smallest plan is not searched then. memory_bytes and oom_risk : of a device, in place of
-        the target's. Raises InputError if the engine runs no plan of this job at all.
+        Raises InputError if the engine runs no plan of this job at all.
+
+        seconds : CPU time limit, after which the best plan found is returned with its gap
+        grace_s : further CPU seconds to search any plan that fits, if none was found
+        counts : limit of memory counts, so that slow machines find the same plans as fast ones.
+            The grace is as many counts again, and the smallest plan is not searched then.
+        memory_bytes, oom_risk : values of a device in place of the target's
         """
         began = time.process_time()
         target = self.target
