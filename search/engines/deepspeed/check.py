@@ -1,7 +1,7 @@
-"""Configurations of DeepSpeed as they are checked: what it refuses, and what has no effect.
+"""Checks of DeepSpeed configurations: settings that it rejects and settings without effect.
 
-What the keys mean is `search.engines.deepspeed.read`'s, and rules are
-`search.engines.deepspeed.rules`'.
+`search.engines.deepspeed.read` defines the meaning of the keys, and
+`search.engines.deepspeed.rules` defines the rules.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from search.engines.reader import (
 from search.engines.text import Configuration
 
 STACK = "torchtitan-eager"
-"""No runs of DeepSpeed's own software are known: eager layers of torch are nearest."""
+"""Software stack for DeepSpeed: eager torchtitan, as no published DeepSpeed runs are known."""
 _MOVES: frozenset[Move] = frozenset({"micro_batch", "recompute", "optimizer"})
 
 
 def _configuration_flag(source: Configuration) -> str | None:
-    """Return the file that a script hands to DeepSpeed, None where it does not."""
+    """Return the configuration file that a script passes to DeepSpeed; None if there is none."""
     for flag in ("deepspeed", "deepspeed-config"):
         for word in (source.flags or {}).get(flag, ()):
             if word.endswith(".json"):
@@ -49,17 +49,17 @@ def _configuration_flag(source: Configuration) -> str | None:
 
 
 def owns(source: Configuration) -> bool:
-    """Return whether a file starts this engine."""
+    """Return True if a file is a DeepSpeed configuration or a script that passes one."""
     document = source.document
     if "zero_optimization" in document or "train_micro_batch_size_per_gpu" in document:
         return True
     flags = source.flags or {}
-    # Megatron-DeepSpeed has Megatron's arguments, and is another trainer
+    # Megatron-DeepSpeed, which has the arguments of Megatron-LM, is another engine.
     return _configuration_flag(source) is not None and "num-layers" not in flags
 
 
 def script_flags(source: Configuration) -> dict[str, tuple[str, ...]]:
-    """Return the arguments of a script, without those that running alone tells."""
+    """Return the arguments of a script, without values that the shell expands at run time."""
     return {
         flag: words
         for flag, words in (source.flags or {}).items()
@@ -68,7 +68,10 @@ def script_flags(source: Configuration) -> dict[str, tuple[str, ...]]:
 
 
 def launched_world(source: Configuration) -> int | None:
-    """Return the processes that a launcher starts: torchrun's, `deepspeed`'s, accelerate's."""
+    """Return the number of processes that torchrun, `deepspeed` or accelerate starts.
+
+    Return None if the command gives no number.
+    """
     if source.world_size is not None:
         return source.world_size
     before = source.command.before if source.command is not None else ()
@@ -130,9 +133,9 @@ def _stage(values: Mapping[str, Any]) -> int:
 def broken_of_deepspeed(
     values: Mapping[str, Any], flags: Mapping[str, tuple[str, ...]]
 ) -> tuple[Notice, ...]:
-    """Return what DeepSpeed, or Hugging Face's Trainer above it, ends with.
+    """Return the rules of DeepSpeed and Hugging Face's Trainer that a configuration violates.
 
-    values : of the configuration, by dotted key. flags : of the script.
+    values : values of the configuration by dotted key. flags : arguments of the script by name.
     """
     keys = dict.fromkeys(key.split(".")[1] for key in values if key.startswith(_ZERO))
     tp, bucket = values.get("tensor_parallel.autotp_size"), values.get(_BUCKET)
@@ -173,7 +176,7 @@ def _other(flags: Mapping[str, tuple[str, ...]], kind: str) -> str:
 
 
 def idle_of_deepspeed(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield keys that the stage switches off, and why."""
+    """Yield keys without effect, each with its reason, which is mostly the ZeRO stage."""
     stage = _stage(values)
     for key in values:
         name = key.removeprefix("zero_optimization.")
@@ -203,7 +206,7 @@ def idle_of_deepspeed(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 class ScriptedFile(Record):
-    """A configuration and the arguments of its script, and where they run."""
+    """A configuration with the arguments of its script, its GPUs and its reader."""
 
     document: Mapping[str, Any]
     flags: Mapping[str, tuple[str, ...]]
@@ -211,10 +214,10 @@ class ScriptedFile(Record):
     asked: Asked
     path: Path
     reader: Callable[..., ReadRun]
-    """`read_deepspeed`, or that of another engine with such scripts."""
+    """Reader of the configuration: `read_deepspeed` or `read_accelerate`."""
 
     def read(self) -> ReadRun:
-        """Return the run; errors as those of `reader`."""
+        """Return the run that the files describe; raises the errors of `reader`."""
         return self.reader(
             self.document,
             self.flags,
@@ -228,7 +231,7 @@ class ScriptedFile(Record):
 
 
 def read(source: Configuration, asked: Asked) -> CheckedFile:
-    """Return what a file describes, and what is wrong with it."""
+    """Return the run that a configuration or script describes and the findings about it."""
     flags = script_flags(source)
     named = _configuration_flag(source)
     document: Mapping[str, Any] = source.document
@@ -286,7 +289,10 @@ def _harmless_flags(flags: Mapping[str, tuple[str, ...]]) -> tuple[Ignored, ...]
 
 
 def _written(given: ScriptedFile, before: Run | None, after: Run) -> Changes | None:
-    """Return what changes in configuration and script; read anew they have to be that run."""
+    """Return the changes of configuration and script that turn them into the run `after`.
+
+    Return None if the changed files, read again, describe another run or violate a rule.
+    """
     assert before is not None, "only a run that was read has others next to it"
     values = dict(flattened(given.document))
     keys: dict[str, Any] = {}
@@ -305,7 +311,7 @@ def _written(given: ScriptedFile, before: Run | None, after: Run) -> Changes | N
         keys["zero_optimization.stage"] = after.split.zero
     if one.recomputed != other.recomputed:
         if not given.flags:
-            return None  # it is the script's to say
+            return None  # only the script sets recomputation
         flags["gradient-checkpointing"] = ("True",) if other.recomputed.kind == "full" else None
     changed = copy.deepcopy(dict(given.document))
     for key, value in keys.items():
@@ -329,7 +335,7 @@ def _written(given: ScriptedFile, before: Run | None, after: Run) -> Changes | N
 
 
 def _normal(run: Run) -> Run:
-    """Return a run without what follows from its stage, for a comparison."""
+    """Return a run with `each_micro_batch` derived from its ZeRO stage, for comparisons."""
     each = run.split.zero >= 2 or run.strategy.micro_batches == 1
     states = replace(run.runtime.states, each_micro_batch=each)
     return replace(run, runtime=replace(run.runtime, states=states))
@@ -344,7 +350,7 @@ def _joined(words: tuple[str, ...] | None) -> str | None:
 
 
 def _spelled(key: str, value: str | None) -> str:
-    """Return a key as JSON has it, or a flag of the script."""
+    """Return a key in JSON syntax, or a flag of the script."""
     if key.startswith("--"):
         return f"--{key[2:].replace('-', '_')} {value or ''}".rstrip()
     if not value:

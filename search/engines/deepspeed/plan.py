@@ -1,6 +1,7 @@
-"""The nearest plan that DeepSpeed can run, and the run that it is.
+"""The nearest plan that DeepSpeed can run, and the run of that plan.
 
-Stages are code in DeepSpeed (`PipelineModule`), so plans with stages are refused.
+Pipeline stages are written in code in DeepSpeed (`PipelineModule`), so plans with stages are
+rejected.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _TITLE = "DeepSpeed"
 
 
 def _data_mode(mode: DataMode, shape: LayerStrategy, data_degree: int) -> DataMode:
-    # `_configure_tensor_parallel_states` of engine.py asserts a stage of 2 at most
+    # `_configure_tensor_parallel_states` of engine.py allows at most ZeRO-2 with tensor ranks.
     return "zero2" if mode == "zero3" and shape.tp > 1 and not shape.ulysses else mode
 
 
@@ -63,7 +64,7 @@ _REACH = Reach(
 )
 
 
-# Without ZeRO it sums gradients of 16 bits as they are.
+# Without ZeRO, DeepSpeed accumulates 16-bit gradients in 16 bits.
 SPACE = Space(
     parts=(
         ({**ONE_DEGREE, **SINGLE_STAGE, **EVERY_MICROBATCH}, ZERO3),
@@ -77,7 +78,7 @@ SPACE = Space(
 def near(job: Job) -> Near:
     """Return the nearest plan that DeepSpeed can run.
 
-    Raises InputError for a plan with stages, and where no plan near this one is legal.
+    Raises InputError for a plan with stages, and if no plan near this one is legal.
     """
     how = ": DeepSpeed builds them in code, with PipelineModule(num_stages=)"
     refuse_stages(job, "DeepSpeed's configuration", how)
@@ -85,9 +86,10 @@ def near(job: Job) -> Near:
     sharded = zero_stage(plan) > 0
     runs = {
         "sequence_parallel": job.sequence_parallel and not keeps_whole_sequences(plan),
-        # ZeRO of stages 2 and 3 reduces in every micro-batch
+        # ZeRO-2 and ZeRO-3 reduce gradients in every micro-batch.
         "async_grad_reduce": not sharded,
-        # `_do_optimizer_sanity_check` of engine.py: 16 bits without ZeRO are FP16_Optimizer's
+        # Without ZeRO, 16-bit training uses FP16_Optimizer (`_do_optimizer_sanity_check` of
+        # engine.py).
         "fp32_gradients": job.fp32_gradients if sharded else job.precision == "fp32",
     }
     notes = list(summed_in_precision(job, runs, f"{_TITLE} without ZeRO"))
@@ -105,14 +107,16 @@ def near(job: Job) -> Near:
 
 
 def handed(job: Job, plan: Plan) -> tuple[Run, Place]:
-    """Return the run that a plan of `near` is, and where it runs.
+    """Return the run of a plan from `near` and its place.
 
-    Its reduction runs beside the backward, and sums of gradients are those of the plan's price.
+    With ZeRO, gradient reduction overlaps the backward pass. Gradients are accumulated in fp32 if
+    the plan was priced so.
     """
     stage = zero_stage(plan)
     choice = choice_of_plan(plan, zero=stage)
     if choice.tp > 1:
-        # ranks that share nothing have no stage, and none beside tensor ranks is refused
+        # DeepSpeed rejects ZeRO-3 with tensor ranks. Plans may still have it where a single
+        # data-parallel rank has nothing to shard.
         choice = replace(choice, zero=min(stage, 2))
     model, place = script_place(job, _TITLE)
     run = run_of_choice(OWN, job, choice, model)

@@ -1,9 +1,9 @@
-"""Configurations of DeepSpeed read as a run whose memory can be priced, with their scripts.
+"""Reader of DeepSpeed configurations and their scripts, which returns runs that can be priced.
 
-Keys: `deepspeed/runtime/config.py` and `runtime/zero/config.py` of 0.19.8. What a configuration
-leaves to the script (the model, the sequence, `auto`) is read from the arguments of Hugging Face's
-Trainer, which also says what `auto` is (`HfTrainerDeepSpeedConfig`). What DeepSpeed refuses is
-`search.engines.deepspeed.check`'s.
+The keys come from `deepspeed/runtime/config.py` and `runtime/zero/config.py` of 0.19.8. A
+configuration leaves the model, the sequence length and `auto` values to the script. They are read
+from the arguments of Hugging Face's Trainer, whose `HfTrainerDeepSpeedConfig` defines `auto`.
+`search.engines.deepspeed.check` reports settings that DeepSpeed rejects.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _HARMLESS = frozenset(
         "zero_force_ds_cpu_optimizer",
     }
 )  # fmt: skip
-"""Sections and keys that change neither memory nor time, or little of either."""
+"""Sections and keys with little or no effect on memory and time."""
 _KNOWN_ZERO = frozenset(
     f"zero_optimization.{key}"
     for key in (
@@ -77,32 +77,32 @@ HARMLESS_OF_HF = (
     "weight-decay", "low-cpu", "streaming", "text-column", "config", "cache-dir", "token",
     "ignore-data", "auto-find", "dataloader", "local-rank", "master", "node-rank", "num-epochs",
 )  # fmt: skip
-"""How arguments of Hugging Face's scripts begin that change neither memory nor time."""
+"""Prefixes of arguments of Hugging Face scripts that affect neither memory nor time."""
 
 
 class TrainerScript(Record):
-    """What a script of Hugging Face's Trainer says beside a configuration."""
+    """Settings of a run from the script of Hugging Face's Trainer."""
 
     model: Model
     seq: int
     micro_batch: int | None
-    """Of a rank; None: not said."""
+    """Micro-batch size of a rank, sequences; None if not given."""
     accumulation: int | None
     kind: PrecisionKind | None
     checkpointing: bool
     compiled: bool
     repeated_heads: bool
-    """The kernel of attention has no groups of its own."""
+    """True if key-value heads are repeated, because the attention kernel lacks grouped queries."""
     steps: int | None = None
-    """Of the run; None: not said."""
+    """Number of training steps; None if not given."""
     adapters: Adapters | None = None
-    """What is trained beside frozen weights."""
+    """LoRA adapters that are trained on frozen weights; None if all weights are trained."""
     eight_bits: bool = False
-    """Moments are of 8 bits (bitsandbytes)."""
+    """True if optimizer moments have 8 bits (bitsandbytes)."""
 
 
 _KINDS: tuple[PrecisionKind, ...] = ("bf16", "fp16")
-"""Precisions that a configuration or a script switches on."""
+"""Precisions that a configuration or a script can enable."""
 
 
 def _number(flags: Mapping[str, tuple[str, ...]], *names: str) -> int | None:
@@ -126,14 +126,18 @@ def script_of(
     seq: int | None = None,
     beside: Path | None = None,
 ) -> TrainerScript:
-    """Return what arguments of a script say; raises UnpricedError where they name no known model.
+    """Return the settings of a run from the arguments of a script.
 
-    model, seq : the user's own word, where the script has none. beside : folder of the file.
+    model, seq : model and sequence length given by the user, which take precedence. beside : folder
+    in which relative model paths of the script are resolved.
+
+    Raises UnpricedError if the model is missing or unknown, if the sequence length is missing, or
+    for eager attention.
     """
     name = model or "".join(flags.get("model-name-or-path", flags.get("model-name", ()))[:1])
     if not name:
         raise keys.unpriced("model", "is not said by the file", "give --model, such as llama-3-8b")
-    # a script names a folder beside itself, a user one in the working folder
+    # Model paths of a script are relative to its folder, those of a user to the working folder.
     found = model_named(name, None if model else beside)
     if found is None:
         raise keys.unpriced(
@@ -171,8 +175,10 @@ def script_of(
 _EIGHT_BITS = frozenset(
     f"{paged}adamw{library}_8bit" for paged in ("", "paged_") for library in ("", "_bnb")
 )
-"""Optimizers of transformers' `--optim` with moments of 8 bits; paging is to the host, when there
-is no room."""
+"""Values of transformers' `--optim` with 8-bit moments.
+
+Paged optimizers move states to the host only when device memory runs out.
+"""
 _PROJECTIONS: Mapping[str, Target] = {
     "q_proj": "query",
     "k_proj": "key",
@@ -182,14 +188,14 @@ _PROJECTIONS: Mapping[str, Target] = {
     "up_proj": "fc1",
     "down_proj": "fc2",
 }
-"""What modules of decoders in transformers are called."""
+"""GEMMs of a decoder layer by the names of their modules in transformers."""
 
 
 def _adapters(keys: Keys, flags: Mapping[str, tuple[str, ...]]) -> Adapters | None:
-    """Return the adapters that a script's arguments ask for; raises UnpricedError for other ones.
+    """Return the LoRA adapters that the arguments of a script set; None without `--use_peft`.
 
-    They are those of TRL's `ModelConfig` (`--use_peft`); without targets PEFT takes queries and
-    values of decoders like Llama.
+    The arguments are those of TRL's `ModelConfig`. Without targets, PEFT adapts the query and value
+    projections of decoders like Llama. Raises UnpricedError for other target modules.
     """
     if not _yes(flags, "use-peft"):
         return None
@@ -231,10 +237,11 @@ def script_run(
     accumulation: int,
     kind: PrecisionKind,
 ) -> Run:
-    """Return a run of a model of transformers without stages; raises InputError for degrees that
-    do not divide.
+    """Return the run of a transformers model without pipeline stages.
 
-    split, optimizer : as a configuration has them, without what the script says.
+    split, optimizer : settings of the configuration; those of the script are added here.
+
+    Raises InputError if the degrees do not divide the world size or the model.
     """
     refuse(GRID, {"world": world_size, "tp": split.tp, "cp": split.cp, "pp": 1})
     model, mixed = script.model, script.model.experts is not None
@@ -278,10 +285,11 @@ def script_run(
 
 
 def deepspeed_batch(keys: Keys, script: TrainerScript, ranks: int) -> tuple[int, int]:
-    """Return the sequences of a rank's micro-batch, and micro-batches of a step.
+    """Return the micro-batch size of a rank, in sequences, and the micro-batches per step.
 
-    Of the three numbers two say the third; `auto` is the script's, one sequence, one micro-batch
-    where nobody says it. Raises InputError where their product is another.
+    Two of the three batch settings determine the third. The script supplies `auto` values; without
+    it there is one micro-batch per step. Raises InputError if the settings contradict each other,
+    or if neither the micro-batch nor the global batch is given.
     """
 
     def given(key: str) -> int | None:
@@ -313,7 +321,7 @@ def _kind(keys: Keys, script: TrainerScript) -> PrecisionKind:
 
 
 def _elements(keys: Keys, name: str, default: int, auto: int) -> int:
-    """Return a number of elements; auto : what Hugging Face puts for the word."""
+    """Return a bucket size, elements; auto : the value that Hugging Face sets for `auto`."""
     key = f"zero_optimization.{name}"
     return auto if keys.text(key) == "auto" else keys.number(key, default, least=0)
 
@@ -323,7 +331,7 @@ def _buckets(keys: Keys, hidden: int) -> Buckets:
     overlap = None
     if keys.has("zero_optimization.overlap_comm"):
         overlap = keys.flag("zero_optimization.overlap_comm")
-    # of the width of the model: `trainer_config_finalize`
+    # `auto` values depend on the hidden size: `trainer_config_finalize` of transformers.
     square = hidden * hidden
     return Buckets(
         reduce=_elements(keys, "reduce_bucket_size", plain.reduce, square),
@@ -340,7 +348,7 @@ def _buckets(keys: Keys, hidden: int) -> Buckets:
 
 
 def _refuse(keys: Keys) -> None:
-    """Raise UnpricedError for what memory depends on and nobody here prices."""
+    """Raise UnpricedError for settings that affect memory and are not modelled."""
     asked = "leave it out to see the rest"
     for key, plain in (
         ("zero_optimization.zero_hpz_partition_size", 1),
@@ -360,10 +368,11 @@ def _refuse(keys: Keys) -> None:
 
 
 def _optimizer(keys: Keys, stage: int) -> Optimizer:
-    """Return the optimizer, whose states may be on the host, and with ZeRO-3 the weights.
+    """Return the optimizer with its offload of states and, with ZeRO-3, of weights.
 
-    `offload_optimizer` takes fp32 weights, moments and gradients, at stage 3 a `ratio` of them
-    (ZeRO-Offload++); raises UnpricedError for disks, and for weights without states.
+    `offload_optimizer` offloads fp32 weights, moments and gradients. With ZeRO-3 a `ratio` of them
+    is offloaded (ZeRO-Offload++). Raises UnpricedError for offload to disks, and for offload of
+    weights without optimizer states.
     """
     asked = "leave it out to see the rest"
     found = {}
@@ -377,7 +386,7 @@ def _optimizer(keys: Keys, stage: int) -> Optimizer:
         keys.asked.update(name for name in keys.values if name.startswith(f"{key}."))
         found[part] = device == "cpu"
     if not stage:
-        # nothing is divided, and nothing is offloaded (runtime/engine.py)
+        # Without ZeRO nothing is sharded or offloaded (runtime/engine.py).
         return Optimizer(host_adam="deepspeed")
     weights = found["param"] and stage == 3
     if weights and not found["optimizer"]:
@@ -408,10 +417,12 @@ def read_deepspeed(
     beside: Path | None = None,
     source: str = "configuration",
 ) -> ReadRun:
-    """Return the run that a configuration describes, with the arguments of its script.
+    """Return the run that a configuration and the arguments of its script describe.
 
-    flags : of the script, by name without hyphens; none for a configuration alone. model, seq :
-    where no script says them. Raises InputError: a value is unusable, or not priced.
+    flags : arguments of the script by name without leading hyphens; empty for a configuration
+    alone. model, seq : model and sequence length given by the user.
+
+    Raises InputError if a value is invalid or cannot be priced.
     """
     keys = Keys(source=source, values=dict(flattened(document)), asked=set())
     _refuse(keys)
@@ -429,7 +440,7 @@ def read_deepspeed(
         states=States(
             keeper="deepspeed",
             wide_gradients=None if wide is None else wide in ("fp32", "float32"),
-            # stages 2 and 3 reduce behind every micro-batch
+            # ZeRO-2 and ZeRO-3 reduce gradients after every micro-batch.
             each_micro_batch=stage >= 2 or accumulation == 1,
             buckets=_buckets(keys, script.model.hidden),
         ),

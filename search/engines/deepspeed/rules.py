@@ -1,5 +1,7 @@
-"""Rules of DeepSpeed 0.19.8: `runtime/config.py`, `runtime/zero/config.py`, `runtime/engine.py`;
-and of Hugging Face's Trainer where it hands its arguments on."""
+"""Rules of DeepSpeed 0.19.8, and of Hugging Face's Trainer where it passes arguments on.
+
+Sources: `runtime/config.py`, `runtime/zero/config.py` and `runtime/engine.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ from search.engines.space import PLAIN_RULES
 
 SPACE = (
     *PLAIN_RULES,
-    # `_configure_tensor_parallel_states` of runtime/engine.py
+    # Source: `_configure_tensor_parallel_states` of runtime/engine.py.
     Rule("deepspeed.zero3-tensor", ("zero", "tp"), lambda zero, tp: (zero == 3) * (tp > 1),
          "ZeRO-3 has no tensor ranks beside it, and tp is {tp}"),
 )  # fmt: skip
-"""Rules of a search."""
+"""Rules of searched candidates."""
 FILE = (
     Rule("deepspeed.bf16-fp16", ("bf16", "fp16"), lambda bf16, fp16: bf16 * fp16,
          "bf16.enabled and fp16.enabled exclude each other"),
@@ -37,4 +39,4 @@ FILE = (
          lambda enabled, other: enabled != other,
          "{enabled}.enabled is true, and the script sets --{other_precision}"),
 )  # fmt: skip
-"""Rules of a configuration and its script."""
+"""Rules of a configuration together with its script."""

@@ -1,4 +1,4 @@
-"""What DeepSpeed can be told with one set of degrees, and what it refuses of it."""
+"""Search space of uniform plans for DeepSpeed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _deepspeed(job: Job, choice: Choice) -> Run:
         "deepspeed",
         states=States(keeper="deepspeed", each_micro_batch=choice.zero >= 2),
         kernels=TRANSFORMERS,
-        # its tensor ranks hold whole sequences between GEMMs
+        # AutoTP has no sequence parallelism: tensor ranks hold whole sequences between GEMMs.
         sequence_parallel=False,
         host_adam="deepspeed",
     )

@@ -1,7 +1,8 @@
-"""A run as a configuration of DeepSpeed 0.19 and the arguments of the user's script.
+"""Writer of DeepSpeed 0.19 configurations and of the arguments of the user's script.
 
-Keys: `deepspeed/runtime/config.py`, `runtime/zero/config.py`, `runtime/tensor_parallel/config.py`
-of the wheel of 0.19.8. What is read back is `search.engines.deepspeed.read`'s.
+The keys come from `deepspeed/runtime/config.py`, `runtime/zero/config.py` and
+`runtime/tensor_parallel/config.py` of the wheel of 0.19.8. `search.engines.deepspeed.read` reads
+configurations back.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _Section = dict[str, Any]
 
 
 def write(run: Run, place: Place) -> Draft:
-    """Return the configuration of a run, its model, and the command.
+    """Return the configuration of a run, the files of its model and the launch command.
 
-    Raises InputError for a run of another engine, UnsupportedError for one with stages, expert
-    ranks or context ranks other than Ulysses', which DeepSpeed's configuration does not say.
+    Raises InputError for a run of another engine. Raises UnsupportedError for a run with pipeline
+    stages, expert ranks or context ranks other than Ulysses, which have no configuration keys.
     """
     refuse_others(run, _TITLE, ("deepspeed",))
     refuse_splits(run, _TITLE, cp=False)
@@ -44,9 +45,9 @@ def write(run: Run, place: Place) -> Draft:
 
 
 def refuse_splits(run: Run, title: str, *, cp: bool = True) -> None:
-    """Raise UnsupportedError for stages and expert ranks.
+    """Raise UnsupportedError for pipeline stages, expert ranks and unsupported context ranks.
 
-    cp : there are context ranks of every kind; DeepSpeed has those that exchange heads alone.
+    cp : True if the engine has context parallelism of every kind. DeepSpeed has only Ulysses.
     """
     split = run.split
     ranks = {"pipeline stages": run.strategy.pp, "expert ranks": split.ep}
@@ -61,12 +62,12 @@ def refuse_splits(run: Run, title: str, *, cp: bool = True) -> None:
 
 
 def configuration(run: Run) -> _Section:
-    """Return the configuration of a run of DeepSpeed."""
+    """Return the DeepSpeed configuration of a run."""
     strategy, split, runtime = run.strategy, run.split, run.runtime
     precision, wide = runtime.precision.kind, runtime.states.wide_gradients
     found: _Section = {}
-    # with AutoTP it is read before the tensor groups exist: its check of the batch takes every
-    # rank for a data rank, so the product is left to DeepSpeed
+    # With AutoTP, DeepSpeed checks the batch before tensor groups exist and counts every rank as a
+    # data-parallel rank. The product is therefore left to DeepSpeed.
     if split.tp == 1:
         found["train_batch_size"] = strategy.global_batch
     found |= {
@@ -98,7 +99,7 @@ _BUCKET_KEYS: Mapping[str, str] = {
     "overlap": "overlap_comm",
     "reduce_scatter": "reduce_scatter",
 }
-"""Fields of `Buckets`, and keys."""
+"""Configuration key of each field of `Buckets`."""
 
 
 def _zero(run: Run) -> _Section:
@@ -107,7 +108,7 @@ def _zero(run: Run) -> _Section:
     buckets = buckets_at(run.runtime.states.buckets, stage)
     for name in Buckets.__struct_fields__:
         value = getattr(buckets, name)
-        # its defaults are those of `Buckets`
+        # The defaults of `Buckets` are those of DeepSpeed.
         if value != getattr(BUCKETS, name):
             found[_BUCKET_KEYS[name]] = value
     if stage == 3:
@@ -116,7 +117,7 @@ def _zero(run: Run) -> _Section:
 
 
 def _host(run: Run) -> _Section:
-    """Return which states lie on the host; without ZeRO none do."""
+    """Return the offload settings of a run, empty without ZeRO."""
     optimizer, stage = run.runtime.optimizer, run.split.zero
     if not (optimizer.offload and stage):
         return {}

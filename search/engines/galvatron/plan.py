@@ -1,7 +1,8 @@
-"""Galvatron: the documented strategy file, and the configuration that launches it.
+"""Plans of Galvatron: the documented strategy file and the configurations that launch it.
 
-Nothing of a plan is lost. Newest: `torchrun train_dist.py train_dist.yaml`, whose keys are those of
-`galvatron/core/runtime/args_schema.py` (PKU-DAIR/Hetu-Galvatron, 2026); v2.4: a shell script.
+The strategy file expresses every plan without loss. The newest release runs
+`torchrun train_dist.py train_dist.yaml`, with the keys of `galvatron/core/runtime/args_schema.py`
+(PKU-DAIR/Hetu-Galvatron, 2026). Release v2.4 uses a shell script.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from search.engines.text import Configuration, dump_yaml
 from search.engines.words import ROTARY_BASE, inert, one_line, required, torchrun
 
 # --------------------------------------------------------------------------------------------------
-# Galvatron configurations -> plan: the JSON mode's file, and the GLOBAL mode in YAML or flags.
+# Import of Galvatron configurations: the file of JSON mode, and GLOBAL mode in YAML or flags.
 
 
 _LAYERS = ("tp_sizes_enc", "tp_size_list", "format", "plan")
@@ -38,7 +39,7 @@ _SHELL_NAMES = {
 
 def _is_positive(value: object) -> bool:
     text = str(value)
-    # short before int(): a number of thousands of digits is not even read
+    # The length is checked before int(), which raises an error for thousands of digits.
     if isinstance(value, bool) or not (text.isascii() and text.isdigit() and len(text) < 9):
         return False
     return 0 < int(text) < 1 << 24
@@ -62,7 +63,7 @@ _Flag = Annotated[bool, value_reader(_flag, "0 or 1")]
 
 
 class _GlobalMode(Record, forbid_unknown_fields=False):
-    """The options of the GLOBAL mode by their newest names; what they leave out has a default."""
+    """Options of GLOBAL mode by their newest names, with defaults."""
 
     pp_deg: _Positive = 1
     global_tp_deg: _Positive = 1
@@ -78,17 +79,17 @@ class _GlobalMode(Record, forbid_unknown_fields=False):
     num_layers: _Positive | None = None
     global_batch_size: _Positive | None = None
     chunks: _Positive | None = None
-    """None: the runtime takes a quarter of the local batch."""
+    """Number of micro-batches per step; None: the runtime derives it (see `_chunks`)."""
     default_dp_type: Any = "ddp"
     pipeline_type: Any = "gpipe"
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Leave out what is not said."""
+        """Return the options that are given, without nulls and without -1 where it means unset."""
         kinds = get_type_hints(cls)
         found = {}
         for key, value in data.items():
-            # where Galvatron has -1 as the default, it stands for an option that is not given
+            # Options with the default -1 in Galvatron use it for "not given".
             minus = kinds.get(key) is bool or key in ("global_tp_deg", "chunks")
             if kinds.get(key) is Any or not (value is None or (minus and str(value) == "-1")):
                 found[key] = value
@@ -102,10 +103,10 @@ def import_galvatron(
 
     Parameters
     ----------
-    world_size : number of GPUs, where the configuration does not say it.
-    num_layers : layers of the model, for a GLOBAL mode that leaves them to the model.
+    world_size : number of GPUs, if the configuration does not contain it.
+    num_layers : number of layers of the model, if GLOBAL mode leaves it to the model.
 
-    Raises DocumentError: a value is missing or unusable, or says what no plan can.
+    Raises DocumentError if a value is missing or invalid, or if plans cannot express it.
     """
     world = world_size or source.world_size
     if any(key in source.document for key in _LAYERS):
@@ -113,7 +114,7 @@ def import_galvatron(
     values, from_shell = _values(source), source.flags is not None
     named = values.get("galvatron_config_path")
     if named not in (None, "None", ""):
-        # what a variable holds is known at the launch only
+        # The value of a shell variable is known only when the script runs.
         if "$" in str(named):
             raise DocumentError(
                 source.path,
@@ -130,7 +131,7 @@ def import_galvatron(
 
 
 def _say_gradients(values: Mapping[str, Any], notes: list[str]) -> None:
-    """Say how to price a runtime that sums gradients in the precision of the model, its default."""
+    """Add a note on pricing if the runtime reduces gradients in model precision, its default."""
     wide = str(values.get("reduce_in_fp32", False)).lower() in ("1", "true")
     if not wide and values.get("mixed_precision") != "fp32":
         notes.append("without reduce_in_fp32: price it with --no-fp32-gradients")
@@ -150,7 +151,7 @@ def _strategy(
 
 
 def _values(source: Configuration) -> dict[str, Any]:
-    """Return the options of the GLOBAL mode by the newest names, from whatever section."""
+    """Return the options of GLOBAL mode from all sections, by their newest names."""
     if source.flags is not None:
         pairs = {
             name.replace("-", "_"): (words[0] if words else True)
@@ -170,7 +171,7 @@ def _values(source: Configuration) -> dict[str, Any]:
 
 
 def _resolved(value: Any, document: Mapping[str, Any]) -> Any:
-    """Return a value with `${section.key}` and `${oc.env:NAME,default}` replaced where known."""
+    """Return a value with `${section.key}` and `${oc.env:NAME,default}` resolved if known."""
     if isinstance(value, Mapping):
         return {key: _resolved(item, document) for key, item in value.items()}
     if not isinstance(value, str) or "${" not in value:
@@ -182,7 +183,7 @@ def _resolved(value: Any, document: Mapping[str, Any]) -> Any:
     found: Any = document
     for key in match[1].split(".") if match is not None else ():
         found = found.get(key) if isinstance(found, Mapping) else None
-    # One step only: a reference to a reference stays one, and cannot go round in circles.
+    # One step only: a reference to a reference is kept, so that cycles cannot occur.
     return value if match is None or isinstance(found, Mapping) else found
 
 
@@ -212,7 +213,7 @@ def _global(
             key="num_layers",
             remedy="give --num-layers or --model",
         )
-    # plans have neither expert degrees nor a context degree of the vocabulary
+    # Plans have no expert degree and no context degree of the vocabulary.
     for key in ("global_ep_deg", "vocab_cp"):
         if getattr(mode, key) != 1:
             raise DocumentError(
@@ -225,7 +226,7 @@ def _global(
     if mode.global_batch_size is None:
         raise DocumentError(source.path, "is missing", key="global_batch_size", remedy="add it")
     default = str(mode.default_dp_type)
-    # zero3 as the default is ZeRO-3 of every layer, which plans say layer by layer
+    # The default zero3 means ZeRO-3 in every layer, which plans express per layer.
     zero3 = mode.sdp or default == "zero3"
     document: dict[str, object] = {
         "pp_deg": mode.pp_deg,
@@ -239,11 +240,11 @@ def _global(
         "global_bsz": mode.global_batch_size,
         "chunks": mode.chunks or _chunks(mode.global_batch_size, world, mode.pp_deg),
         "pipeline_type": str(mode.pipeline_type),
-        # the default of a plan is that of layers without ZeRO-3
+        # The default of a plan applies to layers without ZeRO-3.
         "default_dp_type": "ddp" if default == "zero3" else default,
         "vtp": mode.vocab_tp,
         "vsp": int(mode.use_ulysses),
-        # older releases read embed_sdp, the newest vocab_sdp
+        # Older releases read embed_sdp, the newest reads vocab_sdp.
         "embed_sdp": int(mode.vocab_sdp),
         "vocab_sdp": int(mode.vocab_sdp),
     }
@@ -252,16 +253,18 @@ def _global(
 
 
 def _chunks(batch: int, world: int, stages: int) -> int:
-    """Return the micro-batches that the runtime chooses: a quarter of the local batch."""
+    """Return the number of micro-batches that the runtime chooses.
+
+    It is a quarter of the local batch, rounded up, and 1 without pipeline stages.
+    """
     if stages == 1:
         return 1
     local = batch // max(1, world // stages)
-    # rounded up
     return max(1, -(-local // 4))
 
 
 # --------------------------------------------------------------------------------------------------
-# Export: the strategy file and its launch.
+# Export: the strategy file and its launch files.
 
 
 ENGINE_VERSION = "newest (June 2026); v2.4 by the shell script"
@@ -274,11 +277,11 @@ _STRATEGY, _TRAIN, _MODEL, _OLD = (
 
 
 SPACE = Space(priced={"default_dp_type": "any"})
-"""It runs every plan, of either kind of layers without ZeRO-3."""
+"""Search space of Galvatron: every plan, with any default for layers without ZeRO-3."""
 
 
 def lower(job: Job) -> Lowered:
-    """Return a plan as Galvatron takes it; nothing is lost."""
+    """Return the files of a plan for Galvatron, without loss."""
     files = {_STRATEGY: strategy_text(job.plan), _TRAIN: _train(job)}
     notes = [
         "set DATA_PATH and TOKENIZER_MODEL, and GALVATRON_PATH to the folder with train_dist.py",
@@ -332,14 +335,14 @@ def lower(job: Job) -> Lowered:
 
 
 def strategy_text(plan: Plan) -> str:
-    """Return the bytes of the documented strategy file of a plan."""
+    """Return the text of the documented strategy file of a plan."""
     return json.dumps(galvatron_document(plan), indent=2) + "\n"
 
 
 def is_complete(document: Mapping[str, object]) -> bool:
-    """Return whether the newest runtime reads a strategy file of somebody as it was meant.
+    """Return True if the newest runtime reads an imported strategy file as intended.
 
-    It takes the ZeRO-3 decision of the embedding from `vocab_sdp`, while its search engine writes
+    The runtime reads ZeRO-3 of the embedding from `vocab_sdp`, but its search engine writes
     `embed_sdp`.
     """
     needed = ("tp_sizes_enc", "tp_consecutive_flags", "use_sp", "vtp", "vsp", "chunks")
@@ -348,16 +351,16 @@ def is_complete(document: Mapping[str, object]) -> bool:
 
 
 def _global_keys(plan: Plan) -> str | None:
-    """Return the GLOBAL mode's options for a plan that it can express, None for others."""
+    """Return the options of GLOBAL mode that express a plan; None if it cannot express it."""
     first = plan.layers[0]
     each, rest = divmod(len(plan.layers), plan.num_stages)
-    # the GLOBAL mode leaves the rest to the last stage
+    # GLOBAL mode assigns the remaining layers to the last stage.
     even = (each,) * (plan.num_stages - 1) + (each + rest,)
     if (
         len(set(plan.layers)) > 1
-        or first.strided  # the newest release takes neighbours whatever global_tp_consec says
+        or first.strided  # the newest release ignores global_tp_consec
         or plan.stage_sizes != even
-        # it has one use_ulysses for layers and vocabulary, which says nothing at degree 1
+        # One use_ulysses covers layers and vocabulary; it has no effect at degree 1.
         or (plan.vocab.ulysses != first.ulysses and plan.vocab.tp > 1)
     ):
         return None
@@ -434,7 +437,7 @@ def _train(job: Job) -> str:
                 "tokenizer_type": "HuggingFaceTokenizer",
                 "tokenizer_model": "${oc.env:TOKENIZER_MODEL}",
             },
-            # unset they are null: nothing is loaded, nothing saved
+            # Unset variables give null: nothing is loaded or saved.
             "ckpt": {"load": "${oc.env:LOAD,null}", "save": "${oc.env:SAVE,null}"},
         }
     }
@@ -442,14 +445,14 @@ def _train(job: Job) -> str:
 
 
 def _lacks_base(spec: ModelSpec) -> bool:
-    """Return whether a model has rotary positions of a base that its description lacks."""
+    """Return True if a model has rotary positions but its description lacks their base."""
     return _has_config(spec) and not spec.learned_positions and spec.rotary_base is None
 
 
 def _has_config(spec: ModelSpec) -> bool:
     first = spec.layers[0]
     known = first.num_heads is not None and first.ffn_hidden_size is not None
-    # a description of a model has no word for norms of queries and keys, or for newer parts
+    # Galvatron's model configuration has no keys for query-key norms or newer modules.
     said = known and not first.qk_norms and not further_parts(spec)
     return has_one_kind(spec) and first.causal and said and spec.vocab_size is not None
 
@@ -472,7 +475,7 @@ def _model(spec: ModelSpec) -> dict[str, object]:
         "activation_func": "torch.nn.functional." + ("silu" if gated else "gelu"),
         "gated_linear_unit": gated,
         "add_bias_linear": layer.biases,
-        # biases of all linear layers contain those of the QKV projection
+        # Biases of all linear layers include those of the QKV projection.
         "add_qkv_bias": layer.biases or layer.qkv_biases,
         "untie_embeddings_and_output_weights": not spec.tied_embeddings,
     }
@@ -480,7 +483,7 @@ def _model(spec: ModelSpec) -> dict[str, object]:
         document["position_embedding_type"] = "learned_absolute"
     else:
         document["position_embedding_type"] = "rope"
-        if spec.rotary_base is not None:  # a null is skipped, which would leave 10000
+        if spec.rotary_base is not None:  # Galvatron would replace null by 10000
             document["rotary_base"] = round(spec.rotary_base)
     if layer.num_experts is not None:
         document |= {
@@ -507,17 +510,17 @@ def _launch(job: Job) -> str:
     own = f' MODEL_CONFIG="$PWD/{_MODEL}"'
     if not _has_config(job.spec):
         asked["MODEL_CONFIG"], own = _MODEL_CONFIG, " MODEL_CONFIG"
-    # The YAML takes them from the environment.
+    # The YAML file reads these variables from the environment.
     checks = " ".join(f'"{required(name, message)}"' for name, message in asked.items())
     here = f'export STRATEGY="$PWD/{_STRATEGY}"{own}\n'
     path = required("GALVATRON_PATH", "set GALVATRON_PATH to the folder with train_dist.py")
     return f": {checks}\n{here}" + torchrun(job, f'"{path}/train_dist.py" "$PWD/{_TRAIN}"')
 
 
-# --- v2.4, whose train_dist.py of each family takes flags ---
+# --- v2.4, where each model family has a train_dist.py with flags ---
 
 _OldSizes = tuple[int, int, int, int, int]
-"""Hidden size, heads, key-value heads, width of the MLP, vocabulary."""
+"""Hidden size, heads, key-value heads, MLP width and vocabulary size."""
 _OLD_SIZES: Mapping[_OldSizes, tuple[str, str, int]] = {
     (4096, 32, 32, 11008, 32000): ("llama_hf", "llama-7b", 32),
     (5120, 40, 40, 13824, 32000): ("llama_hf", "llama-13b", 40),
@@ -530,13 +533,16 @@ _OLD_SIZES: Mapping[_OldSizes, tuple[str, str, int]] = {
     (1024, 16, 16, 4096, 32128): ("t5_hf", "t5-large", 24),
     (1024, 32, 32, 16384, 32128): ("t5_hf", "t5-3B", 24),
 }
-"""Folder below galvatron/models, name that its parser takes, and layers (of each side), by sizes:
-`path_dict` and the choices of `--model_size` in `meta_configs/config_utils.py` and `arguments.py`
-of v2.4 and what followed it."""
+"""Folder in galvatron/models, `--model_size` and number of layers, by model sizes.
+
+T5 models have this number of layers in the encoder and in the decoder. Sources: `path_dict` in
+`meta_configs/config_utils.py` and the choices of `--model_size` in `arguments.py`, of v2.4 and
+later.
+"""
 
 
 def _old_size(spec: ModelSpec) -> tuple[str, str, int] | None:
-    """Return folder, name and layers of v2.4's model of these sizes; None where it has none."""
+    """Return folder, name and layers of the v2.4 model with these sizes; None if there is none."""
     layer = spec.layers[-1]
     if any(layer.num_experts is not None for layer in spec.layers):
         return None
@@ -553,15 +559,15 @@ def _old_size(spec: ModelSpec) -> tuple[str, str, int] | None:
         return None
     if found[0] == "t5_hf":
         return found if len(spec.layers) == 2 and layer.cross_attention else None
-    # blocks of one family that the sizes alone do not tell apart
+    # Sizes alone do not distinguish the blocks of Llama and GPT.
     is_llama = layer.gated_mlp and not layer.biases
     return found if has_one_kind(spec) and is_llama == (found[0] == "llama_hf") else None
 
 
 def _old_model(spec: ModelSpec) -> list[str]:
-    """Return the flags of v2.4 that name a model, its layers and the lengths of its sequences."""
+    """Return the flags of v2.4 for the model, its layers and its sequence lengths."""
     found = _old_size(spec)
-    # a message inside braces and quotes
+    # The name goes into a message inside braces and quotes of the shell.
     name = re.sub(r"[^\w./+-]", "_", spec.name)
     asked = required("MODEL_SIZE", f"set MODEL_SIZE to the name of a model like {name} in v2.4")
     counts = [layer.num_layers for layer in spec.layers]
@@ -582,7 +588,7 @@ def _old_model(spec: ModelSpec) -> list[str]:
 
 
 def _shell(job: Job) -> str:
-    """Return the launch of v2.4."""
+    """Return the launch script for v2.4."""
     plan, found = job.plan, _old_size(job.spec)
     arguments = [
         *_old_model(job.spec),

@@ -1,7 +1,7 @@
-"""Published models by the names that trainers give them: sizes in the words of Megatron-Core.
+"""Sizes of published models, by engine-specific name and with the field names of Megatron-Core.
 
-A model that is shipped (`models/`) has its sizes there alone; the others are below, from the
-`config.json` that each is published with. How a model is trained is not said here.
+Sizes of shipped models are read from `models/`. The others are below and come from the published
+`config.json` of each model. Training settings are not part of this module.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from autopar.run.architecture import Model, windows_of
 from autopar.run.of_plan import uniform_model
 
 Sizes = dict[str, Any]
-"""Fields of Megatron-Core's `TransformerConfig` and of Bridge's `GPTModelProvider`; the rest is
-theirs by default."""
+"""Fields of Megatron-Core's `TransformerConfig` and Megatron-Bridge's `GPTModelProvider`.
+
+Missing fields have their defaults.
+"""
 
 _SHIPPED = {
     "llama2_7b": "llama2-7b",
@@ -39,7 +41,7 @@ _SHIPPED = {
     "gpt_oss_20b": "gpt-oss-20b",
     "gpt_oss_120b": "gpt-oss-120b",
 }
-"""Name here, and folder of `models/`; Llama 3.1 has the sizes of Llama 3."""
+"""Folder of `models/` for each name; Llama 3.1 has the sizes of Llama 3."""
 _DEEPSEEK_ROUTER: Mapping[str, Any] = {
     "moe_router_score_function": "sigmoid",
     "moe_router_enable_expert_bias": True,
@@ -55,8 +57,7 @@ _BESIDE: Mapping[str, Mapping[str, Any]] = {
     "gpt_oss_20b": {"position_embedding_type": "yarn"},
     "gpt_oss_120b": {"position_embedding_type": "yarn"},
 }
-"""What the sizes of a shipped model do not say, from its `config.json`: how its router scores, of
-what kind its positions are."""
+"""Fields from the `config.json` of shipped models that are no sizes: router and positions."""
 _RMS: Mapping[str, Any] = {
     "normalization": "RMSNorm",
     "gated_linear_unit": True,
@@ -66,7 +67,7 @@ _RMS: Mapping[str, Any] = {
     "attention_dropout": 0.0,
     "hidden_dropout": 0.0,
 }
-"""What all of them have in common."""
+"""Fields that all published models below share."""
 
 
 def _sizes(
@@ -98,19 +99,21 @@ _PUBLISHED: Mapping[str, Sizes] = {
     "qwen3_4b": _qwen3(36, 2560, 9728, 32, **_TIED),
     "qwen3_14b": _qwen3(40, 5120, 17408, 40),
 }
-"""From the `config.json` of meta-llama and Qwen on the Hugging Face hub; names as Megatron-Bridge's
-recipes have them."""
+"""Sizes from the `config.json` of meta-llama and Qwen on the Hugging Face hub.
+
+The names are those of Megatron-Bridge's recipes.
+"""
 
 
 def architecture_names() -> tuple[str, ...]:
-    """Return the names that `architecture` knows, the longest first."""
+    """Return the names that `architecture` accepts, longest first."""
     return tuple(sorted({*_SHIPPED, *_PUBLISHED}, key=lambda name: (-len(name), name)))
 
 
 def architecture(name: str) -> Sizes | None:
-    """Return the sizes of a model by its name here or as it is shipped; None for an unknown one.
+    """Return the sizes of a model; None for an unknown name.
 
-    Such as `qwen3_30b_a3b` and `qwen3-30b-a3b`.
+    name : architecture name such as `qwen3_30b_a3b`, or shipped name such as `qwen3-30b-a3b`.
     """
     if name in _PUBLISHED:
         return {**_PUBLISHED[name]}
@@ -121,7 +124,7 @@ def architecture(name: str) -> Sizes | None:
 
 
 def _of_model(model: Model) -> Sizes:
-    """Return the sizes of a decoder."""
+    """Return the sizes of a decoder as fields of Megatron-Core."""
     attention, latent, experts = model.attention, model.attention.latent, model.experts
     biases = model.last.biases
     window, whole_every = windows_of(model)
@@ -141,7 +144,7 @@ def _of_model(model: Model) -> Sizes:
     if model.mtp:
         found["mtp_num_layers"] = model.mtp
     if window is not None:
-        # the tokens before a query, without itself
+        # Megatron-Core counts the tokens before a query, without the query itself.
         found["window_size"] = [window - 1, 0]
         found["window_attn_skip_freq"] = whole_every
     if latent is not None:

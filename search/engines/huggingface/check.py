@@ -1,7 +1,8 @@
-"""Configurations of accelerate as they are checked: what it refuses, and what has no effect.
+"""Checks of accelerate configurations: settings that it rejects and settings without effect.
 
-What the keys mean is `search.engines.huggingface.read`'s, and rules are
-`search.engines.huggingface.rules`'; of a section for DeepSpeed, DeepSpeed's own.
+`search.engines.huggingface.read` defines the meaning of the keys, and
+`search.engines.huggingface.rules` defines the rules. A DeepSpeed section is checked with the rules
+of DeepSpeed.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from search.engines.text import Configuration, read_configuration
 _MOVES: frozenset[Move] = frozenset({"recompute"})
 _FSDP1 = ("fsdp_backward_prefetch", "fsdp_backward_prefetch_policy", "fsdp_forward_prefetch",
           "fsdp_sharding_strategy", "fsdp_use_orig_params", "fsdp_sync_module_states")  # fmt: skip
-"""Keys of version 1 that version 2 does not have."""
+"""Keys of FSDP version 1 without effect in version 2."""
 
 
 def _file_flag(source: Configuration) -> str | None:
-    """Return the configuration that `accelerate launch` is given, None where it is not."""
+    """Return the configuration file passed to `accelerate launch`; None if there is none."""
     words = source.command.before if source.command is not None else ()
     if not any(Path(word).name == "accelerate" for word in words):
         return None
@@ -58,7 +59,7 @@ def _file_flag(source: Configuration) -> str | None:
 
 
 def owns(source: Configuration) -> bool:
-    """Return whether a file starts this engine."""
+    """Return True if a file is an accelerate configuration or a script that passes one."""
     document = source.document
     return ("distributed_type" in document and "num_processes" in document) or (
         _file_flag(source) is not None
@@ -108,7 +109,7 @@ def _idle(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def read(source: Configuration, asked: Asked) -> CheckedFile:
-    """Return what a file describes, and what is wrong with it."""
+    """Return the run that a configuration or script describes and the findings about it."""
     flags, named = script_flags(source), _file_flag(source)
     document: Mapping[str, Any] = source.document
     if named is not None:
@@ -133,7 +134,7 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         try:
             below = dict(flattened(deepspeed_document(document, source.path.parent)))
         except DocumentError:
-            below = {}  # which is the problem already
+            below = {}  # the unreadable file is already reported
         wrong += broken_of_deepspeed(below, flags)
         idle += idle_of_deepspeed(below)
     said = [*with_problems(found, wrong), *without_effect("accelerate", idle)]
@@ -167,7 +168,10 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
 
 
 def _written(given: ScriptedFile, before: Run | None, after: Run) -> Changes | None:
-    """Return what changes: `fsdp_activation_checkpointing`, or the script's own argument."""
+    """Return the changes of files that turn them into the run `after`; None if there are none.
+
+    Recomputation is set by `fsdp_activation_checkpointing` or by the argument of the script.
+    """
     assert before is not None, "only a run that was read has others next to it"
     other = after.strategy.recomputed
     if before.strategy.recomputed == other:
@@ -198,7 +202,7 @@ def _written(given: ScriptedFile, before: Run | None, after: Run) -> Changes | N
 
 
 def _spelled(key: str, value: str | None) -> str:
-    """Return a key as YAML has it, or a flag of the script."""
+    """Return a key in YAML syntax, or a flag of the script."""
     if key.startswith("--"):
         return f"--{key[2:].replace('-', '_')} {value or ''}".rstrip()
     return f"{key}: {value}" if value else key

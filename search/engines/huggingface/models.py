@@ -1,9 +1,9 @@
-"""Sizes of published models, by the names that files of torch engines call them.
+"""Sizes of published models by the names that PyTorch engines use.
 
-Only what memory and time depend on. A file names a flavour (torchtitan), a repository of Hugging
-Face or a folder with its `config.json`. Sizes of models that are shipped (`models/`), and those of
-`search.engines.huggingface.architectures`, are not here; the others are from published
-`config.json`.
+The sizes are those that affect memory and time. A file names a flavor (torchtitan), a repository of
+Hugging Face or a folder with a `config.json`. Shipped models (`models/`) and those of
+`search.engines.huggingface.architectures` are defined there. The sizes here come from published
+`config.json` files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from search.engines.huggingface.architectures import architecture
 
 
 class Decoder(Record):
-    """One decoder-only model of Llama's kind, if nothing else is said."""
+    """Sizes of a decoder-only model, by default with the blocks of Llama."""
 
     hidden: int
     layers: int
@@ -44,16 +44,16 @@ class Decoder(Record):
     ffn: int
     vocab: int
     width: int = 0
-    """Of a head; 0: hidden over heads."""
+    """Head dimension, elements; 0 means hidden size over heads."""
     tied: bool = False
     head_norms: bool = False
     qkv_biases: bool = False
     plain: bool = False
-    """LayerNorm, biases, no gate and learned positions, as GPT-2 and OPT."""
+    """True for the blocks of GPT-2 and OPT: LayerNorm, biases, ungated MLP, no rotary positions."""
     positions: int = 0
 
     def model(self) -> Model:
-        """Return the model of these sizes."""
+        """Return the model with these sizes."""
         width = self.width or self.hidden // self.heads
         attention = Attention(
             heads=self.heads,
@@ -82,11 +82,11 @@ class Decoder(Record):
 
 
 _Entry = Decoder | str
-"""Sizes, or the name of a shipped model or of an architecture that has them."""
+"""Sizes of a model, or the name of a shipped model or an architecture."""
 
 
 def _model(entry: _Entry) -> Model:
-    """Return the model of an entry of the tables below."""
+    """Return the model of a table entry."""
     if not isinstance(entry, str):
         return entry.model()
     if entry == "deepseek_v2":
@@ -110,7 +110,7 @@ def _model(entry: _Entry) -> Model:
 
 
 def _deepseek_v2() -> Model:
-    """Return DeepSeek-V2, whose layers are of the kinds of its small one."""
+    """Return DeepSeek-V2, built from the layers of DeepSeek-V2-Lite with other sizes."""
     small = _model("deepseek-v2-lite")
     attention, experts = small.attention, small.experts
     assert attention.latent is not None, "it has latent attention"
@@ -149,20 +149,20 @@ FLAVOURS: Mapping[str, Mapping[str, _Entry]] = {
     "deepseek_v3": _DEEPSEEK,
     "qwen3": _QWEN3,
 }
-"""Sizes by torchtitan's name of the model and of its flavour."""
+"""Sizes by torchtitan's model name and flavor."""
 
 
 def flavour(name: str, size: str) -> Model | None:
-    """Return a model by torchtitan's two names, None for one that is not known here.
+    """Return a model by torchtitan's name and flavor; None if it is unknown.
 
-    Variants with another kernel of attention (`8B_flex`, `17bx16e_irope`) are the same model.
+    Variants with another attention kernel (`8B_flex`, `17bx16e_irope`) are the same model.
     """
     known = FLAVOURS.get(name, {})
     found = known.get(size) or known.get(re.sub(r"_(flex|varlen|sdpa|flex_attn|irope)$", "", size))
     if found is None:
         return None
     model = _model(found)
-    # chunks of attention are those of `irope` alone, and 8,192 tokens wide
+    # Only `irope` variants have chunked attention, with chunks of 8,192 tokens, so it is removed.
     layers, repeat = grouped(tuple(map(without_window, model.each_layer)))
     return replace(model, layers=layers, repeat=repeat)
 
@@ -203,15 +203,15 @@ _REPOSITORIES: Mapping[str, _Entry] = {
     "bloom-7b1": _plain(4096, 30, 32, 16384, 250880, 0),
     "bloom": _plain(14336, 70, 112, 57344, 250880, 0),
 }  # fmt: skip
-"""Sizes by the name of a repository without its owner, small letters, and what is tuned of it."""
+"""Sizes by repository name: lower case, without owner and without suffixes of tuned variants."""
 _TUNED = re.compile(r"-(hf|instruct|chat|base|v0\.[0-9]|it|chat-hf|meta)(?=-|$)")
 
 
 def model_named(name: str, beside: Path | None = None) -> Model | None:
-    """Return a model by a shipped name, that of its repository, or a folder with its config.json.
+    """Return a model by shipped name, repository name or path of its config.json or folder.
 
-    beside : the folder that relative names are looked up in. Returns None for one that is not
-    known here; raises DocumentError or InputError for a config.json that cannot be used.
+    beside : folder in which relative paths are looked up. Returns None for an unknown model. Raises
+    DocumentError or InputError for a config.json that cannot be used.
     """
     path = Path(name) if beside is None else beside / name
     for config in (path, path / "config.json"):
@@ -225,7 +225,7 @@ def model_named(name: str, beside: Path | None = None) -> Model | None:
 
 @cache
 def _shipped(name: str) -> Model | None:
-    """Return a shipped decoder by its name (`autopar models`), None for another name."""
+    """Return a shipped decoder by its name (`autopar models`); None for any other name."""
     if name not in model_names():
         return None
     spec = load_spec(name)
@@ -240,14 +240,14 @@ _ANY_LENGTH = 1
 def model_of_config(config: Mapping[str, Any], path: Path) -> Model:
     """Return the model of a config.json of Hugging Face.
 
-    Raises DocumentError for a family that is not known, InputError for one whose
-    layers differ in more than experts and window.
+    Raises DocumentError for an unknown family. Raises InputError for a model whose layers differ in
+    more than experts and attention windows.
     """
-    # a run has its own length, so the file need not say one
+    # A run has its own sequence length, so the file need not contain one.
     return _of_torch(parse_hugging_face(path, config, seq_length=_ANY_LENGTH))
 
 
 def _of_torch(spec: ModelSpec) -> Model:
-    """Return a model as torch engines build it from its published code."""
-    # embeddings have as many rows as there are words, and modules of further tokens are left out
+    """Return a model as PyTorch engines build it from its published code."""
+    # The vocabulary is not padded, and MTP layers are not built.
     return replace(uniform_model(spec), vocab_divisor=1, mtp=0)

@@ -1,7 +1,7 @@
-"""The nearest plan that accelerate can run, and the run that it is.
+"""The nearest plan that accelerate can run, and the run of that plan.
 
-Replicas alone run as DDP, ZeRO as FSDP2, tensor parallelism by the model's own plan (transformers),
-Ulysses by DeepSpeed. There is no pipeline.
+Pure replicas run as DDP and ZeRO runs as FSDP2. Tensor parallelism uses the plan of the
+transformers model, and Ulysses runs in DeepSpeed. There is no pipeline parallelism.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _TITLE = "accelerate"
 
 
 def _data_mode(mode: DataMode, shape: LayerStrategy, data_degree: int) -> DataMode:
-    # It refuses replicas beside tensor groups, and shards parameters over context groups.
+    # accelerate rejects replicas with tensor groups, and shards parameters over context groups.
     beside = shape.cp > 1 or (shape.tp > 1 and data_degree > 1)
-    # units of FSDP2 share gradients where they share the optimizer
+    # FSDP2 shards gradients wherever it shards optimizer states.
     if mode == "zero1":
         return "zero2"
     return "zero2" if mode == "ddp" and beside and not shape.ulysses else mode
@@ -75,8 +75,8 @@ _REACH = Reach(
 )
 
 
-# FSDP2 and DeepSpeed sum gradients in the precision of the model, DDP in fp32. Replicas of Ulysses
-# groups are DeepSpeed's: both are tried.
+# FSDP2 and DeepSpeed reduce gradients in the precision of the model, DDP reduces them in fp32.
+# Replicas of Ulysses groups run in DeepSpeed, so replicas are searched with both precisions.
 SPACE = Space(
     parts=(
         ({**ONE_DEGREE, **SINGLE_STAGE, **MODEL_GRADIENTS}, ZERO3),
@@ -92,17 +92,18 @@ SPACE = Space(
 def near(job: Job) -> Near:
     """Return the nearest plan that accelerate can run.
 
-    Raises InputError for a plan with stages, and where no plan near this one is legal.
+    Raises InputError for a plan with stages, and if no plan near this one is legal.
     """
     refuse_stages(job, _TITLE, "")
     plan, losses = nearest(job, _REACH)
     of_deepspeed = exchange_degree(plan) > 1
     runs = {
         "sequence_parallel": job.sequence_parallel and not keeps_whole_sequences(plan),
-        # accumulation (`no_sync`) leaves gradients unreduced but with ZeRO of DeepSpeed
+        # Accumulation (`no_sync`) reduces gradients once per step, except with ZeRO-2 and ZeRO-3 of
+        # DeepSpeed.
         "async_grad_reduce": not of_deepspeed or zero_stage(plan) < 2,
-        # `set_mixed_precision` of FSDP's plug-in: DDP keeps fp32 gradients beside autocast, FSDP2
-        # reduces in the precision of the model
+        # `set_mixed_precision` of the FSDP plugin: DDP keeps fp32 gradients with autocast, FSDP2
+        # reduces in the precision of the model.
         "fp32_gradients": job.precision == "fp32" or not (of_deepspeed or _sharded(plan)),
     }
     who = f"{'DeepSpeed' if of_deepspeed else 'FSDP2'}, as {_TITLE} sets it up,"
@@ -116,13 +117,13 @@ def near(job: Job) -> Near:
 
 
 def _sharded(plan: Plan) -> bool:
-    """Return whether FSDP runs a plan: a single tensor group leaves it nothing to shard."""
+    """Return True if FSDP runs a plan; with a single tensor group there is nothing to shard."""
     layer = plan.layers[0]
     return (zero_stage(plan) > 0 and plan.world_size > layer.tp) or layer.cp > 1
 
 
 def handed(job: Job, plan: Plan) -> tuple[Run, Place]:
-    """Return the run that a plan of `near` is, and where it runs."""
+    """Return the run of a plan from `near` and its place."""
     of_deepspeed = exchange_degree(plan) > 1
     zero = zero_stage(plan) if of_deepspeed or _sharded(plan) else 0
     model, place = script_place(job, _TITLE)

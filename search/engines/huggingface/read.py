@@ -1,9 +1,9 @@
-"""Configurations of accelerate read as a run whose memory can be priced, with their scripts.
+"""Reader of accelerate configurations and their scripts, which returns runs that can be priced.
 
-Keys: `accelerate/commands/config/config_args.py`, `commands/launch.py` and `parallelism_config.py`
-of 1.15. Replicas run as DDP, `fsdp_config` as FSDP of either version, `deepspeed_config` as
-DeepSpeed; model, sequence and batch are the script's. What accelerate refuses is
-`search.engines.huggingface.check`'s.
+The keys come from `accelerate/commands/config/config_args.py`, `commands/launch.py` and
+`parallelism_config.py` of 1.15. Replicas run as DDP, `fsdp_config` as FSDP of either version and
+`deepspeed_config` as DeepSpeed. The script sets the model, the sequence length and the batch.
+`search.engines.huggingface.check` reports settings that accelerate rejects.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ _STRATEGIES: Mapping[str, Zero] = {
     "FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2,
     "1": 3, "2": 2, "3": 0, "4": 3, "5": 2,
 }  # fmt: skip
-"""Of FSDP of version 1, by name and by number."""
+"""ZeRO stage of each sharding strategy of FSDP version 1, by name and by number."""
 
 
 def deepspeed_document(document: Mapping[str, Any], beside: Path | None) -> dict[str, Any]:
-    """Return the configuration of DeepSpeed that accelerate makes of its own section.
+    """Return the DeepSpeed configuration that accelerate derives from `deepspeed_config`.
 
-    Raises DocumentError where a file that it names cannot be read.
+    beside : folder in which a file named there is looked up. Raises DocumentError if that file
+    cannot be read.
     """
     section = document.get("deepspeed_config")
     given: Mapping[str, Any] = section if isinstance(section, Mapping) else {}
@@ -93,14 +94,14 @@ def read_accelerate(
     beside: Path | None = None,
     source: str = "configuration",
 ) -> ReadRun:
-    """Return the run that a configuration describes, with the arguments of its script.
+    """Return the run that a configuration and the arguments of its script describe.
 
-    Raises InputError: a value is unusable, or the run is none that is priced.
+    Raises InputError if a value is invalid or cannot be priced.
     """
     keys = Keys(source=source, values=dict(flattened(document)), asked=set())
     kind = keys.text("distributed_type", "NO").upper()
     if kind == "DEEPSPEED":
-        # a batch that nobody says is one sequence, which the caller tells
+        # A batch that is not given is one sequence; `check` reports this default.
         with_batch = {"per-device-train-batch-size": ("1",), **flags}
         own = deepspeed_document(document, beside)
         sequence = keys.number(_SEQUENCE, 1, least=-1)
@@ -147,7 +148,7 @@ def read_accelerate(
     steps = script.accumulation or keys.number("gradient_accumulation_steps", 1)
     run = script_run(
         replace(script, accumulation=steps, checkpointing=checkpointing),
-        # accumulation is `no_sync`: gradients wait for the last micro-batch
+        # Accumulation uses `no_sync`: gradients are reduced after the last micro-batch.
         states=States(keeper="accelerate", each_micro_batch=steps == 1),
         optimizer=_optimizer(keys, zero),
         world_size=world_size,
@@ -171,7 +172,7 @@ def _precision(keys: Keys, script: TrainerScript) -> PrecisionKind:
 
 
 def _optimizer(keys: Keys, zero: Zero) -> Optimizer:
-    """Return the optimizer: of FSDP all that is sharded is on the host, or nothing."""
+    """Return the optimizer; FSDP offloads either all sharded states or none."""
     if not (keys.flag("fsdp_config.fsdp_offload_params") and zero):
         return Optimizer()
     return Optimizer(offload=1.0, offload_master=True, offload_weights=True)
@@ -180,7 +181,7 @@ def _optimizer(keys: Keys, zero: Zero) -> Optimizer:
 def _sharding(
     keys: Keys, kind: str, degrees: Mapping[str, int], world_size: int
 ) -> tuple[Zero, int]:
-    """Return the ZeRO stage of a configuration, and copies of all states."""
+    """Return the ZeRO stage of a configuration and its number of HSDP replicas."""
     if kind != "FSDP":
         return 0, 1
     version = keys.number("fsdp_config.fsdp_version", 1)
@@ -188,7 +189,8 @@ def _sharding(
     strategy = keys.text("fsdp_config.fsdp_sharding_strategy", "")
     zero: Zero = 3
     if version == 1:
-        # version 1 had one key for both, and kept its name when version 2 came
+        # In version 1 one key selects both sharding and resharding. Its strategy names are also
+        # accepted in the key of version 2.
         name = (strategy or word or "FULL_SHARD").upper()
         if name not in _STRATEGIES and name not in ("TRUE", "FALSE"):
             raise keys.fail(

@@ -15,7 +15,7 @@ _REPLICAS = Rule(
     "replicas beside tensor ranks need dp_shard_size above 1",
 )  # fmt: skip
 SPACE = (*PLAIN_RULES, _REPLICAS)
-"""Rules of a search."""
+"""Rules of searched candidates."""
 FILE = (
     Rule("accelerate.grid", ("degrees", "ranks", "world"), lambda degrees, ranks, world:
          ranks != world, "{degrees} = {ranks} != num_processes({world})"),
@@ -35,6 +35,6 @@ FILE = (
 
 
 def grid_values(numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Return the values of the rule of the grid."""
+    """Return the values for the rule that degrees multiply to the number of processes."""
     text = " * ".join(f"{name}({size})" for name, size in numbers.items())
     return {"degrees": text, "ranks": math.prod(max(size, 1) for size in numbers.values())}

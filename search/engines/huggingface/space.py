@@ -1,4 +1,4 @@
-"""What accelerate can be told with one set of degrees, and what it refuses of it."""
+"""Search space of uniform plans for accelerate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _accelerate(job: Job, choice: Choice) -> Run:
         "accelerate",
         states=States(keeper="accelerate" if choice.zero else "ddp", each_micro_batch=single),
         kernels=TRANSFORMERS,
-        # its tensor ranks hold whole sequences between GEMMs
+        # transformers has no sequence parallelism: tensor ranks hold whole sequences between GEMMs.
         sequence_parallel=False,
     )
 

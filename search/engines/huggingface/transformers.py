@@ -1,7 +1,7 @@
-"""What a script of Hugging Face's Trainer is told of a run: its model and its arguments.
+"""Model and arguments of a run for the user's script with Hugging Face's Trainer.
 
-DeepSpeed and accelerate leave model, sequence and batch to the script, which is the user's. A model
-that the hub has goes by its name; another one by its sizes, as a `config.json` that
+DeepSpeed and accelerate leave the model, the sequence length and the batch to the script. A model
+of the Hugging Face hub is passed by name. Any other model is written as a `config.json`, which
 `search.engines.huggingface.models` reads.
 """
 
@@ -26,23 +26,23 @@ _FOLDER = "model"
 
 
 class NamedModel(Record):
-    """A model as `--model_name_or_path` takes it."""
+    """A model for `--model_name_or_path`."""
 
     name: str
     files: Mapping[str, str]
-    """Its `config.json`, where no hub has it by that name."""
+    """`config.json` to write, by path; empty if the name needs no file."""
     stand_in: str | None = None
-    """`config.json` of the run's sizes, where the script builds another model."""
+    """`config.json` with the sizes of the run if the script builds another model; else None."""
 
 
 def model_for(run: Run, place: Place, title: str) -> NamedModel:
-    """Return the model of a run.
+    """Return the model of a run for the user's script.
 
-    Raises InputError where the place names another model, UnsupportedError for sizes that no
-    `config.json` known here says.
+    Raises InputError if the name in `place` belongs to a model of other sizes. Raises
+    UnsupportedError for a model that no supported `config.json` describes.
     """
     name, model = place.model, run.model
-    # names of the hub have an owner
+    # Names of the hub contain an owner.
     if name is not None and "/" in name:
         found = model_named(name)
         if found is not None and _sizes(found) != _sizes(model):
@@ -64,10 +64,10 @@ def _sizes(model: Model) -> tuple[object, ...]:
 
 
 def script_place(job: Job, title: str) -> tuple[Model, Place]:
-    """Return the sizes that a plan's run has and where it runs.
+    """Return the model of a plan's run and the place of the run.
 
-    A script can build any model: one that no run or `config.json` here describes, such as an
-    encoder, is stood in for by a decoder of as many layers.
+    A script can build any model. If no supported `config.json` describes it, such as an encoder, a
+    decoder with the same number of layers replaces it.
     """
     place = place_of(job)
     try:
@@ -81,7 +81,7 @@ def script_place(job: Job, title: str) -> tuple[Model, Place]:
 def _stand_in(job: Job) -> Model:
     spec = job.spec
     layer, width = spec.layers[-1], 64
-    # every degree divides the number of ranks
+    # Every degree divides the world size, so this number of heads is always legal.
     heads = layer.num_heads or job.plan.world_size
     return Decoder(
         hidden=heads * width,
@@ -94,7 +94,10 @@ def _stand_in(job: Job) -> Model:
 
 
 def _config(model: Model, seq: int, place: Place, title: str) -> dict[str, Any]:
-    """Return sizes as the configurations of Llama, Qwen 2 and 3 and Mixtral name them."""
+    """Return the `config.json` of a model, as Llama, Mixtral, Qwen 2 or Qwen 3.
+
+    Raises UnsupportedError for a model with parts that these configurations lack.
+    """
     attention, experts, layer = model.attention, model.experts, model.last
     shared = experts is not None and experts.shared_width > 0
     normed, rotary = attention.head_norms != "none", model.positions == "rotary"
@@ -141,7 +144,7 @@ def _config(model: Model, seq: int, place: Place, title: str) -> dict[str, Any]:
 
 
 def _kind(model: Model) -> tuple[str, str]:
-    """Return the type of a model and the name of its class."""
+    """Return the `model_type` of a model and the prefix of its class name."""
     norms = model.attention.head_norms != "none"
     if model.experts is not None:
         return ("qwen3_moe", "Qwen3Moe") if norms else ("mixtral", "Mixtral")
@@ -168,11 +171,12 @@ def _experts(model: Model, kind: str) -> dict[str, Any]:
 
 
 def script_words(run: Run, model: NamedModel, *, checkpoints: bool = True) -> Iterator[str]:
-    """Yield the arguments of the user's script, one to a line, as TrainingArguments names them.
+    """Yield the arguments of the user's script, with the names of TrainingArguments.
 
-    checkpoints : the script switches recomputation on, not the configuration. Trainer refuses both.
+    checkpoints : True if the script enables recomputation and not the configuration. Trainer
+    rejects both.
     """
-    # weights to begin with bring their own configuration
+    # Initial weights (LOAD) contain their own configuration.
     name = model.name if model.stand_in is not None else f"${{LOAD:-{model.name}}}"
     yield f'--model_name_or_path "{name}"'
     yield f"--block_size {run.seq_length}"
@@ -203,11 +207,11 @@ _MODULES: Mapping[Target, tuple[str, ...]] = {
     "fc1": ("gate_proj", "up_proj"),
     "fc2": ("down_proj",),
 }
-"""What modules of decoders in transformers are called; those of experts have no names of theirs."""
+"""Names of decoder modules in transformers; experts have no separate names."""
 
 
 def _adapters(adapters: Adapters) -> Iterator[str]:
-    """Yield the arguments of adapters as TRL's `ModelConfig` names them."""
+    """Yield the arguments of LoRA adapters, with the names of TRL's `ModelConfig`."""
     yield "--use_peft True"
     yield f"--lora_r {adapters.rank}"
     yield f"--lora_dropout {adapters.dropout}"

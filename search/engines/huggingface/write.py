@@ -1,9 +1,9 @@
-"""A run as a configuration of accelerate 1.15 and the arguments of the user's script.
+"""Writer of accelerate 1.15 configurations and of the arguments of the user's script.
 
-Replicas run as DDP, shards as FSDP2 (with copies: HSDP), and what DeepSpeed keeps by its plug-in,
-which is handed DeepSpeed's own configuration. Keys: `accelerate/commands/config/config_args.py`,
-`commands/launch.py`, `parallelism_config.py` of the wheel of 1.15.0; what is read back is
-`search.engines.huggingface.read`'s.
+Replicas run as DDP and shards as FSDP2, or as HSDP with replicas. Runs of DeepSpeed use the plugin
+of accelerate with a DeepSpeed configuration. The keys come from
+`accelerate/commands/config/config_args.py`, `commands/launch.py` and `parallelism_config.py` of the
+wheel of 1.15.0. `search.engines.huggingface.read` reads configurations back.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _Section = dict[str, Any]
 
 
 def write(run: Run, place: Place) -> Draft:
-    """Return the configuration of a run, its model, and the command.
+    """Return the configuration of a run, the files of its model and the launch command.
 
-    Raises InputError for a run of another engine, UnsupportedError for one with stages or expert
-    ranks.
+    Raises InputError for a run of another engine. Raises UnsupportedError for a run with pipeline
+    stages or expert ranks.
     """
-    # replicas are those of DDP, whoever starts them
+    # Replicas run as DDP in every engine.
     refuse_others(run, _TITLE, ("accelerate", "deepspeed", "ddp"))
     of_deepspeed = run.runtime.states.keeper == "deepspeed"
     deepspeed.refuse_splits(run, _TITLE, cp=not of_deepspeed)
@@ -41,7 +41,7 @@ def write(run: Run, place: Place) -> Draft:
     files = {FILE: _HEAD + dump_yaml(document, quoted=True), **model.files}
     if of_deepspeed:
         below = deepspeed.configuration(run)
-        # accelerate refuses a second one where the script makes its own
+        # The script creates the optimizer, and accelerate rejects a second one.
         del below["optimizer"]
         files[deepspeed.FILE] = json.dumps(below, indent=4) + "\n"
     checkpoints = "fsdp_config" not in document
@@ -56,14 +56,14 @@ def write(run: Run, place: Place) -> Draft:
 
 
 def _common(place: Place, kind: str) -> _Section:
-    """Return the keys of every configuration; kind : of `distributed_type`."""
+    """Return the keys of every configuration; kind : value of `distributed_type`."""
     return {
         "compute_environment": "LOCAL_MACHINE",
         "debug": False,
         "distributed_type": kind,
         "num_machines": place.num_nodes,
         "num_processes": place.num_gpus,
-        # the command overrides it on several nodes
+        # On several nodes the command overrides it.
         "machine_rank": 0,
         "main_training_function": "main",
         "rdzv_backend": "static",
@@ -73,7 +73,7 @@ def _common(place: Place, kind: str) -> _Section:
 
 
 def _plugged_in(run: Run, place: Place) -> _Section:
-    # `commands/launch.py` refuses a precision beside a file that says it
+    # `commands/launch.py` rejects `mixed_precision` next to a DeepSpeed file that sets it.
     document, split = _common(place, "DEEPSPEED"), run.split
     document["deepspeed_config"] = {
         "deepspeed_config_file": deepspeed.FILE,
@@ -112,7 +112,7 @@ def _own(run: Run, place: Place) -> _Section:
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
     if sharded or split.tp > 1:
-        # all-to-all is how torch passes keys and values around the ring
+        # In PyTorch "alltoall" selects ring attention, which passes keys and values around.
         ring = {"cp_backend": "torch", "cp_comm_strategy": "alltoall"} if split.cp > 1 else {}
         document["parallelism_config"] = _sizes(
             dp_replicate_size=split.replicas,
@@ -125,12 +125,12 @@ def _own(run: Run, place: Place) -> _Section:
 
 
 def _sizes(**sizes: object) -> _Section:
-    """Return the section of degrees, by their names such as `tp_size`."""
+    """Return the section of parallel degrees; sizes : degrees by name such as `tp_size`."""
     return {f"parallelism_config_{key}": value for key, value in sizes.items()}
 
 
 def _command(run: Run, place: Place) -> Iterator[str]:
-    """Yield the lines of the command up to the script."""
+    """Yield the lines of the launch command before the script."""
     yield f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={run.strategy.micro_batches}"
     yield f"accelerate launch --config_file {FILE}"
     if place.num_nodes > 1:

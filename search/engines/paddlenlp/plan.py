@@ -1,9 +1,10 @@
-"""PaddleNLP's Galvatron: fine_grained_config.json, and the launch that reads it.
+"""Plans of PaddleNLP's Galvatron: fine_grained_config.json and the command that reads it.
 
-Keys: `paddlenlp/experimental/galvatron` (`search_engine/search_engine.py`, `runtime/comm_group.py`)
-and `train_qwen_fine_grained.sh` beside its trainer, of 2025. A strategy per layer without context
-degrees and strided groups; embedding and head have one of their own; stages of any size. What is
-not ZeRO-3 is sharded as the launch's one `--sharding` says.
+The keys come from `paddlenlp/experimental/galvatron` (`search_engine/search_engine.py`,
+`runtime/comm_group.py`) and from `train_qwen_fine_grained.sh` next to its training script, of 2025.
+Each layer has its own strategy, without context degrees and strided groups. Embedding and head have
+a separate strategy, and stages may have any size. One `--sharding` argument sets the sharding of
+all layers without ZeRO-3.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ VERSION = "galvatron of paddlenlp/experimental, 2025"
 _TITLE = "PaddleNLP"
 _FILE = "fine_grained_config.json"
 _NEIGHBOURS: Part = {"disable_tp_consec": True}
-# ZeRO-3 of some layers is beside ZeRO-2 of the others, as its search has them
+# Its search engine combines ZeRO-3 layers with ZeRO-2 for the others.
 _ZERO2: Part = {"default_dp_type": "zero2"}
 SPACE = Space(
     parts=(
@@ -54,19 +55,21 @@ SPACE = Space(
 
 
 # --------------------------------------------------------------------------------------------------
-# Its files -> plan.
+# Import of its files.
 
 
 def import_paddlenlp(
     source: Configuration, *, world_size: int | None = None, num_layers: int | None = None
 ) -> Imported:
-    """Return the plan of fine_grained_config.json, optimal_solution.json or a launch that names it.
+    """Return the plan of a strategy file or of a launch script that names one.
+
+    Strategy files are fine_grained_config.json and optimal_solution.json.
 
     Parameters
     ----------
-    num_layers : layers of the model, which optimal_solution.json leaves out.
+    num_layers : number of layers of the model, which optimal_solution.json does not contain.
 
-    Raises DocumentError: a value is missing or unusable, or says what no plan can.
+    Raises DocumentError if a value is missing or invalid, or if plans cannot express it.
     """
     path: Path = source.path
     document: Mapping[str, Any] = source.document
@@ -100,19 +103,19 @@ def import_paddlenlp(
 
 
 # --------------------------------------------------------------------------------------------------
-# The nearest plan that its file can say.
+# The nearest plan that the strategy file can express.
 
 
 def lower(job: Job) -> Lowered:
-    """Return the configuration of a plan, or of the nearest plan that the file can say.
+    """Return the files of a plan, or of the nearest plan that the strategy file can express.
 
-    Raises UnsupportedError for a model of other blocks than Llama's, InputError where no plan near
-    this one is legal.
+    Raises UnsupportedError for a model with blocks other than Llama's. Raises InputError if no plan
+    near this one is legal.
     """
     _check(job.spec)
     plan, losses = _nearest(job)
     runs = {"fp32_gradients": job.fp32_gradients, "async_grad_reduce": job.async_grad_reduce}
-    # its blocks keep pieces of sequences wherever there is a tensor group
+    # Its blocks always use sequence parallelism in tensor groups.
     parts: list[LayerStrategy | VocabStrategy] = [*plan.layers, plan.vocab]
     if any(part.tp > 1 and not part.ulysses for part in parts):
         runs["sequence_parallel"] = True
@@ -144,7 +147,7 @@ def _nearest(job: Job) -> tuple[Plan, tuple[Loss, ...]]:
 
 
 def _plans(plan: Plan) -> Iterator[Plan]:
-    """Yield plans without strided groups and context degrees, the nearest first."""
+    """Yield plans without strided groups and context degrees, nearest first."""
     default = "zero2" if _is_mixed(plan) else plan.default_dp_type
     plan = replace(
         plan,
@@ -160,7 +163,8 @@ def _plans(plan: Plan) -> Iterator[Plan]:
         yield replace(plan, layers=tuple(layers))
 
 
-# As many ranks hold a sequence as before, so that none holds more of it; data ranks if need be.
+# The first two changes keep the number of ranks per sequence, so that no rank holds more tokens of
+# it. Data parallelism is the fallback.
 
 
 def _as_ulysses(layer: LayerStrategy) -> LayerStrategy:
@@ -177,12 +181,12 @@ def _as_data(layer: LayerStrategy) -> LayerStrategy:
 
 
 def _is_mixed(plan: Plan) -> bool:
-    """Return whether replicas stand beside ZeRO-3, which its one sharded optimizer excludes."""
+    """Return True if a plan mixes replicas and ZeRO-3, which one sharded optimizer excludes."""
     if plan.default_dp_type != "ddp":
         return False
     ranks = plan.world_size // plan.num_stages
     parts: list[LayerStrategy | VocabStrategy] = [*plan.layers, plan.vocab]
-    # Ulysses splits no weights: every rank of the stage is a replica
+    # Ulysses splits no weights: every rank of the stage is a replica.
     others = (part for part in parts if not part.zero3 and (part.ulysses or ranks > part.tp))
     return any(part.zero3 for part in parts) and any(True for _ in others)
 
@@ -216,7 +220,7 @@ def _losses(before: Plan, after: Plan) -> Iterator[Loss]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The launch.
+# The launch command.
 
 
 _TRAINER = "llm/auto_parallel/galvatron-llama-submita/train_qwen_fine_graine.py"
@@ -224,13 +228,13 @@ _LLAMA_BASE = 10000.0
 
 
 def _check(spec: ModelSpec) -> None:
-    """Raise UnsupportedError for a model that is known to be none of Llama's blocks."""
+    """Raise UnsupportedError for a model that is known to have blocks other than Llama's."""
     layer = spec.layers[-1]
     found = {
         "layers of several kinds": not has_one_kind(spec),
         "attention that is not causal": not layer.causal,
         "experts": layer.num_experts is not None,
-        # a description of sizes alone says nothing of the blocks
+        # An incomplete description does not define the blocks.
         "an MLP that is not gated": _is_known(spec) and not layer.gated_mlp,
         "biases": _is_known(spec) and layer.biases,
         "learned positions": spec.learned_positions > 0,
@@ -251,7 +255,7 @@ def _is_known(spec: ModelSpec) -> bool:
 
 
 def _left_out(spec: ModelSpec) -> list[str]:
-    """Return what a model has beyond its sizes, and the trainer's Llama does not."""
+    """Return the features of a model that the Llama of PaddleNLP's training script lacks."""
     layer = spec.layers[-1]
     found = {
         "biases of the QKV projection": layer.qkv_biases,
@@ -266,7 +270,7 @@ def _left_out(spec: ModelSpec) -> list[str]:
 
 def _model(spec: ModelSpec) -> list[str]:
     if not _is_known(spec):
-        # the shell splits it into words
+        # Unquoted, so that the shell splits it into words.
         return ["${MODEL_ARGS:?set MODEL_ARGS to the arguments of your model}"]
     layer = spec.layers[-1]
     sizes = {
@@ -283,9 +287,10 @@ def _model(spec: ModelSpec) -> list[str]:
 
 
 def _parallel(job: Job, plan: Plan) -> list[str]:
-    """Return degrees of embedding and head, where samples come in; those of layers are the file's.
+    """Return the parallelism arguments: the degrees of embedding and head, and the batch.
 
-    The rest is what `train_qwen_fine_grained.sh` has.
+    The strategy file contains the degrees of layers. The other arguments are those of
+    `train_qwen_fine_grained.sh`.
     """
     ranks = plan.world_size // plan.num_stages
     data = ranks // plan.vocab.tp
@@ -302,7 +307,7 @@ def _parallel(job: Job, plan: Plan) -> list[str]:
         "--recompute_use_reentrant true",
         "--recompute_granularity full",
         *([f"--{job.precision} true", "--fp16_opt_level O2"] if job.precision != "fp32" else []),
-        # in fp32 there is nothing but such gradients, and it warns of the switch
+        # In fp32 all gradients are fp32 anyway, and PaddleNLP warns about the switch.
         f"--amp_master_grad {str(job.fp32_gradients and job.precision != 'fp32').lower()}",
         "--to_static 1",
         *sharding,

@@ -1,1 +1,1 @@
-"""torchtitan: its configurations, runs and plans."""
+"""torchtitan: configurations, runs and plans."""

@@ -1,7 +1,7 @@
-"""Job files of torchtitan as they are checked: what it refuses, and what has no effect.
+"""Checks of torchtitan job files: settings that torchtitan rejects and settings without effect.
 
-What the keys mean is `search.engines.torchtitan.read`'s, and rules are
-`search.engines.torchtitan.rules`'.
+`search.engines.torchtitan.read` defines the meaning of the keys, and
+`search.engines.torchtitan.rules` defines the rules.
 """
 
 from __future__ import annotations
@@ -44,19 +44,18 @@ _MOVES: frozenset[Move] = frozenset({"tensor", "context", "experts", "micro_batc
 
 
 def owns(source: Configuration) -> bool:
-    """Return whether a file starts this engine."""
-    """Return whether a document has torchtitan's sections: a flavour, and how it is trained."""
+    """Return True if a document has the sections `model`, with a flavor, and `training`."""
     document = source.document
     model, training = document.get("model"), document.get("training")
     return isinstance(model, Mapping) and "flavor" in model and isinstance(training, Mapping)
 
 
 # --------------------------------------------------------------------------------------------------
-# What it ends with.
+# Violated rules.
 
 
 class _File(Record):
-    """A job file, and where it runs."""
+    """A job file with the degrees and the GPU of its run."""
 
     keys: Keys
     degrees: TitanDegrees
@@ -81,7 +80,7 @@ class _File(Record):
 
     @property
     def float8(self) -> str:
-        """The section of 8-bit products, empty where there are none."""
+        """Name of the section that configures float8 GEMMs; empty if they are off."""
         given = str(self.keys.values.get("model.converters", ""))
         if "quantize.linear.float8" in given or "quantize.dense.float8" in given:
             return "quantize.linear.float8" if "linear" in given else "quantize.dense.float8"
@@ -90,7 +89,10 @@ class _File(Record):
 
 
 def _broken(file: _File, run: Run | None) -> tuple[Notice, ...]:
-    """Return what torchtitan, or torch below it, ends with."""
+    """Return the rules of torchtitan and PyTorch that a job file violates.
+
+    run : the run that was read; without it, rules that depend on the model are not checked.
+    """
     degrees, section = file.degrees, file.float8
     values: dict[str, Any] = {
         **grid_values(degrees),
@@ -106,7 +108,7 @@ def _broken(file: _File, run: Run | None) -> tuple[Notice, ...]:
 
 
 def _of_run(file: _File, run: Run) -> dict[str, Any]:
-    """Return values that only a run that was read has."""
+    """Return the values of rules that depend on the model and the schedule of a run."""
     degrees, model = file.degrees, run.model
     return {
         "kv_heads": model.attention.kv_heads if model.attention.latent is None else None,
@@ -122,7 +124,7 @@ def _of_run(file: _File, run: Run) -> dict[str, Any]:
 
 
 def _of_pipeline(file: _File, run: Run) -> str | None:
-    # a schedule runs the micro-batches of one local batch
+    # A schedule runs the micro-batches of one local batch; the default of torchtitan is 8.
     local = file.keys.values.get("training.local_batch_size", file.keys.values.get(
         "training.batch_size", 8))  # fmt: skip
     number = int(local) // run.strategy.micro_batch if isinstance(local, int) else 0
@@ -136,11 +138,11 @@ def _of_pipeline(file: _File, run: Run) -> str | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# What has no effect.
+# Settings without effect.
 
 
 def _idle(file: _File, run: Run | None) -> Iterator[tuple[str, str]]:
-    """Yield keys that something else switches off."""
+    """Yield keys without effect, each with the setting that disables it."""
     degrees, values = file.degrees, file.keys.values
     for keys, needed, why in (
         (
@@ -228,7 +230,7 @@ def _idle_float8(file: _File) -> Iterator[tuple[str, str]]:
 
 
 def read(source: Configuration, asked: Asked) -> CheckedFile:
-    """Return what a file describes, and what is wrong with it."""
+    """Return the run that a job file describes and the findings about the file."""
     world = world_size_of(source.path, source.world_size, asked)
     document: Mapping[str, Any] = source.document
     keys = keys_of(document, str(source.path))
@@ -276,19 +278,22 @@ def _file(keys: Keys, world: int, gpu: str) -> _File | None:
     try:
         degrees = degrees_of(keys, world)
     except DocumentError:
-        return None  # which is the problem already
+        return None  # the invalid degree is already reported
     return _File(keys=keys, degrees=degrees, generation=generation_of(keys), gpu=gpu)
 
 
 def _written(
     document: Mapping[str, Any], world: int, gpu: str, before: Run | None, after: Run
 ) -> Changes | None:
-    """Return what changes in the file; read anew with it, it has to be the other run."""
+    """Return the key changes that turn the file into the run `after`.
+
+    Return None if the changed file, read again, describes another run or violates a rule.
+    """
     assert before is not None, "only a run that was read has others next to it"
     keys = keys_of(document, "")
     wanted = dict(_wanted(keys, before, after))
     if "training.global_batch_size" in wanted and keys.has("training.batch_size"):
-        return None  # files of that time have no batch of all ranks
+        return None  # files with `batch_size` predate `global_batch_size`
     changed = copy.deepcopy(dict(document))
     for key, value in wanted.items():
         section, _, name = key.rpartition(".")
@@ -308,7 +313,7 @@ def _written(
 
 
 def _wanted(keys: Keys, before: Run, after: Run) -> Iterator[tuple[str, Any]]:
-    """Yield (key, value) that the other run asks for, in the names of the file."""
+    """Yield (key, value) pairs that turn the run `before` into `after`, named as in the file."""
     one, other, split = before.strategy, after.strategy, after.split
     for old, new, name in (
         (before.split.tp, split.tp, "tensor_parallel_degree"),
@@ -347,7 +352,7 @@ def _text(value: object) -> str | None:
 
 
 def _spelled(key: str, value: str | None) -> str:
-    """Return a key as TOML has it, its section in front."""
+    """Return a key in TOML syntax with its section in front."""
     section, _, name = key.rpartition(".")
     place = f"[{section}] {name}"
     if not value:

@@ -1,6 +1,7 @@
-"""The nearest plan that torchtitan 0.3.0 can run, and the run that it is.
+"""The nearest plan that torchtitan 0.3.0 can run, and the run of that plan.
 
-One tensor, context and data degree for the whole model; stages of any size; recomputation by layer.
+torchtitan has one tensor, context and data-parallel degree for the whole model. Stages may have any
+size, and each layer may be recomputed or not.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from search.engines.torchtitan.space import SPACE as OWN
 
 
 def _data_mode(mode: DataMode, shape: LayerStrategy, data_degree: int) -> DataMode:
-    # Its FSDP mesh is dp_shard * cp, so a context group always shards what it holds.
-    # And units of FSDP2 share gradients where they share the optimizer.
+    # The FSDP mesh is dp_shard * cp, so a context group always shards its parameters. FSDP2 shards
+    # gradients wherever it shards optimizer states, so ZeRO-1 becomes ZeRO-2.
     return "zero2" if mode == "zero1" or (mode == "ddp" and shape.cp > 1) else mode
 
 
@@ -52,7 +53,7 @@ _REACH = Reach(
 
 
 _STAGES: Part = {"forbid": ("pp=1",)}
-# with stages it reduces once per step
+# With pipeline stages gradients are reduced once per step.
 SPACE = Space(
     parts=(
         ({**SINGLE_STAGE, **EVERY_MICROBATCH}, ZERO3),
@@ -63,13 +64,13 @@ SPACE = Space(
         ({**_STAGES, **REPLICAS}, ""),
     ),
     context=True,
-    # `context_parallel_rotate_method` is allgather unless somebody says otherwise
+    # The default of `context_parallel_rotate_method` is allgather.
     gathers=True,
 )
 
 
 def _refuse_spec(spec: ModelSpec) -> None:
-    """Raise UnsupportedError for a model that torchtitan lacks or that is not described whole."""
+    """Raise UnsupportedError if torchtitan lacks the model or its description is incomplete."""
     layer = spec.layers[0]
     refuse_model(
         spec.name,
@@ -89,7 +90,8 @@ def _refuse_spec(spec: ModelSpec) -> None:
 def near(job: Job) -> Near:
     """Return the nearest plan that torchtitan can run.
 
-    Raises InputError where torchtitan has no such model, or no plan near this one is legal.
+    Raises UnsupportedError if torchtitan lacks the model. Raises InputError if the model has tied
+    embeddings and stages, or if no plan near this one is legal.
     """
     _refuse_spec(job.spec)
     if job.spec.tied_embeddings and job.plan.num_stages > 1:
@@ -107,8 +109,8 @@ def near(job: Job) -> Near:
                 "so it takes bf16",
             )
         )
-    # Without stages every backward reduces, in the one reduce dtype that it has; schedules of
-    # torch.distributed.pipelining reduce behind the last micro-batch.
+    # Without stages every backward pass reduces gradients, in the only reduce dtype of torchtitan.
+    # Schedules of torch.distributed.pipelining reduce them after the last micro-batch.
     staged = plan.num_stages > 1
     runs = {"async_grad_reduce": staged, "fp32_gradients": True}
     stages = (("pin", (f"pp={plan.num_stages}",)),) if staged else ONE_STAGE
@@ -127,13 +129,13 @@ def near(job: Job) -> Near:
 
 
 def handed(job: Job, plan: Plan) -> tuple[Run, Place]:
-    """Return the run that a plan of `near` is, and where it runs: a recipe of release 0.3."""
+    """Return the run of a plan from `near` and its place, for a recipe of release 0.3."""
     if job.precision == "fp16":
         job = replace(job, precision="bf16")
     default = 2 if plan.default_dp_type == "zero2" or plan.vocab.zero3 else 0
     zero = 3 if any(layer.zero3 for layer in plan.layers) else default
     if plan.data_degree(0) * plan.layers[0].cp == 1:
-        # one rank shards nothing
+        # A single data-parallel rank has nothing to shard.
         zero = 0
     again = frozenset(i for i, layer in enumerate(plan.layers) if layer.checkpoint)
     choice = choice_of_plan(plan, zero=zero)

@@ -1,9 +1,9 @@
-"""Job files of torchtitan (TOML) read as a run whose memory can be priced.
+"""Reader of torchtitan job files (TOML), which returns runs whose memory can be estimated.
 
-Keys of three generations: 2024 (degrees in `[training]` and `[experimental]`), 2025
-(`[parallelism]`, `[float8]`, `training.compile`) and 0.2 (`[compile]`, `[quantize]`), from
-`torchtitan/config/job_config.py` and `config_manager.py` of their times. 0.3 has no such files: its
-recipes are Python. What torchtitan refuses is `search.engines.torchtitan.check`'s.
+It knows the keys of three generations: 2024 (degrees in `[training]` and `[experimental]`), 2025
+(`[parallelism]`, `[float8]`, `training.compile`) and 0.2 (`[compile]`, `[quantize]`). The keys come
+from `torchtitan/config/job_config.py` and `config_manager.py` of each generation. Release 0.3 has
+Python recipes instead. `search.engines.torchtitan.check` reports settings that torchtitan rejects.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ _HARMLESS = frozenset(
         "activation_checkpoint.visualize_memory_budget_pareto",
     }
 )  # fmt: skip
-"""Sections and keys that change neither memory nor time."""
+"""Sections and keys that affect neither memory nor time."""
 _KNOWN = frozenset(
     {
-        # read only where something else is on
+        # Read only if another setting is on.
         "parallelism.context_parallel_rotate_method", "parallelism.context_parallel_load_balancer",
         "parallelism.disable_loss_parallel", "parallelism.enable_async_tensor_parallel",
         "parallelism.enable_compiled_autograd", "parallelism.expert_parallel_comm_backend",
@@ -99,7 +99,7 @@ _KNOWN = frozenset(
         "liger_kernel.enable_fused_linear_cross_entropy",
     }
 )  # fmt: skip
-"""Keys that torchtitan knows, and that are looked up only where they have an effect."""
+"""Keys of torchtitan that this reader looks up only where they have an effect."""
 
 
 def keys_of(document: Mapping[str, Any], source: str) -> Keys:
@@ -108,7 +108,7 @@ def keys_of(document: Mapping[str, Any], source: str) -> Keys:
 
 
 def generation_of(keys: Keys) -> Generation:
-    """Return when a job file's keys were torchtitan's."""
+    """Return the generation of torchtitan that a job file was written for."""
     values = keys.values
     newest = (
         "compile.", "quantize.", "debug.", "model.hf_assets_path", "checkpoint.enable",
@@ -132,7 +132,7 @@ def generation_of(keys: Keys) -> Generation:
 
 
 class TitanDegrees(Record):
-    """Degrees of a job file on so many GPUs."""
+    """Parallel degrees of a job file on `world` GPUs."""
 
     world: int
     replicate: int
@@ -145,12 +145,12 @@ class TitanDegrees(Record):
 
     @property
     def dp(self) -> int:
-        """Ranks with other samples."""
+        """Data-parallel degree, replicas times shards."""
         return self.replicate * self.shard
 
 
 def grid_values(degrees: TitanDegrees) -> dict[str, int]:
-    """Return the values of rules of the grid."""
+    """Return the values for the rule that degrees multiply to the world size."""
     return {
         "world": degrees.world,
         "dp_replicate": degrees.replicate,
@@ -163,10 +163,10 @@ def grid_values(degrees: TitanDegrees) -> dict[str, int]:
 
 
 def degrees_of(keys: Keys, world: int) -> TitanDegrees:
-    """Return the degrees; raises DocumentError where one is no degree.
+    """Return the parallel degrees of a job file on `world` GPUs.
 
-    -1 ranks of sharding are those that the others leave; their product may still differ from the
-    number of GPUs.
+    A sharding degree of -1 is the world size over the other degrees, at least 1. The product of all
+    degrees may still differ from the number of GPUs. Raises DocumentError for an invalid degree.
     """
 
     def degree(name: str, default: int = 1, least: int = 1) -> int:
@@ -187,7 +187,7 @@ def degrees_of(keys: Keys, world: int) -> TitanDegrees:
     if shard < 0:
         shard = max(world // (replicate * cp * tp * pp), 1)
     ep = degree("expert_parallel_degree")
-    # without expert ranks experts are split as the other weights
+    # Without expert parallelism, experts are split by tensor parallelism like other weights.
     etp = degree("expert_tensor_parallel_degree") if ep > 1 else tp
     return TitanDegrees(
         world=world, replicate=replicate, shard=shard, tp=tp, cp=cp, pp=pp, ep=ep, etp=etp
@@ -204,10 +204,10 @@ def read_titan(
 ) -> ReadRun:
     """Return the run that a job file describes.
 
-    world_size : number of GPUs, which torchrun says. gpu : kind of device. model : sizes of a model
-    that the document does not name.
+    world_size : number of GPUs, from the command line of torchrun. gpu : name of the card.
+    model : sizes of the model, if the document does not name one.
 
-    Raises InputError: a value is unusable, or the model or its training is none that is priced.
+    Raises InputError if a value is invalid, or if the model or a setting cannot be estimated.
     """
     keys = keys_of(document, source)
     generation = generation_of(keys)
@@ -216,13 +216,14 @@ def read_titan(
     degrees = degrees_of(keys, world_size)
     experts = ExpertKernels()
     if model.experts is None:
-        # expert degrees of a dense model change nothing
+        # Expert degrees have no effect on a dense model.
         degrees = replace(degrees, ep=1, etp=1)
     else:
         experts = _experts(keys, degrees)
     precision, gathered = _precision(keys)
     if degrees.shard * degrees.cp == 1 and degrees.tp * degrees.pp > 1:
-        # autocast is for data ranks alone, and FSDP2's precision for those that shard
+        # torchtitan uses autocast only for pure data parallelism, and the mixed precision of FSDP2
+        # only where ranks shard. Otherwise it computes in fp32.
         precision = replace(precision, kind="fp32")
     compiled, compiled_loss = _compiled(keys, generation)
     recompute, every = _recompute(keys)
@@ -300,14 +301,14 @@ def _model(keys: Keys) -> Model:
 
 
 def _experts(keys: Keys, degrees: TitanDegrees) -> ExpertKernels:
-    """Return how tokens reach experts: by torch's exchange, or by DeepEP."""
+    """Return the kernels of dispatch and combine: PyTorch's all-to-all or DeepEP."""
     key = "parallelism.expert_parallel_comm_backend"
     fused = degrees.ep > 1 and keys.choice(key, ("standard", "deepep"), "standard") == "deepep"
     return replace(TORCH_EXPERTS, dispatcher="flex") if fused else TORCH_EXPERTS
 
 
 def _optimizer(keys: Keys, zero: int) -> Optimizer:
-    """Return the optimizer, whose states may be as wide as 16-bit weights, or on the host."""
+    """Return the optimizer, with bf16 states or offloaded states where the file sets them."""
     found = Optimizer()
     if keys.text("training.dtype", "float32") == "bfloat16":
         found = Optimizer(master_bytes=0, moments_bytes=4)
@@ -317,7 +318,7 @@ def _optimizer(keys: Keys, zero: int) -> Optimizer:
 
 
 def _refuse(keys: Keys) -> None:
-    """Raise UnpricedError for what memory or time depends on and nobody here prices."""
+    """Raise UnpricedError for settings that affect memory or time and are not modelled."""
     asked = "leave it out to see the rest"
     for key, why in (
         ("optimizer.early_step_in_backward", "gradients are stepped as they are made"),
@@ -337,7 +338,7 @@ def _converters(keys: Keys) -> frozenset[str]:
 
 
 def _precision(keys: Keys) -> tuple[Precision, bool]:
-    """Return the precision, and whether weights are gathered in 8 bits."""
+    """Return the precision and True if FSDP2 gathers weights in fp8."""
     wide = keys.choice("training.mixed_precision_param", ("bfloat16", "float32"), "bfloat16")
     converters = _converters(keys)
     old = keys.flag("float8.enable_float8_linear") or keys.flag("training.enable_float8_linear")
@@ -357,7 +358,7 @@ def _precision(keys: Keys) -> tuple[Precision, bool]:
 
 
 def _compiled(keys: Keys, generation: Generation) -> tuple[bool, bool]:
-    """Return whether layers are compiled, and the loss; before 2025 the loss never was."""
+    """Return two flags: layers are compiled, and the loss is compiled (never before 2025)."""
     if generation == "0.2" and not keys.has("training.compile"):
         parts = keys.text("compile.components", "model,loss").split(",")
         on = keys.flag("compile.enable")
@@ -367,7 +368,7 @@ def _compiled(keys: Keys, generation: Generation) -> tuple[bool, bool]:
 
 
 def _recompute(keys: Keys) -> tuple[Recomputation, int]:
-    """Return what layers recompute, and every which layer of a stage does."""
+    """Return the recomputation of a layer, and n where every n-th layer of a stage has it."""
     mode = keys.choice(
         "activation_checkpoint.mode", ("none", "selective", "full", "memory_budget"), "selective"
     )
@@ -388,7 +389,7 @@ def _recompute(keys: Keys) -> tuple[Recomputation, int]:
 
 
 def _batch(keys: Keys, degrees: TitanDegrees, generation: Generation) -> tuple[int, int]:
-    """Return the sequences of a micro-batch, and of a step."""
+    """Return the micro-batch size of a rank and the global batch size, in sequences."""
     name = keys.first("training.local_batch_size", "training.batch_size")
     local = keys.number(name, 8)
     total = keys.number("training.global_batch_size", -1, least=-1)
@@ -406,9 +407,9 @@ def _batch(keys: Keys, degrees: TitanDegrees, generation: Generation) -> tuple[i
 
 
 def _zero(keys: Keys, degrees: TitanDegrees) -> Literal[0, 2, 3]:
-    """Return 0 for replicas, 2 where weights stay gathered, 3 where they do not.
+    """Return the ZeRO stage: 0 for replicas, 2 if weights stay gathered, 3 if they are resharded.
 
-    In a pipeline they stay, so that micro-batches do not gather them again.
+    With pipeline stages the default is 2, so that micro-batches do not gather weights again.
     """
     policy = keys.choice(
         "parallelism.fsdp_reshard_after_forward", ("default", "always", "never"), "default"
@@ -421,7 +422,7 @@ def _zero(keys: Keys, degrees: TitanDegrees) -> Literal[0, 2, 3]:
 
 
 def _schedule(keys: Keys, pp: int) -> Schedule:
-    """Return the schedule of the pipeline, 1F1B where there is none."""
+    """Return the pipeline schedule, 1F1B for a single stage."""
     if pp == 1:
         return "1f1b"
     file = "parallelism.pipeline_parallel_schedule_csv"
@@ -447,7 +448,11 @@ def _chunks(
     generation: Generation,
     schedule: Schedule,
 ) -> tuple[tuple[Chunk, ...], ...]:
-    """Return the layers of every stage: embedding and head count as a layer each in 0.2."""
+    """Return the model chunks of every pipeline stage.
+
+    Release 0.2 counts the embedding and the head as one layer each. Raises InputError if the
+    schedule does not allow this number of chunks per rank.
+    """
     pp = degrees.pp
     if pp == 1:
         return chunks_of_sizes([model.num_layers], 1)
@@ -471,7 +476,7 @@ def _sizes(
     generation: Generation,
     schedule: Schedule,
 ) -> list[int]:
-    """Return the layers of every part of the pipeline in the order of the model."""
+    """Return the number of layers of each model chunk, in the order of the model."""
     layers, pp = model.num_layers, degrees.pp
     if keys.has("parallelism.module_fqns_per_model_part"):
         return _listed(keys, model)
@@ -499,7 +504,7 @@ def _sizes(
 
 
 def _split(keys: Keys, key: str, layers: int) -> list[int]:
-    """Return parts from the names of the layers that they begin with."""
+    """Return the number of layers of each chunk, from the names of the first layers of chunks."""
     places = [0]
     for point in keys.text(key).split(","):
         number = point.strip().removeprefix("layers.")
@@ -532,7 +537,7 @@ def _async(keys: Keys) -> bool:
 
 
 def _whole_loss(keys: Keys) -> bool:
-    """Return whether tensor ranks gather their logits."""
+    """Return True if tensor-parallel ranks gather the logits for the loss."""
     return keys.flag("parallelism.disable_loss_parallel") or not keys.flag(
         "training.enable_loss_parallel", True
     )

@@ -1,8 +1,8 @@
-"""A run as a recipe of torchtitan 0.3.0: one Python file whose function returns Trainer.Config.
+"""Recipes of torchtitan 0.3.0: one Python file whose function returns Trainer.Config.
 
-Keys: `torchtitan/config/configs.py`, `distributed/activation_checkpoint.py`, `trainer.py` of the
-wheel of 0.3.0. Stages of any size; recomputation of some layers by a subclass of `FullAC`.
-`docs/export-torchtitan.md` describes what is kept.
+The keys come from `torchtitan/config/configs.py`, `distributed/activation_checkpoint.py` and
+`trainer.py` of the wheel of 0.3.0. Stages may have any size. A subclass of `FullAC` recomputes some
+of the layers. `docs/export-torchtitan.md` lists the settings that a recipe keeps.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _FUNCTION = "autopar_plan"
 
 
 def recipe(run: Run, place: Place) -> Draft:
-    """Return the recipe of a run and the command that names it.
+    """Return the recipe of a run and the command that starts it.
 
-    Raises UnsupportedError for a model that is none of Llama 3's blocks, and for what recipes are
-    not written with.
+    Raises UnsupportedError for a model that Llama 3 blocks cannot build, and for a run with
+    features that are not written to recipes.
     """
     refuse_model(place.model or run.name, beyond(run.model))
     others = {
@@ -57,7 +57,7 @@ def recipe(run: Run, place: Place) -> Draft:
 
 
 def recomputed(run: Run, place: Place) -> list[int]:
-    """Return the layers of a run that are recomputed, by number."""
+    """Return the indices of the recomputed layers of a run."""
     if run.strategy.recomputed.kind == "none":
         return []
     every = range(run.model.num_layers)
@@ -65,17 +65,19 @@ def recomputed(run: Run, place: Place) -> list[int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The model of a torchtitan recipe, written out of torchtitan's blocks by the sizes of a run.
+# The model of a recipe, built from torchtitan's blocks with the sizes of a run.
 #
-# torchtitan's language models with the blocks that a run describes are Llama 3's: RMSNorm,
-# rotary positions, grouped-query attention, SwiGLU, no biases. Llama 2 and Mistral are these with
-# other numbers, which `torchtitan/models/llama3/__init__.py` of 0.3.0 shows how to write. Its own
-# flavours (8B, 70B, 405B) are Llama 3.1, whose rotary frequencies are scaled, so none of them is
-# named.
+# Recipes use the blocks of Llama 3: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no
+# biases. Llama 2 and Mistral have these blocks with other sizes, which are written as in
+# `torchtitan/models/llama3/__init__.py` of 0.3.0. The flavors there (8B, 70B, 405B) are Llama 3.1
+# with scaled rotary frequencies, so a recipe refers to none of them.
 
 
 def refuse_model(name: str, obstacles: Mapping[str, bool]) -> None:
-    """Raise UnsupportedError where a model has a part that the recipe's model lacks."""
+    """Raise UnsupportedError if any obstacle is present.
+
+    obstacles : True for each part, by its description, that the model has and a recipe lacks.
+    """
     found = [text for text, present in obstacles.items() if present]
     if found:
         raise UnsupportedError(
@@ -84,7 +86,7 @@ def refuse_model(name: str, obstacles: Mapping[str, bool]) -> None:
 
 
 def beyond(model: Model) -> Mapping[str, bool]:
-    """Return the parts that the recipe's model lacks, and whether a model has them."""
+    """Return for each part that recipes lack, by its description, True if the model has it."""
     attention, layer, rotary = model.attention, model.last, model.positions == "rotary"
     return {
         "experts": model.experts is not None,
@@ -160,7 +162,7 @@ ROPE_THETA = float(environ["ROTARY_BASE"])"""
 
 
 def plain(name: str) -> str:
-    """Return a name that any string or docstring of Python can hold."""
+    """Return a name that is safe inside any Python string or docstring."""
     return re.sub(r"[^\w./+-]", "_", name)
 
 
@@ -180,7 +182,7 @@ def _model(run: Run, place: Place) -> str:
         theta=_ASKED.format(message=ROTARY_BASE) if base is None else f"ROPE_THETA = {base}",
         scaling="" if factor is None else f', scaling="llama", scaling_factor={factor}',
         tied=model.tied,
-        # A tied table is initialised once, as the head's weight.
+        # A tied embedding is initialised once, as the weight of the head.
         embedding_init=("skip_param_init" if model.tied else "partial(nn.init.normal_, std=0.02)"),
     )
 
@@ -190,7 +192,7 @@ def _name(run: Run, place: Place) -> str:
 
 
 def _asks_base(run: Run, place: Place) -> bool:
-    """Return whether the base of rotary positions is asked for: no description holds it."""
+    """Return True if the user must set the rotary base, which the model description lacks."""
     spec = spec_of(place, run.model)
     return spec is None or spec.rotary_base is None
 
@@ -200,7 +202,7 @@ def _asks_base(run: Run, place: Place) -> bool:
 
 
 def _command(run: Run, place: Place) -> str:
-    """Return the command; what the recipe takes from the environment is asked for before."""
+    """Return the launch command, which first requires the environment variables of the recipe."""
     asked = {"HF_ASSETS_PATH": "set HF_ASSETS_PATH to the folder with the tokenizer"}
     if _asks_base(run, place):
         asked["ROTARY_BASE"] = ROTARY_BASE
@@ -239,7 +241,7 @@ def _text(run: Run, place: Place) -> str:
     return "\n".join(parts)
 
 
-# Names to import by module; a formatter lays them out.
+# Names to import from each module.
 _IMPORTS = {
     "dataclasses": ("replace",),
     "functools": ("partial",),
@@ -267,7 +269,7 @@ _FULL_AC = {"torchtitan.distributed.activation_checkpoint": ("FullAC",)}
 
 
 def _imports(*tables: Mapping[str, tuple[str, ...]]) -> str:
-    """Return import lines, the standard library's first, sorted as formatters do it."""
+    """Return import lines, standard library first, sorted as a formatter sorts them."""
     names: dict[str, set[str]] = {}
     for table in tables:
         for module, wanted in table.items():
@@ -277,7 +279,7 @@ def _imports(*tables: Mapping[str, tuple[str, ...]]) -> str:
     for module in sorted(names):
         ordered = sorted(names[module], key=lambda name: (not name[0].isupper(), name))
         line = f"from {module} import {', '.join(ordered)}"
-        # the recipe is Python that formatters leave as it is
+        # Wrapped as a formatter would, so that formatting does not change the recipe.
         if len(line) > 100:
             line = "\n".join([f"from {module} import (", *(f"    {n}," for n in ordered), ")"])
         (standard if module in ("dataclasses", "functools", "os") else others).append(line)
@@ -324,7 +326,7 @@ class LayersAC(FullAC):
 
 
 def _int_set(numbers: list[int]) -> str:
-    """Return a set of layers as Python of at most 100 columns."""
+    """Return the source of a Python set of layers in lines of at most 100 columns."""
     text = ", ".join(map(str, numbers))
     if len(text) < 80:
         return f"{{{text}}}"
@@ -335,9 +337,10 @@ def _int_set(numbers: list[int]) -> str:
 def _config(run: Run, place: Place, policy: str) -> str:
     strategy, split = run.strategy, run.split
     piped = strategy.pp > 1
-    # a mesh that shards holds all data ranks; ddp replicates over them
+    # With ZeRO the mesh shards over the data-parallel ranks of each HSDP replica. With DDP every
+    # data-parallel rank is a replica.
     copies = split.replicas if split.zero else strategy.dp
-    # resharding after the forward is ZeRO-3; without it the weights stay, as in ZeRO-2
+    # Resharding after the forward pass is ZeRO-3. Without it weights stay gathered, as in ZeRO-2.
     reshard = "always" if split.zero == 3 else "never"
     parallelism: dict[str, object] = {
         "data_parallel_replicate_degree": copies,
@@ -356,7 +359,7 @@ def _config(run: Run, place: Place, policy: str) -> str:
         }
     wide = run.runtime.precision.kind == "fp32"
     training: dict[str, object] = {
-        # Without stages its micro-batches are steps of gradient accumulation.
+        # Without stages micro-batches are steps of gradient accumulation.
         "local_batch_size": strategy.micro_batch * (strategy.micro_batches if piped else 1),
         "global_batch_size": strategy.global_batch,
         "seq_len": "SEQ_LEN",
@@ -364,7 +367,7 @@ def _config(run: Run, place: Place, policy: str) -> str:
         "mixed_precision_param": '"float32"' if wide else '"bfloat16"',
     }
     if piped:
-        training["disable_cuda_graphs"] = True  # its own rule for pipelines
+        training["disable_cuda_graphs"] = True  # torchtitan requires it with pipelines
     return f'''
 def {_FUNCTION}() -> Trainer.Config:
     """Return the configuration that `--module {_MODULE} --config {_FUNCTION}` names."""
@@ -422,11 +425,14 @@ def _notes(run: Run, place: Place) -> Iterator[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The way back.
+# Reading a recipe back, to verify it.
 
 
 def _read(text: str, run: Run) -> Run:
-    """Return the run that a recipe describes, of the sizes of its constants."""
+    """Return the run that a recipe describes, with the model sizes from its constants.
+
+    run : the written run, which supplies the parts of the model that a recipe does not contain.
+    """
     calls: dict[str, dict[str, Any]] = {}
     constants: dict[str, Any] = {}
 
@@ -478,7 +484,8 @@ def _read(text: str, run: Run) -> Run:
         tied=calls["Llama3Model.Config"]["enable_weight_tying"],
     )
     found = read_titan(document, world_size=run.strategy.gpus, gpu=run.gpu, model=model).run
-    # recipes have a switch, a default number of steps, and their precision beside every rank
+    # Unlike job files, recipes have a switch for sequence parallelism and a default number of
+    # steps, and their precision also holds where nothing is sharded.
     wide = calls["TrainingConfig"]["mixed_precision_param"] == "float32"
     precision = replace(found.runtime.precision, kind="fp32" if wide else "bf16")
     found = resplit_run(found, sequence_parallel=scattered and found.split.tp > 1)
@@ -486,7 +493,7 @@ def _read(text: str, run: Run) -> Run:
 
 
 def _stage_modules(sizes: list[int]) -> list[list[str]]:
-    """Return what the recipe's `stage_modules` returns, by the names of 0.2."""
+    """Return the modules of every stage of a recipe, with the module names of release 0.2."""
     names = [f"layers.{layer}" for layer in range(sum(sizes))]
     stages = [[names.pop(0) for _ in range(size)] for size in sizes]
     stages[0].insert(0, "tok_embeddings")

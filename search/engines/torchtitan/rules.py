@@ -1,7 +1,8 @@
-"""Rules of torchtitan, and of torch below it: `parallel_dims.py`, `pipeline_parallel.py`,
-`components/quantization` and `models/*/parallelize.py`, of 2024 to 0.2.
+"""Rules of torchtitan and PyTorch, for searched candidates and for job files.
 
-Rules of a search are of degrees; a job file has those of its keys, too.
+Sources: `parallel_dims.py`, `pipeline_parallel.py`, `components/quantization` and
+`models/*/parallelize.py`, from 2024 to release 0.2. A search checks degrees; a job file is also
+checked for its keys.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def _rule(name: str, over: str, rest: Callable[..., Any], message: str) -> Rule:
 
 
 _EXPERT_RANKS = "ep, etp, cp, tp, dp_shard, experts"
-"""A group of expert ranks lies across cp, and across tp where that does not split experts."""
+"""Degrees behind the size of an expert group, which spans cp, and tp unless tp splits experts."""
 EXPERTS = (
     _rule("etp", "etp, tp, ep, experts", lambda etp, tp, ep, experts:
           (experts > 0) * (ep > 1) * (etp != 1) * (etp != tp),
@@ -36,21 +37,21 @@ EXPERTS = (
           "dp_shard({dp_shard}) * cp({cp}) * tp({tp}) % ep({ep}) = {rest} != 0"),
 )  # fmt: skip
 MODEL = (
-    # it copies no heads of keys and values
+    # torchtitan does not replicate key-value heads.
     WHOLE_KEYS,
     *SEQUENCE,
     *EXPERTS,
     _rule("tied", "pp, tied", lambda pp, tied: (pp > 1) * tied,
           "tied embeddings have no pipeline"),
 )  # fmt: skip
-"""Rules of a model and its degrees."""
+"""Rules that relate a model to its degrees."""
 _REPLICAS = "replicas alone (DDP) have no tensor, context or pipeline ranks beside them"
 SPACE = (
     *MODEL,
     FFN,
     _rule("ddp", "zero, tp, cp, pp", lambda zero, tp, cp, pp: (zero == 0) * (tp * cp * pp > 1),
           _REPLICAS),
-    # `maybe_enable_amp` of distributed/utils.py
+    # Source: `maybe_enable_amp` of distributed/utils.py.
     _rule("fp32", "zero, dp_shard, cp, tp, pp", lambda zero, shard, cp, tp, pp:
           (zero > 0) * (shard * cp == 1) * (tp * pp > 1),
           "beside tensor and pipeline ranks alone (dp_shard * cp = 1) it computes in fp32"),
@@ -58,7 +59,7 @@ SPACE = (
           (experts > 0) * (ep == 1) * (etp != tp),
           "without expert ranks tensor ranks split the experts, and etp({etp}) is not tp({tp})"),
 )  # fmt: skip
-"""Rules of a search."""
+"""Rules of searched candidates."""
 GRID = (
     _rule("grid", "dp_replicate, dp_shard, cp, tp, pp, ranks, world",
           lambda replicate, shard, cp, tp, pp, ranks, world: ranks != world,
@@ -73,7 +74,7 @@ LOCAL_BATCH = (
           lambda local, parts: local % parts + (local < parts),
           "batch_size({local_batch}) % pipeline_parallel_microbatches({parts}) != 0"),
 )  # fmt: skip
-"""A schedule runs the micro-batches of one local batch."""
+"""Rules of the local batch: a schedule runs the micro-batches of one local batch."""
 WHOLE_STAGES = (
     _rule("stages", "stages, pp", lambda stages, pp: stages % pp,
           "stages({stages}) % pp({pp}) = {rest} != 0"),
@@ -89,7 +90,7 @@ FILE = (
     _rule("float8.device", "float8, no_fp8", lambda section, lacks: (section != "") * lacks,
           "[{float8}] needs a device that has products of 8 bits"),
     *MODEL,
-    # `autopar.pipeline.schedules` has them
+    # The text of the problem comes from `autopar.pipeline.schedules`.
     _rule("schedule", "schedule_problem", lambda problem: problem != "", "{schedule_problem}"),
 )  # fmt: skip
 """Rules of a job file."""

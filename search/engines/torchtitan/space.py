@@ -1,4 +1,4 @@
-"""What torchtitan can be told with one set of degrees, eager or compiled, and what it refuses."""
+"""Search spaces of uniform plans for torchtitan: eager layers and compiled layers."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ COMPILED = replace(
     SPACE,
     stack="torchtitan-compiled",
     compiled=True,
-    # a compiled backward is one piece, whose gradients of weights cannot come later
+    # A compiled backward pass is one graph, so weight gradients cannot be delayed.
     schedules=tuple(one for one in SPACE.schedules if not SCHEDULES[one].splits),
 )
-"""The same with compiled layers."""
+"""Search space of torchtitan with compiled layers."""
 VARIANTS = (SPACE, COMPILED)

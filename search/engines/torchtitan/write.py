@@ -1,8 +1,8 @@
-"""A run as a job file of torchtitan 0.2 (TOML), or as a recipe of 0.3.
+"""Writer of torchtitan job files for release 0.2 (TOML), or of recipes for 0.3.
 
-Keys: `torchtitan/config/job_config.py` of the wheel of 0.2.2. 0.3 has no such files: its recipes
-are Python (`search.engines.torchtitan.recipe`). Models of job files are torchtitan's own, by
-name and flavour; what is read back is `search.engines.torchtitan.read`'s.
+The keys come from `torchtitan/config/job_config.py` of the wheel of 0.2.2. Release 0.3 has Python
+recipes instead (`search.engines.torchtitan.recipe`). A job file names a model of torchtitan by name
+and flavor. `search.engines.torchtitan.read` reads job files back.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _TITLE = f"torchtitan {VERSION}"
 _FILE = "autopar_torchtitan.toml"
 _Section = dict[str, Any]
 _MODELS = ("llama3", "llama4", "deepseek_v3", "qwen3")
-"""Names of this release, of those that `FLAVOURS` has from others as well."""
+"""Model names of release 0.2.2; `FLAVOURS` also contains names of other releases."""
 
 
 def write(run: Run, place: Place) -> Draft:
-    """Return the job file, or the recipe, of a run and the command that takes it.
+    """Return the job file or the recipe of a run and the command that starts it.
 
-    Raises InputError for a run of another engine, and UnsupportedError for a model that is none
-    of torchtitan's flavours, or none that a recipe builds.
+    Raises InputError for a run of another engine. Raises UnsupportedError for a model that is no
+    flavor of torchtitan, or that a recipe cannot build.
     """
     refuse_others(run, _TITLE, ("torchtitan", "ddp"))
     if place.release == "0.3":
@@ -61,9 +61,9 @@ def write(run: Run, place: Place) -> Draft:
 
 
 def flavour_of(model: Model) -> tuple[str, str]:
-    """Return torchtitan's name and flavour of a model of these sizes.
+    """Return torchtitan's name and flavor of a model with these sizes.
 
-    Raises UnsupportedError where none of its flavours has them.
+    Raises UnsupportedError if no known flavor has them.
     """
     names = [(name, size) for name in _MODELS for size in FLAVOURS[name]]
     for name, size in names:
@@ -78,7 +78,7 @@ def flavour_of(model: Model) -> tuple[str, str]:
 
 
 def _shape(model: Model) -> tuple[object, ...]:
-    """Return what makes a model another one; not how its kernels compute it."""
+    """Return the properties that identify a model, independent of its kernels."""
     attention, experts, layer = model.attention, model.experts, model.last
     heads = attention.heads if attention.latent is not None else attention.kv_heads
     return (
@@ -106,7 +106,8 @@ def _kind(run: Run) -> str:
 
 def _training(run: Run) -> _Section:
     strategy, split, optimizer = run.strategy, run.split, run.runtime.optimizer
-    # the micro-batches of a pipeline are parts of one local batch, others are accumulated
+    # A pipeline splits one local batch into micro-batches. Without a pipeline, torchtitan
+    # accumulates gradients over local batches.
     parts = strategy.micro_batches if strategy.pp > 1 else 1
     found: _Section = {
         "dataset": "c4",
@@ -114,14 +115,15 @@ def _training(run: Run) -> _Section:
         "global_batch_size": strategy.global_batch,
         "seq_len": run.seq_length,
     }
-    # autocast is for data ranks alone, and FSDP2's precision for those that shard: others have fp32
+    # torchtitan uses autocast only for pure data parallelism, and the mixed precision of FSDP2
+    # only where ranks shard. Otherwise it computes in fp32 and ignores the key.
     if split.zero or split.tp * strategy.pp == 1:
         wide = run.runtime.precision.kind == "fp32"
         found["mixed_precision_param"] = "float32" if wide else "bfloat16"
     if run.steps is not None:
         found["steps"] = run.steps
     if optimizer.master_bytes == 0:
-        # weights and states are of 16 bits
+        # Without fp32 master weights, weights and optimizer states are in bf16.
         found["dtype"] = "bfloat16"
     if optimizer.offload_weights:
         found["enable_cpu_offload"] = True
@@ -139,7 +141,7 @@ def _parallelism(run: Run) -> _Section:
         "pipeline_parallel_degree": strategy.pp,
     }
     if split.zero:
-        # in a pipeline micro-batches do not gather weights again unless they are told
+        # By default, micro-batches of a pipeline do not gather weights again (ZeRO-2).
         usual = 2 if strategy.pp > 1 else 3
         policy = "always" if split.zero == 3 else "never"
         found["fsdp_reshard_after_forward"] = "default" if split.zero == usual else policy
@@ -208,11 +210,11 @@ def _quantize(run: Run) -> dict[str, _Section]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The file, the command and what is to be known.
+# The file, the command and the notes.
 
 
 def _toml(document: Mapping[str, _Section]) -> str:
-    """Return sections of plain values and lists as TOML; the texts of JSON are texts there, too."""
+    """Return sections of scalars and lists as TOML; JSON strings are also valid TOML strings."""
     return "".join(
         f"\n[{section}]\n" + "".join(f"{key} = {_value(value)}\n" for key, value in keys.items())
         for section, keys in document.items()
@@ -222,7 +224,7 @@ def _toml(document: Mapping[str, _Section]) -> str:
 def _value(value: object) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         nested = any(isinstance(item, Sequence) and not isinstance(item, str) for item in value)
-        # a stage a line
+        # One stage per line.
         joint = ",\n    " if nested else ", "
         inner = joint.join(map(_value, value))
         return f"[\n    {inner},\n]" if nested else f"[{inner}]"
@@ -237,7 +239,7 @@ def _command(place: Place) -> str:
         '${LOAD:+--checkpoint.initial_load_path "$LOAD" --checkpoint.initial_load_in_hf}',
         '${SAVE:+--checkpoint.folder "$SAVE"}',
     ]
-    # either needs checkpoints to be on
+    # Loading and saving both need checkpointing to be enabled.
     on = 'if [ -n "${LOAD:-}${SAVE:-}" ]; then CHECKPOINTS=--checkpoint.enable; fi\n'
     return on + torchrun(place, shell_lines([*words, "${CHECKPOINTS:-}"]).rstrip("\n"))
 
