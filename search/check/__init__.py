@@ -1,4 +1,4 @@
-"""A launch of somebody's own: what it says, what it needs and takes, and what would be better."""
+"""Analysis of a user's run: faster alternatives, and the gain or loss of low precision."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Runs next to a run: the same model, batch and GPUs with a few arguments changed.
+"""Faster runs near a given run: its model, batch and GPUs with a few arguments changed.
 
-Each knob offers other values of one argument, with what has to follow it (sequence parallelism
-tensor parallelism, chunks the stages). Those that run and fit are compared by step time; which
-run is first is `autopar.price.assessment`'s matter.
+Each knob offers other values of one argument and adapts dependent arguments. Sequence parallelism
+follows tensor parallelism, and model chunks follow the stages. Legal runs that fit are compared by
+step time, which `autopar.price.assessment` estimates.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from search.engines.changes import (
 )
 
 _BEAM = 4
-"""Runs of each number of changes from which the next are tried."""
+"""Beam width: the search continues from this number of runs at each number of changes."""
 _GAIN = 0.005
-"""Share of a step by which a change has to be faster to be one."""
+"""Smallest reduction of the step time that counts as faster, as a share of it."""
 _MOST_CHANGES = 6
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Neighbour(Record):
-    """A run with some arguments changed."""
+    """A run with changed arguments and its assessment."""
 
     assessment: Assessment
     changes: Changes
     knobs: int
-    """How many things were changed: an argument with what follows from it is one."""
+    """Number of changes; an argument together with its dependent arguments counts as one."""
 
 
 class Neighbours(Record):
-    """The best runs by how many changes they take; None where none is better."""
+    """Best runs with one, two and any number of changes; None if no run is better."""
 
     one: Neighbour | None
     two: Neighbour | None
@@ -58,22 +58,22 @@ class Neighbours(Record):
 
 
 _Offer = Callable[[], Run]
-"""Makes a run, which may be illegal; raises InputError where layers do not divide."""
+"""Function that builds a run, which may be illegal; raises InputError if layers do not divide."""
 _Written = Callable[[Run], Changes | None]
 
 
 def _with_degrees(run: Run, *, pp: int | None = None, vpp: int | None = None, **of: int) -> Run:
-    """Return a run with other degrees; where stages change, layers are laid out evenly.
+    """Return a run with other degrees; new stages have an even layer partition.
 
-    of : degrees of the layers by name.
+    of : degrees of the layers by name, such as `tp`.
     """
     strategy = run.strategy
     stages, pieces = pp or strategy.pp, vpp or strategy.vpp
     tensor = of.get("tp", run.split.tp)
-    # scattered norms cost nothing, and experts ask for them
+    # Sequence parallelism costs no time, and mixtures of experts require it.
     own = resplit(strategy, **of, sequence_parallel=tensor > 1)
     if (stages, pieces) != (strategy.pp, strategy.vpp):
-        # another number of chunks is another schedule
+        # The schedule depends on the number of model chunks per stage.
         schedule = strategy.schedule if pieces == strategy.vpp else schedule_of_chunks(pieces)
         own = relaid(own, laid_out(run, stages, pieces), schedule)
         own = replace(own, group=strategy.group if stages == strategy.pp else 0)
@@ -90,7 +90,7 @@ def _tensor(run: Run) -> Iterator[_Offer]:
 
 def _context(run: Run) -> Iterator[_Offer]:
     for cp in _SIZES[:6]:
-        # a ring balances a causal triangle with two pieces a rank
+        # Ring attention balances the causal mask with two sequence pieces per rank.
         if cp != run.split.cp and run.seq_length % (2 * cp * run.split.tp) == 0:
             yield partial(_with_degrees, run, cp=cp)
 
@@ -104,7 +104,7 @@ def _stages(run: Run) -> Iterator[_Offer]:
 def _chunks(run: Run) -> Iterator[_Offer]:
     pp, layers = run.strategy.pp, run.model.num_layers + sum(ends_of(run))
     for vpp in range(1, layers // pp + 1) if pp > 1 else ():
-        # an interleaved schedule runs groups of as many micro-batches as there are stages
+        # An interleaved schedule runs micro-batches in groups of the number of stages.
         runs = vpp == 1 or run.strategy.micro_batches % pp == 0
         if vpp != run.strategy.vpp and layers % (pp * vpp) == 0 and runs:
             yield partial(_with_degrees, run, vpp=vpp)
@@ -130,7 +130,7 @@ def _micro_batch(run: Run) -> Iterator[_Offer]:
 def _recompute(run: Run) -> Iterator[_Offer]:
     ways: tuple[Recomputation, ...] = (frozenset(), frozenset({"core_attn"}), "full")
     if run.kernels.torch_layers:
-        # eager layers of transformers have no list of operations
+        # Only torchtitan has selective recomputation by a list of operations.
         torchtitan = run.kernels.module == "torchtitan"
         ways = (frozenset(), "op", "full") if torchtitan else (frozenset(), "full")
     for way in ways:
@@ -155,7 +155,7 @@ def _optimizer(run: Run) -> Iterator[_Offer]:
 
 def _overlap(run: Run) -> Iterator[_Offer]:
     overlap = run.runtime.overlap
-    # Megatron-LM's own layers have no such products
+    # The local layers of Megatron-LM cannot overlap tensor-parallel communication with GEMMs.
     runs = run.split.scattered and not run.kernels.own_layers
     if runs and not overlap.tensor:
         own = replace(overlap, tensor=True)
@@ -176,7 +176,7 @@ _KNOBS: Mapping[Move, Callable[[Run], Iterator[_Offer]]] = {
 
 
 def _offers(run: Run, moves: Set[Move]) -> Iterator[Run]:
-    """Yield the runs one knob away that are legal."""
+    """Yield the legal runs that differ from a run by one knob."""
     for move, knob in _KNOBS.items():
         for offer in knob(run) if move in moves else ():
             with suppress(InputError):
@@ -184,7 +184,7 @@ def _offers(run: Run, moves: Set[Move]) -> Iterator[Run]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The walk.
+# The search.
 
 
 def neighbours_of(
@@ -195,13 +195,13 @@ def neighbours_of(
 ) -> Neighbours:
     """Return the fastest runs that fit with one, two and any number of changes.
 
-    written : returns what changes in the file of the run so that it is another one, None where
-    that would not run; default: the changes of its arguments, as if none had another spelling.
-    moves : what may be changed.
+    written : function that returns the changes of the run's file for another run, or None if the
+    changed file would not describe it. The default returns the changes of Megatron-LM arguments.
+    moves : arguments that may be changed.
 
-    From the best few of each number of changes all further single changes are tried, until two
-    changes and the last one have made nothing faster by half a percent: what is found is no bound
-    of all runs. Of a run that does not fit, every one that does counts as faster.
+    This is a beam search: all single changes are tried from the best runs of each number of
+    changes. It ends after two or more changes when the last one saves less than half a percent, so
+    a faster run may exist. If the given run does not fit, every run that fits counts as faster.
     """
     start = assessment.run
     written = written or partial(changes_of, None, start)
@@ -232,10 +232,11 @@ def neighbours_of(
 def _best(
     found: list[tuple[Run, Timing]], target: Target, written: _Written, wanted_s: float
 ) -> tuple[list[Assessment], Assessment | None, Changes]:
-    """Return the runs that the walk goes on from, and the fastest that is wanted.
+    """Return the next beam, and the fastest acceptable run with its changes.
 
-    The latter fits with all of its stages, can be written, and takes less than `wanted_s`; None
-    where there is none. Memory is counted in the order of times, and as far as either asks for it.
+    An acceptable run fits in memory on all stages, can be written and takes less than `wanted_s`
+    seconds; None if there is none. Memory is counted in the order of step times, only until both
+    results are known.
     """
     fits, others = list[Assessment](), list[Assessment]()
     top: Assessment | None = None
@@ -254,7 +255,7 @@ def _best(
             whole = assess(run, target, timing=timing)
             if _fits(whole, target):
                 top, changes = whole, how
-    # of those that do not fit the smallest are nearest to fitting
+    # Runs that do not fit follow by peak memory: the smallest are closest to fitting.
     others.sort(key=lambda one: (one.fullest.peak_bytes, _time(one)))
     return [*fits, *others][:_BEAM], top, changes
 
@@ -271,9 +272,9 @@ def _key(run: Run) -> tuple[object, ...]:
 
 
 def _quick(run: Run, target: Target, timing: Timing) -> Assessment:
-    """Return the price of a run by the stages of which one is fullest, for nearly all runs.
+    """Return the assessment of a run on three stages, which nearly always include the peak stage.
 
-    The first, the last, and of those with the most layers the earliest.
+    They are the first stage, the last stage and the earliest of the stages with the most layers.
     """
     sizes = [sum(len(chunk.layers) for chunk in stage) for stage in run.strategy.stages]
     stages = (0, sizes.index(max(sizes)), run.strategy.pp - 1)

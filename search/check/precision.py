@@ -1,7 +1,7 @@
-"""Why products of fewer bits pay, or do not: two precisions of one launch, term by term.
+"""Gain or loss of low precision: a comparison of two precisions of one run, term by term.
 
-A step in fewer bits has shorter products, and casts that the other has not; where the host is as
-slow as before, devices wait for it. Prices come from `autopar.price.step`; nothing is ranked.
+A step in low precision has shorter GEMMs and additional casts. GPUs wait longer for the host, whose
+overhead does not shrink. The times come from `autopar.price.step`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from autopar.run.run import Run
 from autopar.run.runtime import Precision
 
 PrecisionName = Literal["bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"]
-"""In what products of layers are: 16 bits; 8 with a scale of a tensor, of 128 x 128 elements or of
-32; 4 with one of 16."""
+"""Precision of the GEMMs of layers.
+
+`fp8` has one scale per tensor, `fp8_block` one per 128 x 128 elements, `mxfp8` one per 32 elements
+and `nvfp4` one per 16.
+"""
 PRECISIONS: tuple[PrecisionName, ...] = get_args(PrecisionName)
 
 _RECIPES: dict[PrecisionName, Literal["tensorwise", "blockwise", "mxfp8"]] = {
@@ -31,10 +34,12 @@ _SENDS = ("tensor", "context", "experts", "transfer", "sharding", "gradients")
 
 
 def run_in(run: Run, name: PrecisionName, *, low_weights: bool | None = None) -> Run:
-    """Return a run whose products are in another precision; raises InputError.
+    """Return a run with GEMMs in another precision.
 
-    low_weights : weights are kept as products take them, and not in 16 bits beside; None: as the
-    run has it.
+    low_weights : True if weights are stored in low precision only, without a 16-bit copy; None
+    keeps the setting of the run.
+
+    Raises InputError for an unknown precision and for a run that is not in bf16.
     """
     if name not in PRECISIONS:
         raise InputError(f"products are in {', '.join(PRECISIONS)}, got {name}")
@@ -58,40 +63,40 @@ def run_in(run: Run, name: PrecisionName, *, low_weights: bool | None = None) ->
 
 
 class PrecisionTerms(Record):
-    """What a step gains and loses by another precision, in seconds and bytes."""
+    """Difference of step time, by term, and of peak memory between two precisions of a run."""
 
     low: PrecisionName
     high: PrecisionName
     low_s: float
-    """Of a step."""
+    """Step time in the precision `low`, seconds."""
     high_s: float
     products_saved_s: float
-    """By products of the layers, those that are computed again as well."""
+    """Seconds per step saved by GEMMs of layers, including recomputed ones."""
     casts_added_s: float
-    """By quantisation of activations and weights."""
+    """Seconds per step added by quantization of activations and weights."""
     waiting_added_s: float
-    """By a host that is no faster: what devices wait for it more than before."""
+    """Seconds per step added by exposed host overhead, which low precision does not reduce."""
     sends_saved_s: float
-    """By transfers, where weights are gathered in fewer bits."""
+    """Seconds per step saved by communication, where weights are gathered in low precision."""
     others_saved_s: float
-    """By what follows from these: bubbles, stragglers."""
+    """Seconds per step saved by all other terms, such as pipeline bubbles and stragglers."""
     peak_added_bytes: int
-    """By the fullest device, where copies in fewer bits are kept beside weights of 16."""
+    """Peak bytes added on the peak stage by low-precision copies of 16-bit weights."""
 
     @property
     def saved_s(self) -> float:
-        """By the step: the sum of the terms."""
+        """Seconds per step saved in total, the sum of the terms."""
         return self.high_s - self.low_s
 
     @property
     def pays(self) -> bool:
-        """Whether the step is shorter."""
+        """True if the step is shorter in the precision `low`."""
         return self.saved_s > 0
 
     @property
     def reason(self) -> str:
-        """A sentence without its end: what decides, with its share of the step before."""
-        # a term that turns round has another name
+        """Largest gain and largest loss, as shares of the step in `high`, without a period."""
+        # Each term has two names, one for each sign.
         terms = {
             ("shorter products", "longer products"): self.products_saved_s,
             ("smaller transfers", "larger transfers"): self.sends_saved_s,
@@ -111,9 +116,9 @@ class PrecisionTerms(Record):
 def precision_terms(
     machine: Machine, run: Run, low: PrecisionName, high: PrecisionName = "bf16"
 ) -> PrecisionTerms:
-    """Return what a run's step gains and loses by one precision against another.
+    """Return the differences of a run between two precisions, `low` against `high`.
 
-    Raises InputError where the machine has no times of one of them.
+    Raises InputError if the machine has no kernel times of one of them.
     """
     runs = [run_in(run, name) for name in (low, high)]
     small, large = (step_time(machine, job_of_run(found)) for found in runs)

@@ -1,7 +1,7 @@
-"""Two plans side by side, or a plan and a measured trace: degrees, time and memory by term.
+"""Comparison of two plans, or of a plan and a measured trace: degrees, time and memory by term.
 
-A plan beside a trace is its predicted trace (`search.show.pictures.trace`), read by the same lines
-as the measured one; so nothing is measured with two rulers. Nothing is printed here.
+For a comparison with a trace, the predicted trace of the plan (`search.show.pictures.trace`) is
+read by the code that reads the measured one. `search.show` prints the results.
 """
 
 from __future__ import annotations
@@ -28,48 +28,48 @@ _F64 = NDArray[np.float64]
 
 
 class Side(Record):
-    """One of the two: a launch, a plan whose layers may differ, or a measured trace."""
+    """One side of a comparison: a uniform plan, a per-layer plan or a measured trace."""
 
     name: str
     kind: str
-    """`launch`, `plan` or `trace`."""
+    """`launch` (a uniform plan), `plan` (a per-layer plan) or `trace`."""
     line: str = ""
-    """As one says it."""
+    """Summary of the plan in one line; empty for a trace."""
     subject: Mapping[str, Any] = field(default_factory=dict)
-    """What is trained where: model, cluster, tokens of a sequence."""
+    """Model, cluster and sequence length in tokens; empty for a trace."""
     tokens_per_s: float | None = None
-    """Of a GPU."""
+    """Throughput in tokens/s/GPU; None for a trace."""
     fits: bool | None = None
-    """In the memory of what it is priced on, with the odds that are asked for."""
+    """True if the plan fits in memory at the requested OOM probability; None for a trace."""
     odds_of_oom: float | None = None
     degrees: Mapping[str, Any] = field(default_factory=dict)
     step_time_s: float
     global_batch: int | None = None
     terms_s: Mapping[str, float]
-    """Of a step; they add up to it."""
+    """Time by term, seconds per step; the terms add up to the step."""
     memory_bytes: Mapping[str, float] = field(default_factory=dict)
-    """By term, of the fullest stage."""
+    """Memory of the peak stage by term, bytes."""
     peak_bytes: float | None = None
     draw: Callable[[Pictures], Mapping[Path, str]] | None = None
-    """Draws its predicted step."""
+    """Function that draws the predicted step; None for a trace."""
 
 
 class Comparison(Record):
-    """What differs: the second less the first, largest first."""
+    """Values of two sides by name, with the largest difference first."""
 
     first: Side
     second: Side
     degrees: Mapping[str, tuple[Any, Any]]
-    """Those that differ, and what is trained where if that does."""
+    """Parallel degrees that differ, with the entries of `Side.subject` that differ."""
     terms_s: Mapping[str, tuple[float, float]]
-    """Of a sequence where the batches differ, else of a step."""
+    """Seconds by term: per sequence if the global batches differ, else per step."""
     per_sample: bool
     memory_bytes: Mapping[str, tuple[float, float]]
     notes: tuple[str, ...]
 
 
 def compare(first: Side, second: Side, notes: Sequence[str] = ()) -> Comparison:
-    """Return what differs between two sides of the same kind of terms."""
+    """Return the comparison of two sides whose terms have common names."""
     batches = (first.global_batch, second.global_batch)
     per_sample = None not in batches and batches[0] != batches[1]
     scales = [1 / (batch or 1) if per_sample else 1.0 for batch in batches]
@@ -102,23 +102,23 @@ def compare(first: Side, second: Side, notes: Sequence[str] = ()) -> Comparison:
 def _pairs(
     first: Mapping[str, float], second: Mapping[str, float]
 ) -> dict[str, tuple[float, float]]:
-    """Return both values by name, the largest difference first."""
+    """Return both values by name, with the largest difference first."""
     names = dict.fromkeys([*first, *second])
     found = {name: (first.get(name, 0.0), second.get(name, 0.0)) for name in names}
     return dict(sorted(found.items(), key=lambda item: -abs(item[1][1] - item[1][0])))
 
 
 # --------------------------------------------------------------------------------------------------
-# A plan's side: priced again as its file asks.
+# The side of a plan, priced again with the options of its file.
 
 
 def side_of_plan(
     path: str, request: Request, raw: Mapping[str, object], notice: Callable[[str], None]
 ) -> Side:
-    """Return the side of a launch, plan or strategy file, of a trainer's, or of a search's answer.
+    """Return the side of a plan file, strategy file, engine configuration or search answer.
 
-    raw : options that stand before those of the file; of a trainer's file they ask the question.
-    Raises InputError.
+    raw : options given by the user. They override those of the file; for an engine configuration
+    they are the only ones. Raises InputError if the plan cannot be read or cannot run.
     """
     from autopar.documents.plan import PlanDocument
     from search.planning.uniform.imported import holds_launch
@@ -156,7 +156,10 @@ def side_of_plan(
 
 
 def under_common_names(side: Side) -> Side:
-    """Return a side with the terms that launches and plans have in common; memory has none."""
+    """Return a side with the time terms that uniform and per-layer plans share.
+
+    Degrees and memory terms have no common names and are removed.
+    """
     from autopar.records import replace
     from search.closed_form.comparison import OF_STEP, OF_WATERFALL, summed
 
@@ -165,7 +168,7 @@ def under_common_names(side: Side) -> Side:
 
 
 # --------------------------------------------------------------------------------------------------
-# A trace: time by term on one rank, in the trace-event format of torch's profiler (kineto).
+# A trace: time by term on one rank, in the trace-event format of PyTorch's profiler (Kineto).
 
 TRACE_TERMS = (
     "products",
@@ -179,8 +182,11 @@ TRACE_TERMS = (
     "data parallel",
     "collectives",
 )
-"""In this order time belongs to the first that is at work: computation, and what it leaves of
-transfers. What nobody has is `idle`."""
+"""Terms of a trace in order of priority: time counts for the first term that is active.
+
+Computation comes first, so communication counts only where it is exposed. Time without any active
+term is `idle`.
+"""
 _OF_TERM = {
     "tensor": "tensor parallel",
     "tp": "tensor parallel",
@@ -196,7 +202,7 @@ _OF_TERM = {
     "gradient_sync": "data parallel",
     "sync": "data parallel",
 }
-"""Terms of traces of ours."""
+"""Trace term of each step term in traces that autopar writes."""
 _GROUPS = (
     ({"data", "dp", "fsdp", "replicate"}, "data parallel"),
     ({"tensor", "tp"}, "tensor parallel"),
@@ -204,7 +210,7 @@ _GROUPS = (
     ({"expert", "ep"}, "experts"),
     ({"pipeline", "pp"}, "stage transfer"),
 )
-"""Words of a process group's description, as Megatron-LM and torch's meshes call them."""
+"""Words in descriptions of process groups, from Megatron-LM and PyTorch's device meshes."""
 _KINDS = (
     (re.compile(r"multi_tensor|adam|optimizer", re.IGNORECASE), "optimizer"),
     (re.compile(r"flash|fmha|attention|attn", re.IGNORECASE), "attention"),
@@ -214,7 +220,7 @@ _MOST_BYTES = 2 << 30
 
 
 def is_trace(path: str) -> bool:
-    """Return whether a file is a trace: by its first kilobytes, which name kineto's keys."""
+    """Return True if the first 64 KiB of a file contain the keys of a Kineto trace."""
     where = Path(path)
     if not where.is_file():
         return False
@@ -230,10 +236,10 @@ def is_trace(path: str) -> bool:
 
 
 def read_trace(path: str) -> tuple[Side, int, list[str]]:
-    """Return the side of a trace, the rank that it is of, and what is to be said of it.
+    """Return the side of a trace, its rank and notes about it.
 
-    Of several steps the mean is taken; of several ranks in a file the one that the file names.
-    Raises DocumentError for what is no trace, or has no kernels.
+    Times are the mean over the steps of the trace. If a file contains several ranks, the rank that
+    it names is read. Raises DocumentError for a file that is no trace or has no kernels.
     """
     where = Path(path)
     try:
@@ -251,7 +257,7 @@ def read_trace(path: str) -> tuple[Side, int, list[str]]:
 
 
 def side_of_trace(data: Any, name: str, rank: int) -> tuple[Side, int, list[str]]:
-    """Return the side of a trace's object, on a rank of it; see `read_trace`."""
+    """Return the side of a parsed trace on one rank, the rank and notes; see `read_trace`."""
     events = data.get("traceEvents") if isinstance(data, dict) else data
     events = [one for one in events if isinstance(one, dict)] if isinstance(events, list) else []
     timed = [
@@ -270,7 +276,7 @@ def side_of_trace(data: Any, name: str, rank: int) -> tuple[Side, int, list[str]
     notes = []
     places = {one.get("pid") for one in kernels}
     if len(places) > 1:
-        # a file of one process has one device; ours have a rank of every stage
+        # A trace of one process has one device. Traces of autopar have one rank of every stage.
         below = [place for place in places if isinstance(place, int) and place <= rank]
         place = max(below) if below else kernels[0].get("pid")
         kernels = [one for one in kernels if one.get("pid") == place]
@@ -307,7 +313,7 @@ def _is_time(value: object) -> bool:
 
 
 def _windows(timed: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
-    """Return begin and end of every step that a profiler marks, of the device where it does."""
+    """Return start and end of every marked step, microseconds; device marks take precedence."""
     for category in ("gpu_user_annotation", "user_annotation"):
         found = [
             (float(one["ts"]), float(one["ts"] + one["dur"]))
@@ -320,17 +326,17 @@ def _windows(timed: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
 
 
 def _allocated(event: Mapping[str, Any]) -> int:
-    """Return the bytes of a device that a memory event says are allocated, else 0."""
+    """Return the allocated device bytes of a memory event; 0 for any other event."""
     arguments = event.get("args")
     if event.get("name") != "[memory]" or not isinstance(arguments, dict):
         return 0
     total = arguments.get("Total Allocated")
-    # device type 0 is the host
+    # Device type 0 is the host.
     return total if isinstance(total, int) and arguments.get("Device Type") != 0 else 0
 
 
 def _term(kernel: Mapping[str, Any]) -> str:
-    """Return what a kernel is for: by its group where it is a transfer, else by its name."""
+    """Return the term of a kernel, from its process group for NCCL kernels, else from its name."""
     given = kernel.get("args")
     arguments = given if isinstance(given, dict) else {}
     name = str(kernel.get("name"))
@@ -347,13 +353,13 @@ def _term(kernel: Mapping[str, Any]) -> str:
 
 
 def _ends(kernels: Sequence[Mapping[str, Any]]) -> _F64:
-    """Return begins and ends of kernels, (N, 2) microseconds."""
+    """Return start and end of kernels in microseconds, shape (N, 2)."""
     pairs = [(one["ts"], one["ts"] + one["dur"]) for one in kernels]
     return np.array(pairs, dtype=np.float64).reshape(-1, 2)
 
 
 def _exposed(ends: Mapping[str, _F64], start: float, end: float) -> dict[str, float]:
-    """Return the microseconds of a step by term, each without what the terms before it cover."""
+    """Return the microseconds of a step by term, without time covered by earlier terms."""
     covered = np.empty((0, 2))
     length, found = 0.0, {}
     for term, own in ends.items():
@@ -365,7 +371,7 @@ def _exposed(ends: Mapping[str, _F64], start: float, end: float) -> dict[str, fl
 
 
 def _merged(pairs: _F64) -> _F64:
-    """Return intervals that do not touch and cover the same, in their order."""
+    """Return the union of intervals as sorted intervals that do not touch, shape (N, 2)."""
     pairs = pairs[pairs[:, 1] > pairs[:, 0]]
     if not len(pairs):
         return pairs
@@ -377,7 +383,7 @@ def _merged(pairs: _F64) -> _F64:
 
 
 def traced(side: Side, rank: int) -> Side:
-    """Return the side of a plan with the terms of its predicted trace, on a rank."""
+    """Return the side of a plan with the terms of its predicted trace on one rank."""
     from autopar.records import replace
     from search.show.pictures.files import Pictures
 
@@ -390,7 +396,10 @@ def traced(side: Side, rank: int) -> Side:
 def both_sides(
     paths: Sequence[str], request: Request, raw: Mapping[str, object], notice: Callable[[str], None]
 ) -> Comparison:
-    """Return the comparison of two files: plans, or a plan and then a measured trace."""
+    """Return the comparison of two files: two plans, two traces, or a plan and then a trace.
+
+    Raises InputError for a trace that is followed by a plan.
+    """
     first, second = paths
     if is_trace(first):
         if not is_trace(second):
@@ -410,7 +419,7 @@ def both_sides(
 
 
 def comparison_document(found: Comparison) -> dict[str, Any]:
-    """Return a comparison as the object of `--json`: seconds and bytes."""
+    """Return a comparison as the object of `--json`, in seconds and bytes."""
 
     def side(one: Side) -> dict[str, Any]:
         return {

@@ -1,9 +1,8 @@
-"""What if: every combination of models, clusters, trainers, lengths and batches, each searched.
+"""Exploration: a search for every combination of models, clusters, engines, lengths and batches.
 
-A combination is the command line of one `autopar-search`: its words are those that were given once
-and one of each option that was given several times. Here combinations are made, searched and put
-in order. What is printed is in `search.show.what_if`, options are read in
-`search.commands.what_if`.
+A combination is the command line of one `autopar-search`: the options with one value, and one value
+of each option with several. This module builds, searches and ranks combinations.
+`search.show.what_if` prints them, and `search.commands.what_if` reads the options.
 """
 
 from __future__ import annotations
@@ -32,38 +31,39 @@ if TYPE_CHECKING:
     from search.planning.uniform.answer import Answer as Launches, EngineAnswer
 
 AXES = ("model", "seq-length", "hardware", "stack", "site", "global-batch-size", "engine")
-"""Options of a search of which every value is a choice, in the order in which they are combined."""
+"""Search options that may have several values, in the order of combination."""
 TRAINED = ("model", "seq-length")
-"""What is trained: tokens of another model, or of other lengths, are another work."""
+"""Options that define the workload: throughput is not comparable between their values."""
 MOST_COMBINATIONS = 1000
-"""Of one command; each takes a tenth of a second and more."""
+"""Maximum number of combinations per command; each takes a tenth of a second or more."""
 
 By = Literal["tokens", "step", "cost"]
 
 
 # --------------------------------------------------------------------------------------------------
-# What is asked: combinations of words.
+# Combinations of option values.
 
 
 class Choice(Record):
-    """One combination, as words and as the request that they are."""
+    """One combination of option values and its search request."""
 
     words: Mapping[str, str]
-    """Option of `AXES` -> what was typed; those that were not given are missing."""
+    """Typed value of each option in `AXES` that was given."""
     request: Request
 
 
 def choices(raw: Mapping[str, object]) -> tuple[Choice, ...]:
-    """Return every combination of a command line, in the order in which its values were given.
+    """Return every combination of a command line, in the order of the given values.
 
     Parameters
     ----------
-    raw : option name -> text, bool or list of texts, as `autopar-search` takes them, but options
-        of `AXES` are lists of such texts.
+    raw : option name -> text, bool or list of texts, in the format of `autopar-search`. Options in
+        `AXES` are lists of values.
 
     Raises
     ------
-    OptionError: a value is unusable, two options contradict each other, or there are too many.
+    OptionError: a value is invalid, options contradict each other, or there are too many
+        combinations.
     """
     raw = own_names(raw, ROWS)
     common = {name: value for name, value in raw.items() if name not in AXES}
@@ -91,10 +91,10 @@ def choices(raw: Mapping[str, object]) -> tuple[Choice, ...]:
 
 
 def check_values(asked: Iterable[Choice]) -> None:
-    """Raise InputError where a value is unusable by itself, whatever it is combined with.
+    """Raise InputError if a value is invalid in every combination.
 
-    A name that nobody knows is a mistake; a site of another device, or a length that one of two
-    models does not have, only leaves a combination out.
+    An unknown name is an error. A site of another card, or a sequence length that one of two models
+    does not support, only excludes a combination.
     """
     from autopar import rates as estimate
     from autopar.documents import catalog
@@ -122,7 +122,7 @@ def check_values(asked: Iterable[Choice]) -> None:
             if value is not None and (name, value) not in seen:
                 seen.add((name, value))
                 check(value)
-        # a model is usable where one of the lengths is
+        # A model is valid if it supports at least one of the sequence lengths.
         key = ("model", f"{inputs.model} {inputs.seq_length}")
         if key not in seen:
             seen.add(key)
@@ -138,11 +138,11 @@ def check_values(asked: Iterable[Choice]) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# What is answered: one search for each.
+# Answers: one search per combination.
 
 
 class Figures(NamedTuple):
-    """What a plan is compared by; rates are of all samples of a step in a step's time."""
+    """Figures of a plan for ranking and tables."""
 
     num_gpus: int
     global_batch: int
@@ -152,61 +152,60 @@ class Figures(NamedTuple):
     tokens_per_s_per_gpu: float
     interval_tokens_per_s_per_gpu: tuple[float, float] | None
     mfu: float | None
-    """FLOP of the model over what the card's peak does in a step; None off cards."""
+    """Model FLOP utilisation, 0 to 1; None if the peak of the hardware is unknown."""
     reserved_bytes: int
     budget_bytes: int
-    """Of the fullest stage."""
+    """Memory budget of the peak stage, bytes."""
     cost_per_mtoken: float | None
-    """Price of a million tokens, None without a price of the hardware."""
+    """Price of a million tokens; None without a price of the hardware."""
 
 
 class Answer(Record, eq=False):
-    """What became of a combination."""
+    """Result of one combination."""
 
     choice: Choice
     status: Literal["found", "no plan", "not tried"]
     reason: str = ""
-    """Why there is no plan, or why nobody searched for one; of a plan that a limit of time cut
-    short, how far it may be from the best."""
+    """Why there is no plan or no search; for a search that ended early, its gap to the best."""
     request: Request | None = None
-    """Of `--engine` the one that was searched in the end."""
+    """Request that was searched, with the engine that was chosen."""
     session: Session | None = None
     result: SearchResult | None = None
-    """Of plans whose layers may differ."""
+    """Result of the search of per-layer plans; None if a uniform plan is the answer."""
     launches: Launches | None = None
-    """Where a launch of a trainer answers: what `autopar-search` shows of it."""
+    """Result of the search of uniform plans; None if a per-layer plan is the answer."""
     priced: Priced | None = None
-    """The fastest plan."""
+    """Fastest plan; None if there is none."""
     figures: Figures | None = None
     notices: tuple[str, ...] = ()
     error: InputError | None = None
-    """Why it was not tried, as it was raised."""
+    """Error that prevented the search; None if there was none."""
 
     @property
     def launch(self) -> EngineAnswer | None:
-        """The trainer with the fastest launch; None where a plan answers, or nothing does."""
+        """Result of the engine with the fastest uniform plan; None if there is no such plan."""
         return None if self.launches is None else self.launches.best
 
     @property
     def engine(self) -> str | None:
-        """Whose launch or plan it is; None: whatever runs it."""
+        """Name of the engine of the plan; None if the plan is not specific to an engine."""
         if self.launch is not None:
             return self.launch.engine.name
         return None if self.request is None else self.request.engine
 
     @property
     def estimated(self) -> bool:
-        """Whether some input was not measured."""
+        """True if some input was not measured."""
         return self.launch is not None or (self.result is not None and self.result.estimated)
 
     @property
     def synthetic(self) -> bool:
-        """Whether timings are of no machine."""
+        """True if timings are synthetic and describe no machine."""
         return self.result is not None and self.result.synthetic
 
     @property
     def runs(self) -> RunClass | None:
-        """The published runs that its interval is of, None where it is of something else."""
+        """Published runs that the 90 % interval is based on; None if it has another basis."""
         if self.launch is not None:
             assert self.launch.best is not None, "it is the fastest"
             return self.launch.best.assessment.runs
@@ -223,25 +222,25 @@ class Answer(Record, eq=False):
 
     @property
     def defaults_used(self) -> tuple[str, ...]:
-        """What nobody gave, and what was taken."""
+        """Options that were not given, with their defaults."""
         if self.launches is not None:
             return self.launches.question.assumed
         return () if self.result is None else self.result.defaults_used
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is worth a word about its inputs."""
+        """Notes on the inputs of the search."""
         return () if self.result is None else self.result.notes
 
 
 class Parts:
-    """Profiles that questions have in common, each made once."""
+    """Cache of profiles that combinations share."""
 
     def __init__(self) -> None:
         self._made: dict[object, Any] = {}
 
     def once(self, key: object, make: Callable[[], Any]) -> Any:
-        """Return what `make` returned for this key; what it raises is not kept."""
+        """Return the cached result of `make` for a key; errors are not cached."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
@@ -254,13 +253,13 @@ def search_one(
     alternatives: bool = False,
     prices: Mapping[str, float] | None = None,
 ) -> Answer:
-    """Return the answer of one combination: the search that `autopar-search` does with its words.
+    """Return the answer of one combination, as `autopar-search` finds it.
 
     Parameters
     ----------
-    parts : profiles that combinations share.
-    alternatives : whether plans of other kinds are looked for, which takes as long again.
-    prices : of a GPU hour, by hardware as typed or by card.
+    parts : cache of profiles that combinations share.
+    alternatives : True to search alternative plans too, which doubles the time.
+    prices : price of a GPU-hour by typed hardware or by card.
     """
     from search.planning.question import open_session
 
@@ -310,7 +309,7 @@ def _launched(
     notices: tuple[str, ...],
     prices: Mapping[str, float],
 ) -> Answer:
-    """Return the answer of a combination that a launch answers, or that has none."""
+    """Return the answer of a combination from the result of its uniform search."""
     from search.planning.uniform.summary import priced_of
 
     best = found.best
@@ -337,14 +336,14 @@ def _launched(
 
 
 def _early(gap: float) -> str:
-    """Return how far a search that its time limit ended may be from the best."""
+    """Return a sentence with the gap of a search that its time limit ended."""
     if not math.isfinite(gap):
         return "stopped early: how far below the best is unknown"
     return f"stopped early: at most {gap * 100:.3g} % below the best"
 
 
 def _why_no_launch(found: Launches) -> str:
-    """Return why no launch fits: of several trainers the one that lacks least says it."""
+    """Return why no uniform plan fits, for the engine that needs the least additional memory."""
 
     def missing(one: EngineAnswer) -> float:
         shortage = None if one.solved is None else one.solved.shortage
@@ -355,7 +354,7 @@ def _why_no_launch(found: Launches) -> str:
 
 
 def _reason(error: InputError) -> str:
-    """Return what is wrong without the folder and the remedy, which is that of a single search."""
+    """Return the problem without folder and remedy, which apply to a single search only."""
     if isinstance(error, DocumentError):
         return f"{Path(error.path).name}: {error.problem}"
     return str(error)
@@ -369,19 +368,19 @@ def _why_none(session: Session, result: SearchResult) -> str:
     if found.smallest_budget_bytes <= 0:
         return found.reason
     budget = session.options.memory_constraint_bytes / GIB
-    # rounded up, so that the number shown does work
+    # Rounded up, so that a budget of the printed size is sufficient.
     need = math.ceil(found.smallest_budget_bytes / GIB * 100) / 100
     return f"no plan fits in {budget:.4g} GiB per GPU, the smallest needs {need:.2f}"
 
 
 def price_of(hardware: str | None, prices: Mapping[str, float]) -> float | None:
-    """Return the price of a GPU hour of hardware as typed: its own, else that of its card."""
+    """Return the price of a GPU-hour for typed hardware, or for its card; None if not given."""
     name = hardware or ""
     return prices.get(name, prices.get(name.rpartition(":")[0]))
 
 
 def _figures(price: Price, hardware: str | None, prices: Mapping[str, float]) -> Figures:
-    """Return the figures of a plan; prices : of a GPU hour, by hardware as typed or by card."""
+    """Return the figures of a plan; prices : price of a GPU-hour by typed hardware or by card."""
     found, full, hour = price.throughput, price.fullest, price_of(hardware, prices)
     assert found is not None, "what was searched has a step time"
     speed, ends = found.tokens_per_s, found.ends
@@ -395,7 +394,7 @@ def _figures(price: Price, hardware: str | None, prices: Mapping[str, float]) ->
         tokens_per_s_per_gpu=speed,
         interval_tokens_per_s_per_gpu=None if ends is None else (speed * ends[0], speed * ends[1]),
         mfu=found.mfu,
-        # of an interval no one end is the figure
+        # If reserved memory is an interval, the peak allocated memory is reported instead.
         reserved_bytes=round(high if low == high else full.peak_bytes),
         budget_bytes=round(full.budget_bytes),
         cost_per_mtoken=None if hour is None else found.cost(hour) / (BILLION / 1e6),
@@ -403,11 +402,11 @@ def _figures(price: Price, hardware: str | None, prices: Mapping[str, float]) ->
 
 
 # --------------------------------------------------------------------------------------------------
-# In which order, and what follows.
+# Ranking and its explanation.
 
 
 def value_of(figures: Figures, by: By) -> float:
-    """Return what is compared, the less the better: seconds of a GPU or step, or the price."""
+    """Return the ranked value, lower is better: GPU-seconds per token, step seconds or price."""
     if by == "cost":
         assert figures.cost_per_mtoken is not None, "the command asks for every price"
         return figures.cost_per_mtoken
@@ -415,28 +414,28 @@ def value_of(figures: Figures, by: By) -> float:
 
 
 def _ends(figures: Figures, by: By) -> tuple[float, float] | None:
-    """Return the same at both ends of the interval of its step time."""
+    """Return the ranked value at both ends of the step time interval; None without interval."""
     interval = figures.step_time_interval_s
     if interval is None:
         return None
-    # each of the three is proportional to the time of a step
+    # Each of the three values is proportional to the step time.
     scale = value_of(figures, by) / figures.step_time_s
     return interval[0] * scale, interval[1] * scale
 
 
 class Group(Record):
-    """Answers for one model at one length, which can be compared."""
+    """Comparable answers: those for one model and one sequence length."""
 
     trained: Mapping[str, str]
-    """Words of `TRAINED`."""
+    """Typed value of each option in `TRAINED`."""
     ranked: tuple[Answer, ...]
-    """The best first; of equals that which was asked first."""
+    """Answers with a plan, best first; equal ones in the order of the command line."""
     left: tuple[Answer, ...]
-    """Those without a plan, in the order in which they were asked."""
+    """Answers without a plan, in the order of the command line."""
 
 
 def grouped(answers: Sequence[Answer], by: By) -> tuple[Group, ...]:
-    """Return the answers by what is trained, in the order in which that was asked."""
+    """Return the answers grouped by model and sequence length, in the order of the command line."""
     of: dict[tuple[tuple[str, str], ...], list[Answer]] = {}
     for answer in answers:
         words = answer.choice.words
@@ -458,9 +457,9 @@ def grouped(answers: Sequence[Answer], by: By) -> tuple[Group, ...]:
 
 
 def leads(group: Group, by: By) -> tuple[LeadEntry, ...]:
-    """Return how the first of a group compares with the second, and with the first elsewhere.
+    """Return the lead of the best answer over the second, and over the best on other hardware.
 
-    Elsewhere is other hardware, which is another purchase; the second may be another trainer there.
+    The second answer may differ only in the engine, while other hardware is another purchase.
     """
     if len(group.ranked) < 2:
         return ()
@@ -492,9 +491,9 @@ def _lead(first: Answer, second: Answer, place: int, by: By) -> LeadEntry:
 
 
 def _shared_class(first: Answer, second: Answer) -> RunClass | None:
-    """Return the published runs of two estimates that differ in the plan alone, else None.
+    """Return the published runs behind two estimates that differ only in the plan; else None.
 
-    Of another cluster or trainer the errors do not cancel.
+    Between clusters or engines the estimation errors do not cancel.
     """
     words, others = first.choice.words, second.choice.words
     if any(words[name] != others[name] for name in words if name != "global-batch-size"):
@@ -505,7 +504,10 @@ def _shared_class(first: Answer, second: Answer) -> RunClass | None:
 
 
 def effects(answers: Sequence[Answer], by: By) -> tuple[EffectEntry, ...]:
-    """Return the effects of the options that were varied, but what is trained; largest first."""
+    """Return the effect of each varied option outside `TRAINED`, largest first.
+
+    The ratio of an effect is the geometric mean of worst over best with all else equal.
+    """
     from autopar.exploration import EffectEntry
 
     found = []

@@ -1,4 +1,4 @@
-"""What more memory or bandwidth would bring to the fastest per-layer plan, by searching again."""
+"""Gains of more memory or bandwidth for the fastest per-layer plan, found by new searches."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def add_bandwidth(
     hardware: HardwareProfile, *, collective: float = 0.0, p2p: float = 0.0
 ) -> HardwareProfile:
-    """Return the hardware with so many bytes/s more on every collective or p2p link.
+    """Return the hardware with added bandwidth, bytes/s, on every collective or p2p link.
 
-    Measured curves follow: the bus bandwidth at every size rises by the same amount.
+    In measured curves the bus bandwidth at every message size rises by that amount.
     """
 
     def collectives(curves: Mapping[tuple[str, int], Curve]) -> Mapping[tuple[str, int], Curve]:
@@ -36,7 +36,7 @@ def add_bandwidth(
 
     return replace(
         hardware,
-        # documented values are bus bandwidths already
+        # Documented values are already bus bandwidths.
         allreduce_bytes_per_s={
             key: value + collective for key, value in hardware.allreduce_bytes_per_s.items()
         },
@@ -57,13 +57,16 @@ def add_bandwidth(
 
 
 def _quicker(curve: Curve, bytes_per_s: float, wire: NDArray[np.float64]) -> Curve:
-    """Return a curve with more bus bandwidth at every size; `wire` is its bus traffic in bytes."""
-    # without a change the curve stays the same to the last bit
+    """Return a curve with more bus bandwidth at every size.
+
+    wire : bus traffic of each message size, bytes.
+    """
+    # Without a change the curve must stay identical to the last bit.
     if not bytes_per_s:
         return curve
 
     def less(times_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        # 1/t' = 1/t + added/wire, written so that a message of no bytes keeps its time
+        # 1/t' = 1/t + added/wire, rearranged so that an empty message keeps its time.
         return times_s * wire / (wire + bytes_per_s * times_s)
 
     times = less(curve.times_s)
@@ -72,13 +75,13 @@ def _quicker(curve: Curve, bytes_per_s: float, wire: NDArray[np.float64]) -> Cur
         times_s=times,
         low_s=None if curve.low_s is None else less(curve.low_s),
         high_s=None if curve.high_s is None else less(curve.high_s),
-        # an empty message takes no longer than the smallest
+        # An empty message takes no longer than the smallest one.
         latency_s=None if curve.latency_s is None else min(curve.latency_s, float(times[0])),
     )
 
 
 def gains_of(session: Session, baseline: SearchResult) -> tuple[Gain, ...]:
-    """Return what one more GiB per GPU and one more GB/s would bring, by searching again."""
+    """Return the gains of one more GiB per GPU and of one more GB/s, found by new searches."""
     if baseline.prediction is None:
         return ()
     best = baseline.prediction.samples_per_s
@@ -90,7 +93,7 @@ def gains_of(session: Session, baseline: SearchResult) -> tuple[Gain, ...]:
         ("+1 GB/s on every collective", add_bandwidth(session.hardware, collective=GB)),
         ("+1 GB/s between stages", add_bandwidth(session.hardware, p2p=GB)),
     ):
-        # other hardware needs other tables; another budget does not
+        # Other hardware needs new cost tables; another memory budget does not.
         found.append((name, session.rebuilt(hardware=hardware).solve()))
     return tuple(
         Gain(

@@ -1,6 +1,6 @@
-"""Prices the plan of a file: a launch, plan or strategy file, an engine's script, an answer.
+"""Prices of given plans, read from a plan, strategy or answer file or from an engine's script.
 
-`autopar-search --evaluate`, `autopar-explain` and `autopar-compare` show what is found here.
+`autopar-search --evaluate`, `autopar-explain` and `autopar-compare` print them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PRICING_DEFAULTS = (
     *("--hardware", "--time-profiling-path", "--memory-constraint", "--time-profile-mode"),
     *("--sequence-parallel", "--no-sequence-parallel"),
 )
-"""Options of a price; others, such as the batch, are those of the file."""
+"""Options whose defaults affect the price of a plan; the file sets others, such as the batch."""
 
 
 class GivenLaunch(Record):
@@ -38,30 +38,30 @@ class GivenLaunch(Record):
 
     found: Launches
     request: Mapping[str, object]
-    """Options that ask for it."""
+    """Options that reproduce the plan."""
 
     @property
     def one(self) -> EngineAnswer:
-        """The engine with this launch alone."""
+        """Result of the engine, with this plan as its only solution."""
         return self.found.engines[0]
 
     @property
     def answer(self) -> Answer:
-        """The record that reports share."""
+        """Answer record for reports."""
         from search.planning.uniform.summary import summary_of
 
         return summary_of(self.found)
 
     @property
     def subject(self) -> tuple[str, str, int]:
-        """Model, cluster and tokens of a sequence."""
+        """Model, cluster and sequence length in tokens."""
         question = self.found.question
         cluster = f"{question.card.name}_{question.num_nodes}x{question.gpus_per_node}"
         return question.spec.name, cluster, question.job.seq
 
     @property
     def degrees(self) -> dict[str, Any]:
-        """Degrees by name."""
+        """Engine and parallel degrees by name."""
         from search.planning.uniform.files import degrees_entry
 
         assert self.one.best is not None, "it was priced"
@@ -69,11 +69,11 @@ class GivenLaunch(Record):
         return {"engine": self.one.engine.name, **asdict(entry)}
 
     def draw(self, pictures: Pictures) -> Mapping[Path, str]:
-        """Return the pictures of its step."""
+        """Return the pictures of the step, as file contents by path."""
         return pictures.of_answer(self.found, curves=False)
 
     def document(self, asked: Mapping[str, object]) -> dict[str, Any]:
-        """Return the object of `--json`; asked : `request`, with paths as the file has them."""
+        """Return the object of `--json`; asked : `request`, with paths as in the file."""
         from search.show.files import launch_document
 
         document = content_of(launch_document(self.found, asked), whole=True)
@@ -86,7 +86,10 @@ def given_launch(
     notice: Callable[[str], None],
     gpu_hour_price: float | None = None,
 ) -> GivenLaunch:
-    """Return the launch of a file; typed : options that stand before its own. InputError."""
+    """Return the uniform plan of a file with its price.
+
+    typed : options given by the user, which override those of the file. Raises InputError.
+    """
     from search.engines.table import engine_space
     from search.planning.uniform.answer import Answer as Launches, evaluated
     from search.planning.uniform.imported import launch_in
@@ -106,29 +109,29 @@ class GivenPlan(Record, eq=False):
     plan: Plan
     prediction: Prediction
     request: Mapping[str, object]
-    """Options that ask for it."""
+    """Options that reproduce the plan."""
     gpu_hour_price: float | None
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """Defaults that its price rests on."""
+        """Defaults and calibrations that the price is based on."""
         own = [line for line in self.session.defaults if line.startswith(_PRICING_DEFAULTS)]
         return (*own, *self.session.calibrated)
 
     @property
     def answer(self) -> Answer:
-        """The record that reports share."""
+        """Answer record for reports."""
         return self.session.summary(self.plan, self.prediction, self.assumed, self.gpu_hour_price)
 
     @property
     def subject(self) -> tuple[str, str, int]:
-        """Model, cluster and tokens of a sequence."""
+        """Model, cluster and sequence length in tokens."""
         spec = self.session.spec
         return spec.name, self.session.hardware.name, spec.layers[0].seq_length
 
     @property
     def degrees(self) -> dict[str, Any]:
-        """Degrees by name; of several values each with its number of layers."""
+        """Parallel degrees by name; if layers differ, each value with its number of layers."""
         plan = self.plan
         names = ("tp", "cp", "ep", "zero3", "checkpoint")
         return {name: _only([getattr(layer, name) for layer in plan.layers]) for name in names} | {
@@ -138,13 +141,13 @@ class GivenPlan(Record, eq=False):
         }
 
     def draw(self, pictures: Pictures) -> Mapping[Path, str]:
-        """Return the pictures of its step."""
+        """Return the pictures of the step, as file contents by path."""
         return pictures.of_plan(
             self.session, self.plan, self.prediction, state=f"{self.path}, priced"
         )
 
     def document(self, asked: Mapping[str, object]) -> dict[str, Any]:
-        """Return the object of `--json`; asked : `request`, with paths as the file has them."""
+        """Return the object of `--json`; asked : `request`, with paths as in the file."""
         from search.request.options import option_record
         from search.show.files import evaluation_document
 
@@ -165,7 +168,10 @@ class GivenPlan(Record, eq=False):
 def given_plan(
     path: str, request: Request, notice: Callable[[str], None], document: PlanDocument
 ) -> GivenPlan:
-    """Return the plan of a file, read as a document; notice : says what its session assumes."""
+    """Return the per-layer plan of a file with its price.
+
+    document : content of the file. notice : function that prints the assumptions of the session.
+    """
     from search.planning.question import evaluate_file, open_session
 
     session = open_session(request.inputs, request.options, request.given, has_plan=True)
@@ -186,7 +192,7 @@ def given_plan(
 
 
 def _only(values: Sequence[Any]) -> Any:
-    """Return the value of all layers, or each with how many layers have it."""
+    """Return the common value of all layers, or every value with its number of layers."""
     kinds = dict.fromkeys(values)
     if len(kinds) == 1:
         return values[0]

@@ -1,8 +1,8 @@
-"""Which cluster answers a goal: the cheapest per token, or the smallest, of one and its parts.
+"""Choice of a cluster for a goal: the cheapest per token or the smallest part of a cluster.
 
-`--hardware CARD:NxG` names the largest. Its parts are clusters of whole nodes whose number divides
-N, and, of one node, numbers of GPUs that divide G: what others leave over has launches with few
-degrees. Every one is searched as it would be alone, so the choice among them is exact.
+`--hardware CARD:NxG` names the largest cluster. Its parts have a number of nodes that divides N, or
+one node with a number of GPUs that divides G. Other sizes allow only few degrees. Every part is
+searched like a separate cluster, so the choice among them is exact.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from search.request.profiles import card_shape
 from search.request.request import BATCH_OPTIONS, Request, build_request
 
 _STATES_BYTES = 12
-"""Of a parameter at least, over all GPUs, with Adam: two moments and a weight of 32 bits."""
+"""Lower bound of bytes per parameter over all GPUs with Adam: two fp32 moments, an fp32 weight."""
 
 
 class Reached(Record):
-    """The cluster that a goal has chosen, and those that it was chosen of."""
+    """The cluster chosen for a goal and the clusters that were searched."""
 
     options: Mapping[str, object]
-    """Of the search on that cluster, as typed."""
+    """Options of the search on the chosen cluster, as typed."""
     words: str
-    """What was chosen of what, in a sentence."""
+    """Sentence with the goal and the throughput of every searched cluster."""
     tried: tuple[Tried, ...]
 
 
 def clusters_of(nodes: int, per_node: int) -> tuple[tuple[int, int], ...]:
-    """Return (nodes, GPUs of each) of a cluster and its parts, the smallest first."""
+    """Return (nodes, GPUs per node) of a cluster and its parts, smallest first."""
     parts = [(1, gpus) for gpus in divisors(per_node) if gpus < per_node]
     return (*parts, *((number, per_node) for number in divisors(nodes)))
 
 
 def too_small(question: Question, spec: ModelSpec) -> str:
-    """Return why a cluster holds no launch of any trainer, empty where one may fit.
+    """Return why no run of any engine fits on a cluster; empty if one may fit.
 
-    A bound on weights and moments alone, which nothing but the host or fewer bits lessens.
+    The lower bound counts weights and moments, which only offload or fewer bits reduce. It is not
+    applied to fine-tuning or other training settings.
     """
     if question.job.training != Training():
         return ""
@@ -54,9 +55,11 @@ def too_small(question: Question, spec: ModelSpec) -> str:
 
 
 def chosen_cluster(raw: Mapping[str, object], request: Request) -> Reached:
-    """Return the cluster that reaches a request's goal; raises InputError, InfeasibleError.
+    """Return the cluster that reaches the goal of a request.
 
-    Where nothing fits on any of them it is the largest, whose search says what would.
+    If nothing fits on any part, return the largest cluster, whose search reports suggestions.
+    Raises InputError, such as OptionError if the request has no uniform plans. Raises
+    InfeasibleError if plans fit but none reaches `--tokens-per-s`.
     """
     goal, wanted = request.output.goal, request.output.tokens_per_s
     question = route_of(request).launches
@@ -74,7 +77,7 @@ def chosen_cluster(raw: Mapping[str, object], request: Request) -> Reached:
     clusters = clusters_of(nodes, per_node)
     common = {key: value for key, value in raw.items() if key not in _OF_ONE}
     if not BATCH_OPTIONS & request.given.keys():
-        # one batch for all, that of the largest
+        # All parts train with the global batch of the largest cluster.
         common["settle-bsz"] = str(question.job.global_batches[0])
     if request.options.time_limit_s is not None:
         common["time-limit"] = str(request.options.time_limit_s / len(clusters))
@@ -99,7 +102,7 @@ def chosen_cluster(raw: Mapping[str, object], request: Request) -> Reached:
 
 
 _OF_ONE = frozenset({"num-nodes", "num-gpus-per-node", "world-size", "goal", "tokens-per-s"})
-"""Options that are of one cluster, or of the choice among several."""
+"""Options of a single cluster, or of the choice among several."""
 
 
 def _tried(options: Mapping[str, object], spec: ModelSpec) -> Tried:
@@ -120,7 +123,7 @@ def _tried(options: Mapping[str, object], spec: ModelSpec) -> Tried:
                 rate = max(rates) * route.launches.job.seq
                 return Tried(hardware=hardware, gpus=gpus, tokens_per_s=rate, reason="")
             reason = "nothing fits"
-    except InputError as error:  # degrees that so few GPUs do not have
+    except InputError as error:  # for example degrees that need more GPUs
         reason = str(error)
     return Tried(hardware=hardware, gpus=gpus, tokens_per_s=None, reason=reason)
 
@@ -130,7 +133,7 @@ def _reaches(one: Tried, wanted: float | None) -> bool:
 
 
 def _refuse_rate(tried: Sequence[Tried], wanted: float | None) -> None:
-    """Raise InfeasibleError where plans fit, but none is as fast as somebody wants."""
+    """Raise InfeasibleError if plans fit but none reaches the wanted throughput, tokens/s."""
     fast = max(tried, key=lambda one: one.tokens_per_s or 0.0)
     if fast.tokens_per_s is not None:
         raise InfeasibleError(
@@ -140,7 +143,7 @@ def _refuse_rate(tried: Sequence[Tried], wanted: float | None) -> None:
 
 
 def _words(goal: str, wanted: float | None, tried: Sequence[Tried]) -> str:
-    """Return the goal, and each cluster that was tried with tokens/s of a GPU."""
+    """Return the goal and every searched cluster with its tokens/s/GPU."""
     what = "cheapest per token" if goal == "cost" else "fewest GPUs"
     reached = f" with {wanted:,.0f} tokens/s" if wanted is not None else ""
     shapes = ", ".join(

@@ -1,7 +1,7 @@
-"""Ways out where no launch fits: what would make one fit, and what it trains then.
+"""Suggestions if no uniform plan fits: changes that make one fit, and its throughput.
 
-Each is searched as the question was, over a number of launches and not of seconds, so that the
-answer is the same on every machine.
+Each change is searched with a limit on the number of candidates, and not only of seconds, so that
+the answer is reproducible.
 """
 
 from __future__ import annotations
@@ -20,29 +20,33 @@ if TYPE_CHECKING:
     from search.planning.uniform.solve import Solution
 
 _LAYERS = 2000
-"""Of launches of one trainer whose memory is counted, together: most often the first one fits."""
+"""Limit of layers whose memory is counted per engine, summed over candidates.
+
+Mostly the first candidate fits.
+"""
 _ENOUGH = 4
-"""Ways out that are looked for."""
+"""Maximum number of suggestions."""
 
 
 class Remedy(Record):
-    """A change with which a launch fits, and the fastest one then."""
+    """A change that makes a plan fit, with the fastest plan under it."""
 
     words: str
-    """Options that say it."""
+    """Options that make the change."""
     engine: EngineSpace
     solution: Solution
     host_bytes: float
-    """Of the host, which each GPU takes at least."""
+    """Lower bound of host memory per GPU, bytes."""
     world: int
-    """GPUs that it has."""
+    """Number of GPUs of the plan."""
 
 
 def remedies(question: Question) -> tuple[Remedy, ...]:
-    """Return what would make a launch fit, cheapest first: what changes least of the training.
+    """Return changes that make a plan fit, smallest change of the training first.
 
-    Another batch, moments of fewer bits, states on the host, adapters, adapters beside 4 bits, more
-    machines. Only what fits is returned, with the first trainer of the question that has it.
+    The order is another batch, no offload, low-precision moments, optimizer offload, LoRA, LoRA on
+    4-bit weights, more nodes. Each change that fits has the first engine of the question whose plan
+    fits.
     """
     found: list[Remedy] = []
     for words, asked in _changes(question):
@@ -55,7 +59,7 @@ def remedies(question: Question) -> tuple[Remedy, ...]:
 
 
 def _changes(question: Question) -> Iterator[tuple[str, Question]]:
-    """Yield options that change a question, and the question then."""
+    """Yield options that change a question, each with the changed question."""
     training = question.job.training
     batches = question.job.global_batches
     batch = next_batch(batches[0], question.job.world) if len(batches) == 1 else None
@@ -63,7 +67,7 @@ def _changes(question: Question) -> Iterator[tuple[str, Question]]:
         job = replace(question.job, global_batches=(batch,))
         yield f"--global-batch-size {batch}", replace(question, job=job)
     if training.offload:
-        # where the device has room for the states and the host has none
+        # Device memory may suffice for optimizer states where host memory does not.
         off = replace(question.job, training=replace(training, offload=0.0))
         yield "--offload-optimizer 0", replace(question, job=off)
     for other in (
@@ -85,7 +89,7 @@ def _changes(question: Question) -> Iterator[tuple[str, Question]]:
 
 
 def _found(words: str, asked: Question) -> Remedy | None:
-    """Return the fastest launch of the first trainer that has one."""
+    """Return the fastest plan of the first engine with a plan that fits; None if none has."""
     from search.planning.uniform.solve import Uniform
 
     counts = max(1, _LAYERS // asked.spec.num_layers)
@@ -97,7 +101,7 @@ def _found(words: str, asked: Question) -> Remedy | None:
                 asked.fixed, counts=counts, seconds=asked.seconds, grace_s=0.0
             )
         except InputError:
-            continue  # the change is of what it does not have
+            continue  # the engine does not support the change
         for solution in solved.solutions:
             host = solution.assessment.host_bytes
             return Remedy(
