@@ -1,3 +1,3 @@
-"""What people and programs see of a result: terminal report, explanation, JSON and files."""
+"""Output of results: terminal reports, explanations, JSON documents and files."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Shows a checked launch: what it says, what is wrong, memory, time, and what would be better.
+"""Report of a checked run: its settings, findings, memory, step time and faster alternatives.
 
-What is shown is found in `search.check`.
+`search.check` finds the alternatives.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def show_check(
     assessment: Assessment | None,
     neighbours: Neighbours | None,
 ) -> None:
-    """Print everything that is known of a launch."""
+    """Print the report of a checked run; parts that are None are not printed."""
     card = target.machine.card.name
-    # on one line however long, so that the path can be copied
+    # Not wrapped, so that the path can be copied.
     title = f"{file.path}: {file.trainer} on {file.world_size} {card}"
     console.print(escape(title), style="bold", soft_wrap=True)
     if file.run is not None:
@@ -110,7 +110,7 @@ def _understood(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _recomputes(recomputed: Recomputed, *, torch: bool) -> str:
-    """Return what layers recompute, as a part of a sentence."""
+    """Return the recomputed parts of layers, as a part of a sentence."""
     number = recomputed.number
     return {
         "none": "nothing",
@@ -123,14 +123,14 @@ def _recomputes(recomputed: Recomputed, *, torch: bool) -> str:
 
 
 def degrees_line(run: Run) -> str:
-    """Return the degrees of a run in one line."""
+    """Return the parallel degrees of a run in one line."""
     strategy, split = run.strategy, run.split
     parts = [f"tp {split.tp}{', scattered' if split.scattered else ''}"]
     parts += [f"{name} {n}" for name, n in (("cp", split.cp), ("ep", split.ep)) if n > 1]
     if run.model.experts is not None and split.etp > 1:
         parts.append(f"etp {split.etp}")
     chunks = f" x {strategy.vpp} chunks" if strategy.vpp > 1 else ""
-    # the usual schedules go without saying
+    # The default schedules are not printed.
     told = strategy.schedule not in ("1f1b", "interleaved")
     under = f" under {SCHEDULES[strategy.schedule].title}" if told else ""
     parts += [f"pp {strategy.pp}{chunks}{under}"] if strategy.pp > 1 else []
@@ -139,7 +139,7 @@ def degrees_line(run: Run) -> str:
 
 
 def _sharded(run: Run) -> str:
-    """Return who shares states, as a part of a sentence."""
+    """Return the sharding of model states, as a part of a sentence."""
     zero, replicas = run.split.zero, run.split.replicas
     if not run.kernels.torch_layers:
         return ("", ", distributed optimizer", "", ", fully sharded")[zero]
@@ -152,11 +152,11 @@ def _sharded(run: Run) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# What it needs and takes.
+# Memory and step time.
 
 
 def _measured(run: Run) -> str:
-    """Return of what the measured peaks are that the interval is made of."""
+    """Return the origin of the measured peaks that the memory interval is based on."""
     if run.kernels.torch_layers:
         return "measured runs are torchtitan's"
     return "measured runs are of the last stage and the first"
@@ -238,7 +238,7 @@ def _room(before: Assessment, one: Neighbour) -> str:
 
 
 def _odds_of_faster(before: Assessment, after: Assessment) -> float | None:
-    """Return the odds that the second is the faster one; None where one has no time."""
+    """Return the probability that `after` is faster; None if a step time is missing."""
     if before.step is None or after.step is None or before.runs is None:
         return None
     return probability_faster(after.step.total_s, before.step.total_s, before.runs.plan_spread)
@@ -254,7 +254,7 @@ def check_document(
     assessment: Assessment | None,
     neighbours: Neighbours | None,
 ) -> dict[str, Any]:
-    """Return all of it as an object: seconds, bytes, shares."""
+    """Return the report as a JSON object, in seconds, bytes and shares."""
     document: dict[str, Any] = {
         "file": file.path,
         "trainer": file.trainer,

@@ -1,6 +1,6 @@
-"""Shows what the closed forms found to a person: one execution, whole spaces, tuning.
+"""Reports of closed-form models: one execution, whole search spaces, tuning, validation.
 
-Numbers are computed in `search.closed_form`; here they are only set in tables and files.
+`search.closed_form` computes the numbers; this module prints tables and builds JSON objects.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from search.closed_form.validation import Check
 
 # --------------------------------------------------------------------------------------------------
-# Shows what searches of an analytic model found: the best, where their time goes, what scales.
+# Results of searches with a closed-form model: best executions, their time by part, scaling.
 #
-# Every table is at most 80 columns wide, and says the same without colours.
+# Every table is at most 80 columns wide and is readable without colours.
 
 
 WIDTH = 80
 _BROKEN_DOWN = 6
-"""Executions whose time and memory are taken apart, at most."""
+"""Maximum number of executions whose time and memory are printed by part."""
 _SHOWN = 30
-"""Points of a frontier that a table has, at most."""
+"""Maximum number of frontier points in a table."""
 
 
 def _print_rows(
@@ -48,7 +48,7 @@ def _print_rows(
     total: Sequence[str] | None = None,
     **look: Any,
 ) -> None:
-    """Print a table; `total` is a last row in bold, `look` what `make_table` takes."""
+    """Print a table; total : last row, in bold. look : options of `make_table`."""
     table = make_table(*heads, spaced=True, **look)
     for row in rows:
         table.add_row(*row)
@@ -58,7 +58,7 @@ def _print_rows(
 
 
 def _subject(answer: Answer, unit: str) -> str:
-    """Return what was searched: the processors and the strategy."""
+    """Return the number of processors and the strategy of a search."""
     text = format_count(answer.processors, unit)
     return text if answer.strategy is None else f"{text}, {answer.strategy}"
 
@@ -66,10 +66,10 @@ def _subject(answer: Answer, unit: str) -> str:
 def show_answer(
     console: Console, answer: Answer, *, unit: str, legend: str, alone: bool = True
 ) -> None:
-    """Print the best executions of one search, their time and memory, and what was left out.
+    """Print the best executions of one search and the counts of rejected ones.
 
-    unit : what is counted, 'processor' or 'GPU'. legend : what the letters of executions mean.
-    alone : no other search follows, which would say where time and memory go.
+    unit : 'processor' or 'GPU'. legend : meaning of the letters of executions. alone : True if no
+    other search follows; then time and memory are printed by part.
     """
     print_heading(console, _subject(answer, unit))
     if answer.best:
@@ -85,7 +85,7 @@ def show_answer(
 def _print_best(
     console: Console, points: Sequence[Point], capacity_bytes: float | None = None
 ) -> None:
-    """Print executions by their rank, with their share of the memory where that is known."""
+    """Print ranked executions, with their share of the memory capacity if it is known."""
     share = () if capacity_bytes is None else ("of all",)
     rows = [
         (
@@ -102,7 +102,7 @@ def _print_best(
 
 
 def _memory(point: Point, capacity_bytes: float | None) -> tuple[str, ...]:
-    """Return what a point needs, and its share of what there is where that is known."""
+    """Return the memory of a point and, if the capacity is known, its share of it."""
     needed = format_bytes(point.memory_bytes)
     if capacity_bytes is None:
         return (needed,)
@@ -110,7 +110,7 @@ def _memory(point: Point, capacity_bytes: float | None) -> tuple[str, ...]:
 
 
 def show_frontier(console: Console, answer: Answer) -> None:
-    """Print what nothing beats in both time per sample and memory, fastest first."""
+    """Print the Pareto frontier of time per sample and memory, fastest first."""
     if not answer.frontier:
         return
     shown = _spread(answer.frontier)
@@ -133,7 +133,7 @@ def show_frontier(console: Console, answer: Answer) -> None:
 
 
 def show_scaling(console: Console, answers: Sequence[Answer], *, unit: str) -> None:
-    """Print the best of every search side by side, and how well more processors are used."""
+    """Print the best execution of every search with its scaling efficiency and parts."""
     if len(answers) < 2:
         return
     named = any(answer.strategy for answer in answers)
@@ -180,7 +180,7 @@ def _scaled(answer: Answer, share: float | None, *, named: bool) -> list[str]:
 def show_sweep(
     console: Console, answers: Sequence[Answer], paths: Sequence[str], *, unit: str
 ) -> None:
-    """Print the best execution at every setting of a sweep, of one number of processors."""
+    """Print the best execution at every setting of a sweep on one number of processors."""
     print_heading(console, f"sweep on {_subject(answers[0], unit)}")
     heads = ["value" if len(paths) == 1 else f"value {n}" for n, _ in enumerate(paths, 1)]
     for head, path in zip(heads, paths, strict=True):
@@ -202,7 +202,7 @@ def show_sweep(
                 f"{(best.rate_per_s / first.rate_per_s - 1) * 100:+.1f} %",
                 format_seconds(best.time_s),
                 *_memory(best, answer.capacity_bytes),
-                # executions repeat over a sweep, so a letter stands for each
+                # Executions repeat over a sweep, so each has a letter and is printed once.
                 names.setdefault(words, _letters(len(names))),
             ]
         )
@@ -214,7 +214,10 @@ def show_sweep(
 
 
 def none_sentence(answers: Sequence[Answer], name: str, system: str, unit: str) -> str:
-    """Return why nothing can run, from the search that came closest, and what may help."""
+    """Return a sentence why nothing can run and what may help.
+
+    The reasons are those of the search that considered most executions.
+    """
     answer = max(answers, key=lambda one: one.considered)
     count = format_count(answer.processors, unit)
     if answer.strategy is not None:
@@ -232,7 +235,7 @@ def none_sentence(answers: Sequence[Answer], name: str, system: str, unit: str) 
 
 
 def by_strategy(answers: Iterable[Answer]) -> list[list[Answer]]:
-    """Return the answers of every strategy, by their number of processors."""
+    """Return the answers grouped by strategy, each group sorted by number of processors."""
     groups: dict[str | None, list[Answer]] = {}
     for answer in sorted(answers, key=lambda one: one.processors):
         groups.setdefault(answer.strategy, []).append(answer)
@@ -240,14 +243,14 @@ def by_strategy(answers: Iterable[Answer]) -> list[list[Answer]]:
 
 
 def efficiencies(answers: Sequence[Answer]) -> list[float | None]:
-    """Return rates per processor as shares of the first that there is; None without an answer."""
+    """Return the rates per processor relative to the first known rate; None without an answer."""
     rates = [a.best[0].rate_per_s / a.processors if a.best else None for a in answers]
     first = next((rate for rate in rates if rate is not None), None)
     return [None if rate is None or first is None else rate / first for rate in rates]
 
 
 def _show_parts(console: Console, columns: Mapping[str, tuple[Answer, Point]]) -> None:
-    """Print the parts of time and memory of executions, as many side by side as there is room."""
+    """Print the parts of time and memory of executions, one column each."""
     for name, heading in (
         ("time", "where the time goes, in % of the step"),
         ("memory", "where the memory goes, in % of the capacity"),
@@ -261,7 +264,7 @@ def _show_parts(console: Console, columns: Mapping[str, tuple[Answer, Point]]) -
         }
         names = dict.fromkeys(part for shares in rows.values() for part in shares)
         room = console.width - max((len(part) for part in names), default=0)
-        # 5 columns for 100.0, 3 for the blanks around
+        # 5 columns for "100.0" and 3 for the blanks around it.
         wide = max((max(len(head), 5) for head in rows), default=5) + 3
         heads = list(rows)
         if heads:
@@ -292,8 +295,8 @@ def _show_counts(console: Console, answer: Answer) -> None:
 
 
 def _letters(place: int) -> str:
-    """Return A, B, ..., Z, AA, AB, ..."""
-    # letters have no zero: behind Z comes AA
+    """Return the letters of a place: A, B, ..., Z, AA, AB, ..."""
+    # Letters have no zero: AA follows Z.
     more, last = divmod(place, 26)
     return (_letters(more - 1) if more else "") + chr(ord("A") + last)
 
@@ -303,10 +306,10 @@ def _because(text: str) -> str:
 
 
 def _spread(points: Sequence[Point]) -> list[Point]:
-    """Return at most so many points of a frontier, its ends among them."""
+    """Return at most `_SHOWN` evenly spread points of a frontier, including both ends."""
     if len(points) <= _SHOWN:
         return list(points)
-    # first and last are kept, so there is one gap less than points
+    # First and last are kept, so there is one gap fewer than points.
     step = (len(points) - 1) / (_SHOWN - 1)
     return [points[round(n * step)] for n in range(_SHOWN)]
 
@@ -318,9 +321,10 @@ def _spread(points: Sequence[Point]) -> list[Point]:
 def json_document(
     answers: Sequence[Answer], paths: Sequence[str], *, alone: bool, frontier: bool
 ) -> dict[str, Any]:
-    """Return place -> `execution` and `stats` of one search, or all that was found by search.
+    """Return the object of `--json`: the best executions of one search, or all searches.
 
-    paths : of the axes of a sweep. alone : one search was asked for, and its best executions.
+    paths : paths of the axes of a sweep. alone : True for one search, whose executions are keyed by
+    place with `execution` and `stats`.
     """
     if alone:
         return _rows(answers[0].best)
@@ -350,16 +354,16 @@ def _rows(points: Sequence[Point]) -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Shows what a tuner found: the best execution, how it was reached, and what was refused.
+# Results of a tuner: the best execution, the improvements that led to it, and refusals.
 
 
 _STEPS = 8
-"""Improvements that are shown, the last ones."""
+"""Number of printed improvements, the last ones."""
 _REFUSALS = 5
 
 
 def show_tuning(console: Console, result: TuningResult) -> None:
-    """Print a result whose best execution exists."""
+    """Print the result of a tuner that found an execution."""
     assert result.best is not None
     best = result.best
     print_heading(console, "best of all" if result.exhaustive else "best found")
@@ -393,7 +397,7 @@ def _word(value: object) -> str:
 
 
 def tuning_document(result: TuningResult) -> dict[str, Any]:
-    """Return a result as the object of `--json`, in seconds and bytes."""
+    """Return the result of a tuner as the object of `--json`, in seconds and bytes."""
     top = list(map(_priced, result.top))
     best = top[0] if top else None
     found = to_builtins(replace(result, best=None, top=()))
@@ -422,7 +426,7 @@ _FIGURES: dict[Objective, tuple[str, Callable[[float], str]]] = {
 
 
 _PEERS = {"step time": 3.65, "states": 8.5, "activations": 2.1}
-"""Mean errors of the published Calculon model, in percent, with the system it ships."""
+"""Mean errors of the published Calculon model with its shipped system, percent."""
 
 
 _CALCULON_LAYERS = {
@@ -454,14 +458,14 @@ _TENSOR2D_LAYERS = {
 
 
 def _rate(per_s: float) -> str:
-    """Return what is done per second, without an exponent."""
+    """Return a rate per second, without an exponent."""
     return f"{per_s:,.0f}" if per_s >= 1e4 else f"{per_s:.5g}"
 
 
 def _show_step(
     console: Console, title: str, parts: Sequence[Part], total_s: float, *, batch: int, rate: float
 ) -> None:
-    """Print what was priced and its parts; `on the network` includes what is hidden."""
+    """Print the step time by part; the column `on the network` includes hidden communication."""
     print_plain(console, title, style="bold")
     speed = f"{rate:.5g} samples/s, step {format_seconds(total_s)}, batch {batch}"
     print_plain(console, speed, style="bold")
@@ -487,9 +491,9 @@ def _show_memory(
     *,
     second: tuple[float, float] = (0.0, 0.0),
 ) -> None:
-    """Print the parts of the fullest processor's memory against its capacity.
+    """Print the memory parts of the processor with the largest peak against the capacity.
 
-    second : needed and existing bytes of a second memory; shown where it is used.
+    second : needed and existing bytes of a second memory tier, printed if it is used.
     """
     print_heading(console, "memory per processor")
     table = make_table("part", "size", "of capacity", spaced=True)
@@ -505,7 +509,7 @@ def _show_memory(
 
 
 def _show_pairs(console: Console, heading: str, rows: Sequence[tuple[str, ...]]) -> None:
-    """Print names and values, and behind them what the machine has; nothing without rows."""
+    """Print rows of name, value and, if given, value of the machine; nothing without rows."""
     if rows:
         print_heading(console, heading)
         _print_rows(console, ("what", "value", "of the machine")[: len(rows[0])], rows)
@@ -518,9 +522,9 @@ def _show_layers(
     *,
     heading: str = "one layer, one micro-batch",
 ) -> None:
-    """Print a row per operation of a layer.
+    """Print one row per operation of a layer.
 
-    columns : key of a row -> (heading, 's', 'B', 'FLOP' or '').
+    columns : key of a row -> (heading, unit), where the unit is 's', 'B', 'GFLOP' or ''.
     """
     print_heading(console, heading)
     cells = [[_cell(row[key], unit) for key, (_, unit) in columns.items()] for row in rows]
@@ -528,7 +532,7 @@ def _show_layers(
 
 
 def show_lists(console: Console, lists: Mapping[str, Sequence[str]]) -> None:
-    """Print lists of sentences under their headings, empty ones left out."""
+    """Print lists of sentences under their headings; empty lists are not printed."""
     for heading, items in lists.items():
         if items:
             print_heading(console, heading)
@@ -547,9 +551,10 @@ def show_execution(
     compat: bool,
     assumed: Sequence[str],
 ) -> None:
-    """Print what `calculon.evaluate` says of an execution, with its operations where it has them.
+    """Print the result of `calculon.evaluate` for an execution.
 
-    assumed : what the documents do not say.
+    s : the result; its operations are printed if it contains them. assumed : defaults for values
+    that the documents do not contain.
     """
     title = (
         f"{known.name} on {system_name}: {x.num_procs} processors = tensor {x.tensor_par} * "
@@ -607,7 +612,7 @@ def _required(
             has = system.mem2.GBps
         else:
             has = system.networks[getattr(x, net)].bytes_per_s / 1e9
-        # bytes/s -> GB/s
+        # Both rates are printed in GB/s.
         rows.append((text, f"{s[key] / 1e9:.4g} GB/s", f"{has:.4g} GB/s"))
     return rows
 
@@ -624,7 +629,7 @@ def show_candidate(
     compat: bool,
     assumed: Sequence[str],
 ) -> None:
-    """Print what `tensor2d.evaluate` says of a candidate, as `show_execution`."""
+    """Print the result of `tensor2d.evaluate` for a candidate; see `show_execution`."""
     rate = batch / s["t"]
     _show_step(console, title, tensor2d_points.time_parts(s), s["t"], batch=batch, rate=rate)
     _show_memory(console, tensor2d_points.memory_parts(s), system.hbm_capacity * 1e9)
@@ -634,7 +639,7 @@ def show_candidate(
         "rates",
         [
             ("samples per second", _rate(rate)),
-            # l is the sequence length
+            # The field l is the sequence length.
             ("tokens per second", _rate(rate * model.l)),
             ("tokens per second and GPU", _rate(rate * model.l / num_gpus)),
             ("TFLOP/s per GPU", f"{achieved:.4g} of {system.matrix_flops_fp16:.4g}"),
@@ -643,7 +648,7 @@ def show_candidate(
     )
     if "layers" in s:
         rows = [
-            # GB of the model -> bytes of the table
+            # The model returns GB, the table expects bytes.
             {**row, **{key: row[key] * 1e9 for key in ("weights_mem", "activation_buffer")}}
             for row in s["layers"]
         ]
@@ -663,7 +668,7 @@ def show_validation(
 ) -> None:
     """Print published figures with the errors of the default and of the published model.
 
-    Errors are signed: above 0 where a model says more than was published.
+    Errors are signed: above 0 if the model returns more than was published.
     """
     from search.closed_form.validation import SOURCE, errors_of
 
@@ -719,7 +724,6 @@ def _cell(value: object, unit: str) -> str:
         return format_seconds(value)
     if unit == "B":
         return format_bytes(value)
-    # FLOP -> GFLOP
     return f"{value / 1e9:.4g}" if unit == "GFLOP" else f"{value:.4g}"
 
 

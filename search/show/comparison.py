@@ -1,6 +1,6 @@
-"""Shows plans in several models of a step: tables of parts side by side, and what differs most.
+"""Report of plans in several cost models: tables of step parts, and the largest differences.
 
-What the models say is found in `search.closed_form.comparison`.
+`search.closed_form.comparison` computes the results of the models.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from search.closed_form.comparison import Column, Comparison, Difference
 
 _FIRST = "bottom_up"
-"""The model that the others are compared with where several plans are shown."""
+"""Reference model of the overview of several plans."""
 _NAME_WIDTH = 24
 _UNSEEN = 1e-6
-"""Of a step."""
+"""Share of a step below which a part is not printed."""
 
 
 def show_comparison(console: Console, comparison: Comparison) -> None:
-    """Print the parts of one plan in all models, the interval, and what differs most by pair."""
+    """Print the step of one plan by part in all models, its interval and the differences."""
     print_plain(console, _title(comparison), style="bold")
     print_heading(console, "step time")
     table = make_table("part", *MODELS.values(), spaced=True)
@@ -46,7 +46,7 @@ def show_comparison(console: Console, comparison: Comparison) -> None:
 
 
 def show_overview(console: Console, comparisons: Sequence[Comparison]) -> None:
-    """Print the steps of several plans in all models, and what makes most of each difference."""
+    """Print the steps of several plans in all models, each with the part that differs most."""
     table = make_table("plan", *MODELS.values(), spaced=True)
     for comparison in comparisons:
         first = comparison.columns[0]
@@ -59,7 +59,7 @@ def show_overview(console: Console, comparisons: Sequence[Comparison]) -> None:
             terms.append("" if gap is None else gap.term)
         if first.runs is not None:
             shares[0] = _percents(first.runs)
-        # what a plan is takes several lines beside its figures
+        # The name of a plan is wrapped over several lines next to its figures.
         name = [*_wrapped(comparison), "", ""]
         for index, cells in enumerate((steps, shares, terms)):
             table.add_row(escape(name[index]), *map(escape, cells))
@@ -107,7 +107,7 @@ def _title(comparison: Comparison) -> str:
 
 
 def _rows(columns: Sequence[Column]) -> list[tuple[str, list[float | None]]]:
-    """Return the rows of a table, kinds of computing below it."""
+    """Return the rows of the step table, with the kinds of computation below `compute`."""
     rows = []
     for term in TERMS:
         rows.append((term, [_seen(column, column.terms_s.get(term)) for column in columns]))
@@ -117,7 +117,7 @@ def _rows(columns: Sequence[Column]) -> list[tuple[str, list[float | None]]]:
 
 
 def _seen(column: Column, value: float | None) -> float | None:
-    """Return a part, None where it is too small to be seen in its step."""
+    """Return a part, or None if it is too small to be printed."""
     return None if value is None or abs(value) < _UNSEEN * (column.total_s or 0.0) else value
 
 
@@ -163,9 +163,9 @@ def _signed(seconds: float) -> str:
 
 
 def _show_lists(console: Console, comparisons: Sequence[Comparison], *, named: bool) -> None:
-    """Print why models have no time, and how what they priced differs from the plan.
+    """Print why models have no step time, and how the priced plan differs from the given one.
 
-    named : say of which plans, where it is not of all.
+    named : True to print the plans that a line applies to, if these are not all.
     """
     reasons: dict[str, list[str]] = {}
     notes: dict[str, list[str]] = {}
@@ -189,7 +189,7 @@ def _show_lists(console: Console, comparisons: Sequence[Comparison], *, named: b
 
 
 def comparison_document(comparison: Comparison) -> dict[str, Any]:
-    """Return what `--json` writes of one plan: seconds, by model and part."""
+    """Return the object of `--json` for one plan: seconds by model and part."""
     question = comparison.question
     plan = question.plan
     return {

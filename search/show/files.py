@@ -1,7 +1,6 @@
-"""Turns results into documents: the object of `--json` and our own plan file.
+"""Conversion of results to documents: the object of `--json` and autopar's plan file.
 
-Nothing here depends on the clock or on where the program runs, so the same inputs give the same
-bytes.
+The documents do not depend on the time or the machine, so equal inputs give equal bytes.
 """
 
 from __future__ import annotations
@@ -85,16 +84,16 @@ _NAMED = frozenset(
         *("disable-sdp", "disable-ckpt", "disable-tp-consec"),
     }
 )
-"""Options that the name of a strategy file says."""
+"""Options that are part of the name of a strategy file."""
 _OF_THE_FILE = frozenset(
     {
         *("top", "frontier", "evaluate", "json", "html", "trace"),
         *("verbose", "price", "goal", "tokens-per-s"),
     }
 )
-"""Options of what is written, not of the plan."""
+"""Options that affect the output only, not the plan."""
 
-# Names of dimensions in the documented file name, by the option that disables them.
+# Names of dimensions in the documented file name, by the option that disables each.
 _OFF_NAMES = (
     ("disable_dp", "dp"),
     ("disable_tp", "tp"),
@@ -112,10 +111,10 @@ def result_document(
     throughput: Throughput | None = None,
     price: float | None = None,
 ) -> ResultDocument:
-    """Return what `--json` prints for a search; `frontier` as `Planner.frontier` returns it.
+    """Return the object of `--json` for a search of per-layer plans.
 
-    engines : each one's own fastest plan, where all were looked at. throughput : of the plan.
-    price : of a GPU-hour.
+    frontier : result of `Planner.frontier`. engines : fastest plan of each engine, if all were
+    searched. throughput : throughput of the plan. price : price of a GPU-hour.
     """
     there: dict[str, Any] = _where_it_applies(result.prediction, synthetic=result.synthetic)
     there |= _throughput(throughput, price)
@@ -141,7 +140,7 @@ def result_document(
 
 
 def engine_entries(engines: Sequence[EngineBest]) -> list[EngineEntry]:
-    """Return each engine's own best as documents have it."""
+    """Return the best plan of each engine as document entries."""
     return [
         EngineEntry(
             engine=line.engine,
@@ -168,10 +167,10 @@ def evaluation_document(
     throughput: Throughput | None = None,
     price: float | None = None,
 ) -> ResultDocument:
-    """Return what `--evaluate --json` prints; `problems` holds the arithmetic.
+    """Return the object of `--evaluate --json`; `problems` has violated rules with their values.
 
-    `prediction`, `options` and `request` are as in our plan file, so that whoever checks a plan
-    finds in either what was predicted, and of what.
+    `prediction`, `options` and `request` are those of autopar's plan file, so that tools which
+    check a plan can read either document.
     """
     return ResultDocument(
         **_head("evaluated", plan, prediction),
@@ -197,9 +196,9 @@ def explanation_document(
     pinned: Sequence[tuple[str, WhyNot]],
     gains: Sequence[Gain],
 ) -> dict[str, Any]:
-    """Return what `autopar-explain --json` has beside the price of a plan.
+    """Return the entries that `autopar-explain --json` adds to the price of a plan.
 
-    baseline : the best plan of the search space. pinned : the best one under each rule.
+    baseline : search with the best plan of the search space. pinned : best plan under each rule.
     """
     return {
         "best": _found(baseline),
@@ -209,13 +208,13 @@ def explanation_document(
 
 
 def _against(baseline: SearchResult, found: WhyNot) -> dict[str, Any]:
-    """Return the best plan under a rule, or why there is none, and where its time differs."""
+    """Return the best plan under a rule, or why there is none, and its time differences by term."""
     result, terms = found.result, dict[str, float]()
     other = None if result is None else priced_of_result(result)
     best = priced_of_result(baseline)
     if other is not None and best is not None:
         more = other.price.terms_against(best.price)
-        # the largest loss first
+        # Sorted by loss, largest first.
         terms = dict(sorted(more.items(), key=lambda item: -item[1]))
     return {
         **({"status": "infeasible"} if result is None else _found(result)),
@@ -226,7 +225,7 @@ def _against(baseline: SearchResult, found: WhyNot) -> dict[str, Any]:
 
 
 def _found(result: SearchResult) -> dict[str, Any]:
-    """Return what a search found: its plan and speed, or what is missing."""
+    """Return the plan and throughput of a search, or why it is infeasible."""
     prediction = result.prediction
     return {
         "status": result.status,
@@ -238,7 +237,7 @@ def _found(result: SearchResult) -> dict[str, Any]:
 
 
 def frontier_entries(results: Sequence[SearchResult]) -> list[FrontierEntry]:
-    """Return the frontier as budgets with their throughput and plan."""
+    """Return the frontier as entries with budget, throughput and plan."""
     return [
         FrontierEntry(
             memory_constraint_bytes=finite(_budget(result)),
@@ -260,15 +259,15 @@ def plan_document(
     throughput: Throughput | None = None,
     path: Path | None = None,
 ) -> PlanDocument:
-    """Return our own plan file of a result.
+    """Return autopar's plan file for a result.
 
     Parameters
     ----------
-    request : options as typed, so that `autopar-explain` can ask the same question again.
-    engine : whose plans were searched, which the options of the request stand for.
-    engines : each one's own fastest, where several were looked at.
-    throughput : of the plan.
-    path : where it will lie, of which its own paths are told.
+    request : options as typed, so that `autopar-explain` can repeat the search.
+    engine : engine whose plans were searched; recorded in the options.
+    engines : fastest plan of each engine, if several were searched.
+    throughput : throughput of the plan.
+    path : location of the plan file, to which input paths are made relative.
     """
     sources = [
         replace(source, path=portable_path(source.path, path)) if path is not None else source
@@ -276,7 +275,7 @@ def plan_document(
     ]
     plan, prediction = result.plan, result.prediction
     searched = {} if engine is None else {"engine": engine}
-    # a search of one engine has no such key
+    # A search of one engine has no key `engines`.
     there: dict[str, Any] = {"engines": engine_entries(engines)} if engines else {}
     there |= _throughput(throughput, None)
     return PlanDocument(
@@ -302,13 +301,16 @@ def plan_document(
 
 
 # --------------------------------------------------------------------------------------------------
-# Launches.
+# Uniform plans.
 
 
 def assessed_entry(
     assessment: Assessment, target: Target, price: float | None = None
 ) -> dict[str, Any]:
-    """Return the price of a launch: seconds, bytes, shares; price : of a GPU-hour."""
+    """Return the assessment of a uniform plan as an object, in seconds, bytes and shares.
+
+    price : price of a GPU-hour.
+    """
     step = assessment.step
     return {
         "stages": [
@@ -351,7 +353,7 @@ def _launch(answer: Launches, engine: EngineAnswer, solution: Solution) -> Launc
 
 
 def launch_document(answer: Launches, request: Mapping[str, object]) -> LaunchDocument:
-    """Return the file of the best launch: the question, the degrees, what is predicted of it."""
+    """Return the file of the best uniform plan: request, degrees and predicted figures."""
     question, one, best = answer.question, answer.best, answer.fastest
     launch = None if one is None or best is None else _launch(answer, one, best)
     return LaunchDocument(
@@ -374,10 +376,10 @@ def launch_document(answer: Launches, request: Mapping[str, object]) -> LaunchDo
 
 
 def launch_result(answer: Launches, request: Mapping[str, object]) -> dict[str, Any]:
-    """Return what `--json` prints: the file of the best launch, and what each trainer has."""
+    """Return the object of `--json`: the file of the best uniform plan and all engine results."""
     found: dict[str, Any] = content_of(launch_document(answer, request), whole=True)
     searched = {one.engine.name: one for one in answer.engines}
-    # of one trainer alone there are no lines
+    # A search of a single engine has no lines.
     lines = found["engines"] or [{"engine": name} for name in searched]
     found["engines"] = [
         line | (_searched(answer, searched[line["engine"]]) if line["engine"] in searched else {})
@@ -387,7 +389,7 @@ def launch_result(answer: Launches, request: Mapping[str, object]) -> dict[str, 
 
 
 def remedy_entry(remedy: Remedy) -> dict[str, Any]:
-    """Return what would make a launch fit: the options that say it, and what it has then."""
+    """Return a suggestion as an object: its options and the plan that fits with them."""
     assessment = remedy.solution.assessment
     return {
         "options": remedy.words,
@@ -400,7 +402,7 @@ def remedy_entry(remedy: Remedy) -> dict[str, Any]:
 
 
 def _searched(answer: Launches, one: EngineAnswer) -> dict[str, Any]:
-    """Return the launches of a trainer, and how they were found."""
+    """Return the uniform plans of an engine and the statistics of their search."""
     solved = one.solved
     return {
         "stack": one.target.machine.stack.name,
@@ -425,10 +427,10 @@ def _searched(answer: Launches, one: EngineAnswer) -> dict[str, Any]:
 def against_entry(
     answer: Launches, other: Solution | None, reason: str, broken: Sequence[Notice] = ()
 ) -> dict[str, Any]:
-    """Return another launch next to that of an answer, and the terms that make the difference.
+    """Return another uniform plan with its gain over the answer and the differences by term.
 
-    reason : why there is none; broken : the rules that leave none. Seconds are of a sequence, since
-    global batches may differ.
+    reason : why there is no other plan. broken : violated rules that exclude it. Differences are in
+    seconds per sequence, because global batches may differ.
     """
     (one,) = answer.engines
     assert one.best is not None, "a launch is shown"
@@ -450,11 +452,11 @@ def against_entry(
 _OF_LAUNCH_NAME = frozenset(
     {*("nodes", "gpus-per-node", "gpus", "seq-length", "global-batch-size", "engine")}
 )
-"""Options that the name of a launch's file says."""
+"""Options that are part of the name of a uniform plan's file."""
 
 
 def launch_file_name(answer: Launches, request: Mapping[str, object]) -> Path:
-    """Return the name of a launch's file: all that makes the launch another one.
+    """Return the file name of a uniform plan, which contains every option that affects the plan.
 
     request : options as typed.
     """
@@ -479,12 +481,12 @@ def launch_file_name(answer: Launches, request: Mapping[str, object]) -> Path:
 
 
 def options_digest(request: Mapping[str, object], named: Collection[str]) -> str:
-    """Return eight digits of the options that change a question, empty where none does.
+    """Return a digest of eight hex digits of the options that affect a plan; empty if none does.
 
     Parameters
     ----------
-    request : options as typed; those of their default change nothing, nor do shipped names.
-    named : options that stand beside the digest in words.
+    request : options as typed. Default values and names of shipped files are ignored.
+    named : options that the file name contains in words.
     """
     rows = {row.name: row for row in ROWS}
     left = {}
@@ -497,7 +499,7 @@ def options_digest(request: Mapping[str, object], named: Collection[str]) -> str
             continue
         if _says_itself(name, str(value)):
             continue
-        # of one path there are many spellings
+        # One path has many spellings.
         left[name] = os.path.normpath(chosen) if isinstance(chosen, str) else repr(chosen)
     if not left:
         return ""
@@ -506,7 +508,7 @@ def options_digest(request: Mapping[str, object], named: Collection[str]) -> str
 
 
 def _says_itself(option: str, value: str) -> bool:
-    """Return whether a name of a model or of a card has the whole value: one that is shipped."""
+    """Return True if a value is a shipped model or card, which its name defines completely."""
     if option == "model":
         return value in model_names() or published_name(value) is not None
     if option != "hardware":
@@ -528,15 +530,15 @@ def output_paths(
     request: Mapping[str, object],
     engine: str | None = None,
 ) -> tuple[Path, Path]:
-    """Return where the strategy file and our plan file beside it go.
+    """Return the paths of the strategy file and of autopar's plan file next to it.
 
     Parameters
     ----------
-    config_path : a folder, where the documented name is used, or a file ending in `.json`.
-    request, engine : as `plan_document` has them.
+    config_path : folder, in which the documented name is used, or a file ending in `.json`.
+    request, engine : see `plan_document`.
     """
     target = Path(config_path)
-    # a folder may be called anything, even x.json
+    # A folder may have any name, even x.json.
     if target.suffix != ".json" or target.is_dir():
         target = target / strategy_file_name(
             model_name=spec.name,
@@ -566,14 +568,14 @@ def output_texts(
     engines: Sequence[EngineBest] = (),
     throughput: Throughput | None = None,
 ) -> dict[Path, str]:
-    """Return what the strategy file and our plan file hold; nothing where there is no plan.
+    """Return the texts of the strategy file and the plan file by path; empty without a plan.
 
-    Of a plan that Galvatron's strategy file cannot say there is our plan file alone.
+    A plan that Galvatron's strategy file cannot express has only autopar's plan file.
     """
     if result.plan is None:
         return {}
     problems = violations(result.plan, spec, sequence_parallel=options.sequence_parallel)
-    # the planner returns legal plans only
+    # The planner returns only legal plans.
     assert not problems, problems
     asked = portable_options(request, paths[1])
     plan = plan_document(
@@ -602,7 +604,7 @@ def _head(status: str, plan: Plan | None, prediction: Prediction | None) -> dict
 
 
 def _where_it_applies(prediction: Prediction | None, *, synthetic: bool) -> dict[str, Any]:
-    """Return the spread of the step time where it is known, and that inputs are synthetic."""
+    """Return the optional keys: the step time interval, and a mark of synthetic inputs."""
     document: dict[str, Any] = {}
     if prediction is not None and prediction.step_time_interval_s is not None:
         document["step_time_interval_s"] = plain(prediction.step_time_interval_s)
@@ -613,7 +615,7 @@ def _where_it_applies(prediction: Prediction | None, *, synthetic: bool) -> dict
 
 
 def _throughput(found: Throughput | None, price: float | None) -> dict[str, Any]:
-    """Return the key of a throughput, none without one."""
+    """Return the key `throughput`; empty without a throughput."""
     if found is None:
         return {}
     entry: dict[str, Any] = throughput_entry(found, price)
@@ -651,7 +653,7 @@ def _alternative(alternative: Alternative) -> AlternativeEntry:
 
 
 def _typed(request: Mapping[str, object] | None) -> dict[str, Any]:
-    # by name, in whatever order they were typed
+    # Sorted by name, so that the order of typing does not matter.
     return {key: plain(value) for key, value in sorted((request or {}).items())}
 
 
@@ -661,12 +663,12 @@ def _budget(result: SearchResult) -> float:
 
 
 def _versions() -> VersionsEntry:
-    """Return what a plan was computed with; the version of the file's format stands at its top.
+    """Return the versions of autopar and its compiled core that computed a plan.
 
-    Interpreter and libraries are left out: they do not shape a plan, and its file would differ
-    between two environments of one machine.
+    Python and library versions are not included: they do not affect a plan, and files would differ
+    between environments.
     """
-    # Loads the compiled core, which no reader of results needs.
+    # Imported here because it loads the compiled core, which readers of results do not need.
     from search.planning.layered.core import ABI_VERSION
 
     return VersionsEntry(autopar=__version__, core_interface=ABI_VERSION)

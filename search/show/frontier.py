@@ -1,4 +1,4 @@
-"""Shows the frontier: the best throughput of per-layer plans by memory budget."""
+"""Report of the frontier: the best throughput of per-layer plans by memory budget."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def show_frontier(console: Console, results: Sequence[SearchResult]) -> None:
-    """Print the best throughput by memory budget."""
+    """Print a table of the best throughput and plan for each memory budget."""
     print_heading(console, "throughput by memory budget")
     table = make_table(
         "GiB per GPU", "samples/s", "step", "plan", left=0, words_last=True, spaced=True
@@ -51,8 +51,8 @@ def save_frontier(
 ) -> None:
     """Draw the best throughput over the memory of a GPU, as .png or .svg.
 
-    From one budget to the next larger one the same plan is the best. aside : as `autopar.output`
-    has it. Raises OptionError where the file cannot be written, InstallError without matplotlib.
+    A plan is the best from its budget up to the next larger one. aside : see `autopar.output`.
+    Raises OptionError if the file cannot be written, and InstallError without matplotlib.
     """
     points: list[tuple[float, float, str]] = []
     for result in results:
@@ -67,7 +67,7 @@ def save_frontier(
         plot = figure.subplots()
         gib, speed = [one[0] for one in points], [one[1] for one in points]
         plot.step(gib, speed, where="post", color=COLOURS[0], marker=MARKERS[0], markersize=4)
-        # names of many plans would lie upon each other: those of both ends and the largest steps
+        # Labels of many plans would overlap: only both ends and the largest steps are labelled.
         gains = [b - a for a, b in pairwise(speed)]
         steps = sorted(range(len(gains)), key=lambda at: -gains[at])[:_NAMED_POINTS]
         for at in {0, len(points) - 1, *(step + 1 for step in steps)} if points else ():
@@ -91,4 +91,4 @@ def save_frontier(
 
 
 _NAMED_POINTS = 3
-"""Plans that a picture of a frontier names beside the first."""
+"""Number of labelled steps of a frontier, in addition to both ends."""

@@ -1,6 +1,6 @@
-"""What an answer says first, in 80 columns: a plan as one says it, its step in the units of logs.
+"""First block of an answer in 80 columns: a plan in one line and the figures of its step.
 
-Tables of stages, terms and alternatives, which come behind, are those of `terminal`.
+`search.show.terminal` prints the tables of stages, terms and alternatives that follow.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from autopar.training.throughput import Throughput
 
 SCREEN_WIDTH, SCREEN_HEIGHT = 80, 24
-"""What somebody sees at once of an answer."""
+"""Columns and lines of the default screen."""
 NEXT = "autopar-explain FILE (why), autopar-export FILE (run), --verbose"
-"""What somebody does with an answer."""
+"""Commands and options that usually follow an answer."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -35,39 +35,39 @@ NEXT = "autopar-explain FILE (why), autopar-export FILE (run), --verbose"
 
 
 Rows = list[tuple[str, str]]
-"""Labels, and what stands beside them."""
+"""Labels and their texts."""
 
 
 class Headline(Record):
-    """A plan or launch and its figures, as they are shown."""
+    """Printed summary of a plan with its figures."""
 
     heading: str
     line: str
-    """The plan as one says it."""
+    """Plan in one line."""
     rows: Rows
 
     def height(self, console: Console) -> int:
-        """Return how many lines it takes, without the blank one in front."""
+        """Return the number of printed lines, without the blank line before."""
         return 1 + len(wrapped(self.line, console.width - 2)) + rows_height(console, self.rows)
 
     def show(self, console: Console) -> None:
-        """Print it behind a blank line."""
+        """Print the summary after a blank line."""
         print_heading(console, self.heading)
         print_line(console, self.line, style="bold")
         print_rows(console, self.rows)
 
 
 _LABEL = 11
-"""Columns of a label, with the blank behind it."""
+"""Width of a label with the blank after it, columns."""
 
 
 def rows_height(console: Console, rows: Rows) -> int:
-    """Return how many lines rows take."""
+    """Return the number of lines that rows take."""
     return sum(len(wrapped(text, console.width - 2 - _LABEL)) for _, text in rows)
 
 
 def print_rows(console: Console, rows: Rows) -> None:
-    """Print rows, each text beside its label."""
+    """Print rows, each text to the right of its label."""
     for label, text in rows:
         for index, line in enumerate(wrapped(text, console.width - 2 - _LABEL)):
             left = label if index == 0 else ""
@@ -75,9 +75,9 @@ def print_rows(console: Console, rows: Rows) -> None:
 
 
 def figure_rows(found: Throughput, samples_per_s: float, price: float | None = None) -> Rows:
-    """Return a step in the units of logs, every rate with the ends of the step's interval.
+    """Return the step time and throughput as rows, each figure with its 90 % interval.
 
-    price : of a GPU-hour.
+    price : price of a GPU-hour.
     """
     step = format_seconds(found.step_s)
     if found.interval_s is not None:
@@ -90,7 +90,10 @@ def figure_rows(found: Throughput, samples_per_s: float, price: float | None = N
 
 
 def throughput_rows(found: Throughput, price: float | None = None) -> Rows:
-    """Return labels and figures of a throughput: rates, shares of the peak, what tokens cost."""
+    """Return a throughput as rows: rates per GPU, MFU, and GPU-hours per billion tokens.
+
+    price : price of a GPU-hour, which adds the cost of a billion tokens.
+    """
     ends = found.ends
     rates = [f"{found.tokens_per_s:,.0f} tokens/s{_between(found.tokens_per_s, ends, ',.0f')}"]
     if found.flop_per_s is not None:
@@ -119,9 +122,9 @@ def throughput_rows(found: Throughput, price: float | None = None) -> Rows:
 def _between(
     value: float, ends: tuple[float, float] | None, style: str | int, unit: str = ""
 ) -> str:
-    """Return ` (low to high)` of a value at both ends of an interval; nothing without one.
+    """Return ` (low to high)` of a value over an interval; empty without an interval.
 
-    style : a format, or how many digits.
+    ends : factors of the value at both ends. style : format, or number of digits.
     """
     if ends is None:
         return ""
@@ -133,7 +136,7 @@ def _between(
 
 
 def memory_row(price: Price) -> tuple[str, str]:
-    """Return the memory of the peak stage, the budget, and the probability of running out of it."""
+    """Return the row with the memory of the peak stage, the budget and the OOM probability."""
     full = price.fullest
     low, high = full.reserved_bytes
     reserved = f"{high / GIB:.2f}" if low == high else f"{low / GIB:.4g} to {high / GIB:.4g}"
@@ -143,7 +146,7 @@ def memory_row(price: Price) -> tuple[str, str]:
 
 
 def headline_of(priced: Priced, heading: str, gpu_hour_price: float | None) -> Headline:
-    """Return a plan and its figures under a heading, which the engine's name follows."""
+    """Return the summary of a plan; the name of the engine follows the heading."""
     price = priced.price
     rows = [("step", "has no step time, because it cannot run")]
     if price.throughput is not None:
@@ -159,7 +162,7 @@ def headline_of(priced: Priced, heading: str, gpu_hour_price: float | None) -> H
 
 
 _PLAN_COLUMN = 44
-"""Beside engine, rate and share in 80 columns."""
+"""Width of the plan column of an 80-column table with engine, rate and share."""
 
 
 def show_engines(
@@ -169,18 +172,17 @@ def show_engines(
     *,
     room: int | None = None,
 ) -> None:
-    """Print each engine's own fastest plan or launch, or why it has none.
+    """Print the fastest plan of each engine, or the reason why it has none.
 
-    tokens : of a sample over all GPUs, so that rates are those of one GPU; None: samples. room :
-    lines of the table at most, in which plans are cut to their first words; None: as many as it
-    takes.
+    tokens : tokens of a sample over the number of GPUs, for rates in tokens/s/GPU; None prints
+    samples/s. room : maximum number of lines, in which plans are shortened; None means no limit.
     """
     console.print()
     whole = room is None
     best = max((line.samples_per_s or 0.0 for line in engines), default=0.0)
     rate = "samples/s" if tokens is None else "tokens/s/GPU"
     table = make_table("engine", rate, "vs best", "plan", words_last=True)
-    # two lines are the names of the columns, one says how many are left out
+    # Two lines are column names, and one contains the number of engines not shown.
     shown_engines = engines if room is None or room >= len(engines) + 2 else engines[: room - 3]
     for line in shown_engines:
         words = line.words if line.samples_per_s is not None else f"none: {line.reason}"
@@ -202,16 +204,16 @@ def show_engines(
 
 
 def shortened(words: str, width: int) -> str:
-    """Return the first words of a plan that fit into a column, and that there are more."""
+    """Return a plan shortened to whole words that fit into a column, with ` ..` at the end."""
     if len(words) <= width:
         return words
     return words[: width - 3].rpartition(" ")[0].rstrip(",:;") + " .."
 
 
 def layers_line(engines: Sequence[EngineBest]) -> str:
-    """Return what plans whose layers may differ give over the fastest launch, in a few words.
+    """Return the gain of the best per-layer plan over the fastest uniform plan, in a few words.
 
-    Empty where there is only one of the two.
+    Empty if one of the two is missing.
     """
     launch = next((line for line in engines if line.launch is not None), None)
     plan = next((line for line in engines if line.plan is not None), None)

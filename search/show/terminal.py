@@ -1,4 +1,4 @@
-"""Prints an `Answer`, from its first screen to all of it: one report for every kind of plan."""
+"""Terminal report of an `Answer`, for every kind of plan: one screen or all details."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ if TYPE_CHECKING:
     from search.questions.suggestions import Remedy
 
 _LEAST_TABLE = 4
-"""Lines of a table with its heading, names of columns and a row."""
+"""Lines of the smallest table: its heading, column names and one row."""
 _PLAN_COLUMN = 48
 """Width of a plan in a table of alternatives on 80 columns."""
 _STYLES = {"synthetic": "bold red", "estimated": "yellow", "exact": "yellow"}
 _UNSEEN = 0.0005
-"""Share of a step below which a term is not printed."""
+"""Share of the step below which a term is not printed."""
 _SMALL = 0.005
-"""Share of a peak below which terms are printed in one line."""
+"""Share of the peak below which terms are merged into one row."""
 
 
 def show_answer(console: Console, answer: Answer, *, verbose: bool = True, goal: str = "") -> None:
-    """Print the best plan in the units of logs, the best of each engine, and the basis of both.
+    """Print the best plan, the best plan of each engine, and the basis of the estimates.
 
-    verbose : with terms, stages, other degrees and the search space; else one screen. goal : of
-    what clusters this one was chosen, in a sentence.
+    verbose : True to print also terms, stages, other degrees and the search space; else one screen.
+    goal : sentence with the clusters among which this one was chosen.
     """
     used = _show_title(console, answer)
     first = _headlines(answer)
     for one in first:
         one.show(console)
     footer = _footer(answer, goal)
-    # a blank line is in front of each headline, of the table and of the footer
+    # A blank line precedes each headline, the table and the footer.
     used += sum(1 + one.height(console) for one in first) + 2 + rows_height(console, footer)
     room = None if verbose else max(SCREEN_HEIGHT - used, 0)
     if answer.by_engine:
@@ -83,12 +83,13 @@ def show_answer(console: Console, answer: Answer, *, verbose: bool = True, goal:
 def show_given(
     console: Console, answer: Answer, *, path: str | None = None, explained: bool = False
 ) -> None:
-    """Print a plan that the user has: its time and memory, and whether it is legal and fits.
+    """Print the time and memory of a given plan, and if it is legal and fits.
 
-    path : its file. explained : with the terms of the peak, or of all stages and layers.
+    path : file of the plan. explained : True to print also the terms of the peak of a uniform plan,
+    or of all stages and layers of a per-layer plan.
     """
     if path is not None:
-        # one line however long, so that it can be copied
+        # Not wrapped, so that the path can be copied.
         console.print(path, markup=False, soft_wrap=True)
     _show_title(console, answer)
     given, price = answer.best, answer.best.price
@@ -133,7 +134,7 @@ def _show_title(console: Console, answer: Answer) -> int:
 
 
 def _headlines(answer: Answer) -> list[Headline]:
-    """Return the best plan under its heading; behind the uniform one where layers differ."""
+    """Return the headline of the best plan, after that of the uniform plan if layers differ."""
     best, uniform, gain = answer.best, answer.uniform, layers_line(answer.by_engine)
     price = answer.gpu_hour_price
     if uniform is None:
@@ -144,7 +145,7 @@ def _headlines(answer: Answer) -> list[Headline]:
         share = best.price.samples_per_s / uniform.price.samples_per_s - 1.0
         gain = f"{share * 100:.1f} % faster"
     found = headline_of(best, "", price)
-    # the plan that one can say aloud has the long rows
+    # Only the uniform plan, which is easier to describe, has all rows.
     rows = [row for row in found.rows if row[0] in ("step", "memory")]
     return [
         headline_of(uniform, "fastest uniform plan", price),
@@ -155,7 +156,7 @@ def _headlines(answer: Answer) -> list[Headline]:
 def _footer(answer: Answer, goal: str) -> Rows:
     rows = [("rests on", text) for text in answer.best.price.basis]
     rows.append(("fastest of", answer.searched))
-    # other lines are of no option that one could type
+    # Other lines do not belong to an option.
     assumed = [text.partition(" (")[0] for text in answer.assumed if text.startswith("--")]
     if assumed:
         rows.append(("assumed", ", ".join(assumed)))
@@ -171,7 +172,7 @@ def _footer(answer: Answer, goal: str) -> Rows:
 
 
 def terms_line(terms_s: Mapping[str, float]) -> str:
-    """Return the terms of a step as shares of it, the largest first."""
+    """Return the terms of a step as percentages of it, largest first."""
     total = sum(terms_s.values())
     terms = sorted(terms_s.items(), key=lambda item: -item[1])
     return ", ".join(
@@ -182,8 +183,8 @@ def terms_line(terms_s: Mapping[str, float]) -> str:
 
 
 def show_terms(console: Console, priced: Priced) -> None:
-    """Print where the time of a step goes, and the layers of stages where they differ."""
-    # a plan that cannot run has neither a time nor terms
+    """Print the terms of the step time, and the layers per stage if stages differ."""
+    # A plan that cannot run has neither time nor terms.
     if priced.price.throughput is None or not priced.price.terms_s:
         return
     print_heading(console, "where the time goes")
@@ -199,7 +200,7 @@ _PER_STEP = ("tail", "optimizer")
 
 
 def show_layers(console: Console, priced: Priced) -> None:
-    """Print a per-layer plan by stage and group of layers, with times of one micro-batch."""
+    """Print a per-layer plan by stage and group of layers, with times per micro-batch."""
     if priced.layered is None:
         return
     plan, prediction = priced.layered
@@ -253,7 +254,7 @@ def show_layers(console: Console, priced: Priced) -> None:
 
 
 def _samples(plan: Plan) -> str:
-    """Return the samples of a micro-batch: of a data rank, where all layers have as many."""
+    """Return the samples of a micro-batch, per data rank if all layers have one data degree."""
     whole = plan.global_batch / plan.num_microbatches
     degrees = {plan.data_degree(layer) for layer in range(len(plan.layers))}
     dp = degrees.pop() or 1
@@ -263,14 +264,14 @@ def _samples(plan: Plan) -> str:
 
 
 def _split(time_s: Mapping[str, float], once_s: float) -> tuple[str, str, str]:
-    """Return computation and the rest of one micro-batch, and what comes once per step."""
+    """Return computation and other time of one micro-batch, and the time once per step."""
     compute = sum(time_s.get(key, 0.0) for key in _COMPUTE)
     rest = sum(v for key, v in time_s.items() if key not in (*_COMPUTE, *_PER_STEP))
     return format_seconds(compute), format_seconds(rest), format_seconds(once_s)
 
 
 def plan_runs(plan: Plan) -> Iterator[tuple[int, int, int, LayerStrategy]]:
-    """Yield (stage, first layer, number of layers, strategy) of layers that are alike."""
+    """Yield (stage, first layer, number of layers, strategy) of each group of equal layers."""
     stages = plan.stage_of_layer()
     first = 0
     for i in range(1, len(plan.layers) + 1):
@@ -292,9 +293,9 @@ def _count(number: float, noun: str) -> str:
 
 
 def show_memory(console: Console, price: Price, note: str = "") -> None:
-    """Print memory of the first, the peak and the last stage against the budget.
+    """Print the memory of the first, the peak and the last stage against the budget.
 
-    note : on the runs that the interval is made of.
+    note : remark on the measured runs that the interval is based on.
     """
     if not price.stages:
         return
@@ -326,13 +327,16 @@ def show_memory(console: Console, price: Price, note: str = "") -> None:
 
 
 def _shown(price: Price) -> list[StagePrice]:
-    """Return first, peak and last stage."""
+    """Return the first, the peak and the last stage, each once."""
     found = {one.stage: one for one in (price.stages[0], price.fullest, price.stages[-1])}
     return [found[stage] for stage in sorted(found)]
 
 
 def show_peak(console: Console, fullest: StagePrice, worded: Callable[[str], str] = str) -> None:
-    """Print the terms of a stage's peak; worded : returns a setting in the words of an engine."""
+    """Print the memory terms at the peak of a stage.
+
+    worded : function that returns a setting in the spelling of an engine.
+    """
     print_heading(console, f"peak of stage {fullest.stage}")
     table = make_table("term", "size", "changed by", words_last=True, spaced=True)
     small = 0.0
@@ -347,9 +351,9 @@ def show_peak(console: Console, fullest: StagePrice, worded: Callable[[str], str
 
 
 def _show_alternatives(console: Console, answer: Answer, room: int | None = None) -> None:
-    """Print plans of other degrees; columns that no plan has are left out.
+    """Print plans of other degrees, without empty columns.
 
-    room : lines of all, in which plans are cut to their first words; None: as many as it takes.
+    room : maximum number of lines, in which plans are shortened; None means no limit.
     """
     best, others = answer.best, answer.others
     if not others:
@@ -359,7 +363,7 @@ def _show_alternatives(console: Console, answer: Answer, room: int | None = None
     counted = any(one.peak_bytes is not None for one in others)
     columns = ["slower", *["faster in"] * likely, *["peak"] * counted, "plan"]
     table = make_table(*columns, words_last=True)
-    # the heading and the names of the columns take three lines
+    # Heading and column names take three lines.
     for one in others[: None if room is None else max(room - 3, 1)]:
         odds, peak = one.probability_faster, one.peak_bytes
         table.add_row(
@@ -374,7 +378,7 @@ def _show_alternatives(console: Console, answer: Answer, room: int | None = None
 
 
 def _show_space(console: Console, answer: Answer) -> None:
-    """Print the whole of what was searched, left out, assumed and read."""
+    """Print the search space, options not searched, assumptions, notes and inputs."""
     print_heading(console, "what it is the fastest of")
     print_line(console, answer.space)
     for text in answer.not_searched:
@@ -384,13 +388,13 @@ def _show_space(console: Console, answer: Answer) -> None:
     for text in answer.notes:
         print_item(console, f"note: {text}")
     for text in answer.inputs:
-        # one line each however long, so that paths can be copied
+        # Not wrapped, so that paths can be copied.
         console.print(f"  - input: {text}", markup=False, soft_wrap=True)
     print_line(console, answer.effort, style="dim")
 
 
 def show_categories(console: Console, prediction: Prediction) -> None:
-    """Print time and memory by category for every stage and group of layers of a plan."""
+    """Print the time and memory of every stage and group of layers by category."""
     for stage in prediction.stages:
         print_heading(console, f"stage {stage.stage}")
         _print(console, "  one micro-batch: " + _seconds(stage.time_s))
@@ -424,7 +428,7 @@ def _gibibytes(values: Mapping[str, float]) -> str:
 
 
 def _sorted(values: Mapping[str, float], text: Callable[[float], str]) -> str:
-    """Return the categories that are not zero, largest first."""
+    """Return the nonzero categories in one line, largest first."""
     items = sorted(values.items(), key=lambda item: -item[1])
     named = (f"{name.replace('_', ' ')} {text(value)}" for name, value in items if value)
     return ", ".join(named) or "nothing"
@@ -443,7 +447,7 @@ def _print(console: Console, text: str) -> None:
 
 
 _SHOWN_TERMS = 4
-"""Terms in which two plans differ most."""
+"""Number of printed terms in which two plans differ most."""
 
 
 def show_explained(
@@ -456,9 +460,10 @@ def show_explained(
     best: Priced | None = None,
     path: str | None = None,
 ) -> None:
-    """Print a given plan in full, how others compare, and what more of a resource would bring.
+    """Print a given plan in full, its comparison with others, and gains of more resources.
 
-    others : what was asked for, which comes first. best : compared with them; None: the given plan.
+    others : plans that the user asked for, printed first. best : plan that they are compared with;
+    None means the given plan.
     """
     for asked in others:
         what = "this one" if best is None else "the best plan"
@@ -471,9 +476,9 @@ def show_explained(
 
 
 def show_against(console: Console, asked: Asked, one: Priced, what: str = "this one") -> None:
-    """Print how another plan compares with one, and the terms that make the difference.
+    """Print the comparison of another plan with `one`, and the terms that differ most.
 
-    what : that one in words.
+    what : short name of `one`.
     """
     other = asked.plan
     print_heading(console, asked.heading)
@@ -486,7 +491,7 @@ def show_against(console: Console, asked: Asked, one: Priced, what: str = "this 
     print_line(console, other.words, style="bold")
     rate = other.price.samples_per_s
     share = ""
-    # a plan that cannot run has no rate to compare with
+    # A plan that cannot run has no throughput to compare with.
     if one.price.samples_per_s > 0:
         share = f", {(rate / one.price.samples_per_s - 1.0) * 100:+.2f} % against {what}"
     peak = format_bytes(other.price.fullest.peak_bytes)
@@ -506,7 +511,7 @@ def show_against(console: Console, asked: Asked, one: Priced, what: str = "this 
 
 
 def show_more(console: Console, gains: Sequence[Gain]) -> None:
-    """Print what more of a resource would bring to the fastest plan."""
+    """Print the gains of more memory or bandwidth for the fastest plan."""
     if not gains:
         return
     print_heading(console, "what more would bring")
@@ -522,17 +527,17 @@ def show_more(console: Console, gains: Sequence[Gain]) -> None:
 
 
 _WORTH = 1e-3
-"""Gain from which on a resource is a bottleneck."""
+"""Smallest gain, as a share of throughput, at which a resource is called a bottleneck."""
 
 
 # --------------------------------------------------------------------------------------------------
-# Where nothing fits.
+# Infeasible requests.
 
 
 def show_infeasible(console: Console, found: Launches, ways: Sequence[Remedy]) -> None:
-    """Print each trainer's reason, and what would make something fit, on one screen.
+    """Print the reason of each engine and the suggestions that make a plan fit, on one screen.
 
-    ways : what fits, with what changes the training least first.
+    ways : suggestions, smallest change of the training first.
     """
     _, *reasons = infeasible_lines(found)
     for reason in reasons:
@@ -559,7 +564,7 @@ def show_infeasible(console: Console, found: Launches, ways: Sequence[Remedy]) -
 
 
 def infeasible_lines(found: Launches) -> tuple[str, ...]:
-    """Return that no trainer has a launch, nor anybody a plan, and each one's reason."""
+    """Return a line that no plan fits, and one line with the reason of each engine."""
     reasons: dict[str, str] = {line.engine: line.reason for line in found.lines}
     reasons = reasons or {one.engine.name: one.reason for one in found.engines}
     what = "launch or plan" if found.lines else "launch"
@@ -575,7 +580,7 @@ def _outcome(found: Launches) -> str:
 
 
 def remedy_line(remedy: Remedy) -> str:
-    """Return a change with which something fits, and what it gives, in one sentence."""
+    """Return a suggestion with its throughput and host memory in one sentence."""
     rate = remedy.solution.assessment.tokens_per_s or 0.0
     host = f", {format_bytes(remedy.host_bytes)} of each GPU on the host" * (remedy.host_bytes > 0)
     return f"fits with {remedy.words}: {rate:,.0f} tokens/s per GPU, {remedy.engine.name}{host}"

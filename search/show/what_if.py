@@ -1,7 +1,6 @@
-"""Shows what-ifs: a table for each model, what is sure of its order, what each choice is worth.
+"""Report of an exploration: a table per model, the certainty of its order, effects of options.
 
-Reads the answers of `search.questions.explore`; the object of `--json` and the picture are made of
-the same.
+The tables, the object of `--json` and the picture show the answers of `search.questions.explore`.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ if TYPE_CHECKING:
     from search.questions.explore import Answer, Choice, Group
 
 PICTURE = "what_if"
-"""Name of the picture, without its kind."""
+"""File name of the picture without suffix."""
 _COLUMNS = {"global-batch-size": "batch"}
-"""Names of options as columns have them; others are their own."""
+"""Column names of options, if they differ from the option."""
 _FLAG = {"SYNTHETIC": "synthetic", "ESTIMATES": "estimated"}
-"""Fields of a result that say what it rests on."""
+"""Field of an answer for each printed basis."""
 _SAME = 1.005
-"""Ratios below it are shown as 1."""
+"""Ratio below which two answers count as equal."""
 _WORTH = {"tokens": "tokens/s/GPU", "step": "time of a step", "cost": "price of a token"}
 _ORDER = {
     "tokens": "by tokens per second and GPU",
@@ -54,7 +53,7 @@ _ORDER = {
 
 
 def show_answers(console: Console, groups: Sequence[Group], by: By) -> None:
-    """Print every group with its order, and what the choices are worth over all of them."""
+    """Print every group with its ranking, and the effects of options over all groups."""
     answers = [answer for group in groups for answer in (*group.ranked, *group.left)]
     found = [answer for group in groups for answer in group.ranked]
     varied = varied_axes([answer.choice for answer in answers])
@@ -74,12 +73,12 @@ def show_answers(console: Console, groups: Sequence[Group], by: By) -> None:
         print_heading(console, "the first of each, whole: its step by parts, memory, alternatives")
         for group in groups:
             for answer in group.ranked[:1]:
-                # one line however long, so that it can be copied
+                # Not wrapped, so that the command can be copied.
                 console.print(escape(command_of(answer.choice)), soft_wrap=True)
 
 
 def _show_basis(console: Console, found: Sequence[Answer]) -> None:
-    """Say what is estimated or synthetic: all of it, or of which hardware."""
+    """Print which answers are estimated or synthetic: all, or those of some hardware."""
     for kind, whence, style in (
         ("SYNTHETIC", " timings, which exercise the code and describe no machine", "bold red"),
         ("ESTIMATES", " from datasheets, not on measurements", "yellow"),
@@ -92,7 +91,7 @@ def _show_basis(console: Console, found: Sequence[Answer]) -> None:
 
 
 def varied_axes(asked: Iterable[Choice]) -> tuple[str, ...]:
-    """Return the options that have several values among these combinations, in their order."""
+    """Return the options with several values in these combinations, in the order of `AXES`."""
     values: dict[str, set[str]] = {}
     for choice in asked:
         for name, word in choice.words.items():
@@ -101,7 +100,7 @@ def varied_axes(asked: Iterable[Choice]) -> tuple[str, ...]:
 
 
 def _same_words(answers: Sequence[Answer], varied: Sequence[str]) -> list[str]:
-    """Return what is said of all answers alike, what is trained apart."""
+    """Return the option values that all answers share, without model, length and hardware."""
     words = answers[0].choice.words
     same = [
         f"{_COLUMNS.get(name, name)} {words[name]}"
@@ -114,7 +113,7 @@ def _same_words(answers: Sequence[Answer], varied: Sequence[str]) -> list[str]:
         " ".join(words_of(rows[name], value)) for name, value in given.items() if name not in AXES
     ]
     if "stack" not in words and all(answer.engine is None for answer in answers):
-        # a trainer's own software is not an option of its own
+        # With an engine, the stack is that of the engine and not the default of the option.
         shown = next(row.shown for row in ROWS if row.name == "stack")
         same.append(f"stack {shown} (the default)")
     return same
@@ -135,7 +134,7 @@ def _show_group(console: Console, group: Group, by: By, varied: Sequence[str]) -
     axes = [name for name in varied if name not in TRAINED and name != "hardware"]
     if group.ranked:
         columns = _show_table(console, group, axes)
-        # the batch stands in the plan
+        # The plan already contains the batch.
         rest = [name for name in axes if name not in (*columns, "global-batch-size")]
         _show_plans(console, group, rest)
     left: dict[tuple[str, str], list[str]] = {}
@@ -151,7 +150,7 @@ def _show_group(console: Console, group: Group, by: By, varied: Sequence[str]) -
 
 
 def _show_table(console: Console, group: Group, axes: Sequence[str]) -> tuple[str, ...]:
-    """Print the figures of every answer; return the axes that have a column, as many as fit."""
+    """Print the figures of every answer; return the options whose columns fit on the screen."""
     priced = any(a.figures is not None and a.figures.cost_per_mtoken for a in group.ranked)
     last = ["GPUs", "step", "90 %", "tokens/s/GPU", "MFU", "GiB used"]
     last += ["/Mtoken"] if priced else []
@@ -167,7 +166,7 @@ def _show_table(console: Console, group: Group, axes: Sequence[str]) -> tuple[st
             for place, hardware, answer, cells in rows
         ]
         widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
-        # two blanks between columns
+        # Columns are separated by two blanks.
         if not shown or sum(widths) + 2 * (len(widths) - 1) <= console.width:
             break
     table = make_table(*heads, left=2 + len(shown))
@@ -178,7 +177,7 @@ def _show_table(console: Console, group: Group, axes: Sequence[str]) -> tuple[st
 
 
 def _show_plans(console: Console, group: Group, axes: Sequence[str]) -> None:
-    """Print the plan of every answer, equal ones once, with the choices that have no column."""
+    """Print the plan of every answer with its values of `axes`; equal plans are printed once."""
     plans: dict[str, list[str]] = {}
     for place, answer in enumerate(group.ranked, 1):
         early = f"; {answer.reason}" if answer.reason else ""
@@ -190,7 +189,7 @@ def _show_plans(console: Console, group: Group, axes: Sequence[str]) -> None:
 
 
 def _summary(answer: Answer) -> str:
-    """Return a plan in a line: degrees of a launch, else layers and how they are divided."""
+    """Return the engine and the plan of an answer in one line."""
     assert answer.priced is not None, "a plan was found"
     return " ".join(filter(None, (answer.priced.engine, answer.priced.words)))
 
@@ -214,7 +213,7 @@ def _cells(answer: Answer, *, priced: bool) -> list[str]:
 
 
 def _span(interval: tuple[float, float] | None) -> str:
-    """Return two times in the unit of the longer."""
+    """Return two times in the unit of the longer one; empty without an interval."""
     if interval is None:
         return ""
     unit = format_seconds(interval[1]).rpartition(" ")[2]
@@ -227,7 +226,7 @@ def _number(value: float) -> str:
 
 
 def _words(answer: Answer, axes: Sequence[str]) -> list[str]:
-    """Return what was chosen on these axes, in words."""
+    """Return the values of these options in words."""
     words = answer.choice.words
     found = []
     for name in (name for name in axes if name in words):
@@ -298,7 +297,7 @@ def _legend(console: Console, found: Sequence[Answer]) -> None:
 
 
 def _show_defaults(console: Console, found: Sequence[Answer]) -> None:
-    """Print the options that nobody gave and that are the same for all."""
+    """Print the defaults that all answers share."""
     lines = [[line for line in answer.defaults_used if line.startswith("--")] for answer in found]
     shared = [line for line in lines[0] if all(line in own for own in lines)] if lines else []
     if shared:
@@ -308,7 +307,7 @@ def _show_defaults(console: Console, found: Sequence[Answer]) -> None:
 
 
 def command_of(choice: Choice) -> str:
-    """Return the command line whose search a combination is."""
+    """Return the `autopar-search` command line of a combination."""
     rows = {row.name: row for row in ROWS}
     given = dict(choice.request.given)
     words = [word for name, value in given.items() for word in words_of(rows[name], value)]
@@ -322,7 +321,7 @@ def command_of(choice: Choice) -> str:
 
 
 def slugs(asked: Sequence[Choice]) -> list[str]:
-    """Return a different file name for each combination, of its words: cards and stems of paths."""
+    """Return a unique file name for each combination, built from cards and stems of paths."""
     found: list[str] = []
     for choice in asked:
         parts = [
@@ -349,7 +348,8 @@ def exploration(
 ) -> dict[str, Any]:
     """Return the object of `--json`.
 
-    choices, request : options as typed. plan_files : by `id` of an answer's choice.
+    choices, request : options as typed. plan_files : path of the plan file, by the `id` of the
+    answer's choice.
     """
     from autopar.documents.plan import plain
     from autopar.exploration import (
@@ -402,7 +402,7 @@ def exploration(
 
 
 def _plan_entry(answer: Answer) -> dict[str, Any]:
-    """Return the degrees of a launch, or the strategy of a plan whose layers may differ."""
+    """Return the degrees of a uniform plan, or the strategies of a per-layer plan."""
     launch = answer.launch
     if launch is not None:
         from search.planning.uniform.files import degrees_entry
@@ -421,9 +421,9 @@ def _plan_entry(answer: Answer) -> dict[str, Any]:
 def save_picture(
     folder: str, groups: Sequence[Group], formats: Sequence[str], aside: Aside | None = None
 ) -> list[Path]:
-    """Write bars of tokens/s/GPU with their intervals, one plot for each group; return the files.
+    """Write bars of tokens/s/GPU with 90 % intervals, one plot per group; return the files.
 
-    aside : as `autopar.output` has it. Raises as `save_figures`.
+    aside : see `autopar.output`. Raises the errors of `save_figures`.
     """
     shown = [group for group in groups if group.ranked]
     asked = [answer.choice for group in groups for answer in (*group.ranked, *group.left)]
@@ -446,7 +446,7 @@ def save_picture(
                 for a in group.ranked
             ]
             plot.set_yticks(range(len(names)), names)
-            plot.invert_yaxis()  # the first is on top
+            plot.invert_yaxis()  # best answer on top
             plot.set_title(_title(group), loc="left")
             plot.grid(axis="x", color=GRID)
             plot.set_axisbelow(True)
@@ -457,7 +457,7 @@ def save_picture(
 
 
 def first_commands(groups: Sequence[Group], plan_files: Mapping[int, str]) -> list[str]:
-    """Return for the first of each group the command that explains its plan file."""
+    """Return the command that explains the plan file of the best answer of each group."""
     first = [group.ranked[0] for group in groups if group.ranked]
     return [
         f"autopar-explain {shlex.quote(plan_files[id(answer.choice)])}"

@@ -1,1 +1,1 @@
-"""DeepSpeed: its configurations, runs and plans."""
+"""DeepSpeed: configurations, runs and plans."""

@@ -1,1 +1,1 @@
-"""Galvatron: its strategy files and launch arguments."""
+"""Galvatron: strategy files and launch files."""

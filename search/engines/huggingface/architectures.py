@@ -57,7 +57,7 @@ _BESIDE: Mapping[str, Mapping[str, Any]] = {
     "gpt_oss_20b": {"position_embedding_type": "yarn"},
     "gpt_oss_120b": {"position_embedding_type": "yarn"},
 }
-"""Fields from the `config.json` of shipped models that are no sizes: router and positions."""
+"""Router and position fields of shipped models, from `config.json`; their sizes lack them."""
 _RMS: Mapping[str, Any] = {
     "normalization": "RMSNorm",
     "gated_linear_unit": True,

@@ -1,1 +1,1 @@
-"""PaddleNLP: its strategy files and launch arguments."""
+"""PaddleNLP: strategy files and launch commands."""

@@ -18,7 +18,7 @@ def _rule(name: str, over: str, rest: Callable[..., Any], message: str) -> Rule:
 
 
 _EXPERT_RANKS = "ep, etp, cp, tp, dp_shard, experts"
-"""Degrees behind the size of an expert group, which spans cp, and tp unless tp splits experts."""
+"""Inputs of the rules of expert groups, which span cp, and tp unless tp splits experts."""
 EXPERTS = (
     _rule("etp", "etp, tp, ep, experts", lambda etp, tp, ep, experts:
           (experts > 0) * (ep > 1) * (etp != 1) * (etp != tp),

@@ -1,5 +1,5 @@
-"""Answers as pictures: one step as a timeline, as a trace of a profiler, and as a page.
+"""Pictures of answers: one step as a timeline, a profiler trace or an HTML page.
 
-Nothing is priced here: what is drawn was predicted by `autopar.rates`, `autopar.price` and
+The drawn times and bytes are predicted by `autopar.rates`, `autopar.price` and
 `search.planning.cost`.
 """

@@ -1,7 +1,7 @@
-"""What a page shows of an answer: searched, evaluated or checked, uniform or layer by layer.
+"""Pages of answers: searched, evaluated or checked, with a uniform or a per-layer plan.
 
-Figures are those of a `Price`; the timeline and the layers are those of the engine's launch or of
-the planner's prediction. What other batches and clusters would give is searched here on demand.
+The figures come from a `Price`. The timeline and the layers come from the assessed run or from the
+planner's prediction. Plans for other batches and clusters are searched here on demand.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 _BATCHES = (0.25, 0.5, 2.0, 4.0)
 _CLUSTERS = (0.25, 0.5, 2.0, 4.0)
-"""Other batches and numbers of machines whose fastest launch is looked for, over the question's."""
+"""Factors of global batch and number of nodes for which the fastest plan is searched."""
 _SECONDS = 5.0
-"""Of CPU that each of these searches may take."""
+"""CPU seconds that each of these searches may take."""
 _ALIKE = "the timeline has one rank of each stage: all ranks of a stage are taken to be alike"
 
 
 def answer_page(found: Launches, *, curves: bool) -> Page:
-    """Return the page of the best uniform plan of a search, or of the one that was evaluated.
+    """Return the page of the best uniform plan of a search, or of an evaluated uniform plan.
 
-    curves : also search for other batches and numbers of machines.
+    curves : True to search also plans for other batches and numbers of nodes.
     """
     one, question = found.engines[0], found.question
     solution = one.best
@@ -89,7 +89,7 @@ def checked_page(
     line: str,
     state: str = "a launch that was read, not run",
 ) -> Page:
-    """Return the page of a launch that a file holds; raises InputError where it has no step."""
+    """Return the page of an assessed run; raises InputError for a run without a step time."""
     found = _counted(assessment, target)
     timeline = launch_timeline(found, target)
     price = price_of(found, target)
@@ -114,9 +114,10 @@ def plan_page(
     result: SearchResult | None = None,
     frontier: Sequence[SearchResult] = (),
 ) -> Page:
-    """Return the page of a per-layer plan; raises InputError for one that cannot run.
+    """Return the page of a per-layer plan; raises InputError if it cannot run.
 
-    result : of the search that found it, with its alternatives. frontier : results by budget.
+    result : result of the search that found the plan, with alternatives. frontier : results by
+    memory budget.
     """
     timeline = plan_timeline(plan, prediction)
     priced = session.priced(plan, prediction)
@@ -143,7 +144,7 @@ def plan_page(
         sections=tuple(sections),
         assumptions=(*session.defaults, *session.calibrated),
         inputs=tuple(
-            # a page is sent to others, who have no use for where something is installed
+            # Pages are shared, so shipped files appear without the path of the installation.
             (
                 source.role,
                 (shipped_path(source.path) or source.path) + " (estimated)" * source.estimated,
@@ -165,7 +166,7 @@ def _state(best: EngineAnswer) -> str:
 
 
 def _counted(assessment: Assessment, target: Target) -> Assessment:
-    """Return an assessment with the memory of every stage; a search counts the fullest ones."""
+    """Return an assessment with the memory of all stages; a search counts only some of them."""
     run = assessment.run
     if len(assessment.accounts) == run.strategy.pp:
         return assessment
@@ -177,7 +178,7 @@ def _counted(assessment: Assessment, target: Target) -> Assessment:
 
 
 # --------------------------------------------------------------------------------------------------
-# What every page has
+# Content of every page
 
 
 def _page(
@@ -221,7 +222,7 @@ def _facts(price: Price) -> Iterator[Fact]:
         low, high = map(format_seconds, found.interval_s)
         note = f"{low} to {high}, 90 % interval"
     yield Fact(label="step", value=step, note=note)
-    # the slowest step has the lowest rate
+    # The slowest step has the lowest throughput.
     least, most = found.ends or (1.0, 1.0)
     tokens, between = found.tokens_per_s, ""
     if least < most:
@@ -333,16 +334,16 @@ def _layers(prediction: Prediction) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# What else there is
+# Alternatives and curves
 
 
 def _alternatives(
     candidates: Sequence[tuple[Priced, float | None]], chosen: object, below: str = ""
 ) -> list[Section]:
-    """Return plans as a chart over their peak and as a table, empty where there is but one.
+    """Return a section with plans as a chart over peak memory and as a table.
 
-    candidates : with their probability of being the fastest one. chosen : the key of the answer.
-    below : HTML behind the table.
+    The result is empty for a single plan. candidates : plans with their probability of being faster
+    than the answer. chosen : key of the answer. below : HTML after the table.
     """
     if len(candidates) < 2:
         return []
@@ -370,7 +371,7 @@ def _alternatives(
             )
         )
     heads = ("plan", "engine", "tokens/s/GPU", "vs best", "odds of being faster", "peak", "OOM")
-    # columns that no plan has are left out
+    # Empty columns are not shown.
     kept = [at for at in range(len(heads)) if any(row[at] for row in rows)]
     listed = table(
         [heads[at] for at in kept],
@@ -410,7 +411,7 @@ def _frontier(frontier: Sequence[SearchResult]) -> str:
 
 
 def _curves(question: Question, best: EngineAnswer, solution: Solution) -> list[Section]:
-    """Return what other batches and numbers of machines give, each with its own fastest launch."""
+    """Return a section with the fastest plan for other batches and numbers of nodes."""
     batch = solution.choice.global_batch
     here = (solution, question)
     batches = [(float(batch), *here)]
@@ -470,7 +471,7 @@ def _curves(question: Question, best: EngineAnswer, solution: Solution) -> list[
 def _searched(
     asked: Iterable[tuple[float, Question]],
 ) -> list[tuple[float, Solution, Question]]:
-    """Return the fastest launch of each question that has one."""
+    """Return the fastest plan of each question, for questions that have one."""
     from search.planning.uniform.answer import answer
 
     found = []
@@ -478,14 +479,14 @@ def _searched(
         try:
             best = answer(question).fastest
         except InputError:
-            continue  # such as a batch that no data degree divides
+            continue  # for example a batch that no data-parallel degree divides
         if best is not None:
             found.append((x, best, question))
     return found
 
 
 def _asked(question: Question, best: EngineAnswer, nodes: int, batch: int) -> Question:
-    """Return the question of one trainer with another cluster or batch."""
+    """Return the question for one engine with another number of nodes or global batch."""
     world = nodes * question.gpus_per_node
     job = replace(question.job, world=world, global_batches=(batch,))
     return replace(

@@ -1,7 +1,7 @@
-"""Charts of a page that do not move: bars as HTML, points and lines as SVG, with words for all.
+"""Static charts of a page: bars as HTML, points and lines as SVG, with text alternatives.
 
-Colours are classes of the page's style sheet, so that charts follow light, dark and print; what a
-mark stands for is in its title, which browsers show and readers say.
+Colours are classes of the page's style sheet, so that charts adapt to light mode, dark mode and
+print. The title of a mark contains its meaning, for browsers and screen readers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from search.show.pictures.terms import colour_of
 
 _LONG = 16
 _NEAR = 0.7
-"""From this share of the highest on, an axis of points does not begin at 0."""
+"""Ratio of lowest to highest value above which a scatter axis does not begin at 0."""
 _WIDTH, _HEIGHT = 420, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 44
 
@@ -28,20 +28,20 @@ class Point(Record):
     y: float
     words: str
     chosen: bool = False
-    """The answer itself."""
+    """True if the mark is the answer."""
 
 
 class Series(Record):
-    """Marks of one colour, joined in charts of lines."""
+    """Marks of one colour, connected in line charts."""
 
     name: str
     points: tuple[Point, ...]
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, words: Collection[int]) -> str:
-    """Return a table of texts; the columns `words` are words, the others are numbers."""
+    """Return an HTML table; words : indices of text columns, while the others are numbers."""
     rows = [*rows]
-    # columns of long words keep some width on narrow screens
+    # Columns of long texts keep a minimum width on narrow screens.
     wide = {at for at in words if any(len(row[at]) > _LONG for row in rows)}
 
     def kind(at: int) -> str:
@@ -68,9 +68,9 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, words: Collect
 
 
 def bars(rows: Sequence[tuple[str, str, float, str]], total: float) -> str:
-    """Return a waterfall: each bar begins where the last one ended.
+    """Return a waterfall chart, in which each bar begins where the last one ended.
 
-    rows : (term, its words, value, value in words); total : of which the whole width is.
+    rows : (term, name in prose, value, printed value) of each bar. total : value of the full width.
     """
     start, found = 0.0, []
     for term, words, value, shown in rows:
@@ -90,12 +90,12 @@ def bars(rows: Sequence[tuple[str, str, float, str]], total: float) -> str:
 
 
 class _Stack(NamedTuple):
-    """One bar of several parts."""
+    """A stacked bar."""
 
     name: str
     parts: Mapping[str, float]
     words: str
-    """Behind it."""
+    """Text after the bar."""
 
 
 def stacks(
@@ -106,8 +106,8 @@ def stacks(
 ) -> str:
     """Return stacked bars with a line at a limit.
 
-    rows : (label, value by part, words behind it); names : of parts, whose place is their colour;
-    spoken : what a part is called.
+    rows : (label, value by part, text after the bar) of each bar. names : names of parts; their
+    order defines the colours. spoken : names of parts in prose, if they differ.
     """
     stacked = [_Stack(*row) for row in rows]
     most = max([limit, *(sum(row.parts.values()) for row in stacked)]) * 1.02
@@ -144,7 +144,7 @@ def stacks(
 
 
 def ticks(low: float, high: float, number: int = 5) -> list[float]:
-    """Return round numbers from at most `low` to at least `high`, about `number` of them."""
+    """Return about `number` round values from at most `low` to at least `high`."""
     span = (high - low) or abs(high) or 1.0
     raw = span / max(number - 1, 1)
     power = 10.0 ** math.floor(math.log10(raw))
@@ -161,12 +161,12 @@ def scatter(
     y_label: str,
     limit: tuple[float, str] | None = None,
 ) -> str:
-    """Return a chart of points, with a line at a limit of the horizontal axis and its name."""
+    """Return a scatter chart; limit : x position and label of a vertical line."""
     points = [point for one in series for point in one.points]
     xs = [point.x for point in points] + ([limit[0]] if limit else [])
     x_ticks = ticks(min(xs), max(xs))
     low, high = (of(point.y for point in points) for of in (min, max))
-    # points say where they lie, not how long they are: near ones are told apart
+    # Points show positions and not lengths, so the axis may start above 0 to separate them.
     y_ticks = ticks(low if low > _NEAR * high else 0.0, high)
     frame = _Frame((x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1]))
     inner = [frame.axes([(x, f"{x:g}") for x in x_ticks], y_ticks, x_label, y_label)]
@@ -177,7 +177,7 @@ def scatter(
             f'<text class="note" x="{x - 4:.1f}" y="{_TOP + 10}" text-anchor="end">'
             f"{escape(limit[1])}</text>"
         )
-    # the answer lies over the others
+    # The answer is drawn last, on top of the others.
     marks = [(at, point) for at, one in enumerate(series) for point in one.points]
     for at, point in sorted(marks, key=lambda mark: mark[1].chosen):
         inner.append(frame.mark(point, at))
@@ -185,7 +185,7 @@ def scatter(
 
 
 def lines(series: Sequence[Series], *, title: str, x_label: str, y_label: str) -> str:
-    """Return a chart of lines over powers of two, or what lies between them."""
+    """Return a line chart with a logarithmic x axis."""
     points = [point for one in series for point in one.points]
     xs = sorted({point.x for point in points})
     y_ticks = ticks(0.0, max(point.y for point in points))
@@ -206,7 +206,7 @@ def lines(series: Sequence[Series], *, title: str, x_label: str, y_label: str) -
 
 
 class _Frame:
-    """Places of values in a chart."""
+    """Conversion of values to chart coordinates, in units of the SVG view box."""
 
     def __init__(self, x: tuple[float, float], y: tuple[float, float]) -> None:
         self._x, self._y = x, y

@@ -1,7 +1,7 @@
-"""Which pictures a command line asks for, and their files: `--html` and `--trace`.
+"""Files of the options `--html` and `--trace`.
 
-Pages and traces are made here from whatever answers: a search over launches, a checked launch, a
-plan of layers. Commands write them with their other files. What draws is imported where it draws.
+Pages and traces are built from the result of a uniform search, a checked run or a per-layer plan.
+Commands write them with their other files. Drawing code is imported only when a file is requested.
 """
 
 from __future__ import annotations
@@ -22,23 +22,26 @@ if TYPE_CHECKING:
 
 
 class Pictures(NamedTuple):
-    """Files that are asked for; None is not."""
+    """Paths of the requested page and trace; None if not requested."""
 
     html: Path | None
     trace: Path | None
 
     @property
     def any(self) -> bool:
-        """Whether one is."""
+        """True if a page or a trace is requested."""
         return self.html is not None or self.trace is not None
 
     @property
     def outputs(self) -> dict[str, Path | None]:
-        """By option, for what refuses two outputs of one name."""
+        """Paths by option, for the check that no two outputs have the same path."""
         return {"--html": self.html, "--trace": self.trace}
 
     def refusal(self, otherwise: Callable[[OSError], Exception]) -> Callable[[OSError], Exception]:
-        """Return what says that a file cannot be written: of these by their option."""
+        """Return a function that converts an OSError of a write to an error with its option.
+
+        otherwise : conversion of errors of other files.
+        """
 
         def said(error: OSError) -> Exception:
             for option, path in self.outputs.items():
@@ -52,9 +55,9 @@ class Pictures(NamedTuple):
         return said
 
     def of_answer(self, answer: Answer, *, curves: bool) -> dict[Path, str]:
-        """Return the files of the best launch of an answer, empty where there is none.
+        """Return the file contents for the best uniform plan of an answer; empty without a plan.
 
-        curves : the page also has other batches and clusters, which are searched for it.
+        curves : True to add plans for other batches and clusters to the page, by more searches.
         """
         best, one = answer.fastest, answer.best
         if not self.any or best is None or one is None:
@@ -69,7 +72,10 @@ class Pictures(NamedTuple):
     def of_launch(
         self, assessment: Assessment, target: Target, *, title: str, line: str
     ) -> dict[Path, str]:
-        """Return the files of a launch that was read; raises InputError for one without a step."""
+        """Return the file contents for a checked run.
+
+        Raises InputError for a run without a step time.
+        """
         from search.show.pictures.answers import checked_page
 
         return self._files(
@@ -87,7 +93,7 @@ class Pictures(NamedTuple):
         result: SearchResult | None = None,
         frontier: Sequence[SearchResult] = (),
     ) -> dict[Path, str]:
-        """Return the files of a plan; raises InputError for one that cannot run."""
+        """Return the file contents for a per-layer plan; raises InputError if it cannot run."""
         if not self.any:
             return {}
         from search.show.pictures.answers import plan_page
@@ -133,7 +139,7 @@ def _plan_trace(session: Session, plan: Plan, prediction: Prediction) -> str:
 
 
 def pictures_of(html: str | None, trace: str | None) -> Pictures:
-    """Return what `--html` and `--trace` ask for; raises OptionError for what is no file."""
+    """Return the files of `--html` and `--trace`; raises OptionError for `-` or an empty name."""
     for option, path in (("--html", html), ("--trace", trace)):
         if path in ("-", ""):
             raise OptionError(f"{option}: {path!r} is no file; give its name")

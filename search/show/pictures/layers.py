@@ -1,7 +1,7 @@
-"""One micro-batch of a stage layer by layer: kernels and transfers in the order in which they run.
+"""Kernels and communication of one micro-batch of a stage, layer by layer in execution order.
 
-Seconds of a layer's parts are those of `autopar.rates.layer`; here is their order, and how they
-fill the time that the step model gives a chunk.
+`autopar.rates.layer` provides the seconds of each part of a layer. This module orders the parts and
+scales them to the time of a model chunk in the step model.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from autopar.run.strategy import Chunk
 
 
 class Piece(NamedTuple):
-    """A part of a work's time."""
+    """A part of a piece of work, as a share of its time."""
 
     term: str
     name: str
     share: float
-    """Of the work; those of a work add up to 1."""
+    """Share of the work's time, 0 to 1; the shares of a work add up to 1."""
     layer: int | None = None
     num_bytes: float = 0.0
 
 
 class _Raw(NamedTuple):
-    """Seconds of a piece as its layer has them."""
+    """A piece with its unscaled seconds from the layer model."""
 
     term: str
     name: str
@@ -38,9 +38,9 @@ class _Raw(NamedTuple):
 
 
 _BETWEEN = ("tensor", "context", "experts")
-"""Terms of transfers, of which a part may be hidden."""
+"""Communication terms of layers, which may be partly overlapped."""
 _WHOLE = ("transfer", "sharding", "host", "offload")
-"""Terms that belong to no layer's parts: they keep the share that they have of the whole."""
+"""Terms outside the parts of layers, which keep their share of the work."""
 
 
 def layer_pieces(
@@ -52,10 +52,10 @@ def layer_pieces(
     chunks: Sequence[Chunk],
     transfer_bytes: float,
 ) -> dict[tuple[str, int], tuple[Piece, ...]]:
-    """Return the pieces of each kind of work and chunk of a stage.
+    """Return the pieces of each kind of work and model chunk of a stage.
 
-    pieces : of a kind of work by term. What is in no layer, host code and traffic of shards, keeps
-    its share; the layers fill the rest in the proportions that their own seconds have.
+    pieces : pieces by term for each kind of work. Terms outside layers, such as host overhead and
+    ZeRO-3 communication, keep their share. Layers fill the rest in proportion to their seconds.
     """
     queue = [own_times(job, block, known) for block in blocks for _ in range(block.number)]
     visible = {
@@ -65,7 +65,7 @@ def layer_pieces(
     embedding_s, head_s = ends_seconds(job, known)
     again = _again(queue, stage.terms_s["recompute"])
     found: dict[tuple[str, int], tuple[Piece, ...]] = {}
-    # layers of modules of further tokens stand, and are counted, behind all others
+    # MTP layers are listed and numbered after all other layers.
     first, further = 0, sum(len(chunk.layers) for chunk in chunks)
     number = sum(block.number for block in job.blocks)
     for at, (embeds, own_layers, mtp, has_head) in enumerate(chunks):
@@ -77,7 +77,7 @@ def layer_pieces(
             for layer, own in zip(layers, times, strict=True)
             for raw in _forward(job, own, layer, visible)
         ]
-        # forwards of embedding and head take a third, as products do
+        # A third of the time of embedding and head is forward, as for GEMMs.
         before = [_Raw("memory", "embedding", embedding_s / 3)] if embeds else []
         behind = [_Raw("gemm", "head and loss", head_s / 3)] if has_head else []
         found["F", at] = _filled([*before, *forward, *behind], pieces["F"], transfer_bytes)
@@ -100,16 +100,16 @@ def _sent(times: Sequence[LayerTimes], term: str) -> float:
 
 
 def _again(times: Sequence[LayerTimes], term_s: float) -> float | None:
-    """Return what each of a stage's layers computes again; None: the whole of its kernels."""
+    """Return the recomputation seconds per layer of a stage; None if all kernels are recomputed."""
     whole = sum(float(part.forward_s) for each in times for part in each.parts)
-    # context transfers are sent again, too
+    # The term may exceed the kernels, because context communication is repeated too.
     return None if term_s >= whole > 0 else term_s / max(len(times), 1)
 
 
 def _filled(
     raw: Sequence[_Raw], pieces: Sequence[Piece], transfer_bytes: float
 ) -> tuple[Piece, ...]:
-    """Return pieces that fill the time of a work."""
+    """Return pieces whose shares fill the time of a work."""
     whole = [piece for piece in pieces if piece.term in (*_WHOLE, "gradients")]
     left = 1.0 - sum(piece.share for piece in whole)
     total = sum(one.seconds for one in raw)
@@ -133,7 +133,7 @@ def _filled(
 
 
 def _halves(times: LayerTimes) -> tuple[list[Part], list[Part]]:
-    """Return the parts of what mixes tokens, and of what works on each, each from norm to sum."""
+    """Return the parts of attention and of the MLP, each from its norm to its residual sum."""
     attention, mlp = list[Part](), list[Part]()
     norms = [part for part in times.parts if part.module == "layernorm"]
     sums = [part for part in times.parts if part.module == "residual"]
@@ -178,9 +178,10 @@ def _backward(
     kind: str,
     again: float | None,
 ) -> Iterator[_Raw]:
-    """Yield a layer's backward: of inputs, of weights, or both; what it computes again first.
+    """Yield the backward pass of a layer, with recomputation first.
 
-    again : seconds of what some modules compute again; None: all parts do.
+    kind : 'I' for input gradients, 'W' for weight gradients, 'B' for both. again : seconds of
+    recomputed modules; None if all parts are recomputed.
     """
     attention, mlp = _halves(times)
     halves = [half for half in (mlp, attention) if half]
@@ -223,11 +224,11 @@ def _half(
     context: float,
     experts: float,
 ) -> Iterator[_Raw]:
-    """Yield a half of a layer: gather, dispatch, its kernels, combine, scatter."""
+    """Yield half a layer (attention or MLP): gather, dispatch, kernels, combine, scatter."""
     tokens_bytes = job.tokens * job.blocks[0].hidden * job.element_bytes
     gather, scatter = ("all-gather", "reduce-scatter")
     if not job.sequence_parallel:
-        # one all-reduce, behind the half
+        # Without sequence parallelism there is one all-reduce after each half.
         gather, scatter, tensor = "", "all-reduce", 2 * tensor
     if tensor and gather:
         yield _Raw("tensor", gather, tensor / 2, layer, tokens_bytes)

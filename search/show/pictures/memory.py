@@ -1,7 +1,7 @@
-"""Memory of every stage over a step: what is allocated while each piece of work lasts, by term.
+"""Allocated memory of every stage over a step, by term and piece of work.
 
-Bytes are those of `autopar.price` and `search.planning.cost`; which micro-batches are live follows
-from the order of the work in a `Timeline`.
+`autopar.price` and `search.planning.cost` provide the bytes. The live micro-batches follow from the
+order of the work in a `Timeline`.
 """
 
 from __future__ import annotations
@@ -18,41 +18,44 @@ from search.show.pictures.timeline import Timeline, Track
 _JOINED = {
     "saved activations": "activations",
     "rounding of activations": "activations",
-    # of what is counted as saved, what is gone
+    # A negative term: saved activations that are already freed.
     "freed before": "activations",
 }
 _SHOWN = 8
-"""Terms of a stage that are told apart; the smallest are one."""
+"""Number of separate terms of a stage; smaller terms are merged."""
 _OTHERS = "others"
 _KINDS = {"F": "forward", "B": "backward", "I": "inputs", "W": "weights"}
 
 
 class StageMemory(Record):
-    """What a rank of a stage has allocated over a step."""
+    """Allocated memory of a rank of one stage over a step."""
 
     names: tuple[str, ...]
-    """Of terms, from those that are there all the time to what comes and goes."""
+    """Names of memory terms, from persistent to transient ones."""
     rows: tuple[tuple[float, ...], ...]
-    """Different moments: bytes of each term; the first is between two steps."""
+    """Distinct memory states: bytes of each term; the first row is between two steps."""
     at: tuple[int, ...]
-    """Of every piece of work of the stage, which row lasts while it does."""
+    """Index into `rows` for every piece of work of the stage."""
     odds_of_oom: float
 
     @property
     def peak_bytes(self) -> float:
-        """Of the fullest moment."""
+        """Peak allocated memory, bytes."""
         return max(map(sum, self.rows))
 
     @property
     def fullest(self) -> dict[str, float]:
-        """The terms of that moment."""
+        """Bytes by term at the peak."""
         return dict(zip(self.names, max(self.rows, key=sum), strict=True))
 
 
 def launch_memory(
     run: Run, accounts: Sequence[Account], timeline: Timeline, odds: Sequence[float]
 ) -> tuple[StageMemory, ...]:
-    """Return the memory of the stages of a launch whose accounts are given, all of them."""
+    """Return the memory of every stage of a run.
+
+    accounts : memory accounts of all stages. odds : OOM probability of each stage.
+    """
     found = []
     for account, track, odds_of_oom in zip(accounts, timeline.tracks, odds, strict=True):
         terms_at = moment_terms(run, account)
@@ -71,9 +74,9 @@ def launch_memory(
 
 
 def _moments(track: Track, heads: Sequence[bool], *, splits: bool) -> Iterator[Moment]:
-    """Yield a stage's work with what is live, as `autopar.price.peak.moments` does.
+    """Yield the work of a stage with its live micro-batches, like `autopar.price.peak.moments`.
 
-    splits : halves of a backward count as whole ones, of a trainer that has none.
+    splits : True for engines without split backward passes; each half then counts as a whole one.
     """
     live = [0] * len(heads)
     waiting: set[int] = set()
@@ -108,14 +111,14 @@ def _joined(terms: Iterable[Term]) -> dict[str, float]:
 def _stage(
     moments: Sequence[Mapping[str, float]], at: Sequence[int], odds_of_oom: float
 ) -> StageMemory:
-    """Return a stage whose smallest terms are one."""
+    """Return the memory of a stage with its smallest terms merged into `others`."""
     most: dict[str, float] = {}
     for moment in moments:
         for name, size in moment.items():
             most[name] = max(most.get(name, 0.0), size)
-    # a list: of terms that change alike the order would be that of hashes
+    # A list and not a set, whose order of equal terms would depend on hashes.
     large = sorted(most, key=lambda name: -most[name])[:_SHOWN]
-    # what changes least lies at the bottom
+    # Persistent terms are at the bottom of the chart.
     least = {name: min(moment.get(name, 0.0) for moment in moments) for name in most}
     names = sorted(large, key=lambda name: (most[name] - least[name] > 0, -least[name]))
     others = [name for name in most if name not in large]
@@ -139,9 +142,10 @@ _BY_MICRO_BATCH = ("activations", "vocab_activations")
 
 
 def plan_memory(prediction: Prediction, timeline: Timeline) -> tuple[StageMemory, ...]:
-    """Return the memory of the stages of a plan.
+    """Return the memory of every stage of a per-layer plan.
 
-    Activations in proportion to the micro-batches in flight, transient bytes while something runs.
+    Activations are proportional to the micro-batches in flight. Transient memory is allocated
+    during every piece of work.
     """
     found = []
     for stage, track in zip(prediction.stages, timeline.tracks, strict=True):

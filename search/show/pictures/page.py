@@ -1,8 +1,8 @@
-"""A page that shows one answer: a file that holds its style, script and numbers, and loads nothing.
+"""HTML page of one answer: a single file with style, script and numbers, which loads nothing.
 
-What is on it is collected by `search.show.pictures.answers`; here it becomes
-HTML. The step's events are packed as binary columns, so that pipelines of many
-micro-batches stay small: 8 bytes for each piece of work, and one column for its memory.
+`search.show.pictures.answers` collects the content. Events of the step are packed as binary
+columns, so that pipelines with many micro-batches stay small: 8 bytes for each piece of work, and
+one column for its memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from search.show.pictures.timeline import Span, Timeline, Track
 _FOLDER = Path(__file__).parent
 _KINDS = "FBIW"
 _LEAST = 5e-4
-"""Share of a step below which a term has no bar."""
+"""Share of the step below which a term has no bar."""
 _TIMELINE_WORDS = {
     "compute": "compute",
     "tensor": "tensor parallel",
@@ -40,7 +40,7 @@ _TIMELINE_WORDS = {
 
 
 class Fact(Record):
-    """One figure of the headline."""
+    """One figure in the header of a page."""
 
     label: str
     value: str
@@ -48,35 +48,35 @@ class Fact(Record):
 
 
 class Section(Record):
-    """A part of the page that somebody else made: a heading, and HTML below it."""
+    """A section of a page: its heading and HTML content."""
 
     heading: str
     content: str
 
 
 class Page(Record):
-    """Everything that a page shows."""
+    """Content of a page."""
 
     title: str
-    """What was asked."""
+    """Request in one line."""
     line: str
-    """The answer as one says it."""
+    """Plan in one line."""
     state: str = ""
-    """Whether it is the fastest, or what somebody had."""
+    """Origin of the plan: the fastest of a search, or given by the user."""
     facts: tuple[Fact, ...]
     timeline: Timeline
     memory: tuple[StageMemory, ...]
     budget_bytes: float
-    """Of a device that allocations may fill."""
+    """Device memory available for allocations, bytes."""
     budget_words: str
     waterfall: tuple[tuple[str, str, float], ...]
-    """(term, its words, seconds), which add up to the step."""
+    """(term, its name in prose, seconds) of each term; seconds add up to the step."""
     layers: str
-    """The plan by stage, as HTML."""
+    """Plan by stage, as HTML."""
     bounds: tuple[str, ...]
-    """What limits it, one sentence each."""
+    """Limits of throughput and memory, one sentence each."""
     sections: tuple[Section, ...] = ()
-    """Alternatives and curves."""
+    """Sections with alternatives and curves."""
     assumptions: tuple[str, ...] = ()
     inputs: tuple[tuple[str, str], ...] = ()
     intervals: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class Page(Record):
 
 
 def page_text(page: Page) -> str:
-    """Return the file of a page."""
+    """Return the HTML text of a page."""
     parts = {
         "style": _resource("page.css"),
         "script": _resource("page.js"),
@@ -111,7 +111,7 @@ def page_text(page: Page) -> str:
         "inputs": _titled("Inputs", table(("option", "value"), page.inputs, words=(0, 1)))
         if page.inputs
         else "",
-        # a closing tag inside of a string would end the script
+        # A closing tag inside a string would end the script.
         "data": json.dumps(_data(page), separators=(",", ":")).replace("</", "<\\/"),
     }
     pieces = _resource("page.html").split("<!--")
@@ -176,7 +176,7 @@ def _track_table(timeline: Timeline, memory: Sequence[StageMemory]) -> str:
 
 
 def _layers(track: Track) -> str:
-    """Return the layers of a stage's chunks as ranges."""
+    """Return the layers of a stage's model chunks as ranges."""
     found = []
     for chunk in track.layers:
         if not chunk:
@@ -211,7 +211,7 @@ def _memory(page: Page) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# What the script reads
+# Data of the page's script
 
 
 def _data(page: Page) -> dict[str, Any]:

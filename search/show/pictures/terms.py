@@ -1,7 +1,7 @@
-"""Terms of a step in pictures: their names in prose, their streams and their colours.
+"""Terms of a step in pictures: names in prose, streams and colours.
 
-A uniform plan and a per-layer plan divide a step into terms of their own; each has a row here, in
-the order in which pictures show them.
+Uniform plans and per-layer plans have different terms. Each term has a row here, in the order of
+pictures.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, get_args
 
 Stream = Literal["compute", "tensor", "context", "experts", "pipeline", "data", "host"]
-"""Streams of a rank: its kernels, collectives by axis, and waits for its host."""
+"""Stream of a rank: kernels, communication by parallel axis, or waits for the host."""
 STREAMS: tuple[Stream, ...] = get_args(Stream)
 
 
 class Term(NamedTuple):
-    """How pictures show a term."""
+    """Appearance of a term in pictures."""
 
     words: str
     colour: str
-    """Class of the style sheet."""
+    """CSS class of the colour."""
     stream: Stream = "compute"
     sends: bool = False
     """True if it is communication."""
 
 
 TERMS = {
-    # computation of a uniform plan, then of a per-layer plan
+    # Computation: terms of uniform plans, then of per-layer plans.
     "gemm": Term("products", "c1"),
     "attention": Term("attention", "c2"),
     "memory": Term("elementwise kernels", "c3"),
@@ -34,7 +34,7 @@ TERMS = {
     "backward": Term("backward", "c2"),
     "recompute": Term("recomputation", "c5"),
     "vocab": Term("embedding, head", "c3"),
-    # communication, which both have by other names
+    # Communication: uniform and per-layer plans use different names.
     "tensor": Term("tensor parallel", "c6", "tensor", sends=True),
     "tp": Term("tensor parallel", "c6", "tensor", sends=True),
     "ulysses": Term("Ulysses", "c6", "tensor", sends=True),
@@ -45,11 +45,11 @@ TERMS = {
     "transfer": Term("transfer between stages", "c9", "pipeline", sends=True),
     "sharding": Term("gather and scatter of weights (ZeRO-3)", "c10", "data", sends=True),
     "zero3": Term("ZeRO-3 gather", "c10", "data", sends=True),
-    # waits and copies
+    # Waits and copies.
     "host": Term("waits for the host", "c12", "host"),
     "offload": Term("copies to and from the host", "c13", "host"),
     "bubble": Term("pipeline bubble", "c12"),
-    # once a step
+    # Once per step.
     "gradients": Term("gradients and new weights", "c10", "data", sends=True),
     "gradient_sync": Term("gradient sync", "c10", "data", sends=True),
     "optimizer": Term("optimizer", "c11"),
@@ -57,7 +57,7 @@ TERMS = {
     "stragglers": Term("stragglers", "c13", "data"),
 }
 _PLAIN = "c0"
-"""Colour of a term without a row."""
+"""CSS class of a term without a row."""
 
 
 def words_of(term: str) -> str:
@@ -66,15 +66,15 @@ def words_of(term: str) -> str:
 
 
 def colour_of(term: str) -> str:
-    """Return the class of a term in the style sheet."""
+    """Return the CSS class of a term's colour."""
     return TERMS[term].colour if term in TERMS else _PLAIN
 
 
 def stream_of(term: str) -> Stream:
-    """Return the stream of a term; what is neither a transfer nor a wait is computed."""
+    """Return the stream of a term, `compute` for an unknown term."""
     return TERMS[term].stream if term in TERMS else "compute"
 
 
 def sends(term: str) -> bool:
-    """Return whether a term is communication."""
+    """Return True if a term is communication."""
     return term in TERMS and TERMS[term].sends

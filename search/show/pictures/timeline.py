@@ -1,8 +1,8 @@
-"""One predicted step as tracks and spans: what every stage does when, on which stream.
+"""Timeline of one predicted step: the spans of every stage, by stream.
 
-Who waits for whom is the replay's (`autopar.pipeline.replay`, `search.planning.cost.pipeline`),
-seconds are the step model's; nothing is written here. What the model has only as a sum is
-apportioned, which `Timeline.notes` says, so that the last span ends with the predicted step.
+A replay of the schedule computes the waits (`autopar.pipeline.replay`,
+`search.planning.cost.pipeline`), and the step model provides the seconds. Times that the model has
+only as a sum are apportioned so that the last span ends with the step. `Timeline.notes` lists them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ if TYPE_CHECKING:
     from search.planning.cost.pipeline import Event
 
 _EPSILON = 1e-9
-"""Of a step: differences of rounding."""
+"""Share of a step below which a difference is a rounding error."""
 
 
 class Work(NamedTuple):
-    """Forward (F), backward (B), or its gradients of inputs (I) and of weights (W), of a chunk."""
+    """A pass of a micro-batch through a model chunk.
+
+    The kind is F (forward), B (backward), I (input gradients) or W (weight gradients).
+    """
 
     kind: Kind
     chunk: int
@@ -44,7 +47,7 @@ class Work(NamedTuple):
 
 
 class Span(NamedTuple):
-    """What a stream of a rank does for some time; a rank's spans of a stream never overlap."""
+    """Activity of one stream of a rank; spans of the same stream never overlap."""
 
     stream: Stream
     term: str
@@ -52,45 +55,48 @@ class Span(NamedTuple):
     start_s: float
     end_s: float
     work: Work | None = None
-    """Of which it is a part; None: of the step."""
+    """Work that contains the span; None for spans once per step."""
     layer: int | None = None
     num_bytes: float = 0.0
     hidden: bool = False
-    """Part of it runs beside computation."""
+    """True if part of the span overlaps with computation."""
 
 
 class Track(Record):
-    """One stage of the pipeline, whose ranks all do the same at the same time."""
+    """One pipeline stage, whose ranks have identical timelines."""
 
     stage: int
     first_rank: int
     last_rank: int
     layers: tuple[tuple[int, ...], ...]
-    """Of each chunk."""
+    """Indices of the layers of each model chunk."""
     work: tuple[Work, ...]
-    """In the order in which it is done."""
+    """Passes of micro-batches in execution order."""
     pieces: Mapping[str, tuple[Piece, ...]]
-    """Of a kind of work: shares of its time by term."""
+    """Pieces of each kind of work by term, as shares of its time."""
     detail: Mapping[tuple[str, int], tuple[Piece, ...]]
-    """The same layer by layer, of a kind of work and chunk, for the micro-batch that is shown so"""
+    """Pieces of each kind of work and chunk layer by layer, for the detailed micro-batch."""
     once: tuple[Span, ...]
-    """What comes once a step."""
+    """Spans once per step, outside micro-batches."""
     sends: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of the message behind a kind of work, where messages run beside what comes next."""
+    """Seconds of the message after each kind of work; empty if messages are part of the work."""
 
     @property
     def ranks(self) -> str:
-        """Which ranks these are, in words."""
+        """Ranks of the stage in words."""
         first, last = self.first_rank, self.last_rank
         return f"rank {first}" if first == last else f"ranks {first}-{last}"
 
     @property
     def busy_s(self) -> float:
-        """Of its micro-batches."""
+        """Total time of micro-batches, seconds."""
         return sum(work.end_s - work.start_s for work in self.work)
 
     def spans(self, detailed: int | None = None) -> Iterator[Span]:
-        """Yield everything that the rank does; layer by layer of the micro-batch `detailed`."""
+        """Yield all spans of a rank.
+
+        detailed : index of the micro-batch that is split layer by layer; None for none.
+        """
         for work in self.work:
             shares = self.pieces[work.kind]
             if work.micro_batch == detailed:
@@ -99,7 +105,7 @@ class Track(Record):
         free = 0.0
         for work in self.work:
             if seconds := self.sends.get(work.kind, 0.0):
-                # one at a time
+                # A stage sends one message at a time.
                 start = max(work.end_s, free)
                 free = start + seconds
                 yield Span("pipeline", "transfer", "transfer between stages", start, free, work)
@@ -107,19 +113,19 @@ class Track(Record):
 
 
 class Timeline(Record):
-    """A predicted step, event by event."""
+    """Timeline of a predicted step."""
 
     step_s: float
     tracks: tuple[Track, ...]
-    """Of every stage."""
+    """One track per pipeline stage."""
     schedule: str
-    """As pages call it."""
+    """Name of the schedule in prose."""
     micro_batches: int
     chunks: int
     detailed: int
-    """The micro-batch that is shown layer by layer, where something is."""
+    """Index of the micro-batch that is shown layer by layer, if layer times are known."""
     notes: tuple[str, ...]
-    """What is apportioned, and how."""
+    """Notes on apportioned times, one sentence each."""
 
 
 def _parts(work: Work, shares: Iterable[Piece]) -> Iterator[Span]:
@@ -142,7 +148,7 @@ def _parts(work: Work, shares: Iterable[Piece]) -> Iterator[Span]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Launches
+# Uniform plans
 
 
 _FRONT = ("transfer", "sharding")
@@ -150,7 +156,7 @@ _FRONT = ("transfer", "sharding")
 
 
 def launch_timeline(assessment: Assessment, target: Target) -> Timeline:
-    """Return the step of a launch that has a step time; raises InputError for one without."""
+    """Return the timeline of an assessed run; raises InputError for a run without a step time."""
     step, run = assessment.step, assessment.run
     if step is None:
         raise InputError(f"the launch has no step time: {assessment.untimed}")
@@ -162,7 +168,7 @@ def launch_timeline(assessment: Assessment, target: Target) -> Timeline:
     job = job_of_run(run)
     blocks, known = held_blocks(job), KnownLayers(target.machine)
     ranks = run.split.tp * run.split.cp * strategy.dp
-    # in the steady state where there is one
+    # A micro-batch of the steady state, if there is one.
     detailed = min(strategy.micro_batches - 1, strategy.pp)
     tracks = []
     for at, stage in enumerate(step.stages):
@@ -198,7 +204,7 @@ def launch_timeline(assessment: Assessment, target: Target) -> Timeline:
 
 
 class _Phases(NamedTuple):
-    """Seconds of a micro-batch of a stage by term."""
+    """Seconds of one micro-batch of a stage by phase and term."""
 
     forward: dict[str, float]
     inputs: dict[str, float]
@@ -208,7 +214,7 @@ class _Phases(NamedTuple):
 def _phases(stage: StageTime) -> _Phases:
     forward = {name: stage.forward_s.get(name, 0.0) for name in stage.terms_s}
     weights = {
-        # of rounding, and of kinds whose kernels are counted twice over
+        # Capped because of rounding, and because some kinds count their kernels twice.
         name: min(stage.weight_s.get(name, 0.0), value - forward[name])
         for name, value in stage.terms_s.items()
     }
@@ -219,7 +225,10 @@ def _phases(stage: StageTime) -> _Phases:
 def _replayed(
     run: Run, step: StepTime, seconds: Sequence[_Phases]
 ) -> tuple[list[list[Timed]], list[str]]:
-    """Return what every stage does from the start of the pipeline, ended when the model says so."""
+    """Return the events of every stage, and notes on apportioned times.
+
+    Times are seconds from the start of the pipeline, scaled to the pipeline time of the step model.
+    """
     strategy, early = run.strategy, step.early_reduction_s
     found = replay(
         strategy.schedule,
@@ -250,10 +259,11 @@ def _replayed(
 def _ended(
     stages: list[list[Timed]], replayed_s: float, ends_s: float, notes: list[str]
 ) -> list[list[Timed]]:
-    """Return events whose last one ends at a time: starts are moved apart, or all is shortened.
+    """Return events scaled so that the last one ends at `ends_s`.
 
-    s' = a s with the largest a for which every s' + d is within the time; what waits for something
-    still waits for it.
+    If the replay is too short, only starts are scaled: s' = a s, with the largest a for which every
+    s' + d is at most `ends_s`. All dependencies still hold. If it is too long, all spans are
+    shortened.
     """
     if abs(ends_s - replayed_s) <= _EPSILON * ends_s:
         return stages
@@ -291,14 +301,14 @@ def _ended(
 
 
 def _shares(phases: _Phases, kind: str, early_s: float) -> tuple[Piece, ...]:
-    """Return the terms of a kind of work as shares of its time."""
+    """Return the pieces of a kind of work by term, as shares of its time."""
     seconds = {
         "F": phases.forward,
         "I": phases.inputs,
         "W": phases.weights,
         "B": {name: phases.inputs[name] + phases.weights[name] for name in phases.inputs},
     }[kind]
-    # what rounding leaves of a term is none
+    # Terms that are only rounding errors are dropped.
     least = _EPSILON * sum(seconds.values())
     seconds = {name: value for name, value in seconds.items() if value > least}
     late = early_s if kind in "BI" else 0.0
@@ -314,10 +324,10 @@ def _shares(phases: _Phases, kind: str, early_s: float) -> tuple[Piece, ...]:
 
 
 class _OnceApart:
-    """What comes once a step of a launch: where the pipeline begins, and spans around it."""
+    """Spans once per step of a uniform plan, before and after the pipeline."""
 
     def __init__(self, run: Run, step: StepTime) -> None:
-        """Split what is visible of the gradients' traffic between the sum and the gather."""
+        """Divide exposed data-parallel communication into gradient reduction and weight gather."""
         self._step = step
         terms, number = step.terms_s, run.strategy.micro_batches
         visible = terms["gradients"] - step.tied_s - number * step.early_reduction_s
@@ -325,9 +335,10 @@ class _OnceApart:
         both = worst.reduction_s + worst.gather_s
         gathers = worst.gather_s / both if both else 0.0
         if step.early_reduction_s:
-            # the sum behind the last micro-batch is drawn with it, as the others are
+            # Every micro-batch contains its gradient reduction, also the last one.
             gathers = 1.0
-        # overlapped gathers run beside the first forwards of the next step, which is as this one
+        # Overlapped gathers run during the first forward passes of the next step, which is equal to
+        # this one, so they are drawn at its start.
         self._first = run.runtime.overlap.gradients
         self._gather_s = max(visible, 0.0) * gathers
         self._reduce_s = max(visible, 0.0) * (1 - gathers)
@@ -351,7 +362,7 @@ class _OnceApart:
             )
 
     def spans(self, index: int, stage: StageTime) -> tuple[Span, ...]:
-        """Return the spans of a stage, in the order in which they start."""
+        """Return the spans of a stage once per step, in the order of their starts."""
         step, found = self._step, list[Span]()
         clock = 0.0
         if self._first and stage.gather_s:
@@ -368,9 +379,9 @@ class _OnceApart:
                 Span(
                     "data",
                     "gradients",
-                    # who gathers weights has a share of the sum
+                    # A stage that gathers weights shards its gradients.
                     f"{'reduce-scatter' if stage.gather_bytes else 'all-reduce'} of gradients",
-                    # what each micro-batch sums is drawn with it
+                    # Reductions of micro-batches are drawn with the micro-batches.
                     clock if step.early_reduction_s else start,
                     clock + visible,
                     num_bytes=stage.reduction_bytes,
@@ -414,11 +425,11 @@ class _OnceApart:
 
 
 # --------------------------------------------------------------------------------------------------
-# Plans whose layers differ
+# Per-layer plans
 
 
 def plan_timeline(plan: Plan, prediction: Prediction) -> Timeline:
-    """Return the step of a plan; raises InputError for one that cannot run."""
+    """Return the timeline of a per-layer plan; raises InputError if it cannot run."""
     from search.planning.cost.pipeline import replay as replay_plan
 
     stages = prediction.stages
@@ -470,7 +481,7 @@ def plan_timeline(plan: Plan, prediction: Prediction) -> Timeline:
                 detail={},
                 once=tuple(_tail(prediction, at, tail)),
                 sends={
-                    # activations go on, gradients go back
+                    # Activations go to the next stage, gradients to the previous one.
                     "F": sends[at] if at < len(sends) - 1 else 0.0,
                     "B": sends[at - 1] if at else 0.0,
                 },
@@ -491,7 +502,7 @@ def plan_timeline(plan: Plan, prediction: Prediction) -> Timeline:
 def _plan_shares(
     time_s: Mapping[str, float], forward_s: float, backward_s: float
 ) -> dict[str, tuple[Piece, ...]]:
-    """Return the categories of a micro-batch as shares of its forward and of its backward."""
+    """Return the categories of a micro-batch as shares of its forward and backward pass."""
     own = {"forward": ("forward",), "backward": ("backward", "recompute")}
     shared = {
         name: value
@@ -512,13 +523,13 @@ def _plan_shares(
 
 
 def _tail(prediction: Prediction, at: int, tail: Sequence[Timed]) -> Iterator[Span]:
-    """Yield what comes once a step: the visible sum of gradients, then the optimizer."""
+    """Yield the spans once per step: exposed gradient reduction, then the optimizer."""
     parts, stage = prediction.waterfall_s, prediction.stages[at]
     for event in tail:
         length = event.end_s - event.start_s
         update = sum(run.time_s.get("optimizer", 0.0) for run in stage.runs)
         if stage.tail_s == max(one.tail_s for one in prediction.stages):
-            # embedding and head are in no run
+            # Embedding and head are not part of the stage's groups of layers.
             update = parts.get("optimizer", update)
         update = min(update / stage.tail_s, 1.0) * length if stage.tail_s else 0.0
         middle = event.end_s - update

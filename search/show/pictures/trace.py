@@ -1,8 +1,8 @@
-"""A predicted step as a trace in the trace-event format, as torch's profiler (kineto) writes it.
+"""Trace of a predicted step in the trace-event format of PyTorch's profiler (Kineto).
 
-A process is a rank, a thread one of its streams; categories and names are those of real traces, so
-that Perfetto, chrome://tracing and readers of kineto's traces show both side by side. What happens
-when is `search.show.pictures.timeline`'s.
+A process is a rank and a thread is one of its streams. Categories and names are those of measured
+traces, so that Perfetto, chrome://tracing and other trace readers can compare both.
+`search.show.pictures.timeline` computes the times.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from search.show.pictures.timeline import Span, Timeline, Track, Work
 Dialect = Literal["megatron", "torch"]
 
 _THREADS: dict[Stream, int] = {
-    # torch's own stream first; the others have numbers of no meaning, as in a process
+    # PyTorch's default stream comes first. The other numbers are arbitrary, as in a real process.
     "compute": 7,
     "tensor": 20,
     "context": 24,
@@ -38,26 +38,26 @@ _THREAD_NAMES: dict[Stream, str] = {
     "host": "host",
 }
 _MOST_PIECES = 250_000
-"""Parts of micro-batches that a file has at most, some 90 MB; beyond, micro-batches are whole."""
+"""Limit of pieces in a file, about 90 MB; above it, micro-batches are not split into terms."""
 _ARGUMENTS = "(ncclDevKernelArgsStorage<4096ul>)"
 
 
 class TraceNames(Record):
-    """In whose words a trace is."""
+    """Engine-specific names and settings of a trace."""
 
     dialect: Dialect
     device: str
     """Name of the card."""
     gradient: Literal["f32", "bf16"] = "f32"
-    """Type in which gradients are summed, as NCCL spells it."""
+    """Data type of gradient reduction, in NCCL's spelling."""
     scattered: bool = True
-    """Tensor ranks gather and scatter; otherwise they reduce."""
+    """True with sequence parallelism: all-gather and reduce-scatter instead of all-reduce."""
     stages: int = 1
-    """Of the pipeline."""
+    """Number of pipeline stages."""
 
 
 def names_of(run: Run, device: str) -> TraceNames:
-    """Return the words of a launch's trainer."""
+    """Return the trace names of the engine of a run; device : name of the card."""
     return TraceNames(
         dialect="torch" if run.kernels.torch_layers else "megatron",
         device=device,
@@ -68,7 +68,7 @@ def names_of(run: Run, device: str) -> TraceNames:
 
 
 def trace_text(timeline: Timeline, names: TraceNames, title: str) -> str:
-    """Return the content of a trace file, one rank of each stage."""
+    """Return the text of a trace file, with one rank of each stage."""
     number = sum(len(track.work) * (len(track.pieces["F"]) + 1) for track in timeline.tracks)
     whole = number > _MOST_PIECES
     writer = _Writer(timeline, names)
@@ -96,24 +96,27 @@ def trace_text(timeline: Timeline, names: TraceNames, title: str) -> str:
 
 
 class _Kernel(NamedTuple):
-    """What a span is called in a trace."""
+    """Category and name of a span in a trace."""
 
     category: str
     name: str
 
 
 class _Writer:
-    """Writes events as lines; names are quoted once."""
+    """Writer of trace events as lines, with a cache of quoted names."""
 
     def __init__(self, timeline: Timeline, names: TraceNames) -> None:
-        """Number events from 1, as correlations of launches and kernels."""
+        """Start numbering events at 1; the numbers serve as correlation ids."""
         self._timeline = timeline
         self._names = names
         self._number = 0
         self._quoted: dict[str, str] = {}
 
     def track(self, track: Track, *, whole: bool) -> Iterator[str]:
-        """Yield the lines of a rank: names, the step, micro-batches, and what they consist of."""
+        """Yield the lines of a rank: names, step, micro-batches and their spans.
+
+        whole : True to write spans only outside micro-batches and in the detailed micro-batch.
+        """
         rank = track.first_rank
         yield from self._metadata(track)
         yield self._line(
@@ -153,13 +156,13 @@ class _Writer:
         )
 
     def _range(self, track: Track, work: Work) -> str:
-        """Return the range of a micro-batch, as the trainer's own profiles call it."""
+        """Return the range of a micro-batch, named as in profiles of the engine."""
         if self._names.dialect == "megatron":
             name = "forward-compute" if work.kind == "F" else "backward-compute"
         elif self._names.stages == 1:
             name = f"{'Forward' if work.kind == 'F' else 'Backward'} {work.micro_batch}"
         else:
-            # torch.distributed.pipelining counts the stages of all ranks through
+            # torch.distributed.pipelining numbers the stages of all ranks consecutively.
             place = work.chunk * self._names.stages + track.stage
             name = f"PP:{place}{work.kind}{work.micro_batch}"
         more = f', "micro_batch": {work.micro_batch}, "chunk": {work.chunk}, "work": "{work.kind}"'
@@ -187,11 +190,11 @@ class _Writer:
         self, rank: int, stream: Stream, kernel: _Kernel, start: float, end: float, more: str
     ) -> str:
         self._number += 1
-        # microseconds with three digits, as kineto has them: rounded ends never overlap
+        # Microseconds with three digits as in Kineto, rounded so that spans never overlap.
         begins = round(start * 1e6, 3)
         lasts = round(round(end * 1e6, 3) - begins, 3)
         thread = _THREADS[stream]
-        # as in kineto's files: what has a stream in its arguments is a kernel
+        # In Kineto's files only kernels have a stream in their arguments.
         on = f'"device": {rank}, "stream": {thread}, ' if kernel.category == "kernel" else ""
         return (
             f'{{"ph": "X", "cat": "{kernel.category}", "name": {self._quote(kernel.name)}, '
@@ -206,7 +209,7 @@ class _Writer:
         return found
 
     def _kernels(self, span: Span) -> tuple[_Kernel, ...]:
-        """Return what runs for a span: collectives by NCCL's names, kernels by what they do."""
+        """Return the events of a span: NCCL kernels for communication, else named by purpose."""
         if span.stream == "host":
             return (_Kernel("user_annotation", span.name),)
         if span.term == "stragglers":
