@@ -155,7 +155,7 @@ def _optimizer(run: Run) -> Iterator[_Offer]:
 
 def _overlap(run: Run) -> Iterator[_Offer]:
     overlap = run.runtime.overlap
-    # The local layers of Megatron-LM cannot overlap tensor-parallel communication with GEMMs.
+    # Overlap of tensor-parallel communication with GEMMs needs Transformer Engine layers.
     runs = run.split.scattered and not run.kernels.own_layers
     if runs and not overlap.tensor:
         own = replace(overlap, tensor=True)

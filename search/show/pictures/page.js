@@ -1,5 +1,5 @@
 "use strict";
-// Draws the timeline and the memory of a stage; everything else of the page is plain HTML.
+// Draws the timeline and the memory of a stage. The rest of the page is static HTML.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const KINDS = ["F", "B", "I", "W"];
@@ -100,7 +100,7 @@
     return pen;
   }
 
-  // the first piece of work that may reach into the view
+  // Index of the first piece of work that may be visible.
   function firstFrom(track, time) {
     let low = 0;
     let high = track.start.length;
@@ -131,7 +131,7 @@
     }
   }
 
-  // Of what is narrower than two pixels, each column of pixels shows shares of its time by colour.
+  // Spans narrower than two pixels are merged: each pixel column shows time shares by colour.
   class Columns {
     constructor(pen, lane) {
       this.pen = pen;
@@ -159,7 +159,7 @@
     flush() {
       if (!this.colours.length) return;
       let y = this.lane.y + this.lane.height;
-      // always in the same order, whatever comes first
+      // A fixed order of colours, independent of the order of spans.
       for (const colour of [...this.colours].sort()) {
         const part = Math.min(1, this.shares[this.colours.indexOf(colour)]) * this.lane.height;
         y -= part;
@@ -212,7 +212,7 @@
       const x = Math.max(place(start), layout.gutter);
       const wide = Math.min(place(end), layout.gutter + layout.width) - x;
       pen.fillStyle = colours[colour];
-      // what runs beside computation lies below it
+      // Overlapped communication is drawn below the computation.
       pen.fillRect(x, lane.y + lane.height * 0.72, Math.max(wide, 0.75), lane.height * 0.28);
       if (!coveredBy(track, start, end))
         pen.fillRect(x, lane.y, Math.max(wide, 0.75), lane.height);
@@ -322,7 +322,7 @@
     const level = (size) => bottom - (size / most) * (bottom - top);
     const right = layout.gutter + layout.width;
     const column = (row, from, wide) => {
-      // whole pixels, so that no seam is seen
+      // Whole pixels, so that no gaps are visible between columns.
       const x = Math.floor(from);
       const across = Math.max(1, Math.ceil(from + wide) - x);
       let sum = 0;
@@ -348,7 +348,7 @@
       if (end <= layout.gutter) continue;
       const row = stage.at[at];
       if (end - x < 1) {
-        // of what shares a pixel the fullest moment is shown
+        // Of rows that share a pixel column, the one with the largest memory is drawn.
         const here = Math.floor(x);
         if (here !== pending) {
           if (pending >= 0) column(fullest, pending, 1);
@@ -479,7 +479,7 @@
     redraw();
   }
 
-  // one micro-batch of the chosen stage, which is known layer by layer
+  // Zooms to the micro-batch of the chosen stage that is known layer by layer.
   function showDetail() {
     const track = data.tracks[view.stage];
     for (let at = 0; at < track.code.length; at += 1)
@@ -528,7 +528,7 @@
   for (const item of document.querySelectorAll(".split")) item.hidden = !split;
 
   canvas.addEventListener("wheel", (event) => {
-    // the page scrolls unless the timeline is meant
+    // The wheel scrolls the page unless Ctrl or Meta is held or the timeline has the focus.
     if (!event.ctrlKey && !event.metaKey && document.activeElement !== canvas) return;
     event.preventDefault();
     if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) pan(event.deltaX / layout.width);
