@@ -1,9 +1,9 @@
-"""The arguments of Megatron-LM that describe a plan: their names, and that plan.
+"""Plan from the arguments of Megatron-LM, and the names of these arguments.
 
-`search.engines.megatron.plan` writes them, and what is read here is read as it writes it. Read are
-launch scripts, YAML (`MODEL_ARGS:` of its functional tests, or plain keys) and JSON objects of
-arguments. A flag that changes the plan and that no plan can say is refused; what only pricing has
-to know, and flags that say nothing of the plan, are notes.
+`search.engines.megatron.plan` exports plans; this module reads arguments in the same meaning. Input
+is a launch script, YAML (`MODEL_ARGS:` of the functional tests, or plain keys), or a JSON object of
+arguments. A flag is rejected if it changes the plan in a way that plans cannot express. Settings
+that matter only for pricing, and flags that do not affect the plan, become notes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from search.engines.place import Imported
 from search.engines.text import Configuration, arguments_in, flags_of_document
 
 Argument = tuple[str, tuple[str, ...]]
-"""A flag without its hyphens in front, and its words; none for a flag that is only there."""
+"""A flag without leading hyphens, and its words; no words for a flag without a value."""
 Arguments = Mapping[str, tuple[str, ...]]
-"""The same by flag."""
+"""Words by flag without leading hyphens."""
 
 
 class Flag(StrEnum):
-    """Arguments that are written, read and checked, without their hyphens."""
+    """Names of arguments that are exported, read and checked, without leading hyphens."""
 
     TENSOR = "tensor-model-parallel-size"
     STAGES = "pipeline-model-parallel-size"
@@ -59,23 +59,23 @@ SEVERAL = frozenset(
         "recompute-modules",
     }
 )
-"""Flags that take several words, which YAML and JSON may have in one text."""
+"""Flags that take several words, which YAML and JSON may contain as one text."""
 
 
 # --------------------------------------------------------------------------------------------------
-# Strategies and the words for them, in both directions.
+# Conversion between layer strategies and words of `cp-comm-type`.
 
 
 class MegatronDegrees(Record):
-    """The degrees of the whole model."""
+    """Tensor and context degrees of the whole model."""
 
     tensor: int = 1
     context: int = 1
     exchange: int = 1
-    """Part of the context degree over which layers that mix both kinds exchange heads; else 1."""
+    """All-to-all degree inside the context group, in layers with `a2a+p2p`; 1: no such layers."""
 
     def data(self, plan: Plan) -> int:
-        """Return the data degree of a plan beside them, 0 where they do not fit."""
+        """Return the data degree of a plan with these degrees, 0 where they do not divide."""
         return data_degree(plan.world_size, plan.num_stages, self.tensor * self.context)
 
     def layer(self, word: str) -> LayerStrategy:
@@ -83,7 +83,7 @@ class MegatronDegrees(Record):
         ulysses, ring = _WAYS[word]
         if not ulysses:
             return LayerStrategy(tp=self.tensor, cp=self.context)
-        # heads exchanged over the whole context group are Ulysses of that degree
+        # An all-to-all over the whole context group is Ulysses of that degree.
         degree = self.exchange if ring else self.context
         return LayerStrategy(tp=degree, ulysses=degree > 1, cp=self.context // degree)
 
@@ -92,15 +92,15 @@ _WAYS = {
     "p2p": (False, True),
     "a2a": (True, False),
     "a2a+p2p": (True, True),
-    # priced as the ring, and so never written: a plan has one kind of context parallelism
+    # Priced as the ring, and so never exported: a plan has one type of context parallelism.
     "all_gather": (False, True),
     "allgather": (False, True),
 }
-"""Word of `cp-comm-type`: whether a layer has Ulysses, and whether it has a ring."""
+"""Word of `cp-comm-type` -> (True with Ulysses, True with a ring)."""
 
 
 def communication(strategy: LayerStrategy) -> str:
-    """Return the word for a layer's context parallelism; without meaning at context degree 1."""
+    """Return the `cp-comm-type` of a layer; it has no meaning at context degree 1."""
     way = (strategy.ulysses, strategy.cp > 1 or not strategy.ulysses)
     return next(word for word, known in _WAYS.items() if known == way)
 
@@ -108,9 +108,10 @@ def communication(strategy: LayerStrategy) -> str:
 def engine_vocab(
     degrees: MegatronDegrees, layers: Sequence[LayerStrategy], *, zero3: bool
 ) -> VocabStrategy:
-    """Return embedding and head as the engine splits them: weights by tensor, tokens by context.
+    """Return the strategy of embedding and head in the engine.
 
-    Where all layers exchange heads over the whole context group, that is Ulysses for them, too.
+    Tensor ranks split the weights, context ranks the tokens. If all layers use all-to-all over the
+    whole context group, embedding and head have Ulysses too.
     """
     if degrees.context > 1 and all(s.ulysses and s.cp == 1 for s in layers):
         return VocabStrategy(tp=degrees.context, ulysses=True, zero3=zero3)
@@ -118,33 +119,33 @@ def engine_vocab(
 
 
 # --------------------------------------------------------------------------------------------------
-# The layout string of Megatron-LM: which layers stand on which pipeline stage.
+# The layout string of Megatron-LM, which assigns layers to pipeline stages.
 #
-# `--pipeline-model-parallel-layout` spells the stages one after the other, `|` between them: `E` is
-# the embedding, `t` a transformer layer, `m` a multi-token-prediction layer, `L` the loss; `x*3` is
-# `xxx`, `(tt|)*3` is `tt|tt|tt|`, commas mean nothing. The grammar and the rules are those of
+# `--pipeline-model-parallel-layout` lists the stages in order, separated by `|`. `E` is the
+# embedding, `t` a transformer layer, `m` a multi-token-prediction layer, `L` the loss. `x*3` means
+# `xxx`, `(tt|)*3` means `tt|tt|tt|`; commas are ignored. Source of the grammar and the rules:
 # `megatron/core/transformer/pipeline_parallel_layer_layout.py` (NVIDIA/Megatron-LM, main).
 
 
 _KINDS = frozenset("EtmL|")
 _MOST = 1 << 16
-"""Characters of a layout at most, written out; far above any model."""
+"""Maximum length of an expanded layout, in characters; far above any real model."""
 
 
 class LayoutError(ValueError):
-    """A string that is no layout, or one of another model; the text says why, without a subject."""
+    """Invalid layout, or one of another model; the message is a predicate without its subject."""
 
 
 def parse_layout(text: str) -> tuple[str, ...]:
-    """Return the stages of a layout written out, such as `("Ett", "ttL")`.
+    """Return the parts of a layout in expanded form, such as `("Ett", "ttL")`.
 
-    Raises LayoutError: a character is unknown, a bracket or a repetition is incomplete.
+    Raises LayoutError for an unknown character, and for an incomplete bracket or repetition.
     """
     return tuple(_written_out(text.replace(",", "")).split("|"))
 
 
 def _written_out(text: str, *, in_bracket: bool = False) -> str:
-    """Return a layout without brackets and repetitions; a bracket holds no other bracket."""
+    """Return a layout with brackets and repetitions expanded; brackets are not nested."""
     written, at = "", 0
     while at < len(text):
         piece, at = text[at], at + 1
@@ -160,7 +161,7 @@ def _written_out(text: str, *, in_bracket: bool = False) -> str:
         elif piece not in _KINDS:
             raise LayoutError(f"holds the unknown character {piece!r}")
         count, at = _count(text, at)
-        # before it is written out: `t*9999999` would fill the memory
+        # Checked before the expansion: `t*9999999` would fill the memory.
         if len(written) + len(piece) * count > _MOST:
             raise LayoutError(f"describes more than {_MOST} layers and stages")
         written += piece * count
@@ -168,10 +169,10 @@ def _written_out(text: str, *, in_bracket: bool = False) -> str:
 
 
 def stage_sizes(text: str, *, num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Return the transformer layers of every stage.
+    """Return the number of transformer layers of every stage.
 
-    Raises LayoutError: it is no layout, or none of this model, or one that no plan has: several
-    parts per stage, multi-token prediction, a stage without a layer.
+    Raises LayoutError for an invalid layout, one of another model, and one that plans cannot
+    express: several parts per stage, multi-token prediction, or a stage without a layer.
     """
     stages = parse_layout(text)
     if len(stages) % num_stages:
@@ -196,20 +197,20 @@ def stage_sizes(text: str, *, num_layers: int, num_stages: int) -> tuple[int, ..
 
 
 def _count(text: str, at: int) -> tuple[int, int]:
-    """Return the number of a repetition that begins at `at`, and where what follows begins."""
+    """Return (number of repetitions, next position) of a repetition `*N` at `at`; 1 without one."""
     if text[at : at + 1] != "*":
         return 1, at
     match = re.compile(r"\*([0-9]+)").match(text, at)
     if match is None:
         raise LayoutError("a * is followed by no number")
-    # before int(): a number of thousands of digits is not even read
+    # Checked before int(), which rejects numbers of thousands of digits.
     if len(match[1]) > 6:
         raise LayoutError(f"repeats something more than {_MOST} times")
     return int(match[1]), match.end()
 
 
 # --------------------------------------------------------------------------------------------------
-# Arguments -> plan, so that an existing launch can be priced.
+# Arguments -> plan, so that an existing run can be priced.
 
 
 _BARE = frozenset(
@@ -235,7 +236,7 @@ _SHARDED: dict[str, tuple[bool, ZeroDefault]] = {
     "optim_grads": (False, "zero2"),
     "optim_grads_params": (True, "ddp"),
 }
-"""Sharding strategy of Megatron-FSDP: (ZeRO-3, what the layers do otherwise)."""
+"""Sharding strategy of Megatron-FSDP -> (True for ZeRO-3, data-parallel type without ZeRO-3)."""
 
 
 def import_megatron(
@@ -245,9 +246,10 @@ def import_megatron(
 
     Parameters
     ----------
-    world_size : number of GPUs, where the launch does not say it. num_layers : the same.
+    world_size : number of GPUs, where the source does not contain it.
+    num_layers : number of layers, where the source does not contain it.
 
-    Raises DocumentError: an argument is unusable, or says what no plan can.
+    Raises DocumentError for an unusable argument, and for one that plans cannot express.
     """
     arguments = _Arguments(
         path=source.path, words=source.flags if source.flags is not None else _words(source)
@@ -260,7 +262,7 @@ def import_megatron(
 
 
 class _Arguments(Record):
-    """Flags with the checks that their words need."""
+    """Words by flag, with lookups that check them."""
 
     path: Path
     words: Mapping[str, tuple[str, ...]]
@@ -290,7 +292,7 @@ class _Arguments(Record):
         return tuple(self._whole(flag, word) for word in self.words.get(flag, ()))
 
     def _whole(self, flag: str, text: str) -> int:
-        # short before int(), which refuses thousands of digits
+        # The length is checked before int(), which rejects thousands of digits.
         if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
             unknown = "$" in text or "`" in text
             raise self.fail(
@@ -302,7 +304,7 @@ class _Arguments(Record):
 
 
 def _words(source: Configuration) -> dict[str, tuple[str, ...]]:
-    """Return the flags of a document of arguments; `false` and `null` are flags not given."""
+    """Return words by flag of a document of arguments; `false` and `null` mean not given."""
     words = flags_of_document(arguments_in(source.document), several=SEVERAL)
     return {
         flag: () if flag in _BARE and w in (("true",), ("True",)) else w
@@ -330,7 +332,7 @@ def _plan(arguments: _Arguments, world: int, num_layers: int | None, notes: list
         )
     layers = arguments.number("num-layers", num_layers)
     micro = arguments.number(Flag.MICRO_BATCH)
-    # without it the batch is one micro-batch on every data rank
+    # The default of Megatron-LM is one micro-batch on every data-parallel rank.
     batch = arguments.number(Flag.GLOBAL_BATCH, micro * data)
     if batch % (micro * data):
         raise arguments.fail(
@@ -350,7 +352,7 @@ def _plan(arguments: _Arguments, world: int, num_layers: int | None, notes: list
             replace(strategy, zero3=zero3, checkpoint=again)
             for strategy, again in zip(strategies, recomputed, strict=True)
         ),
-        # a placeholder: it follows from the plan, below
+        # Placeholder, replaced below: the strategy follows from the layers of the plan.
         vocab=VocabStrategy(),
         global_batch=batch,
         num_microbatches=batch // (micro * data),
@@ -365,7 +367,7 @@ def _plan(arguments: _Arguments, world: int, num_layers: int | None, notes: list
 def _sizes(arguments: _Arguments, layers: int, stages: int) -> tuple[int, ...]:
     for flag in ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank"):
         if arguments.has(flag):
-            # a single part per stage is not interleaved
+            # A single chunk per stage is not interleaved.
             whole = layers // stages if flag.startswith("num-layers") else 1
             if arguments.number(flag) != whole:
                 raise arguments.fail(
@@ -383,9 +385,9 @@ def _sizes(arguments: _Arguments, layers: int, stages: int) -> tuple[int, ...]:
     last = arguments.number("decoder-last-pipeline-num-layers", 0)
     embedding = arguments.has("account-for-embedding-in-pipeline-split")
     loss = arguments.has("account-for-loss-in-pipeline-split")
-    # stages whose sizes are given take no part in the division
+    # Stages with given sizes are excluded from the even division.
     middle = stages - bool(first) - bool(last)
-    # embedding and loss count as a layer each where the flags say so
+    # With their flags, embedding and loss count as one layer each.
     rest = layers - first - last + embedding + loss
     if rest < middle or (rest % middle if middle else rest):
         raise arguments.fail(
@@ -395,12 +397,12 @@ def _sizes(arguments: _Arguments, layers: int, stages: int) -> tuple[int, ...]:
         )
     each = rest // middle if middle else 0
     sizes = [each] * stages
-    # what was counted for the embedding is no layer
+    # The position that counts for the embedding holds no layer.
     sizes[0] = first or each - embedding
     if stages > 1:
         sizes[-1] = last or each - loss
     elif embedding or loss:
-        # nothing to even out on one stage, which has all layers
+        # A single stage has all layers, whatever the flags.
         sizes[0] = layers
     if min(sizes) < 1:
         raise arguments.fail(Flag.STAGES, "a stage is left without a layer", "use fewer stages")
@@ -408,10 +410,10 @@ def _sizes(arguments: _Arguments, layers: int, stages: int) -> tuple[int, ...]:
 
 
 def _data_type(arguments: _Arguments) -> tuple[bool, ZeroDefault]:
-    """Return (ZeRO-3, what the layers do otherwise)."""
+    """Return (True for ZeRO-3, data-parallel type of layers without ZeRO-3)."""
     if arguments.has("use-torch-fsdp2"):
         kept = arguments.has("torch-fsdp2-no-reshard-after-forward")
-        # weights that stay after the forward are those of ZeRO-2
+        # Weights that stay gathered after the forward pass correspond to ZeRO-2.
         return not kept, "zero2" if kept else "ddp"
     if arguments.has("use-megatron-fsdp") or arguments.has("use-custom-fsdp"):
         flag = Flag.SHARDING
@@ -420,7 +422,7 @@ def _data_type(arguments: _Arguments) -> tuple[bool, ZeroDefault]:
             expected = ", ".join(_SHARDED)
             raise arguments.fail(flag, f"expected one of {expected}, got {shorten(strategy)}")
         return _SHARDED[strategy]
-    # the distributed optimizer shards states alone
+    # The distributed optimizer shards optimizer states only.
     return False, "zero1" if arguments.has("use-distributed-optimizer") else "ddp"
 
 
@@ -430,7 +432,7 @@ def _strategies(
     if context == 1:
         return [LayerStrategy(tp=tensor)] * layers, MegatronDegrees(tensor=tensor)
     flag = Flag.COMMUNICATION
-    # its default is the ring
+    # The default of Megatron-LM is the ring.
     kinds = arguments.words.get(flag, ("p2p",))
     if len(kinds) == 1:
         kinds = kinds * layers
@@ -490,7 +492,7 @@ def _recomputed(arguments: _Arguments, sizes: Sequence[int], notes: list[str]) -
 
 
 def _say_pricing(arguments: _Arguments, tensor: int, notes: list[str]) -> None:
-    """Say what pricing has to be told besides the plan."""
+    """Append a note for each pricing option that the plan does not contain."""
     if tensor > 1 and not arguments.has("sequence-parallel"):
         notes.append("no --sequence-parallel: price it with --no-sequence-parallel")
     if arguments.has("fp16"):
@@ -506,7 +508,7 @@ def _say_pricing(arguments: _Arguments, tensor: int, notes: list[str]) -> None:
 
 
 def _say_reductions(arguments: _Arguments, num_microbatches: int, notes: list[str]) -> None:
-    """Say where Megatron-FSDP, which shards gradients, reduces in every micro-batch."""
+    """Append a note where Megatron-FSDP reduces sharded gradients in every micro-batch."""
     fully_sharded = arguments.has("use-megatron-fsdp") or arguments.has("use-custom-fsdp")
     kind = arguments.text(Flag.SHARDING, "no_shard")
     if fully_sharded and kind.startswith("optim_grads") and num_microbatches > 1:

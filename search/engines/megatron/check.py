@@ -1,7 +1,7 @@
-"""Files of Megatron-LM as they are checked: scripts, YAML and JSON of its arguments.
+"""Check of Megatron-LM launch files: scripts, and YAML or JSON of its arguments.
 
-What the arguments mean is `search.engines.megatron.read`'s, what it refuses
-`search.engines.megatron.rules`'s.
+`search.engines.megatron.read` interprets the arguments, `search.engines.megatron.rules` contains
+the constraints of Megatron-LM.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from search.engines.reader import (
 from search.engines.text import Configuration
 
 _OWN = frozenset({"num-layers", "hidden-size", "micro-batch-size", "seq-length"})
-"""Arguments that every run of Megatron-LM has most of."""
+"""Arguments of a typical Megatron-LM run. A file with two of them is one of Megatron-LM."""
 _STACK = "megatron-core"
 
 
@@ -52,21 +52,21 @@ _BARE = re.compile(
     """,
     re.VERBOSE,
 )
-"""Flags that take no value, of those that change time or memory."""
+"""Pattern of flags without a value among those that change time or memory."""
 
 
 class MegatronWords(Record):
-    """Arguments of Megatron-LM by flag without hyphens, and where they run."""
+    """Arguments of Megatron-LM by flag without leading hyphens, and the machine of the run."""
 
     words: Words
     world_size: int
     environment: Mapping[str, str]
     gpu: str
     name: str
-    """Of the run."""
+    """Name of the run."""
 
     def run(self) -> Run | None:
-        """Return the run that the arguments are; None where they break a rule."""
+        """Return the run that the arguments describe; None where they break a rule."""
         try:
             found = read_run(
                 {flag: list(given) if given else True for flag, given in self.words.items()},
@@ -81,9 +81,9 @@ class MegatronWords(Record):
         return None if broken_rules(setting, (), found) else found
 
     def becoming(self, before: Run, after: Run) -> Changes | None:
-        """Return what changes from one run to another; None: that would not run.
+        """Return the argument changes that turn `before` into `after`; None: it would not run.
 
-        Read anew with the changes, the arguments have to be that run, and break no rule.
+        The changed arguments are read again: they must describe `after` and break no rule.
         """
         changes = changes_of(self.words, before, after)
         again = replace(self, words=changed_words(self.words, changes)).run()
@@ -91,7 +91,7 @@ class MegatronWords(Record):
 
 
 def same_run(one: Run, other: Run) -> bool:
-    """Return whether two runs do the same; without tensor ranks nothing is scattered."""
+    """Return whether two runs are equal; sequence parallelism without tensor ranks is ignored."""
     first, second = (
         resplit_run(run, sequence_parallel=run.split.scattered) for run in (one, other)
     )
@@ -104,7 +104,7 @@ def owns(source: Configuration) -> bool:
 
 
 def read(source: Configuration, asked: Asked) -> CheckedFile:
-    """Return what a file describes, and what is wrong with it."""
+    """Return the run that a file describes, with the findings on its arguments."""
     arguments, environment = arguments_of_configuration(source)
     words, left_out, wrong = _without_values(words_of(arguments))
     arguments = {flag: value for flag, value in arguments.items() if _flag(flag) not in left_out}
@@ -142,7 +142,7 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
     ]
     said = (*wrong, *spelt, *said)
     texts = (*left_out.values(), *source.notes, *unread_parts(source))
-    # a variable may be written over several lines
+    # The text of a variable may span several lines.
     notes = (" ".join(text.split()) for text in texts if text)
     whole = MegatronWords(
         words=words,
@@ -182,9 +182,10 @@ def _flag(name: object) -> str:
 def _without_values(
     words: Words,
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str], list[Notice]]:
-    """Return words whose flags without values have none, what was taken away, and what is wrong.
+    """Return the words without values of bare flags, notes by flag, and notices on wrong values.
 
-    Behind such a flag `$ARGS` is no value of it: it holds other flags, or nothing.
+    A variable such as `$ARGS` after a bare flag is not its value: it holds other flags, or nothing.
+    A note reports such a variable, which is taken as empty.
     """
     found, left_out, wrong = {**words}, dict[str, str](), list[Notice]()
     for flag, given in sorted(words.items()):

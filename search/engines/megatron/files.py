@@ -1,7 +1,7 @@
-"""Arguments of Megatron-LM as files and a command: a shell script, YAML, `torchrun`.
+"""Files and launch command for Megatron-LM arguments: a shell script, YAML, `torchrun`.
 
-`search.engines.megatron.write` makes the arguments of a run. What it does not hold, such as
-where the data is, comes from the environment and is asked for here.
+`search.engines.megatron.write` makes the arguments of a run. Values that a run does not contain,
+such as the path of the data, come from environment variables that the files require.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ ENGINE_VERSION = "main of September 2026"
 SCRIPT = "megatron_args.sh"
 YAML = "megatron_args.yaml"
 Sections = Mapping[str, Sequence[Argument]]
-"""Arguments by what they are about, in capitals, which names an array of the script."""
+"""Arguments by section. The section name, in capitals, names an array of the script."""
 Environment = Mapping[str, str | None]
-"""Variables that the ranks need; None: one that has to be unset."""
+"""Environment variables of the ranks; None for a variable that must be unset."""
 
 OPTIMIZER: Sequence[Argument] = (
     ("lr", ("3.0e-4",)),
@@ -32,9 +32,9 @@ OPTIMIZER: Sequence[Argument] = (
     ("log-interval", ("1",)),
     ("log-throughput", ()),
 )
-"""Placeholders of a training, which change neither memory nor time."""
+"""Placeholder arguments of the optimizer, which change neither memory nor time."""
 NO_MASKS: Argument = ("no-create-attention-mask-in-dataloader", ())
-"""Causal kernels need no mask, which otherwise every batch brings: s^2 bytes of a sample."""
+"""Flag that omits attention masks, s^2 bytes per sample. Causal kernels do not need them."""
 DATA: Sequence[Argument] = (
     ("data-path", (required("DATA_PATH", "set DATA_PATH to the prefix of the preprocessed data"),)),
     ("split", ("949,50,1",)),
@@ -49,28 +49,30 @@ FILL_IN = (
     "learning rate, its schedule and the number of steps in TRAINING_ARGS are placeholders",
     "SAVE is where checkpoints go, LOAD one of Megatron-LM; Megatron-Bridge takes Hugging Face's",
 )
-"""What the user has to know of the files."""
+"""Notes for the user on the values to fill in."""
 
 
 def connections(
     *, split: bool, fully_sharded: bool, experts_overlap: bool = False
 ) -> dict[str, str | None]:
-    """Return the variable of CUDA's queues that ranks need.
+    """Return CUDA_DEVICE_MAX_CONNECTIONS as the ranks need it; None for unset, empty for any.
 
-    split : there are tensor or context ranks, on a device before Blackwell. fully_sharded : states
-    are Megatron-FSDP's. experts_overlap : exchanges of experts run beside other kernels.
+    split : True for tensor or context parallelism on a device before Blackwell.
+    fully_sharded : True if Megatron-FSDP shards the model states.
+    experts_overlap : True if expert dispatch and combine overlap with other kernels.
     """
     if experts_overlap:
-        # in one queue they would wait for these (docs/user-guide/features/moe_a2a_overlap.md)
+        # In a single queue the communication would wait for the kernels
+        # (docs/user-guide/features/moe_a2a_overlap.md).
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-    # tensor and context parallelism need kernels of one queue in their order of launch, and
-    # Megatron-FSDP must not have that, so that it is unset there
+    # Tensor and context parallelism rely on the launch order of kernels in a single queue.
+    # Megatron-FSDP must not use a single queue, so the variable is unset there.
     if fully_sharded:
         return {"CUDA_DEVICE_MAX_CONNECTIONS": None}
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if split else {}
 
 
-# Where they are wanted; words inside `:+` stay one word each.
+# Options for SAVE and LOAD where these are set; quoted words inside `:+` are not split.
 _CHECKPOINTS = """\
 # SAVE: where checkpoints go; LOAD: Megatron-LM's own, to begin with. Hugging Face's weights are
 # Megatron-Bridge's matter (checkpoint.pretrained_checkpoint=, checkpoint.save= of its recipes).
@@ -84,7 +86,7 @@ CHECKPOINT_ARGS=(
 def script_text(name: str, nodes: Nodes, sections: Sections, environment: Environment) -> str:
     """Return a script to be sourced by bash: the environment, and the array `MEGATRON_ARGS`.
 
-    name : of the model, for the first line.
+    name : name of the model, for the header comment.
     """
     where = f"{nodes.num_nodes} x {nodes.gpus_per_node} GPUs"
     lines = [
@@ -111,14 +113,17 @@ def _exports(environment: Environment) -> list[str]:
 
 
 def quoted(word: str) -> str:
-    """Return a word for bash; variables stay variables."""
+    """Return a word quoted for bash; variables in it are still expanded."""
     return word if re.fullmatch(r"[A-Za-z0-9_.,:/+-]+", word) else f'"{word}"'
 
 
 def yaml_text(sections: Sections, environment: Environment) -> str:
-    """Return the arguments as Megatron-LM's functional tests spell them (model_config.yaml)."""
+    """Return the arguments as YAML in the format of Megatron-LM's functional tests.
+
+    The tests name such a file model_config.yaml.
+    """
     document: dict[str, object] = {}
-    # YAML can set a variable, not unset it
+    # The YAML format can set a variable but not unset it.
     kept = {name: value for name, value in environment.items() if value is not None}
     if kept:
         document["ENV_VARS"] = {name: _number(value) for name, value in kept.items()}
@@ -136,13 +141,13 @@ def _yaml_value(words: tuple[str, ...]) -> object:
         return True
     if len(words) > 1:
         return list(words)
-    # whoever reads YAML puts variables in alone
+    # Readers of the YAML expand plain variables only, so `:?MESSAGE` is removed.
     return _number(re.sub(r":\?[^}]*\}", "}", words[0]))
 
 
 def _number(word: str) -> object:
-    """Return a word as the number that it is, if it is one."""
-    # Python reads digits of every script
+    """Return a word as int or float where it is a number, else unchanged."""
+    # int() and float() of Python accept digits of any script.
     if not word.isascii():
         return word
     try:
@@ -152,7 +157,7 @@ def _number(word: str) -> object:
 
 
 def command(nodes: Nodes) -> str:
-    """Return the command; the script that it reads sets the environment."""
+    """Return the launch command, which sources the script that sets the environment."""
     path = required("MEGATRON_PATH", "set MEGATRON_PATH to a checkout of Megatron-LM")
     program = f'"{path}/pretrain_gpt.py" "${{MEGATRON_ARGS[@]}}"'
     return f"source {SCRIPT}\n" + torchrun(nodes, program)

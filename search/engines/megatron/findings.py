@@ -1,6 +1,6 @@
-"""Findings on the arguments of a run: broken rules, flags without effect, variables.
+"""Findings on the arguments of a run: broken rules, flags without effect, environment variables.
 
-Rules are `search.engines.megatron.rules`'.
+The rules are in `search.engines.megatron.rules`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from search.engines.megatron.setting import VIRTUAL, Setting, Words, ramp_start
 
 
 class _Idle(NamedTuple):
-    """Flags without effect: where `rest` of the values is not 0."""
+    """Flags without effect where `rest` of the values `over` is not 0."""
 
     flags: tuple[str, ...]
     over: tuple[str, ...]
@@ -27,12 +27,12 @@ class _Idle(NamedTuple):
 
 
 def _without(flag: str, *flags: str, others: tuple[str, ...] = ()) -> _Idle:
-    """Return flags that do nothing without another one, or `others`."""
+    """Return a row of flags that have no effect unless `flag` or one of `others` is given."""
     return _Idle(flags, (flag, *others), lambda *given: sum(given) == 0, f"there is no --{flag}")
 
 
 def _alone(flag: str, number: str, *flags: str) -> _Idle:
-    """Return flags that do nothing where a degree is 1."""
+    """Return a row of flags that have no effect where a degree is 1."""
     return _Idle(flags, (number,), lambda degree: degree == 1, f"{flag} is 1")
 
 
@@ -50,7 +50,7 @@ _IDLE = (
     _alone("context-parallel-size", "cp", "cp-comm-type", "hierarchical-context-parallel-sizes"),
     _Idle(("recompute-modules",), ("selective",), lambda selective: selective == 0,
           "--recompute-granularity is not selective"),
-    # with modules they are illegal
+    # With selective recomputation these flags are illegal, which is a rule.
     _Idle(("recompute-method", "recompute-num-layers"),
           ("recompute-granularity=full", "selective"),
           lambda full, selective: full + selective == 0, "--recompute-granularity is not full"),
@@ -70,7 +70,7 @@ _IDLE = (
     _without("multi-latent-attention", "q-lora-rank", "kv-lora-rank", "qk-head-dim",
              "qk-pos-emb-head-dim", "v-head-dim"),
 )  # fmt: skip
-"""Flags without effect, one row for each cause."""
+"""Conditions under which flags have no effect, one row for each cause."""
 
 
 def findings_of(
@@ -83,12 +83,16 @@ def findings_of(
     problems: tuple[Notice, ...] = (),
     run: Run | None = None,
 ) -> tuple[Notice, ...]:
-    """Return the findings on arguments of so many GPUs, the illegal first.
+    """Return the findings on the arguments of a run, illegal ones first.
 
     Parameters
     ----------
-    environment : variables that are set. gpu : kind of device. ignored : arguments that the
-        reading did not need. problems : why they are no run, if so. run : it, if not.
+    world_size : number of GPUs.
+    environment : environment variables of the ranks.
+    gpu : GPU model.
+    ignored : arguments that the reader did not use.
+    problems : reasons why no run was read, if any.
+    run : the run, where one was read.
     """
     setting = Setting(words, world_size, gpu.upper())
     misspelt = dict(_misspelt(words))
@@ -119,16 +123,16 @@ def findings_of(
     found += [
         _unread(entry)
         for entry in ignored
-        # what was said already is not said again
+        # An argument with a finding above is not reported twice.
         if not (entry.understood or entry.flag in idle or entry.flag in misspelt)
     ]
     return once(found)
 
 
 def _misspelt(words: Words) -> Iterator[tuple[str, str]]:
-    """Yield names that argparse ends with, and those of a release that are a letter or two away.
+    """Yield (flag, known argument) for each unknown flag that is a letter or two from a known one.
 
-    A name that is near to none may be that of a fork, or of a script that adds its own.
+    An unknown flag without a near name may come from a fork, or from a script that adds its own.
     """
     for flag in sorted(words):
         meant = alike(flag) if concern_of(flag) is None else None
@@ -137,7 +141,7 @@ def _misspelt(words: Words) -> Iterator[tuple[str, str]]:
 
 
 def _unread(entry: Ignored) -> Notice:
-    """Return the notice of an argument that no price depends on, though it may have to."""
+    """Return the notice on an argument that may change time or memory and is not priced."""
     given = " ".join(f"--{entry.flag} {entry.value[:60]}".split())
     if entry.concern is None:
         text = "{given} may change time or memory"
@@ -153,7 +157,7 @@ def _idle(setting: Setting) -> Iterator[Notice]:
             continue
         for flag in flags:
             words = setting.words.get(flag)
-            # a degree of 1 says that there is none
+            # A degree of 1 equals the default, so that it needs no notice.
             none = words == ("1",) and flag.endswith(("-parallel-size", "-instances", "-rank"))
             if words is not None and not none:
                 text = "--{flag}, since {why}"
@@ -161,7 +165,7 @@ def _idle(setting: Setting) -> Iterator[Notice]:
 
 
 _ORDERED = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
-"""Algorithms of NCCL with which `validate_args` lets --deterministic-mode through."""
+"""NCCL algorithms that `validate_args` accepts with --deterministic-mode."""
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
 
@@ -179,7 +183,7 @@ def _variables(setting: Setting, environment: Mapping[str, str], gpu: str) -> It
             text = f"{_CONNECTIONS} is 1, and fully sharded training needs another value or none"
             yield _variable("connections.sharded", text)
     elif setting.has("overlap-moe-expert-parallel-comm"):
-        # where ranks also split layers, validate_args warns that one of both goes without
+        # With tensor or context parallelism, validate_args warns that one of the two is lost.
         if value == "1":
             text = f"{_CONNECTIONS} is 1, and exchanges of experts beside other kernels need 32"
             yield _variable("connections.experts", text)
@@ -190,7 +194,7 @@ def _variables(setting: Setting, environment: Mapping[str, str], gpu: str) -> It
                 f"{_CONNECTIONS} on {{gpu}}, 1 and 32: one of them hides less than is priced",
                 gpu=gpu,
             )
-    # validate_args of Megatron-LM asks for it on devices before Blackwell
+    # validate_args of Megatron-LM requires it on devices before Blackwell.
     elif split and not blackwell and value != "1":
         yield _variable(
             "connections.tensor",

@@ -1,9 +1,12 @@
-"""Names of Megatron-LM's arguments by what they concern; what they mean is in `megatron.py`.
+"""Names of Megatron-LM's arguments by topic; `search.engines.megatron.read` interprets them.
 
-The names of `megatron/training/arguments.py` of core 0.15 and of main in early 2026, of the fields
-that its newer parsers turn into arguments (`TransformerConfig` and `ModelParallelConfig` of
-megatron-core 0.16.1, `megatron/training/config` of main in 2026), of its functional tests up to
-August 2026, and of what releases from core 0.8 on had and dropped.
+Sources of the names:
+
+- `megatron/training/arguments.py` of core 0.15 and of main in early 2026,
+- fields that newer parsers turn into arguments: `TransformerConfig` and `ModelParallelConfig` of
+  megatron-core 0.16.1, `megatron/training/config` of main in 2026,
+- functional tests up to August 2026,
+- arguments that releases from core 0.8 on had and dropped.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import re
 from functools import cache
 
 RELEASES = "core 0.8 to 0.16 and main of 2026"
-"""Of which the names are."""
+"""Releases that the names are taken from."""
 
 _HARMLESS: dict[str, str] = {
     "logging": """
@@ -179,7 +182,7 @@ _HARMLESS: dict[str, str] = {
         no-query-key-layer-scaling
     """,
 }
-"""Arguments that change neither memory nor time, by what they are about."""
+"""Arguments that change neither memory nor time, by topic."""
 _EFFECTIVE: dict[str, str] = {
     "sizes": """
         num-layers hidden-size ffn-hidden-size num-attention-heads kv-channels
@@ -344,9 +347,9 @@ _EFFECTIVE: dict[str, str] = {
         batch-size warmup model-parallel-size checkpoint-activations
     """,
 }
-"""Arguments that may change memory or time, by what they are about."""
+"""Arguments that may change memory or time, by topic."""
 _MOST_EDITS = 2
-"""Letters by which a misspelt name differs at most from the one that is meant."""
+"""Maximum edit distance, in letters, between a misspelt name and the intended one."""
 
 
 @cache
@@ -360,7 +363,7 @@ def _concerns() -> dict[str, tuple[str, bool]]:
 
 
 def concern_of(flag: str) -> str | None:
-    """Return what an argument is about in a word or two; None: no known release has it."""
+    """Return the topic of an argument in a word or two; None: no known release has it."""
     about = _concerns().get(flag)
     return None if about is None else about[0]
 
@@ -371,14 +374,14 @@ def harmless(flag: str) -> bool:
 
 
 def alike(flag: str) -> str | None:
-    """Return the known argument that a misspelt one is meant to be; None where none is near.
+    """Return the known argument that is nearest to a misspelt one; None where none is near.
 
-    Near are names that differ by hyphens alone, or by two letters at most (left out, added,
-    changed, or two swapped): by one in a part of three letters and more, by two in one of eight.
-    Longer distances, and those of shorter parts, would name arguments of a fork: `kv-layernorm` is
-    no `qk-layernorm`.
+    Names are near if they differ in hyphens only, or by at most two letters that are missing,
+    added, changed or swapped. A part of 3 letters or more may differ by one letter, a part of 8 or
+    more by two. Larger distances, or differences in shorter parts, would match arguments of a
+    fork: `kv-layernorm` is not `qk-layernorm`.
     """
-    # another number is another argument: --adam-beta3 is somebody's own
+    # Another number is another argument: --adam-beta3 is no misspelt --adam-beta2.
     near = [
         (_apart(flag, name), name)
         for name in _concerns()
@@ -389,7 +392,7 @@ def alike(flag: str) -> str | None:
 
 
 def _apart(one: str, other: str) -> int:
-    """Return by how many letters two names differ, part by part; more than the most: too many."""
+    """Return the edit distance of two names by part, in letters; above `_MOST_EDITS`: not near."""
     if one.replace("-", "") == other.replace("-", ""):
         return 1 if one != other else 0
     parts = [one.split("-"), other.split("-")]
@@ -406,9 +409,9 @@ def _apart(one: str, other: str) -> int:
 
 
 def _edits(one: str, other: str, most: int) -> int:
-    """Return how many letters two names differ by, more than `most` where that is all there is.
+    """Return the edit distance of two texts in letters, or any number above `most` beyond that.
 
-    Distance of optimal string alignment: neighbours that are swapped count once.
+    This is the optimal string alignment distance: two swapped neighbours count once.
     """
     if abs(len(one) - len(other)) > most:
         return most + 1
@@ -446,7 +449,7 @@ OTHER_MODELS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("quick-geglu",), "a gated activation that is not SwiGLU"),
     (("use-legacy-models",), "the models before Megatron-Core"),
 )  # fmt: skip
-"""Flags by which other models are known, and what they are."""
+"""Flags that identify models of other kinds, with the kind of model."""
 UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("perform-rl-step",), "reinforcement learning keeps a second model and its caches"),
     (("sft",), "sequences of several lengths share a micro-batch"),
@@ -474,4 +477,4 @@ UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (("export-kd-teacher-load", "export-te-mcore-model"), "distillation keeps a second model"),
 )
-"""Flags that run, and what they do that nobody prices."""
+"""Flags that Megatron-LM accepts and autopar cannot price, with the reason."""

@@ -1,4 +1,4 @@
-"""The nearest plan that Megatron-LM can run, and the run that it is."""
+"""Nearest plan that Megatron-LM can run, and its conversion to a run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from search.engines.plans import (
 
 
 def _check(spec: ModelSpec) -> None:
-    """Raise InputError for a model that pretrain_gpt.py does not build, or one with gaps."""
+    """Raise InputError for a model that pretrain_gpt.py does not build, or without all sizes."""
     if not has_one_kind(spec):
         raise UnsupportedError(
             f"{spec.name} has layers of several kinds, and Megatron-LM's pretrain_gpt.py builds "
@@ -82,7 +82,7 @@ def _check(spec: ModelSpec) -> None:
                 "give --model NAME, a config.json or a model.json"
             )
     base = spec.rotary_base
-    # `--rotary-base` is an int of argparse, which refuses the text of any other number
+    # `--rotary-base` is an int in argparse, which rejects the text of any other number.
     if base is not None and not base.is_integer():
         raise UnsupportedError(
             f"{spec.name} has rotary positions of base {base}, and Megatron-LM's --rotary-base "
@@ -91,11 +91,11 @@ def _check(spec: ModelSpec) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The nearest plan that Megatron-LM can run, and what it differs in.
+# The nearest plan that Megatron-LM can run, and its differences to the plan.
 #
-# Megatron-LM has one tensor and one context degree for the whole model, one data-parallel type,
-# recomputes the first k layers of every stage, and splits embedding and head as it does the layers.
-# Ulysses is its context parallelism by all-to-all, which may be chosen by layer.
+# Megatron-LM has one tensor degree, one context degree and one data-parallel type for the whole
+# model. It recomputes the first k layers of every stage and splits embedding and head like the
+# layers. Ulysses is its all-to-all context parallelism, which may differ by layer.
 
 
 _TITLE = "Megatron-LM"
@@ -106,9 +106,9 @@ _MOVED = (
 
 
 def _nearest(job: Job) -> tuple[Plan, MegatronDegrees, tuple[Loss, ...]]:
-    """Return the nearest plan to one of `checkpoints_first`, its degrees, and what it changes.
+    """Return the nearest plan to a plan of `checkpoints_first`, its degrees and the losses.
 
-    Raises InputError: no plan with these stages and this batch is both near and legal.
+    Raises InputError where no near plan with these stages and this batch is legal.
     """
     plan = _with_prefix(_with_data_type(_with_schedule(job.plan)))
     after, degrees = _with_degrees(plan, job)
@@ -127,10 +127,10 @@ def _nearest(job: Job) -> tuple[Plan, MegatronDegrees, tuple[Loss, ...]]:
 
 
 def checkpoints_first(plan: Plan, spec: ModelSpec) -> Plan:
-    """Return the plan with the recomputed layers of a stage first, where that changes no price.
+    """Return the plan with the recomputed layers first in each stage where that is free.
 
-    It does not where the layers of the stage are alike in all else: which of them are recomputed
-    changes neither the time of a step nor its memory.
+    A stage is reordered only if its layers are otherwise equal: then the choice of recomputed
+    layers changes neither step time nor memory.
     """
     layers: list[LayerStrategy] = []
     for size in plan.stage_sizes:
@@ -138,14 +138,14 @@ def checkpoints_first(plan: Plan, spec: ModelSpec) -> Plan:
         own = plan.layers[first : first + size]
         types = set(spec.layer_types[first : first + size])
         if len(types) == 1 and len({replace(s, checkpoint=False) for s in own}) == 1:
-            # sorted() is stable, so nothing but the recomputed layers moves
+            # sorted() is stable, so only the recomputed layers move.
             own = tuple(sorted(own, key=lambda strategy: not strategy.checkpoint))
         layers += own
     return replace(plan, layers=tuple(layers))
 
 
 def _with_schedule(plan: Plan) -> Plan:
-    # one stage runs the same under either schedule
+    # The schedule makes no difference for a single stage.
     if plan.pipeline_type == "1f1b" or plan.num_stages == 1:
         return plan
     if plan.num_microbatches < fewest_microbatches("1f1b", plan.num_stages):
@@ -158,10 +158,13 @@ def _with_schedule(plan: Plan) -> Plan:
 
 
 def _with_data_type(plan: Plan) -> Plan:
-    """Give all layers, embedding and head one data-parallel type, the one with less memory."""
+    """Return the plan with one data-parallel type for all layers, embedding and head.
+
+    It is ZeRO-3 where any layer has it. With several stages, such a plan becomes ZeRO-2.
+    """
     zero3, default = any(layer.zero3 for layer in plan.layers), plan.default_dp_type
     if plan.num_stages > 1 and (zero3 or plan.vocab.zero3):
-        # Megatron-FSDP is not combined with pipeline stages
+        # Megatron-FSDP is not combined with pipeline stages here.
         zero3, default = False, "zero2"
     return replace(
         plan,
@@ -172,7 +175,10 @@ def _with_data_type(plan: Plan) -> Plan:
 
 
 def _with_prefix(plan: Plan) -> Plan:
-    """Let every stage recompute its first k layers, k the most that any stage recomputes."""
+    """Return the plan with the first k layers of every stage recomputed.
+
+    k is the maximum number of recomputed layers of a stage.
+    """
     most = max(_recomputed(plan).values(), default=0)
     positions = (position for size in plan.stage_sizes for position in range(size))
     layers = tuple(
@@ -183,13 +189,16 @@ def _with_prefix(plan: Plan) -> Plan:
 
 
 def _recomputed(plan: Plan) -> Counter[int]:
-    """Return how many layers every stage recomputes."""
+    """Return the number of recomputed layers by stage."""
     stages = zip(plan.layers, plan.stage_of_layer(), strict=True)
     return Counter(stage for strategy, stage in stages if strategy.checkpoint)
 
 
 def _with_degrees(plan: Plan, job: Job) -> tuple[Plan, MegatronDegrees]:
-    """Return a plan of one tensor and one context degree, legal here and in the engine."""
+    """Return a plan with one tensor and one context degree that is legal here and in the engine.
+
+    Raises InputError where no degrees are legal.
+    """
     wanted = job.tensor_degree
     for layers in _uniform(plan, wanted):
         degrees = _shared_degrees(layers)
@@ -198,7 +207,7 @@ def _with_degrees(plan: Plan, job: Job) -> tuple[Plan, MegatronDegrees]:
         vocab = engine_vocab(degrees, layers, zero3=plan.vocab.zero3)
         candidate = replace(plan, layers=layers, vocab=vocab)
         if candidate == plan and wanted is not None and _runs(plan, degrees, job):
-            return plan, degrees  # of one degree, whatever is wanted
+            return plan, degrees  # a plan with one degree keeps it, whatever degree is requested
         fits = wanted is None or layers[0].tp == wanted
         if fits and _runs(candidate, degrees, job):
             return candidate, degrees
@@ -211,7 +220,7 @@ def _with_degrees(plan: Plan, job: Job) -> tuple[Plan, MegatronDegrees]:
 
 
 def _uniform(plan: Plan, wanted: int | None) -> Iterator[tuple[LayerStrategy, ...]]:
-    """Yield strategies of all layers that the engine may have, nearest first."""
+    """Yield candidates for the strategies of all layers in the engine, nearest first."""
     straight = tuple(replace(strategy, strided=False) for strategy in plan.layers)
     yield straight
     ranks = plan.world_size // plan.num_stages
@@ -221,7 +230,7 @@ def _uniform(plan: Plan, wanted: int | None) -> Iterator[tuple[LayerStrategy, ..
     )
     contexts = sorted({strategy.cp for strategy in plan.layers} | {1}, reverse=True)
     tensors = [strategy.ulysses for strategy in plan.layers if strategy.tp > 1]
-    # the kind that most layers have is tried first
+    # The type of most layers (Ulysses or tensor parallelism) is tried first.
     first = 2 * sum(tensors) > len(tensors)
     for degree in degrees:
         for context in contexts:
@@ -233,8 +242,8 @@ def _uniform(plan: Plan, wanted: int | None) -> Iterator[tuple[LayerStrategy, ..
 
 
 def _shared_degrees(layers: Sequence[LayerStrategy]) -> MegatronDegrees | None:
-    """Return the degrees that all layers have in common, None where they have not."""
-    # to the engine Ulysses is context parallelism by all-to-all
+    """Return the degrees that all layers share; None where they differ."""
+    # In the engine, Ulysses is all-to-all context parallelism.
     shared = {(1, s.tp * s.cp) if s.ulysses else (s.tp, s.cp) for s in layers}
     exchanges = {s.tp for s in layers if s.ulysses and s.cp > 1}
     if len(shared) > 1 or len(exchanges) > 1:
@@ -244,9 +253,9 @@ def _shared_degrees(layers: Sequence[LayerStrategy]) -> MegatronDegrees | None:
 
 
 def _runs(plan: Plan, degrees: MegatronDegrees, job: Job) -> bool:
-    """Return whether a plan is legal, also by the engine's stricter rules for heads and tokens."""
+    """Return whether a plan is legal, including the engine's stricter rules on heads and tokens."""
     sp = job.sequence_parallel
-    # it asks of all-to-all what it asks of a ring
+    # Megatron-LM applies the rules of ring context parallelism to all-to-all as well.
     ring = LayerStrategy(tp=degrees.tensor, cp=degrees.context)
     exchanged = max((s.tp for s in plan.layers if s.ulysses), default=1)
     return not violations(plan, job.spec, sequence_parallel=sp) and not any(
@@ -265,7 +274,7 @@ def _runs(plan: Plan, degrees: MegatronDegrees, job: Job) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# The plan as the engine runs it, and as a run.
+# The plan as executed by the engine, and its run.
 
 
 SPACE = Space(
@@ -277,7 +286,7 @@ SPACE = Space(
         ({**REPLICAS, **ONE_DEGREE}, ""),
     ),
     context=True,
-    # the arguments ask for no `--tp-comm-overlap`, which takes buffers and the right libraries
+    # The exported arguments omit `--tp-comm-overlap`, which needs buffers and certain libraries.
     priced={"tp_overlap": False},
     stack="megatron-core",
 )
@@ -286,7 +295,7 @@ SPACE = Space(
 def near(job: Job) -> Near:
     """Return the nearest plan that Megatron-LM can run.
 
-    Raises InputError: the model is none of pretrain_gpt.py's, or no near plan is legal.
+    Raises InputError where pretrain_gpt.py cannot build the model, or no near plan is legal.
     """
     _check(job.spec)
     first = checkpoints_first(job.plan, job.spec)
@@ -294,13 +303,13 @@ def near(job: Job) -> Near:
     plan, degrees, losses = _nearest(replace(_with_experts(job), plan=first))
     zero = _zero(job, plan)
     fully_sharded = zero > 1
-    # Megatron-FSDP reduces in every micro-batch, its other gradient buffers once per step.
+    # Megatron-FSDP reduces gradients in every micro-batch, Megatron's DDP once per step.
     runs = {
         "async_grad_reduce": not fully_sharded,
         "fp32_gradients": job.fp32_gradients,
         "tp_overlap": degrees.tensor == 1 and job.tp_overlap,
     }
-    # with one tensor rank it changes nothing, and is not written
+    # With one tensor rank, sequence parallelism has no effect and is not exported.
     if degrees.tensor > 1:
         runs["sequence_parallel"] = _with_experts(job).sequence_parallel
     space = (*UNIFORM, *(ONE_STAGE if fully_sharded else ()))
@@ -314,23 +323,23 @@ def near(job: Job) -> Near:
 
 
 def _with_experts(job: Job) -> Job:
-    """Return a job with sequence parallelism where experts do not train without it."""
+    """Return a job with sequence parallelism for models with experts, which require it."""
     experts = any(layer.num_experts for layer in job.spec.layers)
     return replace(job, sequence_parallel=job.sequence_parallel or experts)
 
 
 def _at_once(job: Job, plan: Plan) -> bool:
-    """Return whether ZeRO-2 of a plan shards gradients as soon as they are made."""
+    """Return whether a plan has ZeRO-2 that reduces gradients in every micro-batch."""
     each = plan.num_microbatches == 1 or not job.async_grad_reduce
     return each and plan.default_dp_type == "zero2"
 
 
 def _zero(job: Job, plan: Plan) -> Zero:
-    """Return what Megatron-LM shards of a plan.
+    """Return the ZeRO stage of a plan in Megatron-LM.
 
-    ZeRO-1 is Megatron-LM's distributed optimizer, and so is ZeRO-2 with one reduction per step,
-    which keeps whole gradients until then; one with a reduction in every micro-batch shards
-    gradients at once, which is Megatron-FSDP's `optim_grads`.
+    ZeRO-1 is the distributed optimizer of Megatron-LM. So is ZeRO-2 with one reduction per step,
+    which keeps whole gradients until then. ZeRO-2 with a reduction in every micro-batch is
+    `optim_grads` of Megatron-FSDP.
     """
     if plan.layers[0].zero3:
         return 3
@@ -355,7 +364,7 @@ def _data_notes(job: Job, plan: Plan, zero: Zero) -> Iterator[str]:
 
 
 def handed(job: Job, plan: Plan) -> tuple[Run, Place]:
-    """Return the run that a plan of `near` is, and where it is."""
+    """Return the run of a plan that `near` returned, and its place."""
     job = _with_experts(job)
     degrees = _shared_degrees(plan.layers)
     assert degrees is not None, "the nearest plan has one set of degrees"
@@ -363,7 +372,7 @@ def handed(job: Job, plan: Plan) -> tuple[Run, Place]:
     most = max(_recomputed(plan).values(), default=0)
     whole = all(layer.checkpoint for layer in plan.layers)
     choice = replace(
-        # ZeRO-2 is no choice of a search
+        # The uniform search has no ZeRO-2; the run gets the real stage below.
         choice_of_plan(plan, zero=1 if zero == 2 else zero),
         tp=degrees.tensor,
         etp=degrees.tensor,
@@ -388,9 +397,9 @@ def handed(job: Job, plan: Plan) -> tuple[Run, Place]:
             gradients_bf16=job.precision == "bf16" and not job.fp32_gradients,
             gradients_fp32=job.precision == "fp16" and job.fp32_gradients,
         ),
-        # Megatron-FSDP has buffers of its own, and switches the kernel off with a warning
+        # Megatron-FSDP uses separate gradient buffers and disables the kernel with a warning.
         kernels=replace(runtime.kernels, fused_accumulation=zero < 2),
-        # as plans are priced: every rank has a share of all experts, and all tokens
+        # Plans are priced so: every rank has a shard of all experts, and all tokens.
         experts=ExpertKernels(),
         overlap=replace(runtime.overlap, gradients=job.async_grad_reduce),
     )

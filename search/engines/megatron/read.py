@@ -1,8 +1,8 @@
-"""Arguments of Megatron-LM read as a run whose memory can be priced.
+"""Run from the arguments of Megatron-LM, for estimates of its time and memory.
 
-Decoder-only models of the GPT kind are read, dense, of experts and with MLA, in every layout. Other
-models are refused in a sentence, as is what changes memory in a way that nobody prices. A plan of
-the same arguments is read by `search.engines.megatron.arguments`.
+Supported are decoder-only GPT models in any layer partition: dense, with experts, and with MLA.
+Other models are rejected with a message, as are arguments whose effect on memory cannot be priced.
+`search.engines.megatron.arguments` reads the same arguments as a plan.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class ReadRun(Record):
     run: Run
     ignored: tuple[Ignored, ...]
     unpriced: str | None = None
-    """Why the run has no price, though all of it is read."""
+    """Reason why the run cannot be priced although it was read; None: it can be priced."""
 
     @property
     def not_understood(self) -> tuple[Ignored, ...]:
-        """Arguments whose effect nobody knows here."""
+        """Ignored arguments whose effect is unknown."""
         return tuple(entry for entry in self.ignored if not entry.understood)
 
 
@@ -82,27 +82,27 @@ _OF_TIME = (
     "moe-router-fusion",
     "ddp-num-buckets",
     "tp-comm-overlap-cfg",
-    # their buffers are not PyTorch's
+    # Buffers of these are not allocated by PyTorch.
     "moe-enable-deepep",
     "moe-flex-dispatcher-backend",
-    # what a dense model has of experts, and which ungated activation, changes no size
+    # Expert degrees of a dense model, and the type of an ungated activation, change no size.
     "expert-tensor-parallel-size",
     "expert-model-parallel-size",
     "squared-relu",
-    # the batch that is priced is the last one, which a finding says
+    # The final batch size is priced, which a finding reports.
     "rampup-batch-size",
     "decrease-batch-size-if-needed",
 )
-"""Flags that are known to change time alone, or nothing of this model."""
+"""Flags that are known to change only time, or nothing for the models read here."""
 _DEFAULTS = (
     ("megatron-fsdp-grad-comm-dtype", "fp32"),
     ("megatron-fsdp-main-grads-dtype", "fp32"),
     ("megatron-fsdp-main-params-dtype", "fp32"),
     ("outer-dp-sharding-strategy", "no_shard"),
 )
-"""Flags with the one value that is what is priced without them."""
+"""Flags with the value that is also priced when the flag is not given."""
 _STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
-"""What Megatron-FSDP shards."""
+"""Sharding strategies of Megatron-FSDP."""
 _ZERO: Mapping[str, Zero] = {"optim_grads_params": 3, "optim_grads": 2}
 
 
@@ -119,10 +119,13 @@ def read_run(
 
     Parameters
     ----------
-    world_size : number of GPUs, where no argument says it. environment : variables of the ranks.
-    gpu : kind of device. release : of trainer and container; default: the newest.
+    world_size : number of GPUs, where no argument sets it.
+    environment : environment variables of the ranks.
+    gpu : GPU model.
+    release : release of engine and container; default: the newest.
+    source : name of the run, for messages.
 
-    Raises InputError: a value is unusable, or the model or its training is none that is priced.
+    Raises InputError for an unusable value, and for a model or training that cannot be priced.
     """
     words = LaunchArguments(source=source, words=_renamed(words_of(arguments)), asked=set())
     _refuse(words)
@@ -152,10 +155,10 @@ def read_run(
 
 
 def _renamed(words: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Return arguments in which what has a second name has its first one.
+    """Return the arguments with second names replaced by the first ones.
 
-    A model without a decoder may have its layers and its length given as those of an encoder, which
-    `validate_args` takes for those of the model; both names at once are an error there.
+    `validate_args` accepts the layers and sequence length of an encoder as those of the model. Both
+    names at once are an error there.
     """
     return {
         _SECOND.get(flag, flag) if _SECOND.get(flag, flag) not in words else flag: given
@@ -164,11 +167,11 @@ def _renamed(words: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]
 
 
 _SECOND = {"encoder-num-layers": "num-layers", "encoder-seq-length": "seq-length"}
-"""Second names of arguments, and the first ones."""
+"""Second name of an argument -> its first name."""
 
 
 def arguments_of_configuration(source: Configuration) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the arguments in a script, YAML or JSON, and the environment that it sets."""
+    """Return (arguments, environment variables) of a script, YAML or JSON."""
     document: Any = source.document
     if source.flags is not None:
         document = {
@@ -182,7 +185,7 @@ def arguments_of_configuration(source: Configuration) -> tuple[dict[str, Any], d
 
 
 def unread_parts(source: Configuration) -> tuple[str, ...]:
-    """Return a sentence for each mapping that stands where arguments do, and is not read."""
+    """Return a sentence for each mapping among the arguments, which is not read."""
     if source.flags is not None:
         return ()
     arguments = arguments_in(source.document)
@@ -195,9 +198,9 @@ def unread_parts(source: Configuration) -> tuple[str, ...]:
 
 
 def underscored(source: Configuration) -> tuple[str, ...]:
-    """Return the flags that argparse does not know as they are spelt, with underscores.
+    """Return the flags that argparse rejects because they are spelt with underscores.
 
-    Keys of documents without hyphens in front are names of Python, and are meant.
+    Document keys without leading hyphens are Python names, in which underscores are correct.
     """
     if source.command is not None:
         written = [word.partition("=")[0] for word in source.command.arguments]
@@ -208,13 +211,13 @@ def underscored(source: Configuration) -> tuple[str, ...]:
 
 
 _UNDERSCORED = {"--override-opt_param-scheduler", "--use-checkpoint-opt_param-scheduler"}
-"""Those that Megatron-LM spells so."""
+"""Flags that Megatron-LM itself spells with underscores."""
 
 
 def run_of_configuration(
     source: Configuration, *, world_size: int | None = None, gpu: str = "H100"
 ) -> ReadRun:
-    """Return the run in a script, YAML or JSON; raises InputError as `read_run` does."""
+    """Return the run of a script, YAML or JSON; raises InputError as `read_run` does."""
     arguments, environment = arguments_of_configuration(source)
     return read_run(
         arguments,
@@ -226,9 +229,9 @@ def run_of_configuration(
 
 
 def _steps(words: LaunchArguments, batch: int) -> int | None:
-    """Return how many steps a run takes until it ends or exits; None where nothing says it.
+    """Return the number of steps until a run ends or exits; None where it is not given.
 
-    What only the environment says, such as `$TRAIN_ITERS`, is not said.
+    A variable of the environment, such as `$TRAIN_ITERS`, counts as not given.
     """
     given = [
         words.number(flag)
@@ -236,7 +239,7 @@ def _steps(words: LaunchArguments, batch: int) -> int | None:
         if words.has(flag) and not is_open(words.text(flag))
     ]
     if words.has("train-samples") and not is_open(words.text("train-samples")):
-        # trillions of tokens are billions of samples
+        # Trillions of tokens are billions of samples, which need more than 9 digits.
         given.append(max(words.number("train-samples", digits=15) // batch, 1))
     return min(given, default=None)
 
@@ -257,13 +260,13 @@ def _refuse(words: LaunchArguments) -> None:
         raise words.unpriced("spec", f"names layers that are not known: {spec[:60]}", "take it out")
     for flags, why in UNPRICED:
         given = next((flag for flag in flags if flag in words.words), None)
-        # an implementation called none is none
+        # The value `none` means that the feature is off.
         if given is not None and words.words[given] != ("none",):
             raise words.unpriced(given, why, "take it out to price the rest")
 
 
 # --------------------------------------------------------------------------------------------------
-# Degrees and layout.
+# Degrees and layer partition.
 
 
 def _strategy(words: LaunchArguments, model: Model, world: int) -> Strategy:
@@ -271,7 +274,7 @@ def _strategy(words: LaunchArguments, model: Model, world: int) -> Strategy:
     stages = _stages(words, model, pp)
     split = _split(words, model, pp)
     ranks = split.tp * split.cp * pp
-    # 0 where degrees do not divide, which `legal` refuses
+    # 0 where degrees do not divide, which `legal` rejects.
     dp = 0 if world % ranks else world // ranks
     if dp * split.cp % split.replicas:
         raise words.fail(
@@ -303,7 +306,7 @@ def _split(words: LaunchArguments, model: Model, pp: int) -> Split:
             "hierarchical-context-parallel-sizes",
             f"expected two sizes that multiply to {cp}, got {' '.join(map(str, sizes))}",
         )
-    # layers that exchange in several ways are priced as rings
+    # Layers with different communication types are priced as rings.
     kind = kinds[0] if cp > 1 and len({*kinds}) == 1 else "p2p"
     return Split(
         tp=tp,
@@ -311,7 +314,7 @@ def _split(words: LaunchArguments, model: Model, pp: int) -> Split:
         cp=cp,
         cp_kind=_CONTEXT.get(kind, "ring"),
         rings=sizes[1] if kind == "a2a+p2p" else 1,
-        # a dense model has no experts to split, whatever their degrees
+        # Expert degrees have no effect in a dense model.
         ep=words.number("expert-model-parallel-size", 1) if model.experts else 1,
         etp=words.number("expert-tensor-parallel-size", tp) if model.experts else 1,
         zero=_zero(words, pp),
@@ -321,7 +324,7 @@ def _split(words: LaunchArguments, model: Model, pp: int) -> Split:
 
 
 _CONTEXT: Mapping[str, ContextKind] = {"a2a": "a2a", "a2a+p2p": "a2a", "all_gather": "all-gather"}
-"""Kinds of context ranks by `--cp-comm-type`; others are rings."""
+"""Context-parallel type by `--cp-comm-type`; other values are rings."""
 
 
 def _stages(words: LaunchArguments, model: Model, stages: int) -> tuple[tuple[Chunk, ...], ...]:
@@ -337,7 +340,7 @@ def _stages(words: LaunchArguments, model: Model, stages: int) -> tuple[tuple[Ch
         int(words.has("account-for-loss-in-pipeline-split")),
     )
     if each:
-        # embedding and loss count as a layer each where they are asked to
+        # With their flags, embedding and loss count as one layer each.
         counted = layers + sum(ends)
         if stages == 1 or counted % (stages * each):
             raise words.fail(
@@ -355,7 +358,10 @@ def _stages(words: LaunchArguments, model: Model, stages: int) -> tuple[tuple[Ch
 def _given_ends(
     words: LaunchArguments, model: Model, stages: int, chunks: int, ends: tuple[int, int]
 ) -> tuple[tuple[Chunk, ...], ...]:
-    """Return the chunks where the layers of the first stage, or of the last, are given."""
+    """Return the chunks where the layer counts of the first or last stage are given.
+
+    ends : layers of the first and the last stage; 0: not given.
+    """
     middle = stages - sum(map(bool, ends))
     rest = model.num_layers - sum(ends)
     each = rest // middle if middle > 0 else 0
@@ -372,7 +378,7 @@ def _given_ends(
 
 def _layout(words: LaunchArguments, model: Model, stages: int) -> tuple[tuple[Chunk, ...], ...]:
     flag = "pipeline-model-parallel-layout"
-    # a shell's backslashes in front of its own characters
+    # Remove backslashes that escape characters for the shell.
     text = words.text(flag).replace("\\", "")
     try:
         parts = parse_layout(text)
@@ -383,7 +389,7 @@ def _layout(words: LaunchArguments, model: Model, stages: int) -> tuple[tuple[Ch
     flat = "".join(parts)
     counts = {kind: flat.count(kind) for kind in "EtmL"}
     wanted = {"E": 1, "t": model.num_layers, "m": model.mtp, "L": 1}
-    # before layouts knew them, modules of further tokens stood on the last stage
+    # In releases whose layouts have no `m`, MTP layers are on the last stage.
     implied = model.mtp if not counts["m"] else 0
     counts["m"] += implied
     if counts != wanted or flat[:1] != "E" or flat[-1:] != "L":
@@ -404,7 +410,7 @@ def _layout(words: LaunchArguments, model: Model, stages: int) -> tuple[tuple[Ch
 
 
 # --------------------------------------------------------------------------------------------------
-# How it is trained.
+# Precision, optimizer, recomputation, offload and kernels.
 
 
 def _precision(words: LaunchArguments) -> Precision:
@@ -427,10 +433,13 @@ def _precision(words: LaunchArguments) -> Precision:
 
 
 def _with_wide_ends(words: LaunchArguments, strategy: Strategy) -> Strategy:
-    """Return a strategy whose ends stay in 16 bits; validate_args has one layer at each."""
+    """Return a strategy with 16-bit first and last layers; default: one layer at each end.
+
+    The default is that of `validate_args`.
+    """
     if not words.has("first-last-layers-bf16"):
         return strategy
-    # none at an end is a number, too
+    # 0 layers are allowed at an end, which `number` would reject.
     first, last = (
         0 if words.text(flag, "1") == "0" else words.number(flag, 1)
         for flag in ("num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16")
@@ -444,11 +453,11 @@ _STATE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 
 def _zero(words: LaunchArguments, pp: int) -> Zero:
-    """Return what is sharded over data ranks."""
+    """Return the ZeRO stage; raises UnpricedError for sharding that cannot be priced."""
     zero: Zero = 1 if words.has("use-distributed-optimizer") else 0
     if words.has("use-megatron-fsdp") or words.has("use-custom-fsdp"):
         if pp > 1:
-            # validate_args lets it through, and no published run has it
+            # validate_args accepts it, but no published run uses it.
             raise words.unpriced(
                 "use-megatron-fsdp", f"beside {pp} pipeline stages is not priced", "one stage is"
             )
@@ -466,10 +475,10 @@ def _zero(words: LaunchArguments, pp: int) -> Zero:
 
 
 def _optimizer(words: LaunchArguments, zero: Zero) -> Optimizer:
-    """Return the optimizer, and which of its states are on the host.
+    """Return the optimizer, with the fraction of its states in host memory.
 
-    fp32 weights lose what their bf16 copies have of them, where the distributed optimizer keeps
-    both (`store_param_remainders`); the host's are whole.
+    The distributed optimizer stores only the remainder of an fp32 weight to its bf16 copy, 2 bytes
+    (`store_param_remainders`). Offloaded fp32 weights are stored whole.
     """
     kind = words.text("optimizer", "adam").removeprefix("dist_")
     if kind not in ("adam", "muon"):
@@ -496,7 +505,7 @@ def _optimizer(words: LaunchArguments, zero: Zero) -> Optimizer:
 
 def _recomputing(words: LaunchArguments, strategy: Strategy) -> Strategy:
     kind = words.choice("recompute-granularity", ("", "full", "selective"), "")
-    # the old word counts, whatever the granularity
+    # The old flag --recompute-activations overrides the granularity.
     if words.has("recompute-activations"):
         kind = "selective"
     number = words.number("recompute-num-layers", 1)
@@ -518,14 +527,14 @@ def _recomputing(words: LaunchArguments, strategy: Strategy) -> Strategy:
         chosen = frozenset(modules or ("core_attn",))
     else:
         chosen = frozenset()
-    # the old word for one of them
+    # Old flag for the recomputed module `moe`.
     if words.has("moe-layer-recompute"):
         chosen |= {"moe"}
     return recomputing(strategy, cast("frozenset[Module]", chosen))
 
 
 def _offloaded(words: LaunchArguments) -> frozenset[OffloadModule]:
-    """Return the modules whose activations wait on the host."""
+    """Return the modules whose activations are offloaded to host memory."""
     fine = words.has("fine-grained-activation-offloading")
     modules = words.list("offload-modules") if fine else ()
     unknown = set(modules) - set(OFFLOADED)
@@ -600,10 +609,10 @@ def _kernels(
     backend = words.choice(
         "attention-backend", ("auto", "flash", "fused", "unfused", "local"), "auto"
     )
-    # the old word for any kernel that keeps no scores, as `auto` takes
+    # Old flag for any kernel that saves no scores, which `auto` selects as well.
     words.has("use-flash-attn")
     local = implementation == "local" or words.list("spec") == ("local",)
-    # what is computed in which order is the environment's to say
+    # Environment variables, not this flag, select deterministic kernels.
     words.has("deterministic-mode")
     return Kernels(
         attention=attention_kernel(release, gpu, environment, local=local, backend=backend),
@@ -635,10 +644,10 @@ def _expert_kernels(words: LaunchArguments) -> ExpertKernels:
         router_fp32=words.text("moe-router-dtype") in ("fp32", "fp64"),
         grouped=words.has("moe-grouped-gemm"),
         fused_permutation=words.has("moe-permute-fusion"),
-        # kernels that weight inside are those of gated and of squared activations
+        # Fused weighting exists for gated and for squared-ReLU activations.
         fused_weighting=(gated and not words.has("no-bias-swiglu-fusion"))
         or (squared and words.has("use-fused-weighted-squared-relu")),
         fused_mlp=words.has("use-transformer-engine-op-fuser"),
-        # arguments that balance experts fix the tokens of every rank
+        # Forced load balancing gives every rank the same number of tokens.
         skew=1.0 if words.has("moe-router-force-load-balancing") else None,
     )

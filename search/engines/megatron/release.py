@@ -1,7 +1,7 @@
-"""What differs between releases of Megatron-LM and its container, and between devices.
+"""Differences between releases of Megatron-LM and its container, and between devices.
 
-Each row of `_CHANGES` is a change of code that changes memory, by the day from which runs have it;
-everything else of a run is in its arguments. Nothing here is a byte.
+Each row of `_CHANGES` is a code change that affects memory, with the date of its first runs.
+Everything else about a run follows from its arguments. This module contains no sizes in bytes.
 """
 
 from __future__ import annotations
@@ -14,52 +14,52 @@ from autopar.run.runtime import Allocator, AttentionKernel, Quirks, default_atte
 
 
 class Release(Record):
-    """When a run was, and in which of the trainer's two containers."""
+    """Date of a run, and which of the engine's two containers it uses."""
 
     date: str = "9999-12-31"
-    """Of the trainer, as 2026-08-19; default: newer than any."""
+    """Date of the engine in ISO format, such as 2026-08-19. Default: newer than any release."""
     container: Literal["dev", "lts"] = "dev"
-    """Its newest libraries, or those that are kept for a year."""
+    """Container: `dev` has the newest libraries, `lts` those that are kept for a year."""
 
     @property
     def old_libraries(self) -> bool:
-        """Whether the long-lived container is the one before November 2025."""
+        """True if the container is the long-term one from before November 2025."""
         return self.container == "lts" and self.date < "2025-11"
 
     def has(self, change: str) -> bool:
-        """Return whether a change of `_CHANGES` is in."""
+        """Return whether the release includes a change of `_CHANGES`."""
         since, of_libraries = _CHANGES[change]
         return self.date >= since and not (of_libraries and self.old_libraries)
 
 
 _CHANGES = {
-    # Transformer Engine keeps one stand-in of each shape of weight gradient
+    # Transformer Engine keeps one dummy weight gradient of each shape.
     "kept stand-ins": ("2025-08", True),
-    # experts of Megatron's own layers use a product of Transformer Engine
+    # Experts of Megatron's own layers use a GEMM of Transformer Engine.
     "expert workspace": ("2025-10", True),
-    # the router's probabilities are applied inside the experts, not to their outputs
+    # Router probabilities are applied inside the experts, not to their outputs.
     "weighted inside": ("2025-04-15", False),
-    # attention that is not fused multiplies in one more tensor
+    # Unfused attention multiplies in one more tensor.
     "fourth copy": ("2026", False),
-    # the fused loss works in place of two copies
+    # The fused loss works in place, which saves two copies of the logits.
     "loss in place": ("2025-02", False),
-    # tokens that were gathered for split experts are kept a second time
+    # Tokens gathered for experts that tensor parallelism splits are saved a second time.
     "regathered": ("2025-11", False),
-    # the stand-in tokenizer no longer adds its end of document to the vocabulary
+    # `NullTokenizer` no longer adds its end-of-document token to the vocabulary.
     "given vocabulary": ("2026-01", False),
 }
-"""Day from which a change is in, and whether the container's libraries bring it."""
+"""Change -> (first date, True if it comes with the container's libraries)."""
 
 
 def quirks_of(release: Release, *, compiled_experts: bool = False) -> Quirks:
-    """Return what a release does in memory otherwise than others.
+    """Return the memory behaviour that is specific to a release.
 
-    compiled_experts : grouped experts before Transformer Engine's are asked for.
+    compiled_experts : True if the run uses the grouped experts that precede Transformer Engine's.
     """
     old = release.old_libraries
     return Quirks(
         kept_dummies=release.has("kept stand-ins"),
-        # those libraries have grouped products of another kind, without workspaces
+        # The old libraries have another grouped GEMM, without workspaces.
         grouped_workspaces=0 if old else 4,
         compiled_experts=compiled_experts or old,
         expert_workspace=release.has("expert workspace"),
@@ -71,7 +71,7 @@ def quirks_of(release: Release, *, compiled_experts: bool = False) -> Quirks:
 
 
 def allocator_of(environment: Mapping[str, Any]) -> Allocator:
-    """Return the settings of the allocator that variables of the ranks make."""
+    """Return the allocator settings in the environment variables of the ranks."""
     settings = str(environment.get("PYTORCH_CUDA_ALLOC_CONF", ""))
     config = environment.get("CUBLAS_WORKSPACE_CONFIG")
     return Allocator(
@@ -83,17 +83,17 @@ def allocator_of(environment: Mapping[str, Any]) -> Allocator:
 def attention_kernel(
     release: Release, gpu: str, environment: Mapping[str, Any], *, local: bool, backend: str
 ) -> AttentionKernel:
-    """Return the kernel of attention: as asked, else what Transformer Engine takes by itself."""
+    """Return the attention kernel: as requested, else the choice of Transformer Engine."""
     if local:
         return "local"
     if backend != "auto":
         return cast(AttentionKernel, backend)
-    # the variable that allows kernels whose sums depend on the order of their blocks
+    # The variable allows kernels whose sums depend on the order of their blocks.
     deterministic = str(environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1")) == "0"
     if release.old_libraries and deterministic:
         return "unfused"
     fused = default_attention(gpu, deterministic=deterministic) == "fused"
-    # either can be switched off
+    # Each of the two kernels can be disabled by a variable.
     if str(environment.get("NVTE_FUSED_ATTN", "1")) == "0":
         fused = False
     elif str(environment.get("NVTE_FLASH_ATTN", "1")) == "0":

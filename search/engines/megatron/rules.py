@@ -1,10 +1,11 @@
-"""Rules of Megatron-LM for the arguments of a run, one row each, with ids.
+"""Constraints of Megatron-LM on the arguments of a run, one row each, with ids.
 
-Sources, where a row names none: `validate_args` in `megatron/training/arguments.py` (core 0.15 and
-main of 2026), `TransformerConfig`, `ModelParallelConfig` and `DistributedDataParallelConfig` of
-Megatron-Core 0.15 and 0.16. Widths of fp8 are Transformer Engine's: compute capability 8.9 for fp8,
-9.0 for blocks of it, 10.0 for mxfp8. A row reads values of
-`search.engines.megatron.setting`; arguments without effect are `search.engines.megatron.findings`'.
+A row without a source comes from `validate_args` in `megatron/training/arguments.py` (core 0.15 and
+main of 2026), or from `TransformerConfig`, `ModelParallelConfig` and
+`DistributedDataParallelConfig` of Megatron-Core 0.15 and 0.16. Device requirements of low precision
+are those of Transformer Engine: compute capability 8.9 for fp8, 9.0 for blockwise fp8, 10.0 for
+mxfp8. Rows read values of `search.engines.megatron.setting`. Arguments without effect are in
+`search.engines.megatron.findings`.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ def _id(*names: str) -> str:
 
 
 def _excludes(*flags: str) -> Rule:
-    """Return that at most one of these is given."""
+    """Return the rule that at most one of `flags` is given."""
     *others, last = (f"--{_named(flag)}" for flag in flags)
     return Rule(_id(flags[0], "excludes", flags[1]), flags, lambda *given: sum(given) > 1,
                 f"{', '.join(others)} and {last} exclude each other")  # fmt: skip
 
 
 def _needs(flag: str, *others: str, what: str = "") -> Rule:
-    """Return that a flag needs one of others; what : these in words."""
+    """Return the rule that a flag needs one of `others`; what : text for these in the message."""
     text = what or " or ".join(f"--{_named(other)}" for other in others)
     return Rule(_id(flag, "needs", others[0]), (flag, *others),
                 lambda given, *one: given > (sum(one) > 0),
@@ -61,25 +62,25 @@ def _renamed(flag: str, new: str) -> Rule:
 
 
 def _when(flag: str, rule: Rule) -> Rule:
-    """Return a rule that holds where a flag is given."""
+    """Return a rule that applies only where a flag is given."""
     return rule._replace(
         over=(flag, *rule.over), rest=lambda given, *rest: given * rule.rest(*rest)
     )
 
 
 def _rule(name: str, over: str, rest: Callable[..., Any], message: str, source: str = "") -> Rule:
-    """Return a row; over : names with commas between them."""
+    """Return a rule; over : names of its values, separated by commas."""
     return Rule(_id(name), tuple(over.split(", ")), rest, message, source=source)
 
 
 EXCHANGE = tuple(
-    # no key-value head is copied, as a plan's Ulysses copies them
+    # Megatron-LM copies no key-value heads, unlike the Ulysses of a plan.
     Rule(_id("exchange", name), (name, "tp", "exchange"),
          lambda heads, tp, exchange: (exchange > 1) * (heads % (tp * exchange)),
          f"{name}({{{name}}}) % (tp({{tp}}) * a2a({{exchange}})) = {{rest}} != 0")
     for name in ("heads", "kv_heads")
 )  # fmt: skip
-"""Heads are exchanged among ranks that hold those that tp has left them."""
+"""All-to-all context parallelism divides the heads that tensor parallelism leaves to a rank."""
 DEGREES = (
     *GRID,
     *BATCH,
@@ -90,7 +91,8 @@ DEGREES = (
     NO_EXPERTS._replace(message="--expert-model-parallel-size {ep} needs --num-experts"),
     _when("num-experts", WHOLE_EXPERTS),
     *EXCHANGE,
-    # `MoELayer.forward` of megatron/core/transformer/moe/moe_layer.py ends the first step otherwise
+    # Else `MoELayer.forward` raises an error in the first step
+    # (megatron/core/transformer/moe/moe_layer.py).
     _rule("experts.sequence-parallel", "num-experts, tp, sequence_parallel",
           lambda there, tp, sp: there * (tp > 1) > sp,
           "experts with tp({tp}) need --sequence-parallel"),
@@ -111,8 +113,8 @@ LAYERS = (
     _rule("layout", "layout_problem", lambda problem: problem != "",
           "--pipeline-model-parallel-layout {layout_problem}"),
 )  # fmt: skip
-"""A run that was read has laid out its layers, also those that count for the embedding, stages
-of given sizes and modules of further tokens; these rows are asked where none was."""
+"""Rules on the layer partition, evaluated only where no run was read. Reading a run already checks
+the partition, including layers that count for the embedding, given stage sizes and MTP layers."""
 _OVERLAP = "overlap-moe-expert-parallel-comm"
 ARGUMENTS = (
     _rule("cp-comm-type", "comm_types, layers",
@@ -271,11 +273,11 @@ ARGUMENTS = (
     _rule("expert-width", "moe-ffn-hidden-size, experts", lambda width, experts:
           width * (experts == 0), "--moe-ffn-hidden-size needs --num-experts"),
 )  # fmt: skip
-"""Arguments that exclude or need each other."""
+"""Rules on arguments that exclude or need each other."""
 
 
 def _beside_overlap(name: str, over: str, lacks: Callable[..., Any], what: str) -> Rule:
-    """Return what overlapped exchanges of experts need."""
+    """Return a rule for overlapped expert communication, which needs `what`."""
     rule = _rule(f"moe-overlap.{name}", over, lacks, f"--{_OVERLAP} needs {what}")
     return _when("num-experts", _when(_OVERLAP, rule))
 
@@ -297,7 +299,7 @@ EXPERT_OVERLAP = (
 
 
 def _of_fsdp2(name: str, over: str, lacks: Callable[..., Any], what: str) -> Rule:
-    """Return what PyTorch's sharding needs."""
+    """Return a rule for PyTorch FSDP2, which needs `what`."""
     rule = _rule(f"torch-fsdp2.{name}", over, lacks, f"--use-torch-fsdp2 needs {what}")
     return _when("use-torch-fsdp2", rule)
 
@@ -375,9 +377,12 @@ MIXTURES = tuple(
 
 
 def _groups(name: str, number: str, prefix: str, *more: str) -> tuple[Rule, ...]:
-    """Return what the interleaved schedule needs of so many micro-batches.
+    """Return the rules of the interleaved schedule on the micro-batches of a group.
 
-    prefix : of the sentences, with the values `more`.
+    name : prefix of the rule ids.
+    number : name of the value with the number of micro-batches.
+    prefix : start of the messages.
+    more : names of further values in `prefix`.
     """
     over = ", ".join(("pp", "chunks", "group", number, *more))
     return (
@@ -394,7 +399,7 @@ def _groups(name: str, number: str, prefix: str, *more: str) -> tuple[Rule, ...]
 
 
 def _unless(flag: str, rule: Rule) -> Rule:
-    """Return a rule that holds where a flag is not given."""
+    """Return a rule that applies only where a flag is not given."""
     return rule._replace(
         over=(flag, *rule.over), rest=lambda given, *rest: (given == 0) * rule.rest(*rest)
     )
@@ -407,7 +412,7 @@ SCHEDULES = (
           lambda pp, chunks, alone: (pp == 2) * (chunks > 1) * alone,
           "an interleaved pipeline of 2 stages excludes --no-overlap-p2p-communication"),
     # `RampupBatchsizeNumMicroBatchesCalculator` of megatron/core/num_microbatches_calculator.py
-    # (core 0.16), which steps from the first size to the last
+    # (core 0.16) steps from the first batch size to the last.
     _rule("ramp.words", "bad_ramp, ramp_words", lambda bad, words: bad,
           f"{_RAMP} needs a first batch, an increment and samples, got {{ramp_words!r}}"),
     _rule("ramp.start", "ramp_start, global_batch", lambda start, batch: start > batch,
@@ -416,7 +421,7 @@ SCHEDULES = (
           lambda start, step, batch: (batch >= start) * ((batch - start) % step),
           f"{_RAMP}: (global batch({{global_batch}}) - {{ramp_start}}) % increment({{ramp_step}}) "
           "= {rest} != 0"),
-    # with the flag, a size that does not divide is rounded down
+    # With the flag, a batch size that does not divide is rounded down.
     *(_unless("decrease-batch-size-if-needed", rule) for rule in (
         _rule("ramp.first", "ramp_start, global_batch, together",
               lambda start, batch, once: (batch >= start) * (start % once),
@@ -430,19 +435,18 @@ SCHEDULES = (
         *_groups("ramp", "ramp_micro_batches", f"{_RAMP} begins with {{ramp_start}}: ",
                   "ramp_start"))),
 )  # fmt: skip
-"""Rules of micro-batches and chunks, which a run that was read has."""
+"""Rules on micro-batches and chunks, whose values exist only where a run was read."""
 RULES = (*DEGREES, *ARGUMENTS, *EXPERT_OVERLAP, *MIXTURES, *FSDP2, *SCHEDULES)
 WRITTEN = (
     _rule("sequence-parallel.tensor", "sequence_parallel, tp", lambda sp, tp: sp * (tp == 1),
           "--sequence-parallel needs --tensor-model-parallel-size above 1"),
-    # Megatron-FSDP guide, and NVIDIA/Megatron-LM pull request 6081
+    # Source: Megatron-FSDP guide, and NVIDIA/Megatron-LM pull request 6081.
     _rule("fsdp.fusion", "use-megatron-fsdp, fused_accumulation", lambda fsdp, fused: fsdp * fused,
           "--use-megatron-fsdp needs --no-gradient-accumulation-fusion"),
     _rule("fsdp.stages", "use-megatron-fsdp, pp", lambda fsdp, pp: fsdp * (pp > 1),
           "--use-megatron-fsdp is not combined with pipeline stages"),
 )  # fmt: skip
-"""Rules that Megatron-LM only warns of, or does not know: of what is written, not of what is
-read."""
+"""Rules for exported arguments only: Megatron-LM warns of these, or has no check for them."""
 _EARLIER = (
     _when("num-experts", _rule(
         "before.fp16-experts", "fp16, ep", lambda fp16, ep: fp16 * (ep > 1),
@@ -460,7 +464,7 @@ _EARLIER = (
           "--optimizer muon excludes --use-distributed-optimizer up to core 0.16"),
 )  # fmt: skip
 EARLIER = tuple(rule._replace(level="warned") for rule in _EARLIER)
-"""What earlier releases end with, and later ones run: main of 2026, and its tests of August."""
+"""Rules of earlier releases. Later ones run such arguments: main of 2026 and its August tests."""
 
 
 _RANKS = "tp_overlap, tp, nvlinked, world, domain, gpu"
@@ -468,7 +472,7 @@ SPACE = (
     COPIED_KEYS,
     FFN,
     *SEQUENCE,
-    # Transformer Engine's AttnFuncWithCPAndQKVOA2A
+    # Source: AttnFuncWithCPAndQKVOA2A of Transformer Engine.
     *(_rule(f"exchange.{name}", f"{name}, tp, cp, cp_kind", lambda heads, tp, cp, kind:
             (cp > 1) * (kind == "a2a") * (heads % (tp * cp)),
             f"{name}({{{name}}}) % (tp({{tp}}) * cp({{cp}})) = {{rest}} != 0")
@@ -476,7 +480,7 @@ SPACE = (
     _rule("latent.rings", "latent, cp, cp_kind", lambda latent, cp, kind:
           latent * (cp > 1) * (kind != "ring"),
           "latent attention has rings alone: its queries and values differ in width"),
-    # attn_forward_func_with_cp
+    # Source: attn_forward_func_with_cp of Transformer Engine.
     _rule("window.rings", "window, cp, cp_kind", lambda window, cp, kind:
           window * (cp > 1) * (kind == "ring"), "attention with a window has no rings"),
     _rule("tp-overlap.ranks", "tp_overlap, tp", lambda overlap, tp: overlap * (tp == 1),
@@ -492,7 +496,7 @@ SPACE = (
     _rule("experts.biases", "experts, biases, etp", lambda experts, biases, etp:
           (experts > 0) * biases * (etp > 1),
           "experts with biases are not split over tensor ranks"),
-    # its guide combines modules on the host with recomputation of modules alone
+    # Megatron's guide combines module offload only with selective recomputation.
     _rule("offload.recompute", "offload, whole_layers", lambda words, whole:
           (words != "none") * whole,
           "modules go to the host beside layers of which modules alone are recomputed"),
@@ -505,12 +509,12 @@ SPACE = (
           f"--{_OVERLAP} excludes recomputed experts"),
     _rule("moe-overlap.mtp", "overlap_experts, mtp", lambda overlap, mtp: overlap * (mtp > 1),
           f"--{_OVERLAP} needs one MTP layer at most"),
-    # TransformerConfig up to core 0.16
+    # Source: TransformerConfig up to core 0.16.
     _rule("moe-overlap.mtp-stages", "overlap_experts, mtp, pp", lambda overlap, mtp, pp:
           overlap * (mtp == 1) * (pp == 1),
           f"--{_OVERLAP} needs pipeline stages beside an MTP layer"),
 )  # fmt: skip
-"""Rules of a search, over the values of `search.engines.space`."""
+"""Rules for the candidates of a search, over the values of `search.engines.space`."""
 
 
 def _names(rules: Sequence[Rule]) -> tuple[str, ...]:
@@ -523,21 +527,21 @@ _READ = _names((*RULES, *LAYERS, *WRITTEN, *EARLIER))
 def broken_rules(
     setting: Setting, problems: Sequence[Notice] = (), run: Run | None = None
 ) -> tuple[Notice, ...]:
-    """Return what Megatron-LM ends with.
+    """Return one notice for each rule with which Megatron-LM would reject the arguments.
 
-    problems : why no run was read; run : it, where one was.
+    problems : reasons why no run was read. run : the run, where one was read.
     """
     values = setting.values(_READ)
     if run is not None:
         values |= _of_run(setting, run)
     found = broken((*RULES, *LAYERS) if problems else RULES, values)
-    # what the reading stumbled over may be a rule of the table
+    # The reader may have reported a rule of the table already.
     ids = {one.id for one in found}
     return once((*(one for one in problems if one.id not in ids), *found))
 
 
 def _of_run(setting: Setting, run: Run) -> dict[str, Any]:
-    """Return values that only a run that was read has."""
+    """Return the values that exist only where a run was read."""
     strategy, dp, micro = run.strategy, run.strategy.dp, setting.value("micro_batch")
     start, step = ramp_start(setting), ramp(1)(setting)
     found: dict[str, Any] = {"micro_batches": strategy.micro_batches, "chunks": strategy.vpp}
@@ -551,11 +555,11 @@ def _of_run(setting: Setting, run: Run) -> dict[str, Any]:
 
 
 def broken_before(setting: Setting) -> tuple[Notice, ...]:
-    """Return what only earlier releases of Megatron-LM end with."""
+    """Return the notices on rules that only earlier releases of Megatron-LM enforce."""
     return broken(EARLIER, setting.values(_names(EARLIER)))
 
 
 def violated_rules(arguments: Words, world_size: int) -> tuple[Notice, ...]:
-    """Return one notice per rule that written arguments of so many GPUs break."""
+    """Return one notice for each rule that exported arguments break on `world_size` GPUs."""
     setting = Setting(arguments, world_size)
     return broken((*RULES, *LAYERS, *WRITTEN), setting.values(_READ))

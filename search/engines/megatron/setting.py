@@ -1,8 +1,8 @@
-"""Arguments of Megatron-LM as values: numbers, flags that are given, and what follows from them.
+"""Values of rules from Megatron-LM arguments: numbers, given flags, and derived facts.
 
-Rules in `search.engines.megatron.rules` read them by name. A name with hyphens is a flag: True
-where it is given. `flag=word` is True where the word is among those of the flag. Other names are
-the numbers and facts below.
+Rules in `search.engines.megatron.rules` read the values by name. A name with hyphens is a flag,
+True where it is given. `flag=word` is True where the flag has this word. Other names are the
+numbers and facts below.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from search.engines.arguments import is_open
 from search.engines.megatron.arguments import LayoutError, stage_sizes
 
 Words = Mapping[str, tuple[str, ...]]
-"""Flags without hyphens in front, and their words."""
+"""Words by flag without leading hyphens."""
 VIRTUAL = ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank")
 _PLACED = ("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers")
 _COUNTED = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
@@ -45,8 +45,9 @@ NUMBERS: Mapping[str, tuple[str, int | None]] = {
     "retain_interval": ("save-retain-interval", 0),
     "offloaded_layers": ("cpu-offloading-num-layers", 0),
 }
-"""Value -> its flag, and the default; None: unknown where it is not given. 0 stands for none where
-the default is 0, and for an unusable value, which the reading names, elsewhere."""
+"""Name of a value -> (flag, default). A default of None means unknown where the flag is not given.
+A default of 0 means that the feature is absent. An unusable value, which the reader reports, counts
+as the default."""
 _DEFAULTS = {
     "fp8-recipe": "delayed",
     "moe-token-dispatcher-type": "allgather",
@@ -55,26 +56,26 @@ _DEFAULTS = {
     "position-embedding-type": "learned_absolute",
     "ckpt-format": "torch_dist",
 }
-"""Words of flags that are not given."""
+"""Default words of flags that are not given."""
 
 
 OF_RUN = ("dp", "micro_batches", "chunks", "together", "ramp_second", "ramp_micro_batches")
-"""Values that follow from others, or that only a run that was read has."""
+"""Values that follow from others, or that exist only where a run was read."""
 
 
 class Setting(NamedTuple):
-    """Arguments of so many GPUs as values of rules; None: known only where the launch runs."""
+    """Values of rules for arguments on `world` GPUs; None: known only at run time."""
 
     words: Words
     world: int
     gpu: str = ""
-    """Kind of device, in capitals."""
+    """GPU model, in capitals."""
 
     def has(self, flag: str) -> bool:
         return flag in self.words
 
     def number(self, flag: str, default: int | None = 1) -> int | None:
-        """Return the number of a flag; None: it is not known."""
+        """Return the number of a flag; None: unknown."""
         text = self.words.get(flag, ("",))[:1]
         if not text or not text[0]:
             return default
@@ -82,11 +83,11 @@ class Setting(NamedTuple):
             return None
         if not _is_count(text[0]):
             return default
-        # 0 where there has to be something is a problem that the reading has named
+        # The reader already reports a 0 where a positive number is required.
         return int(text[0]) or (0 if default == 0 else 1)
 
     def list(self, flag: str) -> tuple[str, ...]:
-        """Return the words of a flag, those of one text apart."""
+        """Return the words of a flag, with a text of several words split."""
         return tuple(" ".join(self.words.get(flag, ())).split())
 
     def real(self, flag: str, default: float = 0.0) -> float:
@@ -96,7 +97,7 @@ class Setting(NamedTuple):
             return default
 
     def value(self, name: str) -> Any:
-        """Return a value by its name; None: it is not known."""
+        """Return a value by its name; None: unknown."""
         if name in OF_RUN:
             return None
         if name in FACTS:
@@ -123,7 +124,7 @@ def _any(*flags: str) -> Callable[[Setting], bool]:
 
 
 def _selective(s: Setting) -> bool:
-    # the old word counts over the granularity
+    # The old flag --recompute-activations overrides the granularity.
     return bool(s.value("recompute-granularity=selective")) or s.has("recompute-activations")
 
 
@@ -152,7 +153,7 @@ def _batch(s: Setting) -> int | None:
 
 
 def _chunks(s: Setting) -> int | None:
-    """Return chunks of a stage with as many layers each; None: layers are placed otherwise."""
+    """Return the number of equal chunks per stage; None: layers are placed by other arguments."""
     layout = s.words.get("pipeline-model-parallel-layout")
     if layout or any(map(s.has, (VIRTUAL[0], *_PLACED, *_COUNTED))):
         return None
@@ -160,7 +161,7 @@ def _chunks(s: Setting) -> int | None:
 
 
 def _layout(s: Setting) -> str | None:
-    """Return what is wrong with a layout, empty where nothing is; None: not known."""
+    """Return the problem of the layout, empty for a valid one; None: unknown."""
     given, layers, pp = s.words.get("pipeline-model-parallel-layout"), s.value("layers"), None
     pp = s.value("pp")
     if not given or layers is None or pp is None or is_open(given[0]):
@@ -173,7 +174,7 @@ def _layout(s: Setting) -> str | None:
 
 
 def _exchange(s: Setting) -> int | None:
-    """Return over how many ranks heads are exchanged."""
+    """Return the number of ranks of the all-to-all exchange of heads; None: unknown."""
     if s.value("cp-comm-type=a2a"):
         return s.number("context-parallel-size")
     sizes = s.list("hierarchical-context-parallel-sizes")
@@ -197,7 +198,7 @@ def ramp(place: int) -> Callable[[Setting], int | None]:
 
 
 ramp_start = ramp(0)
-"""Batch that a run begins with; None: it does not grow, or is given badly."""
+"""First global batch size of a ramp-up; None: no ramp-up, or invalid words."""
 
 
 def _gpus_of(names: tuple[str, ...]) -> Callable[[Setting], bool]:
@@ -212,7 +213,7 @@ FACTS: Mapping[str, Callable[[Setting], Any]] = {
     "ulysses": lambda s: 1,
     "sequence_parallel": lambda s: s.has("sequence-parallel"),
     "scattered": _scattered,
-    # of Megatron's arguments -1 and 0 groups are as many as heads
+    # Without --num-query-groups, or with -1, there are as many groups as heads.
     "kv_heads": lambda s: s.number("num-query-groups", s.value("heads")),
     "experts": lambda s: s.number("num-experts", None if s.has("num-experts") else 0),
     "etp": _etp,
@@ -257,4 +258,4 @@ FACTS: Mapping[str, Callable[[Setting], Any]] = {
     "ramp_start": ramp_start,
     "ramp_step": ramp(1),
 }  # fmt: skip
-"""Values that are neither a flag nor its number."""
+"""Derived values by name: neither a flag nor its number."""

@@ -1,4 +1,4 @@
-"""Arguments of Megatron-LM that say what is trained, read as a model."""
+"""Model from the arguments of Megatron-LM."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from search.engines.arguments import LaunchArguments, is_open
 from search.engines.megatron.release import Release
 
 _MOST = 4096
-"""Layers, and experts, of a model; far above any."""
+"""Maximum number of layers, and of experts, of a model; far above any real one."""
 _VOCABULARIES = {
     "GPT2BPETokenizer": 50257,
     "Llama2Tokenizer": 32000,
     "GPTSentencePieceTokenizer": 256000,
 }
-"""Of tokenizers with one vocabulary in use; GPTSentencePiece's is that of Nemotron's model."""
+"""Vocabulary size by tokenizer type, where one vocabulary is in common use. That of
+GPTSentencePiece belongs to the Nemotron model."""
 
 
 def model_of(words: LaunchArguments, release: Release) -> Model:
     hidden = words.number("hidden-size")
     gated = words.has("swiglu")
-    # what Megatron-LM takes where no width is given: two thirds of 4h for three matrices
+    # Default of Megatron-LM: 4h, or two thirds of it for the three matrices of a gated MLP.
     ffn = words.number("ffn-hidden-size", int(8 * hidden / 3) // 64 * 64 if gated else 4 * hidden)
     layers = words.number("num-layers", most=_MOST)
     experts = _experts(words, ffn, gated=gated)
@@ -45,7 +46,7 @@ def model_of(words: LaunchArguments, release: Release) -> Model:
         raise words.unpriced("position-embedding-type", f"{kind} is not priced", "rope is")
     if words.has("use-rotary-position-embeddings"):
         kind = "rope"
-    # the old way to have none
+    # Old flag for a model without position embedding.
     if words.has("no-position-embedding") and kind == "learned_absolute":
         kind = "none"
     positions: Positions = "rotary"
@@ -76,7 +77,7 @@ def model_of(words: LaunchArguments, release: Release) -> Model:
 
 
 def _attention(words: LaunchArguments, hidden: int, positions: Positions) -> tuple[Attention, int]:
-    """Return attention, and every how many layers one has no window."""
+    """Return the attention and the period of full-attention layers (0: no such layers)."""
     heads = words.number("num-attention-heads")
     groups = heads
     if words.has("group-query-attention"):
@@ -110,9 +111,10 @@ def _attention(words: LaunchArguments, hidden: int, positions: Positions) -> tup
 
 
 def _window(words: LaunchArguments) -> tuple[int | None, int]:
-    """Return the window of attention, None where there is none, and how often a layer has none.
+    """Return (attention window in tokens, period of full-attention layers).
 
-    `--window-size` holds the tokens before a query and behind it; -1 stands for all.
+    The window is None for full attention; the period is 0 where all layers have a window.
+    `--window-size` contains the numbers of tokens before and after a query; -1 means all.
     """
     sizes = words.list("window-size")
     every = words.text("window-attn-skip-freq", "0")
@@ -127,7 +129,7 @@ def _window(words: LaunchArguments) -> tuple[int | None, int]:
         raise words.unpriced(
             "window-attn-skip-freq", "is a pattern of its own", "every so-manieth layer is priced"
         )
-    # a query sees itself as well
+    # The window includes the query's own token.
     return int(sizes[0]) + 1, int(every)
 
 
@@ -144,7 +146,10 @@ def _experts(words: LaunchArguments, ffn: int, *, gated: bool) -> Experts | None
 
 
 def _mixtures(words: LaunchArguments, layers: int) -> tuple[bool, ...]:
-    """Return for every layer whether it has experts: every Nth, or as a list such as [0]+[1]."""
+    """Return True for each layer with experts, from `--moe-layer-freq`.
+
+    The argument is N for every Nth layer, or a list such as [0]+[1].
+    """
     text = words.text("moe-layer-freq", "1")
     if text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0:
         return tuple(layer % int(text) == 0 for layer in range(layers))
@@ -160,7 +165,7 @@ def _mixtures(words: LaunchArguments, layers: int) -> tuple[bool, ...]:
 
 
 def _pattern(node: ast.expr) -> list[int]:
-    """Return the list that sums and repetitions of lists of numbers make; ValueError otherwise."""
+    """Return the value of an expression of lists with + and *; raises ValueError for others."""
     if isinstance(node, ast.List):
         return [_constant(item) for item in node.elts]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
@@ -180,16 +185,19 @@ def _constant(node: ast.expr) -> int:
 
 
 def _vocab(words: LaunchArguments, release: Release) -> int:
-    """Return the vocabulary without padding: as given, or that of the tokenizer."""
+    """Return the vocabulary size before padding: as given, or that of the tokenizer.
+
+    With `--padded-vocab-size` it is the padded size, to which nothing is added.
+    """
     kind = words.text("tokenizer-type")
     given = words.has("vocab-size")
     if words.has("padded-vocab-size"):
         return words.number("padded-vocab-size")
     if given:
-        # the stand-in tokenizer once added its end of document to the vocabulary
+        # Older releases add the end-of-document token of `NullTokenizer` to the vocabulary.
         extra = 1 if kind == "NullTokenizer" and not release.has("given vocabulary") else 0
         return words.number("vocab-size") + extra
-    # a vocabulary with merges is GPT-2's, and one without is BERT's
+    # A vocabulary file with merges is that of GPT-2; one without is that of BERT.
     if kind == "" and words.has("vocab-file") and words.has("merge-file"):
         kind = "GPT2BPETokenizer"
     if kind == "" and words.has("vocab-file"):
@@ -207,5 +215,5 @@ def _vocab(words: LaunchArguments, release: Release) -> int:
 
 def _vocab_divisor(words: LaunchArguments) -> int:
     divisor = words.number("make-vocab-size-divisible-by", 128)
-    # a size that is padded already stays as it is
+    # A size that is already padded is not padded again.
     return 1 if words.has("padded-vocab-size") else divisor

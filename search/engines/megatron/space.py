@@ -1,4 +1,4 @@
-"""What Megatron-LM can be told with one set of degrees, and what it refuses of it."""
+"""Search space of uniform plans for Megatron-LM, with its constraints."""
 
 from __future__ import annotations
 
@@ -34,23 +34,26 @@ from search.engines.space import (
 
 
 def _userbuffers(job: Job, tp: int) -> bool:
-    """Return whether tensor ranks write into one another's memory, as Transformer Engine does."""
+    """Return True if tensor ranks can use Transformer Engine's userbuffers.
+
+    The ranks then write directly into each other's memory, which needs NVLink.
+    """
     joined = job.domain is None or job.world <= job.domain or job.domain % tp == 0
     return tp > 1 and nvlinked(job.gpu) and joined
 
 
 def _megatron_dispatchers(gpu: str) -> tuple[Dispatcher, ...]:
-    """Return the dispatchers of a device: DeepEP's and HybridEP's kernels are of Ampere and later.
+    """Return the token dispatchers of a device: DeepEP and HybridEP need Ampere or later.
 
-    `validate_flex_dispatcher_backend` of Megatron-Bridge.
+    Source: `validate_flex_dispatcher_backend` of Megatron-Bridge.
     """
     return ("alltoall", "flex") if nvlinked(gpu) else ("alltoall",)
 
 
 def _megatron_modules(model: Model) -> tuple[str, ...]:
-    """Return every selective recomputation that Megatron-Core has for a model, and the ends.
+    """Return all recomputation options of Megatron-Core for a model, from none to full.
 
-    Sets of modules; of `moe` everything inside is a part.
+    Options between these are sets of modules. `moe` includes the modules inside it.
     """
     modules = ["core_attn", "layernorm"]
     if model.attention.latent is not None:
@@ -72,9 +75,9 @@ def _megatron_modules(model: Model) -> tuple[str, ...]:
 
 
 def _megatron_offload(model: Model) -> tuple[str, ...]:
-    """Return every set of modules whose activations Megatron-Core can put on the host, of a model.
+    """Return all sets of modules whose activations Megatron-Core can offload for a model.
 
-    Norms that are one kernel with the product behind them are no modules of their own.
+    A norm that is fused with the following GEMM is not a separate module.
     """
     modules: list[OffloadModule] = ["core_attn", "qkv_linear"]
     if model.attention.latent is not None:

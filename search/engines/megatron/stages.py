@@ -1,7 +1,7 @@
-"""Which layers stand where, and how context ranks exchange, as Megatron-LM's arguments say it.
+"""Megatron-LM arguments for the layer partition and for the context-parallel communication.
 
-Even stages need a number of chunks at most; embedding and loss that count as a layer each have
-flags of their own, and every other order is a layout.
+Even stages need at most the number of chunks. Embedding and loss that count as one layer each have
+separate flags. Every other partition is written as a layout string.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _GROUP = "microbatch-group-size-per-virtual-pipeline-stage"
 
 
 def stage_arguments(run: Run) -> Iterator[Argument]:
-    """Yield the arguments of a run's stages; none where there is one.
+    """Yield the arguments for the pipeline stages of a run; none for one stage.
 
-    Raises InputError where the embedding is not at the first end of the pipeline, or the head not
-    at the last.
+    Raises InputError where the embedding is not in the first chunk of the pipeline, or the head
+    not in the last.
     """
     strategy = run.strategy
     ends = even_ends(run)
@@ -40,9 +40,9 @@ def stage_arguments(run: Run) -> Iterator[Argument]:
 
 
 def even_ends(run: Run) -> tuple[int, int] | None:
-    """Return for how many layers embedding and loss count in even stages; None: they are uneven."""
+    """Return how many layers (embedding, loss) count as in even stages; None: uneven stages."""
     model, stages, pp, vpp = run.model, run.strategy.stages, run.strategy.pp, run.strategy.vpp
-    # interleaved stages of one rank have no flag
+    # Megatron-LM has no flag for several chunks on a single pipeline rank.
     if pp == 1 and vpp > 1:
         return None
     for ends in ((0, 0), (1, 0), (0, 1), (1, 1)) if pp > 1 else ((0, 0),):
@@ -56,9 +56,10 @@ def even_ends(run: Run) -> tuple[int, int] | None:
 
 
 def layout_of(strategy: Strategy) -> str:
-    """Return the layout of chunks in execution order: `Et*3|t*4|t*4|t*3mL`.
+    """Return the layout string of the chunks in execution order, such as `Et*3|t*4|t*4|t*3mL`.
 
-    Raises InputError where the embedding is not at its beginning, or the head not at its end.
+    Raises InputError where the embedding is not in the first chunk, the head not in the last, or
+    layers are out of order.
     """
     parts = parts_in_order(strategy)
     first = 0
@@ -74,7 +75,7 @@ def layout_of(strategy: Strategy) -> str:
 
 
 def parts_in_order(strategy: Strategy) -> list[Chunk]:
-    """Return the chunks of all stages in the order in which a micro-batch meets them."""
+    """Return the chunks of all stages in the order in which a micro-batch passes them."""
     left = [list(stage) for stage in strategy.stages]
     parts = range(strategy.pp * strategy.vpp)
     return [left[rank_of(strategy.schedule, part, strategy.pp)].pop(0) for part in parts]
@@ -90,7 +91,10 @@ def _repeated(kind: str, number: int) -> str:
 
 
 def layer_pattern(layers: tuple[bool, ...]) -> str:
-    """Return which layers have experts: every Nth of them, or a sum of lists without spaces."""
+    """Return `--moe-layer-freq` for layers: N for every Nth layer, or a sum of lists.
+
+    layers : True for each layer with experts.
+    """
     for every in range(1, len(layers) + 1):
         if layers == tuple(layer % every == 0 for layer in range(len(layers))):
             return str(every)
@@ -100,12 +104,12 @@ def layer_pattern(layers: tuple[bool, ...]) -> str:
             runs[-1] = (is_mixture, runs[-1][1] + 1)
         else:
             runs.append((is_mixture, 1))
-    # `_eval_pattern` takes digits, brackets, commas, + and *
+    # `_eval_pattern` of Megatron-LM accepts digits, brackets, commas, + and * only.
     return "(" + "+".join(f"[{int(kind)}]*{number}" for kind, number in runs) + ")"
 
 
 def context_words(split: Split) -> str:
-    """Return how context ranks exchange, as `--cp-comm-type` says it."""
+    """Return the value of `--cp-comm-type` for a split."""
     if split.gathers_keys:
         return "all_gather"
     if split.exchanges_heads:

@@ -1,8 +1,9 @@
-"""A run as arguments of Megatron-LM's pretrain_gpt.py.
+"""Arguments of Megatron-LM's pretrain_gpt.py for a run.
 
-Each argument is one that `search.engines.megatron.read` reads; which layers stand where is
-`search.engines.megatron.stages`, files and command are `search.engines.megatron.files`. Names and
-rules: `megatron/training/arguments.py` and `TransformerConfig` of NVIDIA/Megatron-LM, main of 2026.
+`search.engines.megatron.read` reads all of these arguments. The layer partition is in
+`search.engines.megatron.stages`, files and command in `search.engines.megatron.files`. Source of
+names and rules: `megatron/training/arguments.py` and `TransformerConfig` of NVIDIA/Megatron-LM,
+main of 2026.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ _TITLE = "Megatron-LM"
 
 
 def write(run: Run, place: Place) -> Draft:
-    """Return the arguments of a run in a script and in YAML, and the command.
+    """Return the arguments of a run as a script and as YAML, with the launch command.
 
-    Raises InputError for a run of another trainer, and for stages that no argument says.
+    Raises InputError for a run of another engine, and for stages that no argument can express.
     """
     refuse_others(run, _TITLE, ())
     sections, environment = sections_of(run, place), environment_of(run)
@@ -58,7 +59,7 @@ def write(run: Run, place: Place) -> Draft:
 
 
 def sections_of(run: Run, place: Place) -> Sections:
-    """Return all arguments of a run, by what they are about."""
+    """Return all arguments of a run by section."""
     return {
         "MODEL": [*_model(run, place)],
         "PARALLEL": [*_parallel(run, place)],
@@ -83,7 +84,7 @@ def _one(flag: str, value: object) -> Argument:
 
 
 def _where(*flags: tuple[str, bool]) -> Iterator[Argument]:
-    """Yield the flags without values that are on."""
+    """Yield those flags without values that are on."""
     for flag, on in flags:
         if on:
             yield (flag, ())
@@ -101,7 +102,7 @@ def _model(run: Run, place: Place) -> Iterator[Argument]:
     yield _one("ffn-hidden-size", model.dense_width)
     yield from _attention(model, attention)
     yield _one("seq-length", run.seq_length)
-    # it refuses a length above this one
+    # Megatron-LM rejects a sequence length above this value.
     yield _one("max-position-embeddings", max(model.max_positions, run.seq_length))
     yield from _positions(run, place)
     yield _one("normalization", "RMSNorm" if layer.norm == "rms" else "LayerNorm")
@@ -125,7 +126,7 @@ def _model(run: Run, place: Place) -> Iterator[Argument]:
 
 def _attention(model: Model, attention: Attention) -> Iterator[Argument]:
     yield _one("num-attention-heads", attention.heads)
-    # its default, hidden size over heads, is wrong for models with wider heads
+    # The default, hidden size over heads, is wrong for models with wider heads.
     yield _one("kv-channels", attention.width)
     latent = attention.latent
     if latent is not None:
@@ -142,7 +143,7 @@ def _attention(model: Model, attention: Attention) -> Iterator[Argument]:
     yield from _where(("qk-layernorm", attention.head_norms != "none"))
     window, whole_every = windows_of(model)
     if window is not None:
-        # the tokens before a query, without itself, and none behind it
+        # Tokens before a query without the query itself, and 0 tokens after it.
         yield _one("window-size", f"{window - 1},0")
         if whole_every:
             yield _one("window-attn-skip-freq", whole_every)
@@ -158,7 +159,7 @@ def _positions(run: Run, place: Place) -> Iterator[Argument]:
     yield _one("position-embedding-type", "rope")
     spec = spec_of(place, model)
     base = None if spec is None else spec.rotary_base
-    # an int of its argparse, which refuses the text of any other number
+    # An int in argparse, which rejects the text of any other number.
     if base is None or not base.is_integer():
         yield ("rotary-base", (required("ROTARY_BASE", ROTARY_BASE),))
     else:
@@ -186,7 +187,7 @@ def _experts(run: Run, experts: Experts) -> Iterator[Argument]:
         yield _one("moe-flex-dispatcher-backend", flex_backend(run))
     if kernels.router_fp32:
         yield _one("moe-router-dtype", "fp32")
-    # the only activation without a gate that weights in its kernel
+    # Squared ReLU is the only ungated activation with fused weighting.
     squared = kernels.fused_weighting and not experts.gated
     yield from _where(
         ("moe-grouped-gemm", kernels.grouped),
@@ -203,17 +204,17 @@ def _experts(run: Run, experts: Experts) -> Iterator[Argument]:
 
 
 _LINKED = 72
-"""GPUs of GB200 and GB300 that NVLink joins."""
+"""Number of GPUs in an NVLink domain of GB200 and GB300."""
 
 
 def _dispatches(run: Run) -> bool:
-    """Return whether tokens go to experts of other ranks by kernels of their own."""
+    """Return whether a fused dispatcher (DeepEP, HybridEP) sends tokens to other ranks."""
     flex = run.runtime.experts.dispatcher == "flex"
     return run.model.experts is not None and flex and run.split.ep > 1
 
 
 def flex_backend(run: Run) -> str:
-    """Return who dispatches tokens: over NVLink between nodes another one than over InfiniBand."""
+    """Return the backend of the flex dispatcher: HybridEP on NVLink between nodes, else DeepEP."""
     linked = run.gpu.upper().startswith(("GB200", "GB300"))
     return "hybridep" if linked else "deepep"
 
@@ -226,7 +227,7 @@ _ROUTER: Mapping[str, str] = {
     "moe_router_topk_scaling_factor": "moe-router-topk-scaling-factor",
     "moe_router_pre_softmax": "moe-router-pre-softmax",
 }
-"""What a named architecture says of its router, which changes numbers alone."""
+"""Router settings of a named architecture -> argument; they change neither time nor memory."""
 
 
 def _router(place: Place, experts: Experts) -> Iterator[Argument]:
@@ -240,12 +241,12 @@ def _router(place: Place, experts: Experts) -> Iterator[Argument]:
             yield _one(flag, value)
     softmax = sizes.get("moe_router_score_function", "softmax") == "softmax"
     if experts.per_token == 1 and softmax and not sizes.get("moe_router_pre_softmax"):
-        # one score behind a softmax of one is always 1
+        # A softmax over a single selected score is always 1.
         yield ("moe-router-pre-softmax", ())
 
 
 # --------------------------------------------------------------------------------------------------
-# How it is split and trained.
+# Parallel degrees and training.
 
 
 def _parallel(run: Run, place: Place) -> Iterator[Argument]:
@@ -274,8 +275,8 @@ def _parallel(run: Run, place: Place) -> Iterator[Argument]:
 
 
 _FP8_FORMATS = {"mxfp8": "e4m3", "blockwise": "e4m3"}
-"""Of a recipe, as Megatron-Bridge's recipes have them (`training/mixed_precision.py`); blocks of
-few elements do not need the range of gradients that e5m2 has."""
+"""fp8 format by recipe, as in Megatron-Bridge (`training/mixed_precision.py`); others use hybrid.
+Small blocks do not need the range of e5m2 for gradients."""
 
 
 def _precision(run: Run) -> Iterator[Argument]:
@@ -294,7 +295,7 @@ def _precision(run: Run) -> Iterator[Argument]:
         yield _one("fp8-recipe", precision.fp8_recipe)
         yield from _where(("fp8-param-gather", precision.fp8_weights))
     if precision.fp4:
-        # a scale of 16 elements
+        # nvfp4 has one scale per 16 elements.
         yield _one("fp4-format", "e2m1")
         yield _one("fp4-recipe", "nvfp4")
         yield from _where(("fp4-param-gather", precision.fp4_weights))
@@ -313,7 +314,7 @@ def _precision(run: Run) -> Iterator[Argument]:
 
 
 def asked_attention(run: Run) -> str | None:
-    """Return the kernel of attention where it is not what a run gets without asking for it."""
+    """Return the attention kernel to request; None where it is the default of the run."""
     kernel = run.kernels.attention
     return None if run.kernels.own_layers or kernel == default_attention(run.gpu) else kernel
 
@@ -327,7 +328,7 @@ def _optimizer(run: Run) -> Iterator[Argument]:
     yield from _where(("use-distributed-optimizer", sharded), ("use-megatron-fsdp", fully_sharded))
     if fully_sharded:
         yield _one(Flag.SHARDING, "optim_grads_params" if zero == 3 else "optim_grads")
-        # weights of a large model would not fit on the device before they are sharded
+        # Unsharded weights of a large model would not fit on the device.
         yield ("init-model-with-meta-device", ())
         yield _one("ckpt-format", "fsdp_dtensor")
     yield from _states(optimizer)
@@ -340,7 +341,7 @@ def _optimizer(run: Run) -> Iterator[Argument]:
     yield from _where(
         ("no-gradient-accumulation-fusion", not run.kernels.fused_accumulation),
         ("overlap-grad-reduce", overlaps.gradients),
-        # early gathering needs an overlapped reduction, by its own rule
+        # Megatron-LM requires --overlap-grad-reduce for --overlap-param-gather.
         ("overlap-param-gather", overlaps.gradients and sharded),
         ("ddp-pad-buckets-for-high-nccl-busbw", states.padded_buckets),
     )
@@ -352,14 +353,14 @@ _MOMENTS = {
     8: ("fp32", "fp32"), 6: ("bf16", "fp32"), 5: ("fp8", "fp32"), 4: ("bf16", "bf16"),
     3: ("fp8", "bf16"), 2: ("fp8", "fp8"),
 }  # fmt: skip
-"""Types of Adam's two moments by their bytes together."""
+"""Data types of Adam's two moments, by their total bytes per parameter."""
 
 
 def _states(optimizer: Optimizer) -> Iterator[Argument]:
-    """Yield in how many bytes the optimizer's states are kept."""
+    """Yield the arguments for the data types of the optimizer states."""
     small = optimizer.moments_bytes in _MOMENTS and optimizer.moments_bytes != 8
     if small or optimizer.master_bytes != 4 or optimizer.offload_master:
-        # fp32 weights are what their bf16 copies have not (`store_param_remainders`)
+        # Of fp32 weights, only the remainder to bf16 is stored (`store_param_remainders`).
         first, second = _MOMENTS.get(optimizer.moments_bytes, _MOMENTS[8])
         yield ("use-precision-aware-optimizer", ())
         yield _one("exp-avg-dtype", first)
@@ -367,7 +368,7 @@ def _states(optimizer: Optimizer) -> Iterator[Argument]:
 
 
 def _offload(run: Run) -> Iterator[Argument]:
-    """Yield which activations wait on the host."""
+    """Yield the arguments for activation offload."""
     offload = run.runtime.offload
     if not run.offloads_activations:
         return
@@ -382,20 +383,21 @@ def _offload(run: Run) -> Iterator[Argument]:
 
 
 # --------------------------------------------------------------------------------------------------
-# What stands beside the arguments.
+# Environment variables and notes.
 
 
 def environment_of(run: Run) -> dict[str, str | None]:
-    """Return the variables that the ranks of a run need, None for one that must not be set."""
+    """Return the environment variables of the ranks; None for a variable that must be unset."""
     split, allocator = run.split, run.runtime.allocator
     found = connections(
-        # `validate_args` asks for one queue on devices before Blackwell
+        # `validate_args` requires one queue on devices before Blackwell.
         split=split.tp * split.cp > 1 and not run.gpu.upper().startswith(BLACKWELL),
         fully_sharded=split.zero > 1,
         experts_overlap=run.runtime.overlap.experts,
     )
     if split.offload:
-        # TransformerConfig asks for it from Transformer Engine 2.10 on: else weights go along
+        # TransformerConfig requires it from Transformer Engine 2.10 on; else weights are
+        # offloaded as well.
         found["NVTE_CPU_OFFLOAD_V1"] = "1"
     if _dispatches(run) and flex_backend(run) == "hybridep":
         ranks = split.ep * split.etp
@@ -413,7 +415,7 @@ def environment_of(run: Run) -> dict[str, str | None]:
 
 
 def notes_of(run: Run, place: Place) -> Iterator[str]:
-    """Yield what of a run is to be known before its arguments are run."""
+    """Yield notes for the user on settings to complete before the run is started."""
     model, experts = run.model, run.runtime.experts
     spec = spec_of(place, model)
     if model.positions == "rotary" and (spec is None or spec.rotary_base is None):
