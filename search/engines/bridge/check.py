@@ -1,7 +1,7 @@
-"""Files of Megatron-Bridge as they are checked: scripts of its launchers, Hydra overrides, YAML.
+"""Check of Megatron-Bridge files: scripts of its launchers, Hydra overrides, YAML.
 
-What they set is `search.engines.bridge.read`'s. What is refused is what Megatron-Core refuses, by
-the rules of `search.engines.megatron.rules`, said in the words of the file.
+`search.engines.bridge.read` reads the settings. The constraints are those of Megatron-Core in
+`search.engines.megatron.rules`; messages name the keys of the file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from search.engines.text import Configuration
 
 _STACK = "megatron-core"
 _FLAG = re.compile(r"--[a-z0-9]+(?:-[a-z0-9]+)*|(?<![\w-])[a-z0-9]+(?:-[a-z0-9]+)+")
-"""Arguments of Megatron-LM in a sentence, with hyphens in front or without."""
+"""Pattern of Megatron-LM arguments in a sentence, with or without leading hyphens."""
 _NEW = {
     "model.tensor_model_parallel_size": "-tp",
     "model.pipeline_model_parallel_size": "-pp",
@@ -54,14 +54,14 @@ _NEW = {
     "model.expert_tensor_parallel_size": "-et",
     "train.micro_batch_size": "-mb",
 }
-"""Arguments that a script of theirs gets for keys that it did not set."""
+"""Arguments added to a performance script for keys that it does not set yet."""
 _TP, _SP = "model.tensor_model_parallel_size", "model.sequence_parallel"
 _SEQ = "model.seq_length"
 _LAYOUT = "model.pipeline_model_parallel_layout"
 
 
 class _Place(Record):
-    """Where the run of a file is."""
+    """Machine, environment and name of the run of a file."""
 
     world_size: int
     environment: Mapping[str, str]
@@ -69,7 +69,7 @@ class _Place(Record):
     name: str
 
     def read(self, settings: Settings) -> Attempt:
-        """Return the run of all settings together, or why there is none."""
+        """Return the run of all settings, or the reasons why there is none."""
         return attempt(
             lambda: run_of_settings(
                 settings,
@@ -81,16 +81,16 @@ class _Place(Record):
         )
 
     def setting(self, settings: Settings) -> Setting:
-        """Return the arguments as the rules have them."""
+        """Return the arguments as values of the rules."""
         flags = flags_of_settings(settings, self.world_size)
         if settings.get("optimizer.use_precision_aware_optimizer") is True:
-            # the states that it has are read of the settings themselves
+            # Data types of the states are read from the settings, not from flags.
             flags["use-precision-aware-optimizer"] = True
         return Setting(words_of(flags), self.world_size, self.gpu.upper())
 
 
 def read(source: Configuration, asked: Asked) -> CheckedFile:
-    """Return what a file describes, and what is wrong with it."""
+    """Return the run that a file describes, with the findings on its settings."""
     file = read_bridge(source)
     world = world_size_of(source.path, file.world_size, asked)
     settings = file.settings(world)
@@ -105,7 +105,7 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
     if file.unpriced is not None:
         said.append(_fact("unpriced", "not priced", file.unpriced))
     elif file.recipe.model is None and "model.num_layers" not in settings:
-        # what it trains is the recipe's to say
+        # Without model sizes in the file, the recipe defines the model.
         text = f"the sizes of {file.recipe.name}'s model are not known; add model.num_layers, "
         text += "model.hidden_size and the others, or name a recipe that is known"
         said.append(_fact("sizes", "not priced", text))
@@ -130,7 +130,7 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
 
 
 def _unknown(file: BridgeFile, one: Ignored) -> Notice:
-    """Return what is to say of a key that nobody here knows, misspelt ones among them."""
+    """Return the notice on an unknown key, with a suggestion for a misspelt one."""
     text = f"{_line(file, one.flag, one.value)} may change time or memory"
     names = KEYS if "." in one.flag else [f"--{name}" for name in ARGUMENTS]
     text += did_you_mean(one.flag, sorted(names), 0.9)
@@ -142,14 +142,14 @@ def _fact(name: str, kind: Kind, text: str) -> Notice:
 
 
 _RECIPES_OWN = {"NVTE_CPU_OFFLOAD_V1": "1"}
-"""What recipes with modules on the host set by themselves (`env_vars`)."""
+"""Variables that recipes with activation offload set by themselves (`env_vars`)."""
 
 
 def _with_connections(file: BridgeFile, settings: Settings, gpu: str) -> dict[str, str]:
-    """Return the environment of the ranks: Bridge sets the number of connections by itself.
+    """Return the environment of the ranks, with the connections that Bridge sets by itself.
 
-    `_set_num_cuda_device_max_connections` of `src/megatron/bridge/training/comm_overlap.py`, and
-    the launchers of the performance scripts.
+    Sources: `_set_num_cuda_device_max_connections` of
+    `src/megatron/bridge/training/comm_overlap.py`, and the launchers of the performance scripts.
     """
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
     sharded = any(settings.get(f"{name}.use_megatron_fsdp") is True for name in ("ddp", "dist"))
@@ -166,7 +166,7 @@ def _of_device(file: BridgeFile, asked: Asked) -> Iterator[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Findings, in the words of the file.
+# Findings, with the keys of the file.
 
 
 def _findings(
@@ -185,7 +185,7 @@ def _findings(
         problems=found.problems,
         run=found.run,
     ):
-        # what a recipe sets to no effect is not for the file to change
+        # Settings of the recipe without effect are not reported: the file does not set them.
         of_file = _flag_of(one) in own and not file.is_whole
         if one.kind not in ("no effect", "not understood") or of_file:
             yield replace(one, text=_worded(file, settings, one.text))
@@ -204,13 +204,13 @@ def _findings(
 
 
 def _flag_of(one: Notice) -> str:
-    """Return the flag that a notice of one without effect, or of an unknown one, is of."""
+    """Return the flag named by a notice on a flag without effect or an unknown flag, else ""."""
     given = str(one.values.get("flag", one.values.get("given", "")))
     return f"--{given.split()[0].lstrip('-')}" if given else ""
 
 
 def _idle(file: BridgeFile, settings: Settings) -> Iterator[Notice]:
-    """Yield what the file sets and Bridge does not follow; see `flags_of_settings`."""
+    """Yield notices on settings of the file that Bridge ignores; see `flags_of_settings`."""
     own, spelled = file.own, file.spelled
     for one in file.given:
         for key in one.settings:
@@ -220,7 +220,7 @@ def _idle(file: BridgeFile, settings: Settings) -> Iterator[Notice]:
     configured = any(key.startswith("comm_overlap.") for key in settings)
     sharded = settings.get("ddp.use_distributed_optimizer") is True
     for name in ("overlap_grad_reduce", "overlap_param_gather"):
-        # with overlaps configured they are on, unless the same section says otherwise
+        # In a `comm_overlap` section these are on unless the section sets them.
         kept = settings.get(f"comm_overlap.{name}", True)
         if configured and sharded and own.get(f"ddp.{name}", kept) != kept:
             text = f"ddp.{name}, since comm_overlap.{name} counts, and is {str(kept).lower()}"
@@ -236,10 +236,10 @@ def _idle(file: BridgeFile, settings: Settings) -> Iterator[Notice]:
 
 
 def _of_samples(file: BridgeFile) -> Iterator[Notice]:
-    """Yield what is to say where the model's length is not that of samples.
+    """Yield notices where the sequence length of the model differs from that of the samples.
 
-    `run_recipe.py` takes that of samples (`sync_model_dataset_sequence_length`), all others end in
-    an assertion (`ConfigContainer.validate`).
+    `run_recipe.py` uses the length of the samples (`sync_model_dataset_sequence_length`). All other
+    scripts end with an assertion (`ConfigContainer.validate`).
     """
     recipe, spelled = file.recipe, file.spelled.get(_SEQ)
     known = None
@@ -260,12 +260,12 @@ def _of_samples(file: BridgeFile) -> Iterator[Notice]:
 
 
 def _worded(file: BridgeFile, settings: Settings, text: str) -> str:
-    """Return a sentence on arguments of Megatron-LM with the file's own keys in their place."""
+    """Return a sentence with arguments of Megatron-LM replaced by the keys of the file."""
     spelled = file.spelled
 
     def own(found: re.Match[str]) -> str:
         keys = [key for key, flag in FLAG_OF_KEY.items() if flag == found[0].removeprefix("--")]
-        # what the file says itself is what it is told of, then what its recipe says
+        # Keys that the file sets come before those that its recipe sets.
         said = next((key for key in reversed(keys) if key in spelled), None)
         if said is not None:
             return spelled[said].spelled
@@ -275,7 +275,7 @@ def _worded(file: BridgeFile, settings: Settings, text: str) -> str:
 
 
 def _line(file: BridgeFile, key: str, value: str | None) -> str:
-    """Return a key with its value as the file has it."""
+    """Return a key with its value in the format of the file."""
     if not value:
         return key
     if key.startswith("-"):
@@ -284,11 +284,11 @@ def _line(file: BridgeFile, key: str, value: str | None) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Other runs in the words of the file.
+# Changes of the file for other runs.
 
 
 def _written(file: BridgeFile, place: _Place, before: Run | None, after: Run) -> Changes | None:
-    """Return what changes in the file so that it is another run; None: that would not run."""
+    """Return the changes of the file that turn `before` into `after`; None: it would not run."""
     assert before is not None, "only a run that was read has others next to it"
     one, other = _turned(before), _turned(after)
     changed = {key: value for key, value in other.items() if one.get(key) != value}
@@ -317,9 +317,9 @@ def _written(file: BridgeFile, place: _Place, before: Run | None, after: Run) ->
 
 
 def _replaced(file: BridgeFile, changed: Settings, settings: Settings) -> tuple[Given, ...]:
-    """Return what a file gives with some keys changed, each as it spells it.
+    """Return the settings of a file with some keys changed, in the spelling of the file.
 
-    An argument that sets several keys gives way to them, one by one.
+    An argument that sets several keys is replaced by one setting for each key.
     """
     left = dict(changed)
     found = list[Given]()
@@ -336,11 +336,11 @@ def _replaced(file: BridgeFile, changed: Settings, settings: Settings) -> tuple[
         left.pop(_SP, None)
     for key, value in left.items():
         if key != _LAYOUT and value == file.recipe.settings.get(key):
-            continue  # the recipe says it by itself
+            continue  # the recipe sets this value already
         flag = None if file.is_document or file.recipe.kind != "performance" else _NEW.get(key)
         found.append(_given(flag or key, key, value))
     follows = any(_SP in one.derived for one in found)
-    # what follows from a degree is said by it alone
+    # -tp implies sequence parallelism, which needs no separate setting then.
     return file.ordered(one for one in found if not follows or one.spelled != _SP)
 
 
@@ -368,7 +368,7 @@ def _scalar(value: Any) -> str:
 
 
 def _turned(run: Run) -> Settings:
-    """Return the settings that neighbours change, of a run."""
+    """Return the settings of a run that suggested changes may modify."""
     strategy, split, overlap = run.strategy, run.split, run.runtime.overlap
     pp, vpp = strategy.pp, strategy.vpp
     words = arguments_of(run)
@@ -397,7 +397,7 @@ def _turned(run: Run) -> Settings:
 
 
 def _even(run: Run) -> object:
-    """Return the chunks of a run if they were even; None where they cannot be."""
+    """Return even chunks for the stages of a run; None where its layers do not divide."""
     try:
         return laid_out(run, run.strategy.pp, run.strategy.vpp)
     except InputError:
@@ -405,9 +405,9 @@ def _even(run: Run) -> object:
 
 
 def card(source: Configuration) -> str | None:
-    """Return the card that a file is for, if it names one that is known."""
+    """Return the GPU model that a file is written for; None: none, or an unknown one."""
     gpu = read_bridge(source).gpu
-    # names of devices are those of cards, or their beginning
+    # Device names in recipes are names of our cards, or their beginning.
     return None if gpu is None else _CARDS.get(gpu.lower())
 
 

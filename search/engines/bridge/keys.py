@@ -1,8 +1,8 @@
-"""Keys of Megatron-Bridge and what they are among Megatron-LM's arguments; no values, no recipes.
+"""Keys and arguments of Megatron-Bridge, with the corresponding arguments of Megatron-LM.
 
 Keys are dotted fields of `ConfigContainer` (`src/megatron/bridge/training/config.py`), whose
-`model` is Megatron-Core's `TransformerConfig`; arguments are those of `scripts/performance/
-argument_parser.py` and of `scripts/training/run_recipe.py`.
+`model` is Megatron-Core's `TransformerConfig`. Arguments are those of
+`scripts/performance/argument_parser.py` and of `scripts/training/run_recipe.py`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ VALUES: Mapping[str, str] = {
     "mixed_precision.num_layers_at_start_in_bf16": "num-layers-at-start-in-bf16",
     "mixed_precision.num_layers_at_end_in_bf16": "num-layers-at-end-in-bf16",
 }  # fmt: skip
-"""Keys whose value is an argument's."""
+"""Key -> Megatron-LM argument that takes the same value."""
 WHERE_TRUE: Mapping[str, str] = {
     **{
         f"model.{name}": name.replace("_", "-")
@@ -82,7 +82,7 @@ WHERE_TRUE: Mapping[str, str] = {
     "optimizer.optimizer_cpu_offload": "optimizer-cpu-offload",
     "optimizer.overlap_cpu_optimizer_d2h_h2d": "overlap-cpu-optimizer-d2h-h2d",
 }  # fmt: skip
-"""Keys that are an argument where they are true."""
+"""Key -> Megatron-LM flag that is given where the key is true."""
 UNLESS_TRUE: Mapping[str, str] = {
     "model.add_bias_linear": "disable-bias-linear",
     "model.share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",
@@ -90,7 +90,7 @@ UNLESS_TRUE: Mapping[str, str] = {
     "model.bias_activation_fusion": "no-bias-swiglu-fusion",
     "model.gradient_accumulation_fusion": "no-gradient-accumulation-fusion",
 }
-"""Keys that are an argument where they are false."""
+"""Key -> Megatron-LM flag that is given where the key is false."""
 _OTHERS: Mapping[str, str] = {
     "model.num_query_groups": "num-query-groups",
     "model.virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
@@ -129,13 +129,13 @@ _OTHERS: Mapping[str, str] = {
     "dataset.skip_getting_attention_mask_from_dataset": "no-create-attention-mask-in-dataloader",
     **{f"peft.{name}": "peft" for name in ("dim", "target_modules", "dropout")},
 }
-"""Keys whose arguments need more than the value."""
+"""Key -> related Megatron-LM argument, whose value needs a conversion."""
 FLAG_OF_KEY: Mapping[str, str] = {**VALUES, **WHERE_TRUE, **UNLESS_TRUE, **_OTHERS}
-"""Argument by key, for sentences that name an argument."""
+"""Key -> Megatron-LM argument, to translate messages that name an argument."""
 DATASET_LENGTHS = ("dataset.seq_length", "dataset.sequence_length")
-"""The length of samples, which is the model's too: releases have one of the two."""
+"""Keys of the sample length, which is also the model's sequence length; releases differ in it."""
 KEYS = frozenset(FLAG_OF_KEY)
-"""All keys that are read, but those of `DATASET_LENGTHS`, which others have as well."""
+"""All keys that are read, except `DATASET_LENGTHS`, which other engines have as well."""
 HARMLESS_KEYS = re.compile(
     r"""
     (logger | checkpoint | scheduler | rng | profiling | rerun_state_machine | validation |
@@ -185,7 +185,7 @@ HARMLESS_KEYS = re.compile(
     """,
     re.VERBOSE,
 )
-"""Keys that change neither memory nor time, or only of models that other keys name."""
+"""Pattern of keys that change neither memory nor time, or only for models of other keys."""
 SHORT: Mapping[str, str] = {
     "-m": "model_family_name", "-mr": "model_recipe_name", "-s": "model_size",
     "-nh": "nemo_home", "-ng": "num_gpus", "-d": "dryrun", "-ms": "max_steps",
@@ -204,7 +204,7 @@ SHORT: Mapping[str, str] = {
     "-wdj": "wandb_experiment_name", "-wds": "wandb_save_dir", "-l": "log_dir",
     "-cv": "config_variant",
 }  # fmt: skip
-"""Long names of arguments by their short ones."""
+"""Short name of an argument -> its long name."""
 _PLAIN: Mapping[str, str] = {
     "tensor_model_parallel_size": "model.tensor_model_parallel_size",
     "pipeline_model_parallel_size": "model.pipeline_model_parallel_size",
@@ -221,7 +221,7 @@ _PLAIN: Mapping[str, str] = {
     "pipeline_model_parallel_layout": "model.pipeline_model_parallel_layout",
     "optimizer_type": "optimizer.optimizer",
 }
-"""Arguments that set one key."""
+"""Argument -> the one key that it sets."""
 ARGUMENTS = frozenset({
     *SHORT.values(), *_PLAIN, "recipe", "mode", "dataset", "step_func", "peft_scheme",
     "packed_sequence", "hf_path", "nodes", "max_retries", "detach", "use_recipes", "task",
@@ -239,13 +239,13 @@ ARGUMENTS = frozenset({
     "mount", "srun_arg", "name", "experiment_name", "retry_on_testing_failure",
     "timing_threshold", "no_gpu_resource_request", "hf_token", "debug",
 })  # fmt: skip
-"""Arguments that are known; those that set nothing of the model or its training are harmless."""
+"""Known arguments. Those that set no key of model or training have no effect on time or memory."""
 
 
 def argument_settings(name: str, values: Sequence[str]) -> dict[str, Any]:
-    """Return what an argument sets, by dotted key; nothing for those that set none.
+    """Return the settings of an argument by dotted key; empty for arguments that set none.
 
-    As `set_user_overrides` of `scripts/performance/utils/overrides.py` does.
+    Source: `set_user_overrides` of `scripts/performance/utils/overrides.py`.
     """
     text = " ".join(values)
     value: Any = None if text in ("", "None") else int(text) if _is_whole(text) else text

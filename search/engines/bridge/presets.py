@@ -1,10 +1,10 @@
-"""What Megatron-Bridge's performance recipes set for a model, a device and a precision.
+"""Presets of Megatron-Bridge's performance recipes by model, device and precision.
 
-One row of `_TABLE` is one preset of `scripts/performance/configs/*/*_workload_base_configs.py`, as
-the project had them when it moved them into flat recipes (`src/megatron/bridge/perf_recipes`, whose
-names without a variant are v2 here, or v1 where there is no v2). What all recipes of a family set
-besides is `search.engines.bridge.recipes`; B300's and B200's rows of other precisions, VR200's and
-MLPerf's variants are left out, and looking them up finds nothing.
+A row of `_TABLE` is a preset of `scripts/performance/configs/*/*_workload_base_configs.py`, from
+the time when the project moved these into flat recipes (`src/megatron/bridge/perf_recipes`). Flat
+names without a variant are v2 here, or v1 where there is no v2. Common settings of a family are in
+`search.engines.bridge.recipes`. Not included are B300 and B200 in other precisions, VR200, and the
+MLPerf variants; a lookup of these finds nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from autopar.records import Record
 
 
 class Preset(Record):
-    """A row of the table."""
+    """One row of the table: degrees, batch and options of a recipe."""
 
     variant: str
     num_gpus: int
@@ -25,19 +25,19 @@ class Preset(Record):
     pp: int
     cp: int
     vp: int | None
-    """Chunks of a stage; None: its layers are one."""
+    """Virtual pipeline size, chunks per stage; None: one chunk."""
     ep: int
     etp: int | None
     fsdp: bool
     offload: int | None
-    """Layers whose activations are offloaded."""
+    """Number of layers whose activations are offloaded; None: no offload."""
     recompute_layers: int | None
     recompute_modules: tuple[str, ...] | None
     graphs: str | None
-    """`cuda_graph_impl`."""
+    """Value of `cuda_graph_impl`; None: not set."""
     graph_scope: tuple[str, ...]
     dispatcher: str | None
-    """`moe_flex_dispatcher_backend`; None: all-to-all."""
+    """Value of `moe_flex_dispatcher_backend`; None: all-to-all dispatcher."""
     overlap_experts: bool
     layout: str | None
     fused_mlp: bool
@@ -133,16 +133,18 @@ gpt_oss_120b gb300       fp8_mx             v2     64  1280     4  1  1 1 - 16 1
 gpt_oss_120b b300        bf16               v2     64  1280     4  1  1 1 -  8 1  ep=hybridep cg=transformer_engine:attn,moe_router,moe_preprocess
 gpt_oss_120b b300        fp8_mx             v2     64  1280     4  1  1 1 -  8 1  ep=hybridep a2a rm= fused fp8attn cg=transformer_engine:attn,moe_router,moe_preprocess
 """  # noqa: E501
-"""Model, devices, precisions, variants, GPUs, global batch (of each variant, where they differ in
-it alone), micro-batch, tp, pp, cp, chunks, ep, etp (`-`: none); then what else is set: `fsdp`,
-`ol` layers offloaded, `rl` layers and `rm` modules recomputed, `cg` graphs and their scope, `ep`
-dispatcher, `a2a` overlap of exchanges, `lay` layout, `fused` experts, `fp8attn`."""
+"""Columns: model, devices, precisions, variants, GPUs, global batch size, micro-batch size, tp, pp,
+cp, virtual pipeline size, ep, etp. `-` means not set. A row of several variants may list one global
+batch size for each. Options follow: `fsdp`; `ol` offloaded layers; `rl` recomputed layers; `rm`
+recomputed modules; `cg` CUDA graphs and scope; `ep` dispatcher; `a2a` overlapped expert
+communication; `lay` layout; `fused` experts; `fp8attn` fp8 attention."""
 
 
 def preset_of(model: str, gpu: str, precision: str, variant: str | None) -> Preset | None:
-    """Return the preset of a performance recipe; None where there is none that is known.
+    """Return the preset of a performance recipe; None where none is known.
 
-    variant : such as `v1`; None, and a v2 that is not there: the newest. So do the scripts.
+    variant : such as `v1`. None, or v2 where it does not exist, selects the newest, as the
+    performance scripts do.
     """
     found = _presets().get((model, gpu, precision), ())
     for preset in found:
@@ -152,7 +154,7 @@ def preset_of(model: str, gpu: str, precision: str, variant: str | None) -> Pres
 
 
 def preset_variants(model: str, gpu: str, precision: str) -> tuple[str, ...]:
-    """Return the variants of a performance recipe, such as `v1` and `v2`."""
+    """Return the known variants of a performance recipe, such as `v1` and `v2`."""
     return tuple(preset.variant for preset in _presets().get((model, gpu, precision), ()))
 
 

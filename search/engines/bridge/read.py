@@ -1,8 +1,8 @@
-"""Runs of Megatron-Bridge: what files override, and Megatron-LM's arguments for all of it.
+"""Runs of Megatron-Bridge: overrides of a file, and all settings as Megatron-LM arguments.
 
-Read are scripts that run `setup_experiment.py`, `run_script.py` or `run_recipe.py` with their
-arguments and with Hydra's `key=value`, and YAML of `ConfigContainer`, whole or overrides alone.
-What a recipe sets by itself is `search.engines.bridge.recipes`.
+Input is a script that runs `setup_experiment.py`, `run_script.py` or `run_recipe.py` with their
+arguments and with Hydra overrides `key=value`, or YAML of `ConfigContainer`, complete or overrides
+only. Settings of the recipes are in `search.engines.bridge.recipes`.
 """
 
 from __future__ import annotations
@@ -47,49 +47,49 @@ _WORD = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[A-Za-z_]\w*(?:\.\w+)*)(?:=(?P<v
 
 
 class Given(Record):
-    """A setting as a file has it: one key, or an argument that sets several."""
+    """One setting of a file: a key with its value, or an argument that sets several keys."""
 
     spelled: str
-    """`-tp`, `--recompute_modules`, or the dotted key itself."""
+    """Spelling in the file: `-tp`, `--recompute_modules`, or the dotted key."""
     value: str
     settings: Mapping[str, Any]
     derived: frozenset[str] = frozenset()
-    """Keys of `settings` that follow from the others."""
+    """Keys of `settings` that follow from other keys."""
 
 
 class BridgeFile(Record):
-    """What a file says: its recipe, and what it overrides."""
+    """Content of a file: its recipe, its overrides and its machine."""
 
     recipe: Recipe
     given: tuple[Given, ...]
-    """In the order in which they count."""
+    """Settings in order of precedence; later ones override earlier ones."""
     world_size: int | None
     is_document: bool
     is_whole: bool = False
-    """It says everything, as a dump of a configuration does, and not what somebody wants other."""
+    """True if the file is a complete dump of a configuration, not a list of overrides."""
     gpu: str | None = None
-    """For which the recipe is, by its card's name or the beginning of it."""
+    """GPU model of the recipe: the name of a card, or its beginning; None: not given."""
     ignored: tuple[Ignored, ...] = ()
-    """What is no setting of the model or of its training."""
+    """Arguments that set neither the model nor its training."""
     notes: tuple[str, ...] = ()
     unpriced: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def own(self) -> Settings:
-        """What the file sets, by dotted key."""
+        """Settings of the file by dotted key."""
         return {key: value for one in self.given for key, value in one.settings.items()}
 
     @property
     def spelled(self) -> dict[str, Given]:
-        """What sets a dotted key, of those that the file sets."""
+        """Setting that counts for each dotted key of the file."""
         return {key: one for one in self.given for key in one.settings}
 
     @property
     def samples(self) -> tuple[str, int] | None:
-        """The length of samples and the key that sets it; None where no key does.
+        """Key of the sample length, and the length in tokens; None where no key sets it.
 
-        An argument sets that of the model and of samples.
+        An argument of the performance scripts sets the length of both model and samples.
         """
         length = self.spelled.get(_LENGTH)
         performance = self.recipe.kind == "performance"
@@ -100,30 +100,30 @@ class BridgeFile(Record):
         return found[0] if found else None
 
     def ordered(self, given: Iterable[Given]) -> tuple[Given, ...]:
-        """Return settings in the order in which they count, the last one over the others.
+        """Return settings in order of precedence; the last one overrides the others.
 
-        Performance scripts lay arguments over overrides (`set_user_overrides` behind
-        `set_cli_overrides`), the runner of recipes overrides over arguments.
+        In performance scripts, arguments take precedence over overrides (`set_user_overrides` runs
+        after `set_cli_overrides`). In the recipe runner, overrides take precedence.
         """
         over = self.recipe.kind == "performance"
         return tuple(sorted(given, key=lambda one: one.spelled.startswith("-") == over))
 
     def settings(self, world: int) -> Settings:
-        """Return what the recipe and the file set together for so many GPUs."""
+        """Return the combined settings of recipe and file on `world` GPUs."""
         own = self.own
         found = {**self.recipe.settings, **own}
         tuned = self.recipe.num_gpus
         batch = self.recipe.settings.get("train.global_batch_size")
         if tuned and batch and world != tuned and "train.global_batch_size" not in own:
-            # `set_post_overrides` and the unified runner keep the samples of a GPU
+            # `set_post_overrides` and the unified runner keep the samples per GPU constant.
             found["train.global_batch_size"] = batch * world // tuned
         if self.samples is not None:
-            # `sync_model_dataset_sequence_length` of `scripts/training/recipe_runner.py`
+            # Source: `sync_model_dataset_sequence_length` of `scripts/training/recipe_runner.py`.
             found[_LENGTH] = self.samples[1]
         degrees = ("model.pipeline_model_parallel_size", _VP)
         if any(own.get(k, self.recipe.settings.get(k)) != self.recipe.settings.get(k)
                for k in degrees) and _LAYOUT not in own:  # fmt: skip
-            # a layout is one of a number of parts
+            # The recipe's layout fits only its own number of pipeline parts.
             found[_LAYOUT] = None
         if found.get(_LAYOUT) is None and _LAYOUT not in own:
             pp, vp, mtp = (_number(found.get(key)) for key in (*degrees, "model.mtp_num_layers"))
@@ -132,7 +132,7 @@ class BridgeFile(Record):
 
 
 def _number(value: Any) -> int:
-    """Return a whole number; 0 for whatever is none."""
+    """Return an int unchanged; 0 for any other value."""
     return value if isinstance(value, int) else 0
 
 
@@ -142,7 +142,7 @@ _LAYOUT = "model.pipeline_model_parallel_layout"
 
 
 # --------------------------------------------------------------------------------------------------
-# What a file says.
+# Content of a file.
 
 
 def is_bridge(source: Configuration) -> bool:
@@ -152,7 +152,7 @@ def is_bridge(source: Configuration) -> bool:
         keys = _flattened(_container(source.document))
         return len(keys.keys() & KEYS) >= 2 or _is_whole(source.document)
     words = [found["key"] for word in command.arguments if (found := _override(word))]
-    # verl, NeMo and others have sections of these names beside their own
+    # verl, NeMo and others have sections of these names as well, in addition to their own.
     if any(key.startswith(("trainer.", "actor", "exp_manager.")) for key in words):
         return False
     if _PROGRAMS.fullmatch(command.program):
@@ -163,7 +163,7 @@ def is_bridge(source: Configuration) -> bool:
 
 
 def read_bridge(source: Configuration) -> BridgeFile:
-    """Return what a file of Megatron-Bridge says; raises nothing, what is wrong is in it."""
+    """Return the content of a Megatron-Bridge file; problems are in the result, none is raised."""
     if source.command is None:
         return _document(source)
     return _command(source, source.command)
@@ -177,7 +177,7 @@ def _override(word: str) -> re.Match[str] | None:
 
 
 def _name(word: str) -> str | None:
-    """Return the long name of an argument, None for other words."""
+    """Return the long name of an argument; None for other words."""
     if word.startswith("--"):
         return word[2:].partition("=")[0].replace("-", "_")
     return SHORT.get(word)
@@ -232,7 +232,7 @@ def _command(source: Configuration, command: Command) -> BridgeFile:
 
 
 def _starts(word: str) -> bool:
-    """Return whether a word begins something else than a value of the argument before it."""
+    """Return whether a word starts a new argument or override, and is not a further value."""
     found = _override(word)
     dotted = found is not None and ("." in found["key"] or found["key"] == "mixed_precision")
     return _name(word) is not None or dotted
@@ -243,7 +243,7 @@ _SELECTING = frozenset({
     "num_gpus", "nodes", "gpus_per_node", "gpu", "compute_dtype", "fp8_recipe", "config_variant",
     "task", "mode", "domain", "use_recipes", "config_file",
 })  # fmt: skip
-"""Arguments that choose the recipe, and the machine."""
+"""Arguments that select the recipe and the machine."""
 
 
 def _world(text: Mapping[str, str], own: int | None) -> int | None:
@@ -265,15 +265,15 @@ _DETERMINISTIC = {
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
-"""What `--deterministic` sets: `apply_determinism_overrides` of Bridge's recipes."""
+"""Variables that `--deterministic` sets (`apply_determinism_overrides` of Bridge's recipes)."""
 
 
 def _recipe_of(
     text: Mapping[str, str], program: str, own: frozenset[str]
 ) -> tuple[Recipe, tuple[str, ...], str | None]:
-    """Return the recipe of a command, what was taken for it, and why it is not priced.
+    """Return (recipe of a command, notes on assumptions, reason why it cannot be priced or None).
 
-    own : keys that the command sets itself.
+    text : values of arguments by long name. own : keys that the command sets itself.
     """
     task = text.get("task", text.get("mode", "pretrain"))
     unpriced = None
@@ -289,7 +289,7 @@ def _recipe_of(
         return recipe, (), unpriced
     model = text.get("model_recipe_name", "")
     if not model and "model_name" in text:
-        # releases before 25.11 have family and size apart
+        # Releases before 25.11 have separate arguments for family and size.
         model = "_".join(filter(None, (text["model_name"], text.get("model_size"))))
     elif not model and "model_size" in text:
         model = f"{text.get('model_family_name', '')}_{text['model_size']}"
@@ -341,7 +341,7 @@ _UNNAMED: Settings = {
     "dataset.skip_getting_attention_mask_from_dataset": True,
     **(precision_settings("bf16_mixed") or {}),
 }
-"""Defaults of `ConfigContainer` that are not those of Megatron-LM."""
+"""Defaults of `ConfigContainer` that differ from those of Megatron-LM."""
 
 
 def _container(document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -358,7 +358,7 @@ def _flattened(document: Mapping[str, Any], prefix: str = "") -> Settings:
     for key, value in document.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and "_target_" in value and "_call_" in value:
-            # a type or a function: the last part of its name says which
+            # A type or a function, identified by the last part of its name.
             found[name] = str(value["_target_"]).rpartition(".")[2]
         elif isinstance(value, Mapping):
             found |= _flattened(value, f"{name}.")
@@ -387,7 +387,7 @@ def _shown(value: Any) -> str:
 
 
 def _parsed(text: str) -> Any:
-    """Return the value of Hydra's `key=value`."""
+    """Return the Python value of the VALUE in a Hydra override `KEY=VALUE`."""
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         return text[1:-1]
@@ -401,26 +401,26 @@ def _parsed(text: str) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
-# As arguments of Megatron-LM.
+# Settings as arguments of Megatron-LM.
 
 
 _KINDS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 _SMALL = {"bfloat16": 2, "bf16": 2, "float16": 2, "half": 2, "float8": 1, "uint8": 1}
-"""Bytes of a moment by the name of its type; 4 of others."""
+"""Bytes of an optimizer moment by data type; 4 for other types."""
 _BUCKET = 128 << 20
-"""Parameters of a bucket where overlaps are configured: `_get_optimizer_overlap_cfgs` of
+"""Bucket size in parameters with a `comm_overlap` section. Source: `_get_optimizer_overlap_cfgs` of
 `src/megatron/bridge/training/comm_overlap.py`."""
 
 
 def flags_of_settings(settings: Mapping[str, Any], world: int) -> dict[str, Any]:
-    """Return Megatron-LM's arguments for all settings of a run on so many GPUs.
+    """Return the Megatron-LM arguments for all settings of a run on `world` GPUs.
 
-    Defaults that differ are Bridge's: `src/megatron/bridge/models/gpt_provider.py` (vocabulary,
-    positions, fused loss), `training/comm_overlap.py` (overlaps and buckets) and
-    `training/mixed_precision.py`, whose precision of gradients counts over that of `ddp`.
+    Defaults that differ from Megatron-LM come from `src/megatron/bridge/models/gpt_provider.py`
+    (vocabulary, positions, fused loss), `training/comm_overlap.py` (overlaps and buckets) and
+    `training/mixed_precision.py`. The gradient precision of the last overrides that of `ddp`.
     """
     get = settings.get
-    # not `in`: a dropout of 0.0 equals False
+    # No test with `in`: a dropout of 0.0 equals False.
     found: dict[str, Any] = {
         flag: value
         for key, flag in VALUES.items()
@@ -450,7 +450,7 @@ def flags_of_settings(settings: Mapping[str, Any], world: int) -> dict[str, Any]
     vocab = get("model.vocab_size") or get("tokenizer.vocab_size")
     if vocab is not None:
         found["vocab-size"] = vocab
-    # without padding a table is as long as tensor ranks can share
+    # Without padding, the vocabulary is only made divisible by the tensor degree.
     padded = get("model.should_pad_vocab") is True
     divisor = get("model.make_vocab_size_divisible_by") or 128
     found["make-vocab-size-divisible-by"] = divisor if padded else 1
@@ -496,7 +496,7 @@ def _overlaps(settings: Mapping[str, Any], world: int) -> dict[str, Any]:
     fsdp = get("ddp.use_megatron_fsdp") is True or get("dist.use_megatron_fsdp") is True
     section = "comm_overlap" if configured and sharded else "ddp"
     for name in ("overlap_grad_reduce", "overlap_param_gather"):
-        # configured overlaps are on wherever there are replicas
+        # Defaults of the `comm_overlap` section are on if there are data-parallel replicas.
         value = get(f"{section}.{name}", replicas if section == "comm_overlap" else False)
         if value is True:
             found[name.replace("_", "-")] = True
@@ -508,11 +508,11 @@ def _overlaps(settings: Mapping[str, Any], world: int) -> dict[str, Any]:
     if fsdp:
         strategy = get("ddp.data_parallel_sharding_strategy") or "no_shard"
         found["data-parallel-sharding-strategy"] = strategy
-        # Bridge's own checkpoints, or none
+        # Bridge writes its own checkpoints; this satisfies the rule of Megatron-LM.
         found["ckpt-format"] = "fsdp_dtensor"
     scattered = get("model.sequence_parallel") is True
     tensor = get("model.tensor_model_parallel_size")
-    # Bridge warns and goes on without
+    # Without sequence parallelism, Bridge warns and disables TP overlap.
     if get("comm_overlap.tp_comm_overlap") is True and scattered and tensor not in (None, 1):
         found["tp-comm-overlap"] = True
     if get("comm_overlap.defer_embedding_wgrad_compute") is True:
@@ -523,7 +523,7 @@ def _overlaps(settings: Mapping[str, Any], world: int) -> dict[str, Any]:
 
 
 def _product(settings: Mapping[str, Any]) -> int:
-    """Return the ranks of a replica; at least 1, whatever is wrong with the degrees."""
+    """Return tp * pp * cp, the ranks of a replica; invalid degrees count as 1."""
     product = 1
     for name in ("tensor_model", "pipeline_model", "context"):
         size = settings.get(f"model.{name}_parallel_size")
@@ -532,9 +532,9 @@ def _product(settings: Mapping[str, Any]) -> int:
 
 
 def other_keys(own: Mapping[str, Any], *, whole: bool) -> Iterator[Ignored]:
-    """Yield what a file sets and nobody reads: harmless, or not understood.
+    """Yield the settings of a file that are not read: harmless, or not understood.
 
-    whole : the file is a dump of everything, of which what is off says nothing.
+    whole : True for a complete dump of a configuration; its values that are off are skipped.
     """
     off: tuple[Any, ...] = (None, False, 0, 0.0, "", [], "none")
     for key, value in own.items():
@@ -552,7 +552,7 @@ def run_of_settings(
     gpu: str,
     source: str,
 ) -> ReadRun:
-    """Return the run that all settings together are; raises InputError as `read_run` does."""
+    """Return the run of all settings; raises InputError as `read_run` does."""
     read = read_run(
         flags_of_settings(settings, world_size),
         world_size=world_size,
@@ -564,7 +564,7 @@ def run_of_settings(
 
 
 def _real(value: Any) -> float:
-    """Return a number of a document, or of an override, which is a text; 0 for whatever is none."""
+    """Return a number from a document, or from the text of an override; 0 for other values."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -572,25 +572,28 @@ def _real(value: Any) -> float:
 
 
 def _beyond(run: Run, settings: Mapping[str, Any]) -> Run:
-    """Return a run with what Megatron-LM's arguments are not read for."""
+    """Return a run with the settings that are not read from Megatron-LM arguments.
+
+    These are optimizer states, CUDA graphs, fp8 attention and adapters.
+    """
     get, runtime = settings.get, run.runtime
     moments, master = 8, 4
     aware = get("optimizer.use_precision_aware_optimizer") is True
     offload = 0.0
     if get("optimizer.optimizer_cpu_offload") is True:
-        # its default is none, and Megatron-LM's all (optimizer_config.py)
+        # The default is 0 here, but 1 in Megatron-LM (optimizer_config.py).
         offload = _real(get("optimizer.optimizer_offload_fraction"))
     if aware:
         names = (get(f"optimizer.{name}_dtype") for name in ("exp_avg", "exp_avg_sq"))
         moments = sum(_SMALL.get(str(name).rpartition(".")[2], 4) for name in names)
-        # of fp32 weights only what bf16 ones have not is kept: `store_param_remainders`
+        # Of fp32 weights, only the remainder to bf16 is stored (`store_param_remainders`).
         whole = runtime.precision.fp8_weights or runtime.precision.kind != "bf16"
         whole |= run.split.zero != 1 or offload > 0
         if not whole and get("optimizer.store_param_remainders") is not False:
             master = 2
     impl, scope = get("model.cuda_graph_impl"), get("model.cuda_graph_scope")
     scopes = [scope] if isinstance(scope, str) else scope if isinstance(scope, list) else []
-    # Megatron-Core takes the scope alone for a graph of the whole step
+    # In Megatron-Core the scope alone selects a graph of the whole step.
     full = impl == "full_iteration" or "full_iteration" in scopes
     some = impl not in (None, "none", False)
     fp8_attention = get("mixed_precision.fp8_dot_product_attention") is True
@@ -621,14 +624,14 @@ _ADAPTED: Mapping[str, tuple[Target, ...]] = {
     "linear_fc1": ("fc1",),
     "linear_fc2": ("fc2",),
 }
-"""Modules of Megatron-Core by what adapters stand beside."""
+"""Module name of Megatron-Core -> targets of its adapters."""
 
 
 def _adapters(run: Run, settings: Mapping[str, Any]) -> Adapters | None:
-    """Return the adapters of a configuration; the defaults are those of `peft/lora.py`.
+    """Return the adapters of a configuration; None without `peft` settings.
 
-    What is named of an MLP is named of experts, too, of which those of a rank share one adapter.
-    Raises UnpricedError for modules that are not known.
+    Defaults are those of `peft/lora.py`. In a model with experts, MLP targets include the experts,
+    and the experts of a rank share one adapter. Raises UnpricedError for unknown modules.
     """
     own = {key: settings[f"peft.{key}"] for key in ("dim", "target_modules", "dropout")
            if settings.get(f"peft.{key}") is not None}  # fmt: skip

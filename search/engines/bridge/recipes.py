@@ -1,9 +1,12 @@
-"""What a recipe of Megatron-Bridge sets before anything is overridden, by dotted key.
+"""Settings of Megatron-Bridge recipes by dotted key, before any override.
 
-Keys are those of its `ConfigContainer`, such as `model.tensor_model_parallel_size`. Library recipes
-are those of `src/megatron/bridge/recipes` (`_pretrain_common` and the function of each name), the
-performance recipes those of `scripts/performance/configs` and `src/megatron/bridge/perf_recipes`
-(`_benchmark_common`). What a file overrides is `search.engines.bridge.read`.
+Keys are fields of `ConfigContainer`, such as `model.tensor_model_parallel_size`. Sources:
+
+- library recipes: `src/megatron/bridge/recipes` (`_pretrain_common` and a function per name),
+- performance recipes: `scripts/performance/configs` and `src/megatron/bridge/perf_recipes`
+  (`_benchmark_common`).
+
+`search.engines.bridge.read` reads the overrides of a file.
 """
 
 from __future__ import annotations
@@ -18,26 +21,26 @@ from search.engines.bridge.presets import Preset, preset_of, preset_variants
 from search.engines.huggingface.architectures import architecture, architecture_names
 
 Settings = dict[str, Any]
-"""Values by dotted key; None is `null`."""
+"""Values by dotted key; None means `null`."""
 
 
 class Recipe(Record):
-    """A recipe by its name, and what is known of it."""
+    """A recipe with its model, type and settings."""
 
     name: str
     model: str | None
-    """Its architecture; None: nobody here knows its sizes."""
+    """Name of the architecture; None: its sizes are unknown."""
     kind: Literal["library", "performance", "tuning"]
-    """`tuning`: it trains adapters or on samples of a task, which is not priced."""
+    """Type of the recipe. `tuning` trains adapters, or on samples of a task, and is not priced."""
     settings: Settings
     num_gpus: int | None = None
-    """For which it was tuned; the global batch grows with them."""
+    """Number of GPUs of the tuned global batch size, which scales with them; None: no scaling."""
     notes: tuple[str, ...] = ()
-    """What was taken, or is not known, a sentence each."""
+    """Sentences on assumptions and on unknown settings."""
 
 
 # --------------------------------------------------------------------------------------------------
-# Precisions: `src/megatron/bridge/training/mixed_precision.py`.
+# Precisions. Source: `src/megatron/bridge/training/mixed_precision.py`.
 
 
 _FP8 = {"fp8": "hybrid", "fp8_param_gather": True}
@@ -53,7 +56,7 @@ PRECISIONS: Mapping[str, Mapping[str, Any]] = {
                                                "fp8_param_gather": False},
     "bf16_with_nvfp4_mixed": {"bf16": True, "fp4": "e2m1", "fp4_recipe": "nvfp4"},
 }  # fmt: skip
-"""Fields of `MixedPrecisionConfig` by the name of a recipe."""
+"""Fields of `MixedPrecisionConfig` by name of the mixed-precision recipe."""
 _OFF: Mapping[str, Any] = {
     "bf16": False,
     "fp16": False,
@@ -64,7 +67,7 @@ _OFF: Mapping[str, Any] = {
     "fp4": None,
     "grad_reduce_in_fp32": True,
 }
-"""What a `MixedPrecisionConfig` has by default."""
+"""Defaults of `MixedPrecisionConfig`."""
 _DTYPES = {
     "bf16": "bf16_mixed",
     "fp8_ds": "bf16_with_fp8_delayed_scaling_mixed",
@@ -74,11 +77,11 @@ _DTYPES = {
     "fp8_ss": "bf16_with_fp8_subchannel_scaling_mixed",
     "nvfp4": "bf16_with_nvfp4_mixed",
 }
-"""`--compute_dtype` of the performance scripts."""
+"""Mixed-precision recipe by `--compute_dtype` of the performance scripts."""
 
 
 def precision_settings(name: str) -> Settings | None:
-    """Return the settings of a mixed-precision recipe; None where it has another name."""
+    """Return the settings of a mixed-precision recipe; None for an unknown name."""
     fields = PRECISIONS.get(name.replace("-", "_"))
     if fields is None:
         return None
@@ -104,7 +107,7 @@ _COMMON: Mapping[str, Any] = {
     "ddp.overlap_param_gather": True,
     "dataset.skip_getting_attention_mask_from_dataset": True,
 }
-"""`_pretrain_common` of `recipes/common.py`, and what all functions of a model set alike."""
+"""Settings of `_pretrain_common` in `recipes/common.py`, and common ones of model functions."""
 _OF_EXPERTS: Mapping[str, Any] = {
     "model.expert_tensor_parallel_size": 1,
     "model.moe_token_dispatcher_type": "alltoall",
@@ -130,7 +133,7 @@ def _degrees(
 
 
 def _plain(tp: int, pp: int, **more: Any) -> Settings:
-    """Return what a recipe sets that has its degrees alone, the rest as `_pretrain_common` does."""
+    """Return the settings of a recipe that changes only degrees of `_pretrain_common`."""
     found = _degrees(tp, pp, 1, 32, 4 * _K, **more)
     return {**found, "model.sequence_parallel": False, "train.micro_batch_size": 2}
 
@@ -201,7 +204,7 @@ _LIBRARY: Mapping[str, Settings] = {
         model__cross_entropy_fusion_impl="native",
     ),
 }  # fmt: skip
-"""What the function of each `NAME_pretrain_config` sets, by its name."""
+"""Settings of the functions `NAME_pretrain_config`, by NAME."""
 _NAMED = re.compile(r"(?P<model>\w+?)_pretrain_config(?P<tail>_32nodes)?")
 _FLAT = re.compile(
     r"(?P<model>\w+?)_pretrain_(?P<gpus>[0-9]{1,5})gpu_(?P<gpu>[a-z]+[0-9]+)_"
@@ -211,7 +214,7 @@ _TUNING = re.compile(r"\w*_(sft|peft|lora|dora|finetune|dpo|distill)(_\w+)?")
 
 
 def named_recipe(name: str) -> Recipe:
-    """Return a recipe by the name of its function, such as `llama3_8b_pretrain_config`."""
+    """Return a recipe by its function name, such as `llama3_8b_pretrain_config`."""
     if _TUNING.fullmatch(name):
         return Recipe(name=name, model=_model_in(name), kind="tuning", settings={})
     flat = _FLAT.fullmatch(name)
@@ -243,7 +246,7 @@ def named_recipe(name: str) -> Recipe:
 
 
 def _model_in(text: str) -> str | None:
-    """Return the longest name of a known model in a text."""
+    """Return the longest known model name that a text contains; None: no known name."""
     return next((name for name in architecture_names() if name in text), None)
 
 
@@ -266,7 +269,7 @@ def _precision(name: str) -> Settings:
 
 
 _SEQ = {"llama": 8 * _K}
-"""Sequences of a family, of others 4096 tokens."""
+"""Sequence length in tokens by model family; 4,096 for other families."""
 
 
 def performance_recipe(
@@ -279,10 +282,11 @@ def performance_recipe(
     num_gpus: int | None = None,
     own: frozenset[str] = frozenset(),
 ) -> Recipe:
-    """Return what the performance scripts make of a model, a device and a precision.
+    """Return the performance recipe for a model, a device and a precision.
 
-    variant : such as `v1`; None: the newest. name : of a flat recipe. num_gpus : that it says.
-    own : keys that a file sets itself, in which variants need not be told apart.
+    variant : such as `v1`; None: the newest.
+    name : name of a flat recipe, which contains `num_gpus`.
+    own : keys that the file sets itself. Differences between variants in these do not matter.
     """
     title = name or f"{model} on {gpu} in {precision}"
     sizes = _model_settings(model)
@@ -294,7 +298,7 @@ def performance_recipe(
         settings["optimizer.use_precision_aware_optimizer"] = True
     if "model.num_moe_experts" in sizes:
         settings["model.moe_router_force_load_balancing"] = True
-    # precisions of Adam's moments are those of the library's recipe
+    # Data types of Adam's moments come from the library recipe.
     settings |= {k: v for k, v in _LIBRARY.get(model, {}).items() if k.startswith("optimizer.")}
     if "model.account_for_loss_in_pipeline_split" in _LIBRARY.get(model, {}):
         settings |= {key.replace("__", "."): value for key, value in _ENDS.items()}
@@ -323,7 +327,7 @@ def performance_recipe(
     ]
     if variant is None and any(one != left[0] for one in left):
         notes.append(f"of the variants {', '.join(variants)} of {title}, {preset.variant} is taken")
-    # a flat recipe for another number of GPUs has a batch in proportion
+    # In a flat recipe for another number of GPUs, the batch is scaled in proportion.
     if num_gpus is not None and num_gpus != preset.num_gpus:
         settings["train.global_batch_size"] = preset.global_batch * num_gpus // preset.num_gpus
         notes.append(f"{title} is taken as that of {preset.num_gpus} GPUs, its batch in proportion")
@@ -338,10 +342,11 @@ def performance_recipe(
 
 
 def _benchmark(model: str, precision: str, gpu: str) -> Settings:
-    """Return what `_benchmark_common` and the functions of a family set."""
+    """Return the settings of `_benchmark_common` and of the functions of a model family."""
     family = re.match("[a-z]+", model)
     seq = _SEQ.get(family[0], 4 * _K) if family is not None else 4 * _K
-    # FP4 and mixtures on H100 run without; of one tensor rank there is nothing to overlap
+    # nvfp4, DeepSeek models, and Qwen3-235B on H100 run without TP overlap. With one tensor rank
+    # the setting has no effect.
     overlap = precision != "nvfp4" and not model.startswith("deepseek")
     overlap &= not (model == "qwen3_235b_a22b" and gpu == "h100")
     return {
@@ -411,11 +416,11 @@ def _of_preset(model: str, preset: Preset) -> Settings:
 
 
 # --------------------------------------------------------------------------------------------------
-# Recomputation and layouts.
+# Recomputation and layer layouts.
 
 
 def recompute_settings(strategy: Strategy) -> Settings:
-    """Return the settings that say what layers recompute."""
+    """Return the recomputation settings of a strategy."""
     kind, number, modules = strategy.recomputed
     whole, some = kind in ("full", "block"), kind == "modules"
     method = "uniform" if kind == "full" else "block"
@@ -432,15 +437,15 @@ _DEEPSEEK_PARTS = {
     8: (8,) * 7 + (5,),
     16: (4,) * 15 + (1,),
 }
-"""Layers of the parts of a pipeline, by how many there are: `layout_map` of
-`recipes/deepseek/deepseek_v3.py`, which knows no other numbers than these products."""
+"""Layers of each pipeline part, by number of parts (pp times virtual pipeline size). Source:
+`layout_map` of `recipes/deepseek/deepseek_v3.py`, which has no other numbers of parts."""
 _DEEPSEEK_KNOWN = {(4, 1), (8, 1), (4, 2), (16, 1), (8, 2), (4, 4)}
 
 
 def layout_of(model: str | None, pp: int, vp: int, mtp: int) -> str | None:
-    """Return the layout that DeepSeek-V3's and Kimi K2's recipes choose for their stages.
+    """Return the layout string that the recipes of DeepSeek-V3 and Kimi K2 choose.
 
-    None: another model, or numbers of stages and chunks that they have no layout for.
+    None for another model, and for numbers of stages and chunks without a layout in the recipes.
     """
     if model not in ("deepseek_v3", "kimi_k2") or (pp, vp) not in _DEEPSEEK_KNOWN:
         return None

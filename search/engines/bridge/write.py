@@ -1,8 +1,8 @@
-"""A run as a recipe of Megatron-Bridge with overrides, which `run_recipe.py` takes.
+"""Export of a run as a Megatron-Bridge recipe with overrides, for `run_recipe.py`.
 
-The recipe is that of the model where one is known by its sizes, else `vanilla_gpt_pretrain_config`,
-whose values are those of Megatron-LM. Keys are the dotted fields of `ConfigContainer` that
-`search.engines.bridge.keys` has; sizes that a recipe has already are not said again.
+The recipe is that of the model if its name or sizes are known. Otherwise it is
+`vanilla_gpt_pretrain_config`, which has the values of Megatron-LM. Keys are the dotted fields of
+`ConfigContainer` in `search.engines.bridge.keys`. Sizes equal to those of the recipe are omitted.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _VANILLA = "vanilla_gpt_pretrain_config"
 
 
 def write(run: Run, place: Place) -> Draft:
-    """Return the overrides of a run in a script, and the command.
+    """Return the overrides of a run as a script, with the launch command.
 
-    Raises InputError for a run of another trainer, and for stages that no layout says.
+    Raises InputError for a run of another engine, and for stages that no layout can express.
     """
     refuse_others(run, _TITLE, ())
     recipe = recipe_of(run.model, place)
@@ -54,7 +54,7 @@ def write(run: Run, place: Place) -> Draft:
 
 
 def recipe_of(model: Model, place: Place) -> Recipe:
-    """Return the recipe of a model: that of its name, else of its sizes, else the one of none."""
+    """Return the recipe of a model by its name, else by its sizes, else the vanilla GPT recipe."""
     named = None if place.model is None else place.model.replace("-", "_").replace(".", "p")
     if named in architecture_names():
         return named_recipe(f"{named}_pretrain_config")
@@ -77,13 +77,13 @@ def _alike(sizes: Mapping[str, Any], model: Model) -> bool:
 
 
 def _is_said(key: str, value: Any, recipe: Recipe) -> bool:
-    """Return whether a recipe says a key by itself; None is what is not set."""
+    """Return whether a recipe already sets a key to this value; None means not set."""
     own = recipe.settings.get(key)
     if key == "model.position_embedding_type" and value == "rope" and own in ("yarn", "mrope"):
-        return True  # rotary as well, with frequencies of its own
+        return True  # rotary positions as well, with the frequencies of the recipe
     if own is None and value is None:
         return True
-    # degrees and precisions are said in any case: other releases have other ones
+    # Degrees and precisions are always written, since they differ between releases.
     return key in _SIZES and own == value and type(own) is type(value)
 
 
@@ -92,7 +92,7 @@ def _is_said(key: str, value: Any, recipe: Recipe) -> bool:
 
 
 def settings_of(run: Run, recipe: Recipe) -> Settings:
-    """Return all that a run sets, by dotted key; None is `null`."""
+    """Return all settings of a run by dotted key; None means `null`."""
     sections = any(key.startswith("comm_overlap.") for key in recipe.settings)
     return {
         **_model(run, recipe),
@@ -158,7 +158,7 @@ def _model(run: Run, recipe: Recipe) -> Settings:
 
 
 def _activation(run: Run) -> str | None:
-    """Return the activation by torch's name; None: that of the recipe."""
+    """Return the activation function by its PyTorch name; None: that of the recipe."""
     model = run.model
     if model.last.gates == 2:
         return "silu"
@@ -184,7 +184,7 @@ def _experts(run: Run, experts: Experts, *, softmax: bool) -> Settings:
         "model.moe_pad_expert_input_to_capacity": kernels.padded or None,
         "model.moe_router_dtype": "fp32" if kernels.router_fp32 else None,
         "model.use_transformer_engine_op_fuser": kernels.fused_mlp,
-        # one score behind a softmax of one is always 1
+        # A softmax over a single selected score is always 1.
         "model.moe_router_pre_softmax": (experts.per_token == 1 and softmax) or None,
     }
 
@@ -218,7 +218,7 @@ def _degrees(run: Run) -> Settings:
 
 
 def _offload(run: Run) -> Settings:
-    """Return which activations wait on the host."""
+    """Return the settings of activation offload."""
     offload = run.runtime.offload
     fine = run.offloads_activations and not offload.layers
     return {
@@ -238,7 +238,7 @@ def _training(run: Run, recipe: Recipe) -> Settings:
         "train.micro_batch_size": run.strategy.micro_batch,
         "train.global_batch_size": run.strategy.global_batch,
         "train.train_iters": step_count(run),
-        # `run_recipe.py` takes the length of samples for the model's, other scripts want both
+        # `run_recipe.py` uses the sample length for the model; other scripts need both keys.
         "model.seq_length": run.seq_length,
         "dataset.seq_length": run.seq_length,
         "dataset.skip_getting_attention_mask_from_dataset": not run.runtime.masks,
@@ -249,7 +249,7 @@ def _training(run: Run, recipe: Recipe) -> Settings:
 
 
 def _graphs(run: Run, recipe: Recipe) -> Settings:
-    """Return the settings of CUDA graphs; of parts of layers, attention and the router's."""
+    """Return the CUDA graph settings; partial graphs cover attention and the router."""
     if run.kernels.graphs == "none":
         return {"model.cuda_graph_impl": None, "model.cuda_graph_scope": None}
     if run.kernels.graphs == "full":
@@ -259,7 +259,7 @@ def _graphs(run: Run, recipe: Recipe) -> Settings:
         }
     scope = recipe.settings.get("model.cuda_graph_scope") or ()
     if recipe.settings.get("model.cuda_graph_impl") and "full_iteration" not in scope:
-        return {}  # its own parts are those that run there
+        return {}  # keep the partial graphs of the recipe
     routed = ["moe_router", "moe_preprocess"] if run.model.experts is not None else []
     return {
         "model.cuda_graph_impl": "transformer_engine",
@@ -268,7 +268,7 @@ def _graphs(run: Run, recipe: Recipe) -> Settings:
 
 
 def _precision(run: Run) -> Settings:
-    """Return a recipe of mixed precision, and what is other than it says."""
+    """Return a mixed-precision recipe, with overrides where the run differs from it."""
     precision, ends = run.runtime.precision, wide_ends(run.strategy)
     wanted: Settings = {
         "mixed_precision.bf16": precision.kind == "bf16",
@@ -292,7 +292,7 @@ def _precision(run: Run) -> Settings:
                 "mixed_precision.num_layers_at_end_in_bf16": ends[1],
             }
         return {"mixed_precision": name, **more}
-    # fp32 has no recipe
+    # There is no recipe for fp32.
     return wanted
 
 
@@ -300,7 +300,7 @@ _DTYPES = {
     8: ("float32", "float32"), 6: ("bfloat16", "float32"), 5: ("uint8", "float32"),
     4: ("bfloat16", "bfloat16"), 3: ("uint8", "bfloat16"), 2: ("uint8", "uint8"),
 }  # fmt: skip
-"""Of Adam's two moments, by their bytes together."""
+"""Data types of Adam's two moments, by their total bytes per parameter."""
 
 
 def _sharding(run: Run) -> Settings:
@@ -343,7 +343,7 @@ def _sharding(run: Run) -> Settings:
 
 
 def _overlaps(run: Run) -> Settings:
-    """Return the overlaps of a recipe that has a section for them."""
+    """Return the overlap settings for a recipe with a `comm_overlap` section."""
     overlap, deferred = run.runtime.overlap, run.kernels.deferred_head
     return {
         "comm_overlap.tp_comm_overlap": overlap.tensor and run.split.tp > 1,
@@ -357,7 +357,7 @@ def _overlaps(run: Run) -> Settings:
 
 
 def _overlaps_of_model(run: Run) -> Settings:
-    """Return those that the model has by itself: an override has no section to go into."""
+    """Return the overlap settings for a recipe without a `comm_overlap` section."""
     return {"model.overlap_moe_expert_parallel_comm": run.runtime.overlap.experts or None}
 
 
@@ -372,17 +372,17 @@ _SIZES = frozenset({
         "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_layer_freq",
     )
 })  # fmt: skip
-"""Keys of the architecture, which a recipe of the model has from Hugging Face's config.json."""
+"""Keys of the architecture, which a recipe of the model takes from the Hugging Face config."""
 
 
 # --------------------------------------------------------------------------------------------------
-# The script, and what is to be known.
+# The script and its notes.
 
 
 def _script(run: Run, place: Place, recipe: Recipe, given: Settings) -> str:
     name = one_line(place.model or run.name or "a model of these sizes")
     environment = megatron.environment_of(run)
-    # Bridge sets its own number of connections
+    # Bridge sets this variable by itself.
     environment.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     lines = [
         f"# A recipe of Megatron-Bridge {VERSION} with its overrides",
@@ -401,14 +401,14 @@ def _script(run: Run, place: Place, recipe: Recipe, given: Settings) -> str:
 
 
 def _value(value: Any) -> str:
-    """Return a value as Hydra reads it."""
+    """Return a value in Hydra syntax."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
         return f"[{','.join(map(_value, value))}]"
-    # Hydra's `null` is spelt otherwise, its readers here take this word for it as well
+    # In quotes, since our reader takes a bare `none` for Hydra's `null`.
     return "'none'" if value == "none" else str(value)
 
 
