@@ -1,6 +1,6 @@
-"""Files that launches are written in, whatever the engine: scripts, YAML, JSON.
+"""Readers of launch files for all engines: shell scripts, YAML, TOML and JSON.
 
-Callers import from here; which file holds what is this package's own affair.
+Callers import from this package; its modules are internal.
 """
 
 from __future__ import annotations

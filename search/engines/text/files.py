@@ -1,6 +1,6 @@
-"""Configurations of engines as they are found: script, YAML, TOML or JSON -> keys and values.
+"""Keys and values of engine configurations in scripts, YAML, TOML or JSON.
 
-What the keys mean is a matter of each engine (`search.engines`).
+Each engine interprets its keys (`search.engines`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from search.engines.text.shell import script_command
 from search.engines.text.shell_values import Command
 
 # --------------------------------------------------------------------------------------------------
-# YAML. PyYAML reads it; it is written here, since the engines' own files have lists on one line and
-# mappings below their keys, which no one style of PyYAML gives.
+# YAML. PyYAML reads it, but does not write it: the engines' own files have lists on one line and
+# mappings below their keys, which no single style of PyYAML produces.
 
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./$][A-Za-z0-9_./${}:@+\-]*")
@@ -34,7 +34,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 def dump_yaml(document: Mapping[str, Any], indent: int = 0, *, quoted: bool = False) -> str:
     """Return a document of mappings, lists of scalars and scalars as YAML; ends in a newline.
 
-    quoted : all texts, not only those that a reader would take for something else.
+    quoted : True to quote all texts, not only those that a reader would take for another type.
     """
     pad, lines = "  " * indent, []
     for key, value in document.items():
@@ -56,19 +56,19 @@ def _scalar(value: Any, *, in_list: bool = False, quoted: bool) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float):
-        # YAML 1.1 takes 3e-05, without a point, for a text.
+        # YAML 1.1 reads 3e-05, without a decimal point, as a text.
         mantissa, mark, exponent = repr(value).partition("e")
         return mantissa + (".0" if mark and "." not in mantissa else "") + mark + exponent
     text = str(value)
-    # in a list a brace would begin a mapping
+    # Inside a list, a brace would start a mapping.
     plain = not quoted and _is_plain(text) and not (in_list and _BRACE.search(text))
     return text if plain else json.dumps(text)
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether every reader takes a text for itself without quotes.
+    """Return whether every YAML reader reads an unquoted text as the same text.
 
-    1e5 is a text in YAML 1.1 and a number in 1.2, `no` the other way round.
+    1e5 is a text in YAML 1.1 and a number in 1.2; `no` is a boolean in 1.1 and a text in 1.2.
     """
     import yaml
 
@@ -79,13 +79,13 @@ def _is_plain(text: str) -> bool:
 
 
 def load_yaml(text: str, path: object, notes: list[str] | None = None) -> dict[str, Any]:
-    """Return the mapping in a YAML text; anchors, aliases and merged keys are followed.
+    """Return the mapping in a YAML text; anchors, aliases and merged keys are resolved.
 
-    notes : receives a sentence for each key that is given again with another value, of which the
-    last counts; None: that is refused. Raises DocumentError: it is no mapping, has tags, or is no
-    YAML; names the line.
+    notes : list that receives a sentence for each key given twice with different values, where the
+    last one counts. None: such a key is an error. Raises DocumentError, with the line, if the text
+    is not a mapping, has tags, or is not YAML.
     """
-    import yaml  # only where a file is YAML
+    import yaml  # imported only for a YAML file
 
     try:
         for token in yaml.scan(text):
@@ -110,12 +110,12 @@ def load_yaml(text: str, path: object, notes: list[str] | None = None) -> dict[s
         problem = " ".join(str(error.problem or error.context).split())
         raise _fail(path, mark.line, f"is not YAML: {problem}") from None
     except RecursionError:
-        # an alias can hold itself, too
+        # An alias can also contain itself.
         raise DocumentError(str(path), "is nested too deeply", remedy="give JSON") from None
 
 
 class _Built:
-    """Values of the nodes of PyYAML; keys are texts."""
+    """Conversion of PyYAML nodes to values; all keys are texts."""
 
     def __init__(self, path: object, notes: list[str] | None) -> None:
         self._path, self._notes, self._left = path, notes, _MOST_VALUES
@@ -129,7 +129,7 @@ class _Built:
         if isinstance(node, yaml.SequenceNode):
             return [self.of(item) for item in node.value]
         if isinstance(node, yaml.ScalarNode):
-            # a date or `=` in a launch is a text
+            # In launch files, a date or `=` is a text.
             if node.tag in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"):
                 return node.value
             try:
@@ -164,14 +164,14 @@ class _Built:
                     f"{own[key.value]!r}"
                 )
             own[key.value] = found
-        # what a mapping says itself counts
+        # Keys of the mapping override merged ones.
         return merged | own
 
     def _say_merged(self, line: int, first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-        """Note the keys of which two merged mappings give different values."""
+        """Append a note for each key to which two merged mappings give different values."""
         for key, value in first.items():
             if self._notes is not None and other.get(key, value) != value:
-                # PyYAML 6.0.4 lets the last one count, against YAML's own rule and 6.0.3
+                # In PyYAML 6.0.4 the last one counts, against the YAML specification and 6.0.3.
                 self._notes.append(
                     f"line {line + 1} merges two values of {key}, and the first, {value!r}, "
                     f"counts; PyYAML 6.0.4 takes {other[key]!r}"
@@ -185,30 +185,30 @@ def _fail(path: object, line: int, problem: str) -> DocumentError:
 
 
 # --------------------------------------------------------------------------------------------------
-# A configuration, whatever it is written in.
+# A configuration in any of the formats.
 
 
 _MAX_BYTES = 4 << 20
 
 
 class Configuration(Record):
-    """Content of a file: flags of a command line, or a document."""
+    """Content of a launch file: flags of a command line, or a document."""
 
     path: Path
     flags: Mapping[str, tuple[str, ...]] | None
-    """Of a script, by name without hyphens in front, `_` as `-`; None for documents."""
+    """Words of a script by flag, without leading hyphens and with `-` for `_`; None: a document."""
     command: Command | None = None
-    """Of a script: the words as they stand, for trainers with other words than flags."""
+    """Unchanged words of a script, for engines whose arguments are not flags; None: a document."""
     document: Mapping[str, Any]
     world_size: int | None = None
-    """Where the launch says it."""
+    """Number of processes of the launch; None: not given."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that a script exports to its launch."""
+    """Environment variables that a script exports to its launch command."""
     notes: tuple[str, ...] = ()
-    """What of the file was taken for granted, a sentence each."""
+    """Sentences on assumptions made about the file."""
 
     def num_gpus(self, known: int | None) -> int:
-        """Return the known number of GPUs, else the launch's; raises DocumentError without both."""
+        """Return `known`, else the GPUs of the launch; raises DocumentError without both."""
         found = known or self.world_size
         if not found:
             raise DocumentError(
@@ -225,15 +225,18 @@ def read_configuration(
     world_size: int | None = None,
     harmless: Callable[[str], bool] | None = None,
 ) -> Configuration:
-    """Return the content of a `.json`, `.yaml`, `.toml` or script, told apart by suffix, content.
+    """Return the content of a `.json`, `.yaml` or `.toml` file, or of a launch script.
+
+    The suffix selects the format; JSON is also recognised by its content.
 
     Parameters
     ----------
-    world_size : processes that a script is to start, where variables that only the environment has
-        say how many nodes there are. harmless : returns whether a flag is no matter, by its name;
-        what only such flags depend on is no reason to refuse a script.
+    world_size : number of processes that a script should start, where variables of the environment
+        set the number of nodes.
+    harmless : returns True for a flag name that does not matter. Conditions that decide only such
+        flags are no reason to reject a script.
 
-    Raises DocumentError: the file is missing or unreadable, or is none of these.
+    Raises DocumentError if the file is missing or unreadable, or has none of these formats.
     """
     path = Path(path)
     if path.suffix.lower() == ".json":
@@ -245,7 +248,7 @@ def read_configuration(
         return Configuration(path=path, flags=None, document=document, notes=tuple(notes))
     if path.suffix.lower() == ".toml":
         return Configuration(path=path, flags=None, document=_toml(text, path))
-    # JSON without its suffix
+    # JSON without a `.json` suffix.
     if text.lstrip().startswith("{"):
         return Configuration(path=path, flags=None, document=load_object(path).data)
     command = _sized(text, path, world_size, harmless)
@@ -269,12 +272,12 @@ def read_configuration(
 def _sized(
     text: str, path: Path, world_size: int | None, harmless: Callable[[str], bool] | None
 ) -> Command:
-    """Return the launch in a script, which starts so many processes where the environment says it.
+    """Return the launch command of a script with `world_size` processes, if variables set these.
 
-    A scheduler sets `SLURM_NNODES`, a job `NNODES` or `WORLD_SIZE`: what a script takes where they
-    are missing is no number of its own, nor what it asks the scheduler for, which a command line
-    may ask for otherwise. Which variables these are is seen by giving each another value; the one
-    that gives the processes that are asked for is set, with all that follows it.
+    A scheduler sets `SLURM_NNODES`, a job `NNODES` or `WORLD_SIZE`. Defaults of such variables in
+    the script are not binding. Neither are its requests to the scheduler, which a command line may
+    override. To find the variable, each one in turn gets another value. The one with which
+    `world_size` processes start is set.
     """
     asked = _of_scheduler(text)
 
@@ -290,7 +293,7 @@ def _sized(
     held = {**asked, **command.unset}
     counts = [(name, default) for name, default in held.items() if _COUNT.fullmatch(default)]
     counts = counts[:_MOST_VARIABLES]
-    # most scripts have none of them, which one reading tells
+    # One reading with all values doubled shows that most scripts have no such variable.
     twice = with_({name: str(2 * int(default or 1)) for name, default in counts})
     if not counts or (twice is not None and _world(twice.before) == own):
         return command
@@ -313,9 +316,9 @@ def _sized(
 
 
 def _of_scheduler(text: str) -> dict[str, str]:
-    """Return the variables that Slurm sets for what the head of a script asks it for.
+    """Return the variables that Slurm sets from the requests at the head of a script.
 
-    Those of `#SBATCH` lines in front of the first command; names are sbatch's output variables.
+    Requests are `#SBATCH` lines before the first command; names are output variables of sbatch.
     """
     found: dict[str, str] = {}
     for line in text.splitlines():
@@ -340,19 +343,19 @@ _SLURM = {
     "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
     "gres": ("SLURM_GPUS_ON_NODE",),
 }
-"""What is asked for, and where a script finds it."""
+"""Option of `#SBATCH` -> environment variables that contain its value."""
 _ASKED = re.compile(
     r"#SBATCH\s+--?(nodes|ntasks-per-node|ntasks|gpus-per-node|gres|N|n)"
     r"(?:=|\s+)(?:gpu:)?(?:[A-Za-z]\w*:)?([1-9][0-9]{0,5})\b"
 )
 _COUNT = re.compile("|[1-9][0-9]{0,5}")
-"""A default that is a number, or none."""
+"""Pattern of an empty default or a positive number."""
 _MOST_VARIABLES = 32
-"""Variables of the environment that are tried."""
+"""Maximum number of environment variables to try."""
 
 
 def _toml(text: str, path: Path) -> dict[str, Any]:
-    import tomllib  # only where a file is TOML
+    import tomllib  # imported only for a TOML file
 
     try:
         return tomllib.loads(text)
@@ -378,7 +381,7 @@ def _read(path: Path) -> str:
 
 
 def flags_of(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the flags of a command line: name with hyphens -> words; the last one counts."""
+    """Return words by flag of a command line, without leading hyphens; the last one counts."""
     flags: dict[str, tuple[str, ...]] = {}
     at = 0
     while at < len(words):
@@ -387,7 +390,7 @@ def flags_of(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
         if not word.startswith("--") or len(word) == 2:
             continue
         name, equals, value = word[2:].partition("=")
-        # argparse programs spell a flag either way
+        # Programs with argparse spell a flag with `-` or `_`.
         name = name.replace("_", "-")
         given = [value] if equals else []
         while not equals and at < len(words) and not words[at].startswith("--"):
@@ -398,7 +401,7 @@ def flags_of(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def arguments_in(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments in a document: those of `MODEL_ARGS` or `args`, else the document."""
+    """Return the arguments in a document: its `MODEL_ARGS` or `args`, else the document itself."""
     for key in _ARGUMENTS:
         if isinstance(document.get(key), Mapping):
             found: Mapping[str, Any] = document[key]
@@ -409,9 +412,9 @@ def arguments_in(document: Mapping[str, Any]) -> Mapping[str, Any]:
 def flags_of_document(
     document: Mapping[str, Any], *, several: Collection[str] = ()
 ) -> dict[str, tuple[str, ...]]:
-    """Return the flags of a document of arguments; `false` and `null` are flags not given.
+    """Return words by flag of a document of arguments; `false` and `null` mean not given.
 
-    several : flags that take several words, which one text may hold.
+    several : flags that take several words, which one text may contain.
     """
     words: dict[str, tuple[str, ...]] = {}
     for key, value in document.items():
@@ -423,7 +426,7 @@ def flags_of_document(
         elif isinstance(value, list | tuple):
             words[flag] = tuple(str(item) for item in value)
         elif isinstance(value, float) and value.is_integer():
-            # YAML reads 5e3 as a float
+            # Whole numbers may be floats in YAML, such as 5.0.
             words[flag] = (str(int(value)),)
         elif flag in several:
             words[flag] = tuple(str(value).split())
@@ -433,15 +436,15 @@ def flags_of_document(
 
 
 _ARGUMENTS = ("MODEL_ARGS", "model_args", "args")
-"""Keys under which documents hold arguments."""
+"""Keys under which documents contain arguments."""
 
 
 def _world(before: Sequence[str]) -> int | None:
-    """Return nodes times processes of a torchrun line, where it says both."""
+    """Return nodes times processes per node of a torchrun command; None where one is unknown."""
     flags = flags_of(before)
     nodes = flags.get("nnodes", ("1",))[:1]
     processes = flags.get("nproc-per-node", ())[:1]
-    # a variable or a range such as 1:4 is no number
+    # A variable, or a range such as 1:4, is not a number.
     if not all(words and re.fullmatch("[0-9]{1,9}", words[0]) for words in (nodes, processes)):
         return None
     return int(nodes[0]) * int(processes[0])

@@ -1,9 +1,9 @@
-"""Launch scripts: which command a bash script would run, found without running anything.
+"""Launch command of a bash script, found by interpreting the script without running anything.
 
 Variables, arrays, arithmetic, conditions, cases, loops, functions, `eval` and `bash -c` are
-followed as bash does. What only a running machine tells (a substituted command, a file, a variable
-of the environment) stays as it is written; a launch that depends on it is refused, never guessed.
-How text becomes statements is `search.engines.text.shell_syntax`'s.
+interpreted as in bash. Values known only at run time (command substitutions, files, environment
+variables) stay as written. A launch that depends on one is rejected, never guessed.
+`search.engines.text.shell_syntax` parses the text into statements.
 """
 
 from __future__ import annotations
@@ -57,23 +57,23 @@ _DECLARE = frozenset({"export", "declare", "readonly", "typeset", "local"})
 _READS = frozenset({"read", "mapfile", "readarray"})
 _LOCAL = frozenset({"declare", "typeset", "local"})
 _NO_SETTINGS = re.compile(r".*(activate|conda\.sh|bashrc|profile|setvars\.sh|modules?/.*)")
-"""Sourced files that set up a shell, and no launch."""
+"""Pattern of sourced files that set up a shell, but no launch."""
 _QUIET = frozenset({"echo", "printf", "mkdir", "set", ":", "true", "cd", "pwd", "chmod", "sleep"})
-"""Commands that end well and change no variable."""
+"""Commands that succeed and change no variable of a launch."""
 _FOLDER = re.compile(r"(?:\$\(.*\)|\$\{[^}/]*\}|\$\w+)/([^$`]+)", re.DOTALL)
-"""A path below a folder that only running tells."""
+"""Pattern of a path below a folder that is known only at run time."""
 _MOST_SOURCED = 1 << 20
 _MOST_WAYS = 64
-"""Launches of a script by the ways of its open conditions."""
+"""Maximum number of interpretations of a script with different branches of open conditions."""
 _MOST_STEPS = 50_000
 
 
 # --------------------------------------------------------------------------------------------------
-# What statements do.
+# Execution of statements.
 
 
 class _Exit(Exception):  # noqa: N818 (no error)
-    """The script ends, or with `what` a function, a loop or one round of it."""
+    """Signal that the script ends, or a function, a loop or an iteration, as `what` names it."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -87,17 +87,18 @@ def script_command(
     given: Mapping[str, str] | None = None,
     harmless: Callable[[str], bool] | None = None,
 ) -> Command:
-    """Return the launch in a bash script: the last command that runs a `.py` file with flags.
+    """Return the launch command of a bash script: the last one that runs a `.py` file with flags.
 
     Variables that the script does not set stay `$NAME`, and are empty in conditions.
 
     Parameters
     ----------
-    given : variables of the environment. harmless : returns whether a flag is no matter; conditions
-        that only running tells are followed both ways where they decide such flags alone.
+    given : environment variables.
+    harmless : returns True for a flag that does not matter. All branches of a condition known only
+        at run time are allowed if it decides only such flags.
 
-    Raises DocumentError: a quote or bracket is not closed, what is launched depends on what only
-    running tells, or the script has what is not read.
+    Raises DocumentError for an unclosed quote or bracket, for a launch that depends on a value
+    known only at run time, and for unsupported syntax.
     """
     try:
         body, names = parse(text, str(path))
@@ -105,7 +106,8 @@ def script_command(
         found, run = _followed(script, {})
         said: tuple[str, ...] = ()
         if isinstance(found, Command) and not found.program and run.empty:
-            # `[ -z "$SLURM_JOB_ID" ] && exit 1`: what ends without a variable is meant with it
+            # `[ -z "$SLURM_JOB_ID" ] && exit 1`: a script that exits without a variable is meant
+            # to run with it.
             other, again = _followed(script._replace(blank=False), {})
             if isinstance(other, Undecided) or other.program:
                 said = (f"nothing is launched where these are not set: {', '.join(run.empty)}",)
@@ -120,18 +122,21 @@ def script_command(
 
 
 class _Script(NamedTuple):
-    """What is followed, with which variables of the environment."""
+    """A parsed script, and the environment variables to interpret it with."""
 
     body: Body
     names: frozenset[str]
     path: str
     given: Mapping[str, str]
     blank: bool
-    """Whether variables that nothing sets are empty in conditions; else these are open."""
+    """True if unset variables are empty in conditions; False: such conditions are open."""
 
 
 def _followed(script: _Script, ways: Mapping[str, int]) -> tuple[Command | Undecided, _Run]:
-    """Return the launch when conditions that only running tells go these ways, and the reading."""
+    """Return the launch command with the given branches of open conditions, and the reading.
+
+    ways : index of the branch to run, by open condition.
+    """
     run, shell = _Run(script.path, ways, blank=script.blank), Shell(scalars={**script.given})
     run.assigned |= script.names
     with suppress(_Exit):
@@ -151,16 +156,16 @@ def _followed(script: _Script, ways: Mapping[str, int]) -> tuple[Command | Undec
 def _ways(
     script: _Script, found: Undecided, run: _Run
 ) -> Iterator[tuple[Command, Mapping[str, int]]]:
-    """Yield the launches of a script, and the ways on which its open conditions go to each.
+    """Yield (launch command, branches of open conditions) for a script.
 
-    Those on which nothing of the launch depends are not told apart. Ways on which nothing is
-    launched are none: a script ends there with what is wrong.
+    Branches that do not affect the launch are not distinguished. Branches without a launch are
+    skipped: a script ends there with an error.
     """
     todo: list[tuple[dict[str, int], Undecided, _Run]] = [({}, found, run)]
     followed = 0
     while todo:
         ways, open_, reading = todo.pop()
-        # a value that no condition of the script decides has no ways
+        # A value that depends on no condition of the script has no branches.
         if open_.why not in reading.open or open_.why in ways:
             raise reading.depends(open_)
         for way in range(reading.open[open_.why]):
@@ -181,9 +186,9 @@ def _same_launch(
     run: _Run,
     found: Undecided,
 ) -> Command:
-    """Return the first of several launches, which differ in flags that are no matter.
+    """Return the first of several launches that differ only in harmless flags.
 
-    Raises DocumentError where they differ in others, or there are none.
+    Raises DocumentError where they differ in other flags, or there are none.
     """
     if not ways:
         raise run.depends(found)
@@ -216,28 +221,28 @@ _Flags = Mapping[str, tuple[str, ...]]
 
 
 def _differing(one: _Flags, other: _Flags) -> list[str]:
-    """Return the names of the flags that two launches do not have alike."""
+    """Return the names of the flags in which two launches differ."""
     names = dict.fromkeys((*one, *other))
     return [name for name in names if one.get(name) != other.get(name)]
 
 
 class _Run(Expansion):
-    """One reading of a script: its path and names, and how far it went."""
+    """One interpretation of a script, with its open conditions and assumptions."""
 
     def __init__(self, path: str, ways: Mapping[str, int], *, blank: bool = True) -> None:
         super().__init__(path, blank=blank)
         self._ways = ways
-        """Of conditions that only running tells, which of their bodies is run."""
+        """Index of the branch to run, by open condition."""
         self.open: dict[str, int] = {}
-        """Such conditions that were met, and how many bodies each has."""
+        """Open conditions that were met, with the number of branches of each."""
         self.left_out: dict[str, None] = {}
-        """Flags whose value only running tells, a sentence each."""
+        """Sentences on words that are ignored or known only at run time."""
         self._outer: list[dict[str, tuple[Any, Any, Any]]] = []
-        """Of each function that runs, what its local names are outside of it."""
+        """Stack of running functions: values outside the function, by local name."""
         self._steps = self._depth = 0
 
     def noted(self, command: Command, launches: int) -> Command:
-        """Return a launch with what was taken for granted."""
+        """Return a launch command with notes on the assumptions made."""
         notes = [*self.left_out]
         if launches > 1:
             notes.append(f"the script launches {launches} times, of which the last is read")
@@ -249,7 +254,7 @@ class _Run(Expansion):
         return replace(command, notes=tuple(notes), unset=dict(self.unset))
 
     def depends(self, value: Undecided, flags: Sequence[str] = ()) -> DocumentError:
-        """Return why a launch is not known; flags : those that differ, where they are known."""
+        """Return the error for a launch that depends on `value`; flags : flags that differ."""
         those = f": {', '.join(f'--{flag}' for flag in flags[:4])}" if flags else ""
         return DocumentError(
             self.path,
@@ -258,7 +263,7 @@ class _Run(Expansion):
         )
 
     def body(self, shell: Shell, body: Body) -> bool | None:
-        """Run statements; return whether the last one ends well, None where only running tells."""
+        """Run statements; return True if the last one succeeds, None if known only at run time."""
         status: bool | None = True
         for statement in body:
             status = self._one(shell, statement)
@@ -277,7 +282,7 @@ class _Run(Expansion):
     def _run_chain(self, shell: Shell, chain: Chain) -> bool | None:
         status = self._one(shell, chain.first)
         for operator, statement in chain.rest:
-            # a command of which nothing is known is meant to end well
+            # An unknown command is assumed to succeed.
             if (status is not False) == (operator == "&&"):
                 decided = status is not None or not isinstance(chain.first, Simple | Test)
                 if decided or is_command(chain.first):
@@ -367,12 +372,13 @@ class _Run(Expansion):
         return None if value is None else value != 0
 
     # ----------------------------------------------------------------------------------------------
-    # What only running tells.
+    # Conditions known only at run time.
 
     def _either(self, shell: Shell, bodies: list[Body], why: str) -> bool | None:
-        """Run each of these from here: what is the same after all that go on is known.
+        """Run each branch from the current state; values equal after all branches stay known.
 
-        Where one of them was chosen beforehand, it is run alone.
+        Branches that end the script do not count. If the branch was chosen beforehand, only that
+        one is run.
         """
         self.open[why] = len(bodies)
         if why in self._ways:
@@ -414,7 +420,7 @@ class _Run(Expansion):
         return None
 
     def _shown(self, statement: Statement, shell: Shell) -> str:
-        """Return line and words of a condition, for a sentence."""
+        """Return words and line of a condition, for a message."""
         words = [
             word if isinstance(word, str) else "".join(piece.text for piece in word.pieces)
             for word in getattr(statement, "words", ())
@@ -440,7 +446,7 @@ class _Run(Expansion):
         fields = [item for word in words for item in self._fields(shell, word)]
         if not fields:
             return True
-        # of this command alone
+        # Assignments before a command apply to this command only.
         own = shell.copy()
         for word in sets:
             self._assign(own, word)
@@ -491,7 +497,7 @@ class _Run(Expansion):
             return True
         if name == "shift":
             count = int(rest[0]) if rest and re.fullmatch("[0-9]{1,9}", rest[0]) else 1
-            if count <= len(shell.given):  # else bash shifts nothing
+            if count <= len(shell.given):  # otherwise bash shifts nothing
                 del shell.given[:count]
             return True
         if name == "set" and "--" in rest:
@@ -510,7 +516,7 @@ class _Run(Expansion):
                 self._arithmetic(shell, item)
             return True
         if name == "read" and command.fed:
-            # the first line, as far as nothing else is asked for
+            # `read` reads the first line.
             text = self._text(shell, command.fed[0])
             first = text if isinstance(text, Unknown) else text.partition("\n")[0]
             return self._read(shell, rest, first, own.get("IFS"))
@@ -523,13 +529,13 @@ class _Run(Expansion):
                     self._set(shell, item, Unknown(f"${{{item}[@]}}" if many else f"${item}"))
             return None
         if name == "false" or (name.startswith("[") and name != "["):
-            return False  # `[$A = 1 ]` is no command; bash says so and goes on
+            return False  # `[$A = 1 ]` is no command; bash reports an error and continues
         launch = program_of(fields)
         if launch is not None:
             self._launch(shell, launch, own)
             return None
         if command.fed and any(_SHELLS.fullmatch(word) for word in fields[-2:]):
-            # `srun bash <<END`: a script in a script, unless a file follows
+            # `srun bash <<END` runs a nested script, unless the command names a script file.
             text = self._text(shell, command.fed[0])
             if not isinstance(text, Undecided) and (
                 _SHELLS.fullmatch(fields[-1]) or fields[-1].startswith("-")
@@ -543,7 +549,7 @@ class _Run(Expansion):
         return True if name in _QUIET else None
 
     def _read(self, shell: Shell, rest: list[str], text: str, ifs: str | None) -> bool | None:
-        """Give names the words of a text, the last one what is left; those of `-a` all of them."""
+        """Assign the words of a text to names as `read`; the last name gets the rest, `-a` all."""
         names = [word for word in rest if re.fullmatch(NAME, word)]
         marks = "".join(word[1:] for word in rest if word.startswith("-"))
         if isinstance(text, Unknown) or set(marks) - set("ra") or not names:
@@ -560,7 +566,7 @@ class _Run(Expansion):
         return True
 
     def _source(self, shell: Shell, written: str) -> bool | None:
-        """Run a file that is sourced, where there is one; else it is said that it was not read."""
+        """Run a sourced file; record it as not read where it is not found."""
         path = self._sourced_path(written)
         if path is None:
             if not _NO_SETTINGS.fullmatch(written):
@@ -585,10 +591,10 @@ class _Run(Expansion):
             self._depth -= 1
 
     def _sourced_path(self, written: str) -> Path | None:
-        """Return the file that is sourced; None where it is none, or sets up a shell.
+        """Return the path of a sourced file; None where it is not found or only sets up a shell.
 
-        A path is that from the folder of the script, as scripts name it in front of their parts
-        (`$(dirname "$0")/env.sh`), or from where one stands, as bash has it.
+        A path is tried relative to the folder of the script, since scripts source their parts so
+        (`$(dirname "$0")/env.sh`), and then to the current folder, as in bash.
         """
         if _NO_SETTINGS.fullmatch(written):
             return None
@@ -618,7 +624,7 @@ class _Run(Expansion):
             if at < 1 or word.many or not arguments[at - 1].startswith("--"):
                 shell.found = word
                 return
-            # one value of a flag, which may be a path that is no matter
+            # A single value of a flag, which may be a path without effect on the run.
             self.left_out[f"what {arguments[at - 1]} is depends on {word.why}"] = None
         arguments, dropped = settled(arguments)
         self.left_out |= dict.fromkeys(dropped)
@@ -650,7 +656,7 @@ class _Run(Expansion):
             self._depth -= 1
 
     def _restore(self, shell: Shell, name: str, old: tuple[Any, Any, Any]) -> None:
-        """Give a name what it had outside of a function: as a variable, an array, one by name."""
+        """Restore the value of a name outside a function: (scalar, array, associative array)."""
         kinds: tuple[dict[str, Any], ...] = (shell.scalars, shell.arrays, shell.maps)
         for held, value in zip(kinds, old, strict=True):
             held.pop(name, None)
@@ -658,14 +664,14 @@ class _Run(Expansion):
                 held[name] = value
 
     def _apart(self, shell: Shell, text: str, line: int) -> None:
-        """Run a text in a shell of its own: what it launches counts, what it sets does not."""
+        """Run a text in a subshell: its launch counts, its variables are discarded."""
         apart = shell.copy()
         with suppress(_Exit):
             self._inner(apart, text, line)
         shell.found, shell.launches = apart.found, apart.launches
 
     def _inner(self, shell: Shell, text: str, line: int) -> bool | None:
-        """Run a text as `eval` and `bash -c` do."""
+        """Parse and run a text, as `eval` and `bash -c` do."""
         self._depth += 1
         if self._depth > DEEPEST:
             raise DocumentError(self.path, "is nested too deeply, expected a launch script")
@@ -683,7 +689,7 @@ class _Run(Expansion):
         fields = [item for word in words[1:] for item in self._fields(shell, word, unset="")]
         if words[0].bare == "[":
             if fields[-1:] != ["]"]:
-                return False  # bash says so, and goes on
+                return False  # bash reports an error and continues
             fields.pop()
         return Condition(list(fields), glob=False).value()
 
@@ -691,18 +697,18 @@ class _Run(Expansion):
         items = list[str]()
         quoted = list[bool]()
         for word in test.words:
-            # words are not split here
+            # Inside [[ ]], words are not split.
             items.append(word if isinstance(word, str) else self._text(shell, word, unset=""))
             quoted.append(isinstance(word, Word) and any(piece.quoted for piece in word.pieces))
         return Condition(items, glob=True, quoted=quoted).value()
 
 
 def _split(text: str, ifs: str | None, most: int | None) -> list[str]:
-    """Return a line split as `read` does, in so many parts at most."""
+    """Return a line split as by `read`, into at most `most` parts; None: any number."""
     if most == 1 or ifs == "":
         return [text if ifs is not None else text.strip()]
     if ifs is None or not ifs.strip():
-        # where blanks split, those at the ends are nothing
+        # With blanks as separators, leading and trailing ones are dropped.
         return text.strip().split(maxsplit=-1 if most is None else most - 1)
     return re.split(f"[{re.escape(ifs)}]", text, maxsplit=0 if most is None else most - 1)
 

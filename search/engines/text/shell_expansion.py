@@ -1,7 +1,6 @@
-"""Words of shell scripts expanded: variables, arrays, defaults, parts cut off, sums.
+"""Expansion of words in shell scripts: variables, arrays, defaults, substrings, arithmetic.
 
-What only a running machine tells stays as it is written. Which statements run, and what they do, is
-`search.engines.text.shell`'s.
+Values known only at run time stay as written. `search.engines.text.shell` runs the statements.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ _PARAMETER = re.compile(
 )
 _ALL = re.compile(rf"\$\{{(!?)({NAME})\[([@*])\]\}}|\$\{{?([@*])\}}?")
 _MOST = 1 << 16
-"""Words or characters of a variable: `A=$A$A` doubles with every line."""
+"""Maximum words or characters of a variable: `A=$A$A` doubles with every line."""
 
 
 @dataclass
 class Shell:
-    """Variables and what was found so far."""
+    """State of a shell: variables, functions, and the launch command found so far."""
 
     scalars: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, list[str] | Undecided] = field(default_factory=dict)
     maps: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Arrays by name, of `declare -A`."""
+    """Associative arrays (`declare -A`)."""
     functions: dict[str, Body] = field(default_factory=dict)
     exported: dict[str, None] = field(default_factory=dict)
     given: list[str] = field(default_factory=list)
-    """`$1` and on, of a function."""
+    """Positional parameters `$1`, `$2`, ... of a function."""
     found: Command | Undecided | None = None
     launches: int = 0
 
@@ -70,23 +69,24 @@ class Shell:
 
 
 class Expansion:
-    """What words say, and which names were asked of the environment on the way."""
+    """Expansion of words, with a record of the environment variables that it reads."""
 
     def __init__(self, path: str, *, blank: bool = True) -> None:
         self.path = path
         self._blank = blank
-        """Whether conditions take variables of the environment for empty."""
+        """True if environment variables are taken as empty in conditions."""
         self.assigned: set[str] = set()
-        """Names that the script assigns, in whatever branch."""
+        """Names that the script assigns in any branch."""
         self.taken: dict[str, None] = {}
-        """Variables of the environment that conditions took for empty."""
+        """Environment variables taken as empty in conditions."""
         self.empty: dict[str, None] = {}
-        """Those, and the ones that conditions give nothing as a default (`${NAME:-}`)."""
+        """Variables of `taken`, and those with an empty default in conditions (`${NAME:-}`)."""
         self.sourced: dict[str, None] = {}
-        """Files that are sourced and not read, and names taken for their defaults behind them."""
+        """Sourced files that are not read."""
         self.defaults: dict[str, None] = {}
+        """Variables that take their default after such a file, which may set them."""
         self.unset: dict[str, str] = {}
-        """Variables that nothing sets, and what stands in for each."""
+        """Unset variables, with the text that is used for each."""
 
     def _assign(self, shell: Shell, word: Word) -> None:
         found = assignment_of(word)
@@ -117,7 +117,7 @@ class Expansion:
             if isinstance(row, Undecided) or place is None or not 0 <= place < _MOST:
                 return
             if place >= len(row):
-                row.append(text)  # bash leaves a gap, which no expansion shows
+                row.append(text)  # bash leaves a gap, which is invisible in expansions
             else:
                 row[place] = glued([row[place], text]) if append else text
             return
@@ -129,10 +129,10 @@ class Expansion:
     def _assign_map(
         self, shell: Shell, name: str, items: tuple[Word, ...], *, append: bool
     ) -> None:
-        """Give an array by name what `([key]=value ...)` holds."""
+        """Assign `([key]=value ...)` to an associative array."""
         kept = shell.maps[name] if append else {}
         for item in items:
-            # to the scanner of an assignment a key in brackets has the name of none
+            # `assignment_of` expects a name before the bracketed key, so one is added.
             found = assignment_of(Word((Piece("text", "x", False), *item.pieces), item.line))
             if found is not None and found.key is not None:
                 kept[self._text(shell, found.key)] = self._text(shell, found.value)
@@ -142,7 +142,7 @@ class Expansion:
     def _set(self, shell: Shell, name: str, text: str) -> None:
         self._limited(len(text))
         shell.scalars[name] = text
-        # a name is one of them: the last assignment counts
+        # A name is a scalar, an array or an associative array: the last assignment counts.
         shell.arrays.pop(name, None)
         shell.maps.pop(name, None)
 
@@ -151,16 +151,16 @@ class Expansion:
             raise DocumentError(self.path, f"a variable grows beyond {_MOST} words or characters")
 
     def _text(self, shell: Shell, word: Word, *, unset: str | None = None) -> str:
-        """Return a word in one piece, as the right side of an assignment is."""
+        """Return the expansion of a word without splitting, as in an assigned value."""
         return glued([self._piece(shell, piece, unset) for piece in word.pieces])
 
     def _fields(self, shell: Shell, word: Word, *, unset: str | None = None) -> list[str]:
-        """Return the words that a word becomes: unquoted values are split at blanks."""
+        """Return the expansion of a word with unquoted values split at blanks."""
         done, current, none = list[str](), list[str](), False
         for piece in word.pieces:
             items = self._array(shell, piece)
             if items is not None:
-                # quotes around an empty array make no word
+                # A quoted empty array expands to no word.
                 none = none or not items
                 for index, item in enumerate(items):
                     if index and (current or piece.quoted):
@@ -183,7 +183,10 @@ class Expansion:
         return done
 
     def _split(self, value: str, done: list[str], current: list[str]) -> None:
-        """Split an unquoted value at its blanks, the first part behind what stands in front."""
+        """Split an unquoted value at blanks; its first part is joined to the current word.
+
+        done : receives complete words. current : parts of the last word.
+        """
         parts = value.split()
         if current and value[:1].isspace():
             done.append(glued(current))
@@ -198,7 +201,7 @@ class Expansion:
             current.clear()
 
     def _array(self, shell: Shell, piece: Piece) -> list[str] | None:
-        """Return the words of `${NAME[@]}` and `$@`; None for anything else."""
+        """Return the words of `${NAME[@]}` or `$@`; None for other pieces."""
         if piece.kind != "parameter":
             return None
         match = _ALL.fullmatch(piece.text)
@@ -206,9 +209,9 @@ class Expansion:
             return None
         keys, name, star, given = match.groups()
         if given:
-            return shell.given  # none where the script itself is called
+            return shell.given  # empty outside functions
         if name in shell.maps:
-            # bash has them in an order of its own
+            # Bash has an unspecified order; sorting makes the result stable.
             found = shell.maps[name]
             items = sorted(found) if keys else [found[key] for key in sorted(found)]
         elif name in shell.arrays:
@@ -244,7 +247,7 @@ class Expansion:
         return None
 
     def _parameter(self, shell: Shell, piece: Piece, unset: str | None) -> str:
-        """Return the value of `$NAME` or `${NAME...}`; what is unknown stays as it is written."""
+        """Return the value of `$NAME` or `${NAME...}`; unknown values stay as written."""
         written = piece.text
         inner = written[2:-1] if written.startswith("${") else written[1:]
         if inner == "#":
@@ -254,7 +257,7 @@ class Expansion:
             return Unknown(written)
         name, index, operator, word = match["name"], match["index"], match["op"], match["word"]
         if match["mark"] == "!":
-            # the value is the name of another variable
+            # The value is the name of another variable (indirect expansion).
             other = self._named(shell, name, index) or ""
             if not re.fullmatch(NAME, other) or isinstance(other, Unknown):
                 return other if isinstance(other, Undecided) else Unknown(written)
@@ -269,9 +272,9 @@ class Expansion:
         if operator is None and word:
             return Unknown(written)
         if operator and operator[-1] in "-=?+":
-            # with a colon an empty value counts as none
+            # With a colon, an empty value counts as unset.
             has = value is not None and (bool(value) or not operator.startswith(":"))
-            if operator[-1] == "+":  # its text stands in where there is a value
+            if operator[-1] == "+":  # the text replaces a value that is set
                 return self._default(shell, word, piece) if has else ""
             if has and value is not None:
                 return value
@@ -300,7 +303,7 @@ class Expansion:
         if re.fullmatch(NAME, name):
             self.unset.setdefault(name, "")
         if name in self.assigned:
-            return ""  # of a branch that was not taken
+            return ""  # assigned only in a branch that was not taken
         if unset is None or not self._blank:
             return Unknown(written)
         self.taken[name] = self.empty[name] = None
@@ -327,11 +330,11 @@ class Expansion:
         return shell.scalars.get(name)
 
     def _default(self, shell: Shell, text: str, piece: Piece) -> str:
-        """Return the text behind `:-`, whose quotes and variables count."""
+        """Return the expanded text after an operator such as `:-`."""
         scanner = Scanner(text, self.path)
         if not piece.quoted:
             return self._text(shell, scanner.word(""))
-        # between double quotes, single ones stand for themselves
+        # Inside double quotes, single quotes are literal.
         pieces = list[Piece]()
         while scanner.at < len(text):
             part = scanner.word("'")
@@ -344,13 +347,13 @@ class Expansion:
     def _changed(
         self, shell: Shell, value: str, operator: str, word: str, piece: Piece
     ) -> str | None:
-        """Return a value with a part cut off or replaced; None where that is not read."""
+        """Return a value after substring, case or replacement; None where it is not supported."""
         if operator == ":":
             bounds = [self._arithmetic(shell, part) for part in word.split(":")]
             if len(bounds) > 2 or None in bounds:
                 return None
             start, *length = (int(bound or 0) for bound in bounds)
-            # from the end, unless that is in front of the beginning
+            # A negative start counts from the end; beyond the beginning, the result is empty.
             tail = value[start:] if start >= -len(value) else ""
             return tail if not length else tail[: length[0]]
         text = self._default(shell, word, piece)
@@ -373,14 +376,14 @@ class Expansion:
         return value
 
     def _arithmetic(self, shell: Shell, text: str) -> int | None:
-        """Return the value of `$((text))`; None where only running tells it, or it is no sum."""
+        """Return the value of `$((text))`; None where it is invalid or known only at run time."""
         expanded = self._text(shell, Scanner(text.replace('"', ""), self.path).word(""))
         if isinstance(expanded, Unknown):
             return None
 
         def value_of(name: str) -> str | None:
             found = self._named(shell, name, None)
-            # of another branch it is nothing, of the environment only running tells
+            # A name assigned in another branch is 0; one of the environment is unknown.
             return "0" if found is None and name in self.assigned else found
 
         return sum_of(expanded, value_of, lambda name, text: self._set(shell, name, text))

@@ -1,8 +1,8 @@
-"""Bash as far as launch scripts use it: text -> words and statements, nothing expanded or run.
+"""Parser for the part of bash that launch scripts use: text -> words and statements.
 
-Not read are coprocesses, `select`, and redirections, which are left out with their files, but for
-the word behind `<<<` and the lines of `<<END`.
-What the statements do is `search.engines.text.shell`'s.
+Nothing is expanded or run. Coprocesses and `select` are not supported. Redirections are skipped
+with their files, except the word after `<<<` and the lines of `<<END`.
+`search.engines.text.shell` runs the statements.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from autopar.errors import DocumentError
 
 NAME = r"[A-Za-z_]\w*"
 ASSIGNMENT = re.compile(rf"({NAME})(?:\[([^\]]*)\])?(\+?)=", re.DOTALL)
-"""Name, index, `+` and `=` in front of a value."""
+"""Pattern of name, index, `+` and `=` before an assigned value."""
 DEEPEST = 40
-"""Statements inside of statements, functions and texts that are run."""
+"""Maximum nesting depth of statements, function calls and evaluated texts."""
 
 _BLANK = " \t\r"
 _META = " \t\r\n;&|<>()"
@@ -35,19 +35,19 @@ _VARIABLE = re.compile(rf"\$(?:{NAME}|[0-9@*#?$!-])")
 def parse(text: str, path: str, first_line: int = 1) -> tuple[Body, set[str]]:
     """Return the statements of a script, and the names that any of them assigns.
 
-    Raises DocumentError with the line of what is not read.
+    Raises DocumentError with the line of unsupported syntax.
     """
     parser = _Parser(text + "\n", path, first_line)
     return parser.script(), parser.assigned
 
 
 # --------------------------------------------------------------------------------------------------
-# Words: what a scanner finds between blanks, not expanded yet.
+# Words between blanks, before expansion.
 
 
 class Piece(NamedTuple):
     kind: str
-    """text, parameter, command, arithmetic"""
+    """Type of the piece: text, parameter, command or arithmetic."""
     text: str
     quoted: bool
 
@@ -56,31 +56,31 @@ class Word(NamedTuple):
     pieces: tuple[Piece, ...]
     line: int
     items: tuple[Word, ...] | None = None
-    """Of an array assignment, whose name and `=` are the pieces."""
+    """Words of an array assignment, whose name and `=` are the pieces; None: another word."""
 
     @property
     def bare(self) -> str | None:
-        """The text where nothing of it is quoted or expanded."""
+        """Text of the word; None where a part of it is quoted or expanded."""
         if all(piece.kind == "text" and not piece.quoted for piece in self.pieces):
             return "".join(piece.text for piece in self.pieces)
         return None
 
 
 class Scanner:
-    """Tokens of a text: words, and operators as texts; comments and redirections are left out."""
+    """Tokenizer for words and operators; comments and redirections are skipped."""
 
     def __init__(self, text: str, path: str, first_line: int = 1) -> None:
         self.text, self.path, self.at, self.first_line = text, path, 0, first_line
         self._newlines = [match.start() for match in re.finditer("\n", text)]
         self._documents: list[tuple[str, bool, list[Word]]] = []
         self.fed: list[Word] = []
-        """What the last `<<<` or `<<END` gives to read, until somebody takes the list."""
+        """Input of the last `<<<` or `<<END`, until the parser assigns it to a command."""
 
     def line(self, at: int | None = None) -> int:
         return self.first_line + bisect_right(self._newlines, (self.at if at is None else at) - 1)
 
     def token(self) -> Word | str:
-        """Return the next word or operator, "" at the end."""
+        """Return the next word or operator; "" at the end of the text."""
         text = self.text
         while self.at < len(text):
             character = text[self.at]
@@ -120,13 +120,13 @@ class Scanner:
         if match[0] == "<<<":
             self.fed = [word]
         if match[0] in ("<<", "<<-"):
-            self.fed = []  # filled when its lines are there
+            self.fed = []  # filled when the lines of the document are reached
             end = "".join(piece.text for piece in word.pieces)
             quoted = any(piece.quoted for piece in word.pieces)
             self._documents.append((end, quoted, self.fed))
 
     def _skip_documents(self) -> None:
-        """Skip the lines of `<<END` up to its end, and hand them to what reads them."""
+        """Skip the lines of each `<<END` document, and append them to the input of its reader."""
         while self._documents:
             end, literal, reader = self._documents.pop(0)
             first, lines = self.line(), list[str]()
@@ -141,7 +141,10 @@ class Scanner:
             reader.append(self._document("\n".join(lines), first, literal=literal))
 
     def _document(self, text: str, line: int, *, literal: bool) -> Word:
-        """Return a text as a word; where nothing around its end is quoted, as double quotes do."""
+        """Return the text of a `<<END` document as a word.
+
+        literal : True if END is quoted. Otherwise the text is expanded as in double quotes.
+        """
         if not literal:
             with suppress(DocumentError):
                 inner = Scanner('"' + text.replace('"', '\\"') + '"', self.path, line)
@@ -149,7 +152,7 @@ class Scanner:
         return Word((Piece("text", text, quoted=True),), line)
 
     def word(self, stop: str = _META) -> Word:
-        """Return the word that begins here and ends in front of one of `stop`."""
+        """Return the word from the current position up to a character of `stop`."""
         text, first, pieces = self.text, self.line(), list[Piece]()
         while self.at < len(text) and text[self.at] not in stop:
             start, character = self.at, text[self.at]
@@ -178,7 +181,7 @@ class Scanner:
         return Word(tuple(pieces), first)
 
     def _items(self) -> tuple[Word, ...]:
-        """Return the words of `(...)` behind `NAME=`."""
+        """Return the words of `(...)` after `NAME=`."""
         start, items = self.at, list[Word]()
         self.at += 1
         while (token := self.token()) != ")":
@@ -197,7 +200,7 @@ class Scanner:
             if text[start] == "\\":
                 self.at += 2
                 after = text[start + 1 : start + 2]
-                # elsewhere the backslash stands for itself
+                # Before other characters, the backslash is literal.
                 kept = "" if after == "\n" else after if after in '$`"\\' else "\\" + after
                 yield Piece("text", kept, quoted=True)
             elif text[start] in "$`":
@@ -211,7 +214,7 @@ class Scanner:
         self.at += 1
 
     def _dollar(self, *, quoted: bool) -> Piece:
-        """Return what begins with `$` or a backquote here."""
+        """Return the expansion that starts with `$` or a backquote at the current position."""
         text, start = self.text, self.at
         if text[start] == "`":
             match = _BACKQUOTED.match(text, start)
@@ -244,7 +247,7 @@ class Scanner:
         return Piece("text", "$", quoted)
 
     def balanced(self, opens: str, closes: str, start: int, *, quoted: bool = False) -> str:
-        """Return what is inside of the bracket at `start`, and go behind its end."""
+        """Return the text inside the bracket at `start`, and move past its end."""
         text, depth, at = self.text, 0, start
         while at < len(text):
             character = text[at]
@@ -275,7 +278,7 @@ class Scanner:
         return DocumentError(self.path, problem)
 
     def refuse(self, what: str, at: int | None = None) -> NoReturn:
-        """Raise DocumentError: what stands here is no part of a script that is read."""
+        """Raise DocumentError for unsupported syntax at a position; default: the current one."""
         raise _unread(self.path, self.line(at), what)
 
 
@@ -300,12 +303,12 @@ class Simple(NamedTuple):
     words: tuple[Word, ...]
     line: int
     fed: Sequence[Word] = ()
-    """What `<<<` or `<<END` gives it to read, in one word."""
+    """Input from `<<<` or `<<END`, in one word; empty without one."""
 
 
 class Test(NamedTuple):
     words: tuple[Word | str, ...]
-    """Between `[[` and `]]`."""
+    """Words between `[[` and `]]`."""
     line: int
 
 
@@ -334,7 +337,7 @@ class For(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """`while`, `until`, and `for ((...))`."""
+    """Loop statement: `while`, `until`, or `for ((...))`."""
 
     first: str
     condition: Body
@@ -353,7 +356,7 @@ class Function(NamedTuple):
 class Group(NamedTuple):
     body: Body
     apart: bool
-    """In a shell of its own."""
+    """True if the group runs in a subshell."""
     line: int
 
 
@@ -373,7 +376,7 @@ Body = tuple[Statement, ...]
 
 
 class _Parser:
-    """The grammar, one method for each kind of statement."""
+    """Recursive descent parser with one method for each type of statement."""
 
     def __init__(self, text: str, path: str, first_line: int = 1) -> None:
         self._scanner = Scanner(text, path, first_line)
@@ -456,7 +459,7 @@ class _Parser:
             while self._next == "\n":
                 self._take()
             found.append(self._command())
-        # each part of a pipe has a shell of its own
+        # Bash runs each part of a pipe in a subshell.
         return found[0] if len(found) == 1 else Group(tuple(found), True, line)
 
     def _command(self) -> Statement:
@@ -468,7 +471,7 @@ class _Parser:
                 if inner.startswith("(") and inner.endswith(")"):
                     self._next = scanner.token()
                     return Arithmetic(inner[1:-1], line)
-                scanner.at = start  # a shell in a shell
+                scanner.at = start  # a nested subshell
             self._take()
             body = self._body(())
             self._expect(")")
@@ -619,17 +622,17 @@ _KEYWORDS: Mapping[str, Callable[[_Parser, int], Statement]] = {
 
 
 class Assignment(NamedTuple):
-    """`NAME[index]+=value`, where a word is one."""
+    """Parts of a word `NAME[index]+=value`."""
 
     name: str
     key: Word | None
-    """Between the brackets."""
+    """Index between the brackets; None without brackets."""
     append: bool
     value: Word
 
 
 def assignment_of(word: Word) -> Assignment | None:
-    """Return a word as an assignment; None: it is none."""
+    """Return the assignment in a word; None where it is no assignment."""
     plain = plain_text([*word.pieces])
     match = ASSIGNMENT.match(plain)
     if match is None:
@@ -639,9 +642,9 @@ def assignment_of(word: Word) -> Assignment | None:
 
 
 def _cut(word: Word, plain: str, start: int, end: int) -> Word:
-    """Return the part of a word between two places of its plain text.
+    """Return the part of a word between two positions of its plain text.
 
-    There every quoted or expanded piece is one character, which is in the part or is not.
+    In the plain text, every quoted or expanded piece is a single character.
     """
     pieces, at = list[Piece](), 0
     for piece in word.pieces:
@@ -656,5 +659,5 @@ def _cut(word: Word, plain: str, start: int, end: int) -> Word:
 
 
 def is_command(statement: Statement) -> bool:
-    """Return whether a statement runs a program, and tests nothing."""
+    """Return whether a statement runs a command other than `[` and `test`."""
     return isinstance(statement, Simple) and statement.words[0].bare not in ("[", "test")

@@ -1,6 +1,6 @@
-"""Sums, conditions and launches of shell scripts: what words say once variables are replaced.
+"""Arithmetic, conditions and launch commands of shell scripts, after variable expansion.
 
-Which variables there are is `search.engines.text.shell`'s.
+`search.engines.text.shell` provides the variables.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from search.engines.text.shell_syntax import NAME
 
 
 class Unknown(str):
-    """A value that only running tells, as it is written."""
+    """Value known only at run time, as written in the script."""
 
     __slots__ = ()
 
 
 class Undecided(Unknown):
-    """A value that differs with what only running tells; `why` says with what."""
+    """Value that depends on a condition known only at run time, which `why` names."""
 
     __slots__ = ("many", "why")
     why: str
     many: bool
-    """Whether it may be several words."""
+    """True if the value may be several words."""
 
 
 def undecided(written: str, why: str, *, many: bool) -> Undecided:
@@ -38,7 +38,7 @@ def undecided(written: str, why: str, *, many: bool) -> Undecided:
 
 
 def glued(parts: list[str]) -> str:
-    """Return parts in one; with one that is not known, the whole is not."""
+    """Return the concatenation of parts; it is unknown if any part is."""
     text = "".join(parts)
     open_ = [part for part in parts if isinstance(part, Undecided)]
     if open_:
@@ -47,7 +47,7 @@ def glued(parts: list[str]) -> str:
 
 
 class Condition:
-    """What `[ ]` and `[[ ]]` say; None where only running tells."""
+    """Evaluator of `[ ]` and `[[ ]]`; None for a result known only at run time."""
 
     _UNARY = frozenset({"-z", "-n", "-v"})
     _FILES = frozenset(f"-{letter}" for letter in "abcdefghkprstuwxLGNOS")
@@ -131,7 +131,7 @@ class Condition:
         if how == "=~":
             try:
                 with warnings.catch_warnings():
-                    # bash has no sets in sets, which Python warns of
+                    # Python warns of nested sets, which do not exist in bash.
                     warnings.simplefilter("ignore", FutureWarning)
                     return re.search(other, one) is not None
             except re.error:
@@ -141,7 +141,7 @@ class Condition:
 
 
 _DEEPEST = 8
-"""Variables that name variables."""
+"""Maximum depth of variables that name variables."""
 _COMPARES = frozenset({"=", "==", "!=", "=~", "<", ">"})
 
 
@@ -151,16 +151,17 @@ def sum_of(
     assign: Callable[[str, str], None],
     depth: int = 0,
 ) -> int | None:
-    """Return the value of `$((text))`, in 64 bits as bash has it.
+    """Return the value of `$((text))` as a 64-bit integer, as in bash; None where it is unknown.
 
-    value_of : a variable's text, None of one that is not known; assign : takes name and text of one
-    that the sum changes. None: it needs a value that is not known, or is no sum.
+    It is also None for an invalid expression.
+    value_of : returns the text of a variable, None for an unknown one.
+    assign : sets a variable that the expression changes, from name and text.
     """
     return _Sum(text, value_of, assign, depth).value()
 
 
 class _Sum:
-    """One sum, read by climbing precedence."""
+    """Evaluator of one arithmetic expression by precedence climbing."""
 
     _LEVELS: tuple[tuple[str, ...], ...] = (
         ("||",),
@@ -193,7 +194,7 @@ class _Sum:
         while at < len(text) and not text[at:].isspace():
             match = self._TOKEN.match(text, at)
             if match is None:
-                self._tokens = ["?"]  # of no sum
+                self._tokens = ["?"]  # an invalid expression
                 break
             self._tokens.append(match[1])
             at = match.end()
@@ -245,7 +246,7 @@ class _Sum:
         while self._peek() in self._LEVELS[level]:
             operator = str(self._peek())
             self._at += 1
-            # powers go from the right
+            # `**` is right-associative.
             right = self._level(level if operator == "**" else level + 1)
             found = _applied(operator, found, right)
         return found
@@ -269,7 +270,7 @@ class _Sum:
             self._at += 1
             return self._stepped(name, token)
         if token[0].isdigit():
-            # a leading zero means octal
+            # A leading zero means octal.
             return int(token, 16 if token[1:2] in ("x", "X") else 8 if token[0] == "0" else 10)
         if not re.fullmatch(NAME, token):
             raise ValueError
@@ -298,9 +299,9 @@ _ASSIGNS = frozenset({"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<="
 
 
 def _applied(operator: str, one: int, other: int) -> int:
-    """Return one operator's value, in 64 bits as bash has it."""
+    """Return the result of a binary operator; raises ValueError beyond 64 bits."""
     if operator in ("/", "%"):
-        # towards zero
+        # Bash rounds towards zero, Python down.
         quotient = abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
         return quotient if operator == "/" else one - quotient * other
     if operator in ("**", "<<", ">>") and not 0 <= other <= 63:
@@ -331,42 +332,42 @@ def _applied(operator: str, one: int, other: int) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# Words of a launch.
+# Launch commands.
 
 
 class Command(Record):
-    """The words of one launch."""
+    """Words of one launch command, with its environment and assumptions."""
 
     before: tuple[str, ...]
-    """Words in front of the program: torchrun and its options; empty where none was found."""
+    """Words before the program: torchrun and its options; empty where none was found."""
     program: str = ""
-    """The `.py` file, or the module behind `-m`; empty where none was found."""
+    """The `.py` file, or the module after `-m`; empty where none was found."""
     arguments: tuple[str, ...]
-    """Words behind the program; those of the longest array where the script runs none."""
+    """Words after the program; words of the longest array where the script runs none."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the script exports, or sets for this command."""
+    """Environment variables that the script exports, or sets for this command."""
     notes: tuple[str, ...] = ()
-    """What was taken for granted, a sentence each."""
+    """Sentences on assumptions made about the script."""
     unset: Mapping[str, str] = field(default_factory=dict)
-    """Variables that nothing sets, and what was taken for each: its default, or nothing."""
+    """Unset variables, with the text used for each: its default, or an empty text."""
 
 
 _RUNNERS = re.compile(r"(.*/)?(torchrun|python[0-9.]*|accelerate|srun|deepspeed)")
 _STARTERS = re.compile(r"(.*/)?(torchrun|accelerate|srun|deepspeed|mpirun)|torch\.distributed.*")
 _PROGRAM = re.compile(r".*\.py|(.*/)?scripts/training/train\.sh", re.DOTALL)
-"""What trains: Python, and the launcher of Megatron-Bridge."""
+"""Pattern of training programs: Python files, and the launcher of Megatron-Bridge."""
 _PATHS = re.compile(r"--.*(path|data|blend|file|prefix).*")
-"""Flags of several words that change no launch."""
+"""Pattern of flags whose further words do not affect a launch."""
 _SHORT = r"-[a-z]{2,3}"
 _LIKE_FLAG = re.compile(rf"--.*|{_SHORT}|\+{{0,2}}[A-Za-z_]\w*(\.\w+)+=.*", re.DOTALL)
-"""Words by which a launch is known: `--tp`, `-tp`, and `model.tp=4` as Hydra has them."""
+"""Pattern of words that identify a launch: `--tp`, `-tp`, and Hydra's `model.tp=4`."""
 _FLAG = re.compile(rf"--.*|{_SHORT}", re.DOTALL)
 
 
 def settled(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Return arguments without words that only running tells and that are no flag's own value.
+    """Return (arguments without unknown words that are no value of a flag, sentences on these).
 
-    Such a word behind a value, or an array, holds flags or nothing: it is left out with a sentence.
+    An unknown array, or an unknown word after the value of a flag, contains flags or nothing.
     """
     kept, dropped = list[str](), list[str]()
     flag, values = "", 0
@@ -388,32 +389,33 @@ def settled(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def program_of(words: list[str]) -> tuple[list[str], str, list[str]] | None:
-    """Return the words before the program of a launch, it and those behind; None: it is none."""
+    """Return (words before the program, program, words after it); None: no launch command."""
     at = next((i for i, word in enumerate(words) if _PROGRAM.fullmatch(word)), None)
     if at is None and "-m" in words[1:-1]:
         at = words.index("-m", 1) + 1
     if at is None or not any(_LIKE_FLAG.fullmatch(word) for word in words[at + 1 :]):
-        # an array of flags that is not known is as good as flags
+        # An unknown array of flags counts as flags.
         rest = words[at + 1 :] if at is not None else []
         if at is None or not any(isinstance(word, Undecided) for word in rest):
             return None
-    # a script as the command itself, or behind something that runs scripts
+    # The script is the command itself, or follows a program that runs scripts.
     if at and not any(_RUNNERS.fullmatch(word) for word in words[:at]):
         return None
     return words[:at], words[at], words[at + 1 :]
 
 
 def runs_ranks(before: Sequence[str]) -> bool:
-    """Return whether words in front of a program start several of it, as they do no tool."""
+    """Return whether the words before a program include a launcher of ranks, such as torchrun."""
     return any(_STARTERS.fullmatch(word) for word in before)
 
 
 def split_flags(
     words: Sequence[str], left: Callable[[str], bool]
 ) -> tuple[list[str], dict[str, tuple[str, ...]]]:
-    """Return words without the flags that are to be left out, and those by name with their words.
+    """Return (words without selected flags, words by name of the selected flags).
 
-    left : returns whether a flag is, by its name without hyphens in front and `_` as `-`.
+    left : returns True to select a flag, from its name without leading hyphens and with `-` for
+    `_`.
     """
     kept, out = list[str](), dict[str, tuple[str, ...]]()
     name: str | None = None
@@ -436,6 +438,6 @@ def _name(word: str) -> str:
 
 
 def world_flags(before: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return what words in front of a program say of nodes and processes."""
+    """Return the flags for nodes and processes among the words before a program."""
     wanted = {"nnodes", "nproc-per-node"}
     return split_flags(before, lambda flag: flag in wanted)[1]
