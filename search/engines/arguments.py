@@ -1,6 +1,6 @@
-"""Arguments of a launch as words: looked up, checked, and counted as understood.
+"""Arguments of a launch command: lookup, checks, and a record of the arguments that were used.
 
-What the words of one trainer mean is another file; here a launch can say what nobody has read.
+The readers of the engines interpret the words. Arguments that no reader uses are reported.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from search.engines.text import flags_of_document
 
 
 class UnpricedError(DocumentError):
-    """A launch that may well run, and has something that nobody here can price."""
+    """Error for a launch that may be valid but has a feature that cannot be priced."""
 
 
 class Ignored(Record):
-    """An argument that the reading did not need."""
+    """Argument that the reader did not use."""
 
     flag: str
     value: str
     understood: bool
-    """It is known to change neither memory nor time."""
+    """True if the argument is known to change neither memory nor time."""
     concern: str | None = None
-    """What it is about, in a word or two; None: nobody here knows it."""
+    """Topic of the argument in a word or two; None: unknown argument."""
 
 
 _NONE_AT_ZERO = frozenset({"mtp-num-layers", "num-experts"})
-"""Numbers of what a model need not have, of which 0 says that it has none."""
+"""Flags for which a value of 0 means that the model does not have the feature."""
 
 
 class LaunchArguments(Record):
-    """Words by flag without hyphens in front, and which of them were asked for."""
+    """Words by flag without leading hyphens, with a record of the flags that were looked up."""
 
     source: str
-    """What is read, for sentences on what is wrong with it."""
+    """Name of the source, for error messages."""
     words: Mapping[str, tuple[str, ...]]
     asked: set[str]
-    """Filled by the lookups below."""
+    """Flags that were looked up; the methods below fill it."""
 
     def fail(self, flag: str, problem: str, remedy: str | None = None) -> DocumentError:
-        """Return the sentence on an unusable flag."""
+        """Return the error for an unusable flag."""
         return DocumentError(self.source, problem, key=f"--{flag}", remedy=remedy)
 
     def unpriced(self, flag: str, problem: str, remedy: str) -> UnpricedError:
-        """Return the sentence on a flag that runs and is not priced."""
+        """Return the error for a valid flag that cannot be priced."""
         return UnpricedError(self.source, problem, key=f"--{flag}", remedy=remedy)
 
     def has(self, flag: str) -> bool:
@@ -57,13 +57,13 @@ class LaunchArguments(Record):
         return flag in self.words
 
     def list(self, flag: str) -> tuple[str, ...]:
-        """Return the words of a flag, those of `[a b]` apart; none where it is absent."""
+        """Return the words of a flag, with lists such as `[a b]` split; empty: flag not given."""
         self.asked.add(flag)
         text = " ".join(self.words.get(flag, ()))
         return tuple(re.sub(r"[\[\],]", " ", text).split())
 
     def text(self, flag: str, default: str = "") -> str:
-        """Return the one word of a flag."""
+        """Return the single word of a flag; raises DocumentError for several words."""
         self.asked.add(flag)
         words = self.words.get(flag)
         if words is None:
@@ -73,7 +73,7 @@ class LaunchArguments(Record):
         return words[0]
 
     def choice(self, flag: str, known: tuple[str, ...], default: str) -> str:
-        """Return a word out of the known ones."""
+        """Return the word of a flag, which must be one of `known`; raises DocumentError else."""
         found = self.text(flag, default)
         if found not in known:
             if is_open(found):
@@ -84,7 +84,7 @@ class LaunchArguments(Record):
     def number(
         self, flag: str, default: int | None = None, *, most: int | None = None, digits: int = 9
     ) -> int:
-        """Return a positive whole number; raises DocumentError without it and without a default."""
+        """Return a positive integer; raises DocumentError where it is missing without a default."""
         if not self.has(flag):
             if default is None:
                 raise self.fail(flag, "is missing", "add it")
@@ -95,11 +95,11 @@ class LaunchArguments(Record):
         return found
 
     def numbers(self, flag: str) -> tuple[int, ...]:
-        """Return positive whole numbers, none where the flag is absent."""
+        """Return the positive integers of a flag; empty: flag not given."""
         return tuple(self._whole(flag, word) for word in self.list(flag))
 
     def real(self, flag: str, default: float) -> float:
-        """Return a finite number that is not negative."""
+        """Return a finite number of at least 0; raises DocumentError for other values."""
         text = self.text(flag, str(default))
         try:
             value = float(text)
@@ -114,9 +114,10 @@ class LaunchArguments(Record):
     def ignored(
         self, harmless: Callable[[str], bool], concern_of: Callable[[str], str | None]
     ) -> tuple[Ignored, ...]:
-        """Return the flags that were not asked for, in the order of their names.
+        """Return the flags that were not looked up, sorted by name.
 
-        harmless : whether a flag changes neither memory nor time. concern_of : what one is about.
+        harmless : returns True for a flag that changes neither memory nor time.
+        concern_of : returns the topic of a flag.
         """
         return tuple(
             Ignored(
@@ -130,7 +131,7 @@ class LaunchArguments(Record):
         )
 
     def _whole(self, flag: str, text: str, digits: int = 9) -> int:
-        # short before int(), which refuses thousands of digits
+        # The length is checked before int(), which rejects thousands of digits.
         if not (text.isascii() and text.isdigit() and len(text) <= digits and int(text) > 0):
             if is_open(text):
                 raise self.unpriced(flag, f"is {shorten(text)}", "write the number to price it")
@@ -139,12 +140,15 @@ class LaunchArguments(Record):
 
 
 def is_open(text: str) -> bool:
-    """Return whether only a running machine tells what stands here: a variable, a command."""
+    """Return whether a text is known only at run time: it has a variable or a command."""
     return "$" in text or "`" in text
 
 
 def words_of(document: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return the flags of a document of arguments, but those whose 0 says that there is none."""
+    """Return words by flag of a document of arguments, without flags of absent features.
+
+    A flag of `_NONE_AT_ZERO` with the value 0 is omitted.
+    """
     return {
         flag: words
         for flag, words in flags_of_document(document, several=SEVERAL).items()

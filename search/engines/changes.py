@@ -1,6 +1,6 @@
-"""What changes in a run's arguments when it becomes another run, as its file spells them.
+"""Argument changes that turn one run into another, in the spelling of Megatron-LM.
 
-Which runs there are next to one is `search.check.neighbours`; here are the words.
+`search.check.neighbours` generates the other runs.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from autopar.run.run import Run
 from autopar.run.strategy import Chunk, Strategy, even_chunks
 
 Changes = tuple[tuple[str, str | None, str | None], ...]
-"""Flag, value before, value after; None: the flag is not there, empty: without a value."""
+"""Tuples (flag, old value, new value). None: flag not given; empty text: flag without a value."""
 Move = Literal[
     "tensor", "context", "stages", "chunks", "experts", "micro_batch", "recompute", "optimizer",
     "overlap",
 ]  # fmt: skip
-"""What a neighbour has changed: a degree, chunks of a stage, degrees of experts, the micro-batch,
-what is computed again, sharding and overlap of the optimizer, overlap of tensor transfers."""
+"""Type of a suggested change: a degree, chunks per stage, degrees of experts, micro-batch size,
+recomputation, sharding and overlap of the optimizer, or TP overlap."""
 MOVES: frozenset[Move] = frozenset(get_args(Move))
 Words = Mapping[str, tuple[str, ...]]
 
 
 def ends_of(run: Run) -> tuple[int, int]:
-    """Return for how many layers embedding and loss count: the ends have so many fewer."""
+    """Return how many layers (embedding, loss) count as: 1 where that end has one layer fewer."""
     stages = run.strategy.stages
     sizes = [len(chunk.layers) for stage in stages for chunk in stage]
     first, last = len(stages[0][0].layers), len(stages[-1][-1].layers)
@@ -33,7 +33,11 @@ def ends_of(run: Run) -> tuple[int, int]:
 
 
 def laid_out(run: Run, stages: int, pieces: int) -> tuple[tuple[Chunk, ...], ...]:
-    """Return even chunks that count embedding and loss as the run does; raises InputError."""
+    """Return even chunks that count embedding and loss as in the run.
+
+    stages : number of pipeline stages. pieces : chunks per stage. Raises InputError where the
+    layers do not divide.
+    """
     model = run.model
     ends = ends_of(run) if stages > 1 else (0, 0)
     return even_chunks(model.num_layers, stages, pieces, mtp=model.mtp, ends=ends)
@@ -43,7 +47,7 @@ _COUNTED = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipe
 
 
 def _evenly(run: Run) -> tuple[tuple[Chunk, ...], ...] | None:
-    """Return the chunks of a run if they were even; None where they cannot be."""
+    """Return even chunks for the stages of a run; None where its layers do not divide."""
     try:
         return laid_out(run, run.strategy.pp, run.strategy.vpp)
     except InputError:
@@ -51,7 +55,7 @@ def _evenly(run: Run) -> tuple[tuple[Chunk, ...], ...] | None:
 
 
 def arguments_of(run: Run) -> dict[str, str]:
-    """Return the arguments that knobs change, as Megatron-LM spells them; absent ones left out."""
+    """Return the Megatron-LM arguments that suggested changes may modify; only those given."""
     strategy, split, overlap = run.strategy, run.split, run.runtime.overlap
     found = {
         "tensor-model-parallel-size": str(split.tp),
@@ -84,9 +88,9 @@ def arguments_of(run: Run) -> dict[str, str]:
 
 
 def recompute_arguments(strategy: Strategy) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the arguments of Megatron-LM that say what layers recompute.
+    """Yield the recomputation arguments of Megatron-LM for a strategy.
 
-    torchtitan's selective ways have none.
+    The selective recomputation of torchtitan has no such arguments.
     """
     recomputed = strategy.recomputed
     if recomputed.kind in ("full", "block"):
@@ -106,7 +110,7 @@ _LAYOUT = (
     "decoder-last-pipeline-num-layers",
     "pipeline-model-parallel-layout",
 )
-"""Arguments that place layers."""
+"""Arguments of the layer partition."""
 _RECOMPUTE = (
     "recompute-granularity",
     "recompute-method",
@@ -115,16 +119,16 @@ _RECOMPUTE = (
     "recompute-activations",
     "moe-layer-recompute",
 )
-"""Arguments that say what is computed again, old ones too."""
+"""Arguments of recomputation, including old ones."""
 _GROUP = "microbatch-group-size-per-virtual-pipeline-stage"
 _EXPERT_TENSOR = "expert-tensor-parallel-size"
 
 
 def changes_of(words: Words | None, before: Run, after: Run) -> Changes:
-    """Return what changes from one run to the other.
+    """Return the argument changes that turn `before` into `after`.
 
-    words : arguments of the first as they are written; None: as `arguments_of` has them. A family
-    of arguments that say one thing (where layers are, what is computed again) is replaced whole.
+    Arguments of the layer partition are replaced together, as are those of recomputation.
+    words : arguments of `before` as written; None: those of `arguments_of`.
     """
     one, other = arguments_of(before), arguments_of(after)
     if words is None:
@@ -144,7 +148,7 @@ def changes_of(words: Words | None, before: Run, after: Run) -> Changes:
     for flag in gone:
         if flag in wanted and flag not in other:
             wanted[flag] = None
-    # its default follows the tensor degree
+    # The default of this argument is the tensor degree.
     if _EXPERT_TENSOR in other and wanted.get(_EXPERT_TENSOR) is None:
         wanted[_EXPERT_TENSOR] = (
             other[_EXPERT_TENSOR] if after.split.etp != after.split.tp else None
@@ -157,7 +161,7 @@ def changes_of(words: Words | None, before: Run, after: Run) -> Changes:
 
 
 def changed_words(words: Words, changes: Changes) -> dict[str, tuple[str, ...]]:
-    """Return arguments with changes made."""
+    """Return the arguments after changes."""
     found = {**words}
     for flag, _, after in changes:
         found.pop(flag, None)

@@ -1,7 +1,7 @@
-"""Choice: what a search decides about a launch; Fixed and Training: what somebody has decided.
+"""Searched variables of a uniform plan (Choice), and constraints of the user (Fixed, Training).
 
-Words and values are those of trainers. What an engine can be told is
-`search.engines.table`'s; what a choice takes is `search.planning.uniform.prices`'s.
+Words and values are those of the engines. The search space of each engine is in
+`search.engines.table`, time and memory of a choice in `search.planning.uniform.prices`.
 """
 
 from __future__ import annotations
@@ -29,63 +29,63 @@ from autopar.run.strategy import (
 from autopar.training.adapters import Adapters, BaseKind
 
 Precision = Literal["bf16", "fp8", "fp8-blockwise", "mxfp8", "nvfp4"]
-"""Of products: 16 bits; 8 bits scaled per tensor, per block of 128, per 32 elements; 4 bits scaled
-per 16 elements (the last two on Blackwell)."""
+"""Precision of GEMMs: 16 bits; 8 bits with a scale per tensor, per block of 128, or per 32
+elements; 4 bits with a scale per 16 elements. `mxfp8` and `nvfp4` need Blackwell."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Dispatcher = Literal["alltoall", "flex"]
 
 NONE, FULL = "none", "full"
-"""Recomputation of nothing, and of whole layers."""
+"""Recomputation of nothing, and of whole layers; `NONE` also means no offload."""
 MODULES: tuple[str, ...] = get_args(Module)
-"""Parts of a layer that can be computed again apart."""
+"""Modules of a layer that can be recomputed separately."""
 
 
 class Choice(Record, order=True):
-    """Degrees, batch and switches of a launch; the data degree follows from the GPUs.
+    """Candidate of a uniform plan: degrees, batch and switches; GPUs define the data degree.
 
-    The order of the fields is the canonical one, in which equally fast launches are ranked.
+    The order of the fields is the canonical order, which ranks equally fast plans.
     """
 
     pp: int = 1
     tp: int = 1
     tp_overlap: bool = False
-    """Products run beside the transfers of tensor ranks."""
+    """True if tensor-parallel communication is overlapped with GEMMs."""
     cp: int = 1
     cp_kind: ContextKind = "ring"
     ep: int = 1
     etp: int = 1
     vpp: int = 1
-    """Chunks of layers that a stage holds."""
+    """Virtual pipeline size: model chunks per pipeline stage."""
     schedule: Schedule = "1f1b"
-    """Order of a pipeline's micro-batches; 1F1B is interleaved where a stage has several chunks."""
+    """Pipeline schedule. 1F1B with several chunks per stage becomes `interleaved`."""
     micro_batch: int = 1
-    """Sequences of a micro-batch on one data rank."""
+    """Micro-batch size: sequences per micro-batch and data-parallel rank."""
     zero: int = 1
-    """0: replicas; 1 to 3: optimizer, gradients, weights as well are sharded over data ranks."""
+    """ZeRO stage. 0: replicas; 1: sharded optimizer states; 2: also gradients; 3: also weights."""
     dp_replicate: int = 1
-    """Copies of what is sharded: HSDP, instances of Megatron-LM's distributed optimizer."""
+    """Number of HSDP replicas, or of instances of Megatron-LM's distributed optimizer."""
     recompute: str = NONE
-    """`none`, `full`, `op` (torchtitan's), `block N` or modules joined by `+`."""
+    """Recomputation: `none`, `full`, `op` (torchtitan), `block N`, or modules joined by `+`."""
     offload: str = NONE
-    """Modules of each layer whose activations wait on the host, joined by `+`, or `none`."""
+    """Modules of each layer with offloaded activations, joined by `+`, or `none`."""
     precision: Precision = "bf16"
     compiled: bool = False
-    """Each layer, and the loss, by torch.compile."""
+    """True if torch.compile compiles each layer and the loss."""
     dispatcher: Dispatcher = "alltoall"
-    """How tokens come to experts of other ranks; `flex` is DeepEP's or HybridEP's kernels."""
+    """Token dispatcher: `alltoall`, or `flex` for the kernels of DeepEP or HybridEP."""
     overlap_experts: bool = False
-    """One micro-batch's exchanges run beside another's compute."""
+    """True if expert communication of one micro-batch is overlapped with compute of another."""
     global_batch: int = 1
     chunks: tuple[tuple[Chunk, ...], ...] = ()
-    """Layers of every stage by chunk."""
+    """Model chunks of every pipeline stage."""
 
     def __post_init__(self) -> None:
-        """Call 1F1B by the name that it has with so many chunks."""
+        """Set the name of 1F1B, `1f1b` or `interleaved`, from the number of chunks."""
         if self.schedule in ("1f1b", "interleaved"):
             force_setattr(self, "schedule", schedule_of_chunks(self.vpp))
 
     def line(self, world: int, *, experts: bool) -> str:
-        """Return the degrees as one says them: `tp2 pp8 dp64, ZeRO-1, micro-batch 1, v4`."""
+        """Return the plan in one line, such as `tp2 pp8 dp64, ZeRO-1, micro-batch 1, v4`."""
         dp = world // (self.tp * self.cp * self.pp)
         degrees = [f"tp{self.tp}"] if self.tp > 1 else []
         exchanged = f" ({self.cp_kind})" if self.cp_kind != "ring" else ""
@@ -122,7 +122,7 @@ class Choice(Record, order=True):
 
 
 class Fixed(Record):
-    """Values that a search has to keep to, by field of `Choice`; None: any."""
+    """Constraints of a search: allowed values by field of `Choice`; None: any value."""
 
     tp: tuple[int, ...] | None = None
     tp_overlap: bool | None = None
@@ -146,7 +146,7 @@ class Fixed(Record):
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Names of the options that say what is left, precisions apart."""
+        """Names of the options that set constraints, except precision."""
         names = {
             "micro_batch": "micro-batch-size",
             "overlap_experts": "moe-overlap",
@@ -165,12 +165,12 @@ _Value = TypeVar("_Value")
 
 
 def kept(values: Iterable[_Value], fixed: tuple[_Value, ...] | None) -> tuple[_Value, ...]:
-    """Return the values that somebody has left, in their order."""
+    """Return the values that a constraint allows, in their order; None allows all."""
     return tuple(value for value in values if fixed is None or value in fixed)
 
 
 def recomputation_of(words: str) -> Recomputation:
-    """Return what a layer recomputes by a choice's words, which are not those of blocks."""
+    """Return the recomputation of a layer from the words of a choice other than `block N`."""
     if words == NONE:
         return frozenset()
     if words in (FULL, "op"):
@@ -179,7 +179,7 @@ def recomputation_of(words: str) -> Recomputation:
 
 
 def with_recompute(strategy: Strategy, words: str) -> Strategy:
-    """Return a strategy whose layers recompute what a choice's words say."""
+    """Return a strategy with the recomputation that the words of a choice describe."""
     if words == NONE:
         return strategy
     if words.startswith("block "):
@@ -188,7 +188,7 @@ def with_recompute(strategy: Strategy, words: str) -> Strategy:
 
 
 def recompute_words(recomputed: Recomputed) -> str:
-    """Return the words of what layers recompute."""
+    """Return the words for the recomputation of layers."""
     if recomputed.kind == "modules":
         return "+".join(sorted(recomputed.modules))
     if recomputed.kind in ("block", "every"):
@@ -197,43 +197,43 @@ def recompute_words(recomputed: Recomputed) -> str:
 
 
 def offload_of(words: str) -> frozenset[OffloadModule]:
-    """Return the modules whose activations are offloaded by a choice's words."""
+    """Return the modules with offloaded activations from the words of a choice."""
     modules = () if words == NONE else words.split("+")
     return frozenset(cast(Iterable[OffloadModule], modules))
 
 
 def offload_words(split: Split) -> str:
-    """Return the words of the modules whose activations are offloaded."""
+    """Return the words for the modules with offloaded activations."""
     return "+".join(sorted(split.offload)) or NONE
 
 
 # --------------------------------------------------------------------------------------------------
-# What is trained of a model and where its optimizer's states lie: given, not chosen, since LoRA
-# changes what is learned, and so may states of fewer bits. What a trainer does not have is refused
-# where its launch is made.
+# Adapters, optimizer type and optimizer offload. The user sets these and a search never does: LoRA
+# changes the training result, and low-precision optimizer states may. An unsupported setting is
+# rejected when the run of an engine is made.
 
 
 OptimizerName = Literal["adam", "adam-bf16", "adam8bit"]
-"""Adam with moments of 32 bits, of 16 (Megatron-Core's precision-aware optimizer), and of 8 with a
-scale of each 256 (bitsandbytes)."""
+"""Adam with 32-bit moments, with 16-bit moments (Megatron-Core's precision-aware optimizer), and
+with 8-bit moments and a scale per 256 elements (bitsandbytes)."""
 BaseName = Literal["bf16", "int8", "nf4"]
 BASES: dict[BaseName, BaseKind] = {"bf16": "16 bits", "int8": "int8", "nf4": "nf4"}
-"""Word -> in what the frozen weights beside adapters are kept."""
+"""Word -> storage format of the frozen base weights under adapters."""
 
 
 class Training(Record):
-    """Adapters and optimizer of a launch."""
+    """Adapter and optimizer settings of a run."""
 
     lora_rank: int | None = None
-    """Of low-rank adapters beside frozen weights; None: all weights are trained."""
+    """Rank of LoRA adapters with frozen base weights; None: all weights are trained."""
     lora_base: BaseName = "bf16"
     optimizer: OptimizerName = "adam"
     offload: float = 0.0
-    """Share of the optimizer's states that lie, and are updated, on the host."""
+    """Fraction of the optimizer states stored and updated on the host, 0 to 1."""
 
     @property
     def words(self) -> str:
-        """The options that say it, empty where all weights are trained with Adam on the device."""
+        """Command-line options of these settings; empty for Adam on the device for all weights."""
         found = []
         if self.lora_rank is not None:
             found.append(f"--lora {self.lora_rank}")
@@ -255,21 +255,21 @@ TRAINING = (
     Rule("training.adam-bf16", ("engine", "optimizer"),
          lambda engine, kind: (engine != "megatron") * (kind == "adam-bf16"),
          "moments of Adam in 16 bits are Megatron-Core's"),
-    # validate_args of Megatron-LM
+    # Source: validate_args of Megatron-LM.
     Rule("training.adam-bf16-sharded", ("engine", "optimizer", "zero"),
          lambda engine, kind, zero: (engine == "megatron") * (kind == "adam-bf16") * (zero == 0),
          "moments of 16 bits are of the distributed optimizer alone"),
-    # `ratio` of offload_optimizer
+    # Source: `ratio` of offload_optimizer in DeepSpeed.
     Rule("training.offload-share", ("engine", "offload", "zero"),
          lambda engine, share, zero:
          (engine == "deepspeed") * (share > 0) * (share < 1) * (zero != 3),
          "DeepSpeed offloads a share of the states with ZeRO-3 alone"),
 )  # fmt: skip
-"""Rules of adapters and optimizer; the others are those of the launch."""
+"""Rules on adapters and optimizer; the engines check the others."""
 
 
 def trained(run: Run, training: Training, engine: str) -> Run:
-    """Return a run that trains so; raises RuleError where its engine does not."""
+    """Return a run with training settings; raises RuleError where its engine lacks them."""
     if training == Training():
         return run
     runtime, zero, torch = run.runtime, run.split.zero, run.kernels.torch_layers
@@ -285,7 +285,7 @@ def trained(run: Run, training: Training, engine: str) -> Run:
         },
     )
     if training.optimizer == "adam-bf16":
-        # where both are on the device, fp32 weights lose what bf16 ones have of them
+        # With both on the device, only the remainder of fp32 weights to bf16 is stored.
         whole = training.offload or zero != 1
         optimizer = replace(optimizer, moments_bytes=4, master_bytes=4 if whole else 2)
     elif training.optimizer == "adam8bit":
@@ -294,10 +294,10 @@ def trained(run: Run, training: Training, engine: str) -> Run:
         optimizer = replace(
             optimizer,
             offload=training.offload,
-            # Megatron-LM has the host's optimizer beside the precision-aware one alone, which takes
-            # fp32 weights along
+            # Megatron-LM offloads the optimizer only if it is precision-aware, which includes the
+            # fp32 weights.
             offload_master=True,
-            # FSDP's weights go with everything
+            # FSDP offloads the weights together with everything else.
             offload_weights=torch and engine != "deepspeed",
         )
     adapters = None
@@ -305,7 +305,7 @@ def trained(run: Run, training: Training, engine: str) -> Run:
         adapters = Adapters(
             rank=training.lora_rank,
             base=BASES[training.lora_base],
-            # Megatron's matrices are one of queries, keys and values, and one of gate and up
+            # Megatron has one matrix for queries, keys and values, and one for gate and up.
             fused=not torch,
         )
     return replace(run, runtime=replace(runtime, optimizer=optimizer, adapters=adapters))

@@ -1,6 +1,6 @@
-"""What two runs differ in, in sentences: what a trainer's files could not say.
+"""Differences between two runs as sentences, for features that an engine's files cannot express.
 
-Whatever a file says is read back by `search.check`, so that nothing is lost without a sentence.
+`search.check` reads every exported file back, so that each loss is reported.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ _PHRASES: Mapping[str, str] = {
     "kernels.fused_norms": "norms of one kernel",
     "quirks.stage_outputs": "logits that the last stage keeps",
 }
-"""What a field is, where its name alone does not say it."""
+"""Phrase for a field whose name is not clear by itself."""
 
 
 def losses_of(run: Run, runs: Run, title: str) -> tuple[Loss, ...]:
-    """Return each field in which what runs is another run."""
+    """Return one loss for each field in which the executed run `runs` differs from `run`."""
     one, other = without_effect(run), without_effect(runs)
     mine, found = one.runtime.precision, other.runtime.precision
     if mine.fp8 != found.fp8:
-        # without products of 8 bits there is no recipe of them to lose
+        # Without 8-bit GEMMs there is no fp8 recipe to lose.
         precision = replace(found, fp8_recipe=mine.fp8_recipe)
         other = replace(other, runtime=replace(other.runtime, precision=precision))
     return tuple(
@@ -80,10 +80,10 @@ def _phrase(path: str) -> str:
 
 
 def run_differences(one: Run, other: Run) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (field, value, other value) of the fields in which two runs differ.
+    """Yield (field, value, other value) for each field in which two runs differ.
 
-    Fields are `RECORD.NAME`, such as `split.tp`; of layers and their splits the first difference
-    of each field stands for all layers.
+    Fields are `RECORD.NAME`, such as `split.tp`. For layers and their splits, only the first
+    difference of each field is reported.
     """
     yield from _fields("", one, other)
 
@@ -106,7 +106,7 @@ def _fields(name: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _of_layers(one: Sequence[Any], other: Sequence[Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the differences of groups of layers, or of their splits."""
+    """Yield the differences between layer groups, or between their splits."""
     mine, its = (list(_each(groups)) for groups in (one, other))
     if len(mine) != len(its):
         yield "model.num_layers", len(mine), len(its)
@@ -147,18 +147,18 @@ def _shown(value: Any) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Runs without what changes nothing of them
+# Runs with normalised fields
 
 
 def without_effect(run: Run) -> Run:
-    """Return a run in which fields that change nothing of it have one value.
+    """Return a run in which fields without effect have a fixed value.
 
-    Two runs that differ in no more than those are the same.
+    Runs that differ only in such fields become equal.
     """
     return replace(
         run,
         name="",
-        # the device and the release of the software are where a run takes place
+        # Device and engine release belong to the place of a run.
         gpu="",
         model=_model(run),
         strategy=_strategy(run),
@@ -175,7 +175,7 @@ def _model(run: Run) -> Model:
         name="",
         layers=layers,
         repeat=repeat,
-        # a divisor by which no row is added is none
+        # A divisor that adds no row to the vocabulary has no effect.
         vocab_divisor=1 if unpadded.padded_vocab == run.padded_vocab else model.vocab_divisor,
         max_positions=model.max_positions if model.positions == "learned" else 0,
         mtp_shared=model.mtp_shared and model.mtp > 1,
@@ -188,7 +188,7 @@ def _layer(run: Run, layer: Layer) -> Layer:
     assert attention is not None, "runs of engines have attention in all layers"
     own = replace(
         attention,
-        # heads of latent attention have keys and values of their own
+        # In latent attention, every head has separate keys and values.
         kv_heads=attention.kv_heads if attention.latent is None else attention.heads,
         qkv_biases=attention.qkv_biases or layer.biases,
         dropout=0.0 if run.kernels.torch_layers else attention.dropout,
@@ -243,7 +243,7 @@ def _runtime(run: Run) -> Runtime:
             gradients=Overlap().gradients if torch else runtime.overlap.gradients,
         ),
         offload=runtime.offload if run.offloads_activations else ActivationOffload(),
-        # layers of torch have no count of these
+        # For PyTorch layers, allocator settings and masks are not counted.
         allocator=type(runtime.allocator)() if torch else runtime.allocator,
         masks=Runtime(engine="").masks if torch else runtime.masks,
     )
@@ -266,7 +266,7 @@ def _states(run: Run) -> States:
         return replace(states, keeper="megatron")
     return replace(
         states,
-        # who replicates does it the same way
+        # Without sharding, accelerate keeps states like DDP.
         keeper="ddp" if zero == 0 and states.keeper == "accelerate" else states.keeper,
         each_micro_batch=states.each_micro_batch or run.strategy.micro_batches == 1,
         gathered_fp8=states.gathered_fp8 and zero > 0 and run.runtime.precision.fp8,
@@ -280,13 +280,13 @@ def _of_megatron(run: Run) -> Kernels:
         kernels,
         fused_rotary=kernels.fused_rotary or run.model.positions != "rotary",
         fused_gate=kernels.fused_gate or run.model.last.gates == 1,
-        # those of the release; which experts there are is said
+        # Other quirks depend on the release; only this one is set by an argument.
         quirks=Quirks(compiled_experts=kernels.quirks.compiled_experts),
     )
 
 
 def _of_torch(kernels: Kernels) -> Kernels:
-    """Return kernels without those that layers of torch do not have."""
+    """Return kernels with defaults for fields that PyTorch layers do not use."""
     usual = Kernels()
     return replace(
         kernels,
@@ -294,7 +294,7 @@ def _of_torch(kernels: Kernels) -> Kernels:
         fused_gate=usual.fused_gate,
         fused_rotary=usual.fused_rotary,
         fused_accumulation=usual.fused_accumulation,
-        # which kernels transformers has is its release's to say
+        # In transformers, the release determines the kernels of norms.
         fused_norms=kernels.fused_norms or kernels.module == "transformers",
         quirks=Quirks(stage_outputs=kernels.quirks.stage_outputs),
     )
@@ -316,10 +316,10 @@ _OF_STAGE_3 = ("prefetch", "live", "reuse", "sub_group")
 
 
 def buckets_at(buckets: Buckets, zero: Zero) -> Buckets:
-    """Return DeepSpeed's buckets with those at their defaults that a stage does not have.
+    """Return DeepSpeed's buckets with defaults for those that a ZeRO stage does not use.
 
-    `deepspeed/runtime/zero/config.py`: stage 3 fetches weights ahead, stages 1 and 2 gather them
-    behind the step; without ZeRO there are none.
+    Stage 3 prefetches weights, stages 1 and 2 gather them after the step. Without ZeRO there are
+    no buckets. Source: `deepspeed/runtime/zero/config.py`.
     """
     if zero == 0:
         return BUCKETS

@@ -1,7 +1,7 @@
-"""Engine: software that trains, as the functions that read, write and describe its launches.
+"""Engine record: the functions that read, write and describe runs of one training software.
 
-The functions are in the folder of the engine, which is imported when one of them is called: a
-command that prints its help imports no engine.
+The functions are in the folder of the engine, which is imported at the first call. A command that
+only prints its help imports no engine.
 """
 
 from __future__ import annotations
@@ -14,49 +14,49 @@ from autopar.records import Record
 
 
 class Engine(Record):
-    """Software that trains; None stands for what is not written or read of it here."""
+    """Training software; a function is None where autopar does not support it."""
 
     name: str
     """Value of `--engine`, `--to` and `--from`."""
     title: str
-    """Name in sentences."""
+    """Name of the engine in sentences."""
     titled_by_release: bool = False
-    """Releases have other keys, so that sentences on files name the release."""
+    """True if keys differ between releases, so that sentences on files name the release."""
     forms: str = ""
-    """Kinds of files that `owns` knows, such as `script, YAML or JSON`."""
+    """File types that `owns` recognises, such as `script, YAML or JSON`."""
     owns: Callable[..., bool] | None = None
-    """Takes a Configuration: whether a file starts this engine; raises nothing."""
+    """Function (Configuration) -> True if the file starts this engine; raises nothing."""
     read: Callable[..., Any] | None = None
-    """Takes a Configuration and an Asked, returns a `CheckedFile`; raises DocumentError where not
-    even the number of GPUs is known. Everything else that is wrong is a finding."""
+    """Function (Configuration, Asked) -> `CheckedFile`. It raises DocumentError where the number of
+    GPUs is unknown; every other problem is a finding."""
     card: Callable[..., str | None] | None = None
-    """Takes a Configuration, returns the name of the card that the file is for, if it names one."""
+    """Function (Configuration) -> name of the GPU model that the file is for, or None."""
     write: Callable[..., Any] | None = None
-    """Takes a Launch and a Place, returns a `Draft`; raises InputError where nothing of the engine
-    is near the launch."""
+    """Function (Run, Place) -> `Draft`; raises InputError where the engine has nothing near the
+    run."""
     starts: tuple[str, ...] = ()
-    """Engines whose launches this one starts as they are."""
+    """Engines whose runs this engine can start unchanged."""
     spaces: Callable[[], Any] | None = None
-    """Returns the values of a `Choice` that it can be told, an `EngineSpace` for each variant."""
+    """Function () -> search spaces of uniform plans, one `EngineSpace` for each variant."""
     lower: Callable[..., Any] | None = None
-    """Takes the Job of a plan, returns a `Lowered`: of engines that run layers of several kinds."""
+    """Function (Job of a plan) -> `Lowered`, for engines that run per-layer plans."""
     near: Callable[..., Any] | None = None
-    """Takes the Job of a plan, returns the `Near` that the engine can run, one set of degrees."""
+    """Function (Job of a plan) -> `Near`, for engines with one set of degrees."""
     handed: Callable[..., Any] | None = None
-    """Takes a Job and the plan of its `Near`, returns the Launch that it is and its Place."""
+    """Function (Job, plan of its `Near`) -> (Run, Place)."""
     plans: Callable[[], Any] | None = None
-    """Returns the `Space` of plans that it runs as they are, which `--engine` searches."""
+    """Function () -> `Space` of plans that the engine runs unchanged, which `--engine` searches."""
     imports: Callable[..., Any] | None = None
-    """Takes a Configuration, world_size and num_layers, returns the `Imported` plan."""
+    """Function (Configuration, world_size, num_layers) -> `Imported` plan."""
 
     @property
     def exports(self) -> bool:
-        """Whether plans whose layers may differ are written for it."""
+        """True if per-layer plans can be exported to the engine."""
         return self.plans is not None
 
 
 def function_of(path: str) -> Callable[..., Any]:
-    """Return a function that imports another one, `FOLDER.MODULE.NAME`, when it is called."""
+    """Return a function that imports and calls `FOLDER.MODULE.NAME` when it is called."""
     module, _, name = path.rpartition(".")
 
     def call(*arguments: Any, **named: Any) -> Any:
@@ -66,6 +66,6 @@ def function_of(path: str) -> Callable[..., Any]:
 
 
 def value_of(path: str) -> Callable[[], Any]:
-    """Return a function that returns a value of a module, `FOLDER.MODULE.NAME`."""
+    """Return a function that imports and returns the value `FOLDER.MODULE.NAME`."""
     module, _, name = path.rpartition(".")
     return lambda: getattr(import_module(f"search.engines.{module}"), name)

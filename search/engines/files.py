@@ -1,6 +1,7 @@
-"""A run written for an engine: its files and its command, read back as `autopar check` reads.
+"""Export of a run to files and a launch command, which are read back as `autopar check` reads.
 
-Whatever the files do not hold of the run is a loss, and what the engine would refuse is refused.
+Differences between the run and the files read back are losses. A run that the engine would reject
+is an error.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from search.engines.reader import CheckedFile
 from search.engines.table import engine_named, read_checked
 
 LAUNCH = "launch.sh"
-"""Name of the script that holds the command."""
+"""Name of the script with the launch command."""
 _STAND_IN = "stand-in"
 _HEAD = "#!/usr/bin/env bash\nset -euo pipefail\n"
-# the command names its files without a folder
+# The command names its files without a folder.
 _HOME = 'cd "$(dirname "${BASH_SOURCE[0]}")"\n'
 
 
 def with_script(files: Mapping[str, str], command: str) -> dict[str, str]:
-    """Return all files of an export: those of the engine, and the command as a script."""
+    """Return all files of an export by name: engine files, and the command as a script."""
     return {**files, LAUNCH: _HEAD + _HOME + command}
 
 
@@ -37,15 +38,16 @@ def title_of(engine: Engine, draft: Draft) -> str:
 
 
 def written(run: Run, *, engine: str, place: Place) -> WrittenLaunch:
-    """Return the files and the command that make an engine train a run.
+    """Return the files and the launch command with which an engine trains a run.
 
     Parameters
     ----------
-    engine : its name; a run of Megatron-LM is one of Megatron-Bridge as well, and what
-        DeepSpeed keeps accelerate can start. place : the machines, and the model's name.
+    engine : name of the engine. Megatron-Bridge also trains runs of Megatron-LM, and accelerate
+        starts runs of DeepSpeed.
+    place : machines and name of the model.
 
-    Raises InputError, one sentence: the place has another number of GPUs, the engine has no such
-    model or keeps states otherwise, or it would refuse the launch.
+    Raises InputError, one sentence, if the place has another number of GPUs, if the engine does
+    not support the model or the layout of the model states, or if it would reject the run.
     """
     if place.num_gpus != run.strategy.gpus:
         raise InputError(
@@ -58,7 +60,7 @@ def written(run: Run, *, engine: str, place: Place) -> WrittenLaunch:
     title = title_of(own, draft)
     runs = read_back(draft, run, title)
     if run.runtime.adapters is not None and runs.runtime.adapters is None:
-        # no loss beside others: it trains something else, and takes several times the memory
+        # More than a loss: training all weights is another training with several times the memory.
         raise InputError(
             f"{title} would train all weights: the launch trains adapters, which no file of "
             "it says here; the files of --engine accelerate and deepspeed do (Megatron-Bridge has "
@@ -83,9 +85,9 @@ def _draft(engine: Engine, run: Run, place: Place) -> Draft:
 
 
 def unwritten(run: Run, *, engine: str, place: Place) -> str:
-    """Return why an engine has no files for a run, such as another model; empty where it has.
+    """Return the reason why a run has no files for an engine, such as its model; empty: it has.
 
-    Nothing is read back: what the engine would end with is found by `written`.
+    Files are not read back, so constraints of the engine are not checked; `written` checks these.
     """
     try:
         _draft(engine_named(engine), run, place)
@@ -95,7 +97,7 @@ def unwritten(run: Run, *, engine: str, place: Place) -> str:
 
 
 def read_back(draft: Draft, run: Run, title: str) -> Run:
-    """Return the run that files describe; raises InputError for what the engine ends with."""
+    """Return the run that files describe; raises InputError where the engine would reject it."""
     if draft.read is not None:
         return draft.read()
     found = checked(draft, run)
@@ -111,7 +113,7 @@ def read_back(draft: Draft, run: Run, title: str) -> Run:
 
 
 def checked(draft: Draft | WrittenLaunch, run: Run) -> CheckedFile:
-    """Return what `autopar check` reads in files, in a folder as a user has them."""
+    """Return the result of `autopar check` for files, written to a temporary folder."""
     texts = with_script(draft.files, draft.launch)
     stand_in = draft.stand_in if isinstance(draft, Draft) else None
     if stand_in is not None:

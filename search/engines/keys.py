@@ -1,7 +1,7 @@
-"""Keys of a document of a launch, by their dotted names, and which of them were asked for.
+"""Values of a configuration document by dotted key, with a record of the keys that were used.
 
-For trainers that are told in sections (TOML, JSON, YAML); arguments of a command line are
-`search.engines.arguments`. What a key means is each trainer's own file.
+For engines configured by documents with sections (TOML, JSON, YAML); command-line arguments are in
+`search.engines.arguments`. The readers of the engines interpret the keys.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from autopar.records import Record, shorten
 from search.engines.arguments import Ignored, UnpricedError
 
 _MOST = 10**9
-"""Above any size or degree."""
+"""Maximum of a whole number, above any size or degree."""
 
 
 def flattened(document: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of every value that is no section."""
+    """Yield (dotted key, value) for every value that is not a section."""
     for key, value in document.items():
         name = f"{before}{key}"
         if isinstance(value, Mapping):
@@ -28,7 +28,7 @@ def flattened(document: Mapping[str, Any], before: str = "") -> Iterator[tuple[s
 
 
 def words_of_values(values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return values as words, `true` and `false` as such, lists as several."""
+    """Return values as words by key: `true` or `false` for booleans, several words for lists."""
     return {key: _words(value) for key, value in values.items()}
 
 
@@ -41,34 +41,37 @@ def _words(value: object) -> tuple[str, ...]:
 
 
 class Keys(Record):
-    """Values by dotted key."""
+    """Values by dotted key, with checked lookups."""
 
     source: str
-    """What is read, for sentences on what is wrong with it."""
+    """Name of the source, for error messages."""
     values: Mapping[str, Any]
     asked: set[str]
-    """Filled by the lookups below."""
+    """Keys that were looked up; the methods below fill it."""
 
     def fail(self, key: str, problem: str, remedy: str | None = None) -> DocumentError:
-        """Return the sentence on an unusable value."""
+        """Return the error for an unusable value."""
         return DocumentError(self.source, problem, key=key, remedy=remedy)
 
     def unpriced(self, key: str, problem: str, remedy: str) -> UnpricedError:
-        """Return the sentence on a key that runs and is not priced."""
+        """Return the error for a valid key that cannot be priced."""
         return UnpricedError(self.source, problem, key=key, remedy=remedy)
 
     def has(self, *keys: str) -> bool:
-        """Return whether one of some keys is given."""
+        """Return whether any of the keys is given."""
         self.asked.update(keys)
         return any(self.values.get(key) is not None for key in keys)
 
     def first(self, *keys: str) -> str:
-        """Return the first of some names of one thing that is given, else the last."""
+        """Return the first given key among alternative names of a setting, else the last name."""
         self.asked.update(keys)
         return next((key for key in keys if self.values.get(key) is not None), keys[-1])
 
     def number(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """Return a whole number; raises DocumentError for others, and where there is none."""
+        """Return an integer of at least `least`; raises DocumentError for others or a missing one.
+
+        default : value of a missing key; None: the key is required.
+        """
         value = self.values.get(key)
         self.asked.add(key)
         if value is None:
@@ -86,7 +89,7 @@ class Keys(Record):
         return int(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """Return a yes or no; raises DocumentError for others."""
+        """Return a boolean; raises DocumentError for other values."""
         value = self.values.get(key)
         self.asked.add(key)
         if value is None:
@@ -98,23 +101,23 @@ class Keys(Record):
         return value
 
     def text(self, key: str, default: str = "") -> str:
-        """Return a value as text; of a list its items, with commas between."""
+        """Return a value as text; items of a list are joined by commas."""
         value = self.values.get(key)
         self.asked.add(key)
         return default if value is None else ",".join(_words(value))
 
     def choice(self, key: str, known: tuple[str, ...], default: str) -> str:
-        """Return one of the known texts; raises DocumentError for others."""
+        """Return a text that must be one of `known`; raises DocumentError for others."""
         found = self.text(key, default)
         if found not in known:
             raise self.fail(key, f"expected one of {', '.join(known)}, got {shorten(found)}")
         return found
 
     def ignored(self, harmless: frozenset[str], known: frozenset[str]) -> tuple[Ignored, ...]:
-        """Return the keys that were not asked for.
+        """Return the keys that were not looked up, sorted by name.
 
-        harmless : sections and keys that change neither memory nor time. known : those that do,
-        in a way that the launch does not depend on.
+        harmless : sections and keys that change neither memory nor time. known : keys that may
+        change them, but not in this run.
         """
         return tuple(
             Ignored(

@@ -1,8 +1,8 @@
-"""The nearest plan that treats all layers alike, for engines with one degree for the whole model.
+"""Nearest plan with equal layers, for engines with one set of degrees for the whole model.
 
-What an engine takes is a `Reach`; the losses are the differences between the plan and the nearest
-one, so that a plan that is taken as it is loses nothing. Where two values make ranks do the same
-(a strided group of one rank, ZeRO over one rank) the plan's own is kept.
+`Reach` describes the capabilities of an engine. Losses are the differences between a plan and the
+nearest one, so a plan that the engine runs unchanged has none. Of two equivalent values, such as
+those of a strided group of one rank or of ZeRO over one rank, the plan's value is kept.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ DataMode = Literal["ddp", "zero1", "zero2", "zero3"]
 
 
 class Reach(Record):
-    """What an engine with one degree for all layers can do.
+    """Capabilities of an engine with one set of degrees for all layers.
 
-    A *shape* is a strategy of which tp, Ulysses and cp count: the degrees that all layers share.
+    A *shape* is a strategy reduced to tp, Ulysses and cp, the degrees that all layers share.
     """
 
     title: str
-    """The engine as it is called in a sentence."""
+    """Name of the engine in sentences."""
     ulysses: bool = False
     context: bool = False
     layer_checkpoints: bool = False
     data_mode: Callable[[DataMode, LayerStrategy, int], DataMode] = lambda mode, shape, data: mode
-    """The nearest way to keep replicas, from the plan's way, the shape and the data degree."""
+    """Function (mode of the plan, shape, data degree) -> nearest data-parallel mode."""
     problems: Callable[[LayerStrategy, ModelSpec], tuple[str, ...]] = lambda shape, spec: ()
-    """Rules of the engine beyond those of `autopar.run.plan`, one text per broken one."""
+    """Function (shape, model) -> one text per violated rule of the engine that is not in
+    `autopar.run.plan`."""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """Why a key of the strategy file cannot be kept, where it is not `_REASONS`' text."""
+    """Reasons why a key of the strategy file cannot be kept; they override `_REASONS`."""
 
 
 _REASONS = {
@@ -58,23 +59,23 @@ _REASONS = {
 
 
 def kv_heads_problems(shape: LayerStrategy, spec: ModelSpec) -> tuple[str, ...]:
-    """Return the rule that a tensor degree divides the key-value heads, where it is broken."""
+    """Return one text for each number of key-value heads that the tensor degree does not divide."""
     if shape.ulysses:
-        # Ulysses copies key-value heads where there are fewer than ranks
+        # Ulysses copies key-value heads if there are fewer heads than ranks.
         return ()
     return tuple(
         f"kv_heads({heads}) % tp({shape.tp}) = {heads % shape.tp} != 0"
-        # an unknown number is taken for one that it divides
+        # An unknown number of heads is assumed to be divisible.
         for heads in sorted({layer.num_kv_heads or shape.tp for layer in spec.layers})
         if heads % shape.tp
     )
 
 
 def nearest(job: Job, reach: Reach) -> tuple[Plan, tuple[Loss, ...]]:
-    """Return the nearest plan that the engine can express, and what it changes.
+    """Return the nearest plan that the engine can express, and the losses.
 
-    Of several tensor degrees it takes `Job.tensor_degree`, else the largest that is legal;
-    all layers are ZeRO-3 or checkpointed where one is, so that memory does not grow by either.
+    A plan of several tensor degrees gets `Job.tensor_degree`, else the largest legal degree. If one
+    layer has ZeRO-3 or is checkpointed, all layers are, so that neither increases memory.
 
     Raises InputError where no degree is legal.
     """
@@ -85,7 +86,7 @@ def nearest(job: Job, reach: Reach) -> tuple[Plan, tuple[Loss, ...]]:
             problems = violations(plan, job.spec, sequence_parallel=job.sequence_parallel)
             if not problems:
                 return plan, losses_between(job.plan, plan, reach.title, reach.reasons, refused)
-        # the first refusal is that of the nearest shape
+        # Keep the first problem, which is that of the nearest shape.
         refused = refused or problems[0]
     wanted = f" of tp {job.tensor_degree}" if job.tensor_degree else ""
     raise InputError(
@@ -95,12 +96,12 @@ def nearest(job: Job, reach: Reach) -> tuple[Plan, tuple[Loss, ...]]:
 
 
 def _shapes(job: Job, reach: Reach) -> Iterator[LayerStrategy]:
-    """Yield the degrees to try, the one to prefer first."""
+    """Yield the shapes to try, in order of preference."""
     plan = job.plan
     present = {_shape(layer, reach) for layer in plan.layers}
-    # most ranks first, so that weights and activations of a rank do not grow
+    # Most ranks first, so that weights and activations per rank do not grow.
     ordered = sorted(present, key=lambda s: (s.tp * s.cp, s.tp, not s.ulysses), reverse=True)
-    # a plan of one degree keeps it, whatever is wished for
+    # A plan of one degree keeps it, whatever degree is requested.
     if job.tensor_degree is not None and len({s.tp for s in present}) > 1:
         wanted = [s for s in ordered if s.tp == job.tensor_degree]
         tp, most = job.tensor_degree, ordered[0]
@@ -113,7 +114,7 @@ def _shapes(job: Job, reach: Reach) -> Iterator[LayerStrategy]:
     yield from ordered
     largest = ordered[0]
     kinds = (largest.ulysses, not largest.ulysses) if reach.ulysses else (False,)
-    # none of the plan's own degrees is legal: smaller ones are
+    # No degree of the plan is legal, so smaller ones are tried.
     for tp in range(largest.tp * largest.cp, 0, -1):
         for cp in sorted({largest.cp, 1}, reverse=True):
             for ulysses in kinds:
@@ -124,13 +125,13 @@ def _shapes(job: Job, reach: Reach) -> Iterator[LayerStrategy]:
 
 
 def _shape(layer: LayerStrategy, reach: Reach) -> LayerStrategy:
-    # without context parallelism its ranks become tensor ranks
+    # In an engine without context parallelism, context ranks become tensor ranks.
     tp, cp = (layer.tp, layer.cp) if reach.context else (layer.tp * layer.cp, 1)
     return LayerStrategy(tp=tp, ulysses=layer.ulysses and reach.ulysses and tp > 1, cp=cp)
 
 
 def _plans(job: Job, reach: Reach, shape: LayerStrategy) -> Iterator[Plan]:
-    """Yield the plans of one shape, which differ in the vocabulary's layers only."""
+    """Yield the plans of one shape, which differ in embedding and head only."""
     plan = job.plan
     ranks = plan.world_size // plan.num_stages
     mode = reach.data_mode(_data_mode(plan), shape, ranks // (shape.tp * shape.cp))
@@ -141,7 +142,7 @@ def _plans(job: Job, reach: Reach, shape: LayerStrategy) -> Iterator[Plan]:
             ulysses=shape.ulysses if shape.tp > 1 else layer.ulysses,
             zero3=mode == "zero3" if _replicas(ranks, shape) > 1 else layer.zero3,
             checkpoint=layer.checkpoint if reach.layer_checkpoints else everywhere,
-            # one rank or all ranks are the same group, strided or not
+            # A group of one rank or of all ranks is the same, strided or not.
             strided=layer.strided and shape.tp in (1, ranks) and layer.tp == shape.tp,
         )
         for layer in plan.layers
@@ -156,23 +157,23 @@ def _plans(job: Job, reach: Reach, shape: LayerStrategy) -> Iterator[Plan]:
 
 
 def _vocabularies(vocab: VocabStrategy, shape: LayerStrategy) -> list[VocabStrategy]:
-    """Return embedding and head under an engine that splits their tokens as the layers do.
+    """Return candidate strategies of embedding and head, with the degrees of the layers.
 
-    Tokens of a context rank are its pieces of a sequence.
+    A context rank has the tokens of its parts of a sequence.
     """
     ulysses = shape.ulysses if shape.tp > 1 else vocab.ulysses
     return [VocabStrategy(tp=shape.tp, ulysses=ulysses, cp=shape.cp)]
 
 
 def _replicas(ranks: int, shape: LayerStrategy | VocabStrategy) -> int:
-    """Ranks of a stage that hold the same parameters when nothing is sharded by ZeRO."""
-    # Ulysses splits no weights, so that every rank of the stage is a replica; context ranks hold
-    # the same parameters, and count as replicas
+    """Return the number of ranks of a stage with the same parameters, before ZeRO sharding."""
+    # Ulysses splits no weights, so every rank of the stage is a replica. Context ranks have the
+    # same parameters and count as replicas too.
     return ranks if shape.ulysses else ranks // shape.tp
 
 
 def _data_mode(plan: Plan) -> DataMode:
-    """ZeRO-3 where any layer, embedding or head that has replicas is ZeRO-3, else the default."""
+    """Return ZeRO-3 if any part with replicas has it (layer, embedding, head), else the default."""
     ranks = plan.world_size // plan.num_stages
     parts: list[LayerStrategy | VocabStrategy] = [*plan.layers, plan.vocab]
     sharded = any(part.zero3 and _replicas(ranks, part) > 1 for part in parts)
@@ -182,10 +183,10 @@ def _data_mode(plan: Plan) -> DataMode:
 def losses_between(
     plan: Plan, near: Plan, title: str, reasons: Mapping[str, str], refused: str = ""
 ) -> tuple[Loss, ...]:
-    """Return what differs between a plan and the nearest one, a key of the strategy file each.
+    """Return one loss for each strategy-file key in which a plan and the nearest one differ.
 
-    reasons : why a key cannot be kept, where it is not the text of `_REASONS`. refused : why the
-    nearest degrees are not legal.
+    reasons : reasons why a key cannot be kept, which override `_REASONS`.
+    refused : reason why the nearest degrees are illegal; empty: they are legal.
     """
     return tuple(_losses(plan, near, title, {**_REASONS, **reasons}, refused))
 
@@ -226,7 +227,7 @@ def _losses(
 
 
 def refuse_stages(job: Job, title: str, how: str) -> None:
-    """Raise UnsupportedError for a plan of several stages, with how the engine builds them."""
+    """Raise UnsupportedError for a plan of several stages; how : text that ends the message."""
     plan = job.plan
     if plan.num_stages > 1:
         sizes = "+".join(map(str, plan.stage_sizes))
@@ -238,25 +239,25 @@ def refuse_stages(job: Job, title: str, how: str) -> None:
 
 
 def keeps_whole_sequences(plan: Plan) -> bool:
-    """Return whether tensor parallelism of a plan of one shape is without sequence parallelism.
+    """Return whether a plan of one shape has tensor parallelism, which then keeps whole sequences.
 
-    That is so in engines that have none.
+    For engines without sequence parallelism.
     """
     return plan.layers[0].tp > 1 and not plan.layers[0].ulysses
 
 
 def summed_in_precision(job: Job, runs: Mapping[str, bool], who: str) -> tuple[str, ...]:
-    """Return the note of an engine that sums gradients in bf16 or fp16 where the plan has fp32.
+    """Return the note on an engine that sums gradients in bf16 or fp16 where the plan has fp32.
 
-    It is no loss: degrees and shards are as they were, memory and time are less and priced so. What
-    changes is the sum, which the user has to know.
+    This is no loss: degrees and sharding are unchanged, and the lower memory and time are priced.
+    The user must know that the sums are less precise.
 
     runs : options as the engine runs the plan.
-    who : what sums them so.
+    who : name of the software that sums the gradients.
     """
     if not job.fp32_gradients or runs["fp32_gradients"] or job.precision == "fp32":
         return ()
-    # with the leading one that is not stored
+    # Bits of the significand, including the implicit leading bit.
     bits = {"bf16": 8, "fp16": 11}[job.precision]
     note = (
         f"{who} sums gradients of micro-batches and ranks in {job.precision}, and the plan is "
@@ -267,7 +268,7 @@ def summed_in_precision(job: Job, runs: Mapping[str, bool], who: str) -> tuple[s
 
 
 def whole_sequences(job: Job, near: Plan, title: str) -> tuple[Loss, ...]:
-    """Return the loss of an engine whose tensor parallelism has no sequence parallelism."""
+    """Return the loss for an engine without sequence parallelism; empty where it has no effect."""
     if not (job.sequence_parallel and keeps_whole_sequences(near)):
         return ()
     what = (

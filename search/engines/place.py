@@ -1,7 +1,7 @@
-"""Where a run is handed over to, and what comes of it: records, nothing of one engine.
+"""Records for the export and import of runs, common to all engines.
 
-A `Run` holds what memory and time depend on. Where it runs, and by which name others know its
-model, is a `Place`; where data and weights are is asked for by the files themselves.
+A `Run` contains what memory and time depend on. A `Place` contains the machines and the name of the
+model. The exported files ask for the paths of data and weights.
 """
 
 from __future__ import annotations
@@ -21,94 +21,94 @@ from autopar.run.run import Run
 
 
 class Loss(Record):
-    """One thing that an engine cannot express."""
+    """One feature of a plan or run that an engine cannot express."""
 
     field: str
-    """Key of the strategy file, such as `tp_sizes_enc`, or field of a launch."""
+    """Key of the strategy file, such as `tp_sizes_enc`, or field of a run."""
     what: str
-    """One sentence: what is asked for, for which layers, and what the engine does instead."""
+    """Sentence on the requested value, the layers, and the behaviour of the engine instead."""
 
 
 class Place(Record):
-    """Where a launch runs, and what no launch says of it."""
+    """Machines of a run, and export data that the run itself does not contain."""
 
     num_nodes: int
     gpus_per_node: int
     model: str | None = None
-    """The name that the model has: a shipped one, a recipe's, of Hugging Face; None: it is known by
-    its sizes alone. What a launch does not hold, such as the base of rotary positions, is taken
-    from where a model of that name stands."""
+    """Name of the model: a shipped name, a recipe name, or a Hugging Face name. It is the source of
+    values that a run does not contain, such as the base of rotary positions. None: only the sizes
+    are known."""
     spec: ModelSpec | None = None
-    """The model itself, where it is at hand."""
+    """Description of the model; None: not available."""
     release: Literal["0.2", "0.3"] = "0.2"
-    """Of torchtitan: job files (TOML), or recipes in Python."""
+    """Release of torchtitan: 0.2 with job files (TOML), 0.3 with recipes in Python."""
     recomputed: frozenset[int] | None = None
-    """Layers that alone are computed again of a launch that recomputes all; None: all of them."""
+    """Numbers of the layers to recompute in a run with full recomputation; None: all layers."""
     exchanges: tuple[str, ...] = ()
-    """Of Megatron-LM: how context ranks of every layer exchange (`--cp-comm-type`), where layers
-    differ; empty: as the launch."""
+    """Context-parallel communication by layer for Megatron-LM (`--cp-comm-type`), where layers
+    differ; empty: as in the run."""
     exchange_degree: int = 1
-    """Ranks of those that exchange heads within rings."""
+    """All-to-all degree inside the context group, for layers with `a2a+p2p`; 1: none."""
     of_script: bool = False
-    """The user's script builds the model, which no `config.json` known here describes: the sizes of
-    the launch are a stand-in's."""
+    """True if the user's script builds a model without a known `config.json`. The sizes of the run
+    are then those of a substitute model."""
 
     @property
     def num_gpus(self) -> int:
-        """Of all machines."""
+        """Total number of GPUs."""
         return self.num_nodes * self.gpus_per_node
 
 
 class Draft(Record):
-    """What one trainer's file writes of a launch, before it is read back."""
+    """Files and command that an engine's writer made from a run, before they are read back."""
 
     version: str
-    """Release that the keys are of."""
+    """Release of the engine that the keys come from."""
     files: Mapping[str, str]
     launch: str
     notes: tuple[str, ...]
     entry: str | None = None
-    """The file that says all of the launch; None: the command does, with what it names."""
+    """File that describes the whole run; None: the command does, with the files that it names."""
     read: Callable[[], Run] | None = None
-    """Returns the run of files that `autopar check` does not read."""
+    """Function that returns the run of files that `autopar check` cannot read; None: it can."""
     stand_in: str | None = None
-    """`config.json` of the sizes that are read back where the script builds another model."""
+    """`config.json` with the sizes to read back where the script builds the model; None: unused."""
 
 
 class WrittenLaunch(Record):
-    """A launch as one trainer takes it."""
+    """Exported run: files and launch command for one engine, with the losses."""
 
     engine: str
     engine_version: str
-    """Release that the keys are of."""
+    """Release of the engine that the keys come from."""
     files: Mapping[str, str]
     """Text by file name; the first is the configuration."""
     launch: str
-    """The command of one node, with its environment; ends in a newline."""
+    """Launch command of one node, with its environment; ends in a newline."""
     notes: tuple[str, ...]
-    """What the user has to know besides."""
+    """Further notes for the user."""
     losses: tuple[Loss, ...]
-    """What the engine cannot express of the launch; empty where it does just that."""
+    """Features of the run that the engine cannot express; empty where it runs exactly this."""
     entry: str | None
-    """The file that `autopar check` takes; None: `launch.sh`, which holds the command."""
+    """File to pass to `autopar check`; None: `launch.sh`, which contains the command."""
     runs: Run
-    """What the files say, read back: the launch itself where nothing is lost."""
+    """Run that is read back from the files; equal to the exported run where nothing is lost."""
 
 
 class Imported(Record):
-    """A plan that was found in an engine's configuration."""
+    """Plan that was read from the configuration of an engine."""
 
     plan: Plan
     notes: tuple[str, ...]
-    """What a plan does not say, and how to price it; what was read in two ways."""
+    """Sentences on settings outside the plan and how to price them, and on ambiguous settings."""
     strategy_path: Path | None = None
-    """The file that holds the plan, where the configuration only names it."""
+    """File with the plan, where the configuration only names it; None: the configuration itself."""
 
 
 def refuse_others(run: Run, title: str, keepers: tuple[str, ...]) -> None:
-    """Raise InputError unless states are kept as a trainer keeps them.
+    """Raise InputError unless the model states of a run have the layout of an engine.
 
-    keepers : of `autopar.price.state_layouts`; none for Megatron-LM's own.
+    keepers : state layouts of `autopar.price.state_layouts`; empty for Megatron-LM layers.
     """
     keeper = run.runtime.states.keeper if run.kernels.torch_layers else None
     if keeper not in (keepers or (None,)):
@@ -120,9 +120,9 @@ def refuse_others(run: Run, title: str, keepers: tuple[str, ...]) -> None:
 
 
 def spec_of(place: Place, model: Model) -> ModelSpec | None:
-    """Return the shipped description of a model, None where its name is no shipped one.
+    """Return the description of a model; None where none is given and its name is not shipped.
 
-    Raises InputError where it is one of another model.
+    Raises InputError where the shipped model of that name has other sizes.
     """
     if place.spec is not None:
         return place.spec
@@ -140,7 +140,7 @@ def spec_of(place: Place, model: Model) -> ModelSpec | None:
 
 
 def step_count(run: Run) -> str:
-    """Return the number of steps for a shell: asked for where the run does not say it."""
+    """Return the number of steps as shell text; a required variable where the run has none."""
     if run.steps is not None:
         return str(run.steps)
     return "${TRAIN_ITERS:?set TRAIN_ITERS to the number of steps}"

@@ -1,7 +1,8 @@
-"""A plan whose layers may differ as it is handed to an engine: a job in, files and losses out.
+"""Export of a per-layer plan to an engine: from a job to files and losses.
 
-An engine with one set of degrees takes the nearest plan that it can run (`search.engines.nearest`):
-a `Choice`, by the space of the engine a `Run`, and by the one writer of the engine files.
+An engine with one set of degrees gets the nearest plan that it can run (`search.engines.nearest`).
+This plan becomes a `Choice`, then a `Run` by the search space of the engine, then files by its
+writer.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from search.engines.table import engine_named
 from search.request.options import SearchOptions
 
 SearchFields = tuple[tuple[str, Any], ...]
-"""(field of `SearchOptions`, value), in the order in which one would type them."""
+"""Pairs (field of `SearchOptions`, value), in the order of the command line."""
 
 
 class Job(Record):
-    """A plan and everything else that a launch needs."""
+    """Plan with model, cluster and training settings for an export."""
 
     plan: Plan
     spec: ModelSpec
     model: str
-    """As the user named it: a shipped name or a file."""
+    """Model as the user named it: a shipped name or a file."""
     num_nodes: int
     gpus_per_node: int
     sequence_parallel: bool = True
@@ -47,52 +48,52 @@ class Job(Record):
     fp32_gradients: bool = True
     tp_overlap: bool = True
     gpu: str = "H100"
-    """Kind of device, by its card's name."""
+    """GPU model, by the name of its card."""
     tensor_degree: int | None = None
-    """The one tensor (or Ulysses) degree to take for a plan of several where the engine has one;
-    None: the largest of the plan. `autopar-export` prices every one and takes the fastest that
-    fits; a plan of one degree keeps it whatever this says."""
+    """Tensor (or Ulysses) degree for a plan of several degrees, where the engine has one. None: the
+    largest degree of the plan. `autopar-export` prices each degree and selects the fastest that
+    fits. A plan of one degree keeps it, whatever this value."""
 
     @property
     def seq_length(self) -> int:
-        """Tokens per sample of the last layer type."""
+        """Sequence length of the last layer type, tokens per sample."""
         return self.spec.layers[-1].seq_length
 
 
 class Lowered(Record):
-    """A plan as one engine takes it."""
+    """Plan exported to one engine: files, launch command and losses."""
 
     engine: Engine
     engine_version: str
-    """Release that the keys were taken from."""
+    """Release of the engine that the keys come from."""
     plan: Plan
-    """What the files make the engine do; the plan itself where nothing is lost."""
+    """Plan that the engine executes with the files; the plan itself where nothing is lost."""
     files: Mapping[str, str]
     """Text by file name; the first is the configuration."""
     losses: tuple[Loss, ...]
-    """Empty when the engine does exactly what the plan says."""
+    """Features of the plan that the engine cannot express; empty if it runs exactly this plan."""
     launch: str
-    """The command of one node, with its environment; ends in a newline."""
+    """Launch command of one node, with its environment; ends in a newline."""
     notes: tuple[str, ...] = field(default=())
-    """What the user has to know besides: memory-neutral choices, keys to fill in."""
+    """Further notes for the user: memory-neutral choices, keys to fill in."""
     as_run: Mapping[str, bool | str] = field(default_factory=dict)
-    """Fields of `SearchOptions` as the engine runs the plan, where they differ from the job's; the
-    plan is priced with them."""
+    """Fields of `SearchOptions` as the engine runs the plan, where they differ from the job. The
+    plan is priced with these values."""
     search: SearchFields = ()
-    """Options of a search that finds plans which the engine runs as they were priced, of the
-    degrees of this one; empty where any search does."""
+    """Options of a search for plans of these degrees that the engine runs as priced; empty where
+    any search finds such plans."""
     draft: Draft | None = None
-    """Files and command as the writer of launches made them."""
+    """Files and command from the writer of the engine; None: made without that writer."""
     runs: Run | None = None
-    """The run that the files describe; None where layers may differ in the engine."""
+    """Run that the files describe; None for engines with per-layer plans."""
 
 
 Lower = Callable[[Job], Lowered]
-"""Raises InputError, one sentence, where the engine has nothing near the plan at all."""
+"""Function that exports a plan. It raises InputError, one sentence, where no near plan exists."""
 
 
 class Part(TypedDict, total=False):
-    """Fields of `SearchOptions` that span a part of an engine's space."""
+    """Fields of `SearchOptions` that define one subspace of an engine's plans."""
 
     max_pp_deg: int
     fine_grained_mode: bool
@@ -112,54 +113,56 @@ class Part(TypedDict, total=False):
 
 
 class Space(Record):
-    """The plans that an engine runs as they are: `SPACE` of its module, what `--engine` searches.
+    """Space of plans that an engine runs unchanged: `SPACE` of its module, searched by `--engine`.
 
-    Every part is searched exactly, and what the exporter would lose of its best plan is left out.
+    Every subspace is searched exactly. Plans that the exporter would change are excluded.
     """
 
     parts: tuple[tuple[Part, str], ...] = ()
-    """Options, and rules beside the degree; none where the engine runs every plan."""
+    """Subspaces as pairs (options, rules in addition to the degree); empty: the engine runs every
+    plan."""
     one_degree: bool = True
-    """Embedding, head and all layers have one tensor degree: each is a part of its own."""
+    """True if embedding, head and all layers share one tensor degree: one subspace per degree."""
     context: bool = False
-    """They have one context degree too, each a part of its own; else they have none."""
+    """True if they also share one context degree: one subspace per degree. False: no context
+    parallelism."""
     gathers: bool = False
-    """Context ranks gather keys and values before they are used, and have no ring."""
+    """True if context ranks all-gather keys and values instead of using a ring."""
     whole_sequences: bool = False
-    """Keeps whole sequences between the blocks of tensor parallelism."""
+    """True if tensor parallelism has no sequence parallelism: whole sequences between blocks."""
     priced: Part = field(default_factory=Part)
-    """Options that hold for all parts: what the engine does otherwise than the search by default,
-    its memory aside, which is `--memory-of`."""
+    """Options of all subspaces in which the engine differs from the defaults of the search, except
+    its memory (`--memory-of`)."""
     stack: str | None = None
-    """Whose kernels and host code times are estimated with; None: the default one's."""
+    """Software stack used for step times; None: the default stack."""
 
 
 class Near(Record):
-    """The nearest plan that an engine can run, and how the engine runs it."""
+    """Nearest plan that an engine can run, and its settings in the engine."""
 
     plan: Plan
     losses: tuple[Loss, ...] = ()
-    """Changes of the plan; none where the engine does exactly what the plan asks for."""
+    """Changes of the plan; empty if the engine executes the plan exactly."""
     notes: tuple[str, ...] = ()
     as_run: Mapping[str, bool | str] = field(default_factory=dict)
-    """Fields of `SearchOptions` that the engine sets otherwise than the job."""
+    """Fields of `SearchOptions` whose value in the engine differs from the job."""
     search: SearchFields = ()
-    """Options of a search for plans that this engine runs as they were priced."""
+    """Options of a search for plans that this engine runs as priced."""
 
 
 # --------------------------------------------------------------------------------------------------
-# What a plan is handed as.
+# Export of a plan.
 
 
 def lower_for(engine: str) -> Lower:
-    """Return the function that writes a plan for an engine, one of EXPORTERS."""
+    """Return the function that exports a plan to an engine, one of EXPORTERS."""
     own = engine_named(engine)
     lower: Lower = own.lower if own.lower is not None else partial(_lowered, own)
     return lower
 
 
 def _lowered(engine: EngineRecord, job: Job) -> Lowered:
-    """Return a plan as an engine with one set of degrees takes it, by the writer of launches."""
+    """Return the export of a plan to an engine with one set of degrees, by the engine's writer."""
     assert engine.near is not None, "it runs the nearest plan"
     assert engine.handed is not None, "which is a launch"
     assert engine.write is not None, "that is written"
@@ -182,7 +185,7 @@ def _lowered(engine: EngineRecord, job: Job) -> Lowered:
 
 
 def space_of(engine: str) -> Space:
-    """Return the plans that an engine runs as they are, one of EXPORTERS."""
+    """Return the space of plans that an engine, one of EXPORTERS, runs unchanged."""
     plans = engine_named(engine).plans
     assert plans is not None, "plans are written for it"
     space: Space = plans()
@@ -190,9 +193,9 @@ def space_of(engine: str) -> Space:
 
 
 def further_parts(spec: ModelSpec) -> tuple[str, ...]:
-    """Return what a model has that no plan is written with: names of parts, in the field's words.
+    """Return the names of model parts that no plan can be exported with.
 
-    Writers of plans know heads, MLPs and equal experts; they refuse a model with more by these.
+    Plan writers support heads, MLPs and equal experts, and reject a model with other parts.
     """
     found = {
         "latent attention": any(layer.latent is not None for layer in spec.layers),
@@ -215,7 +218,7 @@ def further_parts(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def has_one_kind(spec: ModelSpec) -> bool:
-    """Return whether all layers are self-attending ones of one shape, whatever their runs."""
+    """Return whether all layers have one shape and self-attention only, in any layer groups."""
     shapes = {
         (x.hidden_size, x.num_heads, x.seq_length, x.ffn_hidden_size, x.num_experts)
         for x in spec.layers
@@ -224,27 +227,28 @@ def has_one_kind(spec: ModelSpec) -> bool:
 
 
 def samples_of_a_rank(plan: Plan) -> int:
-    """Return the samples of a micro-batch on one data rank of a plan whose layers are alike."""
+    """Return the micro-batch size per data-parallel rank of a plan with equal layers, samples."""
     return plan.global_batch // (plan.num_microbatches * plan.data_degree(0))
 
 
 def zero_stage(plan: Plan) -> int:
-    """Return the ZeRO stage of a plan whose layers are alike."""
+    """Return the ZeRO stage of a plan with equal layers."""
     if plan.layers[0].zero3:
         return 3
     return {"ddp": 0, "zero1": 1, "zero2": 2}[plan.default_dp_type]
 
 
 def exchange_degree(plan: Plan) -> int:
-    """Return the Ulysses degree of a plan whose layers are alike; 1: none."""
+    """Return the Ulysses degree of a plan with equal layers; 1: no Ulysses."""
     layer = plan.layers[0]
     return layer.tp if layer.ulysses else 1
 
 
 def choice_of_plan(plan: Plan, *, zero: int, context: ContextKind = "ring") -> Choice:
-    """Return the degrees and the batch of a plan whose layers are alike.
+    """Return the choice (degrees and batch) of a plan with equal layers.
 
-    Ulysses ranks are context ranks that exchange heads. context : kind of other context ranks.
+    Ulysses ranks become context ranks with all-to-all communication.
+    context : context-parallel type of a plan without Ulysses.
     """
     layer, exchanged = plan.layers[0], exchange_degree(plan)
     tp = layer.tp // exchanged
@@ -252,7 +256,7 @@ def choice_of_plan(plan: Plan, *, zero: int, context: ContextKind = "ring") -> C
         tp=tp,
         cp=layer.cp * exchanged,
         cp_kind="a2a" if exchanged > 1 else context,
-        # tensor ranks divide experts as all other weights
+        # In plans, tensor ranks split experts like all other weights.
         etp=tp,
         pp=plan.num_stages,
         schedule=plan.pipeline_type if plan.num_stages > 1 else "1f1b",
@@ -265,9 +269,9 @@ def choice_of_plan(plan: Plan, *, zero: int, context: ContextKind = "ring") -> C
 
 
 def run_of_choice(space: EngineSpace, job: Job, choice: Choice, model: Model | None = None) -> Run:
-    """Return the run of a plan's choice, in the precision of the job.
+    """Return the run of a choice made from a plan, in the precision of the job.
 
-    model : sizes to take instead of the spec's own. Raises InputError where no run has them.
+    model : model to use instead of that of the job. Raises InputError where no run has this model.
     """
     made = space.launch(
         SpaceJob(
@@ -295,21 +299,21 @@ def place_of(job: Job) -> Place:
 
 
 # --------------------------------------------------------------------------------------------------
-# How an engine runs a plan, as options of the search: to price it, and to search again.
+# Search options for the plan as an engine runs it: to price it, and to search again.
 #
-# What the search takes for granted, such as sequence parallelism, an engine may do otherwise. Each
-# exporter says how its engine does it; what differs from the job is priced, and the options that a
-# new search needs are fields of `SearchOptions`, which become words only where they are shown.
+# An engine may differ from the defaults of the search, such as sequence parallelism. Each exporter
+# lists the settings of its engine, and the plan is priced with those that differ from the job.
+# Options for a new search are fields of `SearchOptions`, converted to text only for display.
 
 
-# Parts of the spaces of engines.
+# Options and rules of subspaces.
 SINGLE_STAGE: Part = {"max_pp_deg": 1}
 ONE_DEGREE: Part = {"fine_grained_mode": False}
 EVERY_MICROBATCH: Part = {"async_grad_reduce": False}
 REPLICAS: Part = {"default_dp_type": "ddp", "disable_sdp": True}
 SHARDED_OPTIMIZER: Part = {"default_dp_type": "zero2", "disable_sdp": True}
 MODEL_GRADIENTS: Part = {"fp32_gradients": False}
-"""Summed in the precision of the model."""
+"""Gradients are summed in the precision of the model."""
 ZERO3 = "zero3=1,vzero3=1"
 
 UNIFORM: SearchFields = (("fine_grained_mode", False),)
@@ -317,10 +321,10 @@ ONE_STAGE: SearchFields = (("max_pp_deg", 1),)
 
 
 def different(job: Job, plan: Plan, runs: Mapping[str, bool]) -> dict[str, bool]:
-    """Return the options that an engine runs otherwise than the job was priced.
+    """Return the options whose value in the engine differs from that of the priced job.
 
-    When a micro-batch is the whole step it makes no difference when gradients are reduced, nor
-    in fp32 how they are.
+    With one micro-batch per step, the time of the gradient reduction makes no difference; in fp32,
+    the precision of gradients makes none.
     """
     return {
         name: value
@@ -332,7 +336,7 @@ def different(job: Job, plan: Plan, runs: Mapping[str, bool]) -> dict[str, bool]
 
 
 def as_typed(fields: Iterable[tuple[str, Any]]) -> str:
-    """Return fields of `SearchOptions` with their values as options are typed."""
+    """Return fields of `SearchOptions` and their values as command-line options."""
     rows = {row.field: row for row in rows_of(SearchOptions)}
     return " ".join(
         word
@@ -342,7 +346,7 @@ def as_typed(fields: Iterable[tuple[str, Any]]) -> str:
 
 
 def search_words(lowered: Lowered) -> str:
-    """Return what to type so that a search finds plans that an engine runs as they are priced."""
+    """Return command-line options of a search for plans that the engine runs as priced."""
     if not lowered.search:
         return ""
     return as_typed((*lowered.search, ("memory_of", lowered.engine)))
@@ -351,14 +355,14 @@ def search_words(lowered: Lowered) -> str:
 def search_fields(
     plan: Plan, runs: Mapping[str, bool], more: Sequence[tuple[str, Any]] = ()
 ) -> SearchFields:
-    """Return the options whose search finds plans of these degrees that lose nothing.
+    """Return the options of a search for plans of these degrees without losses.
 
-    more : options of the engine, which come first.
+    runs : options as the engine runs the plan. more : further options of the engine, put first.
     """
     fields = list(more)
-    # defaults need not be typed
+    # Options at their default are omitted.
     fields += [item for item in runs.items() if item[1] != getattr(SearchOptions, item[0])]
-    # a nearest plan treats layers alike, so the first stands for all
+    # All layers of a nearest plan have the same degrees, so the first layer is used.
     layer = plan.layers[0]
     rules = [f"tp={layer.tp}", f"vtp={plan.vocab.tp}"]
     if layer.tp > 1 and layer.ulysses:
@@ -372,7 +376,7 @@ def search_fields(
     if layer.zero3:
         rules += ["zero3=1", "vzero3=1"]
     else:
-        # otherwise the search shards the parameters again
+        # Otherwise the search could select ZeRO-3.
         fields.append(("disable_sdp", True))
         if plan.default_dp_type != "ddp":
             fields.append(("default_dp_type", plan.default_dp_type))

@@ -1,6 +1,6 @@
-"""What `autopar check` asks of an engine, and what it is told of a file: two records.
+"""Records for reading launch files with `autopar check`: the request (Asked) and the result.
 
-Which engines there are, and whose a file is, is in `search.engines.table`.
+`search.engines.table` lists the engines and identifies the engine of a file.
 """
 
 from __future__ import annotations
@@ -20,66 +20,66 @@ from search.engines.megatron.read import ReadRun
 
 
 class Asked(Record):
-    """What the command line says of a launch, beside its file."""
+    """Command-line settings of a check, in addition to the file."""
 
     gpu: str
-    """Kind of device, by its card's name."""
+    """GPU model, by the name of its card."""
     world_size: int | None = None
-    """Number of GPUs; None: the file has to say it."""
+    """Number of GPUs; None: the file must contain it."""
     model: str | None = None
-    """Name or folder of the model, where it is the script's to say and no file says it."""
+    """Name or folder of the model, where the training script sets it; None: the file names it."""
     seq_length: int | None = None
-    """The same of tokens of a sequence."""
+    """Sequence length in tokens, where the training script sets it; None: the file sets it."""
 
 
 class CheckedFile(Record):
-    """What a file says, and how it would say something else."""
+    """Content of a checked file, with the functions that change it."""
 
     path: str
     trainer: str
-    """Its name, as it is shown."""
+    """Displayed name of the engine."""
     stack: str
-    """Software whose kernels are priced where nothing else is asked for (`autopar stacks`)."""
+    """Software stack for estimates where the user selects no other (`autopar stacks`)."""
     world_size: int
     run: Run | None
-    """None: it cannot be priced, and the reason is a finding."""
+    """Run to price; None: it cannot be priced, and a finding gives the reason."""
     described: Run | None = None
-    """The run of a file that is read whole and has no price."""
+    """Run of a completely read file, even where it cannot be priced; None: no such run given."""
     findings: tuple[Notice, ...]
-    """A run with one of the kind `illegal` is not priced either."""
+    """Findings on the file. A run with one of kind `illegal` is not priced."""
     harmless: tuple[Ignored, ...] = ()
     """Arguments that change neither time nor memory."""
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Arguments as they are written, by key; for scripts flags without their hyphens."""
+    """Arguments as written, by key; for scripts, by flag without leading hyphens."""
     moves: frozenset[Move] = MOVES
-    """What can be changed at all in such a file, of what neighbours have changed."""
+    """Types of suggested changes that such a file can express."""
     written: Callable[[Run], Changes | None]
-    """Returns what changes in the file so that it is another run; None: it cannot say it, or that
-    would not run. Read anew with the changes, the file has to be that run."""
+    """Function (other run) -> changes that turn the file into this run. None: the file cannot
+    express it, or it would not run. The changed file, read again, must describe this run."""
     spelled: Callable[[str, str | None], str]
-    """Returns a key of `Changes` and of `Ignored` with its value as a line of the file, such as
-    `--seq-length 4096`; alone where the value is None or empty."""
+    """Function (key, value) -> line of the file for a key of `Changes` or `Ignored`, such as
+    `--seq-length 4096`. The line has no value where the value is None or empty."""
     worded: Callable[[str], str] = str
-    """Returns a sentence that names arguments of Megatron-LM, as those on memory do, with the
-    file's own keys in their place."""
+    """Function (sentence) -> sentence with arguments of Megatron-LM replaced by keys of the file.
+    Sentences on memory name arguments of Megatron-LM."""
 
 
 class Attempt(Record):
-    """What came of reading a file."""
+    """Result of reading a file as a run."""
 
     run: Run | None = None
-    """None: it has no price."""
+    """Run to price; None: it cannot be priced."""
     described: Run | None = None
-    """The run whether or not it has a price."""
+    """Run of the file, whether or not it can be priced; None: not read."""
     ignored: tuple[Ignored, ...] = ()
     problems: tuple[Notice, ...] = ()
-    """Why there is no run: findings of the kind `illegal`."""
+    """Findings of kind `illegal` that explain why there is no run."""
     unpriced: Notice | None = None
-    """What may well run and has no price: a finding of the kind `not priced`."""
+    """Finding of kind `not priced` on a run that may be valid; None: no such finding."""
 
 
 def attempt(read: Callable[[], ReadRun]) -> Attempt:
-    """Return a run, or why there is none."""
+    """Return the result of `read`: a run, or the reasons why there is none."""
     try:
         found = read()
     except UnpricedError as error:
@@ -104,9 +104,9 @@ def attempt(read: Callable[[], ReadRun]) -> Attempt:
 
 
 def world_size_of(path: Path | str, own: int | None, asked: Asked) -> int:
-    """Return the number of GPUs of a launch that says it, or does not (None).
+    """Return the number of GPUs of a file, from the file (`own`) or from the command line.
 
-    Raises DocumentError where the command line says another number, or neither says one.
+    Raises DocumentError where both give different numbers, or neither gives one.
     """
     if asked.world_size is not None and own is not None and own != asked.world_size:
         raise DocumentError(
@@ -125,7 +125,7 @@ def world_size_of(path: Path | str, own: int | None, asked: Asked) -> int:
 
 
 def without_effect(trainer: str, keys: Iterable[tuple[str, str]]) -> tuple[Notice, ...]:
-    """Return notices of keys without effect; each comes with its reason."""
+    """Return notices on keys without effect, from (key, reason) pairs."""
     return tuple(
         notice(f"{trainer}.no-effect", "no effect", "{key}, since {why}", key=key, why=why)
         for key, why in keys
@@ -133,12 +133,12 @@ def without_effect(trainer: str, keys: Iterable[tuple[str, str]]) -> tuple[Notic
 
 
 def read_notes(notes: Iterable[str]) -> tuple[Notice, ...]:
-    """Return notices of how a file was read."""
+    """Return notices on assumptions made while reading a file."""
     return tuple(notice("read.note", "read", "{note}", note=note) for note in notes)
 
 
 def with_problems(found: Attempt, broken: Sequence[Notice]) -> tuple[Notice, ...]:
-    """Return why a file has no price, and what its trainer ends with, each rule once."""
+    """Return the reasons why a file has no price, and the broken rules, each rule once."""
     ids = {one.id for one in broken}
     unpriced = () if found.unpriced is None else (found.unpriced,)
     return once((*unpriced, *(one for one in found.problems if one.id not in ids), *broken))

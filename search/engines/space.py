@@ -1,7 +1,7 @@
-"""What an engine with one degree of each kind can be told, and the launch that a choice is in it.
+"""Search space of an engine with one set of degrees, and the conversion of a choice to a run.
 
-Each engine's own row is `SPACE` in its folder, and what it refuses are rows of its `rules.py`. Here
-are the types and what engines have in common.
+The space of an engine is `SPACE` in its folder; its constraints are rows of its `rules.py`. This
+module contains the types and the parts common to all engines.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from search.engines.choice import (
 
 
 class Job(Record, dict=True):
-    """What is trained where, whatever the plan."""
+    """Model, batch and cluster of a search, independent of the plan."""
 
     name: str
     model: Model
@@ -52,103 +52,103 @@ class Job(Record, dict=True):
     global_batches: tuple[int, ...]
     world: int
     gpu: str
-    """Kind of device, by its card's name."""
+    """GPU model, by the name of its card."""
     domain: int | None = None
-    """Neighbouring GPUs that links join without the network; None: all."""
+    """Number of GPUs in an NVLink domain; None: all GPUs."""
     skew: float | None = None
-    """Tokens of the busiest expert rank over the mean, in the times of a step; None: even."""
+    """Tokens of the busiest expert rank over the mean, for step times; None: balanced experts."""
     training: Training = Training()
 
     @cached_property
     def values(self) -> Mapping[str, Any]:
-        """Values of rules that no choice changes."""
+        """Values of rules that do not depend on the choice."""
         return job_values(self)
 
 
 _UNLINKED = re.compile(r"MI[0-9]|RTX|L4|L40|T4|V100|A(2|10|16|30|40)([^0-9]|$)|.*PCIE")
-"""Names of devices that NVLink does not join, or whose architecture the kernels below are not of;
-somebody's own card is taken for one that has both."""
+"""Pattern of devices without NVLink, or without support for the kernels that use it. A custom card
+is assumed to have both."""
 
 
 def nvlinked(gpu: str) -> bool:
-    """Return whether a device has the links that kernels of NVIDIA's libraries write through."""
+    """Return whether a device has NVLink and supports the NVIDIA kernels that write through it."""
     return _UNLINKED.match(gpu.upper()) is None
 
 
 def overlaps_one(gpu: str) -> bool:
-    """Return whether a device sends tokens of experts, or tensors, beside kernels, but not both.
+    """Return True if a device cannot overlap both tensor-parallel and expert communication.
 
-    Before Blackwell a transfer that is launched before the product beside it needs one queue of
-    launches, and another micro-batch's exchanges need several: CUDA_DEVICE_MAX_CONNECTIONS is 1 or
-    32 (`PerfEnvPlugin` of Megatron-Bridge's scripts/performance, `validate_args` of Megatron-LM).
+    Before Blackwell, TP overlap needs a single launch queue, so that a transfer starts before its
+    GEMM. Expert communication of another micro-batch needs several queues.
+    CUDA_DEVICE_MAX_CONNECTIONS is therefore 1 or 32. Sources: `PerfEnvPlugin` of Megatron-Bridge's
+    scripts/performance, `validate_args` of Megatron-LM.
     """
     return not gpu.upper().startswith(BLACKWELL)
 
 
 class EngineSpace(Record):
-    """A trainer, and the values of a choice that it knows."""
+    """Search space of one engine variant: the values of a choice that it supports."""
 
     name: str
     title: str
     stack: str
-    """Whose kernels and host code it is timed with."""
+    """Software stack used for step times."""
     schedules: tuple[Schedule, ...]
-    """Of its pipelines, in the order in which equally fast launches are ranked; none: it has no
-    stages."""
+    """Pipeline schedules, in the order that ranks equally fast plans; empty: no pipeline."""
     context: tuple[ContextKind, ...]
-    """How its context ranks exchange; none: it has no context ranks."""
+    """Types of context parallelism; empty: no context parallelism."""
     experts: bool
-    """It spreads experts over ranks."""
+    """True if the engine has expert parallelism."""
     expert_tensor: Callable[[int], tuple[int, ...]] | None
-    """Returns the expert tensor degrees beside a tensor degree; None: any that divides experts."""
+    """Function (tensor degree) -> expert tensor degrees; None: any degree that divides experts."""
     zero: tuple[int, ...]
     zero_with_stages: tuple[int, ...]
     replicated: tuple[int, ...]
-    """Shardings of which it can have several copies."""
+    """ZeRO stages that support HSDP replicas."""
     recompute: Callable[[Model], tuple[str, ...]]
-    """Returns what it can compute again of a model's layers."""
+    """Function (model) -> recomputation options of its layers."""
     blocks: bool
-    """It can recompute some layers of a chunk whole."""
+    """True if the engine can recompute only the first layers of a chunk (`block N`)."""
     offload: Callable[[Model], tuple[str, ...]]
-    """Returns what of a layer can wait on the host, nothing first."""
+    """Function (model) -> activation offload options of its layers, `none` first."""
     precisions: Callable[[str], tuple[Precision, ...]]
-    """Returns those that it has on a device."""
+    """Function (GPU model) -> supported precisions."""
     dispatchers: Callable[[str], tuple[Dispatcher, ...]]
-    """Returns those that it has on a device, the plain one first."""
+    """Function (GPU model) -> supported token dispatchers, `alltoall` first."""
     compiled: bool = False
-    """Its layers are compiled; others of its variants are not."""
+    """True for the variant of an engine with layers compiled by torch.compile."""
     overlaps_experts: bool
     overlaps_tensor: Callable[[Job, int], bool]
-    """Returns whether products can run beside the transfers of so many tensor ranks."""
+    """Function (job, tensor degree) -> True if GEMMs can overlap tensor-parallel communication."""
     any_layout: bool
-    """Layers can be placed on stages as one likes."""
+    """True if any layer partition over stages is possible."""
     launch: Callable[[Job, Choice], Run]
-    """Returns the legal run of a choice."""
+    """Function (job, choice) -> legal run."""
     rules: tuple[Rule, ...]
-    """What it refuses of degrees that divide, over the values of `values_of`."""
+    """Constraints of the engine beyond divisibility of degrees, over the values of `values_of`."""
     left_out: tuple[str, ...]
-    """What it can run and a search does not choose, with the option that lets it in, if any."""
+    """Supported features that are not searched, with the option that includes them, if any."""
 
 
 def run_of(engine: EngineSpace, job: Job, choice: Choice) -> Run:
-    """Return the run of a choice; raises RuleError with what the engine refuses."""
+    """Return the run of a choice; raises RuleError with the constraints that it violates."""
     refuse(engine.rules, values_of(job, choice))
     return engine.launch(job, choice)
 
 
 def values_of(job: Job, choice: Choice) -> dict[str, Any]:
-    """Return the values of rules of a job and a choice."""
+    """Return the values of rules for a job and a choice."""
     given = {name: getattr(choice, name) for name in _FIELDS}
     return {**job.values, **with_words(given)}
 
 
 def runs(engine: EngineSpace, job: Job, choice: Choice) -> bool:
-    """Return whether an engine runs a choice whose degrees divide."""
+    """Return whether a choice whose degrees divide meets the constraints of an engine."""
     return bool(kept(engine.rules, values_of(job, choice)))
 
 
 def job_values(job: Job) -> dict[str, Any]:
-    """Return the values that no choice changes."""
+    """Return the values of rules that do not depend on the choice."""
     model, experts = job.model, job.model.experts
     latent = model.attention.latent is not None
     return {
@@ -159,7 +159,7 @@ def job_values(job: Job) -> dict[str, Any]:
         "ulysses": 1,
         "heads": model.attention.heads,
         "query_groups": model.attention.kv_heads,
-        # latent attention has no heads of keys
+        # Latent attention has no key-value heads.
         "kv_heads": None if latent else model.attention.kv_heads,
         "latent": latent,
         "window": _has_window(model),
@@ -187,11 +187,11 @@ _FIELDS = (
 )
 """Fields of a choice that rules read."""
 OF_WORDS = {"whole_layers": "recompute", "recomputed_experts": "recompute"}
-"""Value of rules -> the field whose words it follows from."""
+"""Derived value of rules -> field of a choice that it follows from."""
 
 
 def with_words(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values of a choice with those that follow from its words."""
+    """Return values of a choice with the values derived from its words."""
     word = values.get("recompute")
     if word is None:
         return {**values}
@@ -203,7 +203,7 @@ def with_words(values: Mapping[str, Any]) -> dict[str, Any]:
 def strategy_of(
     job: Job, choice: Choice, *, zero: Zero, sequence_parallel: bool = True
 ) -> Strategy:
-    """Return the strategy of a choice; recomputation and offload are those of its layers."""
+    """Return the strategy of a choice, with its recomputation and offload in all layers."""
     mixed = job.model.experts is not None
     split = Split(
         tp=choice.tp,
@@ -230,7 +230,7 @@ def strategy_of(
 
 
 def run_precision(choice: Choice) -> RunPrecision:
-    """Return the types in which a choice computes."""
+    """Return the precision settings of a choice."""
     recipes: Mapping[str, Literal["tensorwise", "blockwise", "mxfp8"]] = {
         "fp8": "tensorwise",
         "fp8-blockwise": "blockwise",
@@ -244,7 +244,7 @@ def run_precision(choice: Choice) -> RunPrecision:
 
 
 def device_precisions(gpu: str) -> tuple[Precision, ...]:
-    """Return the precisions of products that a device has."""
+    """Return the GEMM precisions that a device supports."""
     name = gpu.upper()
     if name.startswith(BLACKWELL):
         return ("bf16", "fp8", "mxfp8", "nvfp4")
@@ -266,7 +266,7 @@ def no_offload(model: Model) -> tuple[str, ...]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Engines with layers of torch.
+# Engines with PyTorch layers.
 
 
 def torch_run(
@@ -279,10 +279,10 @@ def torch_run(
     sequence_parallel: bool = True,
     host_adam: HostAdam = "torch",
 ) -> Run:
-    """Return the legal run of a choice in an engine with layers of torch."""
+    """Return the legal run of a choice in an engine with PyTorch layers."""
     run = Run(
         name=job.name,
-        # rows of the vocabulary are made divisible by Megatron's tensor ranks alone
+        # Only Megatron pads the vocabulary, to divide it over tensor ranks.
         model=replace(job.model, vocab_divisor=1),
         strategy=strategy_of(
             job, choice, zero=cast(Zero, choice.zero), sequence_parallel=sequence_parallel
@@ -303,7 +303,7 @@ def torch_run(
 
 
 TORCH_EXPERTS = ExpertKernels(dispatcher="alltoall", grouped=True)
-"""Experts of torchtitan and transformers: one grouped GEMM, tokens by all-to-all."""
+"""Expert kernels of torchtitan and transformers: one grouped GEMM, all-to-all dispatcher."""
 
 
 PLAIN_RULES = (
@@ -314,11 +314,11 @@ PLAIN_RULES = (
          (experts > 0) * (etp != tp), "it has no degrees of experts of their own: etp({etp}) is "
          "not tp({tp})"),
 )  # fmt: skip
-"""Rules of engines with layers of transformers."""
+"""Rules of engines that train layers of transformers."""
 
 
 TRANSFORMERS = Kernels(attention="flash", module="transformers", loss="whole", loss_parallel=False)
-"""Layers of transformers, under either library."""
+"""Kernels of transformers layers, with accelerate or DeepSpeed."""
 
 
 def torch_recompute(model: Model) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The table of engines: which there are, what is read and written of each, and whose a file is."""
+"""Table of engines with their readers and writers, and identification of the engine of a file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from search.engines.text import Configuration
 
 ALIKE = 0.005
-"""Share by which steps of one plan differ between the planner's price and that of a launch, in the
-median: docs/analytic.md. A plan whose layers may differ has to be faster by more."""
+"""Median relative difference of step times between the planner and the uniform search for one plan
+(docs/analytic.md). A per-layer plan must be faster by more than this fraction."""
 
 
 def _uniform(name: str, title: str, folder: str, forms: str, **more: Any) -> Engine:
-    """Return an engine with one set of degrees, whose folder has all functions."""
+    """Return an engine with one set of degrees, with all functions from its folder."""
     return Engine(
         name=name,
         title=title,
@@ -37,7 +37,7 @@ def _uniform(name: str, title: str, folder: str, forms: str, **more: Any) -> Eng
 
 
 def _layered(name: str, title: str) -> Engine:
-    """Return an engine whose layers may differ."""
+    """Return an engine that runs per-layer plans."""
     return Engine(
         name=name,
         title=title,
@@ -71,13 +71,13 @@ ENGINES: tuple[Engine, ...] = (
     _uniform("accelerate", "accelerate", "huggingface", "YAML or script", starts=("deepspeed",)),
     _layered("paddlenlp", "PaddleNLP"),
 )
-"""In the order in which equally fast plans are ranked."""
+"""All engines, in the order that ranks equally fast plans."""
 EXPORTERS: tuple[str, ...] = tuple(one.name for one in ENGINES if one.exports)
-"""Engines that plans are written for."""
+"""Names of engines that per-layer plans can be exported to."""
 IMPORTERS: tuple[str, ...] = tuple(one.name for one in ENGINES if one.imports is not None)
-"""Engines whose configurations are read as plans."""
+"""Names of engines whose configurations can be read as plans."""
 WRITERS: tuple[str, ...] = tuple(one.name for one in ENGINES if one.write is not None)
-"""Engines that launches are written for, and read of."""
+"""Names of engines whose runs can be exported and read."""
 
 
 def engine_named(name: str) -> Engine:
@@ -86,7 +86,7 @@ def engine_named(name: str) -> Engine:
 
 
 # --------------------------------------------------------------------------------------------------
-# What engines with one set of degrees can be told.
+# Search spaces of engines with one set of degrees.
 
 
 @cache
@@ -95,31 +95,31 @@ def _variants() -> tuple[EngineSpace, ...]:
 
 
 def spaces() -> tuple[EngineSpace, ...]:
-    """Return the spaces of engines with one set of degrees, with layers as they are written."""
+    """Return the spaces of engines with one set of degrees, without compiled variants."""
     return tuple(one for one in _variants() if not one.compiled)
 
 
 def variants(space: EngineSpace) -> tuple[EngineSpace, ...]:
-    """Return the spaces of an engine: with its layers as they are written, and compiled."""
+    """Return all variants of the space of an engine, with eager and with compiled layers."""
     return tuple(one for one in _variants() if one.name == space.name)
 
 
 def engine_space(name: str, *, compiled: bool = False) -> EngineSpace:
-    """Return the space of an engine by its name."""
+    """Return the space of an engine by name, in its eager or compiled variant."""
     return next(one for one in _variants() if one.name == name and one.compiled == compiled)
 
 
 # --------------------------------------------------------------------------------------------------
-# Whose a file is.
+# Engine of a file.
 
 
 def _readers() -> list[Engine]:
-    # those with keys of their own come first: scripts of others have flags of Megatron-LM as well
+    # Engines with distinctive keys come first, since their scripts also have Megatron-LM flags.
     return [one for one in reversed(ENGINES) if one.owns is not None]
 
 
 def engine_of(source: Configuration) -> Engine:
-    """Return the engine of a file; raises DocumentError, which names all, where it has none."""
+    """Return the engine of a file; raises DocumentError, which lists all engines, without one."""
     readers = _readers()
     found = next((one for one in readers if one.owns is not None and one.owns(source)), None)
     if found is None:
@@ -129,7 +129,7 @@ def engine_of(source: Configuration) -> Engine:
 
 
 def named_card(path: str) -> str | None:
-    """Return the card that a file itself is for, where it names one; raises as `read_checked`."""
+    """Return the GPU model that a file names, or None; raises DocumentError as `read_checked`."""
     from search.engines.text import read_configuration
 
     source = read_configuration(path)
@@ -145,16 +145,16 @@ def read_checked(
     model: str | None = None,
     seq_length: int | None = None,
 ) -> CheckedFile:
-    """Return what a file of a launch describes; raises DocumentError where it is none.
+    """Return the checked content of a launch file; raises DocumentError where it is none.
 
-    world_size : number of GPUs, where the file does not name it. gpu : kind of device. model,
-    seq_length : where they are the script's.
+    world_size : number of GPUs, where the file does not contain it. gpu : GPU model.
+    model, seq_length : values that the training script sets, not the file.
     """
     from search.engines.megatron.names import harmless
     from search.engines.reader import Asked
     from search.engines.text import read_configuration
 
-    # names of Megatron-LM that others have as well mean the same there
+    # Other engines use Megatron-LM's argument names in the same meaning.
     source = read_configuration(path, world_size=world_size, harmless=harmless)
     asked = Asked(world_size=world_size, gpu=gpu, model=model, seq_length=seq_length)
     engine = engine_of(source)

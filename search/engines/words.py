@@ -1,4 +1,4 @@
-"""Text that writers share: variables of a shell, commands in lines, layers as ranges."""
+"""Text functions for writers: shell variables, commands over several lines, layer ranges."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ NODE_RANK = '"${NODE_RANK:?set it, 0 on the first node}"'
 
 
 ROTARY_BASE = "set ROTARY_BASE to the base of rotary positions of the model"
-"""What is asked for where a spec does not hold it."""
+"""Message that asks for the rotary base where the model description does not contain it."""
 
 
 def required(name: str, message: str) -> str:
-    """Return a variable for a shell, which ends with a message where it is unset or empty."""
+    """Return a shell variable that ends the script with a message if it is unset or empty."""
     return f"${{{name}:?{message}}}"
 
 
 def one_line(name: str) -> str:
-    """Return a name that a comment of one line can hold."""
+    """Return a name on a single line, for a comment."""
     return " ".join(name.split())
 
 
 def inert(name: str) -> str:
-    """Return a name that OmegaConf leaves as it is: `${HOME}` stands for something in any text."""
+    """Return a name without `${`, which OmegaConf would interpolate in any text."""
     return name.replace("${", "{")
 
 
@@ -56,25 +56,25 @@ def per_value(values: Sequence[_H], text: Callable[[_H], str] = str) -> str:
 
 
 class Nodes(Protocol):
-    """The machines of a launch: a job has them, and so has a place."""
+    """Number and size of the nodes of a run, as in a job or a place."""
 
     @property
     def num_nodes(self) -> int:
-        """Number of machines."""
+        """Number of nodes."""
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs of each."""
+        """Number of GPUs per node."""
 
 
 def torchrun(job: Nodes, script: Sequence[str] | str) -> str:
     """Return the command of one node: torchrun over all nodes, then `script`.
 
-    Words are quoted, a text is taken as it is. On several nodes MASTER_ADDR, MASTER_PORT and
-    NODE_RANK come from the environment.
+    A sequence of words is quoted, a text is used unchanged. On several nodes, MASTER_ADDR,
+    MASTER_PORT and NODE_RANK come from the environment.
     """
     tail = script if isinstance(script, str) else " ".join(map(shlex.quote, script))
-    # one node needs no address to meet at
+    # A single node needs no rendezvous address.
     if job.num_nodes == 1:
         where = ["--standalone"]
     else:
@@ -92,5 +92,5 @@ def torchrun(job: Nodes, script: Sequence[str] | str) -> str:
 
 
 def shell_lines(parts: Sequence[str]) -> str:
-    """Return one shell command over several lines; ends in a newline."""
+    """Return one shell command over several lines, which ends in a newline."""
     return " \\\n    ".join(parts) + "\n"

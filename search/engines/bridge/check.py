@@ -296,7 +296,7 @@ def _written(file: BridgeFile, place: _Place, before: Run | None, after: Run) ->
     configured = any(key.startswith("comm_overlap.") for key in settings)
     if not configured:
         if changed.pop("comm_overlap.tp_comm_overlap", None):
-            return None  # an override has no section to go into
+            return None  # without a `comm_overlap` section, an override cannot set it
         if "comm_overlap.overlap_grad_reduce" in changed:
             changed["ddp.overlap_grad_reduce"] = changed.pop("comm_overlap.overlap_grad_reduce")
     given = _replaced(file, changed, {**settings, **one})
