@@ -1,4 +1,4 @@
-"""Plans as configurations of engines that train: one module per engine."""
+"""Export, import and check of plans and runs for training engines, one folder per engine."""
 
 from __future__ import annotations
 

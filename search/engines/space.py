@@ -54,7 +54,7 @@ class Job(Record, dict=True):
     gpu: str
     """GPU model, by the name of its card."""
     domain: int | None = None
-    """Number of GPUs in an NVLink domain; None: all GPUs."""
+    """Number of neighbouring GPUs joined without the network (NVLink domain); None: all GPUs."""
     skew: float | None = None
     """Tokens of the busiest expert rank over the mean, for step times; None: balanced experts."""
     training: Training = Training()

@@ -35,7 +35,7 @@ from search.engines.reader import (
 from search.engines.text import Configuration
 
 _OWN = frozenset({"num-layers", "hidden-size", "micro-batch-size", "seq-length"})
-"""Arguments of a typical Megatron-LM run. A file with two of them is one of Megatron-LM."""
+"""Arguments of a typical Megatron-LM run. A file with at least two of them is recognised."""
 _STACK = "megatron-core"
 
 

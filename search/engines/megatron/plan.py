@@ -127,7 +127,7 @@ def _nearest(job: Job) -> tuple[Plan, MegatronDegrees, tuple[Loss, ...]]:
 
 
 def checkpoints_first(plan: Plan, spec: ModelSpec) -> Plan:
-    """Return the plan with the recomputed layers first in each stage where that is free.
+    """Return the plan with the recomputed layers first in a stage where no price changes.
 
     A stage is reordered only if its layers are otherwise equal: then the choice of recomputed
     layers changes neither step time nor memory.

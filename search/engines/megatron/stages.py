@@ -20,7 +20,7 @@ _GROUP = "microbatch-group-size-per-virtual-pipeline-stage"
 
 
 def stage_arguments(run: Run) -> Iterator[Argument]:
-    """Yield the arguments for the pipeline stages of a run; none for one stage.
+    """Yield the arguments for the pipeline stages of a run; none for one stage of one chunk.
 
     Raises InputError where the embedding is not in the first chunk of the pipeline, or the head
     not in the last.

@@ -124,7 +124,7 @@ class _Built:
         import yaml
 
         self._left -= 1
-        if self._left < 0:  # aliases of aliases double with every line
+        if self._left < 0:  # aliases of aliases double the values with every line
             raise DocumentError(str(self._path), f"has more than {_MOST_VALUES} values")
         if isinstance(node, yaml.SequenceNode):
             return [self.of(item) for item in node.value]
@@ -134,7 +134,7 @@ class _Built:
                 return node.value
             try:
                 return yaml.SafeLoader("").construct_object(node)
-            except ValueError:  # 0x_, or a number of thousands of digits
+            except ValueError:  # such as 0x_, or a number of thousands of digits
                 return node.value
         return self._mapping(node)
 
@@ -150,7 +150,7 @@ class _Built:
                 sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
                 if not all(isinstance(source, yaml.MappingNode) for source in sources):
                     raise _fail(self._path, line, "merges what is no mapping")
-                for source in reversed(sources):  # the first one counts
+                for source in reversed(sources):  # of merged mappings, the first takes precedence
                     found = self._mapping(source)
                     self._say_merged(line, found, merged)
                     merged |= found
