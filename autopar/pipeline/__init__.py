@@ -1,4 +1,4 @@
-"""Schedules of a pipeline: their orders, what a replay of them takes, and formulas for both."""
+"""Pipeline schedules: execution orders, event replay, and closed formulas of time and memory."""
 
 from __future__ import annotations
 

@@ -1,19 +1,19 @@
-"""Time and memory of a pipelined step in closed form, schedule by schedule.
+"""Time and memory of a pipelined step in closed form, for each schedule.
 
-Every time is an upper bound of the event replay (`autopar.pipeline.replay`) of the schedule's own
-order, for stages as unequal as they may be. Counts of what is in flight are those of the order.
+Every time is an upper bound of the event replay (`autopar.pipeline.replay`) of the same schedule,
+for stages of any imbalance. Counts of live micro-batches follow from the execution order.
 
 **Where the bounds come from.** A step lasts as long as its critical path: a chain of work in which
-each piece waits for the one before, on the same rank or for a message of a neighbour. Of the
-schedules whose steady state repeats a forward and a backward, number the pairs of each rank by k.
-Staying on a rank for one k costs its pair, going up to the next rank costs a forward there and
-advances k by some pairs, going down costs a gradient of inputs and advances it by none or one. So
+each piece waits for the one before, on the same rank or for a message from a neighbour. The steady
+state of most schedules repeats a forward and a backward; number these pairs of each rank by k.
+Staying on a rank for one k costs its pair. Going up to the next rank costs a forward there and
+advances k by some pairs. Going down costs a gradient of inputs and advances k by none or one. So
 all paths through a slowest rank x are at most as long as
 
     entry(x) + exit(x) + (pairs between) * pair(x)
 
 where entry and exit are maxima over the ranks at which the path leaves the warm-up and reaches the
-cool-down. Maximised over x this is never below the replay, and mostly is the replay.
+cool-down. The maximum over x is never below the replay, and mostly equals it.
 """
 
 from __future__ import annotations
@@ -43,14 +43,17 @@ def step_s(
     group: int = 0,
     ahead: int = 0,
 ) -> float:
-    """Return seconds of a step that no replay of the schedule exceeds; raises InputError.
+    """Return an upper bound of step time in seconds, never below the replay of the schedule.
 
-    forward_s, input_s, weight_s : (p,) of a micro-batch through all chunks of a stage, which are
-    alike; the backward is input_s + weight_s. send_s : of a message between two parts of the model,
-    for which its sender waits; those that ranks need not wait for take no longer. group, ahead : as
-    in `autopar.pipeline.orders.actions`. Exact for GPipe and breadth-first; of the V-shaped ones a
-    replay of 2 p micro-batches and the slowest stage for each further one. Fewer than p
-    micro-batches are replayed.
+    forward_s, input_s, weight_s : (p,) seconds per micro-batch for all chunks of a stage, assumed
+        equal; the backward is input_s + weight_s.
+    send_s : seconds of a message between two model chunks, for which its sender waits. The bound
+        also holds if ranks do not wait for messages.
+    group, ahead : as in `autopar.pipeline.orders.actions`.
+
+    Exact for GPipe and breadth-first. V-shaped schedules use a replay of 2 p micro-batches plus the
+    time of the slowest stage for each further one. Fewer than p micro-batches are replayed. Raises
+    InputError if the schedule cannot run.
     """
     p, m, v = len(forward_s), micro_batches, chunks
     if not p == len(input_s) == len(weight_s):
@@ -65,11 +68,11 @@ def step_s(
     inputs = [i + send_s * n for i, n in zip(input_s, up, strict=True)]
     if schedule in ("gpipe", "looped_bfs"):
         backward = [i + w for i, w in zip(inputs, weight_s, strict=True)]
-        # what each sweep ends with has nobody to send to
+        # the last chunk of each sweep has no receiver
         last = 2 * send_s * (v > 1)
         return _sweep_s(forward, m, v) + _sweep_s(backward, m, v) - last
     if m < p:
-        # no rank comes to a steady state; there is little to replay
+        # no rank reaches a steady state, and the replay is short
         return replay(
             schedule,
             forward_s,
@@ -94,11 +97,11 @@ def bubble_s(
     stages: int,
     chunks: int = 1,
 ) -> float:
-    """Return the idle seconds of equal stages, with 2 p micro-batches or more and free messages.
+    """Return the idle seconds of equal stages, for at least 2 p micro-batches and free messages.
 
-    Seconds are of a micro-batch on a stage. GPipe and 1F1B (p - 1)(F + B), interleaved 1 / v of it
-    (arXiv 2104.04473, section 2.2); interleaved zero-bubble (p - 1) max(F, I, F + I - W) / v
-    (arXiv 2401.10241 has F + I - W); the others as `step_s` finds them.
+    Times are seconds of a micro-batch on a stage. GPipe and 1F1B: (p - 1)(F + B); interleaved 1 / v
+    of it (arXiv 2104.04473, section 2.2). Interleaved zero-bubble: (p - 1) max(F, I, F + I - W) / v
+    (arXiv 2401.10241 gives F + I - W). Other schedules use `step_s`.
     """
     behind = stages - 1
     if schedule in ("gpipe", "1f1b", "interleaved", "looped_bfs"):
@@ -118,19 +121,21 @@ def bubble_s(
 
 
 def _sends(stages: int, chunks: int) -> tuple[list[int], list[int]]:
-    """Return how many activations, and how many gradients, a stage sends per micro-batch."""
+    """Return the numbers of activations and of gradients that each stage sends per micro-batch."""
     down, up = [chunks] * stages, [chunks] * stages
     if chunks == 1:
-        # of several chunks those at the ends differ from the others, which a bound may leave out
+        # with several chunks only those at the model's ends differ, and an upper bound may ignore
+        # that
         down[-1] = up[0] = 0
     return down, up
 
 
 def _sweep_s(seconds: Sequence[float], m: int, v: int) -> float:
-    """Return the time in which m micro-batches pass v chunks of all stages, chunk by chunk; exact.
+    """Return the exact seconds in which m micro-batches pass v chunks of all stages, chunk by
+    chunk.
 
-    A critical path goes through v - w rounds of all stages and meets a slow one in m (1 + w) - 1
-    further micro-batches, w of 0 to v - 1; it is linear in w.
+    A critical path goes through v - w rounds of all stages and waits for a slow one for m (1 + w) -
+    1 further micro-batches, w from 0 to v - 1. Its length is linear in w.
     """
     rounds, slowest = sum(seconds) / v, max(seconds) / v
     return max(v * rounds + (m - 1) * slowest, rounds + (m * v - 1) * slowest)
@@ -144,16 +149,16 @@ def _v_shaped_s(
     m: int,
     send_s: float,
 ) -> float:
-    """Return the replay of 2 p micro-batches, and the slowest stage for each one more.
+    """Return the replayed time of 2 p micro-batches plus the slowest stage for each further one.
 
     The critical path through the steady state of a rank grows by that rank's time with every
-    micro-batch, so a step is the largest of straight lines over their number: convex, and at the
-    end as steep as the slowest stage.
+    micro-batch. A step is therefore the maximum of straight lines over the number of micro-batches:
+    it is convex, and its final slope is the time of the slowest stage.
     """
     p = len(forward)
     first = min(m, 2 * p)
     found = replay(schedule, forward, inputs, weights, micro_batches=first, chunks=2, send_s=send_s)
-    # each chunk sends up and down, but not at the ends of the model, nor within a rank
+    # each chunk sends up and down, except at the ends of the model and within a rank
     sends = [4 - 2 * (rank == 0) - 2 * (rank == p - 1) for rank in range(p)]
     slowest = max(
         sum(each) + send_s * number
@@ -163,25 +168,24 @@ def _v_shaped_s(
 
 
 class _Rounds(Record):
-    """A pipeline of pairs of one forward and one backward; seconds are of one chunk, not stage."""
+    """Pipeline of pairs of one forward and one backward; seconds are per chunk, not per stage."""
 
     number: int
-    """Of forwards of a rank: micro-batches times chunks."""
+    """Number of forwards of a rank: micro-batches times chunks."""
     wraps: bool
-    """A rank has several chunks: behind the last rank comes the first."""
+    """True if a rank holds several chunks, so that the last rank sends on to the first."""
     group: int
-    """Micro-batches that pass a chunk in a row, where they are fewest: the last group may have
-    fewer than the others."""
+    """Consecutive micro-batches per chunk in the smallest group (the last may be smaller)."""
     ups: int
-    """Pairs by which a rank is ahead of the next one: forwards of its warm-up more."""
+    """Lead of a rank over the next one in pairs: its additional warm-up forwards."""
     lag: int
-    """Pairs by which gradients of weights are put off, per rank before: 1, or 0."""
+    """Delay of weight gradients in pairs, per preceding rank: 1 or 0."""
     warmup: list[int]
     forward: list[float]
     back: list[float]
-    """What the rank before waits for: gradients of inputs, or the whole backward."""
+    """Seconds of the backward that the preceding rank waits for: input gradients, or all of it."""
     apart: list[float]
-    """What follows later: gradients of weights, or nothing."""
+    """Seconds of the delayed part of the backward: weight gradients, or 0."""
 
     @staticmethod
     def of(
@@ -194,7 +198,7 @@ class _Rounds(Record):
         group: int,
         ahead: int,
     ) -> _Rounds:
-        """Return the pipeline of a schedule, of (p,) seconds of all chunks."""
+        """Return the pipeline of a schedule from (p,) seconds of all chunks of a stage."""
         p, splits = len(forward_s), SCHEDULES[schedule].splits
         later = weight_s if splits else [0.0] * p
         whole = zip(input_s, weight_s, strict=True)
@@ -217,7 +221,7 @@ class _Rounds(Record):
             group=min(group, m % group or group),
             ups=2 if schedule == "interleaved" else 1,
             lag=int(splits),
-            # one forward less in the warm-up is the same order, and leaves a pair
+            # one warm-up forward less gives the same order and leaves a pair
             warmup=[min(each, m * v - 1) for each in warmup],
             forward=[f / v for f in forward_s],
             back=[b / v for b in back],
@@ -225,16 +229,16 @@ class _Rounds(Record):
         )
 
     def step_s(self) -> float:
-        """Return the longest that a critical path can be."""
+        """Return the seconds of the longest possible critical path."""
         p, f, b, w = len(self.forward), self.forward, self.back, self.apart
         pair = [sum(each) for each in zip(f, b, w, strict=True)]
-        # no pair of a path counts less than what is done at once outside of the steady state
+        # no pair of a path counts less than contiguous work outside of the steady state
         least = max(max(f), max(map(sum, zip(b, w, strict=True))))
         if self.lag:
             least = max(least, max(map(sum, zip(f, b, strict=True))))
         entries, exits = self._entries(), self._exits()
         f_until, b_until = [0.0, *accumulate(f)], [0.0, *accumulate(b)]
-        # from the last rank a forward goes to the first, `group` forwards later
+        # a forward of the last rank goes to the first rank, `group` forwards later
         forth = self.group - self.ups * (p - 1)
         early = max(0, -forth)
 
@@ -247,10 +251,10 @@ class _Rounds(Record):
             return b_until[start + 1] - b_until[end + 1] - (start - end) * self.lag * rate
 
         def way(start: int, end: int, rate: float, others: float, *, entering: bool) -> float:
-            """Return what a way between two ranks adds over staying, whose pair costs `rate`.
+            """Return the seconds that moving between two ranks adds to staying, at `rate` per pair.
 
-            Pairs that lie in front of the first rank's steady state, or behind the last one's, are
-            met on other ranks.
+            Pairs before the first rank's steady state, or after the last rank's, are met on other
+            ranks.
             """
             found = up(start, end, rate) if end >= start else down(start, end, rate)
             if not self.wraps or start == end:
@@ -281,9 +285,10 @@ class _Rounds(Record):
         return longest
 
     def _entries(self) -> list[float]:
-        """Return the longest path to the end of each rank's first pair that is whole.
+        """Return the longest path to the end of each rank's first complete pair, seconds.
 
-        Forwards alone till the warm-up ends; pairs without gradients of weights while those lag.
+        Only forwards run until the warm-up ends; pairs then lack weight gradients while those are
+        delayed.
         """
         p, f, b = len(self.forward), self.forward, self.back
         until = [0.0, *accumulate(f)]
@@ -311,7 +316,7 @@ class _Rounds(Record):
         ]  # fmt: skip
 
     def _exits(self) -> list[float]:
-        """Return the longest path from each rank's last pair to the end: backwards alone."""
+        """Return the longest path from each rank's last pair to the end (backwards only), s."""
         b, w = self.back, self.apart
         until = [0.0, *accumulate(b)]
         whole = [x + y for x, y in zip(b, w, strict=True)]
@@ -324,7 +329,7 @@ class _Rounds(Record):
             slowest = 0.0
             for end in range(rank, -1, -1):
                 slowest = max(slowest, whole[end])
-                # of its weights, those that wait, and the last one's own
+                # delayed weight gradients, and that of the last micro-batch
                 left = (end + 1) * w[end] if self.lag else 0.0
                 most = max(most, until[rank] - until[end] + max(stays * slowest, around) + left)
             found.append(b[rank] + most)
@@ -344,11 +349,16 @@ def in_flight(
     *,
     ahead: int = 0,
 ) -> tuple[float, ...]:
-    """Return of every stage the most micro-batches whose activations are there; raises InputError.
+    """Return the peak number of live micro-batches of every stage.
 
-    A chunk counts as its share of the stage's chunks, from its forward to its backward, and where
-    that is split to the gradient of its weights. group : micro-batches that pass a chunk in a row,
-    0 for the default; ahead : forwards more in the warm-up.
+    A live micro-batch has saved activations on the stage. A chunk counts as its share of the
+    stage's chunks, from its forward to its backward; a split backward frees with its weight
+    gradient.
+
+    group : consecutive micro-batches per chunk, 0 for the default.
+    ahead : additional warm-up forwards.
+
+    Raises InputError if the schedule cannot run.
     """
     p, v, m = stages, chunks, micro_batches
     if p == v == 1:
@@ -363,15 +373,15 @@ def _live_chunks(
     if schedule in ("gpipe", "looped_bfs"):
         return m * v
     if schedule == "dual_pipe_v":
-        # 2 p of the warm-up, and one forward beside the first backward of the steady state
+        # 2 p warm-up forwards, plus the forward paired with the first backward of the steady state
         return 2 * p + 1
     if schedule == "zero_bubble_v":
-        # those of the warm-up, of which the second chunk's first frees as the next one comes
+        # warm-up forwards; the first of the second chunk is freed when the next one starts
         return min(m, 2 * p - rank - 1) + min(m, rank + 1)
     group = group or default_group(p, m)
     warmup = warmup_chunks(
         schedule, rank, stages=p, chunks=v, micro_batches=m, group=group, ahead=ahead
     )
-    # the first forward of the steady state, and as many as wait for gradients of their weights
+    # the first forward of the steady state, plus those whose weight gradients are delayed
     waiting = rank if SCHEDULES[schedule].splits else 0
     return min(warmup + 1 + waiting, m * v)

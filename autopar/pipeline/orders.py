@@ -1,8 +1,8 @@
-"""The order in which each rank of a pipeline runs its chunks, schedule by schedule.
+"""Execution order of the chunks of each pipeline rank, for each schedule.
 
 Orders are those of the engines: Megatron-Core's for 1F1B and interleaved pipelines, with groups of
-any size, and those of `torch.distributed.pipelining` (torch 2.13) for all of them. Nothing here has
-a duration: what waits for what is in `autopar.pipeline.replay`.
+any size, and those of `torch.distributed.pipelining` (torch 2.13) for all schedules. This module
+contains no durations; the dependencies between ranks are in `autopar.pipeline.replay`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from autopar.pipeline.schedules import SCHEDULES, Schedule, default_group
 
 Kind = Literal["F", "B", "I", "W"]
-"""Forward; whole backward; its gradients of inputs, and of weights, apart."""
+"""Work of an action: forward, whole backward, or its input and weight gradients separately."""
 
 
 class Action(NamedTuple):
@@ -21,19 +21,19 @@ class Action(NamedTuple):
 
     kind: Kind
     chunk: int
-    """Of the rank, in the order of the model."""
+    """Index of the chunk on its rank, in the order of the model."""
     micro_batch: int
 
 
 def part_of(schedule: Schedule, rank: int, chunk: int, stages: int) -> int:
-    """Return which part of the model, in its order, is a chunk of a rank."""
+    """Return the index of a rank's chunk among all model chunks, in the order of the model."""
     if SCHEDULES[schedule].v_shaped and chunk % 2:
         return (chunk + 1) * stages - 1 - rank
     return chunk * stages + rank
 
 
 def rank_of(schedule: Schedule, part: int, stages: int) -> int:
-    """Return the rank that holds a part of the model."""
+    """Return the rank that holds a model chunk."""
     chunk, place = divmod(part, stages)
     return stages - 1 - place if SCHEDULES[schedule].v_shaped and chunk % 2 else place
 
@@ -48,18 +48,20 @@ def warmup_chunks(
     group: int = 0,
     ahead: int = 0,
 ) -> int:
-    """Return how many forwards a rank runs before its first pair of forward and backward.
+    """Return the number of forwards that a rank runs before its first forward-backward pair.
 
-    ahead : forwards more than usual, 1 where the next one runs beside a backward. Of the schedules
-    whose steady state is such pairs.
+    Defined for schedules whose steady state consists of such pairs.
+
+    ahead : additional forwards, 1 if the next forward overlaps with a backward.
     """
     behind = stages - 1 - rank
     if schedule == "1f1b":
         return min(behind + ahead, micro_batches)
     assert schedule in ("interleaved", "interleaved_zero_bubble"), "has a warm-up of its own"
     group = group or default_group(stages, micro_batches)
-    # arXiv 2104.04473: two for each stage behind, and a group for each chunk but the last; a
-    # zero-bubble pipeline needs one, since the gradient is on its way before that of the weights
+    # arXiv 2104.04473: two for each later stage, and a group for each chunk but the last. A
+    # zero-bubble pipeline needs one, since it sends input gradients before it computes weight
+    # gradients
     each = 2 if schedule == "interleaved" else 1
     return min(each * behind + (chunks - 1) * group + ahead, micro_batches * chunks)
 
@@ -74,11 +76,12 @@ def actions(
     group: int = 0,
     ahead: int = 0,
 ) -> list[Action]:
-    """Return the work of a rank in a step, in its order.
+    """Return the actions of a rank in one step, in execution order.
 
-    group : micro-batches that pass a chunk in a row, 0 for the default. A pipeline of one stage
-    and one chunk runs one micro-batch after the other under any name. Whether ranks wait for each
-    other for ever is not seen here: `autopar.pipeline.schedules.schedule_problem` says it.
+    group : consecutive micro-batches per chunk, 0 for the default.
+
+    A pipeline of one stage and one chunk runs one micro-batch after the other under any schedule.
+    Deadlocks are not detected here, see `autopar.pipeline.schedules.schedule_problem`.
     """
     if stages == chunks == 1 and not ahead:
         return [
@@ -103,7 +106,7 @@ def actions(
         for at in range(first, min(first + group, micro_batches))
     ]
     kind: Kind = "I" if SCHEDULES[schedule].splits else "B"
-    # backwards take chunks from the last, micro-batches in the same groups
+    # backwards run chunks from the last, micro-batches in the same groups
     backwards = [Action(kind, chunks - 1 - chunk, at) for _, chunk, at in forwards]
     warmup = warmup_chunks(
         schedule,
@@ -114,8 +117,8 @@ def actions(
         group=group,
         ahead=ahead,
     )
-    # a rank puts off as many gradients of weights as there are ranks before it: the gradients that
-    # those wait for leave so much earlier
+    # a rank delays as many weight gradients as there are ranks before it, so that the input
+    # gradients that those ranks wait for are sent earlier
     delay = rank if kind == "I" else None
     return list(_pairs(forwards, backwards, warmup, delay))
 
@@ -123,9 +126,9 @@ def actions(
 def _pairs(
     forwards: list[Action], backwards: list[Action], warmup: int, delay: int | None
 ) -> Iterator[Action]:
-    """Yield warm-up, pairs of one forward and one backward, and what is left of the backwards.
+    """Yield the warm-up, the pairs of one forward and one backward, and the remaining backwards.
 
-    delay : by how many backwards a gradient of weights follows its own; None: it is part of them.
+    delay : backwards between a backward and its weight gradient; None: not split.
     """
     yield from forwards[:warmup]
     for at, backward in enumerate(backwards):
@@ -144,33 +147,33 @@ def _all_forwards_first(schedule: Schedule, chunks: int, micro_batches: int) -> 
     numbers = range(micro_batches)
     for chunk in range(chunks):
         yield from (Action("F", chunk, at) for at in numbers)
-    # breadth-first takes the micro-batches back from the last
+    # breadth-first runs backwards from the last micro-batch
     back = numbers if schedule == "gpipe" else numbers[::-1]
     for chunk in reversed(range(chunks)):
         yield from (Action("B", chunk, at) for at in back)
 
 
 class _Counter:
-    """Makes the actions of a rank of two chunks: of each kind and chunk the next micro-batch."""
+    """Generator of the actions of a rank with two chunks, counted per kind and chunk."""
 
     def __init__(self) -> None:
-        """Begin with micro-batch 0 everywhere."""
+        """Start at micro-batch 0 for each kind and chunk."""
         self.done: dict[tuple[str, int], int] = {}
 
     def next(self, kind: Kind, chunk: int) -> Action:
-        """Return the next action of a kind; a whole backward counts as one of inputs."""
+        """Return the next action of a kind; a whole backward counts as an input gradient."""
         key = ("I" if kind == "B" else kind, chunk)
         at = self.done.get(key, 0)
         self.done[key] = at + 1
         return Action(kind, chunk, at)
 
     def count(self, kind: Kind, chunk: int) -> int:
-        """Return how many there were."""
+        """Return the number of actions of this kind and chunk so far."""
         return self.done.get((kind, chunk), 0)
 
 
 def _zero_bubble_v(rank: int, stages: int, micro_batches: int) -> Iterator[Action]:
-    """Yield ZBV's order, of 2 stages - 1 micro-batches at least: later ones are left out."""
+    """Yield ZBV's order for at least 2 stages - 1 micro-batches; callers drop the surplus ones."""
     counter = _Counter()
     number, behind = max(micro_batches, 2 * stages - 1), stages - rank
 
@@ -204,9 +207,9 @@ _KINDS: dict[str, tuple[Kind, int]] = {
 
 
 def _dual_pipe_v(rank: int, stages: int, micro_batches: int) -> Iterator[Action]:
-    """Yield DualPipeV's order; a forward and a backward that may overlap are one after the other.
+    """Yield DualPipeV's order; a forward and a backward that may overlap run one after the other.
 
-    The steps are those of the published schedule: what is behind a rank sets how long each takes.
+    The phases are those of the published schedule; the number of later ranks sets their lengths.
     """
     counter, behind = _Counter(), stages - 1 - rank
     waiting: list[Action] = []
@@ -214,7 +217,7 @@ def _dual_pipe_v(rank: int, stages: int, micro_batches: int) -> Iterator[Action]
     def several(*names: str) -> Iterator[Action]:
         for name in names:
             if name == "W":
-                # the oldest that was put off, of either chunk
+                # the oldest delayed weight gradient, of either chunk
                 if waiting:
                     yield waiting.pop(0)
                 continue
@@ -232,7 +235,7 @@ def _dual_pipe_v(rank: int, stages: int, micro_batches: int) -> Iterator[Action]
     yield from repeat(behind, "I1", "W", "F1")
     yield from repeat(micro_batches - 2 * stages + rank + 1, "F0", "B1", "F1", "B0")
     yield from repeat(behind, "B1", "F1", "B0")
-    # whole backwards, then from the middle on those whose weights wait: one sooner on odd ranks
+    # whole backwards, then split ones from the middle on: one earlier on odd ranks
     whole, odd = (rank + 1) // 2, rank % 2
     yield from repeat(whole, "B1", "B0")
     if odd:
@@ -245,10 +248,10 @@ def _dual_pipe_v(rank: int, stages: int, micro_batches: int) -> Iterator[Action]
 
 
 def live_peak(work: list[Action], *, freed: Callable[[Action], bool] | None = None) -> int:
-    """Return the most chunks whose forward has run and whose backward has not, of one order.
+    """Return the peak number of chunks whose activations are live in one execution order.
 
-    freed : whether an action frees what its forward saved; None: a whole backward does, and where
-    it is split the gradient of weights.
+    freed : predicate of actions that free the saved activations; None: a whole backward does, and
+        for split backwards the weight gradient.
     """
     live = most = 0
     for action in work:

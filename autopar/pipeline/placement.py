@@ -1,9 +1,8 @@
-"""Which layers stand on which part of a pipeline, so that the longest stage is shortest.
+"""Partition of layers over pipeline chunks that minimises the time of the longest stage.
 
-The pace of a pipeline is that of its longest stage. Layers come in the order of the model and are
-cut into as many parts as there are chunks of all stages; the embedding is in front of them, modules
-that predict further tokens and the head behind. What a schedule makes of the stages is
-`autopar.pipeline.formulas`'.
+The longest stage sets the pace of a pipeline. Layers are cut, in the order of the model, into as
+many parts as all stages have chunks. The embedding precedes them; MTP layers and the head follow.
+Step times of a given partition are in `autopar.pipeline.formulas`.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ from autopar.pipeline.schedules import SCHEDULES, Schedule, schedule_of_chunks
 from autopar.records import Record
 
 _MOVES = 200
-"""Single layers that are moved at most; few are."""
+"""Maximum number of single-layer moves; few are needed in practice."""
 
 
 class Placement(Record):
-    """Where layers stand; parts are in the order of the model."""
+    """Partition of layers over pipeline parts, in the order of the model."""
 
     sizes: tuple[int, ...]
-    """Layers of every part."""
+    """Number of layers of every part."""
     mtp: tuple[int, ...]
-    """Modules of further tokens of every part."""
+    """Number of MTP layers of every part."""
     stage_s: tuple[float, ...]
-    """Of a micro-batch on every stage."""
+    """Seconds of a micro-batch on every stage."""
     exact: bool
-    """No other of the placements that are tried has a shorter longest stage; otherwise it is the
-    best that moves of single layers find."""
+    """True if no other candidate partition has a shorter longest stage. False if the partition is
+    the best that moves of single layers found."""
 
     @property
     def longest_s(self) -> float:
-        """Of the longest stage."""
+        """Seconds of a micro-batch on the longest stage."""
         return max(self.stage_s)
 
 
@@ -52,7 +51,7 @@ def stage_seconds(
     head_s: float = 0.0,
     mtp_s: float = 0.0,
 ) -> tuple[float, ...]:
-    """Return what a micro-batch takes on every stage, with embedding, further tokens and head."""
+    """Return the seconds of a micro-batch on every stage, with embedding, MTP layers and head."""
     found = [0.0] * stages
     first = 0
     for part, (size, further) in enumerate(zip(sizes, mtp, strict=True)):
@@ -76,15 +75,19 @@ def place_layers(
     mtp_s: float = 0.0,
     least_layers: int = 1,
 ) -> Placement:
-    """Return the parts whose longest stage is shortest; raises InputError.
+    """Return the partition with the shortest longest stage.
 
     layer_s : seconds of every layer in the order of the model, forward and backward of a
-    micro-batch. embedding_s, head_s : of the ends; mtp_s : of one of `mtp` modules of further
-    tokens, all of which stand together between the last layer and the head. least_layers : of a
-    part; with 0 parts may be empty, and embedding, those modules and head may stand on parts of
-    their own, the last two of the pipeline at most, as a layout of Megatron-LM can say it. Exact
-    with one chunk a stage, and where layers are alike; of unlike layers in several chunks single
-    layers are moved off the longest stage as long as that helps.
+        micro-batch.
+    embedding_s, head_s : seconds of the embedding and of the head.
+    mtp, mtp_s : number of MTP layers, and seconds of one. All of them share a part between the last
+        layer and the head.
+    least_layers : minimum layers of a part. With 0 parts may be empty, and embedding, MTP layers
+        and head may have separate parts, the last two of the pipeline at most (Megatron-LM's
+        layout).
+
+    Exact with one chunk per stage, and with equal layers. Unequal layers in several chunks are
+    moved one by one off the longest stage while that helps. Raises InputError for too few layers.
     """
     parts = stages * chunks
     if stages < 1 or chunks < 1:
@@ -117,7 +120,7 @@ def place_layers(
             stage_s=ends.stage_s(sizes, further),
             exact=chunks == 1 or alike,
         )
-        # of equally long ones the shortest others, and then as few parts without layers
+        # ties of the longest stage: shorter other stages, then fewer parts without layers
         if best is None or sorted(found.stage_s, reverse=True) < sorted(best.stage_s, reverse=True):
             best = found
     assert best is not None, "with as many layers as parts there is a placement"
@@ -127,11 +130,14 @@ def place_layers(
 def alike_counts(
     around_s: Sequence[float], each_s: float, number: int, parts: Sequence[int], *, least: int = 1
 ) -> list[int]:
-    """Return the layers of every stage, of so many that take `each_s`; parts have `least` or more.
+    """Return the layers of every stage for `number` equal layers of `each_s` seconds.
 
-    around_s : of every stage without layers; parts : of every stage, those that hold layers. Each
-    goes to the stage that is shortest with it, of equally long ones to that in the middle: no
-    exchange of a layer then shortens the longest stage.
+    around_s : seconds of every stage without layers.
+    parts : number of parts of every stage that hold layers.
+    least : minimum layers of such a part.
+
+    Each layer goes to the stage that is shortest with it, in a tie to the one nearest the middle.
+    No exchange of a layer then shortens the longest stage.
     """
     counts = [least * own for own in parts]
     stages = len(counts)
@@ -149,10 +155,10 @@ def alike_counts(
 
 
 def spread_count(schedule: Schedule, stage: int, count: int, parts: int) -> list[int]:
-    """Return the layers of a stage's parts, from as many as it has.
+    """Return the layers of each part of a stage, `count` in total.
 
-    Of the first stage later parts are longer, of the last one earlier ones: the others hold
-    embedding and head. Both are of the first stage where chunks come back to it.
+    On the first stage later parts are longer, on the last one earlier parts, because the others
+    hold embedding and head. In V-shaped schedules the first stage holds both.
     """
     if not parts:
         return []
@@ -163,9 +169,9 @@ def spread_count(schedule: Schedule, stage: int, count: int, parts: int) -> list
 
 
 def _tails(parts: int, mtp: int, least: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield how many parts at the end hold no layer, and the further tokens' modules of each part.
+    """Yield (number of final parts without layers, MTP layers of each part).
 
-    All of them beside the head; before it, beside layers or alone; or the head alone.
+    MTP layers share the head's part, or precede it with layers or alone; or the head is alone.
     """
     beside = (0,) * (parts - 1)
     yield 0, (*beside, mtp)
@@ -179,7 +185,7 @@ def _tails(parts: int, mtp: int, least: int) -> Iterator[tuple[int, tuple[int, .
 
 
 class _Ends(Record):
-    """A model to cut: its layers, what stands around them, and the pipeline."""
+    """Inputs of a partition: layer times, embedding, MTP layers, head, and the pipeline."""
 
     stages: int
     chunks: int
@@ -192,7 +198,7 @@ class _Ends(Record):
     least: int
 
     def stage_s(self, sizes: Sequence[int], mtp: Sequence[int]) -> tuple[float, ...]:
-        """Return what a micro-batch takes on every stage."""
+        """Return the seconds of a micro-batch on every stage."""
         return stage_seconds(
             sizes,
             mtp,
@@ -205,7 +211,7 @@ class _Ends(Record):
         )
 
     def cut(self, bare: int, mtp: Sequence[int], *, alike: bool) -> list[int] | None:
-        """Return the layers of every part, of which the last `bare` have none; None: too few."""
+        """Return the layers of every part, none on the last `bare`; None if layers are too few."""
         parts = self.stages * self.chunks
         filled = parts - bare
         if len(self.layer_s) < filled * self.least or filled < 1:
@@ -218,7 +224,7 @@ class _Ends(Record):
         return self._improved(self._alike(around, filled), mtp, filled)
 
     def _around(self, mtp: Sequence[int]) -> list[float]:
-        """Return what stages take without layers."""
+        """Return the seconds of every stage without layers."""
         found = [0.0] * self.stages
         for part, further in enumerate(mtp):
             found[rank_of(self.schedule, part, self.stages)] += further * self.mtp_s
@@ -227,7 +233,7 @@ class _Ends(Record):
         return found
 
     def _alike(self, around: Sequence[float], filled: int) -> list[int]:
-        """Return the parts of equal layers, of which the last ones may have none."""
+        """Return the partition of equal layers over the first `filled` parts."""
         own: list[list[int]] = [[] for _ in range(self.stages)]
         for part in range(filled):
             own[rank_of(self.schedule, part, self.stages)].append(part)
@@ -241,10 +247,10 @@ class _Ends(Record):
         return sizes
 
     def _one_chunk(self, around: Sequence[float], filled: int) -> list[int]:
-        """Return the parts of one chunk a stage: the shortest limit that filling up keeps; exact.
+        """Return the exact partition of one chunk per stage, by bisection of the longest stage.
 
-        Filling every part as far as a limit allows leaves the fewest layers behind, so that a limit
-        which it breaks cannot be kept.
+        A greedy fill up to a limit leaves the fewest layers for later parts. A limit at which it
+        fails is therefore infeasible.
         """
         until = [0.0, *accumulate(self.layer_s)]
 
@@ -256,7 +262,7 @@ class _Ends(Record):
                 return None
             sizes, at = [], 0
             for part in range(filled):
-                # those that later parts have to have
+                # layers reserved for the minimum of later parts
                 most = len(self.layer_s) - (filled - part - 1) * self.least
                 end = at + self.least
                 while end < most and load(part, at, end + 1) <= limit:
@@ -275,7 +281,7 @@ class _Ends(Record):
         assert best is not None, "there are enough layers"
         low, high = max(around), longest(best)
         while True:
-            # first halve what is left, then ask for anything shorter at all
+            # bisect the interval, then try the next smaller float
             middle = (low + high) / 2
             if not low < middle < high:
                 middle = math.nextafter(high, 0.0)
@@ -289,11 +295,13 @@ class _Ends(Record):
         return [*best, *[0] * (self.stages - filled)]
 
     def _improved(self, sizes: list[int], mtp: Sequence[int], filled: int) -> list[int]:
-        """Return parts after moves of a layer from one part to another, cuts between following."""
+        """Return the partition after moving single layers between parts; the cuts between them
+        shift.
+        """
         best, seen = sizes, self.stage_s(sizes, mtp)
         for _ in range(_MOVES):
             rank = seen.index(max(seen))
-            # nothing is gained where the longest stage gives nothing away
+            # the step gets faster only if the longest stage gives a layer away
             givers = [
                 part
                 for part in range(filled)
@@ -315,7 +323,7 @@ class _Ends(Record):
     def _moved(
         self, sizes: Sequence[int], mtp: Sequence[int], giver: int, taker: int
     ) -> tuple[list[int], tuple[float, ...]]:
-        """Return parts of which one gave a layer to another, and what the stages take."""
+        """Return (partition, stage seconds) after moving one layer from giver to taker."""
         tried = list(sizes)
         tried[giver] -= 1
         tried[taker] += 1

@@ -1,8 +1,8 @@
-"""One step of a pipeline, event by event: only what waits for what, no formula.
+"""Event simulation of one pipelined step, from the dependencies alone, without formulas.
 
-A rank does its work in the order of its schedule (`autopar.pipeline.orders`). A forward waits for
-the part of the model before it, the gradient of a part's inputs for the part behind it; a message
-between two ranks takes its time, one within a rank none.
+A rank runs its work in the order of its schedule (`autopar.pipeline.orders`). A forward waits for
+the preceding model chunk, an input gradient for the following one. A message between two ranks
+takes `send_s`, one within a rank takes no time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autopar.records import Record
 
 
 class Timed(NamedTuple):
-    """A piece of work and when it ran, in seconds since the step began."""
+    """An action with its start and end, in seconds since the step began."""
 
     rank: int
     action: Action
@@ -26,22 +26,21 @@ class Timed(NamedTuple):
 
 
 class Replay(Record):
-    """A step that was replayed."""
+    """Result of a replayed step."""
 
     step_s: float
     in_flight: tuple[float, ...]
-    """Of every rank the most micro-batches whose activations are there at once, a chunk counted as
-    its share of the rank's chunks."""
+    """Peak live micro-batches of every rank; a chunk counts as its share of the rank's chunks."""
     timeline: tuple[Timed, ...] = ()
-    """In the order in which the ranks were visited; empty unless asked for."""
+    """Events in the order in which ranks were visited; empty unless `timeline` was set."""
 
 
 Seconds = Sequence[float] | Sequence[Sequence[float]]
-"""Of each rank: of all of its chunks together, or of one after the other."""
+"""Seconds per rank: one number for all of its chunks together, or one for each chunk."""
 
 
 def by_chunk(seconds: Seconds, chunks: int, name: str) -> list[list[float]]:
-    """Return seconds of each chunk of each rank; one number of a rank is spread evenly."""
+    """Return the seconds of each chunk of each rank; a single number is divided evenly."""
     found = []
     for each in seconds:
         row = [each / chunks] * chunks if isinstance(each, int | float) else [*each]
@@ -65,13 +64,16 @@ def replay(
     overlapped: bool = False,
     timeline: bool = False,
 ) -> Replay:
-    """Return one step of p ranks, seconds of a micro-batch each; raises InputError.
+    """Return the replay of one step of p ranks; all seconds are per micro-batch.
 
-    forward_s, input_s, weight_s : (p,) of all chunks of a rank, or (p, chunks); the backward is
-    input_s + weight_s. send_s : of a message between two parts of the model on different ranks.
-    overlapped : messages do not occupy ranks, and each link carries one at a time in each
-    direction; otherwise the sender waits until its message is there. ahead : forwards more in the
-    warm-up.
+    forward_s, input_s, weight_s : (p,) for all chunks of a rank, or (p, chunks); the backward is
+        input_s + weight_s.
+    send_s : seconds of a message between two model chunks on different ranks.
+    overlapped : True if messages do not occupy ranks and each link carries one at a time in each
+        direction; otherwise the sender waits until its message has arrived.
+    ahead : additional warm-up forwards.
+
+    Raises InputError if the schedule cannot run or lengths differ.
     """
     stages = len(forward_s)
     forward, inputs, weights = (
@@ -109,7 +111,7 @@ def replay(
     parts = stages * chunks
     part = [[part_of(schedule, rank, at, stages) for at in range(chunks)] for rank in range(stages)]
     holder = [rank_of(schedule, at, stages) for at in range(parts)]
-    # when what a part's forward, or its backward, waits for is there; None: not yet
+    # arrival times of the inputs of each part's forward and backward; None: not yet
     there: tuple[list[list[float | None]], ...] = tuple(
         [[None] * micro_batches for _ in range(parts)] for _ in range(2)
     )
@@ -131,7 +133,7 @@ def replay(
             if kind != "W":
                 came = there[kind != "F"][here][at]
                 if came is None:
-                    # woken when it comes
+                    # the rank is queued again when the input arrives
                     break
                 start = max(start, came)
             end = clock[rank] = start + duration[kind][rank][chunk]

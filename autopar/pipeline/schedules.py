@@ -1,7 +1,7 @@
-"""Schedules of a pipeline by name: what each asks of chunks and micro-batches, and who runs it.
+"""Names of pipeline schedules, their rules on chunks and micro-batches, and engine support.
 
-The order of a schedule's work is made by `autopar.pipeline.orders`, its time and memory are those
-of `autopar.pipeline.formulas`. Here are names, spellings and rules alone.
+Execution orders are in `autopar.pipeline.orders`, time and memory in `autopar.pipeline.formulas`.
+This module contains only names, spellings and rules.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ Schedule = Literal[
     "zero_bubble_v",
     "dual_pipe_v",
 ]
-"""Of a pipeline's micro-batches; all end a step with one synchronisation."""
+"""Pipeline schedule; all of them end a step with one synchronisation."""
 Engine = Literal["megatron", "torchtitan", "deepspeed", "galvatron"]
-"""Trainers with pipelines of their own."""
+"""Engines that implement pipeline schedules."""
 
 
 class Facts(Record):
-    """What a schedule is, apart from its order."""
+    """Properties of a schedule, apart from its execution order."""
 
     title: str
-    """How pages and messages call it."""
+    """Name in documentation and messages."""
     least_chunks: int
-    """Chunks of layers that a rank holds, at least."""
+    """Minimum number of chunks per rank."""
     most_chunks: int | None
-    """None: any number."""
+    """Maximum number of chunks per rank; None: unlimited."""
     splits: bool
-    """The gradients of weights are computed apart from those of inputs, later."""
+    """True if weight gradients are computed separately from input gradients, and later."""
     v_shaped: bool
-    """Chunks go down the ranks and come back up, so that the first rank has the last one, too;
-    otherwise they begin at the first rank again."""
+    """True if chunks go down the ranks and come back up, so that the first rank also holds the last
+    chunk. Otherwise they start at the first rank again."""
     engines: tuple[Engine, ...]
     source: str
 
@@ -119,8 +119,8 @@ TORCH_NAMES: dict[Schedule, str] = {
     "zero_bubble_v": "ZBVZeroBubble",
     "dual_pipe_v": "DualPipeV",
 }
-"""Of `torch.distributed.pipelining` and of torchtitan's `pipeline_parallel_schedule`."""
-# torch compares names without their case; torchtitan of 2024 had names of its own
+"""Names in `torch.distributed.pipelining` and torchtitan's `pipeline_parallel_schedule`."""
+# torch ignores case in names; torchtitan of 2024 used other names
 _BY_SPELLING: dict[str, Schedule] = {
     **{torch.lower(): name for name, torch in TORCH_NAMES.items()},
     **{name: name for name in SCHEDULES},
@@ -135,24 +135,24 @@ SHORT_NAMES: dict[Schedule, str] = {
     "zero_bubble_v": "zbv",
     "dual_pipe_v": "dualpipev",
 }
-"""As one types them, beside torch's names."""
+"""Names on the command line, accepted in addition to torch's."""
 
 
 def schedule_named(text: str) -> Schedule | None:
-    """Return the schedule that torch, torchtitan or these pages call so; None: none of them."""
+    """Return the schedule of a name of torch, torchtitan or autopar; None if unknown."""
     return _BY_SPELLING.get(text.lower())
 
 
 def schedule_of_chunks(chunks: int) -> Schedule:
-    """Return the schedule that a pipeline of so many chunks a stage has where nobody names one."""
+    """Return the default schedule of a pipeline with `chunks` chunks per stage."""
     return "interleaved" if chunks > 1 else "1f1b"
 
 
 def default_group(stages: int, micro_batches: int) -> int:
-    """Return the micro-batches that pass a chunk in a row where nobody says how many.
+    """Return the default number of consecutive micro-batches per chunk.
 
-    As many as there are stages where they divide the micro-batches. Otherwise torch's rule: as many
-    rounds as would be whole, and each of them longer (`microbatches_per_round`).
+    The number of stages if it divides the micro-batches. Otherwise torch's rule: as many rounds as
+    would be complete, each of them longer (`microbatches_per_round`).
     """
     return micro_batches // max(1, micro_batches // stages)
 
@@ -166,10 +166,10 @@ def schedule_problem(
     group: int = 0,
     engine: Engine | None = None,
 ) -> str | None:
-    """Return why a pipeline cannot run so, with its arithmetic; None where it can.
+    """Return why a pipeline cannot run this way, with the arithmetic; None if it can.
 
-    group : micro-batches that pass a chunk in a row, 0 for the default. engine : whose rules hold,
-    None for what every order needs.
+    group : consecutive micro-batches per chunk, 0 for the default.
+    engine : engine whose rules apply; None for the rules that every order needs.
     """
     facts = SCHEDULES[schedule]
     if stages < 1 or micro_batches < 1 or chunks < 1:
@@ -203,12 +203,12 @@ def _problem_of_groups(
 ) -> str | None:
     title = SCHEDULES[schedule].title
     if schedule == "interleaved_zero_bubble" and group:
-        # no trainer has an argument for them
+        # no engine has an argument for the group size
         whole = default_group(stages, micro_batches)
         if group != whole:
             return f"{title} has groups of {whole} micro-batches, not {group}"
     if group and group != stages:
-        # a shorter group would wait for itself around the ranks
+        # a shorter group would deadlock around the ranks
         rest = micro_batches % group
         if group < stages or 0 < rest < stages:
             return (
@@ -216,7 +216,7 @@ def _problem_of_groups(
                 f"each has stages({stages}) or more"
             )
         return None
-    # Megatron-LM asks for whole rounds, torch makes longer ones
+    # Megatron-LM requires complete rounds, torch makes longer ones
     rounds = stages if engine == "megatron" or group else max(1, micro_batches // stages)
     rest = micro_batches % rounds
     if not rest:
@@ -234,7 +234,7 @@ def check_schedule(
     group: int = 0,
     engine: Engine | None = None,
 ) -> None:
-    """Raise InputError with the reason where `schedule_problem` has one."""
+    """Raise InputError with the reason if `schedule_problem` returns one."""
     problem = schedule_problem(
         schedule,
         stages=stages,

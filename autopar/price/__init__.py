@@ -1,4 +1,4 @@
-"""The memory of a rank of a training launch, bottom-up: no measured profile, no plan, no torch."""
+"""Memory and step time of a training run, bottom-up: no measured profile, no plan, no torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The memory of a launch as a table of terms whose sum is what a rank has allocated.
+"""Memory of a run as a table of terms that sum to the allocated bytes of one rank.
 
-Each term names what switches it. The formulas are in the files beside this one; what an allocator
-reserves beyond what is allocated is an interval of published ratios.
+Each term names the options that control it. The formulas are in the other files of this package.
+The reserved bytes are an interval based on published ratios of reserved to allocated memory.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from autopar.run.runtime import ActivationOffload
 
 
 class Term(Record):
-    """One part of a rank's memory."""
+    """One term of a rank's memory."""
 
     name: str
     num_bytes: int
     switch: str
-    """What makes it larger, or turns it on and off."""
+    """Options that control the size of the term."""
 
 
 class Account(Record):
-    """What a rank has allocated after a step, and at the fullest moment of one."""
+    """Allocated bytes of one rank: after a step and at the peak of a step, by term."""
 
     stage: int
     states: tuple[Term, ...]
     peak: tuple[Term, ...]
-    """Terms of `states` that are there at the peak, and what comes on top."""
+    """Terms at the peak of a step: those of `states` still allocated then, and transient memory."""
     scored: bool
-    """Whether measured runs are of such a stage: of the last one, and some of the first."""
+    """True if measured runs cover such a stage: the last one, and some of the first."""
 
     @property
     def states_bytes(self) -> int:
-        """Allocated after a step."""
+        """Allocated bytes after a step."""
         return sum(term.num_bytes for term in self.states)
 
     @property
     def peak_bytes(self) -> int:
-        """Allocated at most during a step."""
+        """Peak allocated bytes of a step."""
         return sum(term.num_bytes for term in self.peak)
 
     @property
     def reserved_bytes(self) -> tuple[int, int]:
-        """Reserved from the device at the peak, at least and at most."""
+        """(low, high) reserved bytes at the peak."""
         return reserved_bytes(self.peak_bytes)
 
 
 def account_of(run: Run, stage: int | None = None) -> Account:
-    """Return the memory of a rank of a pipeline stage; default: the last one."""
+    """Return the memory of one rank of a pipeline stage; None: the last stage."""
     last = run.strategy.pp - 1
     at = last if stage is None else stage
     if run.kernels.torch_layers:
@@ -78,10 +78,10 @@ def account_of(run: Run, stage: int | None = None) -> Account:
 
 
 def host_bytes_of(run: Run, account: Account) -> float:
-    """Return the bytes that a stage's rank has on the host at least: what its device would hold.
+    """Return a lower bound of the host bytes of a stage's rank: the bytes that offload frees.
 
-    account : of the stage. Copies that a trainer keeps beside these, such as buffers for transfers,
-    are not counted.
+    account : memory of the stage with offload. Additional copies of an engine, such as buffers for
+        transfers, are not counted.
     """
     runtime = run.runtime
     if not runtime.optimizer.offload and not run.offloads_activations:
@@ -94,13 +94,13 @@ def host_bytes_of(run: Run, account: Account) -> float:
 
 
 _GONE = frozenset({"fp32 gradients of fp16", "pipeline inputs"})
-"""Terms that are there after a step, and not at its fullest moment."""
+"""Terms that are allocated after a step but not at the peak."""
 
 
 def moment_terms(run: Run, account: Account) -> Callable[[Moment], tuple[Term, ...]]:
-    """Return what says of a moment what an account's stage has allocated, at most, while it lasts.
+    """Return a function from an event of a step to the peak allocated terms during that event.
 
-    The largest of all moments is the account's peak.
+    The largest sum over all events is the peak of `account`.
     """
     if run.kernels.torch_layers:
         parts_at = sharded_moments(run, account.stage)

@@ -1,8 +1,8 @@
-"""What a layer saves for its backward, by part, in bytes of one micro-batch on one rank.
+"""Saved activations of a layer by part, in bytes of one micro-batch on one rank.
 
-Korthikanti et al. (arXiv 2205.05198, section 4) count these tensors for dense layers with attention
-that is not fused; here are the other kernels, MLA and experts as well. States, and how many
-micro-batches are live at once, are other files.
+Korthikanti et al. (arXiv 2205.05198, section 4) count these tensors for dense layers with unfused
+attention. This module adds other kernels, MLA and experts. Model states are in
+`autopar.price.states`; the number of live micro-batches depends on the pipeline schedule.
 """
 
 from __future__ import annotations
@@ -19,45 +19,47 @@ from autopar.training.mixtures import taken_share, worst_skew
 
 
 def attention_of(at: RankLayer) -> Attention:
-    """Return the attention of a layer that has one."""
+    """Return the attention of a layer; layers without attention are not supported."""
     attention = at.layer.attention
     assert attention is not None, "layers without attention have no count of memory"
     return attention
 
 
 def scores(at: RankLayer) -> int:
-    """Return the elements of one layer's attention scores on a rank: b*n/t*(s/c)*s."""
+    """Return the number of attention scores of one layer on a rank: b*n/t*(s/c)*s."""
     run, split = at.run, at.split
     heads = attention_of(at).heads // split.tp
     return run.strategy.micro_batch * heads * (run.seq_length // split.cp) * run.seq_length
 
 
 def input_bytes(at: RankLayer) -> int:
-    """Return the input of a layer on a rank, T'*h*e: all that full recomputation keeps of it."""
+    """Return the bytes of a layer's input on a rank, T'*h*e: all that full recomputation saves."""
     return at.scattered_tokens * at.layer.hidden * at.element_bytes
 
 
 def stream_bytes(run: Run) -> int:
-    """Return the residual stream of a micro-batch on a rank, T'*h*e, as stages send it."""
+    """Return the bytes of a micro-batch's residual stream on a rank, T'*h*e, as sent between
+    stages.
+    """
     return run.scattered_tokens * run.model.hidden * run.element_bytes
 
 
 def saved_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
-    """Yield (part, bytes) of everything that a layer keeps on the device, not recomputed whole."""
+    """Yield (part, bytes) of a layer's saved activations on the device, not fully recomputed."""
     for name, left in left_parts(at):
         if left:
             yield name, left
 
 
 def left_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
-    """Yield the same, with those of which nothing is left: in the order of the layer's modules."""
+    """Yield (part, device bytes) of all parts in module order; offloaded parts may have 0 bytes."""
     gone = dict(_offloaded_parts(at))
     for index, (name, size) in enumerate(_layer_parts(at)):
         yield name, size - gone.get(index, 0)
 
 
 _OFFLOADED_PARTS: dict[OffloadModule, tuple[str, ...]] = {
-    # what autograd saves inside a module, its input among it
+    # tensors that autograd saves inside a module, its input included
     "attn_norm": ("norm input",),
     "qkv_linear": ("norm output", "query latent", "key-value latent", "latent norms"),
     "core_attn": (
@@ -70,7 +72,7 @@ _OFFLOADED_PARTS: dict[OffloadModule, tuple[str, ...]] = {
         "scores after dropout",
         "scores' mask",
     ),
-    # what attention made is the next product's input, so it goes with both alone
+    # the output of attention is the input of the next GEMM, so it is offloaded only if both are
     "attn_proj": ("attention output", "attention output's copy"),
     "mlp_norm": ("norm input",),
     "expert_fc1": ("expert input",),
@@ -79,17 +81,17 @@ _OFFLOADED_PARTS: dict[OffloadModule, tuple[str, ...]] = {
 
 
 def _offloaded_parts(at: RankLayer) -> Iterator[tuple[int, int]]:
-    """Yield (place among a layer's parts, bytes) of what waits on the host."""
+    """Yield (index among a layer's parts, bytes) of offloaded activations."""
     for index, _, size in offloaded_parts(at):
         yield index, size
 
 
 def offloaded_parts(at: RankLayer) -> Iterator[tuple[int, OffloadModule, int]]:
-    """Yield (place among a layer's parts, module, bytes) of what waits on the host.
+    """Yield (index among a layer's parts, module, bytes) of offloaded activations.
 
-    Norms that are one kernel with the product behind them are no modules of their own: in front of
-    a dense MLP, and of attention without latents (Megatron-Core's layer specs of Transformer
-    Engine).
+    A norm that is fused with the following GEMM is not a module that can be offloaded. This holds
+    before a dense MLP and before attention without latents (Megatron-Core's layer specs of
+    Transformer Engine).
     """
     offload, own_layers = at.run.runtime.offload, at.run.kernels.own_layers
     if not at.split.offload:
@@ -119,14 +121,14 @@ def offloaded_parts(at: RankLayer) -> Iterator[tuple[int, OffloadModule, int]]:
 
 
 def offloaded_bytes(at: RankLayer) -> int:
-    """Return what of a layer and micro-batch waits on the host, in bytes of a rank."""
+    """Return the offloaded activation bytes of one layer and micro-batch, per rank."""
     if at.offloaded:
         return sum(size for _, size in _layer_parts(at))
     return sum(size for _, size in _offloaded_parts(at))
 
 
 def _layer_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
-    """Yield (part, bytes) of everything that a layer saves, wherever it waits."""
+    """Yield (part, bytes) of all saved activations of a layer, on the device or offloaded."""
     recomputed, adapters, experts = at.split.modules, at.run.runtime.adapters, at.layer.experts
     dropout = at.run.model.dropout > 0
     whole = input_bytes(at)
@@ -135,11 +137,11 @@ def _layer_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
         yield "norm output", _linear_input(at, whole)
     yield from _attention_parts(at)
     if dropout:
-        # a byte for each element; one mask behind attention, one behind the MLP
+        # one byte per element; one mask after attention, one after the MLP
         yield "dropout mask", at.scattered_tokens * at.layer.hidden
     yield "norm input", whole
     if "layernorm" not in recomputed and needs_input(adapters, "fc1", "expert_fc1"):
-        # a router, which is not of 8 bits, needs it as it is
+        # the router is not in 8 bits and needs the 16-bit tensor
         yield "norm output", whole if experts is not None else _linear_input(at, whole)
     if adapters is not None:
         yield "adapters", adapter_saved_bytes(at)
@@ -151,16 +153,16 @@ def _layer_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
         yield "dropout mask", at.scattered_tokens * at.layer.hidden
     behind = max(0, at.layer.norms - 2)
     if behind:
-        # what attention and MLP put out; the sums that take their outputs keep nothing
+        # inputs of the norms after attention and MLP; the residual sums save nothing
         yield "inputs of norms behind", behind * whole
-    # mean and reciprocal deviation of each norm in fp32
+    # mean and reciprocal standard deviation of each norm in fp32
     yield "norm statistics", 8 * (2 + behind) * at.tokens
 
 
 def _linear_input(at: RankLayer, size_bytes: int) -> int:
-    """Return the bytes of a tensor that nothing but a product needs: with 8-bit products its copy.
+    """Return the saved bytes of a tensor that only a GEMM uses: of its 8-bit copy in low precision.
 
-    Transformer Engine saves the copy that the weight's gradient takes, and lets the tensor go.
+    Transformer Engine saves the copy that the weight gradient reads, and frees the tensor.
     """
     precision = at.precision
     if not precision.low:
@@ -169,7 +171,11 @@ def _linear_input(at: RankLayer, size_bytes: int) -> int:
 
 
 def _expert_input(at: RankLayer, size_bytes: int) -> int:
-    """Return the same of products of experts: grouped ones keep a copy by rows and by columns."""
+    """Return the saved bytes of an expert GEMM's input; grouped low-precision GEMMs save two
+    copies.
+
+    The copies are quantised by rows and by columns.
+    """
     grouped = at.run.runtime.experts.grouped
     return _linear_input(at, size_bytes) * (2 if at.precision.low and grouped else 1)
 
@@ -190,7 +196,7 @@ def _attention_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
         if attention.head_norms != "none":
             yield "query norm", tokens * width * (heads // tp) * element
             yield "key norm", tokens * width * groups // tp * element
-            # values, a part of qkv till then, are copied to stand beside them
+            # values, until then a view of qkv, are copied
             yield "values", tokens * width * groups // tp * element
             vectors = at.layer.norm_vectors * 4
             yield "head norms' statistics", tokens * (heads + groups) // tp * vectors
@@ -209,7 +215,7 @@ def _attention_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
             ):
                 yield name, tokens * (heads // tp) * each * element
     if run.model.positions == "rotary" and not run.kernels.fused_rotary:
-        # cosines and sines that queries, and keys, are multiplied with, made again by each layer
+        # cosines and sines for queries and keys, made by each layer
         positions = run.seq_length // at.split.cp
         yield "rotary factors", 4 * positions * attention.rotary_width * element
     output = tokens * (heads // tp) * attention.value_width * element
@@ -222,15 +228,15 @@ def _attention_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
         number = scores(at)
         yield "scores", number * element
         if attention.dropout > 0:
-            # the weights after dropout, and a byte of mask each
+            # the scores after dropout, and one mask byte each
             yield "scores after dropout", number * element
             yield "scores' mask", number
         return
-    # FlashAttention's output is copied into the layout of the product behind it
+    # FlashAttention's output is copied into the layout of the following GEMM
     yield "attention output", output
-    # the kernel keeps its own output, and the product behind it the copy that it takes; where heads
-    # are exchanged, that is what comes back from the other ranks, and beside gathered keys the
-    # kernel's own output is of two halves
+    # The kernel saves its own output, and the following GEMM the copy that it reads. With
+    # all-to-all CP the copy is the tensor received from the other ranks. With gathered keys the
+    # kernel's own output consists of two halves.
     copied = kernel == "flash" or at.precision.low or at.split.cp_kind != "ring"
     if copied and needs_input(run.runtime.adapters, "projection"):
         yield "attention output's copy", _linear_input(at, output)
@@ -239,11 +245,11 @@ def _attention_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
 
 
 def copied_qkv_bytes(at: RankLayer) -> int:
-    """Return the queries, keys and values of a layer where they are saved as copies, else 0.
+    """Return the bytes of a layer's queries, keys and values if saved as copies, else 0.
 
-    FlashAttention takes sequences apart, so Transformer Engine copies the three out of what their
-    one product made, which is freed behind attention. Normed queries and keys keep it, and rings of
-    context ranks have buffers of their own.
+    FlashAttention reads three separate tensors, so Transformer Engine copies them out of the output
+    of the single QKV GEMM, which is freed after attention. Normed queries and keys keep that
+    output, and ring attention uses separate buffers.
     """
     attention = attention_of(at)
     if at.run.kernels.attention != "flash" or at.split.cp > 1:
@@ -255,9 +261,10 @@ def copied_qkv_bytes(at: RankLayer) -> int:
 
 
 def routing_skew(at: RankLayer) -> float:
-    """Return the tokens of a rank's experts over the mean of all ranks, at the worst step.
+    """Return the tokens of the busiest rank's experts over the mean of all ranks, at the worst
+    step.
 
-    A rank that has all experts has all tokens.
+    It is 1 if the rank holds all experts.
     """
     experts, ep = at.layer.experts, at.split.ep
     if experts is None or ep == 1:
@@ -268,7 +275,7 @@ def routing_skew(at: RankLayer) -> float:
 
 
 def routed_tokens(at: RankLayer) -> int:
-    """Return L, the tokens of the busiest rank's experts, of each as often as it is routed."""
+    """Return L, the routed tokens of the busiest rank's experts; a token counts once per expert."""
     experts, kernels = at.layer.experts, at.run.runtime.experts
     assert experts is not None, "asked of mixtures alone"
     mean = at.scattered_tokens * at.split.etp * experts.per_token
@@ -277,14 +284,14 @@ def routed_tokens(at: RankLayer) -> int:
 
 
 def _mlp_parts(at: RankLayer, width: int, name: str = "mlp") -> Iterator[tuple[str, int]]:
-    """Yield what an MLP on all tokens saves."""
+    """Yield (part, bytes) that an MLP on all tokens saves."""
     element = at.element_bytes
     elements = at.tokens * (width // at.split.tp)
     yield f"{name} fc1 output", at.layer.gates * elements * element
     if needs_input(at.run.runtime.adapters, "fc2"):
         yield f"{name} activation", _linear_input(at, elements * element)
     if at.layer.gates > 1 and not at.run.kernels.fused_gate:
-        # silu of the gate is a tensor of its own
+        # silu of the gate is a separate tensor
         yield f"{name} gate", elements * element
 
 
@@ -308,7 +315,7 @@ def _expert_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
             yield "expert activation", _expert_input(at, inner)
         one_kernel = kernels.fused_weighting or (kernels.grouped and quirks.compiled_experts)
         if kernels.grouped and quirks.saved_expert_output:
-            # the output is weighted where it is put back, which needs it again
+            # the output is weighted in the combine, whose backward needs it
             yield "expert output", routed * hidden * element
         elif not one_kernel:
             yield "expert product", inner
@@ -318,9 +325,10 @@ def _expert_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
 
 
 def adapter_saved_bytes(at: RankLayer) -> int:
-    """Return what a layer's adapters save: A's output for B, and with dropout their own inputs.
+    """Return the saved bytes of a layer's adapters: A's output, and with dropout their inputs.
 
-    A copy and a byte of mask an element each, since every adapter drops others.
+    Each adapter drops other elements, so each saves a copy of its input and one mask byte per
+    element.
     """
     adapters = at.run.runtime.adapters
     if adapters is None:
@@ -340,27 +348,27 @@ def adapter_saved_bytes(at: RankLayer) -> int:
 
 
 def layer_saved_bytes(at: RankLayer) -> int:
-    """Return what one layer saves that is not recomputed as a whole."""
+    """Return the saved activation bytes of one layer that is not fully recomputed."""
     return sum(size for _, size in saved_parts(at))
 
 
 def chunk_parts(run: Run, chunk: Chunk) -> Iterator[tuple[str, int]]:
-    """Yield (part, bytes) of what a micro-batch saves in a chunk of the pipeline.
+    """Yield (part, bytes) that a micro-batch saves in a chunk of the pipeline.
 
-    The head's logits are left out: they live within one event.
+    The head's logits are excluded because they live within one event.
     """
     whole = stream_bytes(run)
     if chunk.embeds and run.model.dropout > 0:
         yield "dropout mask", run.scattered_tokens * run.model.hidden
     layers = [run.rank_layers[layer] for layer in chunk.layers]
-    # MTP layers are behind the last layer, whatever it is in
+    # MTP layers follow the last layer, in whichever chunk that is
     layers += [run.mtp_layer] * chunk.mtp
     parts: dict[int, tuple[tuple[str, int], ...]] = {}
     for place, at in enumerate(layers):
         if at.offloaded:
             continue
         if at.split.recompute == "full":
-            # of a unit of layers only the first one's input is kept
+            # a recompute unit of layers saves only the input of its first layer
             if place % at.split.recompute_unit == 0:
                 yield "layer input", whole
             continue
@@ -370,10 +378,10 @@ def chunk_parts(run: Run, chunk: Chunk) -> Iterator[tuple[str, int]]:
     if chunk.head:
         yield "norm input", whole
         if run.runtime.adapters is None:
-            # the head's input, for the gradient of its weight
+            # the head's input is saved for the weight gradient of the head
             yield "norm output", whole
 
 
 def chunk_saved_bytes(run: Run, chunk: Chunk) -> int:
-    """Return what one micro-batch saves in a chunk of the pipeline, its head's logits left out."""
+    """Return the bytes that one micro-batch saves in a chunk, without the head's logits."""
     return sum(size for _, size in chunk_parts(run, chunk))

@@ -1,9 +1,9 @@
-"""What PyTorch's caching allocator makes of a request: blocks, in bytes; no terms of a launch.
+"""Block sizes of PyTorch's caching allocator, in bytes.
 
-From the rules of `CUDACachingAllocator` (torch 2.x): requests are rounded up to 512 bytes and take
-the smallest hole that fits. Those of at most 1 MiB have a pool of their own. Others share segments
-of 20 MiB or, from 10 MiB on, get one of a multiple of 2 MiB; what is left of a hole is split off
-only where it is more than 1 MiB. With expandable segments it always is.
+From the rules of `CUDACachingAllocator` (torch 2.x): requests are rounded up to 512 bytes and use
+the smallest free block that fits. Requests of at most 1 MiB have a separate pool. Others share
+segments of 20 MiB, or from 10 MiB on get a segment of a multiple of 2 MiB. The remainder of a free
+block is split off only if it exceeds 1 MiB, or always with expandable segments.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from autopar.units import MIB
 
 RESERVED_RATIOS = (1.02, 1.04, 1.11)
-"""Reserved over allocated: lowest, median and highest of 32 published pairs, 23 of them of the
-fullest rank of a stage (`benchmarks.published_peaks`); all had room for more."""
+"""Reserved over allocated: lowest, median and highest of 32 published pairs, 23 of them of the peak
+rank of a stage (`benchmarks.published_peaks`). None of these runs was short of memory."""
 
-# all in bytes
+# all sizes in bytes
 _UNIT = 512
 _OWN_SEGMENT = 10 * MIB
 _SHARED_SEGMENT = 20 * MIB
@@ -26,13 +26,14 @@ _LEAST_REST = MIB
 
 
 def recycled_bytes(size_bytes: float, *, expandable: bool, hole_bytes: int = 0) -> int:
-    """Return the bytes of the block of an allocation that comes and goes with every micro-batch.
+    """Return the block bytes of an allocation that is made and freed with every micro-batch.
 
-    It lands where one like it has been: segments are multiples of 2 MiB, and so are most holes in
-    them, whose rest of at most 1 MiB is not split off. What is not above 1 MiB lies in a pool of
-    its own, and is split to 512 bytes.
+    It reuses the free block of its predecessor. Segments are multiples of 2 MiB, and so are most
+    free blocks in them; a remainder of at most 1 MiB is not split off. Requests of at most 1 MiB
+    are in a separate pool and rounded to 512 bytes.
 
-    hole_bytes : a hole that is there just before it, which it takes where the rest stays with it.
+    hole_bytes : free block just before the allocation, used whole if its remainder is not split
+        off.
     """
     size = _units(size_bytes)
     if expandable or size <= _LEAST_REST:
@@ -44,10 +45,10 @@ def recycled_bytes(size_bytes: float, *, expandable: bool, hole_bytes: int = 0) 
 
 
 class Pool:
-    """Blocks that are given out one after the other, in the order of their requests.
+    """Caching allocator that serves requests one after the other.
 
-    Nothing is given back: what is laid here stays as long as the rank runs, such as weights,
-    gradient buffers and the states of the optimizer. Holes are then only what is left of segments.
+    Nothing is freed: the blocks stay allocated as long as the rank runs, such as weights, gradient
+    buffers and optimizer states. The only free blocks are remainders of segments.
     """
 
     def __init__(self, *, expandable: bool) -> None:
@@ -57,7 +58,7 @@ class Pool:
         self.requested_bytes = 0
 
     def take(self, size_bytes: float) -> None:
-        """Give out the smallest hole that is large enough, else a part of a new segment."""
+        """Allocate from the smallest free block that is large enough, else from a new segment."""
         size = _units(size_bytes)
         self.requested_bytes += int(size_bytes)
         if not self._expandable and size > _LEAST_REST:
@@ -79,12 +80,12 @@ class Pool:
 
     @property
     def rounding_bytes(self) -> int:
-        """How much more was given out than was asked for, in bytes."""
+        """Allocated minus requested bytes."""
         return self.allocated_bytes - self.requested_bytes
 
 
 def rounding_bytes(sizes_bytes: Iterable[float], *, expandable: bool) -> int:
-    """Return how much larger blocks are than requests that follow one another and all stay."""
+    """Return allocated minus requested bytes of consecutive requests that are never freed."""
     pool = Pool(expandable=expandable)
     for size in sizes_bytes:
         pool.take(size)
@@ -92,9 +93,9 @@ def rounding_bytes(sizes_bytes: Iterable[float], *, expandable: bool) -> int:
 
 
 def reserved_bytes(allocated_bytes: int) -> tuple[int, int]:
-    """Return what is reserved from the device for so many allocated bytes, at least and at most.
+    """Return (low, high) reserved bytes for `allocated_bytes` under PyTorch's caching allocator.
 
-    Holes and rests of segments are in it; communicators and the context of CUDA are not.
+    Free blocks and segment remainders are included; communicators and the CUDA context are not.
     """
     low, _, high = RESERVED_RATIOS
     return int(allocated_bytes * low), int(allocated_bytes * high)

@@ -1,4 +1,4 @@
-"""The price of a run on a machine: memory by stage, probability of running out, step time."""
+"""Price of a run on a machine: memory by stage, OOM probability, step time."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ from autopar.training.throughput import Throughput, hardware_flop, model_flop
 
 
 class Target(Record):
-    """Machine and context of a price: where a run is, and how well steps are known there."""
+    """Machine and context of a price: the hardware, and the accuracy of step times on it."""
 
     machine: Machine
     accuracy: Accuracy
     site_known: bool
     oom_risk: float
-    """Odds of running out of memory above which a launch does not fit."""
+    """Largest OOM probability of a run that fits, 0 to 1."""
 
     @property
     def capacity_bytes(self) -> float:
-        """Memory of a device."""
+        """Memory of a device in bytes."""
         return self.machine.card.memory_bytes
 
     def odds(self, run: Run, peak_bytes: float) -> float:
-        """Return the odds that a device runs out of memory at such a predicted peak."""
+        """Return the probability that a device runs out of memory at this predicted peak."""
         return odds_of_more(run, peak_bytes, self.capacity_bytes)
 
     @property
     def host_room_bytes(self) -> float | None:
-        """Memory of the host for each device; None where the card does not say it."""
+        """Host memory in bytes per device; None if the card does not give it."""
         return self.machine.card.more.get("host.memory_bytes")
 
     def host_fits(self, host_bytes: float) -> bool:
-        """Return whether the host has as much for each device, as far as is known."""
+        """Return True if the host memory per device suffices or is unknown."""
         return self.host_room_bytes is None or host_bytes <= self.host_room_bytes
 
 
 class Assessment(Record, dict=True):
-    """The price of a run."""
+    """Price of a run."""
 
     run: Run
     accounts: tuple[Account, ...]
-    """Of the stages that were asked for."""
+    """Memory of the requested stages."""
     odds_of_oom: float
-    """Of the fullest of them."""
+    """OOM probability of the stage with the largest one."""
     step: StepTime | None
     untimed: str | None
-    """Why there is no step time."""
+    """Reason for a missing step time; None if there is a step time."""
     interval_s: tuple[float, float] | None
     runs: RunClass | None
-    """Whose errors the interval is made of."""
+    """Measured runs whose errors give the interval."""
     throughput: Throughput | None
-    """The step in the units of logs; None without a step time."""
+    """Step time in the units of training logs; None without a step time."""
 
     @property
     def fullest(self) -> Account:
@@ -71,31 +71,31 @@ class Assessment(Record, dict=True):
 
     @cached_property
     def host_bytes_at(self) -> dict[int, float]:
-        """By stage, what a rank has on the host at least."""
+        """Lower bound of host bytes per rank, by stage."""
         return {one.stage: host_bytes_of(self.run, one) for one in self.accounts}
 
     @property
     def host_bytes(self) -> float:
-        """Of these stages, the one with the most on the host."""
+        """Largest host bytes of these stages."""
         return max(self.host_bytes_at.values())
 
     def fits(self, target: Target) -> bool:
-        """Return whether the odds of running out of memory are allowed, and the host has room."""
+        """Return True if the OOM probability is within the limit and host memory suffices."""
         return self.odds_of_oom <= target.oom_risk and target.host_fits(self.host_bytes)
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of one GPU."""
+        """Tokens per second and GPU."""
         return None if self.throughput is None else self.throughput.tokens_per_s
 
     @property
     def mfu(self) -> float | None:
-        """Share of the device's 16-bit peak, of the FLOP that trainers count."""
+        """Model FLOP utilisation of the device's 16-bit peak, with the FLOP that engines count."""
         return None if self.throughput is None else self.throughput.mfu
 
 
 class Timing(NamedTuple):
-    """A run as a job, and its step time; without either, why there is none."""
+    """A run as a job with its step time; both None with the reason if it cannot be timed."""
 
     job: Job | None
     step: StepTime | None
@@ -118,9 +118,11 @@ def assess(
     timing: Timing | None = None,
     count: Callable[[Run, int], Account] = account_of,
 ) -> Assessment:
-    """Return the price of a run; stages default to all, timing to what `timing_of` has.
+    """Return the price of a run.
 
-    count : returns the memory of a stage, for somebody who has counted some already.
+    stages : stages to count; None: all of them.
+    timing : step time if known; None: the result of `timing_of`.
+    count : function that returns the memory of a stage, for callers with cached counts.
     """
     asked = range(run.strategy.pp) if stages is None else sorted({*stages})
     accounts = tuple(count(run, stage) for stage in asked)

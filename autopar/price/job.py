@@ -1,4 +1,4 @@
-"""A run as the question that a step time answers: blocks, degrees and switches of a `Job`."""
+"""Conversion of a run to a `Job`, the input of step times: blocks, degrees and switches."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _DISPATCHERS: dict[str, Literal["all_to_all", "allgather", "fused"]] = {
 
 
 def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
-    """Return what a run trains and how; raises InputError for what has no time.
+    """Return the job of a run; raises InputError for settings without a step time.
 
-    skew : tokens of the busiest rank of experts over the mean, where the run does not fix it: 1 as
-    published rates have it, or `autopar.training.mixtures.NATURAL_SKEW`.
+    skew : tokens of the busiest expert rank over the mean, if the run does not fix it: 1 as in
+        published rates, or `autopar.training.mixtures.NATURAL_SKEW`.
     """
     model, strategy, runtime, split = run.model, run.strategy, run.runtime, run.split
     optimizer, precision, mixed = runtime.optimizer, runtime.precision, model.experts is not None
@@ -69,9 +69,9 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
         replicas=split.replicas if split.zero else 1,
         gradient_bytes=_gradient_bytes(run),
         reduce_every_micro_batch=torch and runtime.states.each_micro_batch and split.zero > 1,
-        # weights that are not given back are gathered once
+        # weights that are not freed after the forward are gathered once
         reshard=split.zero == 3 or not torch,
-        # as torchtitan's published runs of context ranks are priced (benchmarks/ledger_rows.py)
+        # as in torchtitan's published runs with context parallelism (benchmarks/ledger_rows.py)
         ring_balanced=not torch,
         precision=_precision(precision),
         row_scales=precision.row_scales,
@@ -112,10 +112,10 @@ def _precision(precision: RunPrecision) -> Precision:
 
 
 def _gathered_bytes(run: Run) -> float | None:
-    """Return the bytes of a weight of a product that ranks gather; None: as products' sums are.
+    """Return the bytes per gathered element of a GEMM weight; None: as in GEMM precision.
 
-    MXFP8's two copies have scales of their own, so bf16 weights are gathered, unless all is sharded
-    (Megatron-LM, `--reuse-grad-buf-for-mxfp8-param-ag` left out).
+    The two copies of MXFP8 have separate scales, so bf16 weights are gathered unless all is sharded
+    (Megatron-LM; `--reuse-grad-buf-for-mxfp8-param-ag` is not modelled).
     """
     precision, sharded = run.runtime.precision, run.split.zero == 3
     if run.kernels.torch_layers:
@@ -126,7 +126,7 @@ def _gathered_bytes(run: Run) -> float | None:
 
 
 def _gradient_bytes(run: Run) -> float:
-    """Return the bytes of an element of a gradient as it is reduced."""
+    """Return the bytes of a gradient element in its reduction."""
     if not run.kernels.torch_layers:
         return float(run.runtime.precision.gradient_bytes)
     recipe = recipe_of_run(run)
@@ -135,7 +135,7 @@ def _gradient_bytes(run: Run) -> float:
 
 
 def _blocks(run: Run) -> Iterator[Block]:
-    """Yield groups of layers that are alike, stage after stage."""
+    """Yield groups of consecutive equal layers, stage after stage."""
     for chunks in run.strategy.stages:
         layers = (run.rank_layers[layer] for chunk in chunks for layer in chunk.layers)
         for at, alike in groupby(layers):
@@ -147,7 +147,7 @@ def _block(run: Run, at: RankLayer, number: int) -> Block:
     recompute: Recomputation = (
         frozenset({"per_op"}) if at.split.recompute == "op" else at.split.recompute
     )
-    # of layers that are recomputed nothing but the input is there to offload
+    # fully recomputed layers save only their input, so nothing else can be offloaded
     offloaded = recompute != "full" and run.offloads_activations
     return replace(
         block_of_layer(at.layer),
@@ -159,7 +159,7 @@ def _block(run: Run, at: RankLayer, number: int) -> Block:
 
 
 def block_of_layer(layer: Layer) -> Block:
-    """Return one layer as what a job times, without a split of its own."""
+    """Return one layer as a block of a job, without recomputation or other per-layer settings."""
     parts = len(layer.mixers) + (layer.mlp is not None)
     return Block(
         number=1,
@@ -172,7 +172,7 @@ def block_of_layer(layer: Layer) -> Block:
 
 
 def _attention(layer: Layer) -> Attention | None:
-    """Return the attention of a layer, of MLA with keys and values of every head."""
+    """Return the attention of a layer; for MLA with keys and values of every head."""
     attention = layer.attention
     if attention is None or attention.latent is None or attention.kv_heads == attention.heads:
         return attention

@@ -1,7 +1,7 @@
-"""What a rank holds besides states from step to step: workspaces and kept buffers, in bytes.
+"""Workspaces and persistent buffers of a rank besides model states, in bytes.
 
-None of it grows with the number of parameters, but for the stand-ins of weight gradients that are
-added where they are made. Activations that live within a step are in `autopar.price.activations`.
+None of it grows with the number of parameters, except the dummy weight gradients. Activations that
+live within a step are in `autopar.price.activations`.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ from autopar.units import KIB, MIB
 
 _HOPPER_CUBLAS = 32 * MIB
 _OTHER_CUBLAS = 8 * MIB + 128 * KIB
-"""cuBLAS's workspace where none is configured: the default that PyTorch documents for Hopper, and
-for others (`:4096:2:16:8`)."""
+"""cuBLAS workspace if none is configured: PyTorch's documented default for Hopper, and for other
+GPUs (`:4096:2:16:8`)."""
 _HOPPER_ENGINE = 32 * MIB
 _OTHER_ENGINE = 4 * MIB
-"""Transformer Engine's workspace of a product, from Hopper on, and before."""
+"""Transformer Engine's workspace of one GEMM, from Hopper on and before Hopper."""
 _BEFORE_HOPPER = ("V100", "A100", "A10", "A6000", "L40", "RTX")
 _THREADS = 2
-"""Handles of cuBLAS: the thread of the forward has one, and that of the backward."""
+"""Number of cuBLAS handles: one of the forward thread, one of the backward thread."""
 
 
 def cublas_bytes(run: Run) -> int:
-    """Return the workspaces of cuBLAS: as configured, for two threads."""
+    """Return the bytes of cuBLAS workspaces, as configured, for two threads."""
     config = run.runtime.allocator.cublas
     if config is None:
-        # PyTorch's default is larger on Hopper alone
+        # PyTorch's default is larger only on Hopper
         hopper = run.gpu.upper().startswith(HOPPER)
         return _THREADS * (_HOPPER_CUBLAS if hopper else _OTHER_CUBLAS)
-    # `:SIZE:COUNT` in KiB, as often as given
+    # `:SIZE:COUNT` in KiB, may be repeated
     pairs = re.findall(r":([0-9]+):([0-9]+)", config)
     return _THREADS * sum(int(size) * int(count) for size, count in pairs) * KIB
 
 
 def engine_workspace_bytes(run: Run) -> int:
-    """Return the workspaces of Transformer Engine: one, and more for grouped products."""
+    """Return the bytes of Transformer Engine's workspaces: one, and more for grouped GEMMs."""
     quirks, mixed = run.kernels.quirks, run.model.experts is not None
     one = _OTHER_ENGINE if run.gpu.upper().startswith(_BEFORE_HOPPER) else _HOPPER_ENGINE
     if run.kernels.own_layers:
         return one if mixed and quirks.expert_workspace else 0
     number = 1 + (quirks.grouped_workspaces if mixed and run.runtime.experts.grouped else 0)
-    # products that run beside their transfers have a workspace for each of three streams
+    # GEMMs that overlap with their communication use a workspace on each of three streams
     number += 2 if run.runtime.overlap.tensor else 0
     return one * number
 
 
 def overlap_bytes(run: Run) -> int:
-    """Return the buffers of products that overlap with their transfers: twelve of T*h*e.
+    """Return the bytes of the TP overlap buffers: twelve buffers of T*h*e.
 
-    Of qkv, output projection and both matrices of the MLP: forward, and both gradients.
+    They serve qkv, the output projection and both MLP matrices: the forward and both gradients.
     """
     if not run.runtime.overlap.tensor:
         return 0
@@ -62,7 +62,7 @@ def overlap_bytes(run: Run) -> int:
 
 
 def pipeline_bytes(run: Run) -> int:
-    """Return the last input and its gradient, which every chunk of a pipeline keeps: 2*v*T'*h*e."""
+    """Return the bytes of the last input and gradient that every model chunk keeps, 2*v*T'*h*e."""
     strategy = run.strategy
     if strategy.pp == 1:
         return 0
@@ -70,15 +70,15 @@ def pipeline_bytes(run: Run) -> int:
 
 
 def gather_bytes(run: Run, chunks: Sequence[Chunk]) -> int:
-    """Return the one buffer in which sequences or tokens of experts are gathered, or scores made.
+    """Return the bytes of the global buffer for gathered sequences, expert tokens or scores.
 
-    It is kept at the largest size that was asked for: T*h*e of the head (and of Megatron's own
-    layers) with sequence parallelism, T'*EP*ETP*h*e where all tokens go to all ranks of experts,
-    b*n/t*(s/c)^2*e of Megatron's own attention.
+    The buffer keeps the largest requested size: T*h*e of the head (and of Megatron's own layers)
+    with sequence parallelism, T'*EP*ETP*h*e with an all-gather dispatcher, b*n/t*(s/c)^2*e with
+    Megatron's own attention.
     """
     split, model = run.split, run.model
     sizes = [0]
-    # layers of Transformer Engine gather into buffers of their own, which are gone
+    # layers of Transformer Engine gather into temporary buffers
     if split.scattered and (run.kernels.own_layers or any(chunk.head for chunk in chunks)):
         sizes.append(run.tokens * model.hidden)
     if run.runtime.experts.dispatcher == "allgather" and mixture_count(run, chunks):
@@ -91,7 +91,7 @@ def gather_bytes(run: Run, chunks: Sequence[Chunk]) -> int:
 
 
 def mixture_count(run: Run, chunks: Sequence[Chunk]) -> int:
-    """Return the mixtures of experts in chunks, MTP layers among them."""
+    """Return the number of MoE layers in chunks, MTP layers included."""
     mixtures = run.model.mixtures
     return sum(
         sum(mixtures[layer] for layer in chunk.layers) + chunk.mtp * mixtures[-1]
@@ -100,7 +100,7 @@ def mixture_count(run: Run, chunks: Sequence[Chunk]) -> int:
 
 
 def rotary_bytes(run: Run, chunks: Sequence[Chunk]) -> int:
-    """Return the tables of rotary positions: one of the model, with MLA of every layer, in fp32."""
+    """Return the bytes of rotary tables in fp32: one per model, or one per layer with MLA."""
     attention = run.model.attention
     if attention.latent is not None:
         layers = sum(len(chunk.layers) + chunk.mtp for chunk in chunks)
@@ -108,28 +108,28 @@ def rotary_bytes(run: Run, chunks: Sequence[Chunk]) -> int:
         return layers * (run.seq_length + 4096) * attention.rotary_width * 4
     if run.model.positions != "rotary":
         return 0
-    # a context rank keeps the positions that are its own
+    # a context-parallel rank keeps only its own positions
     return run.seq_length // run.split.cp * attention.rotary_width * 4
 
 
 def routing_bytes(run: Run, chunks: Sequence[Chunk]) -> int:
-    """Return what layers with experts keep of the last routing: masks and orders of tokens."""
+    """Return the bytes that MoE layers keep of the last routing: masks and token orders."""
     experts, kernels, split = run.model.experts, run.runtime.experts, run.split
     if experts is None:
         return 0
     tokens = run.scattered_tokens
     if kernels.dispatcher == "allgather":
         tokens *= split.ep * split.etp
-    # a byte for each token and expert, and 8 of each token's place
+    # one byte per token and expert, and 8 for each token's position
     each = tokens * (experts.number + 8)
     if kernels.fused_permutation:
-        # the row map of 2E + 1 whole numbers a token, and its probabilities
+        # the row map of 2E + 1 integers per token, and its probabilities
         each += run.scattered_tokens * ((2 * experts.number + 1) * 4 + experts.number * 4)
     return mixture_count(run, chunks) * each
 
 
 def accumulation_bytes(run: Run, chunks: Sequence[Sequence[Weight]]) -> int:
-    """Return the 16-bit stand-ins of weight gradients: one of each shape that the rank has."""
+    """Return the bytes of the 16-bit dummy weight gradients: one per distinct shape on the rank."""
     if not (run.kernels.fused_accumulation and run.kernels.quirks.kept_dummies):
         return 0
     shapes = {
@@ -139,10 +139,10 @@ def accumulation_bytes(run: Run, chunks: Sequence[Sequence[Weight]]) -> int:
 
 
 def mask_bytes(run: Run, chunks: Sequence[Chunk]) -> int:
-    """Return one micro-batch as the data loader makes it: tokens, labels, positions, masks.
+    """Return the bytes of one micro-batch of the data loader: tokens, labels, positions, masks.
 
-    12 bytes a token (loss mask and positions among them), and b*s*s/c of the attention mask; only
-    stages with embedding or head load any.
+    12 bytes per token (with loss mask and positions), and b*s*s/c for the attention mask. Only
+    stages with embedding or head load data.
     """
     if not any(chunk.embeds or chunk.head for chunk in chunks):
         return 0

@@ -1,7 +1,7 @@
-"""The weights of a rank, tensor by tensor, as Megatron-Core makes them; no bytes.
+"""Weights of a rank, tensor by tensor, as Megatron-Core creates them; shapes, not bytes.
 
-What is kept per parameter is `autopar.price.states`. A tensor is given by its shape on this rank,
-in the order in which modules register it, from which the order in gradient buckets follows.
+Bytes per parameter are in `autopar.price.states`. Tensors have their shape on this rank and the
+order in which modules register them, which also sets their order in gradient buckets.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from autopar.training.adapters import Adapters, Target, adapted_widths, base_byt
 
 
 class Weight(Record):
-    """One tensor of weights on a rank, or several equal ones."""
+    """One weight tensor of a rank, or several equal ones."""
 
     name: str
     shape: tuple[int, ...]
-    """Rows and columns of a linear layer (outputs, inputs)."""
+    """Shape on this rank; (outputs, inputs) of a linear layer."""
     number: int = 1
-    """Of such tensors, one per expert of the rank."""
+    """Number of such tensors, one per expert of the rank."""
     expert: bool = False
-    """Of a mixture's experts, whose replicas are others than those of the rest."""
+    """True for weights of experts, whose replicas differ from those of dense weights."""
     linear: bool = False
-    """Multiplied by a kernel that can add its gradient to the buffer itself."""
+    """True if the kernel that multiplies with it can add its gradient to the buffer itself."""
     quantized: bool = False
-    """Has 8-bit copies where products are of 8 bits."""
+    """True if it has 8-bit copies when GEMMs run in 8 bits."""
     shared: bool = False
-    """One of the two copies of tied embeddings, in a bucket of its own."""
+    """True for one of the two copies of tied embeddings, which has a separate bucket."""
     trained: bool = True
-    """Has a gradient and states; frozen weights have neither."""
+    """True if it has a gradient and optimizer states; frozen weights have neither."""
 
     @property
     def size(self) -> int:
@@ -41,7 +41,7 @@ class Weight(Record):
 
     @property
     def elements(self) -> int:
-        """Elements of all of them."""
+        """Elements of all `number` tensors."""
         return self.number * self.size
 
 
@@ -53,7 +53,7 @@ def _vectors(name: str, size: int, number: int = 1, *, expert: bool = False) -> 
 def _linear(
     name: str, outputs: int, inputs: int, *, bias: int = 0, expert: bool = False, number: int = 1
 ) -> Iterator[Weight]:
-    """Yield a linear layer: its matrix, and its bias of so many elements; 0 for none."""
+    """Yield the matrix of a linear layer, and its bias of `bias` elements; 0 for none."""
     yield Weight(
         name=name,
         shape=(outputs, inputs),
@@ -72,7 +72,7 @@ def attention_weights(at: RankLayer) -> Iterator[Weight]:
     assert attention is not None, "layers without attention have no count of memory"
     heads, groups, width = attention.heads, attention.kv_heads, attention.width
     latent = attention.latent
-    # the output projection's bias is added after its ranks are summed, so each has all of it
+    # the output projection's bias is added after the sum over ranks, so each rank has all of it
     yield from _linear(
         "proj",
         hidden,
@@ -86,7 +86,7 @@ def attention_weights(at: RankLayer) -> Iterator[Weight]:
         if attention.head_norms != "none":
             yield from _vectors("head norms", width, 2 * norms)
         return
-    # down projections are whole on every tensor rank: arXiv 2405.04434, section 2.1
+    # down projections are replicated on tensor ranks: arXiv 2405.04434, section 2.1
     query = heads * width // tp
     yield from _vectors("attention norm", hidden, norms)
     if latent.query_rank is None:
@@ -103,10 +103,10 @@ def attention_weights(at: RankLayer) -> Iterator[Weight]:
 
 
 def mlp_weights(at: RankLayer) -> Iterator[Weight]:
-    """Yield the weights of one layer's MLP or mixture, its norm included."""
+    """Yield the weights of one layer's MLP or experts, its norms included."""
     layer, split, hidden = at.layer, at.split, at.layer.hidden
     norms, mixture = layer.norm_vectors, layer.experts
-    # none where one norm is in front of both parts
+    # none if one norm precedes both attention and MLP
     yield from _vectors("mlp norm", hidden, norms if layer.norms > 1 else 0)
     yield from _vectors("norms behind", hidden, max(0, layer.norms - 2) * norms)
     if mixture is None:
@@ -147,7 +147,7 @@ def _frozen(weights: Iterable[Weight]) -> Iterator[Weight]:
 
 
 def frozen_bytes(run: Run, weight: Weight) -> float:
-    """Return the bytes of an element that is not trained: quantised in matrices of layers alone."""
+    """Return the bytes per element of an untrained weight; only layers' matrices are quantised."""
     element, adapters = float(run.element_bytes), run.runtime.adapters
     if adapters is None or not weight.quantized:
         return element
@@ -155,7 +155,7 @@ def frozen_bytes(run: Run, weight: Weight) -> float:
 
 
 def adapter_widths(at: RankLayer, weight: Weight) -> tuple[float, ...]:
-    """Return the outputs, on this rank, of each adapter beside a weight; empty: it has none."""
+    """Return the outputs, on this rank, of each adapter of a weight; empty: no adapters."""
     rows, attention = weight.shape[0], at.layer.attention
     assert attention is not None, "layers without attention have no count of memory"
     adapters = at.run.runtime.adapters
@@ -167,10 +167,10 @@ def adapter_widths(at: RankLayer, weight: Weight) -> tuple[float, ...]:
     elif weight.name in _NAMED:
         parts = ((_NAMED[weight.name], rows),)
         if weight.name.endswith("fc1"):
-            # gate and what it gates
+            # separate adapters of the gate and of the gated matrix
             parts = ((_NAMED[weight.name], rows / at.layer.gates),) * at.layer.gates
     elif weight.name in ("kv down", "kv up"):
-        # keys and values have these together
+        # keys and values share these matrices
         target = _first(adapters, "key", "value")
         parts = ((target, rows),)
     return adapted_widths(adapters, parts)
@@ -191,16 +191,16 @@ _NAMED: dict[str, Target] = {
 
 
 def _first(adapters: Adapters | None, *targets: Target) -> Target:
-    """Return the first of some targets that adapters stand beside, else the first one."""
+    """Return the first target that has adapters, else the first one."""
     chosen = adapters.targets if adapters is not None else frozenset()
     return next((target for target in targets if target in chosen), targets[0])
 
 
 def _adapters_of(at: RankLayer, weight: Weight) -> Iterator[Weight]:
-    """Yield A and B of each adapter beside a weight, as tensor ranks share them.
+    """Yield A and B of each adapter of a weight, sharded over tensor ranks.
 
-    Of a matrix whose outputs are split they divide the rank of A, of one whose inputs are split the
-    outputs of B (Megatron-Bridge peft/utils.py, ParallelLinearAdapter).
+    If the outputs of the matrix are split, its ranks divide the rank of A; if the inputs are split,
+    the outputs of B (Megatron-Bridge peft/utils.py, ParallelLinearAdapter).
     """
     adapters, split = at.run.runtime.adapters, at.split
     if adapters is None:
@@ -222,10 +222,10 @@ def _adapters_of(at: RankLayer, weight: Weight) -> Iterator[Weight]:
 
 
 def head_weight(run: Run, *, name: str = "head", shared: bool = False) -> Weight:
-    """Return the output matrix on a rank, or the word embedding, which is as large."""
+    """Return the output matrix on a rank, or the word embedding of equal size."""
     rows = run.padded_vocab // run.strategy.ends.tp
     shape = (rows, run.model.hidden)
-    # a product with the words' matrix only where it is the head
+    # the embedding matrix takes part in a GEMM only as the head
     return Weight(name=name, shape=shape, linear=name == "head", shared=shared)
 
 
@@ -239,7 +239,7 @@ def chunk_weights(run: Run, chunk: Chunk) -> tuple[Weight, ...]:
     model, pipelined = run.model, run.strategy.pp > 1
     found: list[Weight] = []
     tied = model.tied and pipelined
-    # MTP layers embed their tokens on the stage where they stand
+    # MTP layers embed their tokens on their own stage
     if chunk.embeds or chunk.mtp:
         shared = tied or (chunk.mtp > 0 and not chunk.embeds)
         found.append(head_weight(run, name="embedding", shared=shared))
@@ -251,7 +251,7 @@ def chunk_weights(run: Run, chunk: Chunk) -> tuple[Weight, ...]:
         if id(at) not in known:
             own = layer_weights(at)
             if at.precision is not run.runtime.precision:
-                # 16 bits at the ends of a model have no copies
+                # 16-bit layers at the ends of a model have no low-precision copies
                 own = tuple(replace(weight, quantized=False) for weight in own)
             known[id(at)] = own
         found += known[id(at)]
@@ -259,19 +259,19 @@ def chunk_weights(run: Run, chunk: Chunk) -> tuple[Weight, ...]:
         found += _vectors("final norm", model.hidden, model.last.norm_vectors)
     for _ in range(min(chunk.mtp, 1) if model.mtp_shared else chunk.mtp):
         found += _mtp_weights(run)
-    # tied weights are one tensor where the first stage is the last
+    # tied weights are one tensor if the first stage is also the last
     if chunk.head and not (model.tied and chunk.embeds):
         found.append(head_weight(run, shared=tied))
     elif chunk.head:
         found = [_as_head(weight) if weight.name == "embedding" else weight for weight in found]
     if run.runtime.adapters is not None:
-        # embedding, head and norms are trained with nothing beside them, so not at all
+        # embedding, head and norms have no adapters, so they are frozen
         found = [one if " adapter " in one.name else replace(one, trained=False) for one in found]
     return tuple(found)
 
 
 def _as_head(weight: Weight) -> Weight:
-    """Return the embedding as what the head multiplies with, too."""
+    """Return the embedding as a weight that the head also multiplies with."""
     return Weight(name=weight.name, shape=weight.shape, linear=True, shared=weight.shared)
 
 
@@ -279,9 +279,9 @@ def _mtp_weights(run: Run) -> Iterator[Weight]:
     """Yield an MTP layer (arXiv 2412.19437, section 2.2)."""
     hidden, norms = run.model.hidden, run.model.last.norm_vectors
     yield from _vectors("mtp norms", hidden, 2 * norms)
-    # two hidden states side by side are projected to one
+    # two concatenated hidden states are projected to one
     yield from _linear("mtp projection", hidden // run.split.tp, 2 * hidden)
-    # its layer is like the model's last one
+    # an MTP layer equals the model's last layer
     yield from layer_weights(run.mtp_layer)
     yield from _vectors("mtp norms", hidden, norms)
 

@@ -1,9 +1,9 @@
-"""What is live at each moment of a stage's step, and what is allocated at the fullest one.
+"""Live tensors at each event of a stage's step, and the peak allocated bytes among the events.
 
-The order in which a stage runs its chunks is the schedule's (`autopar.pipeline.orders`), with
-groups of micro-batches as Megatron-Core counts them. What lives from one event to the next has the
-bytes of `autopar.price.activations`; on top of it come logits, scores and recomputed layers inside
-one event.
+The execution order of chunks is the schedule's (`autopar.pipeline.orders`), with groups of
+micro-batches as Megatron-Core counts them. Tensors that live from one event to the next have the
+bytes of `autopar.price.activations`. Logits, scores and recomputed layers are added within one
+event.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from autopar.run.strategy import Chunk
 
 
 class Event(Record):
-    """One chunk's forward or backward of one micro-batch, or a half of a backward."""
+    """Forward or backward of one chunk and micro-batch, or one half of a split backward."""
 
     kind: Literal["forward", "backward", "inputs", "weights"]
     chunk: int
@@ -41,18 +41,18 @@ class Event(Record):
 
 
 class Moment(Record):
-    """What is live while an event runs."""
+    """Live micro-batches during an event."""
 
     event: Event
     live: tuple[int, ...]
-    """Micro-batches that each chunk has saved and not freed; with this one, before its backward
-    frees it, or after its forward saved it."""
+    """Live micro-batches of each chunk, the one of this event included: after its forward has saved
+    activations, and before its backward frees them."""
     waiting_logits: bool
-    """The head has run for a micro-batch whose backward is still to come, or just begins."""
+    """True if the head's forward has run for a micro-batch whose backward has not finished."""
 
 
 def micro_batch_group(run: Run) -> int:
-    """Return the micro-batches that pass a chunk in a row."""
+    """Return the number of consecutive micro-batches per chunk."""
     strategy = run.strategy
     pp, total = strategy.pp, strategy.micro_batches
     if strategy.group:
@@ -60,23 +60,23 @@ def micro_batch_group(run: Run) -> int:
     if not run.kernels.torch_layers:
         # Megatron-Core's microbatch_group_size_per_vp_stage; its last group may be smaller
         return pp
-    # torch makes its rounds longer where micro-batches do not divide by the stages
+    # torch makes rounds longer if the stages do not divide the micro-batches
     whole = default_group(pp, total)
     return pp if total % whole else whole
 
 
 def _replayed(run: Run) -> int:
-    """Return how many micro-batches show everything that a stage of the pipeline ever holds.
+    """Return the number of micro-batches whose replay contains every state of the pipeline.
 
     After the warm-up of the first stage, each further group repeats the one before it; the last one
-    may be smaller than the others. Where all forwards run first, all of them count.
+    may be smaller than the others. Schedules that run all forwards first need all micro-batches.
     """
     strategy = run.strategy
     total = strategy.micro_batches
     if strategy.schedule in ("gpipe", "looped_bfs"):
         return total
     if strategy.schedule == "dual_pipe_v":
-        # fewer have no such order
+        # DualPipeV's order does not exist for fewer
         total = max(total, 2 * strategy.pp)
     group = micro_batch_group(run)
     first = 2 * strategy.pp + strategy.vpp * group + 1
@@ -85,7 +85,7 @@ def _replayed(run: Run) -> int:
 
 
 def warmup_chunks(run: Run, stage: int) -> int:
-    """Return how many forwards a stage of pairs runs before its first backward."""
+    """Return the number of forwards that a stage runs before its first backward."""
     strategy = run.strategy
     return orders.warmup_chunks(
         strategy.schedule,
@@ -99,10 +99,7 @@ def warmup_chunks(run: Run, stage: int) -> int:
 
 
 def order(run: Run, stage: int) -> tuple[Event, ...]:
-    """Return the events of a stage's step in the order of its schedule.
-
-    Of many micro-batches so many that nothing new comes.
-    """
+    """Return the events of a stage's step in execution order, truncated once events repeat."""
     strategy = run.strategy
     work = orders.actions(
         strategy.schedule,
@@ -111,7 +108,7 @@ def order(run: Run, stage: int) -> tuple[Event, ...]:
         chunks=strategy.vpp,
         micro_batches=_replayed(run),
         group=micro_batch_group(run),
-        # beside the backward of a micro-batch the next one's forward runs
+        # the next micro-batch's forward overlaps with the backward of a micro-batch
         ahead=int(run.runtime.overlap.experts),
     )
     return tuple(
@@ -129,7 +126,7 @@ _KINDS: dict[str, Literal["forward", "backward", "inputs", "weights"]] = {
 
 
 def moments(run: Run, stage: int) -> Iterator[Moment]:
-    """Yield every event of a stage's step with what is live."""
+    """Yield every event of a stage's step with the live micro-batches."""
     chunks = run.strategy.stages[stage]
     live = [0] * len(chunks)
     waiting: set[int] = set()
@@ -137,7 +134,7 @@ def moments(run: Run, stage: int) -> Iterator[Moment]:
         if event.kind == "forward":
             live[event.chunk] += 1
         yield Moment(event=event, live=tuple(live), waiting_logits=bool(waiting))
-        # what the gradients of weights need is there until they are made
+        # a split backward keeps its activations until the weight gradients are computed
         if event.kind in ("backward", "weights"):
             live[event.chunk] -= 1
         if chunks[event.chunk].head:
@@ -148,31 +145,31 @@ def moments(run: Run, stage: int) -> Iterator[Moment]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The fullest moment.
+# Point of peak memory.
 
 
 class Peak(Record):
-    """The fullest moment of a stage's step by what fills it, in bytes."""
+    """Peak allocated bytes of a stage's step, by component."""
 
     moment: Moment
     saved_bytes: int
-    """Activations of all live micro-batches and chunks."""
+    """Saved activations of all live micro-batches and chunks."""
     rounding_bytes: int
-    """How much larger their blocks are."""
+    """Rounding of saved activations to allocator blocks."""
     head_bytes: int
-    """Logits and what the loss makes of them."""
+    """Logits and the tensors of the loss."""
     backward_bytes: int
-    """Of one layer's backward: gradients of scores, layers that are computed again."""
+    """Transient memory of one layer's backward: gradients of scores, recomputed layers."""
     freed_bytes: int
-    """Of the activations counted above what is gone by then, or not there yet."""
+    """Activations counted in `saved_bytes` that are already freed or not yet saved."""
     dispatched_bytes: int = 0
-    """Tokens on their way to the experts of other ranks and back."""
+    """Tokens in dispatch to experts of other ranks, and in combine."""
     transfer_bytes: int = 0
-    """Received from other pipeline stages, or on their way to them."""
+    """Tensors received from other pipeline stages or being sent to them."""
 
     @property
     def total_bytes(self) -> int:
-        """Of all of them."""
+        """Sum of all components, without freed bytes."""
         return (
             self.saved_bytes
             + self.rounding_bytes
@@ -185,74 +182,76 @@ class Peak(Record):
 
 
 def logits_bytes(run: Run) -> int:
-    """Return the 16-bit logits of a micro-batch on a rank, T*V/t*e."""
+    """Return the bytes of a micro-batch's 16-bit logits on a rank, T*V/t*e."""
     return run.tokens * (run.padded_vocab // run.strategy.ends.tp) * run.element_bytes
 
 
 def head_bytes(run: Run, mtp: int = 0) -> int:
-    """Return what head and loss allocate at their fullest moment, with so many MTP layers before.
+    """Return the peak bytes of head and loss after `mtp` MTP layers.
 
-    16-bit logits and an fp32 copy, in which the softmax and its gradient are made: 3X. A fused loss
-    keeps further fp32 copies, Transformer Engine's works in place of the logits.
+    16-bit logits and an fp32 copy, in which the softmax and its gradient are computed: 3X. A fused
+    loss keeps further fp32 copies. Transformer Engine's loss works in place of the logits.
     """
     logits, loss = logits_bytes(run), run.kernels.loss
     if loss == "te":
-        # the gradient is written over the logits, and is still there when it is multiplied back
+        # the gradient overwrites the logits, and lives until the backward has multiplied it
         return logits * (1 + mtp) + _head_gradient_bytes(run)
     kept = kept_logits_bytes(run)
-    # logits in fp32 need no copy
+    # fp32 logits need no copy
     peak = kept + (logits if run.element_bytes < 4 else 0)
     if loss == "native":
-        # copies are counted in 16 bits, and are of 32
+        # copies are counted in 16 bits but have 32 bits
         peak += (run.kernels.quirks.fused_loss_copies - 3) * kept // 2
-    # of an MTP layer's logits the fp32 softmax stays until the backward
+    # the fp32 softmax of an MTP layer's logits lives until the backward
     return peak + mtp * kept
 
 
 def _head_gradient_bytes(run: Run) -> int:
-    """Return the gradient of the head's input: T*h*e and, where tokens are scattered, T'*h*e more.
+    """Return the bytes of the head's input gradient: T*h*e, with sequence parallelism T'*h*e more.
 
-    Only a loss without fp32 copies leaves it at the fullest moment.
+    It adds to the peak only for a loss without fp32 copies.
     """
     whole = run.tokens * run.model.hidden * run.element_bytes
     return whole + (stream_bytes(run) if run.split.scattered else 0)
 
 
 def kept_logits_bytes(run: Run) -> int:
-    """Return what stays of a micro-batch's logits from its head's forward to its backward, fp32."""
+    """Return the fp32 bytes of logits kept from the head's forward to its backward, per
+    micro-batch.
+    """
     return logits_bytes(run) * 4 // run.element_bytes
 
 
 def transfer_bytes(run: Run, stage: int, kind: Literal["forward", "backward"]) -> int:
-    """Return tensors received from, or on their way to, other stages during an event."""
+    """Return the bytes of tensors received from, or being sent to, other stages during an event."""
     strategy = run.strategy
     if strategy.pp == 1:
         return 0
     one = stream_bytes(run)
     if strategy.vpp > 1:
-        # interleaved stages receive ahead
+        # interleaved stages receive in advance
         return 3 * one
     if stage == 0:
-        # nothing comes from before: the last gradient that was received is still referred to, and
-        # in a backward it is that of the layer's output, which is counted there
+        # The first stage receives no activations. It still references the last received gradient,
+        # which in a backward is the gradient of the layer's output and is counted there.
         return one if kind == "forward" else 0
     return 2 * one
 
 
 def _last_layer(run: Run, chunk: Chunk) -> RankLayer | None:
-    """Return the last layer of a chunk, which is an MTP layer where it has any."""
+    """Return the last layer of a chunk, the MTP layer if the chunk has one."""
     if chunk.mtp:
         return run.mtp_layer
     return run.rank_layers[chunk.layers[-1]] if chunk.layers else None
 
 
 def dispatched_bytes(run: Run, chunk: Chunk) -> int:
-    """Return what tokens on their way through a chunk's last experts hold beside what is saved.
+    """Return the transient bytes of dispatch and combine in a chunk's last MoE layer.
 
-    At the fullest moment of the forward, when they come back: what went in is still referred to by
-    the caller, the experts' output and its copy in the order in which it goes back, and what the
-    shared expert made. Counted for `alltoall` from published peaks of first and last stages; for
-    the other two, whose peaks are of stages with a head, from the same causes.
+    The peak of the forward is in the combine. The caller still references the dispatched input; the
+    experts' output, its copy in sending order, and the output of the shared expert are live. For
+    `alltoall` counted from published peaks of first and last stages; for the other two dispatchers,
+    whose published peaks are of stages with a head, derived the same way.
     """
     last, dispatcher = _last_layer(run, chunk), run.runtime.experts.dispatcher
     if last is None or last.layer.experts is None:
@@ -262,24 +261,25 @@ def dispatched_bytes(run: Run, chunk: Chunk) -> int:
     routed, everyone = routed_tokens(last), last.scattered_tokens * ranks
     if dispatcher == "alltoall":
         exchanged, sorted_by_expert = ranks > 1, experts.number > split.ep
-        # permuted, received, sorted: of three the last is saved; then made, sorted back, sent back:
-        # two at a time
+        # Dispatch: permuted, received and sorted tokens, one of the three is saved. Combine:
+        # output, sorted back and sent back, two at a time.
         tokens = routed * (1 + (exchanged and sorted_by_expert))
         tokens += routed * (1 + (exchanged or sorted_by_expert))
     elif dispatcher == "allgather":
-        # all tokens came in the gather buffer; the output is put in their order again
+        # all tokens arrived in the gather buffer; the output is restored to their order
         tokens = routed + everyone
     else:
-        # a token comes to a rank once, whatever number of its experts are there
+        # a token is sent to a rank once, however many of its experts are there
         tokens = routed + 2 * min(routed, everyone)
     shared = input_bytes(last) if experts.shared_width else 0
     return tokens * last.layer.hidden * last.element_bytes + shared
 
 
 def gathered_bytes(run: Run, stage: int) -> int:
-    """Return the weights that a fully sharded stage has gathered at the head: its own, two layers.
+    """Return the gathered weight bytes of a fully sharded stage at the head: the ends and two
+    layers.
 
-    One layer is used and the next one fetched; embedding, final norm and head are one unit.
+    One layer is in use and the next is prefetched. Embedding, final norm and head are one unit.
     """
     if run.split.zero != 3:
         return 0
@@ -291,28 +291,28 @@ def gathered_bytes(run: Run, stage: int) -> int:
 
 
 def deferred_head_bytes(run: Run) -> int:
-    """Return the inputs and gradients of heads whose weight gradients wait for the end."""
+    """Return the bytes of head inputs and gradients kept for deferred weight gradients."""
     deferred = run.kernels.deferred_head
     if deferred is None:
         return 0
     inputs = run.tokens * run.model.hidden * run.element_bytes
-    # measured: an input holds on to two tensors of its size in the graph that made it
+    # measured: an input keeps two tensors of its size alive in the graph that made it
     return deferred * (logits_bytes(run) + 3 * inputs)
 
 
 def backward_bytes(run: Run, chunk: Chunk) -> tuple[int, int]:
-    """Return what the backward of a chunk's last layer allocates, and what it has freed till then.
+    """Return (allocated, freed) bytes of the backward of a chunk's last layer.
 
-    At its fullest moment: in the MLP, with what is computed again of it, the gradients of what is
-    in front of its activation and of the layer's output; or in attention that is not fused, when
-    the MLP behind it is done, several gradients as large as the scores.
+    The peak is one of two points. In the MLP, its recomputed part is live with the gradients of the
+    activation's input and of the layer's output. In unfused attention, after the backward of the
+    MLP, several gradients of the size of the scores are live.
     """
     at = _last_layer(run, chunk)
     if at is None:
         return 0, 0
     again = 0
     if run.offloads_activations:
-        # what waited on the host is back, the layer's own and no other's
+        # offloaded activations of this layer alone are copied back
         again = offloaded_bytes(at)
         at = without_offload(at)
     if at.split.recompute == "full":
@@ -323,7 +323,7 @@ def backward_bytes(run: Run, chunk: Chunk) -> tuple[int, int]:
     in_scores, behind = _restored(at)
     moments = [(again + behind + gradients + input_bytes(at), freed)]
     if again or "moe" in at.split.modules:
-        # a mixture that is computed again sends its tokens again
+        # a recomputed MoE layer repeats its dispatch
         moments.append((again + behind + dispatched_bytes(run, chunk), freed))
     if run.kernels.attention in ("unfused", "local"):
         number = scores(at) * at.element_bytes * run.kernels.quirks.unfused_backward_copies
@@ -338,9 +338,9 @@ def without_offload(at: RankLayer) -> RankLayer:
 
 
 def _restored(at: RankLayer) -> tuple[int, int]:
-    """Return what a backward computes again of a layer: its scores, and what is behind attention.
+    """Return the recomputed bytes of a layer's backward: (its scores, parts after attention).
 
-    Narrow projections are not there yet when the scores are (measured).
+    Measured: latent projections are not recomputed yet when the scores are.
     """
     modules = at.split.modules
     if not modules:
@@ -352,15 +352,15 @@ def _restored(at: RankLayer) -> tuple[int, int]:
 
 
 def _behind_attention(at: RankLayer) -> Sequence[int]:
-    """Return the sizes of what a layer saves from its second norm on."""
-    # what waits on the host, or is of no token, still says where a norm stands
+    """Return the sizes of the parts that a layer saves from its second norm on."""
+    # offloaded and empty parts are included, so that the norm's position is correct
     parts = list(left_parts(at))
     inputs = [place for place, (name, _) in enumerate(parts) if name == "norm input"]
     return [size for _, size in parts[inputs[1] :]]
 
 
 class _Extra(NamedTuple):
-    """What an event of a chunk has at its fullest beside what is live, in bytes."""
+    """Peak bytes of a chunk's event in addition to live saved activations."""
 
     head_bytes: int = 0
     dispatched_bytes: int = 0
@@ -369,19 +369,19 @@ class _Extra(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """Of all of them."""
+        """Sum of the components, without freed bytes."""
         return self.head_bytes + self.dispatched_bytes + self.backward_bytes - self.freed_bytes
 
 
 def _extras(run: Run, chunk: Chunk) -> dict[str, _Extra]:
-    """Return the fullest moment of a chunk's forward, and of its backward."""
+    """Return the peak transient memory of a chunk's forward and of its backward."""
     own, freed = backward_bytes(run, chunk)
-    # final norm and head come behind the last experts
+    # final norm and head run after the last experts
     ahead = 2 * stream_bytes(run) if chunk.head else 0
     forward = [_Extra(dispatched_bytes=dispatched_bytes(run, chunk), freed_bytes=ahead)]
     if chunk.head:
         head = head_bytes(run, chunk.mtp) + deferred_head_bytes(run)
-        # a loss in place is at its fullest when the head goes back, and its output is sent no more
+        # an in-place loss has its peak in the head's backward, when its output is no longer sent
         late = run.kernels.loss == "te" and run.strategy.pp > 1 and run.strategy.vpp == 1
         forward.append(_Extra(head_bytes=head, freed_bytes=late * stream_bytes(run)))
     return {
@@ -391,12 +391,12 @@ def _extras(run: Run, chunk: Chunk) -> dict[str, _Extra]:
 
 
 def peaks(run: Run, stage: int) -> Callable[[Moment], Peak]:
-    """Return what says of a moment of a stage what fills it."""
+    """Return a function from an event of a stage to its allocated bytes by component."""
     chunks = run.strategy.stages[stage]
     expandable = run.runtime.allocator.expandable
     parts = [list(chunk_parts(run, chunk)) for chunk in chunks]
     saved = [sum(size for _, size in sizes) for sizes in parts]
-    # what is copied out of one tensor leaves its hole to the mask that is made next
+    # a copy of qkv frees the original's block, which the next dropout mask reuses
     holes = {"dropout mask": copied_qkv_bytes(run.rank_layers[0])}
     rounding = [
         sum(
@@ -413,7 +413,7 @@ def peaks(run: Run, stage: int) -> Callable[[Moment], Peak]:
         assert kind in ("forward", "backward"), "Megatron-LM splits no backward"
         waiting = kept if moment.waiting_logits else 0
         if kind == "backward" and chunks[place].head:
-            # its own logits go first
+            # the logits of this micro-batch are freed first
             waiting -= kept
         extra = extras[place][kind]
         return Peak(
@@ -431,10 +431,10 @@ def peaks(run: Run, stage: int) -> Callable[[Moment], Peak]:
 
 
 def peak_of(run: Run, stage: int) -> Peak:
-    """Return the fullest moment of a stage, by replaying the order of its events."""
+    """Return the peak of a stage by replaying its events in execution order."""
     peak_at = peaks(run, stage)
     best: Peak | None = None
-    # a steady pipeline comes back to the same few moments with every micro-batch
+    # a steady pipeline repeats the same few states with every micro-batch
     seen = set[tuple[object, ...]]()
     for moment in moments(run, stage):
         same = (moment.event.kind, moment.event.chunk, moment.live, moment.waiting_logits)

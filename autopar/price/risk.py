@@ -1,10 +1,10 @@
-"""How likely a launch runs out of memory: what a device reserves, from the peak that is predicted.
+"""Probability of running out of memory, from the predicted peak of a run.
 
-The prediction itself is `autopar.price.account`'s. What a device reserves at the peak differs from
-it by the error of that prediction, known by kind of launch from measured runs (docs/memory.md), and
-by what PyTorch's allocator holds beside the tensors, known from published pairs of both figures.
-The first is Student's t of two degrees of freedom, the second normal, both of the logarithm, and
-independent of each other. Nothing here counts a byte of a launch.
+The prediction itself is in `autopar.price.account`. Reserved memory at the peak differs from it for
+two reasons: the error of the prediction, known by kind of run from measured runs (docs/memory.md),
+and the allocator's overhead, known from published pairs of allocated and reserved memory. The
+logarithm of the first is Student's t with two degrees of freedom, that of the second is normal;
+both are independent.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from autopar.run.run import Run
 LaunchKind = Literal["dense", "experts", "few runs", "offloaded", "torch layers"]
 
 CONTEXT_BYTES = 1 << 30
-"""CUDA's context and NCCL's buffers, which no allocator counts: the planner's default, too."""
+"""CUDA context and NCCL buffers, bytes outside of the allocator; also the planner's default."""
 
 PEAK_RATIOS: Mapping[LaunchKind, tuple[float, float]] = {
     "dense": (0.9944, 1.0058),
     "experts": (0.9958, 1.0074),
     "few runs": (0.9841, 1.0222),
 }
-"""Between which 9 of 10 measured peaks lie, over the predicted one; made by
+"""90 % interval of measured over predicted peaks, by kind of run, computed by
 `benchmarks.memory_goldens.intervals_of` from the shipped runs."""
 _TORCH_RATIOS = (1.07, 1.23)
-"""The same of reserved bytes of trainers with layers of torch, blocks of the allocator included:
-twenty peaks that torchtitan's tables print, over the predicted ones (docs/memory.md)."""
+"""90 % interval of reserved bytes over the predicted peak for engines with torch layers, allocator
+blocks included. From twenty peaks in torchtitan's tables (docs/memory.md)."""
 _OFFLOADED_RATIOS = (0.94, 1.03)
-"""The same of Megatron-LM's launches with activations on the host, of which one configuration is
-measured: its two peaks are 0.958 and 0.962 of the predicted ones."""
+"""90 % interval of measured over predicted peaks for Megatron-LM with activation offload. One
+configuration is measured: its two peaks are 0.958 and 0.962 of the predicted ones."""
 
 _FEW_RUNS: Mapping[str, Callable[[Run], bool]] = {
     "Muon": lambda run: run.runtime.optimizer.kind == "muon",
@@ -61,23 +61,25 @@ _FEW_RUNS: Mapping[str, Callable[[Run], bool]] = {
         run.model.experts is not None and run.runtime.experts.dispatcher == "flex"
     ),
 }
-"""What fewer than five measured configurations have; a test holds it to the shipped runs."""
+"""Features that fewer than five measured configurations use; a test checks this against the shipped
+runs."""
 
 _NORMAL = NormalDist()
 _TAIL = _NORMAL.inv_cdf(0.95)
-"""Standard deviations from the middle to either end of a 90 % interval."""
+"""Standard deviations from the median of a normal distribution to either end of its 90 % interval.
+Standard deviations from the median of a normal distribution to either end of its 90 % interval."""
 _FREEDOM = 2
 _STUDENT_TAIL = 2.919985580353726
-"""The same of Student's t of two degrees of freedom, under which measured peaks that are left out
-are likelier than under a normal error: nine are as near as tensors can be counted, and the tenth
-lacks a tensor."""
+"""Scale units from the median of Student's t to either end of its 90 % interval, two degrees of
+freedom. Its heavy tails fit held-out measured peaks better than a normal error: nine of ten are
+almost exact, and the tenth misses a tensor."""
 
 
 def _scales() -> Iterator[tuple[float, float]]:
-    """Yield weights and squared scales of the normal errors that are Student's t together.
+    """Yield (weight, squared scale) of normal errors whose mixture is Student's t.
 
     t = N sqrt(k / q) with q of chi-squared, k = 2 degrees of freedom, whose density over ln q is
-    q^(k/2) exp(-q/2) but for a factor; a sum over even steps of ln q is exact to 1e-8.
+    q^(k/2) exp(-q/2) up to a factor. A sum over even steps of ln q is exact to 1e-8.
     """
     steps = [math.exp(-20.0 + 0.5 * step) for step in range(49)]
     weights = [q ** (_FREEDOM / 2) * math.exp(-q / 2) for q in steps]
@@ -90,14 +92,14 @@ _SCALES = tuple(_scales())
 
 
 def few_runs_of(run: Run) -> tuple[str, ...]:
-    """Return what a launch has that few measured runs have, in words."""
+    """Return the names of this run's features that fewer than five measured runs use."""
     if run.kernels.torch_layers:
-        return ()  # of them all errors are those of one trainer's runs
+        return ()  # errors of torch layers are those of a single engine's runs
     return tuple(name for name, has in _FEW_RUNS.items() if has(run))
 
 
 def kind_of(run: Run) -> LaunchKind:
-    """Return the kind whose errors are those of a launch: what routing and blocks can change."""
+    """Return the kind of run whose errors apply."""
     if run.kernels.torch_layers:
         return "torch layers"
     if run.offloads_activations and _leaves(run):
@@ -108,7 +110,7 @@ def kind_of(run: Run) -> LaunchKind:
 
 
 def _leaves(run: Run) -> bool:
-    """Return whether something of a layer is large enough to go to the host."""
+    """Return True if at least one activation of a layer is large enough to be offloaded."""
     return any(offloaded_bytes(at) > 0 for at in {*run.rank_layers})
 
 
@@ -117,14 +119,14 @@ def odds_of_ratio(
     ends: tuple[float, float],
     reserve: tuple[float, float, float] | None = RESERVED_RATIOS,
 ) -> float:
-    """Return the probability of more than so much for each predicted byte.
+    """Return the probability that reserved over predicted bytes exceeds `ratio`.
 
     P = sum_i w_i (1 - Phi((ln ratio - mu) / sqrt(sigma^2 + s^2 g_i))): a normal reserve (mu, sigma)
     and a Student's error of scale s as normal errors of weights w_i and squared scales g_i.
 
-    ends : 9 of 10 measured peaks over predicted ones. reserve : least, median and most that is
-    reserved for an allocated byte, the first and last for the 5th and 95th percentile; None: of
-    what is allocated.
+    ends : 90 % interval of measured over predicted peaks.
+    reserve : low, median and high of reserved over allocated bytes, low and high as the 5th and
+        95th percentile; None: allocated instead of reserved bytes.
     """
     low, high = map(math.log, ends)
     middle, scale = (low + high) / 2.0, (high - low) / (2.0 * _STUDENT_TAIL)
@@ -143,7 +145,7 @@ def odds_of_ratio(
 def _errors(
     kind: LaunchKind,
 ) -> tuple[tuple[float, float], tuple[float, float, float] | None]:
-    """Return the ends of the errors of a kind, and the reserve beside them, if it is apart."""
+    """Return (interval of errors, reserve ratios) of a kind; None if errors include the reserve."""
     if kind == "torch layers":
         return _TORCH_RATIOS, None
     if kind == "offloaded":
@@ -152,14 +154,14 @@ def _errors(
 
 
 def reserved_interval(run: Run, peak_bytes: float) -> tuple[float, float]:
-    """Return the bytes between which 9 of 10 devices reserve at such a predicted peak."""
+    """Return the 90 % interval of reserved bytes at this predicted peak."""
     kind = kind_of(run)
     return peak_bytes * _ratio_of(0.95, kind), peak_bytes * _ratio_of(0.05, kind)
 
 
 @cache
 def _ratio_of(odds: float, kind: LaunchKind) -> float:
-    """Return the ratio that is exceeded with a probability, halving an interval of logarithms."""
+    """Return the ratio that is exceeded with probability `odds`, by bisection of its logarithm."""
     low, high = -2.0, 2.0
     for _ in range(50):
         middle = (low + high) / 2.0
@@ -169,15 +171,15 @@ def _ratio_of(odds: float, kind: LaunchKind) -> float:
 
 
 def odds_of_more(run: Run, peak_bytes: float, capacity_bytes: float) -> float:
-    """Return the probability that a device of so many bytes is too small for a predicted peak.
+    """Return the probability that a device of `capacity_bytes` is too small for a predicted peak.
 
-    Of what the context leaves of it: 1 where that takes all.
+    The CUDA context is subtracted first; the probability is 1 if no memory is left.
     """
     return odds_of_kind(kind_of(run), peak_bytes, capacity_bytes - CONTEXT_BYTES)
 
 
 def odds_of_kind(kind: LaunchKind, peak_bytes: float, left_bytes: float) -> float:
-    """Return the same for what a device has left beside its context, of a kind of launch."""
+    """Return the OOM probability of a kind of run with `left_bytes` outside of the CUDA context."""
     if left_bytes <= 0:
         return 1.0
     if peak_bytes <= 0:
@@ -186,17 +188,17 @@ def odds_of_kind(kind: LaunchKind, peak_bytes: float, left_bytes: float) -> floa
 
 
 def reserve_share(kind: LaunchKind, odds: float) -> float:
-    """Return the share of a predicted peak to leave free beside it, for odds of running out.
+    """Return the memory to keep free, over the predicted peak, for an OOM probability of `odds`.
 
-    What `odds_of_kind` gives these odds for.
+    It is the inverse of `odds_of_kind`.
     """
     return _ratio_of(odds, kind) - 1.0
 
 
 def odds_of_any(run: Run, peaks_bytes: Iterable[float], capacity_bytes: float) -> float:
-    """Return the probability that one of the stages with these predicted peaks is too full.
+    """Return the probability that at least one stage with these predicted peaks runs out of memory.
 
-    Stages share their error (one allocator, one trainer), so the fullest decides. Raises ValueError
-    without a stage.
+    Stages share their error (one allocator, one engine), so the peak stage decides. Raises
+    ValueError without a stage.
     """
     return odds_of_more(run, max(peaks_bytes), capacity_bytes)

@@ -1,9 +1,9 @@
-"""Memory of a rank whose trainer shards states of torch layers: FSDP2, DeepSpeed, replicas.
+"""Memory of a rank of engines with torch layers: FSDP2, DeepSpeed and DDP.
 
-States are those of `autopar.price.state_layouts` times the rank's weights; what layers save is
-counted by `autopar.price.torch_layers`. Here is what is there at each moment of a step: units that
-are gathered, gradients before and behind their reduction, buckets, and the fullest of these
-moments. Megatron-LM's launches are `autopar.price.account`'s own.
+Model states are those of `autopar.price.state_layouts` times the rank's weights; saved activations
+are in `autopar.price.torch_layers`. This module counts the live tensors at each point of a step:
+gathered units, gradients before and after their reduction, and buckets. The peak is the largest of
+these points. Megatron-LM is in `autopar.price.account`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from autopar.units import MIB
 
 _CUBLAS = 32 * MIB
 _THREADS = 2
-"""Handles of cuBLAS, of the forward's and of the backward's thread."""
+"""Number of cuBLAS handles: one of the forward thread, one of the backward thread."""
 
 
 class Part(NamedTuple):
-    """One row of what is there."""
+    """One item of live memory."""
 
     name: str
     num_bytes: int
@@ -39,44 +39,45 @@ class Part(NamedTuple):
 
 
 class Unit(Record):
-    """Weights that are gathered and reduced together: a layer, or embedding or head."""
+    """FSDP unit, gathered and reduced together: a layer, the embedding or the head."""
 
     name: str
     dense: int
-    """Elements, whole."""
+    """Unsharded elements of dense weights."""
     expert: int = 0
     own: int
-    """Elements of both that this rank keeps, rows rounded up as its first rank has them."""
+    """Elements of both that this rank keeps, with rows rounded up as on the first rank."""
     layer: RankLayer | None = None
-    """The layer, where it is one."""
+    """The layer of the unit; None for embedding and head."""
     looked_up: int = 0
-    """Of `own`, what is of tables of which rows are looked up."""
+    """Elements of `own` in embedding tables."""
     frozen_bytes: int = 0
-    """Of whole weights that are not trained, which the counts above leave out."""
+    """Bytes of unsharded frozen weights, which the counts above exclude."""
     own_frozen_bytes: int = 0
 
     @property
     def elements(self) -> int:
-        """Of all of its trained weights."""
+        """Elements of all trained weights, unsharded."""
         return self.dense + self.expert
 
 
 class Instant(Record):
-    """A moment of a step and what is there."""
+    """Live tensors at one point of a step."""
 
     name: str
     parts: tuple[Part, ...]
 
     @property
     def num_bytes(self) -> int:
-        """Of all parts."""
+        """Bytes of all items."""
         return sum(part.num_bytes for part in self.parts)
 
 
 def _shards(run: Run, *, expert: bool = False) -> int:
-    """Return the ranks that divide the states of a weight: context ranks hold what data ranks do.
+    """Return the number of ranks that shard the states of a weight, context-parallel ranks
+    included.
 
-    Experts are whole on as many ranks as there are of the others, less their own degrees.
+    Experts are sharded over fewer ranks, by the expert-parallel degrees.
     """
     strategy, split = run.strategy, run.split
     if split.zero == 0 and not recipe_of_run(run).moments.sharded:
@@ -86,9 +87,9 @@ def _shards(run: Run, *, expert: bool = False) -> int:
 
 
 def recipe_of_run(run: Run) -> StateRecipe:
-    """Return the bytes of a parameter of a run whose engine has layers of torch.
+    """Return the bytes per parameter of a run whose engine uses torch layers.
 
-    What its optimizer keeps otherwise, or on the host, is taken into account.
+    Other optimizers than Adam and optimizer offload are applied.
     """
     runtime = run.runtime
     kind, element = runtime.precision.kind, run.element_bytes
@@ -99,7 +100,7 @@ def recipe_of_run(run: Run) -> StateRecipe:
 def _recipe(
     states: States, zero: Zero, optimizer: Optimizer, precision: str, element_bytes: int
 ) -> StateRecipe:
-    """Return the recipe of states and optimizer, which every term of a count asks for."""
+    """Return the cached state layout of an engine and optimizer."""
     recipe = recipe_of(
         states.keeper,
         zero,
@@ -111,7 +112,7 @@ def _recipe(
     moments = replace(recipe.moments, each_bytes=optimizer.adam_bytes)
     weights, gradients, master = recipe.weights, recipe.gradients, recipe.master
     if optimizer.master_bytes == 0 and element_bytes == 2:
-        # weights that are trained as they are, and whose gradients are like them
+        # weights are trained without an fp32 master, and their gradients have the same precision
         element = float(element_bytes)
         weights = replace(weights, each_bytes=element)
         gradients = replace(gradients, each_bytes=min(gradients.each_bytes, element))
@@ -119,13 +120,13 @@ def _recipe(
     left = 1.0 - optimizer.offload
     if left < 1.0:
         moments, master, gradients = (
-            # gradients go where they are used: DeepSpeed copies them behind their reduction
+            # gradients are offloaded too: DeepSpeed copies them to the host after their reduction
             replace(kept, each_bytes=kept.each_bytes * left)
             for kept in (moments, master, gradients)
         )
     if optimizer.offload_weights:
         weights = replace(weights, each_bytes=0.0)
-    # copies that the step alone makes are made where it runs
+    # copies that only the optimizer step makes are made where it runs
     passing = tuple(
         replace(entry, each_bytes=entry.each_bytes * left)
         if entry.during == frozenset({"step"})
@@ -160,17 +161,17 @@ def _unit(name: str, run: Run, every: Sequence[Weight], layer: RankLayer | None 
 
 
 def _own(run: Run, weight: Weight) -> int:
-    """Return the elements of a weight that a rank keeps where weights are divided."""
+    """Return the elements of a weight in this rank's shard."""
     ranks = _shards(run, expert=weight.expert)
     if run.runtime.states.keeper == "deepspeed" or weight.expert:
-        # flat parts, or experts of which there are more than rows to round
+        # DeepSpeed shards flat tensors; experts are too many for rows to be rounded up
         return math.ceil(weight.elements / ranks)
     rows, rest = weight.shape[0], weight.size // weight.shape[0]
     return weight.number * -(-rows // ranks) * rest
 
 
 def _is_joined(run: Run) -> bool:
-    """Return whether embedding, last norm and head are one unit."""
+    """Return True if embedding, last norm and head are one unit."""
     transformers = run.kernels.module == "transformers"
     return run.runtime.states.one_root or transformers or run.model.tied
 
@@ -178,8 +179,8 @@ def _is_joined(run: Run) -> bool:
 def units_of(run: Run, chunk: Chunk) -> tuple[Unit, ...]:
     """Return the units of a chunk in the order of its forward.
 
-    torchtitan has the embedding, each layer, and norm and head; before 2025 the first and the last
-    were one, as in transformers, whose layers alone are wrapped.
+    torchtitan wraps the embedding, each layer, and norm with head. Before 2025 the first and the
+    last were one unit, as in transformers, which wraps only its layers.
     """
     joined = _is_joined(run)
     around = ends_weights(run, chunk)
@@ -203,7 +204,7 @@ def units_of(run: Run, chunk: Chunk) -> tuple[Unit, ...]:
 
 
 def _switches(run: Run) -> dict[str, str]:
-    """Return what changes a part, in the words of the trainer."""
+    """Return the options that control states and activations, by their names in the engine."""
     names = {
         "torchtitan": ("dp_shard, tp, pp", "local_batch_size, seq_len, activation_checkpoint"),
         "accelerate": ("num_processes, fsdp_version", "batch size, gradient checkpointing"),
@@ -216,7 +217,11 @@ def _switches(run: Run) -> dict[str, str]:
 def _kept(
     run: Run, units: Sequence[Unit], *, gradients: bool, step: bool = False
 ) -> Iterator[Part]:
-    """Yield states between two steps, and gradients where they are there; step : as it begins."""
+    """Yield the model states between steps.
+
+    gradients : True if gradients are live.
+    step : True for the start of the optimizer step.
+    """
     whole, own = _elements(units), sum(unit.own for unit in units)
     switch = _switches(run)["states"]
     for name, kept in recipe_of_run(run).kept:
@@ -235,7 +240,7 @@ def _kept(
 
 
 def _wide_moments(run: Run, units: Sequence[Unit]) -> float:
-    """Return what moments of tables have more than 8 bits: trainers keep those in fp32.
+    """Return the additional bytes of embedding moments, which engines keep in fp32, not in 8 bits.
 
     transformers 5 trainer_optimizer.py overrides `nn.Embedding` (bitsandbytes' advice for tables).
     """
@@ -254,7 +259,7 @@ def _cublas(run: Run) -> int:
 
 
 def _reduced(run: Run) -> float:
-    """Return the bytes of an element on its way through a reduction, 0 where nothing is sharded."""
+    """Return the bytes per element of the reduction's input, 0 if nothing is sharded."""
     return sum(
         entry.each_bytes
         for entry in recipe_of_run(run).passing
@@ -263,38 +268,38 @@ def _reduced(run: Run) -> float:
 
 
 def _waiting(run: Run) -> float:
-    """Return the bytes of a gradient that waits for the last micro-batch, 0 where none does."""
+    """Return the bytes per gradient element kept until the last micro-batch, 0 if none is."""
     return sum(
         entry.each_bytes for entry in recipe_of_run(run).passing if entry.what == "whole gradients"
     )
 
 
 def _gathered(run: Run, units: Sequence[Unit]) -> float:
-    """Return the bytes of gathered units; frozen weights that nobody shards are there anyway."""
+    """Return the bytes of gathered units; unsharded frozen weights are counted elsewhere."""
     frozen = recipe_of_run(run).weights.sharded
     each, eighths = run.element_bytes, run.runtime.states.gathered_fp8
     found = 0.0
     for unit, number in _runs(units):
-        # weights of products may be 8 bits
+        # weights of GEMMs may be gathered in 8 bits
         size = unit.elements * (1.0 if eighths and unit.name == "layer" else each)
         found += number * (size + (unit.frozen_bytes if frozen else 0))
     return found
 
 
 def _runs(units: Iterable[Unit]) -> Iterator[tuple[Unit, int]]:
-    """Yield the units of runs of one, which layers of a kind are, and how many these have."""
+    """Yield (unit, count) of consecutive identical units."""
     for _, run in groupby(units, id):
         same = [*run]
         yield same[0], len(same)
 
 
 def _elements(units: Iterable[Unit]) -> int:
-    """Return the trained weights of units."""
+    """Return the number of trained elements of units."""
     return sum(number * unit.elements for unit, number in _runs(units))
 
 
 def _casts(run: Run) -> bool:
-    """Return whether units are another tensor than what is kept of them."""
+    """Return True if gathered units are separate tensors from the stored weights."""
     return run.element_bytes < 4 or run.split.zero > 0
 
 
@@ -304,26 +309,26 @@ def _is_fsdp2(run: Run) -> bool:
 
 
 def _table_passing(run: Run, units: Sequence[Unit], phase: Phase) -> Iterator[Part]:
-    """Yield what other trainers hold, as their recipe has it."""
+    """Yield the transient memory of other engines, from their state layout."""
     switch = _switches(run)["states"]
     alone = run.strategy.dp * run.split.cp == 1
     for entry in recipe_of_run(run).passing:
         sizes = [unit.elements for unit in units]
         if entry.what in ("gathered weights", "output of the gather"):
-            # frozen weights are gathered, too, in fewer bytes where they are quantised
+            # frozen weights are also gathered, in fewer bytes if quantised
             sizes = [math.ceil(_gathered(run, [unit]) / entry.each_bytes) for unit in units]
-        # one rank reduces nothing
+        # a single rank reduces nothing
         if phase in entry.during and not (alone and "reduction" in entry.what):
             size = entry.num_bytes(stage=sum(sizes), unit=max(sizes), replicas=_shards(run))
             yield Part(entry.what, math.ceil(size), switch)
 
 
 def _other_streams(run: Run, units: Sequence[Unit], there: Sequence[Part]) -> int:
-    """Return the blocks that FSDP2's other streams keep and the computing one cannot take.
+    """Return the reserved bytes of FSDP2's other CUDA streams that the compute stream cannot use.
 
-    PyTorch's allocator has blocks of each stream apart. Outputs of gathers, two units at once, are
-    made on one, sharded gradients on another, so what is not there at the peak is reserved all the
-    same.
+    PyTorch's allocator separates the blocks of streams. Gather outputs, two units at once, are
+    allocated on one stream and sharded gradients on another. Both stay reserved even if they are
+    not live at the peak.
     """
     if not run.split.zero:
         return 0
@@ -338,13 +343,13 @@ def _other_streams(run: Run, units: Sequence[Unit], there: Sequence[Part]) -> in
 
 
 # --------------------------------------------------------------------------------------------------
-# Moments of a step.
+# Points of a step.
 
 
 def _exchanged(run: Run) -> int:
-    """Return the tensors that a stage has for its neighbours: one of each micro-batch, both ways.
+    """Return the bytes of a stage's send and receive buffers: one per micro-batch and direction.
 
-    `torch.distributed.pipelining` makes all of them before the first step.
+    `torch.distributed.pipelining` allocates all of them before the first step.
     """
     if run.strategy.pp == 1:
         return 0
@@ -358,24 +363,24 @@ def _saved(run: Run, chunks: Sequence[Chunk], live: Sequence[int]) -> int:
         if chunk.head:
             each += torch_layers.final_bytes(run)
         elif run.strategy.pp > 1:
-            # the output is kept until the gradient of it comes
+            # the output is kept until its gradient arrives
             each += stream_bytes(run)
         saved += number * each
     return saved
 
 
 def instants(run: Run, stage: int) -> Iterator[Instant]:
-    """Yield the moments of a stage's step that may be the fullest, with what is there.
+    """Yield the points of a stage's step at which memory may peak.
 
-    The forward of the last layer and the loss, with all activations; the backward of each layer,
-    of whose gradients more and of whose activations fewer are there; its end; the optimizer's step.
+    These are the forward of the last layer and the loss, with all activations live; the backward of
+    each layer, where gradients grow and activations shrink; its end; and the optimizer step.
     """
     room = _Room(run, stage)
     seen = set[tuple[str, int, tuple[int, ...]]]()
     for moment in moments(run, stage):
         event = moment.event
         if event.kind == "weights":
-            # as much is live as at the gradients of inputs before, or less
+            # no more is live than in the preceding input gradient
             continue
         if (key := (event.kind, event.chunk, moment.live)) in seen:
             continue
@@ -386,16 +391,16 @@ def instants(run: Run, stage: int) -> Iterator[Instant]:
 
 
 class _Room:
-    """What is there at moments of a stage's step."""
+    """Live tensors at the events of a stage's step."""
 
     def __init__(self, run: Run, stage: int) -> None:
-        """Count what every moment has."""
+        """Compute the items that are live at every event."""
         self._run = run
         self._chunks = chunks = run.strategy.stages[stage]
         self.units = [unit for chunk in chunks for unit in units_of(run, chunk)]
         self._words = words = _switches(run)["activations"]
         self.inputs = Part("pipeline inputs", _exchanged(run), words)
-        # micro-batches before this one have left their gradients
+        # earlier micro-batches have accumulated gradients
         there = [*_kept(run, self.units, gradients=run.strategy.micro_batches > 1), self.inputs]
         last = chunks[-1]
         if run.strategy.pp > 1 and last.head and run.kernels.quirks.stage_outputs:
@@ -405,7 +410,7 @@ class _Room:
         self._there = there
 
     def at(self, moment: Moment) -> Iterator[Instant]:
-        """Yield what may be the fullest of a moment."""
+        """Yield the possible peaks within one event."""
         run, chunk = self._run, self._chunks[moment.event.chunk]
         saved = _saved(run, self._chunks, moment.live)
         if moment.event.kind == "forward":
@@ -418,7 +423,7 @@ class _Room:
 def _in_forward(
     run: Run, chunk: Chunk, units: Sequence[Unit], there: list[Part]
 ) -> Iterator[Instant]:
-    """Yield the forward of a chunk's last unit: a layer, or head and loss."""
+    """Yield the points in the forward of a chunk's last unit: a layer, or head and loss."""
     names, own = _switches(run), units_of(run, chunk)
     states = names["states"]
     if not _is_fsdp2(run):
@@ -434,10 +439,10 @@ def _in_forward(
     )
     layers = [unit for unit in own if unit.name == "layer"]
     if layers:
-        # the output of the last norm is still to come
+        # the output of the last norm is not computed yet
         normed = run.tokens * run.model.hidden * run.element_bytes
         ahead = Part("saved activations", -normed if chunk.head else 0, names["activations"])
-        # the output of the exchange is kept until that of the next unit is copied
+        # the output of the gather is kept until the next unit's is copied
         output = _gathered(run, layers[-1:])
         before = [unit for unit in units if unit.name != "head"] if _holds(run) else layers[-1:]
         yield Instant(
@@ -457,7 +462,7 @@ def _in_forward(
     if chunk.head:
         held = units if _holds(run) else own[-1:]
         if not _holds(run) and run.runtime.states.one_root and layers:
-            # the last layer is not given back, since the backward begins with it
+            # the last layer stays gathered because the backward starts with it
             held = [*layers[-1:], *[unit for unit in own if unit.name != "layer"]]
         size = _gathered(run, held) if _casts(run) else 0.0
         yield Instant(
@@ -472,25 +477,28 @@ def _in_forward(
 
 
 def _holds(run: Run) -> bool:
-    """Return whether units stay gathered from their forward to their backward."""
+    """Return True if units stay gathered from their forward to their backward."""
     return run.split.zero in (1, 2)
 
 
 def _in_backward(
     run: Run, chunk: Chunk, units: Sequence[Unit], there: list[Part], saved: int
 ) -> Iterator[Instant]:
-    """Yield moments of a chunk's backward; saved : what all live micro-batches have saved."""
+    """Yield the points of a chunk's backward.
+
+    saved : bytes of saved activations of all live micro-batches.
+    """
     own, words = units_of(run, chunk), _switches(run)["activations"]
     layers = [at for at, unit in enumerate(own) if unit.name == "layer"]
     each = torch_layers.chunk_saved_bytes(run, chunk) / max(len(layers), 1)
     width = run.tokens * run.model.hidden * run.element_bytes
     for at in reversed(_turning(own)):
         unit, left = own[at], sum(place <= at for place in layers)
-        # freed behind: that of the layers whose backward is through, and the last norm's
+        # layers whose backward has finished and the last norm have freed their activations
         kept = saved - int((len(layers) - left) * each)
         if chunk.head:
             kept -= torch_layers.final_bytes(run)
-            # what the last norm's backward works on
+            # working memory of the last norm's backward
             kept += 2 * width if unit.name == "head" else 0
         states = [*there, *_made(run, own, at, there)]
         if unit.name == "layer":
@@ -519,15 +527,14 @@ def _in_backward(
             ),
         )
         if run.strategy.pp > 1 and unit.name == "layer":
-            # the others are as full, or less
+            # the other layers need no more memory
             return
 
 
 def _turning(own: Sequence[Unit]) -> list[int]:
-    """Return the units at which a backward may be the fullest: the ends of runs of like ones.
+    """Return the indices of units whose backward may be the peak: the ends of runs of equal units.
 
-    Inside of a run each unit frees and makes as much as the one behind it, so that what is there
-    grows or shrinks all the way.
+    Within a run each unit frees and allocates as much as the next, so memory changes monotonically.
     """
     around = [
         (own[at - 1] if at else None, own[at], own[at + 1] if at + 1 < len(own) else None)
@@ -541,9 +548,9 @@ def _turning(own: Sequence[Unit]) -> list[int]:
 
 
 def _dequantized_bytes(run: Run, unit: Unit) -> int:
-    """Return the largest matrix of a layer as products take it, where it is kept in fewer bits.
+    """Return the bytes of a layer's largest dequantised matrix, 0 if the base is in 16 bits.
 
-    bitsandbytes makes it whole in front of each product.
+    bitsandbytes dequantises the whole matrix before each GEMM.
     """
     adapters = run.runtime.adapters
     if adapters is None or adapters.base == "16 bits" or unit.layer is None:
@@ -553,28 +560,28 @@ def _dequantized_bytes(run: Run, unit: Unit) -> int:
 
 
 def _made(run: Run, own: Sequence[Unit], at: int, there: Sequence[Part]) -> Iterator[Part]:
-    """Yield the gradients that the backward has made till a unit, where none were there before."""
+    """Yield the gradients made by the backward before a unit, if none were live at its start."""
     gradients = dict(recipe_of_run(run).kept)["gradients"]
     if gradients.always or any(part.name == "gradients" for part in there):
         return
-    # a root reduces its own when the backward is through
+    # a root unit reduces its gradients at the end of the backward
     behind = [unit for unit in own[at + 1 :] if not _is_root(run, unit)]
     size = sum(unit.own for unit in behind) if gradients.sharded else _elements(behind)
     yield Part("gradients", math.ceil(gradients.each_bytes * size), _switches(run)["states"])
 
 
 def _is_root(run: Run, unit: Unit) -> bool:
-    """Return whether a unit is what layers that are wrapped one by one leave of the model."""
+    """Return True for the FSDP2 root: the weights outside of the separately wrapped layers."""
     return unit.name == "head" and _is_fsdp2(run) and _is_joined(run)
 
 
 def _beside(
     run: Run, own: Sequence[Unit], at: int, units: Sequence[Unit], *, reducing: bool
 ) -> Iterator[Part]:
-    """Yield what is there of weights and unreduced gradients in a unit's backward.
+    """Yield the weights and unreduced gradients that are live in a unit's backward.
 
-    Of FSDP2: the unit, unless it is given back before its reduction; the one that is fetched ahead;
-    and the input of a reduction, of the unit behind until this one's is made.
+    For FSDP2 these are the unit, unless it is freed before its reduction; the prefetched unit; and
+    the reduction's input of the following unit, until that of this unit is allocated.
     """
     zero, states, element = run.split.zero, _switches(run)["states"], run.element_bytes
     unit, behind = own[at], own[at + 1 :]
@@ -583,15 +590,15 @@ def _beside(
     if not _is_fsdp2(run):
         yield from _table_passing(run, units, "backward")
         return
-    # which is the last of a chunk
+    # the root is the last unit of a chunk
     root = [one for one in behind[-1:] if _is_root(run, one)]
-    # the head's, till the root's other weights have theirs
+    # only the head's gradient exists until the backward reaches the root's other weights
     late = sum(one.elements for one in root) // (1 if run.model.tied else 2)
     yield Part("unreduced gradients", late * element, states)
-    # norm and head are reduced one after the other, and gathered until both are
+    # norm and head are reduced one after the other, and stay gathered until both are
     last = unit.name == "head"
     if _holds(run):
-        # in a pipeline nothing is given back
+        # in a pipeline no unit is freed
         given = [one for one in behind if one not in root]
         freed = () if run.strategy.pp > 1 else (*given, *([unit] if reducing and not last else ()))
         held = _gathered(run, units) - _gathered(run, freed)
@@ -621,16 +628,16 @@ def _at_step(run: Run, units: Sequence[Unit], there: list[Part]) -> Instant:
 
 
 def _added(parts: Sequence[Part]) -> Iterator[Part]:
-    """Yield parts of one name as one."""
+    """Yield one part per name, with the summed bytes."""
     for name in dict.fromkeys(part.name for part in parts):
         same = [part for part in parts if part.name == name]
         yield same[0]._replace(num_bytes=sum(part.num_bytes for part in same))
 
 
 def sharded_parts(run: Run, stage: int) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-    """Return what a rank holds after a step, and at the fullest moment of one.
+    """Return (parts after a step, parts at the peak of a step) of a rank.
 
-    The second has what other streams keep reserved as a part of its own.
+    The second includes the reserved blocks of other streams as a separate part.
     """
     units = [unit for chunk in run.strategy.stages[stage] for unit in units_of(run, chunk)]
     after = (
@@ -646,14 +653,14 @@ def sharded_parts(run: Run, stage: int) -> tuple[tuple[Part, ...], tuple[Part, .
 
 
 def sharded_moments(run: Run, stage: int) -> Callable[[Moment], tuple[Part, ...]]:
-    """Return what says of a moment of a stage what a rank holds at the fullest of it.
+    """Return a function from an event of a stage to the live parts at the event's peak.
 
-    As `sharded_parts`, but for blocks of other streams, which stay reserved all the time.
+    Equals `sharded_parts` without the blocks of other streams, which stay reserved all the time.
     """
     room = _Room(run, stage)
 
     def at(moment: Moment) -> tuple[Part, ...]:
-        # a chunk without layers and head has no moment of its own
+        # a chunk without layers and head yields no point
         found = max(room.at(moment), key=lambda instant: instant.num_bytes, default=None)
         parts = (room.inputs,) if found is None else found.parts
         return tuple(part for part in _added(parts) if part.num_bytes)

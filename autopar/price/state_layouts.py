@@ -1,8 +1,8 @@
-"""Bytes of a parameter by engine and ZeRO stage: what is kept, over how many ranks, what passes.
+"""Bytes per parameter by engine and ZeRO stage: persistent, sharded and transient.
 
-One table for whoever prices states; no shapes of a model, no activations, no padding of buffers,
-which `autopar.price.states` and `autopar.price.fsdp` count. Each engine's rows name the file of
-it that they were read in.
+This is the only table of model states. Shapes, activations and buffer padding are in
+`autopar.price.states` and `autopar.price.sharded`. Each layout names the engine's source file from
+which it was read.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from autopar.run.runtime import BUCKETS, Buckets, Keeper, PrecisionKind, Zero
 
 Phase = Literal["forward", "backward", "step"]
 Of = Literal["stage", "shard", "unit", "bucket"]
-"""What a passing tensor has as many elements as: all parameters of a rank, its part of them, one
-unit that is gathered at once (a layer, or embedding or head), or a number of its own."""
+"""Size of a transient tensor: all parameters of a rank, its shard, one gathered unit (a layer, or
+embedding or head), or a bucket of a given number of elements."""
 
 _MOMENTS = 8.0
-"""Adam's two, in fp32."""
+"""Two moments of Adam in fp32, bytes per parameter."""
 _ALWAYS: frozenset[Phase] = frozenset({"forward", "backward", "step"})
 _FORWARD: frozenset[Phase] = frozenset({"forward"})
 _BACKWARD: frozenset[Phase] = frozenset({"backward"})
@@ -29,63 +29,63 @@ _STEP: frozenset[Phase] = frozenset({"step"})
 
 
 class Kept(Record):
-    """Bytes of one parameter that stay from step to step, or from a backward to its step."""
+    """Bytes of one parameter that persist between steps, or from backward to optimizer step."""
 
     each_bytes: float
     sharded: bool = False
-    """Divided by the ranks that share states."""
+    """True if divided by the number of ranks that share states."""
     always: bool = True
-    """False: made by the backward and given back with the step, as `param.grad` is."""
+    """False if allocated by the backward and freed after the step, as `param.grad` is."""
     stepped_sharded: bool = False
-    """Of whole ones the rank's own part alone is left when the optimizer steps."""
+    """True if the optimizer keeps only this rank's shard of unsharded values during its step."""
 
 
 class Passing(Record):
-    """A tensor that is there for a part of a step, in bytes of an element."""
+    """Transient tensor of a part of a step, in bytes per element."""
 
     what: str
     each_bytes: float
     of: Of
     during: frozenset[Phase]
     number: int = 1
-    """Of units at once."""
+    """Number of units that are live at once."""
     beside: int = 0
-    """Elements beside the units."""
+    """Elements in addition to the units."""
     elements: int | None = None
-    """Of a bucket, all of which are there; of others at most so many."""
+    """Elements of a bucket; a maximum for other sizes. None: no maximum."""
 
     def num_bytes(self, *, stage: float, unit: float, replicas: int) -> float:
-        """Return the bytes of a stage of so many parameters, the largest unit of which has `unit`.
+        """Return the bytes on a stage of `stage` parameters, whose largest unit has `unit`.
 
-        replicas : ranks that share states.
+        replicas : number of ranks that share states.
         """
         if self.of == "bucket":
             return self.each_bytes * (self.elements or 0)
         units = self.number * unit + self.beside
         size = {"stage": stage, "shard": stage / replicas, "unit": units}[self.of]
-        # no more units than there are
+        # no more units than the stage has
         size = min(size, stage)
         return self.each_bytes * (size if self.elements is None else min(size, self.elements))
 
 
 class StateRecipe(Record):
-    """What an engine keeps of a parameter at a ZeRO stage, and what comes and goes beside it."""
+    """Bytes per parameter of an engine at a ZeRO stage, persistent and transient."""
 
     keeper: Keeper
     zero: Zero
     weights: Kept
-    """That the model has between steps."""
+    """Weights of the model between steps."""
     gradients: Kept
     master: Kept
-    """fp32 copies of the weights; 0 bytes where the weights are fp32 themselves."""
+    """fp32 copies of the weights; 0 bytes if the weights are fp32."""
     moments: Kept
     passing: tuple[Passing, ...] = ()
     source: str = ""
-    """File, and release, of the engine that the figures are from."""
+    """Source file and release of the engine."""
 
     @property
     def kept(self) -> tuple[tuple[str, Kept], ...]:
-        """All that is kept, by name."""
+        """Persistent states by name."""
         return (
             ("weights", self.weights),
             ("gradients", self.gradients),
@@ -94,8 +94,11 @@ class StateRecipe(Record):
         )
 
     def per_parameter(self, replicas: int = 1, *, always: bool = False) -> float:
-        """Return the bytes of a parameter where the optimizer steps; always : without gradients
-        that are given back."""
+        """Return the bytes per parameter at the optimizer step.
+
+        replicas : number of ranks that share states.
+        always : True excludes gradients that are freed after the step.
+        """
         return sum(
             kept.each_bytes / (replicas if kept.sharded else 1)
             for _, kept in self.kept
@@ -103,7 +106,7 @@ class StateRecipe(Record):
         )
 
     def whole_and_shared(self) -> tuple[float, float]:
-        """Return the bytes of a parameter that each rank has, and those that ranks divide."""
+        """Return (replicated, sharded) bytes per parameter, before the division by ranks."""
         parts = [(kept.each_bytes, kept.sharded) for _, kept in self.kept]
         return (
             sum(size for size, sharded in parts if not sharded),
@@ -111,9 +114,10 @@ class StateRecipe(Record):
         )
 
     def passing_bytes(self, phase: Phase, *, stage: float, unit: float, replicas: int = 1) -> float:
-        """Return what passes at once in a phase of a step, in bytes.
+        """Return the bytes of transient tensors that are live at once in a phase of a step.
 
-        stage : parameters of the rank. unit : of its largest unit.
+        stage : parameters of the rank.
+        unit : parameters of its largest unit.
         """
         return sum(
             entry.num_bytes(stage=stage, unit=unit, replicas=replicas)
@@ -123,15 +127,15 @@ class StateRecipe(Record):
 
 
 class _Asked(Record):
-    """The arguments of `recipe_of`, its defaults filled in."""
+    """Arguments of `recipe_of` with defaults resolved."""
 
     keeper: Keeper
     zero: Zero
     precision: PrecisionKind
     wide: bool | None
-    """Gradients are summed in fp32; None: as the engine does unless it is told."""
+    """True if gradients are summed in fp32; None: the engine's default."""
     each: bool
-    """Gradients are reduced behind every micro-batch, or there is one."""
+    """True if gradients are reduced after every micro-batch, or there is only one."""
     buckets: Buckets
 
     @property
@@ -139,13 +143,13 @@ class _Asked(Record):
         return 4.0 if self.precision == "fp32" else 2.0
 
     def gradient(self, default: bool) -> float:
-        """Bytes of a summed gradient; default : whether it is fp32 unless the engine is told."""
+        """Return the bytes of a summed gradient; default : True if the engine's default is fp32."""
         wide = default if self.wide is None else self.wide
         return 4.0 if wide or self.precision == "fp32" else 2.0
 
     @property
     def master(self) -> float:
-        """fp32 weights are their own master."""
+        """Bytes of the fp32 master weight; fp32 weights need none."""
         return 0.0 if self.precision == "fp32" else 4.0
 
 
@@ -159,7 +163,7 @@ def _recipe(
     master: float,
     passing: Sequence[Passing | None] = (),
 ) -> StateRecipe:
-    """Return a recipe whose optimizer's states are Adam's; optimizer : they are divided."""
+    """Return a layout with Adam's states; optimizer : True if they are sharded."""
     return StateRecipe(
         keeper=asked.keeper,
         zero=asked.zero,
@@ -173,16 +177,16 @@ def _recipe(
 
 
 def _megatron(asked: _Asked) -> StateRecipe:
-    """Return the states of Megatron-Core: one buffer of all gradients, made before the first step.
+    """Return the states of Megatron-Core: one gradient buffer, allocated before the first step.
 
-    Its distributed optimizer keeps that buffer whole, whatever the number of micro-batches; ZeRO-2
-    is Megatron-FSDP's `optim_grads`. fp16 has fp32 gradients for the step.
+    Its distributed optimizer keeps that buffer unsharded, whatever the number of micro-batches;
+    ZeRO-2 is Megatron-FSDP's `optim_grads`. fp16 has fp32 gradients for the step.
     """
     zero = asked.zero
-    # fp32 sums of bf16 alone (`accumulate_allreduce_grads_in_fp32` follows from --bf16)
+    # fp32 sums only with bf16 (`accumulate_allreduce_grads_in_fp32` follows from --bf16)
     gradient = asked.gradient(asked.precision == "bf16")
     fully = asked.keeper == "megatron-fsdp"
-    # weights of one unit are used, those of the next fetched
+    # one unit is in use while the next is prefetched
     gathered = Passing(
         what="gathered weights", each_bytes=asked.element, of="unit", number=2, during=_BOTH
     )
@@ -205,26 +209,26 @@ def _megatron(asked: _Asked) -> StateRecipe:
 
 
 def _fsdp2(asked: _Asked) -> StateRecipe:
-    """Return the states of `fully_shard`: fp32 shards, out of which 16-bit units are gathered.
+    """Return the states of `fully_shard`: fp32 shards, gathered as 16-bit units.
 
-    ZeRO-1 and ZeRO-2 are units that are not given back behind the forward (`reshard_after_forward`
-    false). Replicas alone are the same with nothing divided: a unit is still cast. torchtitan
-    reduces in fp32 (`mixed_precision_reduce`), accelerate in the precision of the model.
+    ZeRO-1 and ZeRO-2 keep units gathered after the forward (`reshard_after_forward` false). DDP is
+    the same without sharding: a unit is still cast. torchtitan reduces in fp32
+    (`mixed_precision_reduce`), accelerate in the precision of the model.
     """
     zero, element = asked.zero, asked.element
     reduced = asked.gradient(asked.keeper == "torchtitan")
     gathers = not (zero == 0 and asked.precision == "fp32")
     held = zero in (1, 2) and gathers
     passing: list[Passing | None] = [
-        # weights that are not given back: from the forward of a unit to its backward
+        # weights that stay gathered from the forward of a unit to its backward
         Passing(what="gathered weights", each_bytes=element, of="stage", during=_BOTH)
         if held
         else None,
         Passing(what="gathered weights", each_bytes=element, of="unit", during=_BOTH)
         if gathers and not held
         else None,
-        # the forward keeps the exchange's own output until the next unit's is copied out of; the
-        # backward has the next unit's under way, and with kept units none
+        # the forward keeps the gather's output until the next unit's is copied out of it; the
+        # backward prefetches the next unit, except with units that stay gathered
         Passing(
             what="output of the gather",
             each_bytes=element,
@@ -233,13 +237,13 @@ def _fsdp2(asked: _Asked) -> StateRecipe:
         )
         if gathers and zero
         else None,
-        # autograd's, in the precision of the gathered weights
+        # autograd's gradients in the precision of the gathered weights
         Passing(what="unreduced gradients", each_bytes=element, of="unit", during=_BACKWARD),
-        # a unit's copy is kept until the unit before it is reduced
+        # the copy of a unit is kept until the preceding unit is reduced
         Passing(what="input of the reduction", each_bytes=reduced, of="unit", during=_BACKWARD)
         if zero
         else None,
-        # `to_accumulated_grad_if_needed`: sums that wait for the last micro-batch
+        # `to_accumulated_grad_if_needed`: sums kept until the last micro-batch
         None
         if asked.each
         else Passing(what="whole gradients", each_bytes=reduced, of="stage", during=_BOTH),
@@ -259,8 +263,8 @@ def _fsdp2(asked: _Asked) -> StateRecipe:
 def _replicated(asked: _Asked) -> StateRecipe:
     """Return the states of DistributedDataParallel under autocast: fp32, and 16-bit copies.
 
-    Autocast casts a weight once and keeps the copy until the backward is through; buckets of fp32
-    are apart from gradients unless `gradient_as_bucket_view` says otherwise.
+    Autocast casts a weight once and keeps the copy until the end of the backward. fp32 buckets are
+    separate from gradients unless `gradient_as_bucket_view` is set.
     """
     narrow = asked.precision != "fp32"
     copies = Passing(what="copies of autocast", each_bytes=2.0, of="stage", during=_BOTH)
@@ -288,8 +292,8 @@ def _deepspeed(asked: _Asked) -> StateRecipe:
 def _flat(asked: _Asked) -> StateRecipe:
     """Return the states of DeepSpeed without ZeRO.
 
-    0.19 sums gradients of 16 bits as they are (`FP16_Optimizer`), and refuses others; older
-    releases sum those of bf16 in fp32, which is `BF16_Optimizer`: its states are divided.
+    0.19 sums 16-bit gradients in 16 bits (`FP16_Optimizer`), and supports no other sum. Older
+    releases sum bf16 gradients in fp32 with `BF16_Optimizer`, whose states are sharded.
     """
     if asked.precision == "bf16" and asked.wide:
         return _bf16_optimizer(asked)
@@ -297,11 +301,11 @@ def _flat(asked: _Asked) -> StateRecipe:
         what="bucket of the reduction",
         each_bytes=asked.element,
         of="stage",
-        # `allreduce_gradients` flattens up to so many elements
+        # `allreduce_gradients` flattens at most this number of elements
         elements=asked.buckets.reduce,
         during=_BACKWARD,
     )
-    # each gradient in fp32, and all of them as one tensor, before the 16-bit ones go
+    # each gradient in fp32, and all of them as one tensor, before the 16-bit ones are freed
     copies = Passing(what="fp32 gradients", each_bytes=8.0, of="stage", during=_STEP)
     return _recipe(
         asked,
@@ -318,8 +322,8 @@ def _flat(asked: _Asked) -> StateRecipe:
 def _bf16_optimizer(asked: _Asked) -> StateRecipe:
     """Return the states of `BF16_Optimizer`: 2 + 4 + 12/D, and a 16-bit gradient of each backward.
 
-    It is what stage 1 with bf16 and `grad_accum_dtype` fp32 is in 0.19, and bf16 without ZeRO in
-    releases before; gradients lie in one whole buffer.
+    0.19 uses it for stage 1 with bf16 and `grad_accum_dtype` fp32; earlier releases for bf16
+    without ZeRO. Gradients are in one unsharded buffer.
     """
     bucket = Passing(
         what="bucket of the reduction",
@@ -328,7 +332,7 @@ def _bf16_optimizer(asked: _Asked) -> StateRecipe:
         elements=asked.buckets.reduce,
         during=_BACKWARD,
     )
-    # added to the buffer when the backward is through (`immediate_grad_update` false)
+    # added to the buffer at the end of the backward (`immediate_grad_update` false)
     own = Passing(what="16-bit gradients", each_bytes=2.0, of="stage", during=_BACKWARD)
     return _recipe(
         asked,
@@ -342,10 +346,10 @@ def _bf16_optimizer(asked: _Asked) -> StateRecipe:
 
 
 def _partitioned(asked: _Asked) -> StateRecipe:
-    """Return the states of ZeRO-1 and ZeRO-2: whole weights, a part of all else.
+    """Return the states of ZeRO-1 and ZeRO-2: whole weights, everything else sharded.
 
-    Gradients of ZeRO-1 stay whole until the step. A bucket of `reduce_bucket_size` elements is
-    made at the first gradient of a micro-batch, two with `overlap_comm`.
+    Gradients of ZeRO-1 stay unsharded until the step. A bucket of `reduce_bucket_size` elements is
+    allocated at the first gradient of a micro-batch, two with `overlap_comm`.
     """
     buckets, second = asked.buckets, asked.zero == 2
     gradient = asked.gradient(False)
@@ -353,21 +357,21 @@ def _partitioned(asked: _Asked) -> StateRecipe:
         return _bf16_optimizer(asked)
     bucket = Passing(
         what="buckets of the reduction",
-        # ZeRO-1 fills it from the sums
+        # ZeRO-1 fills it from the summed gradients
         each_bytes=(asked.element if second else gradient)
         * (2 if buckets.overlap and buckets.contiguous else 1),
         of="bucket" if buckets.contiguous else "stage",
         elements=buckets.reduce,
         during=_BACKWARD,
     )
-    # the rank's part is made one tensor and fp32 for the step
+    # the rank's shard is flattened and converted to fp32 for the step
     flat = Passing(what="flat gradients", each_bytes=gradient, of="shard", during=_STEP)
     wide = Passing(what="fp32 gradients", each_bytes=4.0, of="shard", during=_STEP)
     return _recipe(
         asked,
         "DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py (setup_buckets, step), zero/config.py",
         weights=Kept(each_bytes=asked.element),
-        # the rest goes when all are reduced
+        # the remainder is freed when all are reduced
         gradients=Kept(
             each_bytes=gradient, sharded=second, always=False, stepped_sharded=not second
         ),
@@ -378,14 +382,14 @@ def _partitioned(asked: _Asked) -> StateRecipe:
 
 
 def _stage3(asked: _Asked) -> StateRecipe:
-    """Return the states of ZeRO-3: all divided; parameters are gathered up to a number of them.
+    """Return the states of ZeRO-3: all sharded, with a limit on the gathered parameters.
 
-    Parameters below `stage3_param_persistence_threshold` elements (vectors) stay whole, which is
-    left out here. `stage3_max_live_parameters` holds back what is fetched ahead, no more.
+    Parameters below `stage3_param_persistence_threshold` elements (vectors) stay unsharded, which
+    is ignored here. `stage3_max_live_parameters` limits only the prefetch.
     """
     buckets, gradient = asked.buckets, asked.gradient(False)
-    # a layer, what is fetched ahead of it, and what the backward uses again within the distance:
-    # at the end of the forward half of it, for the other half lies on the way back
+    # A layer, its prefetch, and weights that the backward reuses within the distance. At the end of
+    # the forward half of that distance counts, for the other half is in the backward.
     gathered = Passing(
         what="gathered weights",
         each_bytes=asked.element,
@@ -393,7 +397,7 @@ def _stage3(asked: _Asked) -> StateRecipe:
         beside=min(buckets.prefetch, buckets.live) + buckets.reuse // 2,
         during=_BOTH,
     )
-    # an exchange has one buffer, from which each weight is copied
+    # each weight is copied out of the single buffer of a gather
     output = Passing(
         what="output of the gather",
         each_bytes=asked.element,
@@ -416,7 +420,7 @@ def _stage3(asked: _Asked) -> StateRecipe:
         elements=buckets.reduce,
         during=_BACKWARD,
     )
-    # gradients of one sub-group of the part, flat and in fp32
+    # gradients of one sub-group of the shard, flat and in fp32
     step = Passing(
         what="fp32 gradients",
         each_bytes=4.0 + (gradient if gradient < 4.0 else 0.0),
@@ -439,7 +443,7 @@ def _stage3(asked: _Asked) -> StateRecipe:
 def _paddle(asked: _Asked) -> StateRecipe:
     """Return the states of Paddle's O2: 16-bit weights, gradients fp32 with `amp_master_grad`.
 
-    `--sharding stage1`, `stage2`, `stage3` divide the optimizer, gradients too, weights too.
+    `--sharding stage1` shards the optimizer, `stage2` also gradients, `stage3` also weights.
     """
     zero, gradient = asked.zero, asked.gradient(False)
     gathered = Passing(what="gathered weights", each_bytes=asked.element, of="unit", during=_BOTH)
@@ -459,7 +463,8 @@ def _paddle(asked: _Asked) -> StateRecipe:
 def _fsdp1(asked: _Asked) -> StateRecipe:
     """Return the states of Galvatron: FSDP of flat parameters, each layer a unit.
 
-    fp32 shards; ZeRO-2 keeps what is gathered until the backward, `no_sync` the 16-bit gradients.
+    Shards are fp32. ZeRO-2 keeps units gathered until the backward; `no_sync` keeps 16-bit
+    gradients.
     """
     zero, element = asked.zero, asked.element
     reduced = asked.gradient(False)
@@ -476,7 +481,7 @@ def _fsdp1(asked: _Asked) -> StateRecipe:
             Passing(what="gathered weights", each_bytes=element, of="stage", during=_BOTH)
             if zero in (1, 2)
             else Passing(
-                # the backward fetches the unit before the one that is computed
+                # the backward prefetches the preceding unit
                 what="gathered weights",
                 each_bytes=element if zero or asked.precision != "fp32" else 0.0,
                 of="unit",
@@ -534,23 +539,24 @@ def recipe_of(
     each_micro_batch: bool = True,
     buckets: Buckets = BUCKETS,
 ) -> StateRecipe:
-    """Return what an engine keeps of a parameter, in bytes, with Adam.
+    """Return the bytes per parameter of an engine with Adam.
 
-    Parameters
-    ----------
-    keeper : one of KEEPERS. zero : stage, 0 for replicas. precision : bf16, fp16 or fp32.
-    fp32_gradients : in what gradients are summed; None: as the engine does unless it is told.
-    each_micro_batch : gradients are reduced behind each of them; False: behind the last.
-    buckets : of DeepSpeed.
+    Parameters ----------
+    keeper : one of KEEPERS.
+    zero : ZeRO stage, 0 for DDP.
+    precision : bf16, fp16 or fp32.
+    fp32_gradients : True if gradients are summed in fp32; None: the engine's default.
+    each_micro_batch : True if gradients are reduced after each micro-batch; False: after the last.
+    buckets : bucket sizes of DeepSpeed.
 
-    Raises InputError: no such engine, stage or precision.
+    Raises InputError for an unknown engine, stage or precision.
     """
     if keeper not in _RECIPES:
         raise InputError(f"no recipe of {keeper!r}; known are {', '.join(KEEPERS)}")
     if zero not in (0, 1, 2, 3) or precision not in ("bf16", "fp16", "fp32"):
         raise InputError(f"no recipe of ZeRO stage {zero} in {precision}")
     if keeper == "megatron" and zero > 1:
-        # what divides gradients or weights there is Megatron-FSDP
+        # Megatron-FSDP shards gradients and weights
         keeper = "megatron-fsdp"
     asked = _Asked(
         keeper=cast(Keeper, keeper),

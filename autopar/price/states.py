@@ -1,7 +1,7 @@
-"""Weights, gradients and optimizer states of a rank, in bytes; no activations, no workspaces.
+"""Weights, gradients and optimizer states of a rank in bytes, without activations and workspaces.
 
-Weights lie in tensors of their own or, with the distributed optimizer, in buffers of which each
-rank updates a part. Sources: Rajbhandari et al., arXiv 1910.02054, section 3 (bytes per parameter);
+Weights are separate tensors or, with the distributed optimizer, in shared buffers, and
+each rank updates a part of them. Sources: Rajbhandari et al., arXiv 1910.02054, section 3 (bytes per parameter);
 Megatron-Core's documentation of its distributed optimizer (buffers and their padding).
 """
 
@@ -16,54 +16,54 @@ from autopar.run.run import Run
 from autopar.run.runtime import BLACKWELL, Precision, Zero
 
 MOMENTS_BYTES = 8
-"""Adam's two moments in fp32."""
+"""Two moments of Adam in fp32, bytes per parameter."""
 MASTER_BYTES = 4
-"""Weights in fp32."""
+"""fp32 master weight, bytes per parameter."""
 _START = 64
-"""Elements: weights begin on multiples of them in a buffer."""
+"""Alignment of weights in a buffer, elements."""
 _END = 128
-"""Elements: each rank's part of a bucket begins on a multiple of them."""
+"""Alignment of each rank's part of a bucket, elements."""
 _NCCL_END = 1 << 16
-"""Elements: bucket ends for NCCL's bandwidth."""
+"""Alignment of bucket ends for NCCL's bandwidth, elements."""
 _BUCKET = 40_000_000
 _BUCKET_PER_RANK = 1_000_000
-"""Parameters of a bucket at least, of many ranks more."""
+"""Minimum parameters of a bucket; a larger minimum applies per rank with many ranks."""
 
 
 class Buffer(Record):
-    """One contiguous buffer of a chunk's weights, and one of their gradients."""
+    """Contiguous buffers of a chunk's weights and of their gradients, of equal size."""
 
     elements: int
-    """Padding included."""
+    """Elements with padding."""
     parameters: int
     expert: bool
     replicas: int
-    """Ranks that share the optimizer's states of it."""
+    """Number of ranks that share its optimizer states."""
     spans: tuple[int, ...]
-    """Elements of every weight of which this rank, the last of them, updates something."""
+    """Elements of every weight that this rank, the last one, updates at least partly."""
     quantized: int = 0
-    """Parameters that have 8-bit copies, or are 8 bits."""
+    """Parameters that have 8-bit copies or are stored in 8 bits."""
     matrices: int = 0
-    """Parameters of which Muon keeps a momentum alone."""
+    """Parameters with one Muon momentum instead of two Adam moments."""
 
 
 class States(Record):
-    """Bytes of a rank by what they hold."""
+    """Model state bytes of a rank by kind."""
 
     weights_bytes: int
     gradients_bytes: int
     master_bytes: int
     moments_bytes: int
     copies_bytes: int
-    """Copies of weights in 8 or 4 bits."""
+    """Low-precision copies of weights, in 8 or 4 bits."""
     unscaled_bytes: int
-    """fp32 copies of gradients that fp16 makes for the optimizer, gone by the next forward."""
+    """fp32 copies of fp16 gradients for the optimizer, freed before the next forward."""
     allocations: tuple[int, ...]
-    """Bytes of every tensor and buffer in the order in which they are allocated."""
+    """Bytes of every tensor and buffer in order of allocation."""
 
     @property
     def total_bytes(self) -> int:
-        """Of all of them."""
+        """Sum of all kinds."""
         return (
             self.weights_bytes
             + self.gradients_bytes
@@ -75,13 +75,13 @@ class States(Record):
 
 
 def states_per_parameter(precision: Precision, *, replicas: int = 1, zero: Zero = 0) -> float:
-    """Return the bytes of a parameter after a step, 8-bit copies and padding left out.
+    """Return the bytes per parameter after a step, without 8-bit copies and padding.
 
-    replicas : ranks that share what the ZeRO stage shards.
+    replicas : number of ranks that share the states that the ZeRO stage shards.
     """
     element = precision.element_bytes
     kept = element + precision.gradient_bytes
-    # fp32 weights are their own master
+    # fp32 weights need no separate master weights
     optimizer = MOMENTS_BYTES + (MASTER_BYTES if element == 2 else 0)
     optimizer += precision.unscaled_bytes
     if zero == 3:
@@ -93,11 +93,11 @@ def states_per_parameter(precision: Precision, *, replicas: int = 1, zero: Zero 
 
 
 def buffers_of(run: Run, weights: Sequence[Weight]) -> Iterator[Buffer]:
-    """Yield the buffers of one chunk's weights: of the dense ones, and of the experts.
+    """Yield the buffers of one chunk's weights: dense weights, then experts.
 
-    Weights lie in reverse order, each start on a multiple of 64 elements, bucket ends on a multiple
-    of lcm(ranks, 128), so that each rank's part is aligned; sizes are those of Megatron-Core's
-    `_ParamAndGradBuffer`.
+    Weights are in reverse order, and each starts on a multiple of 64 elements. Buckets end on a
+    multiple of lcm(ranks, 128), so that each rank's part is aligned. Sizes are those of
+    Megatron-Core's `_ParamAndGradBuffer`.
     """
     strategy, split = run.strategy, run.split
     for expert in (False, True):
@@ -130,13 +130,13 @@ def _elements(weights: Iterable[Weight]) -> int:
 def _sharded_buffer(
     weights: Sequence[Weight], run: Run, ranks: int, parts: int
 ) -> tuple[int, list[int]]:
-    """Return the elements of a buffer whose buckets are divided evenly, and the last rank's spans.
+    """Return the elements of a buffer of evenly divided buckets, and the last rank's spans.
 
-    A span is what the rank updates of one weight, in the order in which weights are registered.
+    A span is the number of elements that the rank updates of one weight, in registration order.
     """
     states = run.runtime.states
     unit = math.lcm(parts, _END, _NCCL_END if states.padded_buckets else 1)
-    # one bucket a chunk, unless their reduction hides under the backward
+    # one bucket per chunk, unless the reduction overlaps with the backward
     limit = math.inf
     if run.runtime.overlap.gradients:
         limit = states.bucket or max(_BUCKET, _BUCKET_PER_RANK * ranks)
@@ -172,7 +172,7 @@ def _up(value: int, unit: int) -> int:
 
 
 def states_of(run: Run, chunks: Sequence[Sequence[Weight]]) -> States:
-    """Return the bytes of a rank's states after a step, of the weights of its chunks."""
+    """Return the model state bytes of a rank after a step, for the weights of its chunks."""
     if run.split.zero == 3:
         return _fully_sharded(run, chunks)
     precision, optimizer, zero = run.runtime.precision, run.runtime.optimizer, run.split.zero
@@ -185,7 +185,7 @@ def states_of(run: Run, chunks: Sequence[Sequence[Weight]]) -> States:
     made: list[int] = []
     for buffer in buffers:
         own = buffer.elements // buffer.replicas
-        # low weights have a second, transposed copy; 16-bit ones two low copies
+        # low-precision weights have a second, transposed copy; 16-bit weights have two copies
         low = buffer.quantized if precision.low else 0
         eighth = math.ceil(low * precision.low_bytes)
         transposed = 0 if _needs_no_transpose(run) else eighth
@@ -196,7 +196,7 @@ def states_of(run: Run, chunks: Sequence[Sequence[Weight]]) -> States:
         elif eighth:
             copies += eighth + transposed
         weights += stored
-        # ZeRO-2 keeps a rank's own once they are reduced
+        # ZeRO-2 keeps only the rank's shard of reduced gradients
         summed = own if zero == 2 else buffer.elements
         gradients += summed * gradient
         master += own * optimizer.master_bytes if element == 2 else 0
@@ -207,24 +207,24 @@ def states_of(run: Run, chunks: Sequence[Sequence[Weight]]) -> States:
             if optimizer.offload_master and element == 2:
                 master -= gone * optimizer.master_bytes
         if optimizer.kind == "muon":
-            # matrices have a momentum alone
+            # matrices have one momentum instead of two moments
             moments -= buffer.matrices // buffer.replicas * (optimizer.moments_bytes // 2)
         unscaled += own * precision.unscaled_bytes
         made += [stored] * sharded + [summed * gradient]
-    # frozen weights are tensors of their own, and nothing more
+    # frozen weights are separate tensors without gradients and states
     own_bytes = [math.ceil(one.size * frozen_bytes(run, one)) for one in frozen]
     weights += sum(n * one.number for n, one in zip(own_bytes, frozen, strict=True))
     made += [n for n, one in zip(own_bytes, frozen, strict=True) for _ in range(one.number)]
     if not sharded:
         tensors = (weight for chunk in chunks for weight in chunk)
         made = [w.size * element for w in tensors for _ in range(w.number)] + made
-    # dense ones before experts, whose optimizer is another
+    # dense weights before experts, which have a separate optimizer
     spans = [n for buffer in sorted(buffers, key=lambda b: b.expert) for n in buffer.spans]
     left = _on_device(spans, optimizer.offload)
     if element == 2:
         masters = left if optimizer.offload_master else spans
         made += [n * optimizer.master_bytes for n in masters]
-    # the first update makes both moments of a weight together
+    # the first update allocates both moments of a weight together
     made += [n * optimizer.moments_bytes // 2 for n in left for _ in range(2)]
     if precision.unscaled_bytes:
         made += [n * precision.unscaled_bytes for n in spans]
@@ -240,9 +240,10 @@ def states_of(run: Run, chunks: Sequence[Sequence[Weight]]) -> States:
 
 
 def _on_device(spans: list[int], offload: float) -> list[int]:
-    """Return the spans of which the device keeps the states: the first ones are offloaded.
+    """Return the spans whose states stay on the device; the first ones are offloaded.
 
-    Whole weights go until a share of the elements has (HybridDeviceOptimizer of Megatron-Core).
+    Whole weights are offloaded until a share of the elements is (HybridDeviceOptimizer of
+    Megatron-Core).
     """
     wanted, gone = sum(spans) * offload, 0
     for at, span in enumerate(spans):
@@ -253,7 +254,7 @@ def _on_device(spans: list[int], offload: float) -> list[int]:
 
 
 def _needs_no_transpose(run: Run) -> bool:
-    """Return whether products take 8-bit weights in either order: Blackwell, a scale a tensor."""
+    """Return True if GEMMs need no transposed 8-bit weights: Blackwell with per-tensor scales."""
     precision = run.runtime.precision
     return (
         run.gpu.upper().startswith(BLACKWELL)
@@ -263,18 +264,18 @@ def _needs_no_transpose(run: Run) -> bool:
 
 
 def _has_one_moment(weight: Weight) -> bool:
-    """Return whether Muon updates a weight: matrices that are neither embedding nor head."""
+    """Return True if Muon updates a weight: matrices except embedding and head."""
     return len(weight.shape) == 2 and weight.name not in ("embedding", "positions", "head")
 
 
 def _kept_share(run: Run, *, master: bool = False) -> float:
-    """Return the share of moments, or of fp32 weights, that the device keeps."""
+    """Return the share of moments, or of fp32 weights, that stays on the device."""
     optimizer = run.runtime.optimizer
     return 1.0 if master and not optimizer.offload_master else 1.0 - optimizer.offload
 
 
 def _fully_sharded(run: Run, chunks: Sequence[Sequence[Weight]]) -> States:
-    """Return the states of Megatron-FSDP: weights, gradients and states all over the replicas."""
+    """Return the states of Megatron-FSDP: weights, gradients and states sharded over replicas."""
     strategy, precision = run.strategy, run.runtime.precision
     shares = frozen = 0.0
     for chunk in chunks:
@@ -288,7 +289,7 @@ def _fully_sharded(run: Run, chunks: Sequence[Sequence[Weight]]) -> States:
     element = precision.element_bytes
     return States(
         weights_bytes=own * element + math.ceil(frozen),
-        # gradients are fp32 beside fp32 masters, whatever the weights are
+        # gradients are fp32 next to fp32 masters, whatever the precision of the weights
         gradients_bytes=own * precision.gradient_bytes,
         master_bytes=math.ceil(own * _kept_share(run, master=True))
         * run.runtime.optimizer.master_bytes

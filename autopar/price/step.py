@@ -1,8 +1,8 @@
 """Time of a training step: layers to stages, stages to a pipeline, a pipeline to a step.
 
-Takes the times of `autopar.rates.layer` and says what waits for what: recomputation, host code
-that devices wait for, traffic of sharded weights, the pipeline's bubble, the reduction of
-gradients, the optimizer. The terms of a `StepTime` add up to its total.
+Combines the times of `autopar.rates.layer` with recomputation, exposed host overhead, communication
+of sharded weights, the pipeline bubble, the gradient reduction and the optimizer. The terms of a
+`StepTime` add up to its total.
 """
 
 from __future__ import annotations
@@ -77,20 +77,20 @@ TERMS = (
     "optimizer",
     "stragglers",
 )
-"""Of a step: kernels by kind, recomputation, transfers by axis, what hosts and pipelines add."""
+"""Terms of a step: kernels by kind, recomputation, communication by axis, host and pipeline."""
 
 _INTERLEAVED_TRANSFER = 0.6
-"""Visible share of the v transfers per micro-batch of an interleaved pipeline."""
+"""Exposed share of the v transfers per micro-batch of an interleaved pipeline."""
 _EXPOSED_EXPERTS = 0.5
-"""Of dispatch and combine that run under another micro-batch, what is visible."""
+"""Exposed share of dispatch and combine that overlap with another micro-batch."""
 
 
 def _exposed_experts(job: Job) -> float:
-    """Return what is visible of all dispatch and combine of a step, as a share.
+    """Return the exposed share of all dispatch and combine of a step.
 
-    Forwards of a warm-up have no backward beside them, nor backwards at the end a forward: of a
-    single micro-batch nothing is hidden (moe_a2a_overlap.md of Megatron-LM). Counted on the last
-    stage, whose warm-up is the shortest; what fills and empties those before it is the bubble.
+    Warm-up forwards have no backward to overlap with, and final backwards no forward: with a single
+    micro-batch nothing is hidden (moe_a2a_overlap.md of Megatron-LM). Counted on the last stage,
+    whose warm-up is the shortest. The warm-up and cool-down of earlier stages are in the bubble.
     """
     if not job.overlap_experts:
         return 1.0
@@ -102,46 +102,46 @@ def _exposed_experts(job: Job) -> float:
 
 
 def _least_exposed_experts(job: Job) -> float:
-    return _EXPOSED_EXPERTS if job.overlap_experts else 1.0  # of many micro-batches
+    return _EXPOSED_EXPERTS if job.overlap_experts else 1.0  # the limit for many micro-batches
 
 
 class StageTime(NamedTuple):
-    """Seconds of one pipeline stage: of a micro-batch by term, and of what comes once a step."""
+    """Seconds of one pipeline stage: per micro-batch by term, and once per step."""
 
     terms_s: Mapping[str, float]
-    """Of a micro-batch, its transfers between stages included."""
+    """Seconds of a micro-batch by term, transfers between stages included."""
     forward_s: Mapping[str, float]
-    """Of these, what is forward."""
+    """Forward part of `terms_s`."""
     weight_s: Mapping[str, float]
-    """Of these, what gradients of weights take; the rest is that of inputs and recomputation."""
+    """Weight-gradient part of `terms_s`; the remainder is input gradients and recomputation."""
     reduction_s: float
-    """Of summing gradients over data-parallel ranks, nothing hidden yet."""
+    """Seconds of the gradient reduction over data-parallel ranks, before overlap."""
     gather_s: float
-    """Of gathering new weights behind an update, nothing hidden yet."""
+    """Seconds of the parameter all-gather after the optimizer step, before overlap."""
     reduction_bytes: float
     gather_bytes: float
     optimizer_s: float
 
 
 class StepTime(Record):
-    """Seconds of a step and where they go."""
+    """Seconds of a step, by term and stage."""
 
     total_s: float
     terms_s: Mapping[str, float]
-    """By `TERMS`; they add up to the total."""
+    """Seconds by term of `TERMS`; they add up to the total."""
     stage_s: tuple[float, ...]
-    """Of one micro-batch on each stage."""
+    """Seconds of one micro-batch on each stage."""
     optimizer_s: float
     pipeline_s: float
-    """Of all micro-batches: what comes once a step is added to it."""
+    """Seconds of all micro-batches, without the terms that occur once per step."""
     weight_cast_s: float
-    """Of the term `cast`, what comes once a step."""
+    """Seconds of the term `cast` that occur once per step."""
     early_reduction_s: float
-    """Of the term `gradients`, what is visible behind each micro-batch but the last."""
+    """Exposed seconds of the term `gradients` after each micro-batch but the last."""
     tied_s: float
-    """Of the term `gradients`, what two copies of a tied table take."""
+    """Seconds of the term `gradients` for the two copies of a tied embedding."""
     transfer_bytes: float
-    """That a rank sends to the next stage for a micro-batch and chunk."""
+    """Bytes that a rank sends to the next stage per micro-batch and chunk."""
     stages: tuple[StageTime, ...]
 
 
@@ -151,10 +151,10 @@ class _Stage(NamedTuple):
     terms: dict[str, float]
     total_s: float
     weights: Mapping[Group, float]
-    """Parameters of a rank."""
+    """Number of parameters per rank, by replica group."""
     forward: Mapping[str, float]
     weight: Mapping[str, float]
-    """Of its terms, what is forward, and what gradients of weights; the rest is of inputs."""
+    """Forward and weight-gradient parts of `terms`; the remainder is input gradients."""
 
 
 _STEP_ONLY = frozenset(
@@ -175,11 +175,11 @@ _STEP_ONLY = frozenset(
         *("offloaded_master", "overlap_offload", "offloaded_weights", "host_adam"),
     )
 )
-"""Fields of a job that times of a layer do not depend on, what is made of them does."""
+"""Job fields that affect the step but not the times of a single layer."""
 
 
 class KnownLayers:
-    """Times of layers, embedding and head on one machine, each computed once for all jobs."""
+    """Cache of the times of layers, embedding and head on one machine, shared by all jobs."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -191,8 +191,8 @@ class KnownLayers:
         self._modules: dict[object, tuple[tuple[Part, ...], float]] = {}
 
     def times(self, job: Job, block: Block) -> LayerTimes:
-        """Return the times of one layer of a block, which has the job's own degrees."""
-        # how many layers there are, and what is done about their memory, is no part of it
+        """Return the times of one layer of a block with the job's degrees."""
+        # number of layers, recomputation and sharding do not affect the kernels of a layer
         alike = replace(
             block, number=1, recompute=None, zero=None, tp=None, cp=None, offloaded_bytes=0.0
         )
@@ -203,14 +203,14 @@ class KnownLayers:
         return found
 
     def _both_halves(self, job: Job, block: Block) -> LayerTimes:
-        """Return the times of a layer from those of its attention and of its MLP, kept apart.
+        """Return the times of a layer from separately cached times of its attention and its MLP.
 
-        Attention knows nothing of the degrees of experts. Experts see the tokens that a rank
-        routes, whichever degrees left it so many.
+        Attention does not depend on the degrees of experts. Experts depend only on the number of
+        tokens that a rank routes.
         """
         if block.attention is None or block.mlp is None or block.cross_tokens is not None:
             return layer_times(self._machine, job, block)
-        # attention knows nothing of experts, and an MLP nothing of how heads and tokens are laid
+        # attention is independent of experts, and an MLP of the distribution of heads and tokens
         plain = replace(job, ep=1, etp=1, dispatcher="all_to_all", skew=1.0)
         first = self._half(plain, replace(block, mlp=None))
         other = replace(block, attention=None, mamba=None)
@@ -223,7 +223,7 @@ class KnownLayers:
             tensor=_together(first.tensor, second.tensor),
             context=first.context,
             experts=second.experts,
-            # one launch quantises all weights of a layer, on the job's own split
+            # one kernel quantises all weights of a layer, with the job's own degrees
             weight_cast_s=weights_cast_s(self._machine, job, block),
             held=second.held,
         )
@@ -236,7 +236,7 @@ class KnownLayers:
         return found
 
     def embedding(self, job: Job) -> tuple[Part, ...]:
-        """Return the parts of an embedding; `job` as embedding and head have it."""
+        """Return the kernel times of an embedding; job : with the degrees of embedding and head."""
         key = (self._sizes(job), job.blocks[0].hidden)
         found = self._embeddings.get(key)
         if found is None:
@@ -244,7 +244,7 @@ class KnownLayers:
         return found
 
     def mtp(self, job: Job) -> tuple[tuple[Part, ...], float]:
-        """Return what a module of further tokens has beside its layer, and seconds of its sends."""
+        """Return (kernels, communication seconds) of an MTP layer, without its transformer layer."""
         key = (self._sizes(job), job.blocks[-1].hidden)
         found = self._modules.get(key)
         if found is None:
@@ -254,7 +254,7 @@ class KnownLayers:
         return found
 
     def head(self, job: Job) -> tuple[tuple[Part, ...], float]:
-        """Return the parts of head and loss, and the seconds of their collectives."""
+        """Return (kernels, seconds of communication) of head and loss."""
         key = (self._sizes(job), job.blocks[-1].hidden)
         found = self._heads.get(key)
         if found is None:
@@ -264,9 +264,10 @@ class KnownLayers:
 
 
 def routed_alone(job: Job, experts: Experts) -> Job:
-    """Return a job on one tensor and context rank that routes as many tokens, where it can be said.
+    """Return an equivalent job on one tensor and context rank with as many routed tokens.
 
-    Tokens that all ranks see, as those of shared experts, are others.
+    The job is returned unchanged if no such job exists, for example with shared experts, whose
+    tokens are not divided by rank.
     """
     routed, rest = divmod(job.micro_batch * job.seq, job.cp * job.tp)
     scattered = job.sequence_parallel or job.tp == 1
@@ -282,39 +283,43 @@ def _together(one: Sends, other: Sends) -> Sends:
 
 
 def own_times(job: Job, block: Block, known: KnownLayers) -> LayerTimes:
-    """Return the kernels and sends of one layer of a block, whose degrees may be its own."""
+    """Return the kernels and communication of one layer of a block, with the block's degrees."""
     return known.times(_own(job, block), block)
 
 
 def seconds_of_times(machine: Machine, job: Job, times: LayerTimes) -> tuple[Real, Real]:
-    """Return what a layer's micro-batch takes of the device, and of the host, without ZeRO-3.
+    """Return lower bounds of (device, host) seconds of a layer's micro-batch, without ZeRO-3.
 
-    Or a half of a layer, or arrays of them; at least, as of a step of many micro-batches. times :
-    parts and sends may be arrays that broadcast, of many micro-batches and degrees.
+    They assume the expert overlap of a step of many micro-batches.
+
+    times : of a layer or half a layer; parts and sends may be arrays that broadcast over
+        micro-batches and degrees.
     """
     found, host = _layer(machine, job, times, 0.0, _least_exposed_experts(job))
     return sum(found.values()), host
 
 
 def again_seconds(machine: Machine, job: Job, times: LayerTimes, recompute: Recomputation) -> float:
-    """Return what the device takes longer for a layer whose backward computes so much again.
+    """Return a lower bound of the device seconds that recomputation adds to a layer.
 
-    At least, as `seconds_of_times`. job : of which nothing is computed again yet; times : of one
-    layer.
+    It assumes the expert overlap of a step of many micro-batches, as `seconds_of_times` does.
+
+    job : without recomputation.
+    times : of one layer.
     """
     tensor, experts = _sent_again(machine, job, times, recompute)
     return _recomputed(recompute, times) + tensor + _least_exposed_experts(job) * experts
 
 
 def forward_seconds(machine: Machine, job: Job, times: LayerTimes) -> float:
-    """Return what the forward of a layer's micro-batch takes of the device at least."""
+    """Return a lower bound of the device seconds of a layer's forward, per micro-batch."""
     return sum(_forward_terms(machine, job, times, _least_exposed_experts(job)).values())
 
 
 def ends_seconds(job: Job, known: KnownLayers) -> tuple[float, float]:
-    """Return the device's seconds of a micro-batch's embedding, and of its head and loss.
+    """Return device seconds per micro-batch of (embedding, head and loss).
 
-    The head with what modules of further tokens have beside their layers, which end a model, too.
+    The second includes the parts of MTP layers besides their transformer layers.
     """
     ends = _ends(job)
     parts, sends = known.head(ends)
@@ -331,23 +336,23 @@ def _seconds(parts: Iterable[Part]) -> float:
 
 
 def stage_transfer_s(machine: Machine, job: Job) -> float:
-    """Return what sends between stages add to a micro-batch of a stage."""
+    """Return the seconds that communication between stages adds to a micro-batch of a stage."""
     return _transfer_s(machine, job)
 
 
 def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> StepTime:
     """Return the time of a training step of a job on a machine; raises InputError.
 
-    T = (pipeline + visible reduction) (1 + 0.0013 log2(nodes)) + optimizer. The pipeline by its
-    schedule: 1F1B the sum of the stages and M - 1 times the longest, with v chunks M times the
-    longest and 1 / v of the others; the others are those of `autopar.pipeline.formulas`.
+    T = (pipeline + exposed reduction) (1 + 0.0013 log2(nodes)) + optimizer. The pipeline depends on
+    the schedule. 1F1B: the sum of the stages and M - 1 times the longest; with v chunks M times the
+    longest and 1 / v of the others. Other schedules use `autopar.pipeline.formulas`.
 
-    known : times of layers that other jobs on this machine asked for.
+    known : cache of layer times for jobs on this machine.
     """
     _check(job)
     if known is None:
         known = KnownLayers(machine)
-    # most stages of a pipeline are alike
+    # most stages of a pipeline are equal
     alike: dict[object, _Stage] = {}
     stages = []
     heads, further, held = _head_stage(job), _further(job), held_blocks(job)
@@ -378,12 +383,12 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
     visible = visible_s(summed + gathered)
     early = 0.0
     if job.reduce_every_micro_batch:
-        # new weights are gathered once, behind the last
+        # updated weights are gathered once, after the last micro-batch
         early = visible_s(summed)
         visible += (number - 1) * early
     tied = 0.0
-    # copies of the table add up over the first stage and that of the head, if they are tied, or of
-    # the modules that look further tokens up in it
+    # Gradients of the table's copies are summed over the first stage and another one: that of the
+    # head if embeddings are tied, or those of MTP layers, which embed their tokens.
     if (job.tied or any(further[1:])) and job.pp > 1 and not job.frozen:
         rows = job.vocab / (job.vocab_tp or job.tp)
         size = rows * job.blocks[0].hidden * gradient_bytes(machine, job)
@@ -419,7 +424,7 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
 
 
 def _head_stage(job: Job) -> int:
-    """Return the stage with the last layers, head and loss: the first where ways come back."""
+    """Return the stage with the last layers, head and loss: the first one in V-shaped schedules."""
     schedule = job.schedule or schedule_of_chunks(job.vpp)
     return rank_of(schedule, job.pp * job.vpp - 1, job.pp)
 
@@ -430,7 +435,7 @@ def _pipeline_s(job: Job, stages: Sequence[_Stage]) -> float:
     chunks = job.vpp if job.pp > 1 else 1
     schedule = job.schedule or schedule_of_chunks(chunks)
     if job.pp == 1 or schedule in ("1f1b", "interleaved"):
-        # as published runs are priced, whose messages the constants of sites were fitted with
+        # the site constants were fitted to published runs with this formula, messages included
         return job.micro_batches * max(times) + (sum(times) - max(times)) / chunks
     forward = [sum(stage.forward.values()) for stage in stages]
     weight = [sum(stage.weight.values()) for stage in stages]
@@ -448,13 +453,13 @@ def _pipeline_s(job: Job, stages: Sequence[_Stage]) -> float:
 
 
 def _further(job: Job) -> tuple[int, ...]:
-    """Return the modules of further tokens that every stage has."""
+    """Return the number of MTP layers of every stage."""
     last = _head_stage(job)
     return job.stage_mtp or tuple(job.mtp if stage == last else 0 for stage in range(job.pp))
 
 
 def held_blocks(job: Job) -> list[tuple[Block, ...]]:
-    """Return the blocks of every stage, those of its modules of further tokens behind them."""
+    """Return the blocks of every stage, followed by those of its MTP layers."""
     own = mtp_blocks(job) if job.mtp else ()
     return [
         (*blocks, *number * own)
@@ -467,7 +472,7 @@ def _check(job: Job) -> None:
     degrees = {name: getattr(job, name) for name in ("tp", "cp", "pp", "dp", "ep", "etp", "vpp")}
     sizes = {name: getattr(job, name) for name in ("vocab", "micro_batch", "global_batch")}
     sizes |= {"gpus": job.gpus, "seq": job.seq}
-    # one row for all of them: the least is the one that is broken
+    # one rule covers all of them: the smallest value is the one that violates it
     name, size = min((sizes | degrees).items(), key=itemgetter(1))
     refuse(POSITIVE, {"name": name, "size": size})
     refuse(
@@ -506,9 +511,9 @@ def _stage(
     embeds: bool,
     heads: bool,
 ) -> _Stage:
-    """Return a micro-batch of one stage: its layers, and embedding and head where it has them.
+    """Return a micro-batch of one stage: its layers, and embedding and head if it has them.
 
-    mtp : modules of further tokens, whose layers are among the blocks.
+    mtp : number of MTP layers, whose transformer layers are among the blocks.
     """
     terms = dict.fromkeys(TERMS, 0.0)
     weights: dict[Group, float] = {}
@@ -527,7 +532,7 @@ def _stage(
         for key, value in found.items():
             terms[key] += block.number * value
         host += block.number * as_number(waited)
-        # what is held has gradients and states: of frozen weights what stands beside them
+        # only trained weights have gradients and states; with a frozen base these are the adapters
         of_experts, others = (
             parameters(block) if job.adapters is None else adapter_parameters(own, block)
         )
@@ -550,7 +555,7 @@ def _stage(
         for part in parts:
             forward[part.kind] += mtp * float(part.forward_s)
             weight[part.kind] += mtp * float(part.weight_s)
-        # two hidden states are projected to one; the table is a copy unless embedded here
+        # two hidden states are projected to one; the table is a copy unless embedded on this stage
         joined = mtp * 2.0 * job.blocks[-1].hidden ** 2 / ends.tp
         copied = 0.0 if embeds else table
         _hold(weights, dense_group(ends), 0.0 if job.adapters else joined + copied)
@@ -562,7 +567,7 @@ def _stage(
         for _ in range(1 + job.mtp):
             _add(terms, ends, parts)
             terms["tensor"] += sends
-        # most of what it sends is the gradient of its input
+        # the head's communication is mostly that of its input gradient, so it is in neither part
         for part in parts:
             forward[part.kind] += (1 + job.mtp) * float(part.forward_s)
             weight[part.kind] += (1 + job.mtp) * float(part.weight_s)
@@ -573,7 +578,7 @@ def _stage(
         terms["sharding"] += table_traffic_s(machine, ends, tables)
     terms["offload"] += weight_copies_s(machine, loaded, sum(terms.values()))
     device = sum(terms.values())
-    # host code, traffic of shards and copies take the same part of everything
+    # host overhead, sharding traffic and copies are distributed in proportion to compute
     compute = device - terms["sharding"] - terms["offload"]
     total = float(together_s(device, host))
     terms["host"] = total - device
@@ -587,7 +592,7 @@ def _stage(
 
 
 def _own(job: Job, block: Block) -> Job:
-    """Return a job as a block has it, which may differ in degrees, recomputation and sharding."""
+    """Return the job with a block's own degrees, recomputation, precision and ZeRO stage."""
     recompute, zero = block.recompute, block.zero
     same = block.precision in (None, job.precision)
     if same and (recompute is None or recompute == job.recompute) and zero in (None, job.zero):
@@ -602,19 +607,19 @@ def _own(job: Job, block: Block) -> Job:
 
 
 def _ends(job: Job) -> Job:
-    """Return a job as embedding and head have it."""
+    """Return the job with the degrees of embedding and head."""
     zero = job.zero if job.vocab_zero is None else job.vocab_zero
-    # context ranks hold the same tables, so that a context degree changes nothing of them
+    # context-parallel ranks hold the same tables, so their degree does not matter
     cp = None if job.vocab_tp in (None, job.tp) else 1
     return _split(job if zero == job.zero else replace(job, zero=zero), job.vocab_tp, cp)
 
 
 def _split(job: Job, tp: int | None, cp: int | None) -> Job:
-    """Return a job whose ranks and samples are shared by other degrees."""
+    """Return the job with the same ranks and samples divided by other degrees."""
     tp, cp = job.tp if tp is None else tp, job.cp if cp is None else cp
     if (tp, cp) == (job.tp, job.cp):
         return job
-    # all ranks of a stage are of one split or the other, and a micro-batch has as many samples
+    # each split covers all ranks of a stage and the same samples of a micro-batch
     dp = job.tp * job.cp * job.dp // (tp * cp)
     return replace(job, tp=tp, cp=cp, dp=dp, micro_batch=job.micro_batch * job.dp // dp)
 
@@ -632,9 +637,9 @@ def _add(terms: dict[str, float], job: Job, parts: Iterable[Part]) -> None:
 def _layer(
     machine: Machine, job: Job, times: LayerTimes, offloaded_bytes: float, exposed_experts: float
 ) -> tuple[dict[str, float], Real]:
-    """Return the seconds of a layer's micro-batch by term, and those of its host code.
+    """Return the seconds of a layer's micro-batch by term, and its host seconds.
 
-    exposed_experts : share of dispatch and combine that is visible.
+    exposed_experts : exposed share of dispatch and combine.
     """
     terms = dict.fromkeys(("gemm", "attention", "memory", "cast"), 0.0)
     _add(terms, job, times.parts)
@@ -657,7 +662,7 @@ def _layer(
 def _forward_terms(
     machine: Machine, job: Job, times: LayerTimes, exposed_experts: float
 ) -> dict[str, float]:
-    """Return what a layer's forward takes of the device by term, nothing of it computed again."""
+    """Return the device seconds of a layer's forward by term, without recomputation."""
     hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0
     terms: dict[str, float] = {}
     for part in times.parts:
@@ -671,10 +676,9 @@ def _forward_terms(
 def _sent_again(
     machine: Machine, job: Job, times: LayerTimes, recompute: Recomputation
 ) -> tuple[float, float]:
-    """Return the seconds of transfers that are done again, of tensor ranks and of experts.
+    """Return the seconds of repeated communication, (tensor parallel, dispatch and combine).
 
-    What a layer sends in its forward is sent again with it, nothing of it hidden by experts'
-    overlap yet.
+    Recomputation repeats the communication of the forward. Expert overlap is not yet applied.
     """
     if recompute == "full":
         hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0
@@ -683,7 +687,7 @@ def _sent_again(
 
 
 def _recomputed(recompute: Recomputation, times: LayerTimes) -> float:
-    """Return the seconds of what is computed again, with the rings of its attention."""
+    """Return the seconds of recomputed kernels, ring communication of attention included."""
     if recompute == "full":
         whole: float = sum(as_number(part.forward_s) for part in times.parts)
         return whole + times.context.forward_s
@@ -695,14 +699,14 @@ def _recomputed(recompute: Recomputation, times: LayerTimes) -> float:
     if "moe" in wanted:
         wanted |= {"moe_act", "shared_experts"}
     again: float = sum(as_number(part.forward_s) for part in times.parts if part.module in wanted)
-    # attention of a ring gets its keys and values again
+    # recomputed ring attention repeats its exchange of keys and values
     return again + (times.context.forward_s if "core_attn" in wanted else 0.0)
 
 
 def _host_s(machine: Machine, job: Job, times: LayerTimes) -> Real:
-    """Return what the host takes for a layer, forward and backward.
+    """Return the host seconds of a layer, forward and backward.
 
-    Experts whose products are launched one after the other take it for each that a rank holds.
+    Experts without grouped GEMMs add host time for each expert that a rank holds.
     """
     if job.graphs == "full":
         return 0.0
@@ -713,14 +717,14 @@ def _host_s(machine: Machine, job: Job, times: LayerTimes) -> Real:
         seconds += host["forward_s"]
     launches: Real = 0.0
     if times.held is not None:
-        # forward and backward merged are launched in pieces, on streams that wait for each other
+        # merged forward and backward are launched in pieces, on streams that wait for each other
         pieces = host["merged"] if job.overlap_experts else 1.0
         seconds += pieces * host["experts_s"]
         if not job.fused_experts:
             launches = pieces * host["expert_s"] * times.held
     if job.graphs == "partial":
         seconds *= host["partial_graphs"]
-        # graphs have shapes that stay: as many tokens for each expert in every step
+        # graphs need constant shapes: as many tokens for each expert in every step
         if job.padded_capacity:
             launches *= host["partial_graphs"]
     return seconds + launches
@@ -731,20 +735,20 @@ def _host_s(machine: Machine, job: Job, times: LayerTimes) -> Real:
 
 
 def _stride_of_stages(job: Job) -> int:
-    """Return how far apart the ranks of neighbouring stages are."""
+    """Return the distance between the ranks of neighbouring stages."""
     return job.tp * job.cp * job.dp
 
 
 def _transfer_bytes(job: Job) -> float:
-    """Return what a tensor rank sends to the next stage for a micro-batch, b s h 2 / tp."""
+    """Return the bytes that a tensor rank sends to the next stage per micro-batch, b s h 2 / tp."""
     size = job.tokens * job.blocks[0].hidden * job.element_bytes / job.tp
     return size if job.pp > 1 else 0.0
 
 
 def _transfer_s(machine: Machine, job: Job) -> float:
-    """Return what sends between stages add to a micro-batch of a stage.
+    """Return the seconds that communication between stages adds to a micro-batch of a stage.
 
-    Every tensor rank sends its share of b s h 2 bytes and receives the gradient of it; interleaved
+    Every tensor rank sends its share of b s h 2 bytes and receives the gradient of it. Interleaved
     pipelines send v times and hide part of it.
     """
     if job.pp == 1:

@@ -1,9 +1,9 @@
-"""What layers of torch save for their backward, and their loss: torchtitan's and transformers'.
+"""Saved activations of torch layers, and memory of their loss: torchtitan and transformers.
 
-Megatron-LM's layers are `autopar.price.activations`; who keeps weights is no matter here. Counted
-are the tensors that autograd holds, of eager layers as `saved_tensors_hooks` shows them and of
-compiled ones as AOTAutograd's partitioner leaves them (torch 2.13). Bytes are of one micro-batch on
-one rank; T tokens of it, T' of them between products where tensor ranks divide the sequence.
+Megatron-LM's layers are in `autopar.price.activations`; model states are elsewhere. Counted are the
+tensors that autograd holds: for eager layers as `saved_tensors_hooks` shows them, for compiled ones
+as AOTAutograd's partitioner leaves them (torch 2.13). Bytes are per micro-batch and rank. T is its
+number of tokens, T' that number divided by sequence parallelism.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ Parts = Iterator[tuple[str, int]]
 
 
 def _norm(run: Run, tokens: int, width: int, *, given: bool = False) -> int:
-    """Return what an RMSNorm saves beside its output; given : its input is counted elsewhere.
+    """Return the saved bytes of an RMSNorm; given : True if its input is counted elsewhere.
 
-    One kernel: its input, and 4 bytes of each row. Written out: the input in fp32, 4 of each row,
-    and the normed input, in fp32 in torch and in 16 bits in transformers. A compiled layer keeps
-    as much as one kernel (of the second norm the projection's output, which the sum is made of).
+    One kernel: its input, and 4 bytes per row. Eager operators: the input in fp32, 4 bytes per row,
+    and the normed input, in fp32 in torch and in 16 bits in transformers. A compiled layer saves as
+    much as one kernel; for the second norm it saves the projection's output, from which the sum is
+    recomputed.
     """
     kernels, element = run.kernels, run.element_bytes
     torchtitan = kernels.module == "torchtitan"
     own = 0 if given else tokens * width * element
     if kernels.compiled or (torchtitan and kernels.fused_norms):
         return own + 4 * tokens
-    # what the weight multiplies is there for the weight's gradient, which a frozen one has not
+    # the normed input is saved for the weight gradient, which a frozen weight does not have
     frozen = run.runtime.adapters is not None
     if element == 4:
-        # the input itself is fp32
+        # the input is already fp32
         return own + 4 * tokens + (0 if frozen else 4 * tokens * width)
     normed = 0 if frozen else 4 if torchtitan else element
-    # what is saved in fp32 is a copy, and the 16-bit input goes
+    # the fp32 tensor is a copy, so the 16-bit input is freed
     return 4 * tokens * width + 4 * tokens + normed * tokens * width
 
 
@@ -50,11 +51,11 @@ def _norm_of_layer(at: RankLayer) -> int:
 
 
 def whole_parts(at: RankLayer) -> Parts:
-    """Yield (part, bytes) of everything that a layer saves that computes nothing again."""
+    """Yield (part, bytes) that a layer saves without recomputation."""
     adapters, mlp = at.run.runtime.adapters, at.layer.mlp
     width = at.tokens * at.layer.hidden * at.element_bytes
     yield "attention norm", _norm_of_layer(at)
-    # what products take is gathered on every tensor rank, and kept for the weights' gradients
+    # the gathered input of GEMMs is saved on every tensor rank for the weight gradients
     if needs_input(adapters, "query", "key", "value"):
         yield "norm output", width
     yield from _attention(at)
@@ -63,7 +64,7 @@ def whole_parts(at: RankLayer) -> Parts:
         yield "norm output", width
     behind = max(0, at.layer.norms - 2)
     if behind:
-        # what attention and MLP put out; the sums that take their outputs keep nothing
+        # inputs of the norms after attention and MLP; the residual sums save nothing
         yield "norms behind", behind * _norm_of_layer(at)
     if adapters is not None:
         yield "adapters", adapter_saved_bytes(at)
@@ -96,7 +97,7 @@ def _attention(at: RankLayer) -> Parts:
 
 
 def _core(at: RankLayer) -> Parts:
-    """Yield what a fused kernel of attention saves of its own: its output and 4 bytes a row."""
+    """Yield (part, bytes) that a fused attention kernel saves: its output, and 4 bytes per row."""
     attention = attention_of(at)
     heads = attention.heads // at.split.tp
     yield "attention output", at.tokens * heads * attention.value_width * at.element_bytes
@@ -104,13 +105,14 @@ def _core(at: RankLayer) -> Parts:
 
 
 def _mlp(name: str, at: RankLayer, tokens: int, width: int) -> Parts:
-    """Yield what an MLP saves: a gated one of each product, of the activation and of their product.
+    """Yield (name, bytes) that an MLP saves: GEMM outputs and activation, if gated also their
+    product.
 
-    The compiler makes the activation again.
+    The compiler recomputes the activation of a gated MLP.
     """
     gates, adapters = at.layer.gates, at.run.runtime.adapters
     number = 2 * gates - (1 if at.run.kernels.compiled and gates == 2 else 0)
-    # the last of them is there for the gradient of the last matrix
+    # the input of the last matrix is saved only for its weight gradient
     number -= 0 if needs_input(adapters, "expert_fc2" if name == "expert" else "fc2") else 1
     yield name, number * tokens * width * at.element_bytes
 
@@ -121,7 +123,7 @@ def _mixture(at: RankLayer) -> Parts:
     routed = routed_tokens(at)
     # scores in fp32, and their softmax or sigmoid
     yield "router", 8 * at.tokens * experts.number
-    # in the order of experts, and behind the exchange
+    # in the order of experts, and after the dispatch
     copies = 2 if needs_input(at.run.runtime.adapters, "expert_fc1") else 1
     yield "expert input", copies * routed * hidden * element
     yield from _mlp("expert", at, routed, experts.width // at.split.etp)
@@ -131,9 +133,9 @@ def _mixture(at: RankLayer) -> Parts:
 
 
 def products(at: RankLayer) -> tuple[tuple[str, int], ...]:
-    """Return the products of a layer in the order of its forward, with elements of their outputs.
+    """Return (name, output elements) of a layer's GEMMs in the order of its forward.
 
-    A router's and those of grouped experts are not among them: torchtitan computes them again.
+    Router and grouped expert GEMMs are excluded because torchtitan recomputes them.
     """
     layer, tp, tokens = at.layer, at.split.tp, at.tokens
     attention = attention_of(at)
@@ -162,7 +164,7 @@ def products(at: RankLayer) -> tuple[tuple[str, int], ...]:
 
 
 def _everyones_width(at: RankLayer) -> int:
-    """Return the width of the MLP that every token visits: dense, or a mixture's shared one."""
+    """Return the width of the MLP that processes every token: dense, or the shared expert."""
     mlp, experts = at.layer.mlp, at.layer.experts
     if experts is not None:
         return experts.shared_width
@@ -170,9 +172,9 @@ def _everyones_width(at: RankLayer) -> int:
 
 
 def _by_op(at: RankLayer) -> Parts:
-    """Yield what torchtitan's selective `op` keeps: attention, every other product, exchanges.
+    """Yield (part, bytes) of torchtitan's selective `op`: attention, every other GEMM, exchanges.
 
-    Eager layers keep what no backward needs as well, such as the last product.
+    Eager layers also save outputs that no backward needs, such as that of the last GEMM.
     """
     element, compiled = at.element_bytes, at.run.kernels.compiled
     yield "layer input", input_bytes(at)
@@ -183,15 +185,15 @@ def _by_op(at: RankLayer) -> Parts:
             yield f"{name} output", elements * element
     yield from _core(at)
     if at.split.scattered:
-        # sums over tensor ranks behind both parts; the second is needed by nobody
+        # sums over tensor ranks after attention and MLP; no backward needs the second
         yield "scattered sums", (1 if compiled else 2) * input_bytes(at)
     if at.layer.experts is not None and at.split.ep > 1:
-        # tokens that came, and that came back
+        # tokens of dispatch and of combine
         yield "exchanged tokens", 2 * routed_tokens(at) * at.layer.hidden * element
 
 
 def layer_saved_bytes(at: RankLayer) -> int:
-    """Return what a layer saves with its recomputation."""
+    """Return the bytes that a layer saves with its recomputation setting."""
     if at.split.recompute == "op":
         return sum(size for _, size in _by_op(at))
     if at.split.recompute == "full":
@@ -200,7 +202,7 @@ def layer_saved_bytes(at: RankLayer) -> int:
 
 
 def chunk_saved_bytes(run: Run, chunk: Chunk) -> int:
-    """Return what a micro-batch saves in the layers of a chunk, its last norm and loss left out."""
+    """Return the bytes that a micro-batch saves in a chunk's layers, without last norm and loss."""
     known: dict[int, int] = {}
     total = 0
     for layer in chunk.layers:
@@ -212,23 +214,23 @@ def chunk_saved_bytes(run: Run, chunk: Chunk) -> int:
 
 
 def again_bytes(at: RankLayer) -> int:
-    """Return what the backward of a layer makes again of it."""
+    """Return the bytes that recomputation allocates in the backward of a layer."""
     if not at.split.recompute:
         return 0
     whole = sum(size for _, size in whole_parts(at))
     if at.split.recompute == "op":
-        # what was kept of it is not made again
+        # saved outputs are not recomputed
         kept = sum(size for _, size in _by_op(at))
         return max(whole - kept, 0)
     return max(whole - input_bytes(at), 0)
 
 
 def backward_gradients_bytes(at: RankLayer) -> int:
-    """Return what is there at the fullest moment of a layer's backward, beside what it saved.
+    """Return the peak bytes of a layer's backward in addition to its saved activations.
 
-    That is in its MLP: gradients of the activation's result, of the activation and of the other
-    product, and that of the last matrix's weight; what that matrix was multiplied with is freed.
-    Layers that are computed again have their output, too.
+    The peak is in its MLP: gradients of the gated product, of the activation and of the other
+    GEMM's output, and the weight gradient of the last matrix, whose input is already freed.
+    Recomputed layers also hold their output.
     """
     layer, split, mixture = at.layer, at.split, at.layer.experts
     if mixture is not None:
@@ -241,13 +243,13 @@ def backward_gradients_bytes(at: RankLayer) -> int:
     residual = 2 if at.split.recompute else 1
     if at.run.runtime.adapters is not None:
         matrix = 0  # frozen: it has no gradient
-    # of three of them, or two without a gate, one stands where the saved product was
+    # of three activation gradients (two without a gate), one replaces the saved product
     activations = layer.gates * inner + residual * at.tokens * layer.hidden
     return (activations + matrix * layer.hidden) * at.element_bytes
 
 
 def final_bytes(run: Run) -> int:
-    """Return what the norm behind the last layer saves, its output gathered for the head."""
+    """Return the bytes that the final norm saves, with its output gathered for the head."""
     norm = _norm(run, run.scattered_tokens, run.model.hidden)
     if run.runtime.adapters is not None:
         return norm
@@ -255,7 +257,7 @@ def final_bytes(run: Run) -> int:
 
 
 def logits(run: Run) -> int:
-    """Return the elements of the logits that a rank has at once."""
+    """Return the number of logits that a rank holds at once."""
     kernels = run.kernels
     rows = run.padded_vocab // (run.strategy.ends.tp if kernels.loss_parallel else 1)
     chunks = kernels.loss_chunks if kernels.loss == "chunked" else 1
@@ -263,13 +265,12 @@ def logits(run: Run) -> int:
 
 
 def loss_bytes(run: Run) -> int:
-    """Return what head and loss have at their fullest moment.
+    """Return the peak bytes of head and loss.
 
-    12 bytes a logit: the logarithms of the softmax that the forward kept, their gradient and that
-    of the logits, all in fp32; the 16-bit logits are gone. 16 where tensor ranks have a part of the
-    vocabulary each, whose gradient is one more sum (torch distributed/tensor/parallel/loss.py).
-    Compiled: the logits and their gradient, in 16 bits. In chunks: of one chunk, with the gradient
-    of all hidden states.
+    12 bytes per logit: the forward's log-softmax, its gradient and that of the logits, all in fp32;
+    the 16-bit logits are freed. 16 if tensor ranks shard the vocabulary, whose gradient is one more
+    sum (torch distributed/tensor/parallel/loss.py). Compiled: the logits and their gradient, in 16
+    bits. Chunked: one chunk, with the gradient of all hidden states.
     """
     kernels, number = run.kernels, logits(run)
     each = 16 if kernels.loss_parallel and run.split.tp > 1 else 12
