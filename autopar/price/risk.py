@@ -1,10 +1,10 @@
 """Probability of running out of memory, from the predicted peak of a run.
 
 The prediction itself is in `autopar.price.account`. Reserved memory at the peak differs from it for
-two reasons: the error of the prediction, known by kind of run from measured runs (docs/memory.md),
-and the allocator's overhead, known from published pairs of allocated and reserved memory. The
-logarithm of the first is Student's t with two degrees of freedom, that of the second is normal;
-both are independent.
+two reasons. The error of the prediction is known by kind of run from measured runs
+(docs/memory.md). The allocator's overhead is known from published pairs of allocated and reserved
+memory. The logarithm of the first is Student's t with two degrees of freedom, that of the second is
+normal, and both are independent.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def reserved_interval(run: Run, peak_bytes: float) -> tuple[float, float]:
 
 @cache
 def _ratio_of(odds: float, kind: LaunchKind) -> float:
-    """Return the ratio that is exceeded with probability `odds`, by bisection of its logarithm."""
+    """Return the ratio that is exceeded with a given probability, by bisection of its logarithm."""
     low, high = -2.0, 2.0
     for _ in range(50):
         middle = (low + high) / 2.0
@@ -188,7 +188,7 @@ def odds_of_kind(kind: LaunchKind, peak_bytes: float, left_bytes: float) -> floa
 
 
 def reserve_share(kind: LaunchKind, odds: float) -> float:
-    """Return the memory to keep free, over the predicted peak, for an OOM probability of `odds`.
+    """Return the memory to keep free, over the predicted peak, for a given OOM probability.
 
     It is the inverse of `odds_of_kind`.
     """

@@ -1,8 +1,8 @@
 """Weights, gradients and optimizer states of a rank in bytes, without activations and workspaces.
 
-Weights are separate tensors or, with the distributed optimizer, in shared buffers, and
-each rank updates a part of them. Sources: Rajbhandari et al., arXiv 1910.02054, section 3 (bytes per parameter);
-Megatron-Core's documentation of its distributed optimizer (buffers and their padding).
+Weights are separate tensors or, with the distributed optimizer, in shared buffers, of
+which each rank updates a part. Sources: Rajbhandari et al., arXiv 1910.02054, section 3 (bytes per
+parameter); Megatron-Core's documentation of its distributed optimizer (buffers and padding).
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ class KnownLayers:
         return found
 
     def mtp(self, job: Job) -> tuple[tuple[Part, ...], float]:
-        """Return (kernels, communication seconds) of an MTP layer, without its transformer layer."""
+        """Return (kernels, communication seconds) of an MTP layer without its transformer layer."""
         key = (self._sizes(job), job.blocks[-1].hidden)
         found = self._modules.get(key)
         if found is None:

@@ -28,8 +28,8 @@ def _norm(run: Run, tokens: int, width: int, *, given: bool = False) -> int:
 
     One kernel: its input, and 4 bytes per row. Eager operators: the input in fp32, 4 bytes per row,
     and the normed input, in fp32 in torch and in 16 bits in transformers. A compiled layer saves as
-    much as one kernel; for the second norm it saves the projection's output, from which the sum is
-    recomputed.
+    much as one kernel; for the second norm it saves the projection's output and recomputes the sum
+    of the residual stream.
     """
     kernels, element = run.kernels, run.element_bytes
     torchtitan = kernels.module == "torchtitan"

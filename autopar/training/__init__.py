@@ -1,6 +1,7 @@
-"""What a trainer may be told beyond sizes and degrees, the same for memory and for time.
+"""Training settings beyond sizes and degrees, shared by memory and time.
 
-Adapters on frozen weights, and what lies on the host; no launch, no machine, no torch.
+Adapters on frozen weights, throughput, MoE routing skew and the file of a uniform plan; no machine
+and no torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Low-rank adapters beside frozen matrices: what is trained, and in what the others are kept.
+"""Low-rank adapters of frozen matrices: trained targets, and precision of the frozen weights.
 
 LoRA (Hu et al., arXiv 2106.09685) adds B A x to W x, with A of r rows and B of r columns, and
-trains these two alone; QLoRA (Dettmers et al., arXiv 2305.14314) keeps W in 4 bits. Here are the
-records and the counts that memory and time share; bytes of activations and seconds are elsewhere.
+trains only these two; QLoRA (Dettmers et al., arXiv 2305.14314) keeps W in 4 bits. This module
+contains the records and counts that memory and time share, without activation bytes and seconds.
 """
 
 from __future__ import annotations
@@ -14,45 +14,47 @@ from autopar.errors import InputError
 from autopar.records import Record
 
 if TYPE_CHECKING:
-    # the help of commands reads records, and needs no arrays
+    # the help of commands reads these records and needs no arrays
     from autopar.arrays import F64
 
 Target = Literal["query", "key", "value", "projection", "fc1", "fc2", "expert_fc1", "expert_fc2"]
-"""A matrix that adapters stand beside: of attention, of a dense MLP (and of one that every token
-visits), of routed experts. `fc1` is all that is in front of the activation."""
+"""Matrix that can have an adapter: of attention, of a dense MLP or shared expert, of routed
+experts. `fc1` includes all matrices before the activation."""
 TARGETS: tuple[Target, ...] = get_args(Target)
 BaseKind = Literal["16 bits", "int8", "nf4"]
-"""In what frozen matrices are kept: as they are computed with, or quantised by bitsandbytes."""
+"""Precision of frozen matrices: 16 bits as in computation, or quantised by bitsandbytes."""
 
 _BASE_BYTES: dict[BaseKind, float] = {
     "16 bits": 2.0,
-    # LLM.int8 (arXiv 2208.07339): an fp32 scale of each row is left out
+    # LLM.int8 (arXiv 2208.07339), without the fp32 scale of each row
     "int8": 1.0,
-    # arXiv 2305.14314, section 3: 4 bits, and 0.127 of scales that are quantised themselves
+    # arXiv 2305.14314, section 3: 4 bits, and 0.127 for scales that are themselves quantised
     "nf4": (4.0 + 8.0 / 64.0 + 32.0 / (64.0 * 256.0)) / 8.0,
 }
 
 
 class Adapters(Record):
-    """Low-rank adapters; everything else is frozen.
+    """Low-rank adapters; all other weights are frozen.
 
-    The defaults are Megatron-Bridge's and those of PEFT's `all-linear`, experts left out.
+    The defaults are those of Megatron-Bridge, and PEFT's `all-linear` without experts.
     """
 
     rank: int = 32
     targets: frozenset[Target] = frozenset({"query", "key", "value", "projection", "fc1", "fc2"})
     fused: bool = False
-    """Queries, keys and values share one adapter, and so do both halves of a gated MLP, where the
-    trainer's matrices are one (Megatron's `linear_qkv`, `linear_fc1`)."""
+    """True if queries, keys and values share one adapter, and so do both halves of a gated MLP,
+    where the engine has one matrix (Megatron's `linear_qkv`, `linear_fc1`)."""
     shared_by_experts: bool = False
-    """All experts of a rank have one adapter (Megatron-Bridge's default), not one each."""
+    """True if all experts of a rank share one adapter (Megatron-Bridge's default)."""
     base: BaseKind = "16 bits"
-    """Of the frozen matrices of layers; embedding, norms, router and head stay in 16 bits."""
+    """Precision of the layers' frozen matrices; embedding, norms, router and head stay in 16 bits.
+    Precision of the layers' frozen matrices; embedding, norms, router and head stay in 16 bits."""
     dropout: float = 0.0
-    """In front of A: above 0 a layer saves a copy of its input, and a byte of mask an element."""
+    """Dropout before A, 0 to 1. Above 0 a layer saves a copy of its input and one mask byte per
+    element."""
 
     def __post_init__(self) -> None:
-        """Refuse adapters that train nothing."""
+        """Raise InputError for adapters that train nothing, and for values out of range."""
         if self.rank < 1:
             raise InputError(f"the rank of adapters is {self.rank}, and has to be 1 at least")
         unknown = sorted(self.targets - set(TARGETS))
@@ -68,7 +70,7 @@ class Adapters(Record):
 
 
 def base_bytes(adapters: Adapters) -> float:
-    """Return the bytes of an element of a frozen matrix, scales of its blocks included."""
+    """Return the bytes per element of a frozen matrix, its block scales included."""
     return _BASE_BYTES[adapters.base]
 
 
@@ -78,10 +80,12 @@ _Width = TypeVar("_Width", float, "float | F64")
 def adapted_widths(
     adapters: Adapters | None, widths: Sequence[tuple[Target, _Width]]
 ) -> tuple[_Width, ...]:
-    """Return the outputs of each adapter beside a matrix whose parts have so many outputs.
+    """Return the output width of each adapter of a matrix; empty if it has none.
 
-    Parts with one input, such as queries, keys and values, share an adapter where the trainer has
-    one matrix of them. Empty: the matrix has none.
+    Parts with one input, such as queries, keys and values, share an adapter where the engine has
+    one matrix for them.
+
+    widths : (target, outputs) of each part of the matrix.
     """
     if adapters is None:
         return ()
@@ -92,9 +96,10 @@ def adapted_widths(
 
 
 def needs_input(adapters: Adapters | None, *targets: Target) -> bool:
-    """Return whether a matrix's input is saved for a weight's gradient: its own, or an adapter's.
+    """Return True if a matrix's input is saved for the weight gradient of the matrix or its
+    adapter.
 
-    With dropout adapters save a copy of their own, and the input is none of theirs.
+    With dropout, adapters save a copy of the input instead.
     """
     if adapters is None:
         return True
@@ -102,8 +107,8 @@ def needs_input(adapters: Adapters | None, *targets: Target) -> bool:
 
 
 def adapter_elements(rank: int, widths: Sequence[float], inputs: float) -> float:
-    """Return the elements of all A (rank x inputs) and B (outputs x rank) beside one matrix.
+    """Return the elements of all A (rank x inputs) and B (outputs x rank) of one matrix.
 
-    widths : outputs of each adapter, as `adapted_widths` has them.
+    widths : outputs of each adapter, from `adapted_widths`.
     """
     return sum(rank * (width + inputs) for width in widths)

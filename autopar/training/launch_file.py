@@ -1,6 +1,6 @@
-"""The file of a launch with one set of degrees: what it was searched for, every degree, a forecast.
+"""File of a uniform plan: request, degrees and settings, and predicted time and memory.
 
-Read and written strictly; what a launch is made of again is `search.planning.uniform`'s.
+Documents are read and written strictly; `search.planning.uniform` converts them to a run.
 """
 
 from __future__ import annotations
@@ -24,50 +24,50 @@ class DegreesEntry(Record):
     """Every degree and setting of a launch."""
 
     tp: _Count
-    """Tensor ranks, with sequence parallelism."""
+    """Tensor-parallel degree; sequence parallelism is on."""
     tp_overlap: bool
-    """Products run beside the transfers of tensor ranks."""
+    """True if GEMMs overlap with tensor-parallel communication."""
     cp: _Count
-    """Context ranks."""
+    """Context-parallel degree."""
     cp_kind: Literal["ring", "all-gather", "a2a"]
-    """Whether they pass keys and values on, exchange heads for tokens (Ulysses), or gather."""
+    """Context-parallel communication: ring attention, all-gather, or all-to-all (Ulysses)."""
     pp: _Count
-    """Pipeline stages."""
+    """Number of pipeline stages."""
     dp: _Count
-    """Data ranks of dense layers: tp * cp * pp * dp GPUs."""
+    """Data-parallel degree of dense layers; tp * cp * pp * dp GPUs."""
     ep: _Count
-    """Ranks over which experts are spread."""
+    """Expert-parallel degree."""
     etp: _Count
-    """Ranks that share the widths of an expert."""
+    """Tensor-parallel degree of each expert."""
     edp: _Count
-    """Ranks that hold the same experts; of a model without them those of a layer."""
+    """Number of ranks with the same experts; for dense models with the same layer."""
     vpp: _Count
-    """Chunks of layers of a stage."""
+    """Virtual pipeline size: model chunks per stage."""
     schedule: Schedule
-    """Order of the micro-batches of a pipeline."""
+    """Pipeline schedule."""
     zero: Literal[0, 1, 2, 3]
-    """0: replicas; 1 to 3: optimizer, gradients, weights as well are sharded."""
+    """ZeRO stage. 0: replicas; 1: sharded optimizer; 2: also gradients; 3: also weights."""
     dp_replicate: _Count
-    """Copies of what is sharded (HSDP, instances of a distributed optimizer)."""
+    """Number of HSDP replicas, or of distributed-optimizer instances."""
     micro_batch_size: _Count
-    """Sequences of a micro-batch on one data rank."""
+    """Sequences of a micro-batch on one data-parallel rank."""
     num_microbatches: _Count
-    """Of a step, in each pipeline."""
+    """Number of micro-batches per step and pipeline."""
     global_batch_size: _Count
-    """Sequences of a step."""
+    """Sequences per step."""
     precision: Literal["bf16", "fp8", "fp8-blockwise", "mxfp8", "nvfp4"]
-    """Of products."""
+    """Precision of GEMMs."""
     compiled: bool = False
-    """Each layer, and the loss, by torch.compile."""
+    """True if each layer and the loss are compiled by torch.compile."""
     recompute: str
     """`none`, `full`, `op`, `block N`, or modules joined by `+`."""
     offload: str = "none"
-    """Modules of each layer whose activations wait on the host, joined by `+`, or `none`."""
+    """Modules of each layer with offloaded activations, joined by `+`, or `none`."""
     dispatcher: Literal["alltoall", "flex"]
     overlap_experts: bool
-    """Exchanges of one micro-batch run beside the compute of another."""
+    """True if dispatch and combine of one micro-batch overlap with the compute of another."""
     layers_of_chunks: list[list[_Layers]]
-    """Of every stage, the layers of each of its chunks."""
+    """Number of layers of each chunk, for every stage."""
 
 
 class HardwareEntry(Record):
@@ -76,23 +76,23 @@ class HardwareEntry(Record):
     card: str
     """Name of the device's datasheet."""
     num_nodes: _Count
-    """Machines."""
+    """Number of nodes."""
     num_gpus_per_node: _Count
-    """Of each machine."""
+    """GPUs per node."""
 
 
 class LaunchEntry(Record):
     """A launch, and what is predicted of it."""
 
     engine: Trainer
-    """Trainer that it is of."""
+    """Engine of the run."""
     degrees: DegreesEntry
     settings: dict[str, Any] = field(default_factory=dict)
-    """What it says otherwise than its trainer does by itself, by dotted field of the launch."""
+    """Settings that differ from the engine's defaults, by dotted field of the run."""
     samples_per_s: float
-    """Of all GPUs together."""
+    """Samples per second of all GPUs together."""
     predicted: dict[str, Any]
-    """Seconds, bytes and shares: as `autopar check --json` has them."""
+    """Predicted seconds, bytes and shares, in the format of `autopar check --json`."""
 
 
 _EXAMPLE: dict[str, Any] = {
@@ -143,19 +143,20 @@ class LaunchDocument(Record):
     format: Literal["autopar-launch"]
     version: Literal[1]
     autopar: str
-    """Release that wrote it."""
+    """Release that wrote the file."""
     status: Literal["optimal", "infeasible", "evaluated"]
-    """Whether the launch is the fastest that fits, or one that somebody had."""
+    """`optimal` for the fastest plan that fits, `evaluated` for a given one, `infeasible` for none.
+    `optimal` for the fastest plan that fits, `evaluated` for a given one, `infeasible` for none."""
     request: dict[str, Any]
-    """Options of the search, as typed."""
+    """Options of the search as the user typed them."""
     model: str
-    """Its name."""
+    """Name of the model."""
     hardware: HardwareEntry
     seq_length: _Count
-    """Tokens of a sequence."""
+    """Tokens per sequence."""
     launch: LaunchEntry | None
-    """None: nothing fits."""
+    """Best plan; None: nothing fits."""
     assumed: list[str]
-    """Defaults that nobody had said otherwise, one sentence each."""
+    """Defaults that the user did not override, one sentence each."""
     engines: list[EngineEntry] = field(default_factory=list)
-    """Each one's own best launch or plan, from the fastest on, where several were looked at."""
+    """Best plan of each engine, fastest first, if several were searched."""

@@ -1,8 +1,7 @@
-"""What one run says otherwise than another one, by dotted field, and a run changed by that.
+"""Settings in which a run differs from its engine's defaults, by dotted field.
 
-The file of a run holds degrees; whatever else the run says than its engine does by itself
-stands beside them as such settings: `{"runtime.states.bucket": 40000000}`. Values are those of
-JSON; names of earlier releases are read as well.
+The file of a run contains degrees. All other differences from the defaults are stored as settings:
+`{"runtime.states.bucket": 40000000}`. Values are JSON; names of earlier releases are also read.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _KEY = "settings"
 
 
 def different_fields(one: Any, other: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield (dotted field, value, other value) of the innermost fields in which two differ."""
+    """Yield (dotted field, value, other value) of the innermost fields that differ."""
     if one == other:
         return
     if isinstance(one, Struct) and type(one) is type(other):
@@ -36,7 +35,7 @@ def different_fields(one: Any, other: Any, path: str = "") -> Iterator[tuple[str
 
 
 def settings_of(run: Run, usual: Run) -> dict[str, Any]:
-    """Return what a run says otherwise than the usual one of its degrees."""
+    """Return the settings in which a run differs from the default run with the same degrees."""
     return {
         path: to_builtins(value, order="deterministic")
         for path, value, _ in different_fields(run, usual)
@@ -46,8 +45,7 @@ def settings_of(run: Run, usual: Run) -> dict[str, Any]:
 def with_settings(run: Run, settings: Mapping[str, Any], path: Path) -> Run:
     """Return the run with the settings of a file.
 
-    Raises DocumentError for a field that no run has, a value that it does not take, and what the
-    rules of runs refuse.
+    Raises DocumentError for an unknown field, an invalid value, or a violated rule of runs.
     """
     if not settings:
         return run
@@ -73,7 +71,7 @@ def with_settings(run: Run, settings: Mapping[str, Any], path: Path) -> Run:
 
 
 class _Value:
-    """A value of a setting, which may itself be a mapping."""
+    """Value of a setting, kept apart from nested fields because it may itself be a mapping."""
 
     def __init__(self, value: object) -> None:
         self.value = value

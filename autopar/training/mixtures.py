@@ -1,7 +1,7 @@
-"""How unevenly tokens are routed to experts, and what an expert takes of them.
+"""Imbalance of MoE routing: token skew of the busiest rank, and the capacity that limits it.
 
-Published steps with and without forced balance, the skew that they are explained by, and the
-capacity that bounds it; memory and time both ask for these.
+Contains published rates with and without forced balance, and the skew fitted to them, for memory
+and time.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from autopar.errors import InputError
 
 
 class NaturalLoss(NamedTuple):
-    """A model's rate with forced balance, and with the routing that it learns."""
+    """Published rate of a model with forced balance and with learned routing."""
 
     seq: int
-    """Tokens of a sequence."""
+    """Tokens per sequence."""
     forced_tflops: float
-    """Model TFLOP/s of a GPU."""
+    """Model TFLOP/s per GPU with forced balance."""
     natural_tflops: float
 
     @property
     def share(self) -> float:
-        """Of the rate with forced balance, what is lost."""
+        """Share of the rate with forced balance that learned routing loses, 0 to 1."""
         return 1.0 - self.natural_tflops / self.forced_tflops
 
 
@@ -34,29 +34,30 @@ NATURAL_LOSSES = (
     NaturalLoss(131_072, 389.0, 357.0),
 )
 """Qwen3-235B-A22B on H100 (Megatron-MoE-ModelZoo best_practice/qwen3/readme.md): 20, 17, 13, 8 %.
-The longer a sequence, the more of a step is attention, which knows no experts."""
+Longer sequences lose less, because attention, which has no experts, takes more of the step."""
 
 NATURAL_SKEW = 1.5
-"""Tokens of the busiest rank over the mean that explains these losses: the estimated steps of the
-first three lose 21, 17 and 13 % with it (benchmarks/ledger_rows.py), of the half of a mixture that
-waits for the busiest rank."""
+"""Tokens of the busiest rank over the mean, fitted to these losses. The estimated steps of the
+first three lose 21, 17 and 13 % with it (benchmarks/ledger_rows.py). The skew applies to the
+half of an MoE layer that waits for the busiest rank."""
 
 
 _ALONE = 1.10
 _SEVERAL = 1.025
 _LATER = 1.17
-"""Skew of routing at the worst step of a run, see `worst_skew`."""
+"""Routing skew at the worst step of a run: one expert per rank, several, and long runs."""
 _MANY_STEPS = 1000
 
 
 def worst_skew(*, alone: bool, steps: int | None) -> float:
     """Return the tokens of a rank's experts over the mean, at the worst step of a run.
 
-    Measured peaks of mixtures after 50 to 200 steps want 1.09 to 1.14 with one expert a rank, and
-    1.01 to 1.06 with two to eight, whose loads even out; after thousands of steps 1.15 to 1.24 with
+    Measured peaks of MoE models after 50 to 200 steps imply 1.09 to 1.14 with one expert per rank.
+    Two to eight experts even out to 1.01 to 1.06. After thousands of steps it is 1.15 to 1.24 with
     one to eight.
 
-    alone : a rank has one expert. steps : of the run; None: thousands.
+    alone : True if a rank has one expert.
+    steps : number of steps of the run; None: thousands.
     """
     if steps is None or steps >= _MANY_STEPS:
         return _LATER
@@ -64,9 +65,9 @@ def worst_skew(*, alone: bool, steps: int | None) -> float:
 
 
 def published_loss(seq: int) -> float:
-    """Return the share of the rate that learned routing costs at a length, between published ones.
+    """Return the share of the rate that learned routing costs, interpolated between published ones.
 
-    Linear in the length, and beyond the ends as at them; raises InputError for no tokens.
+    Linear in the sequence length, and constant beyond the ends. Raises InputError for no tokens.
     """
     if seq < 1:
         raise InputError(f"a sequence has {seq} tokens, and needs 1 at least")
@@ -81,10 +82,11 @@ def published_loss(seq: int) -> float:
 
 
 def taken_share(skew: float, *, capacity: float | None = None, padded: bool = False) -> float:
-    """Return the tokens that a rank's experts take over the mean.
+    """Return the tokens that a rank's experts process, over the mean.
 
-    capacity : tokens that an expert takes over the mean, of which more are dropped (arXiv
-    2101.03961, section 2.2); None: none are. padded : it computes as many in any case.
+    capacity : tokens that an expert accepts over the mean; further ones are dropped (arXiv
+        2101.03961, section 2.2). None: no limit.
+    padded : True if an expert always computes as many tokens as its capacity.
     """
     if capacity is None:
         return skew

@@ -1,4 +1,4 @@
-"""Settings of launch files of earlier releases, by the names that fields of a run had then."""
+"""Settings in plan files of earlier releases, with the field names of those releases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autopar.run.strategy import recomputing
 
 
 def _moved(before: str, after: str, names: str) -> Iterable[tuple[str, str]]:
-    """Return the fields that kept their name in another record."""
+    """Yield (old name, new name) of fields that moved to another record."""
     return ((f"{before}.{name}", f"{after}.{name}") for name in names.split())
 
 
@@ -85,7 +85,7 @@ RENAMED: Mapping[str, str] = {
         )
     ),
 }
-"""Field as it was called -> as it is called."""
+"""Old field name -> current field name."""
 
 
 def _dropout(run: Run, value: Any) -> Run:
@@ -109,4 +109,4 @@ OF_LAYERS: Mapping[str, Callable[[Run, Any], Run]] = {
     "recompute.modules": _recomputed,
     "trainer.every": _every,
 }
-"""Fields that layers have now, as they were called -> a run with another value."""
+"""Old names of fields that are now per layer -> function that sets the value in a run."""

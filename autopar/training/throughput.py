@@ -1,10 +1,10 @@
-"""Throughput: what a step is in the units of training logs, and the FLOP that these are made of.
+"""Throughput of a step in the units of training logs, and its FLOP.
 
-Tokens/s and TFLOP/s of a GPU, MFU, HFU, GPU-hours and money for a billion tokens, each with the
-ends of the step's interval. The FLOP are counted here alone, as Megatron-LM counts them
-(`num_floating_point_operations` of its `training.py`): 2 per weight of a product and token in the
-forward, twice that in the backward, scores and values of causal attention over half the sequence,
-the head but no embedding, of experts those that a token visits. No step is timed here.
+Tokens/s and TFLOP/s per GPU, MFU, HFU, GPU-hours and cost per billion tokens, each with the ends of
+the 90 % interval. FLOP are counted only here, as in Megatron-LM (`num_floating_point_operations` of
+its `training.py`). A forward counts 2 per GEMM weight and token, a backward twice that. Causal
+attention counts half the sequence. The head counts, the embedding does not, and of the experts
+those that a token visits. Steps are timed elsewhere.
 """
 
 from __future__ import annotations
@@ -28,58 +28,58 @@ from autopar.run.job import (
 from autopar.run.model import ModelSpec
 
 BILLION = 1e9
-"""Tokens that GPU-hours and money are of."""
+"""Number of tokens that GPU-hours and cost refer to."""
 _HOUR_S = 3600.0
 
 
 class Throughput(Record):
-    """A step, what is computed in it and on what; rates are those of one GPU."""
+    """Work and hardware of a step, with rates per GPU."""
 
     step_s: float
     interval_s: tuple[float, float] | None
-    """Between which 9 of 10 steps lie; None: nobody knows."""
+    """90 % interval of the step time in seconds; None if unknown."""
     gpus: int
     tokens: float
-    """Of a step, over all GPUs."""
+    """Tokens per step, over all GPUs."""
     model_flop: float | None
-    """Of a step, over all GPUs, nothing computed twice; None: sizes are unknown."""
+    """Model FLOP per step over all GPUs, without recomputation; None if sizes are unknown."""
     hardware_flop: float | None
-    """With what is computed again."""
+    """Model FLOP with recomputation, per step over all GPUs."""
     peak_flop_per_s: float | None
-    """Dense, of 16-bit products; None: it is no card that runs."""
+    """Dense 16-bit peak of one GPU, FLOP/s; None if the device has no datasheet."""
 
     @property
     def tokens_per_s(self) -> float:
-        """Of one GPU."""
+        """Tokens per second and GPU."""
         return self.tokens / (self.step_s * self.gpus)
 
     @property
     def flop_per_s(self) -> float | None:
-        """The model's, of one GPU: what trainers log as throughput."""
+        """Model FLOP per second and GPU, which engines log as throughput."""
         return None if self.model_flop is None else self.model_flop / (self.step_s * self.gpus)
 
     @property
     def mfu(self) -> float | None:
-        """The model's FLOP/s as a share of the peak (arXiv 2204.02311, appendix B)."""
+        """Model FLOP utilisation of the peak, 0 to 1 (arXiv 2204.02311, appendix B)."""
         return self._share(self.model_flop)
 
     @property
     def hfu(self) -> float | None:
-        """The same with what is computed again: what the device really does."""
+        """Hardware FLOP utilisation of the peak: MFU with recomputation, 0 to 1."""
         return self._share(self.hardware_flop)
 
     @property
     def gpu_hours(self) -> float:
-        """Of a billion tokens."""
+        """GPU-hours per billion tokens."""
         return BILLION / (self.tokens_per_s * _HOUR_S)
 
     def cost(self, price: float) -> float:
-        """Return the money for a billion tokens at a price of a GPU-hour."""
+        """Return the cost of a billion tokens; price : of a GPU-hour."""
         return self.gpu_hours * price
 
     @property
     def ends(self) -> tuple[float, float] | None:
-        """Factors of a rate at the slow and at the fast end of the interval."""
+        """Rate factors at the slow and fast ends of the interval; None without an interval."""
         if self.interval_s is None:
             return None
         fast_s, slow_s = self.interval_s
@@ -87,7 +87,7 @@ class Throughput(Record):
 
     @property
     def computes_again(self) -> bool:
-        """Whether MFU and HFU are two numbers."""
+        """True if recomputation makes HFU differ from MFU."""
         return self.hardware_flop != self.model_flop
 
     def _share(self, flop: float | None) -> float | None:
@@ -99,9 +99,11 @@ class Throughput(Record):
 def throughput_entry(
     found: Throughput | None, price: float | None = None
 ) -> dict[str, float | list[float] | None]:
-    """Return what documents say of a throughput, in base units; null is what is unknown.
+    """Return the fields of a throughput in documents, in base units; null if unknown.
 
-    Intervals have the slow end first, those of hours and money the cheap one. price : of a GPU-hour
+    Intervals start at the slow end, those of hours and cost at the cheap one.
+
+    price : of a GPU-hour.
     """
     if found is None:
         return {}
@@ -130,12 +132,12 @@ def throughput_entry(
 
 
 class _Flop(NamedTuple):
-    """FLOP of a token's forward in one layer."""
+    """FLOP of one token's forward in one layer."""
 
     of_weights: Mapping[str, float]
-    """By the module that can be computed again apart."""
+    """FLOP of GEMMs by module that can be recomputed separately."""
     of_scores: float
-    """Of queries with keys, and of what they weigh: neither has weights."""
+    """FLOP of attention scores and of the weighted values, which have no weights."""
 
     @property
     def forward(self) -> float:
@@ -143,9 +145,9 @@ class _Flop(NamedTuple):
 
 
 def model_flop(job: Job) -> float:
-    """Return the FLOP of a step that trainers count, over all GPUs; nothing is counted twice."""
+    """Return the model FLOP of a step over all GPUs, without recomputation, as engines count."""
     tokens = float(job.global_batch * job.seq)
-    # frozen weights have no gradients, their inputs have
+    # frozen weights have no weight gradients but input gradients
     each = 2.0 if _is_frozen(job) else 3.0
     flop = 0.0
     for block in (*job.blocks, *_further(job)):
@@ -160,9 +162,9 @@ def model_flop(job: Job) -> float:
 
 
 def hardware_flop(job: Job) -> float:
-    """Return the same with the forwards that the backward does again.
+    """Return the model FLOP of a step with the recomputed forwards.
 
-    What a fused kernel computes again of itself, such as scores, is its own matter, as in logs.
+    Recomputation inside fused kernels, such as that of scores, is not counted, as in logs.
     """
     again = 0.0
     for block in (*job.blocks, *_further(job)):
@@ -172,10 +174,13 @@ def hardware_flop(job: Job) -> float:
 
 
 def spec_flop(spec: ModelSpec, again: Sequence[bool] = ()) -> float:
-    """Return the FLOP of one sample's step; raises InputError where sizes are unknown.
+    """Return the FLOP of one sample's step.
 
-    again : for each layer whether its forward is done twice; none is by default. Layer types may
-    see sequences of other lengths, and the head works on that of the last one.
+    Layer types may have different sequence lengths; the head uses that of the last one.
+
+    again : for each layer True if its forward is recomputed; default: none is.
+
+    Raises InputError if sizes are unknown.
     """
     flop = 0.0
     for index, (kind, block) in enumerate(zip(spec.layer_types, layer_blocks(spec), strict=True)):
@@ -194,7 +199,7 @@ def spec_flop(spec: ModelSpec, again: Sequence[bool] = ()) -> float:
 
 
 def _further(job: Job) -> tuple[Block, ...]:
-    """Return the layers of all modules of further tokens."""
+    """Return the transformer layers of all MTP layers."""
     return mtp_blocks(job) * job.mtp if job.mtp else ()
 
 
@@ -209,7 +214,7 @@ def _visited(block: Block) -> float:
 
 
 def _layer_flop(block: Block, seq: int) -> _Flop:
-    """Return the FLOP of a token's forward in one layer of a block, at so many tokens."""
+    """Return the FLOP of a token's forward in one layer, with sequences of `seq` tokens."""
     weights: dict[str, float] = {}
     for module, number in _products(block, seq):
         weights[module] = weights.get(module, 0.0) + 2.0 * number
@@ -221,14 +226,14 @@ def _layer_flop(block: Block, seq: int) -> _Flop:
 
 
 def _seen(attention: Attention, seq: int) -> float:
-    """Return the keys that a query sees, the mean over a sequence as trainers have it."""
+    """Return the mean number of keys per query over a sequence, as engines count it."""
     if not attention.causal:
         return min(seq, 2 * (attention.window or seq))
     return min(seq / 2, attention.window or seq)
 
 
 def _products(block: Block, seq: int) -> Iterator[tuple[str, float]]:
-    """Yield (module, weights) that a token meets in one layer."""
+    """Yield (module, weights) that a token is multiplied with in one layer."""
     h, attention = block.hidden, block.attention
     if attention is not None:
         for index, (outputs, inputs) in enumerate(attention_matrices(h, attention)):
@@ -237,7 +242,7 @@ def _products(block: Block, seq: int) -> Iterator[tuple[str, float]]:
         yield "attention", float(attention.value * h)
         if block.cross_tokens is not None:
             yield "attention", float((attention.query + attention.value) * h)
-            # keys and values are made of the other sequence's tokens
+            # keys and values are computed from the tokens of the other sequence
             yield "attention", attention.key_value * h * block.cross_tokens / seq
     if block.mamba is not None:
         mamba = block.mamba
@@ -250,7 +255,7 @@ def _products(block: Block, seq: int) -> Iterator[tuple[str, float]]:
         yield "mlp", float(matrices * h * mlp.width)
         return
     width = mlp.latent or h
-    # the router's product is in nobody's count
+    # engines do not count the router's GEMM
     yield "moe", float(mlp.per_token * matrices * width * mlp.width)
     if mlp.latent:
         yield "moe", float(2 * h * mlp.latent)
@@ -258,12 +263,12 @@ def _products(block: Block, seq: int) -> Iterator[tuple[str, float]]:
 
 
 def _again(found: _Flop, recompute: Recomputation) -> float:
-    """Return what is computed again of a layer's forward, as `autopar.price.step` times it."""
+    """Return the recomputed FLOP of a layer's forward, as `autopar.price.step` times it."""
     if recompute == "full":
         return found.forward
     wanted: set[str] = {*recompute}
     if "per_op" in wanted:
-        # every other product
+        # every other GEMM
         return 0.5 * sum(found.of_weights.values())
     if "moe" in wanted:
         wanted.add("shared_experts")
