@@ -131,11 +131,10 @@ def _sends(stages: int, chunks: int) -> tuple[list[int], list[int]]:
 
 
 def _sweep_s(seconds: Sequence[float], m: int, v: int) -> float:
-    """Return the exact seconds in which m micro-batches pass v chunks of all stages, chunk by
-    chunk.
+    """Return the exact seconds of a sweep: m micro-batches pass v chunks of all stages in turn.
 
-    A critical path goes through v - w rounds of all stages and waits for a slow one for m (1 + w) -
-    1 further micro-batches, w from 0 to v - 1. Its length is linear in w.
+    A critical path goes through v - w rounds of all stages and waits for a slow one for
+    m (1 + w) - 1 further micro-batches, w from 0 to v - 1. Its length is linear in w.
     """
     rounds, slowest = sum(seconds) / v, max(seconds) / v
     return max(v * rounds + (m - 1) * slowest, rounds + (m * v - 1) * slowest)

@@ -295,9 +295,7 @@ class _Ends(Record):
         return [*best, *[0] * (self.stages - filled)]
 
     def _improved(self, sizes: list[int], mtp: Sequence[int], filled: int) -> list[int]:
-        """Return the partition after moving single layers between parts; the cuts between them
-        shift.
-        """
+        """Return the partition after moving single layers between parts, which shifts cuts."""
         best, seen = sizes, self.stage_s(sizes, mtp)
         for _ in range(_MOVES):
             rank = seen.index(max(seen))

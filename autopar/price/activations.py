@@ -38,9 +38,7 @@ def input_bytes(at: RankLayer) -> int:
 
 
 def stream_bytes(run: Run) -> int:
-    """Return the bytes of a micro-batch's residual stream on a rank, T'*h*e, as sent between
-    stages.
-    """
+    """Return the bytes of a micro-batch's residual stream on a rank, T'*h*e, sent by stages."""
     return run.scattered_tokens * run.model.hidden * run.element_bytes
 
 
@@ -171,8 +169,7 @@ def _linear_input(at: RankLayer, size_bytes: int) -> int:
 
 
 def _expert_input(at: RankLayer, size_bytes: int) -> int:
-    """Return the saved bytes of an expert GEMM's input; grouped low-precision GEMMs save two
-    copies.
+    """Return the saved bytes of an expert GEMM's input: two copies if grouped in low precision.
 
     The copies are quantised by rows and by columns.
     """
@@ -261,8 +258,7 @@ def copied_qkv_bytes(at: RankLayer) -> int:
 
 
 def routing_skew(at: RankLayer) -> float:
-    """Return the tokens of the busiest rank's experts over the mean of all ranks, at the worst
-    step.
+    """Return the tokens of the busiest rank's experts over the mean, at the worst step.
 
     It is 1 if the rank holds all experts.
     """

@@ -216,9 +216,7 @@ def _head_gradient_bytes(run: Run) -> int:
 
 
 def kept_logits_bytes(run: Run) -> int:
-    """Return the fp32 bytes of logits kept from the head's forward to its backward, per
-    micro-batch.
-    """
+    """Return the fp32 logits kept from the head's forward to its backward, bytes."""
     return logits_bytes(run) * 4 // run.element_bytes
 
 
@@ -276,8 +274,7 @@ def dispatched_bytes(run: Run, chunk: Chunk) -> int:
 
 
 def gathered_bytes(run: Run, stage: int) -> int:
-    """Return the gathered weight bytes of a fully sharded stage at the head: the ends and two
-    layers.
+    """Return the gathered weight bytes of a fully sharded stage at the head.
 
     One layer is in use and the next is prefetched. Embedding, final norm and head are one unit.
     """

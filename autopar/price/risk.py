@@ -66,8 +66,8 @@ runs."""
 
 _NORMAL = NormalDist()
 _TAIL = _NORMAL.inv_cdf(0.95)
-"""Standard deviations from the median of a normal distribution to either end of its 90 % interval.
-Standard deviations from the median of a normal distribution to either end of its 90 % interval."""
+"""Standard deviations from the median of a normal distribution to either end of its 90 %
+interval."""
 _FREEDOM = 2
 _STUDENT_TAIL = 2.919985580353726
 """Scale units from the median of Student's t to either end of its 90 % interval, two degrees of

@@ -74,8 +74,7 @@ class Instant(Record):
 
 
 def _shards(run: Run, *, expert: bool = False) -> int:
-    """Return the number of ranks that shard the states of a weight, context-parallel ranks
-    included.
+    """Return the number of ranks that shard a weight's states, context-parallel ones included.
 
     Experts are sharded over fewer ranks, by the expert-parallel degrees.
     """
@@ -89,7 +88,7 @@ def _shards(run: Run, *, expert: bool = False) -> int:
 def recipe_of_run(run: Run) -> StateRecipe:
     """Return the bytes per parameter of a run whose engine uses torch layers.
 
-    Other optimizers than Adam and optimizer offload are applied.
+    Optimizers other than Adam and optimizer offload are included.
     """
     runtime = run.runtime
     kind, element = runtime.precision.kind, run.element_bytes
@@ -255,7 +254,7 @@ def _cublas(run: Run) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# Gathered weights and gradients on their way.
+# Gathered weights, and gradients in reduction.
 
 
 def _reduced(run: Run) -> float:

@@ -541,7 +541,8 @@ def recipe_of(
 ) -> StateRecipe:
     """Return the bytes per parameter of an engine with Adam.
 
-    Parameters ----------
+    Parameters
+    ----------
     keeper : one of KEEPERS.
     zero : ZeRO stage, 0 for DDP.
     precision : bf16, fp16 or fp32.

@@ -105,8 +105,7 @@ def _core(at: RankLayer) -> Parts:
 
 
 def _mlp(name: str, at: RankLayer, tokens: int, width: int) -> Parts:
-    """Yield (name, bytes) that an MLP saves: GEMM outputs and activation, if gated also their
-    product.
+    """Yield (name, bytes) that an MLP saves: GEMM outputs, activation, and gated product.
 
     The compiler recomputes the activation of a gated MLP.
     """

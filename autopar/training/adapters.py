@@ -47,8 +47,8 @@ class Adapters(Record):
     shared_by_experts: bool = False
     """True if all experts of a rank share one adapter (Megatron-Bridge's default)."""
     base: BaseKind = "16 bits"
-    """Precision of the layers' frozen matrices; embedding, norms, router and head stay in 16 bits.
-    Precision of the layers' frozen matrices; embedding, norms, router and head stay in 16 bits."""
+    """Precision of the layers' frozen matrices; embedding, norms, router and head stay in 16
+    bits."""
     dropout: float = 0.0
     """Dropout before A, 0 to 1. Above 0 a layer saves a copy of its input and one mask byte per
     element."""
@@ -96,8 +96,7 @@ def adapted_widths(
 
 
 def needs_input(adapters: Adapters | None, *targets: Target) -> bool:
-    """Return True if a matrix's input is saved for the weight gradient of the matrix or its
-    adapter.
+    """Return True if a matrix's input is saved for its weight gradient or its adapter's.
 
     With dropout, adapters save a copy of the input instead.
     """

@@ -145,8 +145,8 @@ class LaunchDocument(Record):
     autopar: str
     """Release that wrote the file."""
     status: Literal["optimal", "infeasible", "evaluated"]
-    """`optimal` for the fastest plan that fits, `evaluated` for a given one, `infeasible` for none.
-    `optimal` for the fastest plan that fits, `evaluated` for a given one, `infeasible` for none."""
+    """`optimal` for the fastest plan that fits, `evaluated` for a given one, `infeasible` for
+    none."""
     request: dict[str, Any]
     """Options of the search as the user typed them."""
     model: str

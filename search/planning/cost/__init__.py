@@ -1,1 +1,1 @@
-"""The cost model: one formula per function, from fitted profiles to time and memory of a row."""
+"""Cost model of per-layer plans: from fitted profiles to the time and memory of table rows."""

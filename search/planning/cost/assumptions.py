@@ -1,6 +1,6 @@
-"""What a cost model assumed, in words: the defaults it used, and what it derived or left out.
+"""Record of a cost model's assumptions in words: defaults, derived and excluded values.
 
-Nothing is priced here; what is priced, and when something is noted of it, is the model's business.
+Nothing is priced here; the cost model decides when to record a sentence.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 class LayerModel(Record, eq=False):
-    """What was fitted of one layer type."""
+    """Fitted times and memory of one layer type."""
 
     spec: LayerSpec
     fits: ComputeFits
     memory: LayerMemory
     attention_sample_s: float
-    """Attention part of one sample's unsharded forward; 0 when unknown."""
+    """Attention seconds of one sample's unsharded forward; 0 if unknown."""
 
 
 class Assumptions:
-    """Two ordered sets of sentences, without repetitions."""
+    """Two ordered lists of sentences without repetitions: defaults and notes."""
 
     def __init__(self) -> None:
         self._defaults: dict[str, None] = {}
@@ -43,7 +43,7 @@ class Assumptions:
         self._in_ring = True
 
     def copy(self) -> Assumptions:
-        """Return the same sentences, to which others may be added."""
+        """Return a copy to which other sentences can be added."""
         other = Assumptions()
         other._defaults, other._notes = dict(self._defaults), dict(self._notes)
         other._in_ring = self._in_ring
@@ -51,16 +51,16 @@ class Assumptions:
 
     @property
     def defaults(self) -> list[str]:
-        """What stands in for a measurement, or replaced such a stand-in, in order."""
+        """Sentences on defaults that replace measurements, or were replaced, in order."""
         return list(self._defaults)
 
     @property
     def notes(self) -> list[str]:
-        """Derived, extrapolated, scaled, left out or estimated values, in order."""
+        """Sentences on derived, extrapolated, scaled, ignored or estimated values, in order."""
         return list(self._notes)
 
     def note(self, text: str) -> None:
-        """Take a note in, once."""
+        """Add a note unless it is already recorded."""
         self._notes[text] = None
 
     def note_batch(self, name: str, largest_batch: int) -> None:
@@ -80,7 +80,7 @@ class Assumptions:
         other: OtherFits,
         optimizer: OptimizerCurve | None,
     ) -> None:
-        """Record what holds for every row; `fits` are those of the layer types."""
+        """Record the assumptions of every row; `fits` are those of the layer types."""
         self._in_ring = options.cp_kind == "ring"
         if model.estimated and any(fit.measured for fit in fits):
             self._default("forward, backward and every sharded layer are estimated from kernels")
@@ -138,7 +138,7 @@ class Assumptions:
                 self.note(f"synthetic: {name}")
 
     def record_calibration(self, calibration: Calibration, doubts: Sequence[str]) -> None:
-        """Record what is multiplied and added, and what speaks against it."""
+        """Record the factors and fixed seconds of a calibration, and doubts about its validity."""
         self._default(calibration.sentence)
         for doubt in doubts:
             self.note(doubt)
@@ -153,10 +153,11 @@ class Assumptions:
         *,
         estimated: bool,
     ) -> None:
-        """Record what the strategies of one layer type need.
+        """Record the assumptions of the strategies of one layer type.
 
-        measured : (S,) whether memory was measured for a strategy; `derived` says of which degrees
-        the activations follow from those at another one. Of estimated times nothing is said here.
+        measured : (S,) True if memory was measured for a strategy.
+        derived : sentences on degrees whose activations are derived from another degree.
+        estimated : True for estimated times, which record nothing about sharded times.
         """
         spec, name = layer.spec, f"layer type {kind}"
         degrees = {s.tp for s in strategies if s.tp > 1}
@@ -210,7 +211,7 @@ class Assumptions:
 
 
 def _backward_defaults(fits: Sequence[ComputeFits], other: OtherFits) -> list[str]:
-    """Return what has measured backward and recomputation, and what has not."""
+    """Return sentences on layer types with and without measured backward and recomputation."""
     layers = {f"layer type {k}": f.measured for k, f in enumerate(fits)}
     known = {name: ("backward", False, 1) in found for name, found in layers.items()}
     known[OTHER] = other.backward is not None

@@ -1,8 +1,8 @@
-"""Applies a calibration to what a search rests on: profiles in, corrected profiles out.
+"""Application of a calibration to the profiles and memory of a search.
 
-Times are multiplied where they enter, so every formula behind them stays as it is: an exchange
-that hides behind computation may still hide when both take longer. Bytes are multiplied where
-they leave, since the sizes of messages follow from the same parameters and do not change.
+Times are multiplied in the profiles, so all formulas stay unchanged: communication that is hidden
+under compute may stay hidden when both take longer. Bytes are multiplied in the priced rows, since
+message sizes depend on the same parameters and must not change.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _Priced = TypeVar("_Priced", bound=PricedRows)
 def calibration_doubts(
     spec: ModelSpec, model: ModelProfile, hardware: HardwareProfile, options: SearchOptions
 ) -> tuple[str, ...]:
-    """Return what speaks against the options' calibration for these documents, one line each.
+    """Return doubts about the options' calibration for these documents, one line each.
 
-    Raises OptionError: it was fitted on another device.
+    Raises OptionError if it was fitted on another device.
     """
     calibration = options.calibration
     if calibration is None:
@@ -54,21 +54,21 @@ def calibration_doubts(
 def calibrated(
     model: ModelProfile, hardware: HardwareProfile, options: SearchOptions
 ) -> tuple[ModelProfile, HardwareProfile]:
-    """Return the documents with all times multiplied; factors of 1 return them as they are."""
+    """Return the documents with all times multiplied; factors of 1 return them unchanged."""
     if options.calibration is None:
         return model, hardware
     computation = options.calibration.computation.value
     communication = options.calibration.communication.value
     if computation != 1.0:
         model = _longer_model(model, computation)
-    # optimizer step and look-up run at the rate of the memory, and count as computation
+    # optimizer step and embedding look-up are bound by memory and count as computation
     if (computation, communication) != (1.0, 1.0):
         hardware = _longer_hardware(hardware, computation, communication)
     return model, hardware
 
 
 def calibrated_host(hiding: Hiding, options: SearchOptions) -> Hiding:
-    """Return what a trainer hides with its host code multiplied, as the other computation is."""
+    """Return the overlap factors with host overhead multiplied by the computation factor."""
     if options.calibration is None:
         return hiding
     factor = options.calibration.computation.value
@@ -78,21 +78,21 @@ def calibrated_host(hiding: Hiding, options: SearchOptions) -> Hiding:
 
 
 def calibrated_bytes(values: I64, options: SearchOptions) -> I64:
-    """Return byte counts multiplied, to the nearest byte; a factor of 1 changes nothing."""
+    """Return byte counts times the memory factor, to the nearest byte; 1 changes nothing."""
     factor = 1.0 if options.calibration is None else options.calibration.memory.value
     return values if factor == 1.0 else np.rint(values * factor).astype(np.int64)
 
 
 def calibrated_layer(rows: LayerRows, options: SearchOptions) -> LayerRows:
-    """Return the rows of a layer type with their bytes multiplied."""
+    """Return the rows of a layer type with calibrated bytes."""
     return _more_bytes(rows, options, "backward_peak")
 
 
 def calibrated_vocab(rows: VocabRows, options: SearchOptions) -> VocabRows:
-    """Return the rows of embedding and head with their bytes multiplied and the fixed seconds.
+    """Return the rows of embedding and head with calibrated bytes and the fixed seconds.
 
-    These are added to the end of a step on the first and on the last stage, which is all of them
-    unless a middle stage ends later than both.
+    The fixed seconds extend the end of a step on the first and on the last stage. This extends the
+    step fully unless a middle stage ends later than both.
     """
     if options.calibration is None:
         return rows
@@ -106,7 +106,7 @@ def calibrated_vocab(rows: VocabRows, options: SearchOptions) -> VocabRows:
 
 
 def _more_bytes(rows: _Priced, options: SearchOptions, *own: str) -> _Priced:
-    """Multiply what fills memory; parameters stay, since messages are counted from them."""
+    """Multiply memory bytes; parameters stay, since message sizes are computed from them."""
     if options.calibration is None:
         return rows
     names = ("states", "activations", "transient", "shared", *own)
@@ -119,7 +119,7 @@ def _more_bytes(rows: _Priced, options: SearchOptions, *own: str) -> _Priced:
 def _longer_hardware(
     hardware: HardwareProfile, computation: float, communication: float
 ) -> HardwareProfile:
-    """Multiply collectives and transfers, and what follows from the rate of the memory."""
+    """Multiply collectives and transfers, and divide the memory bandwidth."""
     rate = hardware.memory_bytes_per_s
     return replace(
         hardware,
@@ -130,7 +130,7 @@ def _longer_hardware(
         p2p_bytes_per_s={
             key: value / communication for key, value in hardware.p2p_bytes_per_s.items()
         },
-        # percentiles move with their median: the spread stays the same share
+        # percentiles are scaled with their median, so the relative spread stays
         curves={key: _times(value, communication) for key, value in hardware.curves.items()},
         strided_curves={
             key: _times(value, communication) for key, value in hardware.strided_curves.items()
@@ -141,7 +141,7 @@ def _longer_hardware(
         sequence_curves={
             key: _times(value, communication) for key, value in hardware.sequence_curves.items()
         },
-        # not the links: the optimizer step and the look-up are computation
+        # the optimizer step and the look-up are computation, not communication
         memory_bytes_per_s=None if rate is None else rate / computation,
     )
 
@@ -163,11 +163,11 @@ def _layer(layer: LayerProfile, factor: float) -> LayerProfile:
 
 
 def _times(time: _Time, factor: float) -> _Time:
-    """Multiply every field that is in seconds."""
+    """Multiply every field in seconds."""
     changes = {
         name: value * factor
         for name, value in asdict(time).items()
-        # the name of a field says its unit
+        # the suffix of a field is its unit
         if name.endswith("_s") and value is not None
     }
     return replace(time, **changes)

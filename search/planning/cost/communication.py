@@ -1,4 +1,4 @@
-"""Message times: which measured group stands for a group of ranks, and what a message costs there.
+"""Message times: the measured group that represents a group of ranks, and the cost of a message.
 
 A group is (size, stride): ranks i, i + stride, ..., so one number per group of a stage suffices.
 Source: cost-model.md section 2.
@@ -19,17 +19,17 @@ from autopar.rates.measured import COLLECTIVES, OPERATIONS, Curve, HardwareProfi
 from autopar.records import Record
 
 _BLOCK = 1 << 14
-"""Messages on curves that are looked up together: large enough to be quick, small for a cache."""
+"""Messages per look-up block: many enough to be fast, few enough for the cache."""
 _MOST_TOGETHER = 1 << 20
-"""Messages of several kinds that are; about 100 bytes each."""
+"""Maximum messages of several kinds looked up at once; about 100 bytes each."""
 
 
 class CurveTable:
-    """Measured curves as rows of one table, so that messages of many curves are priced together.
+    """Measured curves as rows of one table, which prices messages of many curves at once.
 
-    Piecewise linear in log-log between measured sizes; below the smallest the line from the
-    latency, or without one through the two smallest, never under 0; above the largest
-    proportional to bytes.
+    Piecewise linear in log-log between measured sizes. Below the smallest size: the line from the
+    latency, or without a latency through the two smallest sizes, never under 0. Above the largest
+    size: proportional to bytes.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class CurveTable:
         self._tables: tuple[F64, F64, F64, F64] | None = None
 
     def add(self, curve: Curve, scale: float = 1.0) -> int:
-        """Return the number of a further curve, whose times count `scale` times."""
+        """Add a curve whose times are multiplied by `scale`, and return its number."""
         row = self._rows.setdefault(id(curve), len(self._curves))
         if row == len(self._curves):
             self._curves.append(curve)
@@ -48,17 +48,17 @@ class CurveTable:
         return len(self._of) - 1
 
     def last_bytes(self, number: int) -> float:
-        """Return the largest measured size of a curve."""
+        """Return the largest measured size of a curve in bytes."""
         return float(self._curves[self._of[number][0]].sizes_bytes[-1])
 
     def exceeded(self, number: I64, num_bytes: F64) -> Bool:
-        """Return whether each message (n,) is larger than the largest size of its curve (n,)."""
+        """Return True for each message (n,) larger than the largest size of its curve (n,)."""
         ends = (self._tables or self._made())[3]
         larger: Bool = num_bytes > ends[1, number]
         return larger
 
     def seconds(self, number: I64, num_bytes: F64) -> F64:
-        """Return the time of messages of `num_bytes` (> 0), each (n,) on its curve, in seconds."""
+        """Return the seconds of messages of `num_bytes` (> 0), each (n,) on its curve."""
         if len(number) <= _BLOCK:
             return self._seconds(number, num_bytes)
         starts = range(0, len(number), _BLOCK)
@@ -68,17 +68,17 @@ class CurveTable:
     def _seconds(self, number: I64, num_bytes: F64) -> F64:
         log_sizes, log_times, rises, ends = self._tables or self._made()
         logs = np.log(num_bytes)
-        # the last measured size that is not above the message, the first one below all of them
-        # (points, n), so that what is added up lies side by side
+        # The largest measured size not above the message, for smaller messages the first size.
+        # The shape (points, n) keeps the summed values contiguous.
         at: I64 = np.add.reduce(log_sizes.take(number, axis=1) <= logs, axis=0) - 1
         np.maximum(at, 0, out=at)
-        # one index of points and curves is looked up faster than two
+        # one flat index over points and curves is faster than two
         at *= log_sizes.shape[1]
         at += number
         from_size = np.maximum(logs - log_sizes.take(at), 0.0)
         inside = np.exp(rises.take(at) * from_size + log_times.take(at))
         first, last, last_time, empty, slope, scale = ends.take(number, axis=1)
-        # messages that large are bandwidth alone
+        # larger messages are limited by bandwidth alone
         above = last_time * num_bytes / last
         # a line through two noisy points may fall below 0
         below = np.maximum(empty + slope * num_bytes, 0.0)
@@ -87,10 +87,10 @@ class CurveTable:
         return result
 
     def _made(self) -> tuple[F64, F64, F64, F64]:
-        """Logs of sizes and times and slopes between them, (most points, C); (6, C) the ends."""
+        """Return log sizes, log times and slopes, each (most points, C), and (6, C) ends."""
         counts = [len(c.sizes_bytes) for c in self._curves]
         most = max(counts)
-        # curves of equal lengths, which most clusters have, need no room behind the last size
+        # curves of equal length, the common case, need no padding
         if min(counts) == most:
             sizes = np.array([c.sizes_bytes for c in self._curves])
             times = np.array([c.times_s for c in self._curves])
@@ -98,7 +98,7 @@ class CurveTable:
             sizes, times = np.empty((len(counts), most)), np.empty((len(counts), most))
             for i, (curve, n) in enumerate(zip(self._curves, counts, strict=True)):
                 sizes[i, :n], times[i, :n] = curve.sizes_bytes, curve.times_s
-                # flat there, where only a message of just that size is looked up
+                # flat padding, where only a message of exactly that size is looked up
                 sizes[i, n:] = curve.sizes_bytes[-1] * np.arange(2.0, most - n + 2.0)
                 times[i, n:] = curve.times_s[-1]
         log_sizes, log_times = np.log(sizes), np.log(times)
@@ -122,9 +122,9 @@ class CurveTable:
 
 
 def curve_s(curve: Curve, num_bytes: F64) -> F64:
-    """Return the time of messages of `num_bytes` (> 0) from a measured curve, in seconds.
+    """Return the seconds of messages of `num_bytes` (> 0) from a measured curve.
 
-    As `CurveTable` says.
+    Interpolation follows `CurveTable`.
     """
     table = CurveTable()
     table.add(curve)
@@ -136,9 +136,9 @@ _HALVES = frozenset({"allgather", "reducescatter"})
 
 
 def half_allreduces(hardware: HardwareProfile) -> list[str]:
-    """Return where all-gather and reduce-scatter take half an all-reduce, one sentence each."""
+    """Return sentences on groups whose all-gather and reduce-scatter use half an all-reduce."""
     taken = "take half an all-reduce"
-    # timed nowhere: one sentence instead of one for every group
+    # if never timed, one sentence replaces one per group
     if not _HALVES & {operation for operation, _ in hardware.curves}:
         return [f"all-gather and reduce-scatter {taken}"]
     found = []
@@ -152,7 +152,7 @@ def half_allreduces(hardware: HardwareProfile) -> list[str]:
 
 
 def _split(start: int, size: int, node: int) -> list[int]:
-    """Return how many of the ranks start ... start + size - 1 lie on each node they touch."""
+    """Return the number of ranks start ... start + size - 1 on each node that they touch."""
     stop = start + size
     first, last = start // node, (stop - 1) // node
     return [min(stop, (n + 1) * node) - max(start, n * node) for n in range(first, last + 1)]
@@ -164,11 +164,11 @@ def _name(size: int, stride: int) -> str:
 
 _Found = TypeVar("_Found", covariant=True)
 Asking: TypeAlias = Generator[list["Message"], list[F64], _Found]
-"""A price that asks once for the times of all its messages, and goes on with them."""
+"""Price that requests the times of all its messages once, then continues with them."""
 
 
 def together(groups: Groups, *prices: Asking[Any]) -> list[Any]:
-    """Return what each price comes to, the messages of all of them looked up at once."""
+    """Return the result of each price, with the messages of all of them looked up at once."""
     asked = [next(price) for price in prices]
     seconds = iter(groups.seconds_of([message for messages in asked for message in messages]))
     found = []
@@ -182,7 +182,7 @@ def together(groups: Groups, *prices: Asking[Any]) -> list[Any]:
 
 
 _KINDS = tuple((op, sequence) for op in COLLECTIVES for sequence in (False, True))
-"""What a message may be: its operation, and whether it is one of sequence parallelism."""
+"""(operation, True for sequence parallelism) of a message."""
 _KIND = {kind: number for number, kind in enumerate(_KINDS)}
 
 
@@ -193,25 +193,25 @@ class Message(NamedTuple):
     num_bytes: F64
     group: I64
     sequence: bool = False
-    """One of sequence parallelism, which `sp_time` files price where they and the bandwidths are
-    of two runs."""
+    """True for messages of sequence parallelism, which `sp_time` files price if they and the
+    bandwidths are of two runs."""
 
 
 class _Group(Record, eq=False):
-    """What the documents say of one group."""
+    """Bandwidth and curves of one group of ranks from the documents."""
 
     bus_bytes_per_s: float
     slope_s_per_byte: tuple[float, ...]
-    """By `_KINDS`, as `curve`."""
+    """Seconds per byte, in the order of `_KINDS` like `curve`."""
     curve: tuple[int, ...]
-    """Numbers in the table; -1: without a curve the slope prices a message."""
+    """Numbers in the table; -1 if there is no curve and the slope prices a message."""
     notes: tuple[str, ...]
 
 
 class Documented:
-    """The groups of one cluster as its documents describe them, each looked up once.
+    """Groups of one cluster from its documents, each looked up once.
 
-    Shared by all `Groups` of the cluster: what is said of a group is kept beside its numbers.
+    Shared by all `Groups` of the cluster; sentences about a group are stored with its numbers.
     """
 
     def __init__(self, hardware: HardwareProfile) -> None:
@@ -224,18 +224,18 @@ class Documented:
         self._notes: list[str] = []
 
     def group(self, size: int, stride: int) -> _Group:
-        """Return what is known of a group of several ranks."""
+        """Return bandwidth and curves of a group of several ranks."""
         key = (size, stride)
         if key not in self._groups:
             self._groups[key] = self._describe(size, stride)
         return self._groups[key]
 
     def transfer(self, num_stages: int) -> int:
-        """Return the curve of transfers between so many stages, which was measured."""
+        """Return the number of the measured curve of transfers between `num_stages` stages."""
         return self._number(self.hardware.p2p_curves[num_stages], 1.0, f"pp_size_{num_stages}")
 
     def _number(self, curve: Curve, scale: float, label: str) -> int:
-        # several operations may have one curve, by itself or half of it
+        # several operations may share one curve, also with a factor of one half
         key = (id(curve), scale, label)
         if key not in self._curve_index:
             self.labels.append(label)
@@ -249,20 +249,20 @@ class Documented:
 
     def _describe(self, size: int, stride: int) -> _Group:
         self._notes = []
-        # its own or derived bandwidth first: which kind of entry it came from decides on the curves
+        # measured or derived bandwidth first, because the kind of its entry decides on the curves
         bandwidth, consecutive = self._find_bandwidth(size, stride)
         kinds = self._curve_kinds(size, stride, consecutive)
         slopes: list[float] = []
         curves: list[int] = []
         for operation, sequence in _KINDS:
-            # only all-gathers and reduce-scatters may have times of their own there
+            # only all-gathers and reduce-scatters may have separate times for sequence parallelism
             if sequence and not (operation in _HALVES and self.hardware.sequence_curves):
                 slopes.append(slopes[-1])
                 curves.append(curves[-1])
                 continue
             # traffic of a ring per byte: (g-1)/g of the message, for an all-reduce twice
             slope = OPERATIONS[operation].bus_factor(size) / bandwidth
-            # nan would pass through comparisons unseen, an infinite time never wins
+            # comparisons ignore nan, while an infinite time never wins
             slopes.append(np.inf if math.isnan(slope) else slope)
             number = -1
             for kind in kinds:
@@ -271,7 +271,8 @@ class Documented:
                     break
             curves.append(number)
         timed = curves[_KIND["allreduce", False]] >= 0
-        # documented files time neighbours only: nothing lacks until strided groups are timed
+        # documented files time only neighbours, so nothing is missing unless strided groups are
+        # timed
         if self.hardware.strided_curves and not timed and not math.isnan(bandwidth):
             self._note(
                 f"without latency: {_name(size, stride)} has no measured times and is priced by "
@@ -285,11 +286,11 @@ class Documented:
         )
 
     def _curve_kinds(self, size: int, stride: int, consecutive: bool | None) -> list[bool]:
-        """Return whose curves price a group, neighbours (True) or strided groups, best first.
+        """Return the curves that price a group, neighbours (True) or strided (False), best first.
 
-        consecutive : whose bandwidth stands for the group, None for a derived one. Across nodes
-        the times of neighbours stand for others only where strided groups were timed too: else
-        some groups would have a latency and the strided ones none.
+        consecutive : kind of entry that gives the group's bandwidth; None if derived. Across nodes
+            the times of neighbours represent strided groups only if strided groups were timed too.
+            Otherwise some groups would have a latency and the strided ones none.
         """
         hardware = self.hardware
         one_domain = hardware.world_size <= hardware.joined_gpus
@@ -299,7 +300,7 @@ class Documented:
         # strided entries are measured at stride W/size
         if stride * size == hardware.world_size or consecutive is False:
             kinds.append(False)
-        # in one node or rack all links are alike, whatever the stride
+        # within one node or rack all links are equal, whatever the stride
         if True not in kinds and (one_domain or (consecutive and hardware.strided_curves)):
             kinds.append(True)
         return kinds
@@ -310,7 +311,7 @@ class Documented:
         if curve is None and operation in _HALVES:
             # a ring's all-reduce is a reduce-scatter and an all-gather of the same tensor
             curve, scale, name = curves.get(("allreduce", size)), 0.5, "allreduce"
-            # times of neighbours, which the documents have for sequence parallelism alone
+            # times of neighbours, which the documents contain for sequence parallelism only
             if sequence and consecutive:
                 curve = self.hardware.sequence_curves.get(size, curve)
         if curve is None:
@@ -319,11 +320,11 @@ class Documented:
         return self._number(curve, scale, label)
 
     def _shape(self, size: int, stride: int) -> tuple[int, int]:
-        """Fewest ranks on a node, and nodes, of a group; in one node always (size, 1).
+        """Return (fewest ranks on a node, nodes) of a group; in one node always (size, 1).
 
-        The nodes of a rack, whose links join them, are one. Neighbours whose number neither divides
-        a node nor is divided by it straddle nodes in some of the groups that start at 0, size,
-        2*size, ...; all groups work at once, so the worst one counts.
+        The nodes of a rack with a common link domain count as one. Neighbours whose number neither
+        divides a node nor is divided by it straddle nodes in some of the groups that start at 0,
+        size, 2*size, .... All groups communicate at once, so the worst one counts.
         """
         node = self.hardware.joined_gpus
         if self.hardware.world_size <= node:
@@ -332,14 +333,15 @@ class Documented:
             starts = range(0, self.hardware.world_size - size + 1, size)
             parts = [_split(start, size, node) for start in starts]
             return min(map(min, parts), default=size), max(map(len, parts), default=1)
-        # of node // stride ranks at most: the others of a strided group are on other nodes
+        # at most node // stride ranks on a node: the others of a strided group are on other nodes
         per_node = max(1, min(size, node // stride))
         return per_node, -(-size // per_node)
 
     def _find_bandwidth(self, size: int, stride: int) -> tuple[float, bool | None]:
-        """Bus bandwidth of a group, and whether its entry is that of neighbours.
+        """Return the bus bandwidth of a group, and True if its entry is of neighbours.
 
-        Its own entry, one of the same shape, else derived or nan, which belong to no entry.
+        The entry is the group's own or one of the same shape. Otherwise the bandwidth is derived or
+        nan, and the second value is None.
         """
         hardware, world = self.hardware, self.hardware.world_size
         measured = hardware.allreduce_bytes_per_s
@@ -348,7 +350,7 @@ class Documented:
         if stride * size == world and (size, False) in measured:
             return measured[size, False], False
         per_node, nodes = self._shape(size, stride)
-        # an entry of the group's own kind before one of the same shape alone
+        # an entry of the group's kind is preferred to one that only has the same shape
         for consecutive in (True, False) if stride == 1 else (False, True):
             entry_stride = 1 if consecutive else world // size
             if (size, consecutive) in measured and (
@@ -364,7 +366,7 @@ class Documented:
             self._note(f"derived: bandwidth of {name} taken from allreduce_size_{stand_in}")
             return measured[stand_in, True], None
         if nodes > 1 and across:
-            # all groups work at once: each has its ranks' share of a node's way out
+            # all groups communicate at once, so each has its ranks' share of a node's uplink
             wide = measured[across[-1], True] * per_node / hardware.joined_gpus
             self._note(
                 f"derived: bandwidth of {name} ({nodes} nodes, {per_node} ranks on each) "
@@ -380,10 +382,12 @@ class Documented:
 
 
 class Groups:
-    """The groups of ranks a search uses, each with its bus bandwidth and its measured curves.
+    """Groups of ranks in a search, each with its bus bandwidth and its measured curves.
 
-    Group 0 is a single rank, whose messages cost nothing. `note` receives every derived or
-    extrapolated value in words; `documented` what other groups of the same cluster looked up.
+    Group 0 is a single rank, whose messages cost nothing.
+
+    note : called with a sentence for every derived or extrapolated value.
+    documented : look-ups shared with other groups of the same cluster.
     """
 
     def __init__(
@@ -396,12 +400,12 @@ class Groups:
         self._hardware = hardware
         self._tell = note
         self.silent = True
-        """Whether nothing was derived or extrapolated yet."""
+        """True while nothing was derived or extrapolated."""
         self._index: dict[tuple[int, int], int] = {(1, 1): 0}
-        """Of the groups that were asked for, in the order in which they were."""
+        """Numbers of the requested groups, in order of request."""
         self._numbers: dict[tuple[int, int], int] = {}
-        """Of those that another user of the same numbers knows."""
-        # infinite bandwidth and slope 0: messages of a single rank are free without a branch
+        """Numbers of groups that another user of the same numbering has requested."""
+        # infinite bandwidth and slope 0 make messages of a single rank free without a branch
         nothing = (0.0,) * len(_KINDS), (-1,) * len(_KINDS)
         self._groups = [
             _Group(bus_bytes_per_s=np.inf, slope_s_per_byte=nothing[0], curve=nothing[1], notes=())
@@ -410,7 +414,7 @@ class Groups:
         self._bus: F64 | None = None
 
     def anew(self, note: Callable[[str], None]) -> Groups:
-        """Return the same groups under the same numbers, of which nothing was noted yet."""
+        """Return the same groups under the same numbers, with nothing noted yet."""
         other = Groups(self._hardware, note, self.documented)
         other._numbers = self._numbers | self._index
         other._groups = self._groups.copy()
@@ -429,33 +433,33 @@ class Groups:
         return self._add(size, stride) if found is None else found
 
     def has(self, group: int) -> bool:
-        """Return whether a group's bandwidth is measured or can be derived."""
+        """Return True if a group's bandwidth is measured or can be derived."""
         return not math.isnan(self._groups[group].bus_bytes_per_s)
 
     def bus_bytes_per_s(self, group: I64) -> F64:
-        """Return the bus bandwidth of each group (inf for a single rank, nan when unknown)."""
+        """Return the bus bandwidth of each group, bytes/s (inf for a single rank, nan: unknown)."""
         if self._bus is None:
             self._bus = np.array([found.bus_bytes_per_s for found in self._groups])
         return self._bus[group]
 
     def seconds(self, operation: str, num_bytes: F64, group: I64, *, sequence: bool = False) -> F64:
-        """Return the time of one `operation` of `num_bytes` in each group, in seconds.
+        """Return the seconds of one `operation` of `num_bytes` in each group.
 
-        Fields as those of `Message`.
+        Parameters are the fields of `Message`.
         """
         message = Message(operation=operation, num_bytes=num_bytes, group=group, sequence=sequence)
         return self.seconds_of([message])[0]
 
     def seconds_of(self, messages: Sequence[Message]) -> list[F64]:
-        """Return the times of all messages, in seconds, looked up at once."""
+        """Return the seconds of all messages, looked up at once."""
         if not messages:
             return []
-        # of many rows one message is enough at a time: more would only take memory
+        # many rows are looked up one message at a time to save memory
         if len(messages) > 1 and sum(len(m.num_bytes) for m in messages) > _MOST_TOGETHER:
             return [self.seconds_of([message])[0] for message in messages]
         place, num_bytes, ends = self._laid_out(messages)
         slopes, curves = self._arrays or self._made()
-        # stays where there is no curve
+        # remains valid without a curve
         result: F64 = num_bytes * slopes[place]
         number = curves[place]
         rows = (number >= 0).nonzero()[0]
@@ -466,7 +470,7 @@ class Groups:
         return [result[start:end] for start, end in pairwise((0, *ends))]
 
     def note_messages(self, messages: Sequence[Message]) -> None:
-        """Note what `seconds_of` would; messages of groups that were asked for by `index`."""
+        """Add the notes of `seconds_of` without times, for groups requested by `index`."""
         if not messages:
             return
         place, num_bytes, ends = self._laid_out(messages)
@@ -477,14 +481,14 @@ class Groups:
             self._note_large(rows, number[rows], num_bytes[rows], ends)
 
     def _made(self) -> tuple[F64, I64]:
-        """Slopes and curves of all groups, one kind of message after the other."""
+        """Return slopes and curves of all groups, one kind of message after the other."""
         slopes = np.array([found.slope_s_per_byte for found in self._groups]).T
         curves = np.array([found.curve for found in self._groups], dtype=np.int64).T
         self._arrays = slopes.ravel(), curves.ravel()
         return self._arrays
 
     def _laid_out(self, messages: Sequence[Message]) -> tuple[I64, F64, list[int]]:
-        """Return places in the arrays and sizes of messages end to end, and where each ends."""
+        """Return (places in the arrays, sizes, end of each message), messages concatenated."""
         count = len(self._groups)
         lengths = [len(m.num_bytes) for m in messages]
         # a row of the arrays is a kind of message, a column a group
@@ -494,7 +498,7 @@ class Groups:
         return place, num_bytes, list(accumulate(lengths))
 
     def _note_large(self, row: I64, curve: I64, num_bytes: F64, ends: Sequence[int]) -> None:
-        """Note the curves (n,) that messages exceed, by message and in the order they were met."""
+        """Note the curves (n,) that messages exceed, by message and in the order of first use."""
         large = self.documented.curves.exceeded(curve, num_bytes).nonzero()[0]
         if not large.size:
             return
@@ -513,11 +517,13 @@ class Groups:
         )
 
     def transfers_s(self, stages: I64, num_bytes: F64, copies: F64) -> F64:
-        """Return the time of messages between neighbouring stages, (N, K, Y) seconds; 0 for p == 1.
+        """Return the seconds of messages between neighbouring stages, (N, K, Y); 0 for p == 1.
 
-        stages : (N,) p; a message has num_bytes (N, K) * copies (Y,), > 0. The curve of this number
-        of stages, else curve or bandwidth of the number that `point_to_point_bytes_per_s` takes;
-        errors as there.
+        stages : (N,) p.
+        num_bytes, copies : (N, K) and (Y,); a message has num_bytes * copies bytes, > 0.
+
+        Uses the curve of this number of stages, else curve or bandwidth of the number that
+        `point_to_point_bytes_per_s` selects; raises as it does.
         """
         result = np.zeros((*num_bytes.shape, len(copies)))
         curves = self._hardware.p2p_curves
@@ -541,8 +547,8 @@ class Groups:
     def point_to_point_bytes_per_s(self, num_stages: int) -> float:
         """Return the bandwidth between neighbours of `num_stages` stages, in bytes/s.
 
-        A number of stages that was not measured takes the nearest smaller one, else the nearest
-        larger. Raises InputError when no number of stages was measured.
+        An unmeasured number of stages uses the nearest smaller one, else the nearest larger. Raises
+        InputError if no number of stages was measured.
         """
         return self._hardware.p2p_bytes_per_s[self._measured_stages(num_stages)]
 
@@ -566,7 +572,7 @@ class Groups:
         if number is None:
             number = len(self._groups)
             self._groups.append(self.documented.group(size, stride))
-            # arrays were made for fewer groups
+            # the arrays were made for fewer groups
             self._arrays, self._bus = None, None
         self._index[key] = number
         for text in self._groups[number].notes:

@@ -1,7 +1,7 @@
-"""What a model keeps in memory as Megatron-LM's layers have it, as tables that a planner reads.
+"""Memory of Megatron-LM's layers as the tables of a `ModelProfile`.
 
-`autopar.price.account` counts one launch; here the same terms, of one sample and by tensor degree,
-become the memory of a `ModelProfile`. How plans add them up is `search.planning.cost`'s.
+`autopar.price.account` counts the memory of one run. This module uses the same terms for one sample
+and each tensor degree. `search.planning.cost` adds them up for plans.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from autopar.run.strategy import Chunk, Split, Strategy, even_chunks, uniform_la
 from autopar.sources import Source
 
 _TOKEN_BYTES = 12
-"""Of a token of a micro-batch: its number and the next one's, its place, its weight in the loss."""
+"""Bytes per token of a micro-batch: its id, the next id, its position, and its weight in the
+loss."""
 
 
 def megatron_run(
@@ -43,14 +44,14 @@ def megatron_run(
     precision: PrecisionKind,
     gpu: str,
 ) -> Run:
-    """Return a run of one layer and one sample on so many tensor ranks, as Megatron-LM has it.
+    """Return a Megatron-LM run of one layer and one sample on `tp` tensor ranks.
 
-    Raises InputError where it has no such layers, or sizes are unknown.
+    Raises InputError if Megatron-LM does not support the layer, or sizes are unknown.
     """
     one = replace(spec, layers=(replace(layer, num_layers=1),), mtp_layers=0, interleaved=False)
     model = model_of_spec(one)
     refuse_unlike(model)
-    # experts of a rank are its share of all of them, and every rank has all tokens
+    # each rank has its share of all experts, and every rank has all tokens
     split = Split(tp=tp, etp=tp, sequence_parallel=sequence_parallel)
     layers, ends = uniform_layers(1, split)
     return Run(
@@ -81,10 +82,13 @@ def with_megatron_memory(
     *,
     gpu: str,
 ) -> ModelProfile:
-    """Return a profile whose memory is that of Megatron-LM's layers, head and workspaces.
+    """Return a profile with the memory of Megatron-LM's layers, head and workspaces.
 
-    Times stay as they are. Every rank has its share of all experts. gpu : kind of device, such as
-    `h100-80gb`, on which workspaces depend. Raises InputError as `megatron_model`.
+    Times stay unchanged. Every rank has its share of all experts.
+
+    gpu : device such as `h100-80gb`, which determines the workspaces.
+
+    Raises InputError as `megatron_run` does.
     """
     precision = cast(PrecisionKind, profile.precision)
     lengths = tuple(layer.seq_length for layer in spec.layers)
@@ -106,7 +110,7 @@ def with_megatron_memory(
         profile,
         layers=layers,
         other_memory={position: {lengths: memory} for position, memory in others.items()},
-        # what the loss needs beside the logits that wait for their backward
+        # memory of the loss in addition to the logits kept for the backward
         logits_peak_bytes_per_sample=float(head_bytes(logits) - kept_logits_bytes(logits)),
         rank_bytes=float(
             cublas_bytes(first)
@@ -123,9 +127,9 @@ def with_megatron_memory(
 def with_memory_of(
     engine: str | None, profile: ModelProfile, spec: ModelSpec, *, gpu: str
 ) -> ModelProfile:
-    """Return a profile with the layers' memory as an engine has it; errors as above.
+    """Return a profile with the layer memory of an engine; raises as `with_megatron_memory`.
 
-    Engines but Megatron-LM run layers as the profile's own tables have them.
+    Engines other than Megatron-LM keep the profile's tables.
     """
     if engine != "megatron":
         return profile
@@ -133,7 +137,7 @@ def with_memory_of(
 
 
 def _layer_memory(layer: LayerSpec, run_of: Callable[[int], Run]) -> LayerMemory:
-    """Return the tables of one layer type; a rank has one stand-in of each shape of its weights."""
+    """Return the tables of one layer type; dummy weight gradients count once per weight shape."""
     kept: dict[int, float] = {}
     backward: dict[int, float] = {}
     shared: dict[int, float] = {}
@@ -155,7 +159,7 @@ def _layer_memory(layer: LayerSpec, run_of: Callable[[int], Run]) -> LayerMemory
 
 
 def _logits(run: Run, degree: int) -> Run:
-    """Return a run of one rank whose head has the columns of one of so many tensor ranks."""
+    """Return a single-rank run whose head has the columns of one of `degree` tensor ranks."""
     unit = run.model.vocab_divisor * degree
     rows = math.ceil(run.model.vocab / unit) * unit // degree
     return replace(run, model=replace(run.model, vocab=rows, vocab_divisor=1))
@@ -166,10 +170,10 @@ def _other_memory(
     measured: Mapping[str, Mapping[tuple[int, ...], OtherMemory]],
     lengths: tuple[int, ...],
 ) -> dict[str, OtherMemory]:
-    """Return the tables around the layers: states as they were, what Megatron-LM keeps.
+    """Return the tables of embedding and head: states unchanged, Megatron-LM's activations.
 
-    First: the micro-batch. Last: input and output of the final norm, fp32 logits, and a stand-in of
-    the head's gradient. A single stage has both.
+    First: the micro-batch. Last: input and output of the final norm, fp32 logits, and the dummy
+    gradient of the head. A single stage has both.
     """
     found = {}
     batch, stream = float(_TOKEN_BYTES * run.tokens), stream_bytes(run)
@@ -182,8 +186,8 @@ def _other_memory(
             end = position != "first"
             kept[degree] = batch + (2.0 * tokens + kept_logits_bytes(head) if end else 0.0)
             if position == "last":
-                # what is sent back has a buffer, too; of whole sequences the copies are counted
-                # with the layers
+                # The gradient sent back also has a buffer. The copies of whole sequences are
+                # counted with the layers.
                 kept[degree] += stream / degree
             held[degree] = float(accumulation_bytes(head, [[head_weight(head)]])) if end else 0.0
         found[position] = replace(memory, activation_bytes_per_sample=kept, held_bytes=held)

@@ -1,7 +1,7 @@
-"""Fits: from measured points to the numbers that the formulas use, and these drawn again.
+"""Fits of measured times and memory for the cost formulas, and replicas of the fits.
 
-Source: cost-model.md section 1 (compute) and "Memory of a rank" (sequence mode). All results are
-in seconds and bytes; b is the number of samples that a tensor group processes together.
+Source: cost-model.md section 1 (compute) and "Memory of a rank" (sequence mode). All results are in
+seconds and bytes; b is the number of samples that a tensor group processes together.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class ComputeFit(Record):
     """Seconds of b samples at one sequence length: launch_s + b*sample_s."""
 
     launch_s: float
-    """Part that neither the batch nor sharding changes."""
+    """Seconds that depend neither on the batch nor on sharding."""
     sample_s: float
     attention_s: float | None
-    """Part of `sample_s` that grows with the square of the sequence; None when not fitted."""
+    """Part of `sample_s` that grows with the square of the sequence length; None if not fitted."""
     largest_batch: int
-    """Largest batch that was measured."""
+    """Largest measured batch."""
 
     def forward_s(self, batch: F64) -> F64:
         """Return the unsharded forward of `batch` samples, in seconds."""
@@ -60,11 +60,11 @@ class MeasuredTime(Record):
 
     batch: int
     seq_lengths: tuple[int, ...]
-    """One for a layer; those of all layer types for what is no layer."""
+    """One sequence length for a layer; those of all layer types for embedding and head."""
     time_s: float
     low_s: float | None = None
     high_s: float | None = None
-    """5th and 95th percentile of the samples, where known."""
+    """5th and 95th percentile of the samples in seconds; None if unknown."""
 
 
 def fit_layer_time(
@@ -92,11 +92,11 @@ def fit_measured(
     *,
     of_layer: bool,
 ) -> ComputeFit:
-    """Return the fit of measured times of a layer, or of what is none, at `seq_lengths`.
+    """Return the fit of measured times at `seq_lengths`, of a layer or of embedding and head.
 
     static: proportional to b; batch: c0 + c1*b; sequence: c0 + b*(c1*S + c2*S^2), c0 only with
-    several batch sizes and c2 only of layers. Raises InputError when the measurements cannot
-    answer.
+    several batch sizes and c2 only for layers. Raises InputError if the measurements do not
+    suffice.
     """
     mode = options.time_profile_mode
     if not times:
@@ -105,7 +105,7 @@ def fit_measured(
         )
     if mode == "sequence":
         return _fit_sequence(name, times, seq_lengths, options, note, quadratic=of_layer)
-    # only mode sequence moves between lengths
+    # only mode sequence interpolates between lengths
     here = [time for time in times if time.seq_lengths == seq_lengths]
     if not here:
         measured = sorted({time.seq_lengths for time in times})
@@ -122,7 +122,7 @@ def fit_measured(
             f"{_lengths(seq_lengths)}, --time-profile-mode batch needs at least two; "
             f"profile more batch sizes or use --time-profile-mode static"
         )
-    # a peer's mode: at one length a launch cost where several batches tell it, and tokens
+    # hybrid mode at one length: a launch cost if several batches determine it, and tokens
     form: Form = "sequence" if mode == "hybrid" else mode
     fitted = _checked_fit(name, here, form, note, quadratic=of_layer)
     return ComputeFit(
@@ -144,7 +144,7 @@ def _fit_sequence(
 ) -> ComputeFit:
     length = sum(seq_lengths)
     measured = {sum(time.seq_lengths) for time in times}
-    # times at one length do not say how they grow with it
+    # times at one length do not determine the growth with length
     if len(measured) == 1 and length not in measured:
         raise InputError(
             f"{name}: only sequence length {max(measured)} was measured, "
@@ -176,7 +176,7 @@ def _checked_fit(
     *,
     quadratic: bool,
 ) -> FittedTimes:
-    """Return the fit of measured times, and note one that is far off."""
+    """Return the fit of measured times, with a note if its largest error exceeds `BAD_FIT`."""
     batches = [time.batch for time in times]
     tokens = [sum(time.seq_lengths) for time in times]
     terms = terms_of(form, batches, tokens, quadratic=quadratic)
@@ -198,8 +198,8 @@ def layer_memory(
 ) -> LayerMemory:
     """Return the memory of one layer at `seq_length`.
 
-    static: as measured there; sequence: activations linear from the largest measured length,
-    parameters from the smallest. Raises InputError when the measurements cannot answer.
+    static: as measured at that length. sequence: activations linear from the largest measured
+    length, parameters from the smallest. Raises InputError if the measurements do not suffice.
     """
     table = profile.memory
     _require(f"layer type {kind}", [(s,) for s in table], (seq_length,), options)
@@ -280,7 +280,7 @@ def _lengths(lengths: tuple[int, ...]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Computation of a layer: the documented forward, and what a sidecar measured beside it.
+# Computation of a layer: the documented forward, and measurements of a sidecar file.
 #
 # Source: cost-model.md section 1 (compute). All results are in seconds on a rank; t is the tensor
 # or Ulysses degree of a row, c its context degree.
@@ -290,37 +290,37 @@ Pass = Literal["forward", "backward", "recompute"]
 PASSES: tuple[Pass, ...] = ("forward", "backward", "recompute")
 
 OTHER = "embedding and head"
-"""What is no layer, in messages."""
+"""Name of embedding, head and loss in messages."""
 
 _STANDS_FOR = {
     True: ("sp", "dtensor_sp"),
     False: ("tp", "dtensor"),
 }
-"""By sequence parallelism: the kind that a Megatron layer is, then what may stand for it. With
-sequence parallelism norms and residuals run over S/t tokens and without over S, so neither stands
-for the other; DTensor's layers have the same local matrices."""
+"""By sequence parallelism: the kind of a Megatron layer, then the kind that may replace it. With
+sequence parallelism norms and residuals process S/t tokens and without it S, so neither replaces
+the other. DTensor's layers have the same local matrices."""
 
 
 class ComputeFits(Record, eq=False):
-    """Fitted times of one layer type, at one sequence length."""
+    """Fitted times of one layer type at one sequence length."""
 
     whole: ComputeFit
     """Documented forward of the unsharded layer."""
     measured: Mapping[tuple[Pass, bool, int], ComputeFit]
-    """By pass, Ulysses or not, and degree; forwards from degree 2, the others from degree 1."""
+    """Fits by (pass, Ulysses, degree); forwards from degree 2, the others from degree 1."""
 
     def base(self, what: Pass, ulysses: bool, degree: int) -> tuple[int, ComputeFit] | None:
-        """Return the largest measured degree that divides `degree`, and its fit; None without."""
-        # a divisor, so that a rank's matrices are a whole fraction of the measured ones
+        """Return (largest measured degree that divides `degree`, its fit); None without any."""
+        # a divisor, so that a rank's matrices are an integer fraction of the measured ones
         degrees = [d for w, u, d in self.measured if (w, u) == (what, ulysses) and degree % d == 0]
         if degrees:
             return max(degrees), self.measured[what, ulysses, max(degrees)]
         return (1, self.whole) if what == "forward" else None
 
     def seconds(self, what: Pass, rows: Rows, otherwise: F64 | None = None) -> F64:
-        """Return the time of every row: c0 + (F - c0)*t0/(t*c), F fitted at degree t0 = `base`.
+        """Return the seconds of every row: c0 + (F - c0)*t0/(t*c), F fitted at degree t0 = `base`.
 
-        otherwise : (n,) for rows without a base, which forwards always have.
+        otherwise : (n,) seconds of rows without a base, which forwards always have.
         """
         if what == "forward":
             result = self.whole.sharded_forward_s(rows.batch, rows.shards)
@@ -328,26 +328,26 @@ class ComputeFits(Record, eq=False):
             assert otherwise is not None, "only forwards are always measured"
             result = otherwise.copy()
         for at, degree, fit in self.used(what, rows):
-            # measured at this degree: of t*c shards the others divide what is no launch
+            # measured at this degree: only the other of t*c shards divide the time after launch
             result[at] = fit.sharded_forward_s(rows.batch[at], rows.shards[at] / degree)
         return result
 
     def extrapolated(self, rows: Rows) -> Iterator[tuple[str, int]]:
-        """Yield the measurements that rows take beyond twice their largest batch, and that."""
+        """Yield (measurement, its largest batch) for each one that rows exceed more than twice."""
         for what in PASSES:
             for at, degree, fit in self.used(what, rows):
                 if rows.batch[at].max() > 2 * fit.largest_batch:
                     yield shard_name(what, bool(rows.ulysses[at[0]]), degree), fit.largest_batch
 
     def used(self, what: Pass, rows: Rows) -> Iterator[tuple[NDArray[np.int64], int, ComputeFit]]:
-        """Yield rows that a measured fit prices, with its degree."""
+        """Yield (rows, degree, fit) for each measured fit that prices rows."""
         for ulysses in (False, True):
             if not any((w, u) == (what, ulysses) for w, u, _ in self.measured):
                 continue
             mine = rows.ulysses == ulysses
             for degree in np.unique(rows.tensor[mine]).tolist():
                 found = self.base(what, ulysses, int(degree))
-                # the documented forward is priced by its rule already
+                # the documented forward is already priced
                 if found is not None and found[1] is not self.whole:
                     yield np.flatnonzero(mine & (rows.tensor == degree)), *found
 
@@ -357,12 +357,12 @@ class OtherFits(Record, eq=False):
 
     forward: ComputeFit
     backward: ComputeFit | None = None
-    """None where it was not measured."""
+    """Fit of the backward; None if it was not measured."""
 
     def seconds(self, what: Pass, batch: F64, table: I64) -> F64 | None:
-        """Return the time of every row, (n,); None where it was not measured.
+        """Return the seconds of every row, (n,); None if not measured.
 
-        table : (n,) number of the row's table, to which the fits are the same.
+        table : (n,) number of the row's table, which these fits ignore.
         """
         fit = self.forward if what == "forward" else self.backward
         return None if fit is None else fit.forward_s(batch)
@@ -379,8 +379,8 @@ def fit_computation(
 ) -> ComputeFits:
     """Return the fits of one layer type at `seq_length`, in the forms of `fit_layer_time`.
 
-    A measurement that cannot answer in the mode of the search is left out with a note; raises
-    InputError when the documented forwards cannot.
+    Measurements that do not suffice in the mode of the search are skipped with a note. Raises
+    InputError if the documented forwards do not suffice.
     """
     whole = fit_layer_time(kind, profile, seq_length, options, note)
     measured: dict[tuple[Pass, bool, int], ComputeFit] = {}
@@ -404,8 +404,8 @@ def fit_other(
 ) -> OtherFits:
     """Return the fits of embedding, head and loss, in the forms of `fit_other_time`.
 
-    A backward that cannot answer in the mode of the search is left out with a note; raises
-    InputError when the documented forwards cannot.
+    A backward that does not suffice in the mode of the search is skipped with a note. Raises
+    InputError if the documented forwards do not suffice.
     """
     known = other_cells(profile.other_times)
     forward = fit_measured(OTHER, known["forward"], seq_lengths, options, note, of_layer=False)
@@ -421,7 +421,7 @@ def fit_other(
 
 
 def other_cells(times: Sequence[OtherTime]) -> dict[Pass, list[MeasuredTime]]:
-    """Return the cells of both fits of embedding, head and loss; the backward's if there are."""
+    """Return the measured times of embedding, head and loss by pass; the backward if measured."""
     passes: tuple[Pass, Pass] = ("forward", "backward")
     found = {what: [c for p in times for c in _cells(p, what, p.seq_lengths)] for what in passes}
     return {what: cells for what, cells in found.items() if cells or what == "forward"}
@@ -430,7 +430,7 @@ def other_cells(times: Sequence[OtherTime]) -> dict[Pass, list[MeasuredTime]]:
 def _cells(
     point: ShardedTime | OtherTime, what: Pass, lengths: tuple[int, ...]
 ) -> Iterator[MeasuredTime]:
-    """Yield the time of one pass of a measured point, where it was measured."""
+    """Yield the time of one pass of a measured point if it was measured."""
     time_s = getattr(point, f"{what}_s")
     if time_s is not None:
         low_s, high_s = getattr(point, f"{what}_low_s"), getattr(point, f"{what}_high_s")
@@ -456,9 +456,9 @@ def _forwards(profile: LayerProfile) -> list[MeasuredTime]:
 def measured_cells(
     kind: int, profile: LayerProfile, options: SearchOptions, note: _Note
 ) -> dict[tuple[Pass, bool, int], list[MeasuredTime]]:
-    """Return the cells of every fit, by pass, Ulysses or not, and degree, in a fixed order.
+    """Return the measured times of every fit by (pass, Ulysses, degree), in a fixed order.
 
-    Whole layers are listed once, as not Ulysses; their forwards are the documented ones.
+    Unsharded layers are listed once, as not Ulysses; their forwards are the documented ones.
     """
     result: dict[tuple[Pass, bool, int], list[MeasuredTime]] = {
         ("forward", False, 1): _forwards(profile)
@@ -467,13 +467,13 @@ def measured_cells(
         for what in PASSES:
             cells = [c for p in points for c in _cells(p, what, (p.seq_length,))]
             if cells:
-                # a sidecar's forward of whole layers does not replace the documented one
+                # a sidecar's forward of unsharded layers does not replace the documented one
                 result.setdefault((what, ulysses, degree), cells)
     return result
 
 
 def attention_share(spec: LayerSpec) -> float | None:
-    """Return the share of attention scores in the forward FLOP of a layer, None when unknown.
+    """Return the share of attention scores in the forward FLOP of a layer, None if unknown.
 
     Scores and their product with V: 4*S^2*heads*head_dim, half of it when causal; matrices:
     2*S*(parameters of QKV, output projection and the MLPs that a token visits).
@@ -482,26 +482,26 @@ def attention_share(spec: LayerSpec) -> float | None:
         return None
     query = spec.num_heads * head_dim(spec)
     key_value = (spec.num_kv_heads or spec.num_heads) * head_dim(spec)
-    # two products of S x S scores, two FLOP a multiply-add; a causal mask hides half
+    # two GEMMs of S x S scores, two FLOP per multiply-add; a causal mask halves it
     attention = 4.0 * spec.seq_length**2 * query * (0.5 if spec.causal else 1.0)
-    # a token visits so many MLPs
+    # number of MLPs that a token visits
     ffn = spec.ffn_hidden_size * (spec.experts_per_token or 1)
     matrices = spec.hidden_size * (
         # query and output, key and value, then up, down and gate
         2.0 * query + 2.0 * key_value + (3 if spec.gated_mlp else 2) * ffn
     )
     if spec.cross_attention:
-        # a second attention with projections of its own
+        # a second attention with separate projections
         attention *= 2.0
         matrices += spec.hidden_size * (2.0 * query + 2.0 * key_value)
-    # two FLOP a parameter and token
+    # two FLOP per parameter and token
     return attention / (attention + 2.0 * spec.seq_length * matrices)
 
 
 def _by_shard(
     kind: int, profile: LayerProfile, options: SearchOptions, note: _Note
 ) -> dict[tuple[bool, int], list[ShardedTime]]:
-    """Return the cells that may be used, by Ulysses or not and degree; one cell per size."""
+    """Return the usable measured times by (Ulysses, degree); one per batch and length."""
     own, second = _STANDS_FOR[options.sequence_parallel]
     cells: dict[tuple[bool, int], dict[tuple[int, int], ShardedTime]] = {}
     sharded = [p for p in profile.sharded_times if p.degree > 1 and p.kind != "ulysses"]
@@ -509,7 +509,7 @@ def _by_shard(
     for point in profile.sharded_times:
         ulysses = point.degree > 1 and point.kind == "ulysses"
         if point.degree > 1 and not ulysses:
-            # another kind stands in only at degrees that the own one lacks
+            # another kind is used only at degrees without a measurement of the exact kind
             if point.kind != own and (point.kind != second or point.degree in exact):
                 continue
             if point.kind == second:
@@ -526,10 +526,10 @@ def _by_shard(
 
 
 # --------------------------------------------------------------------------------------------------
-# Computation drawn again within its measured spread: replicas of the fits.
+# Replicas of the fits: computation redrawn within its measured spread.
 #
-# Source: cost-model.md "Spread of computation". The draws of a cell depend on nothing but its place
-# in the profile, so two plans see the same replicas.
+# Source: cost-model.md "Spread of computation". The draws of a time depend only on its place in the
+# profile, so two plans use the same replicas.
 
 
 _Key = tuple[Pass, bool, int]
@@ -537,17 +537,17 @@ _Key = tuple[Pass, bool, int]
 NUM_REPLICAS = 200
 _SEED = 20240229
 _OTHER_PLACE = 1_000_000
-"""Of embedding, head and loss, behind any layer type."""
+"""Seed of embedding, head and loss, larger than any layer type."""
 
 
 class DrawnFits(ComputeFits, eq=False):
-    """The fits of a layer type with the coefficients of every replica, for `repeated` rows."""
+    """Fits of a layer type with the coefficients of every replica, for `repeated` rows."""
 
     draws: LayerDraws
     rows_per_replica: int
 
     def seconds(self, what: Pass, rows: Rows, otherwise: F64 | None = None) -> F64:
-        """Return the time of every row of every replica; as `ComputeFits.seconds`."""
+        """Return the seconds of every row of every replica; as `ComputeFits.seconds`."""
         # rows are repeated replica by replica
         replica = np.arange(len(rows.batch)) // self.rows_per_replica
         if what == "forward":
@@ -557,25 +557,25 @@ class DrawnFits(ComputeFits, eq=False):
             assert otherwise is not None, "only forwards are always measured"
             result = otherwise.copy()
         for at, degree, _ in self.used(what, rows):
-            # whole layers have one fit for both kinds, under this name
+            # unsharded layers have one fit for both kinds, stored as not Ulysses
             ulysses = bool(rows.ulysses[at[0]]) and degree > 1
             launch, sample = self.draws.coefficients((what, ulysses, degree))
             r = replica[at]
-            # cells are of this degree already: only the shards beyond it divide
+            # times are measured at this degree, so only the shards beyond it divide them
             result[at] = launch[r] + rows.batch[at] * sample[r] / (rows.shards[at] / degree)
         return result
 
 
 class DrawnOtherFits(OtherFits, eq=False):
-    """The fits of embedding, head and loss with the coefficients of every replica.
+    """Fits of embedding, head and loss with the coefficients of every replica.
 
-    For as many tables as there are replicas, of which each is priced in the next.
+    There are as many tables as replicas, and each table is priced with the replica of its number.
     """
 
     draws: OtherDraws
 
     def seconds(self, what: Pass, batch: F64, table: I64) -> F64 | None:
-        """Return the time of every row of every replica; as `OtherFits.seconds`."""
+        """Return the seconds of every row of every replica; as `OtherFits.seconds`."""
         if super().seconds(what, batch, table) is None:
             return None
         launch, sample = self.draws.coefficients((what, False, 1))
@@ -583,26 +583,26 @@ class DrawnOtherFits(OtherFits, eq=False):
 
 
 class Draws(ABC):
-    """Replicas of measured cells, and the fits of them, made when they are needed."""
+    """Replicas of measured times, and their fits, computed on demand."""
 
     def __init__(self, place: int, cells: Mapping[_Key, Sequence[MeasuredTime]]) -> None:
-        """Take the cells to draw; `place` is where they stand in the profile."""
+        """Store the times to draw; `place` is their position in the profile."""
         self._place = place
         self._cells = cells
         self._fitted: dict[_Key, tuple[F64, F64]] = {}
 
     @abstractmethod
     def _fit(self, times: Sequence[MeasuredTime]) -> ComputeFit:
-        """Return the fit of a replica."""
+        """Return the fit of one replica."""
 
     @abstractmethod
     def _name(self, key: _Key) -> str:
-        """Return what the cells of a fit measure, in words."""
+        """Return a description of a fit's measured times."""
 
     @cached_property
     def _times(self) -> Mapping[_Key, F64]:
-        """Replicas (cells, NUM_REPLICAS) of every fit's cells."""
-        # seeded by place: draws of one layer type do not depend on the others
+        """Replicas (times, NUM_REPLICAS) of every fit's measured times, seconds."""
+        # seeded by place, so draws of one layer type do not depend on the others
         generator = np.random.default_rng((_SEED, self._place))
         return {
             key: np.stack([_draw(cell, generator) for cell in group])
@@ -611,18 +611,18 @@ class Draws(ABC):
 
     @cached_property
     def has_spread(self) -> bool:
-        """True when some cell is not the same in every replica."""
+        """True if any measured time differs between replicas."""
         return any(bool(np.ptp(times, axis=1).any()) for times in self._times.values())
 
     def coefficients(self, key: _Key) -> tuple[F64, F64]:
         """Return launch and per-sample seconds of every replica, each (NUM_REPLICAS,).
 
-        key : pass, Ulysses or not, and degree.
+        key : (pass, Ulysses, degree).
         """
         if key not in self._fitted:
             cells, times = self._cells[key], self._times[key]
             fits = []
-            # without spread all replicas are the first
+            # without spread all replicas equal the first
             for drawn in times.T if np.ptp(times, axis=1).any() else times.T[:1]:
                 again = [
                     MeasuredTime(batch=c.batch, seq_lengths=c.seq_lengths, time_s=float(t))
@@ -633,7 +633,7 @@ class Draws(ABC):
         return self._fitted[key]
 
     def cells(self) -> Mapping[str, F64]:
-        """Return the replicas (NUM_REPLICAS,) of every cell that has spread, by its name."""
+        """Return the replicas (NUM_REPLICAS,) of every measured time with spread, by its name."""
         return {
             f"{self._name(key)}, batch {cell.batch}, "
             f"sequence length {','.join(map(str, cell.seq_lengths))}": times
@@ -644,7 +644,7 @@ class Draws(ABC):
 
 
 class LayerDraws(Draws):
-    """Replicas of one layer type's cells."""
+    """Replicas of one layer type's measured times."""
 
     def __init__(
         self, kind: int, profile: LayerProfile, seq_length: int, options: SearchOptions
@@ -664,7 +664,7 @@ class LayerDraws(Draws):
 
 
 class OtherDraws(Draws):
-    """Replicas of the cells of embedding, head and loss."""
+    """Replicas of the measured times of embedding, head and loss."""
 
     def __init__(
         self, times: Sequence[OtherTime], seq_lengths: tuple[int, ...], options: SearchOptions
@@ -683,7 +683,7 @@ class OtherDraws(Draws):
 
 
 def has_percentiles(model: ModelProfile) -> bool:
-    """Return whether some time has a percentile: without any there is nothing to draw."""
+    """Return True if any time has a percentile; without percentiles there is no spread to draw."""
     ends = [(p.low_s, p.high_s) for layer in model.layers for p in layer.times]
     ends += [
         pair
@@ -709,10 +709,10 @@ def repeated(rows: Rows) -> Rows:
 
 
 def _draw(cell: MeasuredTime, generator: np.random.Generator) -> F64:
-    """Return replicas of a cell: quantiles of 5 to 95 %, straight from low over median to high."""
-    # nothing is known of what lies outside the percentiles
+    """Return replicas of a time: quantiles of 5 to 95 %, linear from low over median to high."""
+    # values outside the percentiles are unknown
     quantile = generator.uniform(0.05, 0.95, NUM_REPLICAS)
-    # a percentile that was not measured stays at the median
+    # a percentile that was not measured equals the median
     low = cell.time_s if cell.low_s is None else cell.low_s
     high = cell.time_s if cell.high_s is None else cell.high_s
     return np.interp(quantile, (0.05, 0.5, 0.95), (low, cell.time_s, high))
@@ -721,7 +721,7 @@ def _draw(cell: MeasuredTime, generator: np.random.Generator) -> F64:
 def _columns(fits: list[ComputeFit]) -> tuple[F64, F64]:
     launch = np.array([fit.launch_s for fit in fits])
     sample = np.array([fit.sample_s for fit in fits])
-    # one fit stands for all replicas where cells have no spread
+    # one fit represents all replicas if times have no spread
     return (
         np.broadcast_to(launch, NUM_REPLICAS).copy(),
         np.broadcast_to(sample, NUM_REPLICAS).copy(),
@@ -729,4 +729,4 @@ def _columns(fits: list[ComputeFit]) -> tuple[F64, F64]:
 
 
 def _ignore(_: str) -> None:
-    """Take no notes: the fit of the medians has taken them."""
+    """Discard notes, because the fit of the medians has recorded them."""

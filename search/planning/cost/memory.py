@@ -25,32 +25,32 @@ from search.request.options import SearchOptions
 
 
 def to_bytes(values: F64) -> I64:
-    """Return whole bytes, rounded up (a millionth of a byte of float noise is ignored)."""
+    """Return whole bytes, rounded up, ignoring float noise of a millionth of a byte."""
     return np.ceil(values - 1e-6).astype(np.int64)
 
 
 def state_bytes(
     parameters: F64, rows: Rows, recipe: Recipe, *, shard_gradients: bool, kept: F64 | float = 0.0
 ) -> F64:
-    """Return weights, gradients and optimizer of `parameters`, exactly shared by ZeRO, in bytes.
+    """Return weights, gradients and optimizer of `parameters`, divided exactly by ZeRO, in bytes.
 
-    As an engine lists them, else those of FSDP2: ZeRO-1 shards the optimizer, ZeRO-2 gradients too,
-    ZeRO-3 weights too; with one reduction per step (`shard_gradients` False), and of ZeRO-1, full
-    gradients are kept until then.
+    Rows with an engine's layout use it, others FSDP2's. ZeRO-1 shards the optimizer, ZeRO-2
+    gradients too, ZeRO-3 weights too. With one reduction per step (`shard_gradients` False), and
+    with ZeRO-1, unsharded gradients are kept until then.
 
-    kept : of the only micro-batch, whose activations are gone where its sharded gradients appear:
-        then N*e_g/z - kept of them are added, at least 0.
+    kept : saved activations of the only micro-batch, which are freed where its sharded gradients
+        appear; only N*e_g/z - kept of the gradients is added, at least 0.
     """
     weights = recipe.weight / rows.weight_shards
-    # fp32 shards are their own masters
+    # fp32 shards need no separate master weights
     optimizer = np.where(
         rows.whole_weights, recipe.optimizer, recipe.optimizer - recipe.own_masters
     )
-    # sums over several micro-batches stay whole until the one reduction of a step
+    # sums over several micro-batches stay unsharded until the single reduction of a step
     divided = rows.divides_gradients(at_once=shard_gradients)
     gradients = recipe.gradient / np.where(divided, rows.optimizer_shards, 1.0)
     own = parameters * gradients
-    # unsharded sums have a buffer of their own from the beginning of a step
+    # unsharded sums have a buffer that exists from the beginning of a step
     own = np.where(divided & rows.sharded & rows.several, np.maximum(own - kept, 0.0), own)
     result: F64 = parameters * (weights + optimizer / rows.optimizer_shards) + own
     if not recipe.lists:
@@ -67,29 +67,31 @@ def gathered_weight_bytes(parameters: F64, rows: Rows, recipe: Recipe) -> F64:
     if recipe.lists:
         ahead = _by_kind(rows, recipe, True, lambda kind: kind.ahead)
         weights = np.where(listed_rows(rows, recipe), ahead, weights)
-    # a group of one gathers nothing
+    # a group of one rank gathers nothing
     result: F64 = parameters * np.where(rows.several, weights, 0.0)
     return result
 
 
 def listed_rows(rows: Rows, recipe: Recipe) -> Bool:
-    """Return the rows whose bytes are those of the engine's list, (n,)."""
+    """Return True for the rows whose bytes follow the engine's state layout, (n,)."""
     listed: Bool = _chosen(rows, [float(kind in recipe.at_once) for kind in KINDS]) > 0.0
     return listed
 
 
 def unit_bytes(parameters: F64, rows: Rows, recipe: Recipe, *, shard_gradients: bool) -> F64:
-    """Return what a listed engine holds of a unit while its backward runs, in bytes."""
+    """Return the bytes of a unit during its backward, for an engine with a state layout."""
     held = _by_kind(rows, recipe, shard_gradients, lambda kind: kind.unit)
-    # a group of one gathers and scatters nothing
+    # a group of one rank gathers and scatters nothing
     result: F64 = parameters * np.where(rows.several, held, 0.0)
     return result
 
 
 def loss_bytes(parameters: F64, unit: F64, rows: Rows, recipe: Recipe, *, shard: bool) -> F64:
-    """Return what a listed engine holds of embedding and head while the loss runs, in bytes.
+    """Return the bytes of embedding and head during the loss, for an engine with a state layout.
 
-    parameters : of both. unit : those of the larger. shard : gradients are divided at once.
+    parameters : number of both.
+    unit : number of the larger.
+    shard : True if gradients are sharded in each reduction.
     """
     kinds = recipe.kinds(at_once=shard)
     of_all = [kinds[kind].loss if kind in kinds else None for kind in KINDS]
@@ -101,7 +103,7 @@ def loss_bytes(parameters: F64, unit: F64, rows: Rows, recipe: Recipe, *, shard:
 
 
 def bucket_bytes(rows: Rows, recipe: Recipe) -> F64:
-    """Return the buckets of a rank in which gradients are reduced and weights fetched, in bytes."""
+    """Return the bytes of a rank's buckets for gradient reduction and weight prefetch."""
     if not recipe.lists:
         return np.zeros_like(rows.batch)
     buckets = _by_kind(rows, recipe, True, lambda kind: kind.constant_bytes)
@@ -109,7 +111,7 @@ def bucket_bytes(rows: Rows, recipe: Recipe) -> F64:
 
 
 def _by_kind(rows: Rows, recipe: Recipe, at_once: bool, part: Callable[[KindBytes], float]) -> F64:
-    """Return one of the bytes of every row's kind of data parallelism; 0 where it is not listed."""
+    """Return one of the byte counts of every row's kind of data parallelism; 0 without a layout."""
     kinds = recipe.kinds(at_once=at_once)
     return _chosen(rows, [part(kinds[kind]) if kind in kinds else 0.0 for kind in KINDS])
 
@@ -121,12 +123,12 @@ def _chosen(rows: Rows, values: Sequence[float]) -> F64:
 
 
 def reducing_bytes(parameters: F64, rows: Rows, recipe: Recipe, *, shard_gradients: bool) -> F64:
-    """Return what a unit of ZeRO has at once while its gradients are reduced, in bytes.
+    """Return the peak bytes of a ZeRO unit during the reduction of its gradients.
 
-    Its gradients, in the precision of the weights as autograd makes them, and the buffer that they
-    are reduced in: N*(w + e_g); weights have been given back. Whole sums are among the states: then
-    first new gradients beside gathered weights, 2*N*w, and later the buffer and what comes out of
-    it alone, N*e_g*(1 + 1/z).
+    These are its gradients, in the precision of the weights as autograd makes them, and the
+    reduction buffer: N*(w + e_g); weights are already freed. Unsharded sums are among the states.
+    Then the peak is new gradients with gathered weights, 2*N*w, or later the buffer with its
+    output, N*e_g*(1 + 1/z).
     """
     buffer = recipe.gradient * (1.0 + 1.0 / rows.optimizer_shards)
     beside_sums = np.maximum(recipe.weight * (1.0 + rows.zero3), buffer)
@@ -148,51 +150,51 @@ def layer_transient_bytes(
     shard_gradients: bool,
     accumulates: bool,
 ) -> F64:
-    """Return what a layer has for a moment above what layers keep, in bytes: its largest moment.
+    """Return the peak transient bytes of a layer in addition to saved activations.
 
-    Either its backward begins, with everything still kept: what that needs (`working`), weights
-    that ZeRO-3 has gathered and the gradient of the last matrix; and the buffer of the unit that
-    was reduced before, where that is larger than what it had kept. Or its gradients are reduced,
-    and of what it kept its input alone is left, and the gradient of that.
+    The peak is one of two points. At the start of its backward all is still saved: it needs
+    `working`, gathered ZeRO-3 weights, the gradient of the last matrix, and the excess of the
+    previous unit's reduction buffer over that unit's freed activations. In the reduction of its
+    gradients, of its activations only the input and the gradient of the input are left.
 
-    matrix : as `last_matrix` returns it.
-    kept, tokens : what the layer keeps, and its input, of one micro-batch.
-    accumulates : sharded gradients of earlier micro-batches stay.
+    matrix : result of `last_matrix`.
+    kept, tokens : saved activations of the layer, and its input, of one micro-batch.
+    accumulates : True if sharded gradients of earlier micro-batches stay.
     """
     weights, later = matrix
     is_shard = rows.sharded & rows.several
-    # replicas add a gradient to their sum at once, before the rest of the MLP begins
+    # replicas add a gradient to its sum at once, before the rest of the MLP begins
     fresh = np.where(
         is_shard,
         recipe.weight * weights,
         np.maximum(recipe.weight * weights - later, 0.0),
     )
     own = parameters * recipe.gradient / rows.optimizer_shards
-    # of one micro-batch the states have the larger of both, see `state_bytes`
+    # with one micro-batch the states contain the larger of both, see `state_bytes`
     gone = kept - own if accumulates else np.maximum(kept - own, 0.0)
     divided = rows.divides_gradients(at_once=shard_gradients)
     gone = np.where(divided, gone, kept)
     reducing = reducing_bytes(parameters, rows, recipe, shard_gradients=shard_gradients)
     reduced = reducing + 2.0 * tokens - gone
     begins = working + gathered_weight_bytes(parameters, rows, recipe) + fresh
-    # FSDP2 keeps the buffer of one reduction until the next: here that of a layer alike
+    # FSDP2 keeps the buffer of one reduction until the next: here that of an equal layer
     buffer = np.where(is_shard & divided, parameters * recipe.gradient, 0.0)
     begins = begins + np.maximum(buffer - gone, 0.0)
     found: F64 = np.maximum(begins, reduced)
     if not recipe.lists:
         return found
-    # an engine's list is added up; weights that are fetched early are among the shared bytes
+    # bytes of a state layout are added up; prefetched weights are among the shared bytes
     unit = unit_bytes(parameters, rows, recipe, shard_gradients=shard_gradients)
     own = working + unit - gathered_weight_bytes(parameters, rows, recipe)
     return np.where(listed_rows(rows, recipe), own, found)
 
 
 def last_matrix(parameters: F64, rows: Rows, spec: LayerSpec, recipe: Recipe) -> tuple[F64, F64]:
-    """Return parameters of the last matrix of the MLP on a rank, and bytes that are not there yet.
+    """Return (parameters of the MLP's last matrix on a rank, bytes not yet allocated with it).
 
-    h*f/t, of all experts; and, of what a gated MLP's backward needs, the second gradient of its
-    inner values, b*S*f*e/(t*c) of the experts that a token visits. A third of the layer's
-    parameters, which no built-in block exceeds, where widths are unknown.
+    The parameters are h*f/t for all experts. The bytes are the second gradient of a gated MLP's
+    inner values, b*S*f*e/(t*c) for the experts that a token visits. If widths are unknown, a third
+    of the layer's parameters, which no built-in block exceeds.
     """
     width = spec.ffn_hidden_size
     if width is None:
@@ -209,28 +211,29 @@ def last_matrix(parameters: F64, rows: Rows, spec: LayerSpec, recipe: Recipe) ->
 
 
 def token_bytes(spec: LayerSpec, recipe: Recipe) -> float:
-    """Return the activation of a sample, S*h*e bytes."""
+    """Return the activation bytes of a sample, S*h*e."""
     return float(spec.seq_length) * spec.hidden_size * recipe.element
 
 
 def gathered_bytes(rows: Rows, sample_bytes: F64 | float, pricing: Pricing) -> F64:
-    """Return the input that Megatron TP gathers with SP, b*S*h*e/c bytes, else 0.
+    """Return the bytes of the input that Megatron TP gathers with SP, b*S*h*e/c, else 0.
 
-    sample_bytes : S*h*e. It lies in the shared buffer, or without `global_memory_buffer` in memory
-    of its own for as long as it is used.
+    It is in the shared buffer, or without `global_memory_buffer` in separate memory while in use.
+
+    sample_bytes : S*h*e.
     """
     if not pricing.options.sequence_parallel:
         return np.zeros_like(rows.batch)
-    # Ulysses exchanges heads, and one tensor rank has its whole input
+    # Ulysses exchanges heads, and a single tensor rank has its whole input
     return np.where(rows.megatron, rows.batch * sample_bytes / rows.context, 0.0)
 
 
 def communicator_bytes(rows: Rows, pricing: Pricing) -> F64:
-    """Return the buffers of a row's communicators, in bytes: none where hardware is measured."""
-    # measured ones are in the context that is reserved
+    """Return the buffer bytes of a row's communicators; 0 for measured hardware."""
+    # measured buffers are part of the reserved context
     if not pricing.hardware.estimated:
         return np.zeros_like(rows.batch)
-    # all ranks of a stage are one group then, which needs one communicator
+    # if all ranks of a stage are one group, they need one communicator
     same = rows.ulysses & (rows.zero_size == rows.tensor)
     count = (rows.tensor > 1.0).astype(np.float64) + (rows.context > 1.0) + (rows.several & ~same)
     result: F64 = count * COMMUNICATOR_BYTES
@@ -240,32 +243,32 @@ def communicator_bytes(rows: Rows, pricing: Pricing) -> F64:
 def layer_shared_bytes(
     rows: Rows, spec: LayerSpec, pricing: Pricing, known: Mapping[int, float]
 ) -> F64:
-    """Return the buffers that layers of a stage share, in bytes.
+    """Return the bytes of buffers that layers of a stage share.
 
     With SP the gather buffer b*S*h*e/c, if `global_memory_buffer`; without SP the replicated part
-    of the pipeline's receive buffers, 2*(t-1) of the sharded one; when estimated 64 MiB per
+    of the pipeline's receive buffers, 2*(t-1) of the sharded one. Estimates add 64 MiB per
     communicator.
 
-    known : by tensor degree what the trainer's layers share instead of the gather buffer.
+    known : by tensor degree the shared bytes of the engine's layers instead of the gather buffer.
     """
     shared = communicator_bytes(rows, pricing) + bucket_bytes(rows, pricing.recipe)
     options = pricing.options
     if known:
-        # stand-ins of gradients that are added where they are made: not of shards (ZeRO-3)
+        # dummy weight gradients, which ZeRO-3 does not use
         shared = shared + np.where(rows.zero3, 0.0, _by_degree(known, rows.tensor))
     if options.sequence_parallel and options.global_memory_buffer and not known:
         shared = gathered_bytes(rows, token_bytes(spec, pricing.recipe), pricing) + shared
     elif not options.sequence_parallel:
         # X, the activation of a micro-batch fully sharded over its stage
         base = rows.samples * token_bytes(spec, pricing.recipe) / rows.ranks
-        # a stage's fixed buffers hold one shard a side; t copies are t - 1 more on both sides
+        # a stage's fixed buffers hold one shard per side; t copies are t - 1 more on both sides
         replicated = rows.megatron & (rows.stages > 1.0)
         shared = np.where(replicated, 2.0 * (rows.tensor - 1.0) * base, 0.0) + shared
     return shared
 
 
 def _by_degree(table: Mapping[int, float], degrees: F64) -> F64:
-    """Return the entry of every row's degree, 0 where there is none."""
+    """Return the entry of every row's degree, 0 if there is none."""
     found = np.zeros_like(degrees)
     for degree, size in table.items():
         found[degrees == degree] = size
@@ -279,10 +282,12 @@ def stage_fixed_bytes(
     hardware: HardwareProfile,
     rank_bytes: float = 0.0,
 ) -> I64:
-    """Return (N, 4) bytes by stage kind: pipeline receive buffers and, estimated, communicators.
+    """Return (N, 4) bytes by stage kind: pipeline receive buffers, and communicators if estimated.
 
-    sample_bytes : S*h*e of the widest layer type. An end stage receives from one side, a middle
-    stage from two. rank_bytes : what every rank holds, whatever it runs.
+    An end stage receives from one side, a middle stage from two.
+
+    sample_bytes : S*h*e of the widest layer type.
+    rank_bytes : bytes that every rank holds, whatever it runs.
     """
     base = samples * stages / hardware.world_size * sample_bytes
     fixed = base[:, None] * np.array([0.0, 1.0, 2.0, 1.0]) + rank_bytes
@@ -293,28 +298,28 @@ def stage_fixed_bytes(
 
 
 # --------------------------------------------------------------------------------------------------
-# What the layers of a strategy keep, recompute and need in their backward, in bytes per sample.
+# Activation bytes per sample by strategy: saved, recomputed, and needed in the backward.
 #
-# Source: cost-model.md "Memory of a rank". Degrees that were not counted follow from counted ones,
-# never below what would be counted, and every such step leaves a sentence.
+# Source: cost-model.md "Memory of a rank". Degrees that were not counted are derived from counted
+# ones, never below their true count, and every derivation adds a sentence.
 
 
 _Known = tuple[float | None, str]
-"""Bytes, None where nothing says them, and from where they were derived ('': as counted)."""
+"""(bytes, None if unknown; source of derived bytes, '' if counted)."""
 
 
 class ActivationBytes(Record, eq=False):
-    """(S,) bytes per sample that a layer's strategy keeps, recomputes, and needs in its backward.
+    """Activation bytes per sample of a layer, (S,) by strategy: saved, recomputed, backward.
 
-    kept is nan where it was not measured.
+    Saved bytes are nan if not measured.
     """
 
     kept: F64
     recomputed: F64
     backward: F64
-    """Above what is kept or was recomputed, while the layer's backward runs."""
+    """Bytes in addition to saved and recomputed activations during the layer's backward."""
     derived: tuple[str, ...]
-    """Sentences on degrees whose bytes follow from those at another one, or from a rule."""
+    """Sentences on degrees whose bytes are derived from another degree or from a rule."""
 
 
 def activation_bytes(
@@ -337,7 +342,7 @@ def activation_bytes(
     ruled: dict[tuple[bool, int], str] = {}
 
     def at_degree(ulysses: bool, degree: int) -> tuple[float, float] | None:
-        """Return what is kept and what the backward needs above it; None where not measured."""
+        """Return (saved bytes, additional bytes of the backward); None if not measured."""
         if ulysses:
             full, source = ulysses_bytes(memory, degree, spec, recipe)
         else:
@@ -364,16 +369,16 @@ def activation_bytes(
         if found is None:
             continue
         full, peak = found
-        # context ranks have 1/c of the tokens, of whatever is kept
+        # context-parallel ranks hold 1/c of the tokens, saved or recomputed
         backward[k] = peak / s.cp
         if not s.checkpoint:
             kept[k] = full / s.cp
         elif memory.checkpoint_bytes_per_sample is not None:
-            # whether a rank keeps a share of the tokens, and so of a checkpoint
+            # True if a rank keeps a share of the tokens, and so of a checkpoint
             split = s.ulysses or sequence_parallel
-            # a checkpoint is the input of the layer, which tensor ranks without SP have whole
+            # a checkpoint is the layer's input, which tensor ranks without SP hold unsharded
             kept[k] = memory.checkpoint_bytes_per_sample / ((s.tp if split else 1) * s.cp)
-            # there for one layer at a time, so transient and not kept
+            # only one layer at a time is recomputed, so the bytes are transient
             recomputed[k] = full / s.cp
     return ActivationBytes(
         kept=kept,
@@ -386,10 +391,10 @@ def activation_bytes(
 def tensor_bytes(
     memory: LayerMemory, degree: int, spec: LayerSpec, recipe: Recipe, *, sequence_parallel: bool
 ) -> _Known:
-    """Return what a tensor-parallel layer keeps of a sample on a rank, in bytes.
+    """Return the saved bytes of a tensor-parallel layer, per sample and rank.
 
-    table[t]; without SP a missing t stays unknown, with SP it follows from its neighbours as
-    `_derived` says.
+    table[t]; without SP a missing t stays unknown, with SP it is derived from its neighbours by
+    `_derived`.
     """
     table = memory.activation_bytes_per_sample
     if degree in table or not sequence_parallel:
@@ -398,10 +403,10 @@ def tensor_bytes(
 
 
 def ulysses_bytes(memory: LayerMemory, degree: int, spec: LayerSpec, recipe: Recipe) -> _Known:
-    """Return what a Ulysses layer keeps of a sample on a rank, in bytes.
+    """Return the saved bytes of a Ulysses layer, per sample and rank.
 
-    Counted degrees are as counted, others follow from them as `_derived` says; without any it is
-    table[1]/t, which leaves out what the all-to-alls keep.
+    Counted degrees are used as counted, others are derived by `_derived`. Without any counted
+    degree it is table[1]/t, which ignores the saved buffers of the all-to-alls.
     """
     table, counted = memory.activation_bytes_per_sample, memory.ulysses_activation_bytes_per_sample
     # degree 1 is the unsharded layer under either name
@@ -425,10 +430,10 @@ def layer_backward_bytes(
     recipe: Recipe,
     kept_bytes: float,
 ) -> tuple[float, str]:
-    """Return what the backward of one sample needs above `kept_bytes`, and the rule if it is one.
+    """Return (bytes that a sample's backward needs above `kept_bytes`, text of the rule if used).
 
-    As counted; at another degree the rule of `autopar.rates.model`, raised by what the nearest
-    counted degree is above it.
+    Counted degrees are used as counted. Others use the rule of `autopar.rates.model`, raised by the
+    ratio of count and rule at the nearest counted degree.
     """
     # degree 1 is the unsharded layer under either name
     counted = (
@@ -450,7 +455,7 @@ def layer_backward_bytes(
         return rule(degree), text
     if not counted:
         return rule(degree), text
-    # of two as near the smaller degree, so that the order of the file does not matter
+    # of two equally near degrees the smaller, so the order of the file does not matter
     nearest = min(counted, key=lambda t: (abs(t - degree), t))
     # upwards only: where the rule is above the count it stays so
     return rule(degree) * max(1.0, counted[nearest] / rule(nearest)), text
@@ -459,12 +464,12 @@ def layer_backward_bytes(
 def _derived(
     counted: Mapping[int, float], degree: int, name: str, spec: LayerSpec, recipe: Recipe
 ) -> _Known:
-    """Return the bytes at a degree that is not among the counted ones, never below a count of it.
+    """Return the bytes at a degree that was not counted, never below its true count.
 
-    Over all t ranks a layer never keeps less at a larger degree, and grows by nothing but copies
-    of k and v and, with SP, of the tokens that experts see. So up to the largest counted degree
-    the next counted t1 gives t1*A(t1)/t, and beyond it the largest t0 gives (t0*A(t0) + copies)/t,
-    at most A(t0), which is all that is known without heads.
+    Over all t ranks a layer never keeps less at a larger degree. It grows only by copies of k and v
+    and, with SP, of the tokens that experts see. Up to the largest counted degree the next counted
+    t1 therefore gives t1*A(t1)/t. Beyond it the largest t0 gives (t0*A(t0) + copies)/t, at most
+    A(t0), which is all that is known without heads.
     """
     if not counted:
         return None, ""
@@ -483,17 +488,17 @@ def _derived(
     # copies begin where t is above kv_heads; those of the counted degree are in its count
     more = max(key_value, degree) - max(key_value, below)
     element = spec.seq_length * recipe.element
-    # k and v of all ranks together, which the degree divides again below
+    # k and v of all ranks together; the division by the degree follows below
     copies = attentions * 2.0 * more * head_dim(spec) * element
     if spec.qk_norms:
-        # keys in front of their norm as well, and an fp32 number of each
+        # also keys before their norm, and one fp32 number per key
         copies += attentions * more * (head_dim(spec) * element + 4.0 * spec.seq_length)
     text = f"those at {name}={below} times {below}/{degree}"
     if name == "ulysses" or more:
         text += ", and copies of k and v"
     if name == "tp" and spec.num_experts is not None:
         visited = spec.experts_per_token or spec.num_experts
-        # the tokens that experts see are whole on every rank: once more for each further rank
+        # each rank holds all tokens that its experts see: once more for each further rank
         copies += (degree - below) * visited * spec.hidden_size * element
         text += ", and the tokens of its experts"
     # a larger degree never keeps more on a rank
@@ -501,7 +506,7 @@ def _derived(
 
 
 def _by_rule(ruled: Mapping[tuple[bool, int], str]) -> tuple[str, ...]:
-    """Return one sentence for every rule, with the degrees that it stands for."""
+    """Return one sentence for every rule, with the degrees to which it applies."""
     degrees: dict[str, list[str]] = {}
     for (ulysses, degree), text in sorted(ruled.items()):
         name = "ulysses" if ulysses else "tp"
@@ -512,51 +517,52 @@ def _by_rule(ruled: Mapping[tuple[bool, int], str]) -> tuple[str, ...]:
 
 
 # --------------------------------------------------------------------------------------------------
-# What a device has to hold beside the tensors of a plan: what the allocator reserves, the context.
+# Device memory in addition to the tensors of a plan: allocator overhead and CUDA context.
 #
-# How sure predictions are is in `autopar.price.risk`.
+# The uncertainty of predictions is in `autopar.price.risk`.
 
 
 class Reserve(Record):
-    """The memory of a device that no plan may fill."""
+    """Device memory that no plan may fill."""
 
     share: float
-    """Of what is allocated."""
+    """Reserved over allocated memory, minus 1."""
     context_bytes: float
     kind: LaunchKind
-    """Whose errors the odds are of."""
+    """Kind of run whose errors give the OOM probability."""
     odds: float | None
-    """Of running out of memory that `share` stands for; None: it was given."""
+    """OOM probability that `share` is derived from; None if the user gave `share`."""
 
     def reserved_bytes(self, allocated_bytes: int) -> int:
-        """Return what is taken of a device for `allocated_bytes`, context included."""
-        # fragments are a share of what is allocated, the context is there before
+        """Return the device memory used by `allocated_bytes`, context included."""
+        # fragments are a share of allocated memory, the context is not
         return math.ceil(allocated_bytes * (1.0 + self.share) + self.context_bytes)
 
     def budget_bytes(self, memory_bytes: float) -> int:
-        """Return the largest allocation whose reservation fits in `memory_bytes`."""
-        # two bytes more than rounding may have taken, then down to the largest that fits
+        """Return the largest allocated bytes whose reserved memory fits in `memory_bytes`."""
+        # start two bytes above possible rounding, then go down to the largest that fits
         budget = int((memory_bytes - self.context_bytes) / (1.0 + self.share)) + 2
         while self.reserved_bytes(budget) > memory_bytes:
             budget -= 1
         return budget
 
     def odds_of_oom(self, allocated_bytes: int, memory_bytes: float) -> float:
-        """Return the probability that a device of such memory runs out of it."""
+        """Return the probability that a device of `memory_bytes` runs out of memory."""
         return odds_of_kind(self.kind, allocated_bytes, memory_bytes - self.context_bytes)
 
     @property
     def sentence(self) -> str:
-        """What is reserved, as one of the lines of `defaults used`."""
+        """Reserved memory as one of the lines of `defaults used`."""
         why = "" if self.odds is None else f" (--oom-risk {self.odds:g})"
         context = f"{self.context_bytes / GIB:g} GiB"
         return f"reserved memory is allocated * {1.0 + self.share:.4g} + {context}{why}"
 
 
 def reserve_of(options: SearchOptions, spec: ModelSpec) -> Reserve:
-    """Return the reserve of options: `--reserve` as it was given, else that of `--oom-risk`.
+    """Return the reserve of options: `--reserve` if given, else from `--oom-risk`.
 
-    Measured runs are of Megatron-LM; of another engine's memory few are, which is less sure.
+    Measured runs are of Megatron-LM in bf16. Other engines and precisions have few runs, so their
+    interval is wider.
     """
     mixture = any(layer.num_experts is not None for layer in spec.layers)
     kind: LaunchKind = "experts" if mixture else "dense"

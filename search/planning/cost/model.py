@@ -1,7 +1,7 @@
 """CostModel: from typed documents to PlanTables; fits once, then prices many rows at a time.
 
-The formulas live in `search.planning.cost`; here they are brought together, summed into the arrays
-that the planner reads, and everything that was assumed is written down.
+The formulas are in the other modules of `search.planning.cost`. This module combines them, sums
+them into the arrays of the planner, and records every assumption.
 """
 
 from __future__ import annotations
@@ -86,16 +86,16 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class PricedTables(Record, eq=False):
-    """The planner's arrays, and the rows by category that they are the sums of."""
+    """Arrays of the planner, and the rows by category that they sum."""
 
     tables: PlanTables
     layers: tuple[LayerRows, ...]
-    """By layer type."""
+    """Priced rows of each layer type."""
     vocab: VocabRows
 
 
 class _Axes:
-    """What is priced for every layer type, and what types then have in common."""
+    """Inputs of a pricing of all layer types, and caches that the types share."""
 
     def __init__(
         self,
@@ -110,16 +110,16 @@ class _Axes:
         self.price_illegal = price_illegal
         self.unpriced_s = unpriced_s
         self.grids: dict[bytes, Grid] = {}
-        """By which strategies are measured."""
+        """Grid by mask of measured strategies."""
         self.rows: dict[tuple[bytes, bytes], Rows] = {}
-        """By which are measured, and which are legal."""
+        """Rows by masks of measured and of legal strategies."""
         self.kept: dict[int, ActivationBytes] = {}
-        """By the first layer type of a price, as `rows_of`."""
+        """Activation bytes by first of equal layer types, like `rows_of`."""
         self.rows_of: dict[int, Rows] = {}
 
 
 class CostModel:
-    """Prices rows of (table, strategy) from profiles; `search.planning.cost` says how.
+    """Prices rows of (table, strategy) from profiles with the formulas of `search.planning.cost`.
 
     Parameters
     ----------
@@ -128,10 +128,10 @@ class CostModel:
 
     Attributes
     ----------
-    defaults_used : assumptions that stand in for a measurement.
-    notes : values that were derived, extrapolated, scaled, left out or estimated.
+    defaults_used : assumptions that replace a measurement.
+    notes : values that were derived, extrapolated, scaled, ignored or estimated.
 
-    Raises InputError when the profiles cannot answer for this model.
+    Raises InputError if the profiles do not suffice for this model.
     """
 
     def __init__(
@@ -144,14 +144,14 @@ class CostModel:
         self.spec = spec
         self.options = options
         self.reserve = reserve_of(options, spec)
-        # whose replicas a model for one plan takes
+        # model whose replicas a model for one plan reuses
         self._origin: CostModel | None = None
         self._said = Assumptions()
-        # for `at_spread`, which would calibrate twice otherwise
+        # for `at_spread`, which would otherwise calibrate twice
         self._uncalibrated = (model, hardware)
-        # what nobody has measured is not hidden: both have to be estimates
-        # GPipe, whose forwards and backwards have a longest stage each, has too many plans that
-        # differ in little for the search then: it is priced with the documented coefficient alone
+        # Overlap factors apply only if both model and hardware are estimates. With them GPipe,
+        # whose forwards and backwards each have a longest stage, has too many nearly equal plans
+        # for the search. It is priced with the documented coefficient alone.
         hides = model.estimated and options.pipeline_type == "1f1b"
         hiding = hardware.hiding if hides else None
         if hiding is not None:
@@ -211,11 +211,11 @@ class CostModel:
             self._said.record_calibration(
                 options.calibration, calibration_doubts(spec, model, hardware, options)
             )
-        # what holds for every row, where the sentences of a model for one plan begin
+        # assumptions of every row, with which a model for one plan starts
         self._said_always = self._said.copy()
 
     def for_one_plan(self) -> CostModel:
-        """Return the same model, with sentences only on what it will price itself."""
+        """Return the same model, with sentences only about rows that it prices itself."""
         other = copy(self)
         other._origin = self
         other._said = said = self._said_always.copy()
@@ -225,17 +225,17 @@ class CostModel:
 
     @property
     def defaults_used(self) -> list[str]:
-        """Assumptions that stand in for a measurement, in the order they were made."""
+        """Assumptions that replace a measurement, in the order in which they were made."""
         return self._said.defaults
 
     @property
     def notes(self) -> list[str]:
-        """Derived, extrapolated, scaled, left out or estimated values, in words."""
+        """Sentences on derived, extrapolated, scaled, ignored or estimated values."""
         return self._said.notes
 
     def at_spread(self, speed: Speed) -> CostModel:
-        """Return the same model with communication at an end of its measured spread."""
-        model, hardware = self._uncalibrated  # which the options calibrate again
+        """Return the same model with communication at one end of its measured spread."""
+        model, hardware = self._uncalibrated  # the constructor calibrates them
         return CostModel(self.spec, model, hardware.at_spread(speed), self.options)
 
     def tables(
@@ -273,14 +273,16 @@ class CostModel:
     ) -> PricedTables:
         """Return the planner's arrays for these strategies, tables and candidates, and their rows.
 
-        tables : (p, g, default dp type); candidates : (index of a table, m). Rows that are not
-        valid hold `unpriced_s` seconds; with `price_illegal` those that only break a divisibility
-        rule are priced all the same (and stay invalid), for plans that somebody else made.
+        tables : (p, g, default dp type).
+        candidates : (index of a table, m).
+        price_illegal : True to also price rows that only break a divisibility rule, for plans made
+            elsewhere; these rows stay invalid.
+        unpriced_s : seconds of rows without a price.
         """
         stages, samples, _ = table_arrays(tables)
         world = self.hardware.world_size
         sp = self.options.sequence_parallel
-        # the same for all recomputation and ZeRO of a degree
+        # recomputation and ZeRO do not change a degree's layout
         layer_degrees = [(s.tp, s.ulysses, s.cp, s.strided) for s in strategies]
         vocab_degrees = [(v.tp, v.ulysses, v.cp, False) for v in vocab]
         layout = {
@@ -295,7 +297,7 @@ class CostModel:
 
         axes = _Axes(strategies, tables, price_illegal=price_illegal, unpriced_s=unpriced_s)
         layers = [self._layer_price(k, axes) for k in range(len(self._layers))]
-        # types of one shape, measured alike, have one price
+        # equal layer types with equal measurements are priced once
         first = {alike: i for i, alike in enumerate(dict.fromkeys(self._alike))}
         widest = max(token_bytes(layer, self._pricing.recipe) for layer in self.spec.layers)
         fixed = stage_fixed_bytes(stages, samples, widest, self.hardware, self.model.rank_bytes)
@@ -408,7 +410,7 @@ class CostModel:
         working = rows.batch * (kept.recomputed[rows.strategy] + peak)
         if not options.global_memory_buffer:
             working = working + gathered_bytes(rows, token_bytes(layer.spec, recipe), pricing)
-        # without SP tensor ranks have all tokens of their samples
+        # without SP tensor ranks hold all tokens of their samples
         divided = (
             rows.tensor if options.sequence_parallel else np.where(rows.ulysses, rows.tensor, 1.0)
         )
@@ -439,7 +441,7 @@ class CostModel:
                     accumulates=several,
                 )
             )
-        # gathered early, the weights of a layer may lie beside the peak of another one or the loss
+        # prefetched weights of a layer may be live at the peak of another layer or of the loss
         prefetched = gathered_weight_bytes(parameters, rows, recipe)
         others = (
             activations,
@@ -499,7 +501,7 @@ class CostModel:
 
     @cached_property
     def other_draws(self) -> OtherDraws:
-        """Replicas of the measured embedding, head and loss."""
+        """Replicas of the measured times of embedding, head and loss."""
         if self._origin is not None:
             return self._origin.other_draws
         lengths = tuple(layer.seq_length for layer in self.spec.layers)
@@ -518,19 +520,19 @@ class CostModel:
     def drawn_layer_s(
         self, layer_type: int, strategies: Sequence[LayerStrategy], table: Table
     ) -> tuple[F64, F64, F64]:
-        """Return forward, backward and tail of one layer type in every replica of computation.
+        """Return (forward, backward, tail) seconds of one layer type in every replica.
 
         Each of shape (NUM_REPLICAS, S); strategies without a price hold inf.
         """
         layer = self._layers[layer_type]
         measured = ~np.isnan(self._activations(layer, strategies).kept)
-        # plans made elsewhere have an interval too
+        # plans made elsewhere need an interval too
         rows = self._rows(layer.spec, _Axes(strategies, [table], price_illegal=True), measured)
         fits = DrawnFits(
             whole=layer.fits.whole,
             measured=layer.fits.measured,
             draws=self.draws[layer_type],
-            # without a priced row nothing is divided by it
+            # at least 1, to avoid a division by 0 without priced rows
             rows_per_replica=max(1, len(rows.batch)),
         )
         price = self._layer_time(layer, repeated(rows), fits)
@@ -538,7 +540,7 @@ class CostModel:
         result = []
         for part in (seconds.forward, seconds.backward, seconds.step):
             full = np.full((NUM_REPLICAS, len(strategies)), np.inf)
-            # replicas outermost, as `repeated` lays rows out
+            # replicas are the outer axis, as `repeated` orders rows
             full[:, rows.strategy] = sum_of(part).reshape(NUM_REPLICAS, len(rows.batch))
             result.append(full)
         return result[0], result[1], result[2]
@@ -546,15 +548,16 @@ class CostModel:
     def drawn_vocab_s(
         self, vocab: Sequence[VocabStrategy], table: Table
     ) -> tuple[F64, F64, F64] | None:
-        """Return forward, backward and tail of embedding and head in every replica.
+        """Return (forward, backward, tail) seconds of embedding and head in every replica.
 
-        Each of shape (NUM_REPLICAS, 3, E), as those of `PlanTables`; None where all are the same.
+        Each of shape (NUM_REPLICAS, 3, E), like those of `PlanTables`; None if all replicas are
+        equal.
         """
         if not self.other_draws.has_spread:
             return None
         fits = self._vocab.fits
         drawn = DrawnOtherFits(forward=fits.forward, backward=fits.backward, draws=self.other_draws)
-        # one table per replica, whose number tells the fits the replica
+        # one table per replica, whose number selects the replica of the fits
         found: VocabRows = together(
             self.groups,
             self._vocab_rows(
@@ -578,14 +581,14 @@ class CostModel:
 
     def _rows(self, spec: LayerSpec, axes: _Axes, measured: Bool) -> Rows:
         sp = self.options.sequence_parallel
-        # divisibility is one of degrees: recomputation and ZeRO do not matter to it
+        # divisibility depends on degrees, not on recomputation and ZeRO
         degrees = [(s.tp, s.ulysses, s.cp) for s in axes.strategies]
         legal = {
             key: not any(layer_problems(spec, s, sequence_parallel=sp))
             for key, s in dict(zip(degrees, axes.strategies, strict=True)).items()
         }
         allowed = np.array([legal[key] for key in degrees], dtype=np.bool_)
-        # layer types that may have the same strategies share their rows
+        # layer types with equal sets of strategies share their rows
         known = measured.tobytes()
         if known not in axes.grids:
             both = (measured, measured)
@@ -625,7 +628,7 @@ class CostModel:
         attention = fits.whole.attention_s
         if attention is None:
             share = attention_share(spec)
-            # a share of what grows with samples, the launch is none of it
+            # attention is a share of the time per sample, without the launch
             attention = 0.0 if share is None else share * fits.whole.sample_s
         return LayerModel(
             spec=spec,
@@ -637,17 +640,17 @@ class CostModel:
     def _fits(
         self, kind: int, profile: LayerProfile, seq_length: int
     ) -> tuple[ComputeFits, LayerMemory]:
-        """Return times and memory of a layer type; those of an equal profile where it has them."""
+        """Return times and memory of a layer type; cached for an equal profile."""
         for known, length, fits, memory in self._fitted:
             if length == seq_length and known == profile:
                 return fits, memory
         notes: list[str] = []
         fits = fit_computation(kind, profile, seq_length, self.options, notes.append)
         if self.model.estimated:
-            # how far a line is from estimated times is a part of the estimate's own error
+            # the deviation of estimated times from a line is part of the estimate's error
             notes = [text for text in notes if not text.startswith("bad fit")]
         memory = layer_memory(kind, profile, seq_length, self.options, notes.append)
-        # a note names its layer type, so that an equal one needs notes of its own
+        # a note names its layer type, so fits with notes are not shared
         if not notes:
             self._fitted.append((profile, seq_length, fits, memory))
         for text in notes:
@@ -657,19 +660,20 @@ class CostModel:
     def note_plan(
         self, priced: PricedTables, table: int, strategies: Sequence[int], vocab: int
     ) -> bool:
-        """Note what rows of a plan need that were priced before; return whether that is all.
+        """Record the notes that the rows of a plan need; return True if they are complete.
 
-        priced : by a model of which this one is `for_one_plan`; strategies : those of the plan in
-        its tables, any of which every layer type could have. Sentences and their order are those
-        of pricing the plan alone.
+        The sentences and their order are those of pricing the plan alone.
+
+        priced : rows of the model whose `for_one_plan` made this one.
+        strategies : those of the plan in its tables; every layer type may use any of them.
         """
         p, g = int(priced.tables.table_stages[table]), int(priced.tables.table_microbatch[table])
         ends = [priced.vocab.row(table, at, vocab) for at in ((0,) if p == 1 else (1, 2))]
         places = [[layer.row(table, s) for s in strategies] for layer in priced.layers]
         chosen = [priced.tables.strategies[s] for s in strategies]
-        # the model that searched has noted nothing of any group or message
+        # the model of the search has noted nothing about groups or messages
         silent = self._origin is not None and self._origin.groups.silent
-        # between strided and other ranks more is sent than is asked for here
+        # redistribution between strided and neighbouring ranks sends more than is requested here
         strided = any(s.strided for s in chosen) and not silent
         if None in ends or any(None in at for at in places) or strided:
             return False
@@ -709,7 +713,7 @@ class CostModel:
     def _sent(self, ranks_samples: I64) -> F64:
         """Return X of every table and layer type, (N, K) bytes; ranks_samples : (N,) g*p."""
         sample_bytes = [token_bytes(layer, self._pricing.recipe) for layer in self.spec.layers]
-        # the activation of a micro-batch on a rank where all ranks of a stage share it
+        # activation of a micro-batch on a rank, sharded over all ranks of the stage
         sent: F64 = (ranks_samples / self.hardware.world_size)[:, None] * np.array(sample_bytes)
         return sent
 
@@ -732,23 +736,23 @@ class CostModel:
 
 def _parameters(layer: LayerModel, rows: Rows) -> F64:
     """Return the parameters of a layer on a rank, (n,)."""
-    # tensor ranks share a layer's parameters, ranks of Ulysses have all of them
+    # tensor ranks share a layer's parameters, Ulysses ranks replicate them
     count: F64 = layer.memory.parameter_count / np.where(rows.ulysses, 1.0, rows.tensor)
     return count
 
 
 def _by_type(arrays: Sequence[NDArray[_Scalar]]) -> NDArray[_Scalar]:
     """Return arrays (..., N, S) of layer types as one, (..., N, K, S)."""
-    # of one type nothing has to be copied
+    # a single type needs no copy
     return arrays[0][..., None, :] if len(arrays) == 1 else np.stack(arrays, axis=-2)
 
 
 def _first_alike(layers: Sequence[LayerModel]) -> list[int]:
-    """Return for every layer type the first one that has its price."""
+    """Return for every layer type the first one with the same price."""
     known: list[tuple[int, tuple[object, ...]]] = []
     found = []
     for k, layer in enumerate(layers):
-        # what is priced is one layer, of however many
+        # one layer is priced, whatever the number of layers
         spec = replace(layer.spec, num_layers=1)
         fits = layer.fits
         mine = (spec, fits.whole, fits.measured, layer.memory, layer.attention_sample_s)
@@ -760,7 +764,7 @@ def _first_alike(layers: Sequence[LayerModel]) -> list[int]:
 
 
 def _logits_peak_bytes(model: ModelProfile, seq_length: int) -> float:
-    """Return the logits' peak of one sample at the head's length, in bytes.
+    """Return the logits' peak bytes of one sample at the head's sequence length.
 
     It is proportional to the tokens, and estimated at the longest length of the profile.
     """

@@ -1,8 +1,8 @@
-"""What hides of traffic under compute: by one coefficient, or of estimates by a trainer's shares.
+"""Overlap of communication with compute: by one coefficient, or by factors of a software stack.
 
-Measured files say how much compute and traffic beside it slow each other down, and nothing else.
-Estimates know the trainer's software (`autopar.rates.measured.Hiding`), and are priced as
-`autopar.price.step` prices a step. What is computed and sent is `search.planning.cost.time`'s.
+Measured files only give the slowdown of compute and communication that overlap. Estimates use the
+overlap factors of the engine's software stack (`autopar.run.runtime.Hiding`), and are priced like
+steps in `autopar.price.step`. Compute and messages are in `search.planning.cost.time`.
 Source: cost-model.md sections 3, 5 and 7.
 """
 
@@ -25,7 +25,7 @@ from search.request.options import SearchOptions
 
 
 class LayerTime(Record, eq=False):
-    """Seconds by category, each (n,): of one micro-batch, and `step` once per training step."""
+    """Seconds by category, each (n,): per micro-batch, and `step` once per training step."""
 
     forward: dict[str, F64]
     """forward, tp, ulysses, cp, zero3"""
@@ -42,11 +42,12 @@ class LayerTime(Record, eq=False):
 
 
 def overlap_s(window_s: F64, comm_s: F64, coefficient: float) -> F64:
-    """Return the time of `window_s` of compute beside `comm_s` of communication, in seconds.
+    """Return the seconds of `window_s` of compute overlapped with `comm_s` of communication.
 
-    min(k*min(x, y) + |x - y|, x + y): the shorter runs wholly beside the longer, k times slower.
+    min(k*min(x, y) + |x - y|, x + y): the shorter overlaps completely with the longer, k times
+    slower.
     """
-    # the shorter is slowed down by k while both run, the rest of the longer runs alone
+    # the shorter is slowed down by k while both run, the remainder of the longer runs alone
     both = coefficient * np.minimum(window_s, comm_s) + np.abs(window_s - comm_s)
     # k above 2 would make overlap slower than one after the other
     return np.minimum(both, window_s + comm_s)
@@ -58,23 +59,23 @@ def overlapped_backward_s(
     other_comm_s: F64,
     coefficient: float,
 ) -> F64:
-    """Return the backward of a layer whose communications hide under its compute, in seconds.
+    """Return the seconds of a layer's backward with communication overlapped by its compute.
 
     max(B + sum_i (overlap(w_i, y_i) - w_i), overlap(B, sum_i y_i + y_other)): each tensor-parallel
-    message y_i hides only in its own window w_i, and all messages together share the compute B.
+    message y_i overlaps only with its window w_i, and all messages together share the compute B.
     """
     separate = compute_s
     together = other_comm_s
     for window_s, comm_s in windows:
-        # the window is a part of B already: only its excess lengthens the backward
+        # the window is already part of B: only its excess lengthens the backward
         separate = separate + (overlap_s(window_s, comm_s, coefficient) - window_s)
         together = together + comm_s
-    # two limits on what hides, each in its own window and all under B: the tighter one counts
+    # two limits of the overlap, each message in its window and all under B: the tighter counts
     return np.maximum(separate, overlap_s(compute_s, together, coefficient))
 
 
 # --------------------------------------------------------------------------------------------------
-# What a trainer's software hides of its traffic, of estimates alone: measured files do not say it.
+# Overlap factors of an engine's software stack, for estimates only: measured files lack them.
 #
 # Source: cost-model.md "Traffic of estimates"; the terms are those of `autopar.price.step`.
 
@@ -82,22 +83,24 @@ def overlapped_backward_s(
 def tensor_seen_s(
     seconds: Sequence[F64], hiding: Hiding, options: SearchOptions
 ) -> tuple[F64, F64]:
-    """Return what is seen of a layer's tensor-parallel collectives, forward and backward, seconds.
+    """Return the exposed seconds of a layer's tensor-parallel collectives, (forward, backward).
+
+    The same share is hidden under the GEMMs of both directions.
 
     seconds : of all blocks, all-gathers and reduce-scatters with sequence parallelism, else
-    all-reduces. The same share is hidden under the products of both directions.
+        all-reduces.
     """
     seen = 1.0 - (hiding.tensor if options.tp_overlap else 0.0)
     if not options.sequence_parallel:
         (reduced,) = seconds
         return seen * reduced, seen * reduced
     gather, scatter = seconds
-    # the gradient of a block's output is gathered, and again its input for the weight gradient
+    # the backward gathers the gradient of a block's output, and its input for the weight gradient
     return seen * (gather + scatter), seen * (scatter + hiding.regather * gather)
 
 
 def reduction_seen_s(comm_s: F64, microbatch_s: F64, hiding: Hiding) -> F64:
-    """Return what is seen of a reduction beside the last micro-batch, in seconds.
+    """Return the exposed seconds of a reduction overlapped with the last micro-batch.
 
     max(0, y - gradients*w) + reduction*y of a reduction y and a micro-batch of w seconds.
     """
@@ -106,14 +109,14 @@ def reduction_seen_s(comm_s: F64, microbatch_s: F64, hiding: Hiding) -> F64:
 
 
 def stragglers_share(pricing: Pricing) -> float:
-    """Return the share of a step that waiting for the slowest node adds; 0 for measured files."""
+    """Return the straggler share of a step, waiting for the slowest node; 0 for measured files."""
     if pricing.hiding is None:
         return 0.0
     return pricing.hiding.stragglers * math.log2(pricing.hardware.num_nodes)
 
 
 def with_stragglers(times: LayerTime, pricing: Pricing) -> LayerTime:
-    """Return the times with what the slowest node adds to all but the optimizer, as a category."""
+    """Return the times with the category `stragglers`, a share of all but the optimizer."""
     share = stragglers_share(pricing)
     if not share:
         return times
@@ -130,48 +133,48 @@ def with_stragglers(times: LayerTime, pricing: Pricing) -> LayerTime:
 
 
 class Alone(NamedTuple):
-    """What a layer computes and sends on its own, nothing beside anything, (n,) seconds."""
+    """Seconds of a layer's compute and communication without any overlap, (n,)."""
 
     forward: F64
     backward: F64
     recompute: F64
     again: F64
-    """1 where a layer runs its forward again, else 0."""
+    """1 if a layer's forward is recomputed, else 0."""
     tensor: tuple[F64, F64] | None
-    """What is seen, forward and backward; None without any."""
+    """Exposed tensor-parallel communication, (forward, backward); None if there is none."""
     ulysses: F64
-    """In each direction; so is the ring's."""
+    """Seconds of the all-to-alls in each direction."""
     ring: tuple[F64, F64]
     reduce: F64
     gather: F64
     optimizer: F64
     routing_s: float
-    """Of host code that routes tokens to experts."""
+    """Host seconds of routing tokens to experts."""
 
 
 def _host_waited_s(device_s: F64, rows: Rows, raw: Alone, pricing: Pricing, hiding: Hiding) -> F64:
-    """Return how long devices wait for the host's code of a layer, both directions, in seconds."""
+    """Return the exposed host overhead of a layer, both directions, in seconds."""
 
     megatron = "sp" if pricing.options.sequence_parallel else "tp"
     exchanges = rows.ulysses & (rows.tensor > 1.0)
-    # of a ring c - 1 forward and twice as many backward; a gather, one more and a scatter
+    # a ring has c - 1 calls forward and twice as many backward; a gather, one more and a scatter
     gathers = pricing.options.cp_kind == "all-gather"
     calls = 3.0 * ((rows.context > 1.0) if gathers else (rows.context - 1.0))
     for kind, which in ((megatron, rows.megatron), ("ulysses", exchanges)):
         calls = calls + np.where(which, float(sum(host_calls(kind))), 0.0)
     host = hiding.host_forward_s * (1.0 + raw.again) + hiding.host_backward_s
     host = host + calls * hiding.host_collective_s + raw.routing_s
-    # arrays of both are taken, too
+    # also works with arrays for both arguments
     waited: F64 = together_s(device_s, host) - device_s
     return waited
 
 
 def estimated_time(raw: Alone, rows: Rows, pricing: Pricing, hiding: Hiding) -> LayerTime:
-    """Return the time of every row of an estimate by category, in seconds.
+    """Return the seconds of every row of an estimate by category.
 
-    ZeRO-3's traffic, at the trainer's share of the network, lies beside everything else of a layer:
-    gathers in both directions, the scatter with the last backward. Other reductions hide under a
-    share of the last micro-batch; ZeRO-2's gather counts with them.
+    ZeRO-3's communication runs at the stack's share of the network and overlaps with all other time
+    of a layer: gathers in both directions, the scatter with the last backward. Other reductions
+    overlap with a share of the last micro-batch; ZeRO-2's gather counts with them.
     """
     coefficient = pricing.hardware.overlap_coefficient
     late = pricing.options.async_grad_reduce
@@ -181,7 +184,7 @@ def estimated_time(raw: Alone, rows: Rows, pricing: Pricing, hiding: Hiding) -> 
     backward_parts = {
         "backward": raw.backward,
         "recompute": raw.recompute,
-        # a checkpointed layer sends again what its forward sent
+        # recomputation repeats the communication of the forward
         "tp": tensor_backward + raw.again * tensor_forward,
         "ulysses": raw.ulysses * (1.0 + raw.again),
         "cp": ring_backward + raw.again * ring_forward,
@@ -202,7 +205,7 @@ def estimated_time(raw: Alone, rows: Rows, pricing: Pricing, hiding: Hiding) -> 
     scattered = np.maximum(with_scatter - with_gather, 0.0)
     device = with_forward + with_gather
     waited = _host_waited_s(device, rows, raw, pricing, hiding)
-    # what ZeRO-3 does not shard as it goes is summed once, beside a whole micro-batch
+    # reductions other than ZeRO-3's run once, overlapped with a whole micro-batch
     microbatch = device + waited
     summed = np.where(rows.zero3, 0.0, raw.reduce)
     seen = scattered + reduction_seen_s(summed, microbatch, hiding)
@@ -214,7 +217,7 @@ def estimated_time(raw: Alone, rows: Rows, pricing: Pricing, hiding: Hiding) -> 
             **backward_parts,
             "zero3": with_gather - back,
             "sync": nothing if late else seen,
-            # of both directions: shares of it in forwards would make GPipe's frontiers long
+            # for both directions: shares of it in forwards would make GPipe's frontiers long
             "host": waited,
         },
         step={"tail": whole if late else whole - seen, "optimizer": raw.optimizer},
@@ -223,10 +226,10 @@ def estimated_time(raw: Alone, rows: Rows, pricing: Pricing, hiding: Hiding) -> 
 
 
 def sends_seen_s(sends_s: F64, stages: I64, pricing: Pricing, pipeline_type: PipelineType) -> F64:
-    """Return the transfers between stages as the step counts them, (N, K, Y) seconds.
+    """Return the transfers between stages as the step formula counts them, (N, K, Y) seconds.
 
-    A stage of an estimate waits for a message in each direction, of measured files for (p - 1)/p of
-    it: what the step's formula takes of it is made up for. GPipe's counts whole links.
+    A stage of an estimate waits for a whole message in each direction. The step formula counts (p -
+    1)/p of it, as in measured files, so the factor is compensated here. GPipe counts whole links.
     """
     if pricing.hiding is None:
         return sends_s
@@ -236,14 +239,14 @@ def sends_seen_s(sends_s: F64, stages: I64, pricing: Pricing, pipeline_type: Pip
 
 
 # --------------------------------------------------------------------------------------------------
-# Estimated cells without the host's code.
+# Estimated times without host overhead.
 
 
 def without_host(model: ModelProfile, spec: ModelSpec, hiding: Hiding) -> ModelProfile:
-    """Return an estimated profile with the times of devices alone: host code is taken out of them.
+    """Return an estimated profile with device times only, host overhead removed.
 
-    The inverse of what `layer_cells` puts together, for whoever prices layers with what they send,
-    under which hosts work too.
+    This is the inverse of what `layer_cells` combines. Layers are then priced together with their
+    communication, which also overlaps with the host.
     """
     layers = []
     for kind, layer in zip(spec.layers, model.layers, strict=True):
@@ -268,9 +271,9 @@ def without_host(model: ModelProfile, spec: ModelSpec, hiding: Hiding) -> ModelP
 
 
 def _alone_s(both_s: float, host_s: float) -> float:
-    """Return the device's share of a time that `together_s` made, in seconds."""
+    """Return the device seconds of a time that `together_s` combined."""
     # (device^p + host^p)^(1/p) of 1 and 1 is 2^(1/p)
     power = math.log(2.0) / math.log(float(together_s(1.0, 1.0)))
-    # files whose times somebody changed may be shorter than the host's code; none is 0
+    # times in edited files may be shorter than the host overhead; the result is never 0
     left = max(1.0 - (host_s / both_s) ** power, 1e-30)
     return both_s * float(left ** (1.0 / power))

@@ -1,7 +1,7 @@
-"""The one objective T and the memory of every stage, evaluated for one plan on the tables.
+"""Step time T and memory of every stage, evaluated for one plan on the tables.
 
-Source: cost-model.md section 9 and "Memory of a rank"; the formulas are those of the docstring
-of `search.planning.cost.tables`. Plain float64 and int64, so it is the yardstick for every faster
+Source: cost-model.md section 9 and "Memory of a rank"; the formulas are those of the docstring of
+`search.planning.cost.tables`. Plain float64 and int64, so it is the reference for every faster
 kernel.
 """
 
@@ -22,18 +22,18 @@ from autopar.run.plan import PipelineType
 from search.planning.cost.tables import PlanTables
 
 # --------------------------------------------------------------------------------------------------
-# Event-level replay of one training step: only what depends on what, no formula.
+# Event-level replay of one training step, from the dependencies alone, without formulas.
 #
-# It is printed beside the step time T of the search as a check. The rules of the schedules are in
+# It is printed with the step time T of the search as a check. The rules of the schedules are in
 # csrc/planner/step/replay.cpp, and once more in plain Python in tests/oracles/replay.py.
 
 
 _WORK: tuple[Literal["forward", "backward", "tail"], ...] = ("forward", "backward", "tail")
-"""In the order of the compiled codes."""
+"""Kinds of work in the order of the compiled codes."""
 
 
 class Event(Record):
-    """One piece of work of one stage, in seconds since the start of the step."""
+    """Work of one stage, with times in seconds since the start of the step."""
 
     stage: int
     kind: Literal["forward", "backward", "tail"]
@@ -44,19 +44,19 @@ class Event(Record):
 
 
 _MOST_MICROBATCHES = 1 << 21
-"""Of all stages together, that are replayed one by one: some 10 ms of work."""
+"""Micro-batches of all stages together that are replayed one by one: about 10 ms of work."""
 _RHYTHM = 840
-"""Micro-batches over which growth is taken: every rhythm of up to 8 of them divides it."""
+"""Micro-batches over which growth is measured: a multiple of every period up to 8."""
 
 
 class ReplayResult(Record):
-    """What happened in one step."""
+    """Result of a replayed step."""
 
     step_time_s: float
     idle_s: tuple[float, ...]
-    """Per stage, the time of the step in which it neither computes nor does its tail."""
+    """Seconds per stage without compute and without tail."""
     timeline: tuple[Event, ...] | None
-    """In the order in which stages work; None unless asked for."""
+    """Events in the order in which stages work; None unless requested."""
 
 
 def replay(
@@ -72,12 +72,12 @@ def replay(
     """Return the time of one step of p stages and m micro-batches, in O(p*m).
 
     Without a timeline, steps of more than 2^21 micro-batches over all stages are replayed in part,
-    see `_long_step`. Ctrl-C is answered meanwhile.
+    see `_long_step`. Ctrl-C interrupts the replay.
 
     `forward_s`, `backward_s`: seconds per micro-batch, `tail_s`: per step, one entry per stage.
-    `send_s[j]`: transfer between stages j and j+1, the same both ways; p - 1 entries, and a p-th
-    for the last stage, which sends nothing, is ignored. Raises ValueError for lists of unequal
-    length and for fewer than one micro-batch.
+    `send_s[j]`: transfer between stages j and j+1, equal in both directions; p - 1 entries. A p-th
+    entry for the last stage, which sends nothing, is ignored. Raises ValueError for lists of
+    unequal length and for fewer than one micro-batch.
     """
     p, m = len(forward_s), num_microbatches
     if p == 0 or len(backward_s) != p or len(tail_s) != p or len(send_s) not in (p - 1, p):
@@ -88,7 +88,7 @@ def replay(
     if m < 1:
         raise ValueError(f"a step has at least one micro-batch, not {m}")
     shares = (forward_s, backward_s, send_s, tail_s)
-    # the pipeline is full long before the part that is left out
+    # the pipeline is full long before the part that is extrapolated
     most = max(_MOST_MICROBATCHES // p, 4 * p) + _RHYTHM
     events: tuple[Event, ...] | None = None
     if m > most and not timeline:
@@ -120,10 +120,10 @@ def replay_schedule_s(
     ahead: int = 0,
     overlapped: bool = False,
 ) -> float:
-    """Return the seconds of one step under a schedule, as `autopar.pipeline.replay` finds them.
+    """Return the seconds of one step under a schedule, as `autopar.pipeline.replay` computes them.
 
-    Arguments are those of that function, which is in plain Python and also says what ran when.
-    Ctrl-C is answered meanwhile. Raises InputError for what cannot run.
+    Arguments are those of that function, which is plain Python and also returns a timeline. Ctrl-C
+    interrupts the replay. Raises InputError for a schedule that cannot run.
     """
     # imported here: commands that replay nothing start without the compiled core
     from search.planning.layered.core import core
@@ -152,13 +152,13 @@ def replay_schedule_s(
 
 
 _Shares = tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]]
-"""Forwards, backwards, transfers and tails."""
+"""Seconds of (forwards, backwards, transfers, tails) by stage."""
 
 
 def _whole_step(
     shares: _Shares, num_microbatches: int, pipeline_type: PipelineType, *, timeline: bool = False
 ) -> tuple[float, tuple[NDArray[Any], ...] | None]:
-    """Return the seconds of a step, and its events as columns where they are asked for."""
+    """Return the seconds of a step, and its events as columns if requested."""
     # imported here: commands that replay nothing start without the compiled core
     from search.planning.layered.core import core
 
@@ -168,10 +168,10 @@ def _whole_step(
 def _long_step(
     shares: _Shares, num_microbatches: int, replayed: int, pipeline_type: PipelineType
 ) -> float:
-    """Return the seconds of a step of which `replayed` micro-batches are replayed, others follow.
+    """Return the seconds of a step from `replayed` micro-batches and extrapolation of the others.
 
-    Once the pipeline is full, the slowest stage or link sets a rhythm that repeats: the recurrence
-    of starts is linear in (max, +), so that steps grow by the same time every few micro-batches.
+    Once the pipeline is full, the slowest stage or link sets a periodic pattern. The recurrence of
+    starts is linear in (max, +), so steps grow by the same time every few micro-batches.
     """
     whole, _ = _whole_step(shares, replayed, pipeline_type)
     part, _ = _whole_step(shares, replayed - _RHYTHM, pipeline_type)
@@ -187,10 +187,10 @@ class Evaluation(Record):
 
     step_time_s: float
     forward_s: tuple[float, ...]
-    """One micro-batch, with redistribution and vocabulary layers, without transfers."""
+    """Seconds of one micro-batch, with redistribution and vocabulary layers, without transfers."""
     backward_s: tuple[float, ...]
     send_s: tuple[float, ...]
-    """To the next stage; 0 for the last."""
+    """Seconds of a transfer to the next stage; 0 for the last."""
     tail_s: tuple[float, ...]
     allocated_bytes: tuple[int, ...]
     in_flight: tuple[int, ...]
@@ -198,7 +198,7 @@ class Evaluation(Record):
     """Part of `forward_s`."""
     redistribute_backward_s: tuple[float, ...]
     parts_s: Mapping[str, float]
-    """The step time split: `first_microbatch` (sum of f+g), `steady` (m-1 times the slowest),
+    """Step time by part: `first_microbatch` (sum of f+g), `steady` (m-1 times the slowest),
     `transfer`, `tail`; sums to `step_time_s`."""
     bytes_by_category: tuple[Mapping[str, int], ...]
     """states, activations, vocab_states, vocab_activations, transient, shared, fixed."""
@@ -207,8 +207,8 @@ class Evaluation(Record):
 def in_flight(pipeline_type: str, stage: int, num_stages: int, num_microbatches: int) -> int:
     """Return the micro-batches whose activations stage j holds: p - j (1F1B), m (GPipe).
 
-    A single stage runs one micro-batch after the other under either name, and never more than
-    all of them are in flight (m < p is illegal with 1F1B, but still priced).
+    A single stage runs one micro-batch after the other under either name. Never more than all
+    micro-batches are in flight (m < p is illegal with 1F1B, but still priced).
     """
     if num_stages == 1:
         return 1
@@ -225,7 +225,7 @@ def stage_kind(stage: int, num_stages: int) -> int:
 
 
 def vocab_position(stage: int, num_stages: int) -> int | None:
-    """Return the index into POSITIONS of the vocabulary layers of a stage, None for a middle."""
+    """Return the index into POSITIONS of a stage's vocabulary layers, None for a middle stage."""
     kind = stage_kind(stage, num_stages)
     return None if kind == 2 else min(kind, 2)
 
@@ -239,7 +239,7 @@ def evaluate(
     strategy_index: Sequence[int],
     vocab_index: int,
 ) -> Evaluation:
-    """Return T and the stages of the plan that takes `strategy_index[l]` for layer l.
+    """Return step time and stages of the plan with strategy `strategy_index[l]` for layer l.
 
     stage_sizes : layers per stage, length p, sums to L.
     """
@@ -253,9 +253,9 @@ def evaluate(
     chosen = np.asarray(strategy_index, dtype=np.int64)
     layout = tables.strategy_layout[chosen].astype(np.int64)
     vocab_layout = int(tables.vocab_layout[e])
-    # in front of a layer: from the layout of the one before it, of the embedding for the first
+    # before each layer: from the previous layer's layout, for the first from the embedding's
     before = np.concatenate(([vocab_layout], layout[:-1]))
-    # what is sent has the size of the producing layer's output
+    # a message has the size of the producing layer's output
     producer = np.concatenate((kinds[:1], kinds[:-1]))
     change_forward = tables.redistribute_forward_s[n, producer, before, layout]
     change_backward = tables.redistribute_backward_s[n, producer, before, layout]
@@ -276,7 +276,7 @@ def evaluate(
         g = float(tables.backward_s[n, k, s].sum())
         end = float(tables.tail_s[n, k, s].sum())
         flight = in_flight(tables.pipeline_type, j, p, m)
-        # peaks of two layers are not there at once: the largest counts
+        # two layers do not peak at the same time: the largest counts
         transient = int(tables.transient_bytes[now, n, k, s].max(initial=0))
         shared = int(tables.shared_bytes[n, k, s].max(initial=0))
         vocab_states = vocab_activations = 0
@@ -338,11 +338,13 @@ def replica_step_times(
     stage_sizes: Sequence[int],
     strategy_index: Sequence[int],
 ) -> F64:
-    """Return T of a plan for replicas of its computation, (R,) seconds, as `evaluate` does.
+    """Return the step times of a plan for replicas of its computation, (R,) seconds.
 
-    tables : of one table and one vocabulary strategy; drawn : (R, K, S) forward, backward and tail
-    in the place of those of the tables, vocab : (R, 3, 1) the same, None where the tables hold
-    them. Redistribution, transfers and memory are those of the tables.
+    Redistribution, transfers and memory are those of the tables.
+
+    tables : of one table and one vocabulary strategy.
+    drawn : (R, K, S) forward, backward and tail that replace those of the tables.
+    vocab : (R, 3, 1) each, for vocabulary layers; None to use the tables.
     """
     seen = evaluate(
         tables,
@@ -391,21 +393,23 @@ def _step_parts(
     tail: list[_Seconds],
     most: Callable[[list[Any]], Any] = max,
 ) -> dict[str, _Seconds]:
-    """1F1B: T = sum s_j + (m-1)*max s_j + max tail_j with s_j = f_j + g_j + 2*cbar*(p-1)/p.
+    """Return the parts of the step time T by name, in seconds.
 
-    GPipe: T = sum (f_j+g_j) + (m-1)*(max(f_j, c_j) + max(g_j, c_j)) + 2*sum c_j + max tail_j,
-    the maxima over all stages and links: a link slower than every stage is the bottleneck. `most`
-    is the largest of several seconds, which may be arrays.
+    1F1B: T = sum s_j + (m-1)*max s_j + max tail_j with s_j = f_j + g_j + 2*cbar*(p-1)/p. GPipe: T =
+    sum (f_j+g_j) + (m-1)*(max(f_j, c_j) + max(g_j, c_j)) + 2*sum c_j + max tail_j, the maxima over
+    all stages and links: a link slower than every stage is the bottleneck.
+
+    most : maximum of several seconds, which may be arrays.
     """
     p = len(forward)
     stage = [f + g for f, g in zip(forward, backward, strict=True)]
     if pipeline_type == "gpipe":
         slowest = most([*forward, *send, 0.0]) + most([*backward, *send, 0.0])
-        # an activation there and a gradient back, on every link
+        # an activation forward and a gradient back, on every link
         transfer = 2.0 * sum(send)
     else:
         slowest = most(stage)
-        # 2*cbar*(p-1)/p of every s_j: p times in the sum, m - 1 times in the maximum
+        # 2*cbar*(p-1)/p in every s_j: p times in the sum, m - 1 times in the maximum
         transfer = (p + m - 1) * (2.0 * max(send) * (p - 1) / p)
     return {
         "first_microbatch": sum(stage),

@@ -1,7 +1,7 @@
-"""Bytes of a parameter and of an activation element, as a plan's rows are priced with them.
+"""Bytes per parameter and per activation element that price a plan's rows.
 
-What each engine keeps, and why, is in `autopar.price.state_layouts`; here its figures become those
-of the kinds of data parallelism that a plan's layers have: replicas, ZeRO-1, ZeRO-2 and ZeRO-3.
+The states of each engine are in `autopar.price.state_layouts`. This module converts them to the
+kinds of data parallelism of a plan's layers: DDP, ZeRO-1, ZeRO-2 and ZeRO-3.
 """
 
 from __future__ import annotations
@@ -20,52 +20,53 @@ KINDS: tuple[Kind, ...] = ("ddp", "zero1", "zero2", "zero3")
 
 
 class KindBytes(Record):
-    """Bytes of a parameter of a layer whose data ranks are of one kind."""
+    """Bytes per parameter of a layer with one kind of data parallelism."""
 
     whole: float
-    """On every rank."""
+    """Bytes per parameter that every rank holds."""
     shared: float
-    """Over the ranks that share states."""
+    """Bytes per parameter, divided by the ranks that share states."""
     unit: float = 0.0
-    """Of the parameters of a layer, while its backward runs, where there are other ranks."""
+    """Bytes per parameter of a layer during its backward, if there are other ranks."""
     ahead: float = 0.0
-    """A part of `unit` that may lie beside another layer's peak: units that are gathered early."""
+    """Part of `unit` that may be live at another layer's peak: prefetched units."""
     loss: float | None = None
-    """Of all parameters of embedding and head, while the loss runs; None: `unit` of the larger."""
+    """Bytes per parameter of embedding and head during the loss; None: `unit` of the larger one."""
     constant_bytes: float = 0.0
-    """Of a rank, however many parameters it has: buckets."""
+    """Bytes per rank, independent of parameters: buckets."""
 
 
 class Recipe(Record):
     """Bytes per parameter and per activation element of a training precision."""
 
     weight: float
-    """Of a gathered weight, as it is exchanged."""
+    """Bytes of a gathered weight, as communicated."""
     gradient: float
-    """Of a gradient, as it is reduced."""
+    """Bytes of a gradient, as reduced."""
     optimizer: float
-    """Of Adam's moments, and of a master copy."""
+    """Bytes of Adam's moments and of a master weight."""
     element: float
     own_masters: float = 0.0
-    """Of the optimizer's bytes, those of weights which replicas and ZeRO-3 keep in fp32 alone."""
+    """Part of `optimizer` for master weights that replicas and ZeRO-3 do not need: fp32 weights."""
     at_once: dict[Kind, KindBytes] = field(default_factory=dict)
-    """Where gradients are divided as they are reduced: one micro-batch, or one reduction each."""
+    """Bytes if gradients are sharded as they are reduced: one micro-batch, or a reduction in
+    each."""
     at_end: dict[Kind, KindBytes] = field(default_factory=dict)
-    """Where they are summed over micro-batches before. A kind that is in neither has the bytes and
-    moments of FSDP2, which `search.planning.cost.memory` has."""
+    """Bytes if gradients are first summed over micro-batches. Kinds that are in neither use the
+    FSDP2 formulas of `search.planning.cost.memory`."""
 
     @staticmethod
     def of(options: SearchOptions) -> Recipe:
-        """Return the recipe of the options: of `--memory-of`'s engine, else 16 bits beside fp32.
+        """Return the recipe of the options: `--memory-of`'s engine, else 16-bit weights with fp32.
 
         fp32 4+4+8; bf16 and fp16 2+2+12 (fp32 gradients 4): Rajbhandari et al., arXiv 1910.02054.
         """
         fp32 = options.mixed_precision == "fp32"
         weight = element = 4.0 if fp32 else 2.0
         gradient = 4.0 if fp32 or options.fp32_gradients else 2.0
-        # two moments of 4 bytes; an fp32 weight is its own master copy
+        # two moments of 4 bytes; an fp32 weight needs no master copy
         optimizer = 8.0 if fp32 else 12.0
-        # its shards are fp32: 4 + 4 + 8
+        # FSDP2 shards are fp32: 4 + 4 + 8
         is_fsdp2 = options.memory_of == "torchtitan" and not fp32
         return Recipe(
             weight=weight,
@@ -79,12 +80,12 @@ class Recipe(Record):
 
     @property
     def lists(self) -> bool:
-        """Whether the bytes of any kind are those of an engine's list."""
+        """True if the bytes of any kind come from an engine's state layout."""
         return bool(self.at_once)
 
     @property
     def step_bytes(self) -> float:
-        """Memory traffic of the optimizer per parameter: gradient and states read and written."""
+        """Memory traffic of the optimizer in bytes per parameter, reads and writes."""
         # three states of 4 bytes are read and written, the gradient is read
         return self.gradient + 24.0
 
@@ -94,13 +95,13 @@ class Recipe(Record):
 
 
 def _kinds(options: SearchOptions, *, at_once: bool) -> Iterable[tuple[Kind, KindBytes]]:
-    """Yield what layers of each kind have; at_once : gradients are divided as they are reduced."""
+    """Yield the bytes of each kind; at_once : True if gradients are sharded as they are reduced."""
     engine = options.memory_of
-    # units of FSDP2 that are reduced in fp32 are counted moment by moment
+    # FSDP2 units that are reduced in fp32 are counted at each point of a step instead
     if engine is None or engine == "torchtitan":
         return
-    # Megatron-LM's distributed optimizer keeps gradients whole to the end; where they are reduced
-    # at once ZeRO-2 is Megatron-FSDP's `optim_grads`
+    # Megatron-LM's distributed optimizer keeps gradients unsharded to the end; with a reduction per
+    # micro-batch ZeRO-2 is Megatron-FSDP's `optim_grads`
     is_megatron = engine == "megatron"
     stages: dict[Kind, int] = {
         "ddp": 0,
@@ -118,16 +119,16 @@ def _kinds(options: SearchOptions, *, at_once: bool) -> Iterable[tuple[Kind, Kin
         )
         listed = _of_engine(found)
         if is_megatron and kind == "zero3":
-            # Megatron-FSDP gathers embedding, final norm and head as one
+            # Megatron-FSDP gathers embedding, final norm and head as one unit
             listed = replace(listed, loss=4.0 if options.mixed_precision == "fp32" else 2.0)
         yield kind, listed
 
 
 def _of_engine(recipe: StateRecipe) -> KindBytes:
-    """Return the bytes by what a plan's layers have them for.
+    """Return the bytes of an engine's state layout by their use in a plan's layers.
 
-    What passes while a backward runs: of all parameters of a rank it is there at the peak as states
-    are; of a rank's part it is not there before the step, when activations are gone.
+    Transient tensors of the backward of all parameters of a rank are live at the peak, like states.
+    Those of a rank's shard are live only in the step, when activations are freed.
     """
     whole, shared = recipe.whole_and_shared()
     passing = [entry for entry in recipe.passing if "backward" in entry.during]
@@ -136,13 +137,13 @@ def _of_engine(recipe: StateRecipe) -> KindBytes:
         if entry.of == "unit":
             unit += entry.each_bytes * entry.number
             constant += entry.each_bytes * entry.beside
-            # the forward of another layer, and the loss, have the gathered units beside them
+            # gathered units are live during the forward of another layer and the loss
             ahead += entry.each_bytes * entry.number if "forward" in entry.during else 0.0
         elif entry.of == "bucket":
             constant += entry.num_bytes(stage=0.0, unit=0.0, replicas=1)
         elif entry.of == "stage" and entry.elements is None:
             whole += entry.each_bytes
         elif entry.of == "stage":
-            # as many as there are, up to a number
+            # a number of elements, limited by the stage's
             constant += entry.each_bytes * (entry.elements or 0)
     return KindBytes(whole=whole, shared=shared, unit=unit, ahead=ahead, constant_bytes=constant)

@@ -1,16 +1,15 @@
-"""PlanTables: the contiguous arrays that the planner works on, and the only place that fixes
-their layout; and the flat rows that formulas are evaluated over on the way to them.
+"""PlanTables, the contiguous arrays of the planner and their layout; and flat rows for formulas.
 
-A *table* is one (number of stages p, samples per micro-batch g = G/m, default dp type); time and
-memory of a layer depend on those and its strategy only, never on the global batch itself. So
-every distinct table is priced once, and a *candidate* is a table and a number of micro-batches m
-(global batch G = g*m).
+A *table* is one (number of stages p, samples per micro-batch g = G/m, default dp type). Time and
+memory of a layer depend only on the table and the layer's strategy, never on the global batch
+itself. So every distinct table is priced once, and a *candidate* is a table and a number of
+micro-batches m (global batch G = g*m).
 
 Axes: N tables, K layer types, S layer strategies (canonical order), Y layouts of the activation
-between layers, E strategies of embedding and head. `POSITIONS` and `STAGE_KINDS` index the
-position of the vocabulary layers and of a stage in the pipeline. Arrays named `*_bytes` with a
-leading axis of two hold [m == 1, m > 1]: with one reduction per step, gradients of several
-micro-batches are kept whole until it.
+between layers, E strategies of embedding and head. `POSITIONS` and `STAGE_KINDS` index the position
+of the vocabulary layers and of a stage in the pipeline. Arrays named `*_bytes` with a leading axis
+of two hold [m == 1, m > 1]: with one reduction per step, gradients of several micro-batches are
+kept unsharded until then.
 
 Memory of stage j of p, which must not exceed `budget_bytes`:
     stage_fixed_bytes[n, kind(j)]
@@ -20,10 +19,10 @@ Memory of stage j of p, which must not exceed `budget_bytes`:
   + max over its layers and vocabulary layers of shared_bytes
 with in_flight(j) = p - j (1F1B) or m (GPipe), and 1 when there is one stage only.
 
-Time, with f_j and g_j the forward and backward of one micro-batch on stage j (layers, vocabulary
-layers, redistribution in front of every layer, charged to the receiving stage; in front of the
-head charged to the last stage), tail_j the sum of its tails, c_j = send_s of the last layer of
-stage j, cbar = max c_j:
+Time: f_j and g_j are the forward and backward of one micro-batch on stage j. They include layers,
+vocabulary layers, and the redistribution before every layer, charged to the receiving stage; before
+the head it is charged to the last stage. tail_j is the sum of its tails, c_j = send_s of the last
+layer of stage j, cbar = max c_j:
     1F1B  s_j = f_j + g_j + 2*cbar*(p-1)/p;   T = sum s_j + (m-1)*max s_j + max tail_j
     GPipe T = sum (f_j+g_j) + (m-1)*(max(f_j, c_j) + max(g_j, c_j)) + 2*sum c_j + max tail_j
 Redistribution uses [type of the producing layer, from layout, to layout]; between embedding and
@@ -52,25 +51,26 @@ from search.planning.space import Table
 from search.request.options import SearchOptions
 
 POSITIONS = ("only", "first", "last")
-"""Where vocabulary layers stand: p == 1 has 'only'; otherwise the first and the last stage."""
+"""Positions of vocabulary layers: p == 1 has 'only'; otherwise the first and the last stage."""
 STAGE_KINDS = ("only", "first", "middle", "last")
 
 
 class ActivationLayout(Record, order=True):
-    """How the activation between two layers is spread over a stage's ranks."""
+    """Distribution of the activation between two layers over a stage's ranks."""
 
     sequence_shards: int
     """Shards of the sequence dimension (t*c with SP or Ulysses, c otherwise)."""
     cp: int
-    """Zigzag context degree contained in `sequence_shards`."""
+    """Zigzag context-parallel degree contained in `sequence_shards`."""
     replicas: int
     """Copies of each shard (t for tensor parallelism without SP)."""
     strided: bool = False
-    """Tensor ranks are not neighbours: the same shards of a sample lie on other ranks."""
+    """True if tensor ranks are not neighbours, so that the shards of a sample are on other
+    ranks."""
 
 
 class PlanTables(Record, eq=False):
-    """Everything the planner core needs; see the module docstring for axes and formulas."""
+    """Inputs of the planner core; see the module docstring for axes and formulas."""
 
     world_size: int
     pipeline_type: PipelineType
@@ -79,59 +79,59 @@ class PlanTables(Record, eq=False):
     strategies: tuple[LayerStrategy, ...]
     layouts: tuple[ActivationLayout, ...]
     strategy_layout: NDArray[np.int32]
-    """(S,)"""
+    """(S,) index of every strategy's layout."""
     vocab: tuple[VocabStrategy, ...]
     vocab_layout: NDArray[np.int32]
     """(E,) layout of the embedding's output and of the head's input."""
 
     table_stages: NDArray[np.int32]
-    """(N,) p"""
+    """(N,) p, number of stages."""
     table_microbatch: I64
-    """(N,) g, samples of one micro-batch over all ranks"""
+    """(N,) g, samples of one micro-batch over all ranks."""
     table_dp: tuple[ZeroDefault, ...]
-    """(N,)"""
+    """(N,) default data-parallel type."""
 
     valid: NDArray[np.bool_]
-    """(N, K, S)"""
+    """(N, K, S) True if the strategy is legal and priced."""
     forward_s: F64
     backward_s: F64
     tail_s: F64
     static_bytes: I64
-    """(2, N, K, S)"""
+    """(2, N, K, S) bytes of weights, gradients and optimizer states."""
     activation_bytes: I64
-    """(N, K, S) per micro-batch in flight"""
+    """(N, K, S) per micro-batch in flight."""
     transient_bytes: I64
-    """(2, N, K, S)"""
+    """(2, N, K, S) peak bytes of transient memory."""
     shared_bytes: I64
-    """(N, K, S)"""
+    """(N, K, S) bytes of buffers that layers share."""
 
     redistribute_forward_s: F64
-    """(N, K, Y, Y)"""
+    """(N, K, Y, Y) seconds from one layout to another."""
     redistribute_backward_s: F64
     send_s: F64
-    """(N, K, Y)"""
+    """(N, K, Y) seconds of a transfer to the next stage."""
 
     vocab_valid: NDArray[np.bool_]
-    """(N, E)"""
+    """(N, E) True if the strategy is legal and priced."""
     vocab_forward_s: F64
-    """(N, 3, E)"""
+    """(N, 3, E) seconds of a micro-batch by position."""
     vocab_backward_s: F64
     vocab_tail_s: F64
     vocab_static_bytes: I64
-    """(2, N, 3, E)"""
+    """(2, N, 3, E) bytes of weights, gradients and optimizer states."""
     vocab_activation_bytes: I64
-    """(N, 3, E)"""
+    """(N, 3, E) bytes per micro-batch in flight."""
     vocab_transient_bytes: I64
-    """(2, N, 3, E)"""
+    """(2, N, 3, E) peak bytes of transient memory."""
     vocab_shared_bytes: I64
-    """(N, 3, E)"""
+    """(N, 3, E) bytes of shared buffers."""
     stage_fixed_bytes: I64
-    """(N, 4)"""
+    """(N, 4) bytes by stage kind, independent of strategies."""
 
     candidate_table: NDArray[np.int32]
-    """(Q,)"""
+    """(Q,) index of every candidate's table."""
     candidate_microbatches: NDArray[np.int32]
-    """(Q,) m"""
+    """(Q,) m, micro-batches per step."""
 
     @property
     def candidate_batch(self) -> I64:
@@ -144,16 +144,18 @@ class PlanTables(Record, eq=False):
 
 
 _SECOND_AXIS = ("static_bytes", "transient_bytes", "vocab_static_bytes", "vocab_transient_bytes")
-"""Of these arrays that of the tables; of all others it is the first."""
+"""Arrays with tables on the second axis; in all others tables are on the first."""
 
 
 def joined(
     parts: Sequence[tuple[I64, PlanTables]], candidates: Sequence[tuple[int, int]]
 ) -> PlanTables:
-    """Return tables that were priced in parts as one, with these candidates.
+    """Return one PlanTables from tables that were priced in parts, with these candidates.
 
-    parts : numbers of the tables in each part, which become their order; candidates : (index of a
-    table in that order, m). All parts are of the same strategies.
+    All parts have the same strategies.
+
+    parts : (numbers of the tables, tables) of each part; the result is ordered by number.
+    candidates : (index of a table in that order, m).
     """
     first = parts[0][1]
     order = np.argsort(np.concatenate([numbers for numbers, _ in parts]))
@@ -179,33 +181,35 @@ _OF_ALL_TABLES = (
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows priced: seconds and bytes of every (table, strategy), by category.
+# Priced rows: seconds and bytes of every (table, strategy), by category.
 
 
 class PricedRows(Record, eq=False, dict=True):
-    """Seconds and bytes of (table, strategy), split by category.
+    """Seconds and bytes of (table, strategy), by category.
 
-    Seconds are kept for the priced rows alone: a search needs their sums, and only what is shown
-    of one plan needs them by category.
+    Seconds are stored for the priced rows only. A search needs their sums; categories are needed
+    only to show one plan.
     """
 
     at: tuple[I64, ...]
     """Places of the priced rows, (n,) for every axis of `shape`."""
     shape: tuple[int, ...]
     seconds: tuple[Mapping[str, F64], Mapping[str, F64], Mapping[str, F64]]
-    """(n,) by category: a micro-batch's forward, its backward, and once per step."""
+    """Seconds (n,) by category: forward and backward of a micro-batch, and once per step."""
     unpriced_s: float
-    """What `forward`, `backward` and `tail` are where no row is priced; all others are 0."""
+    """Seconds of `forward`, `backward` and `tail` in rows without a price; other categories are
+    0."""
     rows: Rows
-    """What the n rows are."""
+    """Degrees, groups and samples of the n rows."""
     valid: Bool
-    """(N tables, strategies)"""
+    """(N tables, strategies) True if legal."""
     priced: Bool
-    """The same; also true where only a divisibility rule is broken, when those were asked for."""
+    """(N tables, strategies) True if priced. With `price_illegal` also where only a divisibility
+    rule is broken."""
     states: I64
-    """The leading axis of two of `PlanTables`, as that of `transient`."""
+    """Bytes of states; the leading axis of two is that of `PlanTables`, as in `transient`."""
     activations: I64
-    """Per micro-batch in flight."""
+    """Bytes per micro-batch in flight."""
     transient: I64
     shared: I64
 
@@ -251,7 +255,7 @@ class PricedRows(Record, eq=False, dict=True):
         return sums
 
     def row(self, *place: int) -> int | None:
-        """Return the number of the row at a place of the axes, None where none is priced."""
+        """Return the number of the row at a place of the axes, None if it is not priced."""
         number = int(self._numbers[place])
         return None if number < 0 else number
 
@@ -270,12 +274,12 @@ class PricedRows(Record, eq=False, dict=True):
         return found
 
     def _unpriced_s(self, name: str) -> float:
-        # one infinite category of a sum is enough to keep a row from being chosen
+        # one infinite category of a sum is enough to exclude a row
         return self.unpriced_s if name in ("forward", "backward", "tail") else 0.0
 
 
 class LayerRows(PricedRows, eq=False):
-    """One layer type priced, axes (N, S).
+    """Priced rows of one layer type, axes (N, S).
 
     Categories: forward, tp, ulysses, cp, zero3; backward, recompute, tp, ulysses, cp, zero3, sync;
     tail, optimizer. Rows without a price hold inf seconds in `forward`, `backward` and `tail`, and
@@ -283,7 +287,7 @@ class LayerRows(PricedRows, eq=False):
     """
 
     backward_peak: I64
-    """A part of `transient`: what a layer's backward needs above what is kept."""
+    """Part of `transient`: bytes that a layer's backward needs in addition to saved activations."""
 
     def time_s(self, table: int, strategy: int) -> dict[str, float]:
         """Return the seconds of one row by category, per micro-batch and per step."""
@@ -306,7 +310,7 @@ def sum_of(parts: Mapping[str, F64]) -> F64:
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows: what formulas are evaluated over. Only `build_rows` and `Rows.scatter` know the table axes.
+# Rows, over which formulas are evaluated. Only `build_rows` and `Rows.scatter` know the table axes.
 #
 # Rank order inside a stage: tensor or Ulysses ranks fastest, then context, then data; with strided
 # tensor groups context first, then data, then tensor.
@@ -316,46 +320,46 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class Pricing(Record, eq=False):
-    """What rows of every kind are priced with."""
+    """Inputs that are common to the pricing of all rows."""
 
     hardware: HardwareProfile
     groups: Groups
-    """Of `hardware`."""
+    """Groups of ranks of `hardware`."""
     options: SearchOptions
     recipe: Recipe
-    """Of `options`."""
+    """Bytes per parameter and activation of `options`."""
     hiding: Hiding | None = None
-    """Of `hardware`, where the times of the model are estimates too."""
+    """Overlap factors of `hardware` if the model's times are estimates too; None: measured."""
 
 
 class Rows(Record, eq=False, dict=True):
     """Flat arrays over the n priced rows; `valid` marks those that are also legal."""
 
     shape: tuple[int, int]
-    """(tables, strategies) to scatter back into."""
+    """(tables, strategies) of arrays made by `scatter`."""
     table: I64
     strategy: I64
     valid: Bool
     stages: F64
-    """(n,) p"""
+    """(n,) p, number of stages."""
     ranks: F64
-    """(n,) ranks of a stage"""
+    """(n,) ranks of a stage."""
     samples: F64
-    """(n,) g"""
+    """(n,) g, samples of a micro-batch."""
     tensor: F64
     context: F64
     shards: F64
     """(n,) t*c"""
     batch: F64
-    """(n,) b = g/d"""
+    """(n,) b = g/d, samples of a tensor group."""
     zero_size: F64
-    """(n,) ranks over which gradients are reduced and ZeRO shards"""
+    """(n,) ranks over which gradients are reduced and ZeRO shards."""
     ulysses: Bool
     zero3: Bool
     zero1: Bool
-    """(n,) the optimizer is sharded (default zero1, not zero3)"""
+    """(n,) True if the optimizer is sharded (default zero1, not zero3)."""
     zero2: Bool
-    """(n,) gradients and optimizer are sharded (default zero2, not zero3)"""
+    """(n,) True if gradients and optimizer are sharded (default zero2, not zero3)."""
     checkpoint: Bool
     tensor_group: I64
     context_group: I64
@@ -363,7 +367,7 @@ class Rows(Record, eq=False, dict=True):
 
     @property
     def places(self) -> tuple[I64, I64]:
-        """Of the rows in an array of `shape`."""
+        """Indices of the rows in an array of `shape`."""
         return self.table, self.strategy
 
     def scatter(self, values: NDArray[_Scalar]) -> NDArray[_Scalar]:
@@ -372,47 +376,48 @@ class Rows(Record, eq=False, dict=True):
         full[..., self.table, self.strategy] = values
         return full
 
-    # asked for by many formulas, and by every layer type that has these rows
+    # cached because many formulas, and every layer type with these rows, use them
 
     @cached_property
     def sharded(self) -> Bool:
-        """(n,) whether ZeRO shards anything."""
+        """(n,) True if ZeRO shards anything."""
         return self.zero3 | self.whole_weights
 
     @cached_property
     def whole_weights(self) -> Bool:
-        """(n,) whether ZeRO shards the optimizer beside weights that stay whole."""
+        """(n,) True if ZeRO shards the optimizer while weights stay unsharded."""
         return self.zero1 | self.zero2
 
     def divides_gradients(self, *, at_once: bool) -> Bool:
-        """(n,) whether only a rank's part of a gradient stays, where it does at_once if at all.
+        """Return True for rows that keep only a rank's shard of a gradient, (n,).
 
-        Of replicas, whose part is all of it, it says nothing.
+        at_once : True if gradients are sharded as they are reduced. For DDP rows the value has no
+            meaning, because the shard is the whole gradient.
         """
         return ~self.zero1 if at_once else np.zeros_like(self.zero1)
 
     @cached_property
     def several(self) -> Bool:
-        """(n,) whether there is another rank to reduce with."""
+        """(n,) True if there is another rank to reduce with."""
         return self.zero_size > 1.0
 
     @cached_property
     def optimizer_shards(self) -> F64:
-        """(n,) over how many ranks ZeRO shards the optimizer, and gradients where it does."""
+        """(n,) number of ranks that share the optimizer, and gradients if sharded."""
         return np.where(self.sharded, self.zero_size, 1.0)
 
     @cached_property
     def weight_shards(self) -> F64:
-        """(n,) over how many ranks ZeRO shards weights."""
+        """(n,) number of ranks that share weights."""
         return np.where(self.zero3, self.zero_size, 1.0)
 
     @cached_property
     def megatron(self) -> Bool:
-        """(n,) whether tensor ranks share products, as those of Ulysses do not."""
+        """(n,) True if tensor ranks split GEMMs (Megatron), which Ulysses does not."""
         return ~self.ulysses & (self.tensor > 1.0)
 
     def take(self, places: I64) -> Rows:
-        """Return the rows at these places, in their order and as often as they are named."""
+        """Return the rows at these places, in their order and with repetitions."""
         names = (name for name in self.__struct_fields__ if name != "shape")
         taken: dict[str, Any] = {name: getattr(self, name).take(places) for name in names}
         return replace(self, **taken)
@@ -428,37 +433,37 @@ def table_arrays(tables: Sequence[Table]) -> tuple[I64, I64, Bool]:
 
 
 class Grid(Record, eq=False):
-    """What rows of (table, strategy) are, whatever is priced: degrees, groups and samples.
+    """Degrees, groups and samples of (table, strategy), independent of layer type.
 
-    Axes beside N and S: D distinct numbers of stages, H different degrees of strategies.
+    Axes besides N and S: D distinct numbers of stages, H distinct degrees of strategies.
     """
 
     stages: I64
-    """(N,) p"""
+    """(N,) p, number of stages."""
     samples: I64
-    """(N,) g"""
+    """(N,) g, samples of a micro-batch."""
     zero: Bool
-    """(2, N) whether the default is ZeRO-1, and whether it is ZeRO-2"""
+    """(2, N) True if the default is ZeRO-1, and if it is ZeRO-2."""
     at: I64
-    """(N,) number of the table's p among the distinct ones"""
+    """(N,) index of the table's p among the distinct ones."""
     of_table: F64
-    """(3, N) p, ranks of a stage, g"""
+    """(3, N) p, ranks of a stage, g."""
     shapes: int
-    """H"""
+    """H, number of distinct degrees."""
     degrees: I64
-    """(S,) number of a strategy's degrees among the different ones"""
+    """(S,) index of a strategy's degrees among the distinct ones."""
     data: I64
-    """(D, H) d, 1 where nothing fits"""
+    """(D, H) d, data-parallel degree; 1 if the degrees do not fit."""
     fits: Bool
-    """(D, S) whether the ranks of a stage divide and all bandwidths are known"""
+    """(D, S) True if the degrees divide the ranks of a stage and all bandwidths are known."""
     named: Bool
-    """(D, S) whether no other strategy says the same"""
+    """(D, S) True unless another strategy is equivalent."""
     numbers: F64
-    """(5, D*H) t, c, t*c, d, and over how many ranks ZeRO shards"""
+    """(5, D*H) t, c, t*c, d, and number of ranks that share ZeRO states."""
     groups: I64
-    """(3, D*H) tensor, context and ZeRO group"""
+    """(3, D*H) tensor, context and ZeRO group."""
     flags: Bool
-    """(3, S) ulysses, zero3, checkpoint"""
+    """(3, S) ulysses, zero3, checkpoint."""
 
 
 _DEGREES: Callable[[LayerStrategy], tuple[int, int, bool, bool]] = attrgetter(
@@ -475,22 +480,22 @@ def build_grid(
 ) -> Grid:
     """Return the grid of tables and strategies.
 
-    priceable : (S,) each, whether a strategy has the measurements for it on a single stage, and on
-    several.
+    priceable : (S,) each, True if a strategy has the measurements for a single stage, and for
+        several.
     """
     stages, samples, zero = table_arrays(tables)
     world_size, groups = pricing.hardware.world_size, pricing.groups
-    # groups depend on p alone, so tables of other batches share them
+    # groups depend on p only, so tables with other batches share them
     distinct = sorted(set(stages.tolist()))
     number = {p: i for i, p in enumerate(distinct)}
-    # and are the same for all recomputation and ZeRO of a degree
+    # recomputation and ZeRO do not change the groups of a degree
     degrees = list(map(_DEGREES, strategies))
     wanted = [
         dict.fromkeys(key for key, has in zip(degrees, flags.tolist(), strict=True) if has)
         for flags in priceable
     ]
     shapes = {key: i for i, key in enumerate(dict.fromkeys(degrees))}
-    # (p, degrees) that do not fit have a d of 1: no remainder divides by 0
+    # (p, degrees) that do not fit have d = 1, to avoid a division by 0
     cells = [
         _on_stage(world_size, p, key, groups) if key in wanted[p > 1] else _NOWHERE
         for p in distinct
@@ -511,7 +516,7 @@ def build_grid(
         degrees=shape,
         data=data.astype(np.int64),
         fits=(numbers[8] > 0.0).reshape(data.shape).take(shape, axis=1) & has,
-        # ZeRO-3 of one rank shards nothing: a second name for the plan without it
+        # ZeRO-3 with one rank shards nothing and is equivalent to the plan without it
         named=(zero_size > 1.0).take(shape, axis=1) | ~flags[1],
         numbers=numbers[:5],
         groups=numbers[5:8].astype(np.int64),
@@ -529,15 +534,17 @@ def _on_stage(
     degrees: tuple[int, int, bool, bool],
     groups: Groups,
 ) -> _Cell:
-    """Return t, c, t*c, d, over how many ranks ZeRO shards, three groups, and 1 where it fits.
+    """Return t, c, t*c, d, ranks that share ZeRO states, three groups, and 1 if it fits.
 
-    degrees : `_DEGREES` of a strategy. The groups are those of tensor, context and ZeRO ranks.
+    The groups are those of tensor, context and ZeRO ranks.
+
+    degrees : `_DEGREES` of a strategy.
     """
     tp, cp, ulysses, strided = degrees
     d = data_degree(world_size, num_stages, tp * cp)
     if not d:
         return _NOWHERE
-    # context and Ulysses ranks have the weights of data ranks: they reduce together
+    # context and Ulysses ranks hold the weights of data ranks, so they reduce together
     z = d * cp * (tp if ulysses else 1)
     # neighbours first: tensor, context, data; strided: context, data, tensor
     tensor = groups.index(tp, d * cp if strided else 1)
@@ -552,7 +559,7 @@ def _on_stage(
 def note_groups(
     strategies: Sequence[LayerStrategy], num_stages: int, world_size: int, groups: Groups
 ) -> None:
-    """Have the groups noted that rows of these strategies use, as `build_grid` does."""
+    """Record the notes about the groups of these strategies, as `build_grid` does."""
     for degrees in map(_DEGREES, strategies):
         _on_stage(world_size, num_stages, degrees, groups)
 
@@ -560,17 +567,18 @@ def note_groups(
 def build_rows(grid: Grid, *, legal: Bool, price_illegal: bool = False) -> Rows:
     """Return the rows of one layer type, or of embedding and head.
 
-    legal : (S,) whether the model allows the strategy, by the rules of `autopar.run.plan`; those of
-    ranks and samples are added here. With `price_illegal` rows that only break divisibility rules
-    are priced too (with a fractional b), still marked as not valid.
+    legal : (S,) True if the model allows the strategy by the rules of `autopar.run.plan`. The rules
+        of ranks and samples are added here.
+    price_illegal : True to also price rows that only break divisibility rules, with a fractional b
+        and marked as not valid.
     """
     allowed, priced = which_rows(grid, legal=legal, price_illegal=price_illegal)
     return rows_at(grid, allowed, *priced.nonzero())
 
 
 def which_rows(grid: Grid, *, legal: Bool, price_illegal: bool = False) -> tuple[Bool, Bool]:
-    """Return which rows are legal, and which are priced, (N, S) each; as `build_rows` says."""
-    # b is a whole number of samples, never rounded: the rule of `violations`, for all rows at once
+    """Return (legal, priced) masks of rows, (N, S) each; parameters as in `build_rows`."""
+    # b must be an integer, without rounding: the rule of `violations`, for all rows at once
     whole = grid.samples[:, None] % grid.data[grid.at] == 0
     allowed = whole.take(grid.degrees, axis=1) & (grid.named & legal)[grid.at]
     priced = grid.fits[grid.at]
@@ -578,7 +586,7 @@ def which_rows(grid: Grid, *, legal: Bool, price_illegal: bool = False) -> tuple
 
 
 def rows_at(grid: Grid, allowed: Bool, table: I64, strategy: I64) -> Rows:
-    """Return the rows (n,) of these tables and strategies; allowed : (N, S) as `which_rows`."""
+    """Return the rows (n,) of these tables and strategies; allowed : (N, S) from `which_rows`."""
     cell = grid.at.take(table) * grid.shapes + grid.degrees.take(strategy)
     tensor, context, shards, data, zero_size = grid.numbers.take(cell, axis=1)
     stages, ranks, samples = grid.of_table.take(table, axis=1)
@@ -600,7 +608,7 @@ def rows_at(grid: Grid, allowed: Bool, table: I64, strategy: I64) -> Rows:
         zero_size=zero_size,
         ulysses=ulysses,
         zero3=zero3,
-        # the default is of layers that ZeRO-3 does not shard already
+        # the default applies to layers that ZeRO-3 does not shard
         zero1=zero1 & ~zero3,
         zero2=zero2 & ~zero3,
         checkpoint=checkpoint,

@@ -1,7 +1,7 @@
 """Time of a layer on a rank, in seconds: forward and backward of one micro-batch, tail of a step.
 
 Source: cost-model.md sections 1 to 5, 7 and 10. Every function works on flat arrays of rows; the
-result is split into the categories that a person wants to see.
+result is split into the categories that are shown to users.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from search.planning.cost.overlap import (
 from search.planning.cost.tables import ActivationLayout, Pricing, Rows
 
 # --------------------------------------------------------------------------------------------------
-# The optimizer step as it was measured: seconds over the parameters that a rank updates.
+# Measured optimizer step: seconds over the parameters that a rank updates.
 #
 # Source: cost-model.md "Compute". Sidecars time the step of one layer at every tensor degree, for
 # the parameters that a rank of the tensor group holds, not sharded by data.
 
 
 class OptimizerCurve(Record, eq=False):
-    """Seconds of one module's step over its parameters on a rank, rising."""
+    """Seconds of one module's optimizer step over its parameters on a rank, rising."""
 
     parameters: F64
-    """(n + 1,) 0, then the numbers that were measured."""
+    """(n + 1,) 0, then the measured numbers of parameters."""
     times_s: F64
-    """(n + 1,) what a step takes however few parameters it has, then the measured steps."""
+    """(n + 1,) launch seconds, independent of parameters, then the measured steps."""
 
     def step_s(self, parameters: F64) -> F64:
-        """Return the step of so many parameters on a rank, 0 without any, in seconds.
+        """Return the seconds of a step of `parameters` on a rank, 0 without any.
 
-        Straight between the points; beyond the largest at its seconds per parameter.
+        Linear between the points; beyond the largest at its seconds per parameter.
         """
         inside = np.interp(parameters, self.parameters, self.times_s)
         beyond = parameters * (self.times_s[-1] / self.parameters[-1])
@@ -57,12 +57,14 @@ class OptimizerCurve(Record, eq=False):
 
 
 def fit_optimizer(layers: Iterable[tuple[LayerProfile, float]]) -> OptimizerCurve | None:
-    """Return the curve through the measured steps of all layer types; None without any.
+    """Return the curve through the measured steps of all layer types; None if none was measured.
 
-    layers : profile and parameters of an unsharded layer. A rank of a tensor group holds them over
-    the degree, one of Ulysses all. Lengths and batches do not matter to a step, so a number of
-    parameters has the median of its cells. The launch is that of the non-negative line through all
-    points, 0 with one, and at most the smallest step.
+    A rank of a tensor group holds the parameters over the degree, one of Ulysses all. Lengths and
+    batches do not affect a step, so each number of parameters uses the median of its times. The
+    launch is that of the non-negative line through all points, 0 with one point, and at most the
+    smallest step.
+
+    layers : profile and parameters of an unsharded layer.
     """
     found: dict[float, list[float]] = {}
     for profile, parameters in layers:
@@ -72,11 +74,11 @@ def fit_optimizer(layers: Iterable[tuple[LayerProfile, float]]) -> OptimizerCurv
                 found.setdefault(parameters / share, []).append(cell.optimizer_s)
     if not found:
         return None
-    # length and batch do not change a step: the cells of one size differ by noise alone
+    # length and batch do not change a step: times of one size differ only by noise
     sizes = sorted(found)
-    # a larger step that was timed faster is noise, and no plan may win by it
+    # a larger step that was timed faster is noise, and must not favour a plan
     times = rising_fit(np.array([float(np.median(found[size])) for size in sizes]))
-    # the smallest step contains its launch, so none can be longer
+    # the smallest step contains its launch, so the launch cannot be longer
     launch = min(latency_bandwidth_fit(sizes, list(times)).latency_s, float(times[0]))
     return OptimizerCurve(
         parameters=np.array([0.0, *sizes]), times_s=np.array([launch, *times], dtype=np.float64)
@@ -98,7 +100,7 @@ def layout_of(strategy: LayerStrategy, *, sequence_parallel: bool) -> Activation
         sequence_shards=strategy.cp * (strategy.tp if sharded else 1),
         cp=strategy.cp,
         replicas=1 if sharded else strategy.tp,
-        # a tensor group of one rank has no neighbours to be apart from
+        # a tensor group of one rank has no stride
         strided=strategy.strided and strategy.tp > 1,
     )
 
@@ -113,17 +115,17 @@ class Exchange(Record, order=True):
 
 
 Way = tuple[tuple[Exchange, ...], ...]
-"""Collectives of one direction: a sum over alternatives, each the maximum of its members."""
+"""Collectives of one direction: a sum of steps, each the maximum of its concurrent members."""
 
 
 def plan_exchange(source: ActivationLayout, target: ActivationLayout) -> tuple[Way, Way]:
-    """Return the collectives that turn `source` into `target`: forward, and backward.
+    """Return the collectives that change `source` to `target`, (forward, backward).
 
-    Sharded to sharded (one copy each): an all-to-all in groups of lcm/gcd of the sequence
-    shards, over the larger context degree where that differs (the slower of both where both do).
-    Only the replicas differ: an all-gather in groups of their ratio, forward where they grow and
-    backward where they shrink. Otherwise: an all-to-all in groups of lcm/gcd of shards*replicas
-    where that differs, and the all-gather.
+    Sharded to sharded (one copy each): an all-to-all in groups of lcm/gcd of the sequence shards.
+    If the context degree differs, it is over the larger one; if both differ, the slower of the two
+    counts. Only the replicas differ: an all-gather in groups of their ratio, forward where they
+    grow and backward where they shrink. Otherwise: an all-to-all in groups of lcm/gcd of
+    shards*replicas where that differs, and the all-gather.
     """
     q1, q2, r1, r2 = (
         source.sequence_shards,
@@ -131,19 +133,19 @@ def plan_exchange(source: ActivationLayout, target: ActivationLayout) -> tuple[W
         source.replicas,
         target.replicas,
     )
-    # where one number of shards divides the other, ranks that far apart hold
-    # the same shard of other samples
+    # if one number of shards divides the other, ranks at that distance hold the same shard of other
+    # samples
     stride = math.gcd(q1, q2) if source.cp == target.cp else 1
     if r1 == r2 == 1:
         moves = []
         if q1 != q2:
             # other shards regroup samples, another c reorders their zigzag chunks:
-            # where both happen the slower counts
+            # if both happen, the slower counts
             moves.append(_all_to_all(q1, q2, stride, 1))
         if source.cp != target.cp:
             ring = max(source.cp, target.cp)
             moves.append(Exchange(operation="all2all", size=ring, stride=1, multiple=1))
-        # the gradient goes back the way that the activation came
+        # the gradient takes the reverse way of the activation
         both: Way = (tuple(moves),) if moves else ()
         return both, both
     forward: list[tuple[Exchange, ...]] = []
@@ -151,7 +153,7 @@ def plan_exchange(source: ActivationLayout, target: ActivationLayout) -> tuple[W
     w1, w2 = q1 * r1, q2 * r2
     if q1 != q2 and w1 != w2:
         stride = math.gcd(w1, w2) if source.cp == target.cp else 1
-        # copies are made by the all-gather behind it: only those that both sides have move here
+        # the all-gather makes the copies afterwards: only those that both sides have move here
         move = (_all_to_all(w1, w2, stride, min(r1, r2)),)
         forward.append(move)
         backward.append(move)
@@ -160,11 +162,11 @@ def plan_exchange(source: ActivationLayout, target: ActivationLayout) -> tuple[W
         stride = stride if source.cp == target.cp else 1
         small, large = sorted((r1, r2))
         gather = (
-            # the message of an all-gather is what it gathers: X times the larger number of copies
+            # the message of an all-gather is its result: X times the larger number of copies
             Exchange(operation="allgather", size=-(-large // small), stride=stride, multiple=large),
         )
-        # Copies are dropped for free: forward only growth communicates, backward the reverse.
-        # Degrees that do not divide each other leave samples to fetch in both directions.
+        # Dropping copies is free: forward only growth communicates, backward the reverse. Degrees
+        # that do not divide each other leave samples to fetch in both directions.
         if r2 > r1 or large % small:
             forward.append(gather)
         if r2 < r1 or large % small:
@@ -184,17 +186,19 @@ def redistribution(
     world_size: int,
     groups: Groups,
 ) -> Asking[tuple[F64, F64]]:
-    """Return forward and backward redistribution, each (N, K, Y, Y) seconds.
+    """Return (forward, backward) redistribution, each (N, K, Y, Y) seconds.
 
-    sharded_bytes : (N, K) X of every table and layer type; stages : (N,) p. Where the rank order
-    differs, as between strided and neighbouring tensor ranks, every sample changes its ranks: an
-    all-to-all of X*max r over the whole stage, or the ordinary exchange if that is slower.
-    Layouts that no stage of this world can hold together cost nothing here, their rows are not
-    valid.
+    If the rank order differs, as between strided and neighbouring tensor ranks, every sample
+    changes its ranks. This is an all-to-all of X*max r over the whole stage, or the ordinary
+    exchange if that is slower. Layouts that no stage of this world can hold together cost nothing
+    here; their rows are not valid.
+
+    sharded_bytes : (N, K) X of every table and layer type.
+    stages : (N,) p.
     """
     exchanges, ways, index = _ways(tuple(layouts))
     flat = sharded_bytes.ravel()
-    # nothing where the world has not so many ranks
+    # groups larger than the world have no cost
     possible = {i: e for i, e in enumerate(exchanges) if e.size <= world_size}
     seconds = yield [
         Message(
@@ -209,14 +213,14 @@ def redistribution(
         known[i] = found
     cost = np.zeros((flat.size, len(ways)))
     for number, way in enumerate(ways):
-        # collectives follow one another, and members of one run at once until the slowest ends
+        # steps follow one another, and members of a step run at once until the slowest ends
         for slowest in way:
             cost[:, number] += np.maximum.reduce([known[i] for i in slowest])
     cost = cost.reshape(*sharded_bytes.shape, len(ways))
     forward, backward = cost.take(index[0], axis=-1), cost.take(index[1], axis=-1)
     if any(layout.strided for layout in layouts):
         across = _reorder_s(layouts, sharded_bytes, stages, world_size, groups)
-        # changing the order moves every sample and carries the ordinary exchange with it
+        # changing the order moves every sample and includes the ordinary exchange
         forward, backward = np.maximum(forward, across), np.maximum(backward, across)
     return forward, backward
 
@@ -228,7 +232,7 @@ def redistribution_s(
     world_size: int,
     groups: Groups,
 ) -> tuple[F64, F64]:
-    """Return `redistribution` alone."""
+    """Return the result of `redistribution`, priced without other messages."""
     price = redistribution(layouts, sharded_bytes, stages, world_size, groups)
     forward, backward = together(groups, price)[0]
     return forward, backward
@@ -238,12 +242,11 @@ def redistribution_s(
 def _ways(
     layouts: tuple[ActivationLayout, ...],
 ) -> tuple[tuple[Exchange, ...], tuple[tuple[tuple[int, ...], ...], ...], I64]:
-    """Return the exchanges between layouts, the ways as numbers of them, and those of all pairs.
+    """Return (exchanges between layouts, ways as numbers of exchanges, ways of all pairs).
 
-    The last are (2, Y, Y) numbers of ways. Of few layouts, which plans and searches have in common:
-    remembered.
+    The last are (2, Y, Y) numbers of ways. Cached, because plans and searches share few layouts.
     """
-    # many pairs of layouts share one way: each is priced once
+    # many pairs of layouts share one way, which is priced once
     ways: dict[Way, int] = {(): 0}
     numbers = [
         [ways.setdefault(way, len(ways)) for way in plan_exchange(a, b)]
@@ -265,10 +268,10 @@ def _reorder_s(
     world_size: int,
     groups: Groups,
 ) -> F64:
-    """(N, K, Y, Y) seconds of the all-to-all over a stage where the rank order differs, else 0.
+    """Return the seconds of the all-to-all over a stage, (N, K, Y, Y); 0 for equal rank order.
 
-    The order is that of the data ranks: they are neighbours with strided tensor ranks, so it
-    depends on the strided degree; a tensor group of the whole stage has one order only.
+    The order is that of the data ranks. They are neighbours with strided tensor ranks, so it
+    depends on the strided degree. A tensor group of the whole stage has only one order.
     """
     replicas = np.array([layout.replicas for layout in layouts], dtype=np.float64)
     # the side with more copies has the larger tensor on a rank
@@ -281,7 +284,7 @@ def _reorder_s(
         if rest or ranks == 1:
             # such a table is not valid, and a single rank has no order
             continue
-        # a strided group of the whole stage has stride 1: it is in the order of neighbours
+        # a strided group of the whole stage has stride 1, the order of neighbours
         order = np.where(strided & (degree < ranks), degree, 1)
         tables = np.flatnonzero(stages == p)
         local = sharded_bytes[tables].ravel()
@@ -304,8 +307,9 @@ def send_s(
 ) -> F64:
     """Return the transfer of an activation to the next stage, (N, K, Y) seconds; 0 for p == 1.
 
-    X * replicas from every rank of a stage at once, in the time of a message between p stages.
-    scattered : of copies each rank sends a share, as trainers do.
+    All ranks of a stage send X * replicas at once, in the time of a message between p stages.
+
+    scattered : True if each rank sends a share of the copies, as engines do.
     """
     copies = [1 if scattered else layout.replicas for layout in layouts]
     replicas = np.array(copies, dtype=np.float64)
@@ -317,18 +321,18 @@ def send_s(
 
 
 BACKWARD_FACTOR = 2.0
-"""Backward divided by forward, where the backward is not measured."""
+"""Backward over forward time if the backward is not measured."""
 
 
 def tensor_parallel_messages(rows: Rows, spec: LayerSpec, pricing: Pricing) -> list[Message]:
     """Return the messages of a block of Megatron tensor parallelism, V = b*S*h*e/c bytes each.
 
-    With SP an all-gather and a reduce-scatter, else an all-reduce; none where no row has any.
+    With SP an all-gather and a reduce-scatter, else an all-reduce; empty if no row has any.
     """
-    # one tensor rank exchanges nothing, and Ulysses exchanges heads
+    # a single tensor rank exchanges nothing, and Ulysses exchanges heads
     if not rows.megatron.any():
         return []
-    # V: the group's b samples, of whose tokens a context rank has 1/c
+    # V: the group's b samples, with 1/c of their tokens on a context-parallel rank
     token_bytes = float(spec.seq_length) * spec.hidden_size * pricing.recipe.element
     message = (rows.batch / rows.context) * token_bytes
     group = np.where(rows.megatron, rows.tensor_group, 0)
@@ -341,10 +345,10 @@ def tensor_parallel_messages(rows: Rows, spec: LayerSpec, pricing: Pricing) -> l
 
 
 def ulysses_messages(rows: Rows, spec: LayerSpec, pricing: Pricing) -> list[Message]:
-    """Return the all-to-alls of an attention with Ulysses in one direction: of q, of k or v.
+    """Return the all-to-alls of a Ulysses attention in one direction: of q, of k or v.
 
-    q and the output move b*(S/c)*heads*head_dim*e/t each (h where heads are unknown), k and v are
-    scaled by max(kv_heads, t)/heads. None where no row has any.
+    q and the output move b*(S/c)*heads*head_dim*e/t each (h if heads are unknown). k and v are
+    scaled by max(kv_heads, t)/heads. Empty if no row has any.
     """
     exchanges = rows.ulysses & (rows.tensor > 1.0)
     if not exchanges.any():
@@ -359,7 +363,7 @@ def ulysses_messages(rows: Rows, spec: LayerSpec, pricing: Pricing) -> list[Mess
     query = rows.batch * token_bytes / rows.shards
     key_value = query
     if heads is not None:
-        # a rank computes with whole heads: below t heads of k and v are copied to t
+        # a rank computes with whole heads: fewer than t heads of k and v are copied to t
         key_value = query * (np.maximum(spec.num_kv_heads or heads, rows.tensor) / heads)
     group = np.where(exchanges, rows.tensor_group, 0)
     return [
@@ -371,13 +375,13 @@ def ulysses_messages(rows: Rows, spec: LayerSpec, pricing: Pricing) -> list[Mess
 def ring_s(
     rows: Rows, spec: LayerSpec, attention_sample_s: float, pricing: Pricing
 ) -> tuple[F64, F64] | None:
-    """Return the exposed exchanges of context parallelism, forward and backward, in seconds.
+    """Return the exposed context-parallel communication, (forward, backward) in seconds.
 
     A ring's exchange moves K and V, 2*b*(S/c)*(kv_heads*head_dim/t)*e bytes. Forward: c-1 of them,
-    one beside each attention step; backward: in c-1 steps K,V and dK,dV, in the last dK,dV alone.
-    Gathered (`cp_kind`), c of them are one all-gather before the attention; the backward gathers
-    again and scatters dK,dV behind it. Causal work is even in both, as every rank has one early and
-    one late piece. None where no row has any.
+    each overlapped with an attention step. Backward: K,V and dK,dV in c-1 steps, in the last only
+    dK,dV. Gathered (`cp_kind`), c of them are one all-gather before the attention; the backward
+    gathers again and then scatters dK,dV. Causal work is even in both, as every rank has one early
+    and one late piece. None if no row has any.
     """
     groups, coefficient = pricing.groups, pricing.hardware.overlap_coefficient
     at = (rows.context > 1.0).nonzero()[0]
@@ -387,11 +391,11 @@ def ring_s(
     t, c, b = rows.tensor[at], rows.context[at], rows.batch[at]
     width = np.full_like(t, float(spec.hidden_size)) / t
     if spec.num_heads is not None:
-        # a rank computes with whole heads, so it holds one of k and v at least
+        # a rank computes with whole heads, so it holds at least one of k and v
         width = np.maximum(spec.num_kv_heads or spec.num_heads, t) * head_dim(spec) / t
-    # 2.0: k and v travel together
+    # 2.0: k and v are sent together
     message = 2.0 * b * (spec.seq_length / c) * width * pricing.recipe.element
-    # cross attention has a ring of its own
+    # cross attention has a separate ring
     rings = 2.0 if spec.cross_attention else 1.0
     if pricing.options.cp_kind == "all-gather":
         group, whole = rows.context_group[at], c * message
@@ -399,14 +403,14 @@ def ring_s(
         forward[at] = rings * gathered
         backward[at] = rings * (gathered + groups.seconds("reducescatter", whole, group))
         return forward, backward
-    # every rank sends to the next at once, the whole message: a ring's bandwidth without (g-1)/g
+    # all ranks send the whole message to the next at once: a ring's bandwidth without (g-1)/g
     exchange = message / groups.bus_bytes_per_s(rows.context_group[at])
     # a rank has 1/(t*c) of the attention, in c steps with the keys of one rank each
     step = b * attention_sample_s / rows.shards[at] / c
-    # the last step has its keys already: c - 1 exchanges in c steps
+    # the last step already has its keys: c - 1 exchanges in c steps
     forward[at] = rings * (c - 1.0) * (overlap_s(step, exchange, coefficient) - step)
     back = BACKWARD_FACTOR * step
-    # k and v travel with their gradients; in the last step only the gradients go on
+    # k and v are sent with their gradients; after the last step only the gradients
     backward[at] = rings * (
         (c - 1.0) * (overlap_s(back, 2.0 * exchange, coefficient) - back)
         + (overlap_s(back, exchange, coefficient) - back)
@@ -417,12 +421,12 @@ def ring_s(
 def gradient_messages(parameters: F64, rows: Rows, pricing: Pricing) -> list[Message]:
     """Return the messages of gradients and parameters: reduce-scatter, all-gather, all-reduce.
 
-    ddp: AR(N*e_g); sharded by ZeRO: RS(N*e_g), and AG(w*N) of the parameters. ZeRO-3 gathers
-    before each use and ZeRO-2 once behind the optimizer: the message is the same.
+    ddp: AR(N*e_g); sharded by ZeRO: RS(N*e_g), and AG(w*N) of the parameters. ZeRO-3 gathers before
+    each use and ZeRO-2 once after the optimizer: the message is the same.
     """
     recipe, sharded = pricing.recipe, rows.sharded
     gradients = parameters * recipe.gradient
-    # a shard of the optimizer needs its share of the sum only, a whole one needs all of it
+    # a sharded optimizer needs only its share of the sum, an unsharded one all of it
     shards, whole = np.where(sharded, rows.zero_group, 0), np.where(sharded, 0, rows.zero_group)
     return [
         Message(operation="reducescatter", num_bytes=gradients, group=shards),
@@ -436,16 +440,16 @@ def optimizer_s(
 ) -> F64:
     """Return the optimizer step of the parameters on the ZeRO shard, in seconds.
 
-    The measured curve; without one 26 bytes per parameter (28 with fp32 gradients) over the memory
-    bandwidth, 0 when that is unknown.
+    Uses the measured curve. Without one: 26 bytes per parameter (28 with fp32 gradients) over the
+    memory bandwidth, 0 if that is unknown.
     """
     shard = parameters / rows.optimizer_shards
     if measured is not None:
-        # the curve knows the launch, so it is asked at the shard and not divided
+        # the curve contains the launch, so it is evaluated at the shard instead of divided
         updated, hiding = measured.step_s(shard), pricing.hiding
         if hiding is None:
             return updated
-        # ZeRO-1 and 2 shard the states; the norm is taken of gradients that are whole
+        # ZeRO-1 and 2 shard the states; the norm is computed on unsharded gradients
         resident = measured.step_s(np.where(rows.whole_weights, parameters, shard))
         of_gradients = hiding.update_gradients * pricing.recipe.gradient
         return hiding.update_states * updated + of_gradients * resident
@@ -466,18 +470,19 @@ def layer_time(
 ) -> Asking[LayerTime]:
     """Return the time of every row by category, in seconds.
 
-    parameters : (n,) of the layer on a rank; attention_sample_s : attention part of one sample's
-    unsharded forward, the ring's window; optimizer : its measured step, if there is one.
+    parameters : (n,) of the layer on a rank.
+    attention_sample_s : attention seconds of one sample's unsharded forward, the ring's window.
+    optimizer : measured optimizer step, None if not measured.
 
-    Tensor parallelism with SP: forward 2 AG + 2 RS; backward 2 AG exposed, 2 re-gathers beside the
-    input-gradient and 2 RS beside the weight-gradient GEMMs. Without: forward 2 AR, backward 2 AR
-    beside the weight-gradient GEMMs. A layer with cross attention has three such blocks. Of
-    estimates the trainer's software says what is hidden: `estimated_time`.
+    Tensor parallelism with SP: forward 2 AG + 2 RS; backward 2 AG exposed, 2 re-gathers overlapped
+    with the input-gradient and 2 RS with the weight-gradient GEMMs. Without: forward 2 AR, backward
+    2 AR overlapped with the weight-gradient GEMMs. A layer with cross attention has three such
+    blocks. Estimates use the overlap factors of the engine's software stack: `estimated_time`.
     """
     options, coefficient = pricing.options, pricing.hardware.overlap_coefficient
     compute = fits.seconds("forward", rows)
     backward = fits.seconds("backward", rows, BACKWARD_FACTOR * compute)
-    # a checkpointed layer runs its forward again, exposed messages included
+    # a checkpointed layer repeats its forward, exposed messages included
     again = rows.checkpoint.astype(np.float64)
     recompute = again * fits.seconds("recompute", rows, compute)
     tensor = tensor_parallel_messages(rows, spec, pricing)
@@ -486,23 +491,23 @@ def layer_time(
     seconds = iter((yield [*tensor, *heads, *sync]))
     nothing = np.zeros_like(rows.batch)
 
-    # attention and MLP are a block each, and so is cross attention
+    # attention, MLP and cross attention are one block each
     blocks = 3.0 if spec.cross_attention else 2.0
     tensor_s = [blocks * next(seconds) for _ in tensor]
     exposed = input_gradient = nothing
     if not tensor_s:
         tensor_forward = weight_gradient = nothing
     elif options.sequence_parallel:
-        # Before the column-parallel product tokens are gathered, behind the row-parallel one
-        # scattered. The gradient of a block's output is gathered before anything is computed with
-        # it, and inputs are kept scattered, so that the backward gathers them again.
+        # Tokens are gathered before the column-parallel GEMM and scattered after the row-parallel
+        # one. The gradient of a block's output is gathered before any use. Inputs are saved
+        # scattered, so the backward gathers them again.
         exposed = input_gradient = tensor_s[0]
-        # what the forward gathered is scattered in the backward
+        # the backward scatters the tensors gathered in the forward
         weight_gradient = tensor_s[1]
         tensor_forward = tensor_s[0] + tensor_s[1]
     else:
-        # A row-parallel product is a partial sum that every tensor rank needs whole. Gradients of
-        # the inputs are partial sums too; weight gradients do not wait for them.
+        # A row-parallel GEMM gives a partial sum that every tensor rank needs complete. Gradients
+        # of the inputs are partial sums too; weight gradients do not wait for them.
         tensor_forward = weight_gradient = tensor_s[0]
     # q and the output have one size, k and v the other
     attentions = 2.0 if spec.cross_attention else 1.0
@@ -527,10 +532,10 @@ def layer_time(
             routing_s=0.0 if spec.num_experts is None else pricing.hiding.host_experts_s,
         )
         return estimated_time(raw, rows, pricing, pricing.hiding)
-    # ZeRO-3 drops what it gathered after each pass, so both passes gather
+    # ZeRO-3 frees gathered weights after each pass, so both passes gather
     gather3 = np.where(rows.zero3, gather, 0.0)
 
-    # Exposed part of what the windows hide, then of the parameters, then of the reduction.
+    # Exposed time beyond the windows, then of the parameters, then of the reduction.
     windows: tuple[tuple[F64, F64], ...] = ()
     if options.tp_overlap:
         # input and weight gradients are half of it each, windows their column-parallel parts
@@ -539,13 +544,13 @@ def layer_time(
     else:
         exposed = exposed + input_gradient + weight_gradient
     busy = backward + recompute
-    # with one message more each time, so that a category is what its message adds
+    # one more message in each element, so that a category is what its message adds
     others = np.array((nothing, gather3, gather3 + reduce))
     with_tensor, with_gather, with_reduce = overlapped_backward_s(
         busy, windows, others, coefficient
     )
     unhidden = np.maximum(with_reduce - with_gather, 0.0)
-    # gathered behind the optimizer, ZeRO-2's weights hide only under the next step's forward
+    # ZeRO-2's gather follows the optimizer, so it overlaps only with the next step's forward
     gathering = overlap_s(compute, np.array((gather3, gather)), coefficient) - compute
     gather_tail = np.where(rows.whole_weights, gathering[1], 0.0)
 
@@ -556,7 +561,7 @@ def layer_time(
         "ulysses": ulysses * (1.0 + again) if heads else nothing,
         "cp": ring_backward + again * ring_forward if ring else nothing,
         "zero3": with_gather - with_tensor,
-        # asynchronous reduction runs in the last micro-batch only: then it is part of the tail
+        # asynchronous reduction runs only in the last micro-batch, as part of the tail
         "sync": nothing if options.async_grad_reduce else unhidden,
     }
     return LayerTime(

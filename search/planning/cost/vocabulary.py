@@ -1,7 +1,7 @@
 """Embedding, head and loss: their time and memory by position in the pipeline.
 
 Source: cost-model.md section 6 and "Memory of a rank". The embedding has the shape of the first
-layer, the head that of the last. A single stage holds both.
+layer, the head that of the last. A single stage has both.
 """
 
 from __future__ import annotations
@@ -55,41 +55,42 @@ _STATE_BYTES_DOCUMENTED = 16.0
 
 
 class VocabModel(Record, eq=False):
-    """What the vocabulary layers are: architecture, fitted time, memory by position."""
+    """Architecture, fitted time and memory by position of the vocabulary layers."""
 
     spec: ModelSpec
     fits: OtherFits
     memory: Mapping[str, OtherMemory]
     logits_peak_bytes_per_sample: float
-    """Extra bytes per sample while the loss runs, over the vocabulary degree."""
+    """Additional bytes per sample during the loss, divided by the vocabulary degree."""
     optimizer: OptimizerCurve | None = None
-    """The measured step of layers, which updates parameters of the embedding and head alike."""
+    """Measured optimizer step of layers, also used for embedding and head; None if not measured."""
 
 
 class VocabRows(PricedRows, eq=False):
-    """The vocabulary layers priced; axes (N tables, 3, E), of `valid` and `priced` (N, E).
+    """Priced rows of the vocabulary layers; axes (N tables, 3, E), of `valid` and `priced` (N, E).
 
     Categories: forward, tp, zero3; backward, tp, zero3, sync; tail, optimizer, tied (all-reduce of
-    tied weights). What is not priced holds 0 seconds and bytes. `activations` are kept until the
-    layers' backward is over.
+    tied weights). Rows without a price hold 0 seconds and bytes. `activations` are kept until the
+    layers' backward has finished.
     """
 
     unmeasured: tuple[int, ...]
     """Degrees that fit some table but have no entry in the memory tables."""
     loss: I64
-    """What head and loss have beside it, which is gone when the backward of a layer begins."""
+    """Additional bytes of head and loss, freed before the backward of a layer begins."""
     beside_loss: I64
-    """(2, N, 3, E) bytes above both while the loss is there."""
+    """Bytes (2, N, 3, E) in addition to both during the loss."""
     beside_half: I64
-    """(2, N, 3, E) bytes above half of it, when the weights of the head get their gradient."""
+    """Bytes (2, N, 3, E) in addition to half of `loss`, when the head's weight gradient is
+    computed."""
     logits: I64
-    """A part of `loss`: logits as the head makes them, which are gone when the loss is known."""
+    """Part of `loss`: logits of the head, freed when the loss is known."""
 
     def memory(self, pipeline_type: PipelineType) -> tuple[I64, I64]:
-        """Return kept (N, 3, E) and transient (2, N, 3, E) bytes.
+        """Return (kept (N, 3, E), transient (2, N, 3, E)) bytes.
 
-        The loss is transient, as it is over before a layer's backward; only GPipe's last stage
-        keeps it for every micro-batch, but for the logits. `transient` is what comes after it.
+        The loss is transient, because it ends before a layer's backward. Only GPipe's last stage
+        keeps it for every micro-batch, except the logits. `transient` is the memory after the loss.
         """
         kept, passing = self.activations, self.loss
         if pipeline_type == "gpipe":
@@ -97,22 +98,22 @@ class VocabRows(PricedRows, eq=False):
             kept = kept + np.where(last, passing - self.logits, 0)
             passing = np.where(last, self.logits, passing)
         during = np.maximum(passing + self.beside_loss, passing // 2 + self.beside_half)
-        # what is held beside layers may exceed all of them
+        # memory held during layers may exceed all of them
         return kept, np.maximum(np.maximum(self.transient, during), 0)
 
 
 def tied_parameters(model: VocabModel, vocab: VocabStrategy) -> float:
     """Return the embedding parameters on a rank that a tied head shares with it.
 
-    padded_vocab*h/vtp, the vocabulary padded to a multiple of
-    `make_vocab_size_divisible_by`*vtp; with an unknown vocabulary, all of the first stage's.
+    padded_vocab*h/vtp, the vocabulary padded to a multiple of `make_vocab_size_divisible_by`*vtp;
+    with an unknown vocabulary, all of the first stage's.
     """
     spec = model.spec
     degree = 1 if vocab.ulysses else vocab.tp
     if spec.vocab_size is None:
         states = model.memory["first"].model_state_bytes.get(degree, 0.0)
         return states / _STATE_BYTES_DOCUMENTED
-    # every vocabulary rank holds as many rows as the others
+    # all vocabulary ranks hold equally many rows
     return padded_vocab_size(spec, degree) * spec.layers[0].hidden_size / degree
 
 
@@ -126,14 +127,14 @@ def vocab_rows(
 ) -> Asking[VocabRows]:
     """Return every (table, embedding strategy) priced at each position.
 
-    Positions a table does not have (first and last for p == 1, only for p > 1) and rows that are
-    not `priced` hold zeros.
+    Positions that a table does not have (first and last for p == 1, only for p > 1) and rows that
+    are not `priced` hold zeros.
     """
     options, spec, recipe = pricing.options, model.spec, pricing.recipe
     sp = options.sequence_parallel
     states, activations = _measured(model, vocab)
     has = ~np.isnan(states) & ~np.isnan(activations)
-    # a pipeline needs the tables of both its ends, a single stage one of its own
+    # a pipeline needs the tables of both its ends, a single stage a separate one
     measured = (has[0], has[1] & has[2])
     legal = [not any(vocab_problems(spec, v, sequence_parallel=sp)) for v in vocab]
     grid = build_grid([v.as_layer() for v in vocab], tables, pricing, measured)
@@ -152,36 +153,36 @@ def vocab_rows(
         rows=[slice(end - n, end) for n, end in zip(counts, accumulate(counts), strict=True)],
     )
     which = (at.number, rows.strategy)
-    # the file counts states of 16 bytes a parameter, whatever recipe is planned
+    # the file counts states of 16 bytes per parameter, whatever recipe is planned
     parameters = states[which] / _STATE_BYTES_DOCUMENTED
     at_once, head = _at_once(states, model), _head(states)
     units = (at_once[which] / _STATE_BYTES_DOCUMENTED, head[which] / _STATE_BYTES_DOCUMENTED)
     times = yield from _time(at, rows, parameters, model, vocab, pricing)
-    # what SP with vtp > 1 gathers, in the shared buffer or on its own
+    # input gathered by SP with vtp > 1, in the shared buffer or separately
     first, last = (token_bytes(layer, recipe) for layer in (spec.layers[0], spec.layers[-1]))
     buffer = gathered_bytes(rows, np.where(at.number == _FIRST, first, last), pricing)
-    # logits are where the loss is: of the columns of the vocabulary, or with Ulysses of the tokens,
-    # a rank has 1/vtp, of the tokens of its context rank
+    # Logits are live during the loss. A rank has 1/vtp of the vocabulary's columns, or with Ulysses
+    # of the tokens, for the tokens of its context-parallel rank.
     logits = rows.batch * model.logits_peak_bytes_per_sample / rows.shards
     logits[at.rows[_FIRST]] = 0.0
     if not options.global_memory_buffer:
         logits = logits + buffer
     kept = rows.batch * activations[which]
-    # measured tables have them beside the softmax, estimated ones leave them out
+    # measured tables include the logits with the softmax, estimated ones exclude them
     made = np.zeros_like(kept)
     if spec.vocab_size is not None and not model.logits_peak_bytes_per_sample:
         columns = np.array([padded_vocab_size(spec, 1 if v.ulysses else v.tp) for v in vocab])
         made = rows.batch * recipe.element * spec.layers[-1].seq_length * columns[rows.strategy]
-        # the softmax has as many elements, of 4 bytes
+        # the softmax has equally many elements of 4 bytes
         made = np.minimum(made / rows.shards, kept * recipe.element / (recipe.element + 4.0))
     staying = rows.batch * _staying(activations)[which]
-    # of groups of their own, beside those of any layer
+    # communicators of the vocabulary layers, in addition to those of layers
     opened = communicator_bytes(rows, pricing)
     states_, moments = [], []
-    # stand-ins of gradients, which shards of ZeRO-3 have none of
+    # dummy weight gradients, which ZeRO-3 shards do not have
     held = np.where(rows.zero3, 0.0, _held(model, vocab)[which])
     if any(memory.held_bytes for memory in model.memory.values()):
-        # beside it such a trainer's one gather buffer, which layers do not share
+        # such an engine also holds its one gather buffer, which layers do not share
         held, buffer = held + buffer, np.zeros_like(buffer)
         held[at.rows[_FIRST]] = 0.0
     # for m == 1, then m > 1: with one micro-batch gradients are sharded as they are reduced
@@ -190,7 +191,7 @@ def vocab_rows(
         own = state_bytes(parameters, rows, recipe, shard_gradients=shard)
         states_.append(own + found.held + held + opened)
         moments.append((found.reduced, found.at_loss + logits, found.at_weights + logits / 2.0))
-    # a unit is gathered into one buffer and copied out of it, and the embedding early in a backward
+    # a unit is copied out of its gather buffer, and the embedding is prefetched in a backward
     shared = gathered_weight_bytes(units[0], rows, recipe)
     shared = np.where(listed_rows(rows, recipe), 0.0, shared)
     num_bytes = to_bytes(
@@ -205,7 +206,7 @@ def vocab_rows(
             )
         )
     )
-    # what does not stay beside the layers belongs to the loss
+    # bytes that are not kept during the layers belong to the loss
     num_bytes[3] -= num_bytes[2]
     shape = (len(tables), len(POSITIONS), len(vocab))
     places = (rows.table, *which)
@@ -245,24 +246,24 @@ _ONLY, _FIRST, _LAST = range(len(POSITIONS))
 
 
 class _Positions(Record, eq=False):
-    """Where the rows of positions are, one position after the other."""
+    """Index ranges of the rows of each position, one position after the other."""
 
     number: I64
-    """(n,) index into POSITIONS"""
+    """(n,) index into POSITIONS."""
     rows: Sequence[slice]
-    """Of every position."""
+    """Rows of every position."""
 
 
 class _Moments(Record, eq=False):
-    """(n,) bytes of weights and gradients of embedding and head at the moments of a step."""
+    """Bytes (n,) of weights and gradients of embedding and head at points of a step."""
 
     held: F64
-    """Beside layers, and so at every other moment: the others are above it, and may be below 0."""
+    """Bytes during layers, and so at all points: the others are in addition and may be below 0."""
     at_loss: F64
     at_weights: F64
-    """When the weights of the head get their gradient, as autograd makes it."""
+    """Bytes when autograd makes the head's weight gradient."""
     reduced: F64
-    """When a unit is reduced, or a replica's gradient is added to its sum."""
+    """Bytes when a unit is reduced, or a replica's gradient is added to its sum."""
 
 
 def _moments(
@@ -274,12 +275,13 @@ def _moments(
     *,
     shard_gradients: bool,
 ) -> _Moments:
-    """Return what embedding and head have besides their states, at each of their moments.
+    """Return the bytes of embedding and head besides their states, at each point of a step.
 
-    units : parameters, those of the larger unit of ZeRO, and of the head's. The first one reduced
-    is the head, whose buffer is there until the next unit is reduced, beside the last layer's
-    backward. A table that both share on the only stage is gathered from the first layer to the
-    last, and its gradient waits for that of the look-up.
+    The head is reduced first, and its buffer is live until the next unit is reduced, during the
+    last layer's backward. A table that both share on the only stage is gathered from the first
+    layer to the last, and its gradient waits for that of the look-up.
+
+    units : parameters of both, of ZeRO's larger unit, and of the head.
     """
     parameters, unit, head = units
     has_head = at.number != _FIRST
@@ -290,18 +292,18 @@ def _moments(
         reducing_bytes(unit, rows, recipe, shard_gradients=shard_gradients), gradient
     )
     is_first = rows.sharded & rows.several & has_head & ~one
-    # whole sums, which are among the states, make room for the buffer, and not for its share
+    # unsharded sums, counted as states, make room for the buffer but not for the shard
     divided = rows.divides_gradients(at_once=shard_gradients)
     left = np.where(divided, 1.0, 1.0 / rows.optimizer_shards)
     held = np.where(is_first, recipe.gradient * head * left, 0.0)
     held = np.where(one, gathered + gradient, held)
     listed = listed_rows(rows, recipe)
     held = np.where(listed, 0.0, held)
-    # what an engine's list has of a unit is there at all of them
+    # the unit bytes of an engine's layout are live at all points
     own = unit_bytes(unit, rows, recipe, shard_gradients=shard_gradients)
     at_loss = loss_bytes(parameters, unit, rows, recipe, shard=shard_gradients)
     at_weights = np.where(has_head, gathered + gradient, gathered) - held
-    # both gradients of a shared table lie beside each other
+    # both gradients of a shared table are live at once
     at_reduction = np.where(one, reduced + gradient, reduced) - held
     return _Moments(
         held=held,
@@ -312,40 +314,40 @@ def _moments(
 
 
 def _at_once(states: F64, model: VocabModel) -> F64:
-    """(3, E) documented state bytes of what ZeRO gathers and reduces at one moment.
+    """Return the documented state bytes that ZeRO gathers and reduces at once, (3, E).
 
-    On the only stage embedding and head are two units, at work at opposite ends of a micro-batch,
+    On the only stage embedding and head are two units, used at opposite ends of a micro-batch,
     unless they share their table.
     """
     if model.spec.tied_embeddings:
         return states
     only, first, last = states
-    # fmin and fmax pass over nan: an end that was not measured says nothing
+    # fmin and fmax ignore nan, that is, an end that was not measured
     return np.array((np.fmin(only, np.fmax(first, last)), first, last))
 
 
 def _head(states: F64) -> F64:
-    """(3, E) documented state bytes of the head, 0 on a first stage."""
+    """Return the documented state bytes of the head, (3, E); 0 on a first stage."""
     only, _, last = states
     return np.array((np.fmin(only, last), np.zeros_like(last), last))
 
 
 def _staying(activations: F64) -> F64:
-    """(3, E) bytes per sample that are there while layers run backward.
+    """Return the bytes per sample that are live during the backward of layers, (3, E).
 
-    Head and loss are done by then. On the only stage what the first of several keeps stays, all
-    where that was not measured.
+    Head and loss have finished by then. The only stage keeps the activations of a first stage, or
+    all if that was not measured.
     """
     only, first, last = activations
-    # fmin passes over nan: without a first stage's table all stays
+    # fmin ignores nan: without a first stage's table all stays
     return np.array((np.fmin(first, only), first, np.zeros_like(last)))
 
 
 def _measured(model: VocabModel, vocab: Sequence[VocabStrategy]) -> tuple[F64, F64]:
-    """(3, E) documented state bytes, and activation bytes per sample; nan where not measured.
+    """Return (state bytes, activation bytes per sample), (3, E) each; nan if not measured.
 
-    Vocabulary Ulysses replicates the weights and shares the sequence: states[1], activation[1]/t.
-    A context rank has the weights of others and 1/c of the tokens.
+    Vocabulary Ulysses replicates the weights and shards the sequence: states[1], activation[1]/t.
+    Context-parallel ranks hold equal weights and 1/c of the tokens.
     """
     states = np.full((len(POSITIONS), len(vocab)), np.nan)
     activations = np.full_like(states, np.nan)
@@ -363,7 +365,7 @@ def _measured(model: VocabModel, vocab: Sequence[VocabStrategy]) -> tuple[F64, F
 
 
 def _held(model: VocabModel, vocab: Sequence[VocabStrategy]) -> F64:
-    """(3, E) bytes that a rank holds beside states and activations; 0 where none are known."""
+    """Return the bytes held besides states and activations, (3, E); 0 if unknown."""
     held = np.zeros((len(POSITIONS), len(vocab)))
     for i, position in enumerate(POSITIONS):
         memory = model.memory.get(position)
@@ -383,8 +385,8 @@ def _time(
 ) -> Asking[LayerTime]:
     """Return the times of all rows by category, in seconds.
 
-    `other`(b)/(vtp*vcp) belongs to the last (or only) stage, except the look-up on the first.
-    Backward is 2x, or the measured one, of which the look-up takes 2x as well.
+    `other`(b)/(vtp*vcp) belongs to the last (or only) stage, except the look-up on the first. The
+    backward is 2x, or measured, in which the look-up takes 2x as well.
     """
     coefficient, rate = pricing.hardware.overlap_coefficient, pricing.hardware.memory_bytes_per_s
     total = model.fits.seconds("forward", rows.batch, rows.table)
@@ -395,19 +397,20 @@ def _time(
     look_up = nothing
     if rate is not None:
         first_bytes = 3.0 * token_bytes(model.spec.layers[0], pricing.recipe)
-        # context ranks look up tokens of their own
+        # context-parallel ranks look up different tokens
         look_up = rows.batch * first_bytes / (rate * rows.context)
-    # the part of the last stage's measurement that runs on the first
+    # part of the last stage's measurement that runs on the first stage
     shared = look_up / rows.tensor
     _, first, last = at.rows
     shared[at.rows[_ONLY]] = 0.0
-    # The measured total contains the unsharded look-up; without vocabulary parallelism of
-    # the sequence every rank of a vocabulary group looks up all tokens.
+    # The measured total contains the unsharded look-up. Unless vocabulary parallelism shards the
+    # sequence, every rank of a vocabulary group looks up all tokens.
     compute[first] = np.where(rows.ulysses[first], shared[first], look_up[first])
     compute[last] = np.maximum(compute[last] - shared[last], 0.0)
     backward = BACKWARD_FACTOR * compute
     if measured is not None:
-        # measured with the look-up's backward, which runs on the first stage; 0 on the only one
+        # the measured backward includes the look-up's, which runs on the first stage; 0 on the only
+        # one
         rest = np.maximum(measured / rows.shards - BACKWARD_FACTOR * shared, 0.0)
         backward = np.where(at.number == _FIRST, backward, rest)
     asked = _messages(at, rows, parameters, model, vocab, pricing)
@@ -417,7 +420,7 @@ def _time(
     for number, part in enumerate(at.rows):
         if asked.exchanged:
             _exchanged_s(number, seconds, tp_forward[part], tp_backward[part], pricing)
-        # those of `gradient_messages`
+        # the messages of `gradient_messages`
         scattered, gather[part], reduced = next(seconds), next(seconds), next(seconds)
         reduce[part] = scattered + reduced
 
@@ -446,9 +449,9 @@ def _time(
         np.array((gather3, gather3 + reduce, gather, gather3)),
         coefficient,
     )
-    # what the reduction takes beside the gather
+    # time that the reduction adds to the gather
     unhidden = np.maximum(with_both - with_gather, 0.0)
-    # behind the optimizer ZeRO-2's gather hides only under the next forward
+    # ZeRO-2's gather follows the optimizer, so it overlaps only with the next forward
     tail = np.where(rows.whole_weights, with_tail - compute, 0.0)
     late = pricing.options.async_grad_reduce
     return LayerTime(
@@ -478,9 +481,11 @@ def _estimated_time(
 ) -> LayerTime:
     """Return the times of all rows of an estimate by category, in seconds.
 
-    sent : the reduction, and the gather of parameters. With ZeRO-3 embedding and head are one more
-    unit beside the layers, gathered once a micro-batch: of its traffic what the coefficient leaves.
-    Other reductions are those of layers.
+    With ZeRO-3 embedding and head are one more unit besides the layers, gathered once per
+    micro-batch. The overlap coefficient sets the exposed part of its communication. Other
+    reductions are priced like those of layers.
+
+    sent : seconds of the reduction, and of the gather of parameters.
     """
     reduce, gather = sent
     late, nothing = pricing.options.async_grad_reduce, np.zeros_like(rows.batch)
@@ -500,16 +505,16 @@ def _estimated_time(
 
 
 class _Messages(Record, eq=False):
-    """What the rows of all positions send."""
+    """Messages of the rows of all positions."""
 
     of_positions: list[Message]
-    """In the order of positions, each with what it exchanges and what it shards."""
+    """Messages in the order of positions: vocabulary-parallel ones, then those of gradients."""
     exchanged: bool
-    """Whether rows exchange anything, by `_communication`."""
+    """True if `_communication` returned any messages."""
     stages: Sequence[float]
-    """Numbers of stages of which both ends share tied weights."""
+    """Numbers of stages whose first and last stage share tied weights."""
     tied: list[Message]
-    """One for each of them."""
+    """One message for each number of stages."""
 
 
 def _messages(
@@ -541,7 +546,7 @@ def _messages(
 def plan_messages(
     model: VocabModel, vocab: VocabStrategy, found: Rows, pricing: Pricing
 ) -> list[Message]:
-    """Return what embedding and head of one plan send, in the order of `vocab_rows`.
+    """Return the messages of one plan's embedding and head, in the order of `vocab_rows`.
 
     found : the row of a single stage, or those of the first and the last of several.
     """
@@ -573,16 +578,16 @@ def _communication(
     """Return the vocabulary-parallel messages of every position, in the order of `_exchanged_s`.
 
     Embedding: RS (SP) or AR of b*S*h*e/c, and with SP the transposed AG. Head: AG and RS (SP) or
-    AR. Cross-entropy: AR of 4*b*S/c bytes. None where no row has any.
+    AR. Cross-entropy: AR of 4*b*S/c bytes. Empty if no row has any.
     """
-    # with Ulysses a rank has the whole table, and tokens of its own
+    # with Ulysses a rank has the whole table and different tokens
     if not rows.megatron.any():
         return ([],) * len(POSITIONS)
     group = np.where(rows.megatron, rows.tensor_group, 0)
     sequence_parallel = pricing.options.sequence_parallel
 
     def messages(number: int, part: slice) -> Iterator[Message]:
-        # of the group's samples a context rank has 1/c of the tokens
+        # a context-parallel rank has 1/c of the tokens of the group's samples
         mine, batch = group[part], (rows.batch / rows.context)[part]
 
         def of(layer: LayerSpec, *operations: str) -> Iterator[Message]:
@@ -597,7 +602,7 @@ def _communication(
         if number != _FIRST:
             last = model.spec.layers[-1]
             yield from of(last, "allgather", "reducescatter")
-            # 4 bytes a token: the largest logit, the sum of exponentials, the target's logit
+            # 4 bytes per token: the largest logit, the sum of exponentials, the target's logit
             per_token = 4.0 * batch * last.seq_length
             yield Message(operation="allreduce", num_bytes=per_token, group=mine)
 
@@ -610,21 +615,22 @@ def _exchanged_s(
     """Add the messages of one position to its forward and backward, all exposed."""
     sequence_parallel = pricing.options.sequence_parallel
     if number != _LAST:
-        # a rank looks up its own words, others are 0 there: partial sums
+        # a rank looks up only its rows and 0 for others, which gives partial sums
         forward += next(seconds)
-        # without SP backward is free: every rank has the whole gradient of the sum
+        # without SP the backward is free: every rank has the whole gradient of the sum
         if sequence_parallel:
             backward += next(seconds)
     if number != _FIRST:
         if sequence_parallel:
-            # columns of a rank need all tokens, again in the backward since they are kept scattered
+            # the columns of a rank need all tokens, and again in the backward, since inputs are
+            # scattered
             gather, scatter = next(seconds), next(seconds)
             forward += gather
             backward += gather + scatter
         else:
             # every rank has the whole input; its gradient is a partial sum over columns
             backward += next(seconds)
-        # cross-entropy reduces three numbers a token
+        # cross-entropy reduces three numbers per token
         forward += 3.0 * next(seconds)
 
 
