@@ -77,9 +77,9 @@ class VocabRows(PricedRows, eq=False):
     unmeasured: tuple[int, ...]
     """Degrees that fit some table but have no entry in the memory tables."""
     loss: I64
-    """Additional bytes of head and loss, freed before the backward of a layer begins."""
+    """Bytes of head and loss besides `activations`, freed before a layer's backward begins."""
     beside_loss: I64
-    """Bytes (2, N, 3, E) in addition to both during the loss."""
+    """Bytes (2, N, 3, E) during the loss, in addition to `activations` and `loss`."""
     beside_half: I64
     """Bytes (2, N, 3, E) in addition to half of `loss`, when the head's weight gradient is
     computed."""
