@@ -190,8 +190,6 @@ def idle_of_deepspeed(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield key, "zero_optimization.stage is 3"
         elif stage == 0:
             yield key, "zero_optimization.stage is 0"
-    if stage == 3 and not _on(values, "zero_optimization.contiguous_gradients"):
-        return
     if (
         values.get("zero_optimization.contiguous_gradients") is False
         and _on(values, "zero_optimization.overlap_comm")
