@@ -22,6 +22,7 @@ import autopar
 
 DOCS = Path(__file__).resolve().parent
 PAGES = (
+    "../README.md",
     "index.md",
     *(f"questions/{path.name}" for path in sorted((DOCS / "questions").glob("*.md"))),
     *(f"coming-from/{path.name}" for path in sorted((DOCS / "coming-from").glob("*.md"))),
@@ -35,6 +36,15 @@ _PROGRESS = re.compile(r"^autopar-explore: \d+ of \d+ combinations searched\n", 
 _CLOCK = re.compile(r"\b\d[\d.]*(?= s of CPU\b)|(?<=: )[\d,]+(?= tokens/s per GPU with )")
 """What is another number every time: CPU seconds, and ways out that are looked for in so many."""
 _CUT = re.compile(r" (?:\||>) ")
+_ROWS = re.compile(r"(<!-- accuracy: [^\n]*-->\n).*?(<!-- end of accuracy -->)", re.DOTALL)
+_SOURCES = {
+    "Megatron-Bridge dense": "dense models, Megatron-Bridge",
+    "Megatron-Bridge mixtures": "mixtures of experts, Megatron-Bridge",
+    "MPT A100": "MPT with Composer on A100",
+    "torchtitan": "torchtitan",
+    "BLOOM": "BLOOM, on a slow network",
+}
+"""Left-out sources of docs/accuracy.md that the README shows, and their names there."""
 _VERSION = re.compile(r"(?<=of autopar )[\w.]+")
 
 
@@ -109,9 +119,23 @@ def _printed(commands: str, folder: Path) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 
+def accuracy_table(page: str) -> str:
+    """Return the held-out errors of some sources; page : docs/accuracy.md."""
+    table = page.partition("<!-- left-out:")[2].partition("<!-- end of left-out -->")[0]
+    rows = {cells[0]: cells for cells in (line.split(" | ") for line in table.splitlines())}
+    lines = ["| source | runs | median error | inside the 90 % interval |", "|---|---|---|---|"]
+    for source, name in _SOURCES.items():
+        _, runs, _, median, _, _, inside, *_ = rows[f"| {source}"]
+        lines.append(f"| {name} | {runs} | {median} % | {inside} % |")
+    return "\n".join(lines) + "\n"
+
+
 def page_of_today(name: str) -> str:
     """Return a page as its commands answer today."""
     text = (DOCS / name).read_text(encoding="utf-8")
+    if _ROWS.search(text):
+        rows = accuracy_table((DOCS / "accuracy.md").read_text(encoding="utf-8"))
+        text = _ROWS.sub(lambda found: f"{found[1]}{rows}{found[2]}", text)
     return _VERSION.sub(autopar.__version__, "".join(map(answered, sections(text))))
 
 

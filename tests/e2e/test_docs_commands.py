@@ -30,7 +30,6 @@ pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `mak
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = (
-    "README.md",
     "docs/quickstart.md",
     "docs/cli.md",
     "docs/hardware.md",
@@ -187,21 +186,6 @@ def test_documentation_shows_commands() -> None:
 
     assert {words[0] for words in found} == set(RUN)
     assert len(found) >= 10
-
-
-def test_golden_readme_shows_what_is_printed(
-    folder: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
-) -> None:
-    """The report of `make search` in the README is the one of today, down to the plan."""
-    assert cli.run(["--output-config-path", "none"]) == 0
-    report = capsys.readouterr().out.split("\nstep time\n")[0].rstrip("\n") + "\n"
-    path = ROOT / "README.md"
-    text = path.read_text(encoding="utf-8")
-    shown = plain_blocks(text)[1]
-    if request.config.getoption("--update-golden"):
-        path.write_text(text.replace(f"```\n{shown}```", f"```\n{report}```", 1), encoding="utf-8")
-        return
-    assert shown == report, "the README shows another report; run `make golden`"
 
 
 @pytest.mark.parametrize("end", ["--top 2\n", "--global-batch 512\n"])
