@@ -1,1 +1,1 @@
-"""Measures: writes the documented profile files; the only package that may import torch."""
+"""Profilers that write the documented profile files; the only package that may import torch."""

@@ -1,7 +1,7 @@
-"""Who takes part in a measurement and on what: recorded with every run, and compared.
+"""Environment metadata of a measuring run: ranks, device, software and environment variables.
 
-A number without its circumstances cannot be compared with another one. `METADATA` names every
-circumstance that a run records, and says which of them make two runs incomparable.
+`METADATA` lists every entry that a run records, and which entries must be equal in two runs before
+their numbers can be compared.
 """
 
 from __future__ import annotations
@@ -28,30 +28,33 @@ from autopar.records import Record
 from autopar.units import format_list
 
 # --------------------------------------------------------------------------------------------------
-# The circumstances that a run records, and which of them make two runs incomparable.
+# Metadata of a run, and the entries that make two runs incomparable.
 #
-# A run may add environment variables as `env.NAME`. A key that is in neither of two runs is equal
-# in both, so that runs of an older version stay comparable with each other.
+# A run may also record environment variables as `env.NAME`. A key that is absent from both runs
+# counts as equal, so that runs of an older version stay comparable with each other.
 
 
 Metadata = dict[str, str | int | float | bool | None]
 
 Compared = Literal["always", "resume", "never"]
-"""When a row must be equal: `always`, for two runs to say anything about each other, since
-otherwise they measured different things; `resume`, for the cells of both to stand in one file,
-where one of the runs would speak for the other. Versions of software are of the second kind: what
-a new driver or NCCL changes is a reason to compare two runs, and none to refuse it."""
+"""Condition under which two runs must agree in a row.
+
+- `always`: for any comparison, since the runs otherwise measured different things.
+- `resume`: only where the cells of both runs share a file. Software versions are of this kind: the
+  effect of a new driver or NCCL is a reason to compare two runs, not to refuse it.
+- `never`: no agreement needed.
+"""
 
 ENVIRONMENT_PREFIX = "env."
 _TUNING = re.compile(
     r"env\.((NCCL|GLOO|UCX|FI)_(?!DEBUG|HOSTID).*|CUDA_DEVICE_MAX_CONNECTIONS|CUDA_LAUNCH_BLOCKING"
     r"|NVIDIA_TF32_OVERRIDE|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE|TORCH_CUDNN_SDPA_\w+)"
 )
-"""Variables that change times; compared as `resume`."""
+"""Environment variables that change times; compared as `resume`."""
 
 
 class MetadataRow(Record):
-    """One circumstance: its key, its meaning, its unit or format, and whether runs must agree."""
+    """One metadata entry: key, meaning, unit or format, and the condition of equality."""
 
     key: str
     meaning: str
@@ -70,7 +73,7 @@ METADATA: tuple[MetadataRow, ...] = (
     MetadataRow(key="driver", meaning="version of the GPU driver", compared="resume"),
     MetadataRow(key="backend", meaning="communication library", compared="always"),
     MetadataRow(key="dtype", meaning="element type of the messages", compared="always"),
-    # groups that work at once share links, a group alone does not
+    # Groups that run at the same time share links; a single group does not.
     MetadataRow(
         key="isolated", meaning="one group at a time", unit="true or false", compared="always"
     ),
@@ -80,7 +83,7 @@ METADATA: tuple[MetadataRow, ...] = (
         unit="true or false",
         compared="always",
     ),
-    # the documented bandwidths are those of this size
+    # Documented bandwidths are those of this message size.
     MetadataRow(key="reference_bytes", meaning="reference size", unit="bytes", compared="resume"),
     MetadataRow(key="world_size", meaning="number of ranks", unit="count", compared="always"),
     MetadataRow(key="num_nodes", meaning="number of hosts", unit="count", compared="always"),
@@ -88,7 +91,7 @@ METADATA: tuple[MetadataRow, ...] = (
     MetadataRow(
         key="ranks_per_gpu", meaning="most ranks on one GPU", unit="count", compared="always"
     ),
-    # a scheduler gives other hosts of the same kind to every job
+    # Not compared: a scheduler assigns different hosts of one kind to every job.
     MetadataRow(key="hosts", meaning="hosts, by labels or names", unit="comma list"),
     MetadataRow(key="device", meaning="device of every rank", compared="always"),
     MetadataRow(key="memory_bytes", meaning="memory of one GPU", unit="bytes"),
@@ -106,7 +109,7 @@ METADATA: tuple[MetadataRow, ...] = (
     MetadataRow(key="power_limit_w", meaning="power limit of the GPU", unit="W"),
     MetadataRow(key="persistence", meaning="persistence mode of the driver"),
 )
-"""All circumstances but the environment's variables, in the order they are shown."""
+"""All metadata entries except environment variables, in display order."""
 
 
 def comparable(
@@ -116,12 +119,12 @@ def comparable(
     resume: bool = False,
     own: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Return what makes two runs incomparable, one clause each; empty when they are comparable.
+    """Return the differences that make two runs incomparable, one clause each; empty if none.
 
     Parameters
     ----------
-    resume : True to ask whether their cells may stand in one file, which is stricter.
-    own : keys that must be equal besides those of `METADATA`, and their meaning.
+    resume : True to apply the stricter condition for cells that share a file.
+    own : further keys that must be equal, mapped to their meaning.
     """
     rows = dict(own or {})
     rows |= {
@@ -144,7 +147,7 @@ def comparable(
 
 
 def _alike(a: object, b: object) -> bool:
-    """Return whether two values of a variable may be the same, of which one may not be stored."""
+    """Return True if two values of a variable may be equal, although one may be hidden."""
     unknown = {a, b} & {_SET, _HIDDEN}
     return a == b or (bool(unknown) and None not in (a, b))
 
@@ -160,28 +163,28 @@ def _text(value: object) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# What the operating system and nvidia-smi say of a machine; what they do not know is None.
+# Machine data from the operating system and nvidia-smi; None where they give no value.
 
 
-_TOOL_TIMEOUT_S = 10.0  # without the persistence mode the driver starts first
+_TOOL_TIMEOUT_S = 10.0  # without persistence mode, nvidia-smi has to initialise the driver first
 
 
 def gpu_clocks(uuid: str | None) -> Metadata:
-    """Return clocks, power limit and persistence of a GPU; None where they are unknown."""
+    """Return clocks (Hz), power limit (W) and persistence mode of a GPU; None where unknown."""
     keys = ("sm_clock_hz", "sm_clock_max_hz", "memory_clock_hz", "power_limit_w", "persistence")
     query = "clocks.current.sm,clocks.max.sm,clocks.current.memory,power.limit,persistence_mode"
     found: Metadata = dict.fromkeys(keys)
     if uuid is None:
         return found
-    # torch leaves out the prefix that nvidia-smi asks for
+    # torch omits the prefix that nvidia-smi requires.
     selected = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
     text = nvidia_smi(f"--query-gpu={query}", "--format=csv,noheader,nounits", "-i", selected)
     values = [part.strip() for part in (text or "").split(",")]
     if len(values) == len(keys):
         for key, value in zip(keys, values, strict=True):
-            # words such as [N/A] stand for what a GPU does not tell
+            # nvidia-smi prints words such as [N/A] for unsupported values.
             if re.fullmatch(r"[0-9]+(\.[0-9]+)?", value):
-                # nvidia-smi says MHz
+                # nvidia-smi prints clocks in MHz.
                 found[key] = float(value) * (1e6 if key.endswith("_hz") else 1.0)
             elif key == "persistence":
                 found[key] = value
@@ -189,15 +192,15 @@ def gpu_clocks(uuid: str | None) -> Metadata:
 
 
 def driver_version() -> str | None:
-    """Return the version of the GPU driver, None where there is none."""
-    # the file is there at once, nvidia-smi may have to start the driver
+    """Return the version of the GPU driver, or None if there is no driver."""
+    # Reading the file is immediate; nvidia-smi may have to initialise the driver.
     known = first_line(Path("/sys/module/nvidia/version"))
     text = known or nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader")
     return text.splitlines()[0].strip() if text else None
 
 
 def nvidia_smi(*arguments: str) -> str | None:
-    """Return what nvidia-smi says, None where it is absent or says nothing in time."""
+    """Return the output of nvidia-smi, or None if it is absent, fails or prints nothing."""
     try:
         done = subprocess.run(
             ["nvidia-smi", *arguments],
@@ -223,7 +226,7 @@ def cpu_name() -> str:
 
 
 def first_line(path: Path) -> str | None:
-    """Return the first line of a file, None where it is absent or empty."""
+    """Return the first line of a file, or None if it is absent or empty."""
     try:
         return path.read_text(encoding="ascii").split("\n")[0].strip() or None
     except (OSError, UnicodeDecodeError):
@@ -231,18 +234,18 @@ def first_line(path: Path) -> str | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# What this process finds of machine, device and software.
+# Machine, device and software of this process.
 
 
 _OLDEST_TORCH = (2, 6)
 _REMEDY = "`pip install 'autopar[profile]'` installs one"
 _ALIKE = {"torch": "torch", "cuda": "CUDA", "nccl": "NCCL", "device": "the device"}
-"""Fields of `RankInfo` in which all ranks must agree, and their names."""
+"""`RankInfo` fields that must be equal on all ranks, mapped to their display names."""
 _VARIABLES = re.compile(
     r"((TORCH_)?NCCL|GLOO|CUDA|OMP|UCX|FI|CUBLAS(LT)?|CUDNN|PYTORCH|TORCH_(CUDNN|CUBLAS|BLAS|ALLOW))"
     r"_[A-Z0-9_]+|NVIDIA_TF32_OVERRIDE"
 )
-# A list of what may be stored, and not of what may not: nobody knows the names of all secrets.
+# An allow-list, since no list of secret variables could be complete.
 _HARMLESS = frozenset(
     [
         "CUBLASLT_WORKSPACE_SIZE",
@@ -309,57 +312,57 @@ _HARMLESS = frozenset(
         "UCX_TLS",
     ]
 )
-"""Variables whose values are numbers and known words."""
+"""Variables whose values are numbers or known words."""
 _WORDS = re.compile(r"[A-Za-z0-9_.,:;^+=\[\]-]{1,100}")
 _LONG = re.compile(r"(?=\w*[0-9])(?=\w*[A-Za-z])\w{32,}")
-"""Looks like a secret, whatever the name."""
+"""Pattern of a value that looks like a secret, whatever the variable's name."""
 _SET, _HIDDEN = "(set)", "(hidden)"
-"""In the place of values; files of earlier versions say the latter of secrets."""
+"""Placeholders of values that are not stored; earlier versions wrote `(hidden)` for secrets."""
 _LABEL_DIGITS = 4
 
 
 class RankInfo(Record):
-    """One rank of a run: its process, its host, its device and its software."""
+    """One rank of a run: process, host, device and software."""
 
     rank: int
     local_rank: int
     host: str
     machine: str | None
-    """Identity of the running kernel: tells apart machines that have the same host name."""
+    """Boot id of the kernel; distinguishes machines that share a host name."""
     pid: int
     device: str
     """Name of the GPU, or `cpu`."""
     device_uuid: str | None
-    """None on a CPU."""
+    """UUID of the GPU; None on a CPU."""
     memory_bytes: int | None
-    """Memory of the GPU; None on a CPU."""
+    """Memory of the GPU, bytes; None on a CPU."""
     torch: str
     cuda: str | None
     """CUDA version that torch was built with."""
     nccl: str | None
-    """None on a CPU."""
+    """NCCL version; None on a CPU."""
     driver: str | None
     python: str
     cpu: str
     num_cpus: int
-    """CPUs that the process may use."""
+    """Number of CPUs that the process may use."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as values of JSON."""
+        """Return the fields as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return what `to_dict` made."""
+        """Return the `RankInfo` of a dict written by `to_dict`."""
         return cls(**{name: data[name] for name in cls.__struct_fields__})
 
 
 def require_torch() -> None:
-    """Check that torch can be used.
+    """Check that torch can be imported and is recent enough.
 
     Raises
     ------
-    InstallError: it cannot be imported, or is too old.
+    InstallError: torch cannot be imported, is too old, or was built without torch.distributed.
     """
     try:
         import torch
@@ -372,11 +375,11 @@ def require_torch() -> None:
 
 
 def check_torch_version(version: str) -> None:
-    """Check that a version of torch, such as 2.7.1+cu126, is one this code works with.
+    """Check that a torch version, such as 2.7.1+cu126, is supported.
 
     Raises
     ------
-    InstallError: it is older.
+    InstallError: the version is older than the oldest supported one.
     """
     match = re.match(r"([0-9]+)\.([0-9]+)", version)
     if match is None or (int(match[1]), int(match[2])) < _OLDEST_TORCH:
@@ -385,7 +388,7 @@ def check_torch_version(version: str) -> None:
 
 
 def collect(rank: int, local_rank: int, device: Any) -> RankInfo:
-    """Return what this process knows of itself.
+    """Return the `RankInfo` of this process.
 
     Parameters
     ----------
@@ -421,12 +424,12 @@ def collect(rank: int, local_rank: int, device: Any) -> RankInfo:
 
 
 def check_alike(infos: Sequence[RankInfo]) -> None:
-    """Check that the ranks, in their order, make up a cluster of equal hosts and software.
+    """Check that the ranks, in rank order, form a cluster of equal hosts and software.
 
     Raises
     ------
     InputError: ranks differ in torch, CUDA, NCCL or device, hosts share a name or have different
-        numbers of ranks, or the ranks of a host do not follow one another.
+        numbers of ranks, or the ranks of a host are not consecutive.
     """
     first = infos[0]
     machines: dict[str, RankInfo] = {}
@@ -454,7 +457,7 @@ def check_alike(infos: Sequence[RankInfo]) -> None:
             f"{total} = {len(infos)} is not {len(counts)} * {num}; start torchrun with the same "
             "--nproc-per-node on every host"
         )
-    # ranks of a host are taken for neighbours, so they must follow one another
+    # Ranks of a host count as neighbours, so they must be consecutive.
     blocks = [host for host, _ in groupby(info.host for info in infos)]
     if len(blocks) != len(counts):
         again = next(host for i, host in enumerate(blocks) if host in blocks[:i])
@@ -469,10 +472,10 @@ def check_alike(infos: Sequence[RankInfo]) -> None:
 def machine_metadata(
     infos: Sequence[RankInfo], command: Sequence[str], *, folder: Path | str | None
 ) -> Metadata:
-    """Return the circumstances that any run has: its time, command, machine and software.
+    """Return the metadata common to all runs: time, command, machine and software.
 
-    command : its words. folder : of the run, whose labels stand for the names of hosts; None
-    records the names.
+    command : command line as words.
+    folder : output folder, which determines the host labels; None records host names.
     """
     first = infos[0]
     labels = {} if folder is None else host_labels((info.host for info in infos), folder)
@@ -504,7 +507,10 @@ def machine_metadata(
 
 
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that communication and compute libraries read, harmless values only."""
+    """Return variables that communication and compute libraries read, with harmless values only.
+
+    Other values are replaced by `(set)`.
+    """
     found = {}
     for name, value in sorted(environment.items()):
         if _VARIABLES.fullmatch(name):
@@ -514,14 +520,15 @@ def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def host_labels(hosts: Iterable[str], folder: Path | str) -> dict[str, str]:
-    """Return what files call each host, such as `host-3fa2`: the same in every run of a folder.
+    """Return the label of each host, such as `host-3fa2`, constant for all runs of a folder.
 
-    Files are shared, and names of hosts say more than a measurement needs.
+    Labels replace host names because files are shared and names reveal more than a measurement
+    needs.
     """
     names = sorted(set(hosts))
     where = str(Path(folder).resolve())
     digests = [hashlib.sha256(f"{where}\n{name}".encode()).hexdigest() for name in names]
-    # as long as it takes to tell all of them apart
+    # The shortest prefix that distinguishes all hosts.
     length = next(
         n for n in range(_LABEL_DIGITS, 65) if len({d[:n] for d in digests}) == len(digests)
     )
@@ -529,7 +536,7 @@ def host_labels(hosts: Iterable[str], folder: Path | str) -> dict[str, str]:
 
 
 def summarize_hosts(hosts: Sequence[str]) -> str:
-    """Return host names as a comma list; long ones as `node[001-128]` or with their number."""
+    """Return host names as a comma list; long lists as `node[001-128]` or with their number."""
     if len(hosts) <= 4:
         return ",".join(hosts)
     parts = [re.fullmatch(r"(.*?)([0-9]+)(\D*)", host) for host in hosts]
@@ -547,7 +554,7 @@ def _on(info: RankInfo) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# How many ranks torchrun has started, by the environment that it sets in each of them.
+# Number of ranks, from the environment variables that torchrun sets.
 
 
 _RANK_NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
@@ -555,11 +562,11 @@ _RANK_VARIABLES = (*_RANK_NUMBERS, "MASTER_ADDR")
 
 
 def launched_ranks() -> int | None:
-    """Return the number of ranks that torchrun started, None where it did not.
+    """Return the number of ranks that torchrun started, or None outside of torchrun.
 
     Raises
     ------
-    InputError: somebody else set its variables.
+    InputError: a variable of torchrun is set, but not to a number.
     """
     if any(name not in os.environ for name in _RANK_VARIABLES):
         return None

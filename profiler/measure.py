@@ -1,8 +1,8 @@
-"""How often to measure: repetitions, loops and warm-ups of one cell, decided from its samples.
+"""Number of repetitions, loops and warm-ups of one cell, decided from its samples.
 
-Rank 0 decides and tells the others. Everything here is a pure function of its arguments, so the
-same code predicts how long a run takes. One repetition is `loops` operations back to back; its
-sample is their mean in seconds.
+Rank 0 decides and informs the other ranks. The decisions are pure functions, so the same code also
+predicts the duration of a run. One repetition is `loops` operations back to back; its sample is
+their mean in seconds.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ if TYPE_CHECKING:
     import torch
 
 # --------------------------------------------------------------------------------------------------
-# The only clocks of the profilers: what is measured never times itself.
+# The only clocks of the profilers: measured code never times itself.
 #
-# A timer binds an operation to a number of loops; what it returns performs one repetition when it
-# is called and answers the seconds of one operation. Whoever calls it decides when, and how often.
+# A timer binds an operation to a number of loops. The returned function performs one repetition per
+# call and returns the seconds of one operation; the caller decides when and how often to call it.
 
 
 _WARMUPS = 3
-"""Runs before a capture: connections, workspaces and lazily loaded kernels exist afterwards."""
+"""Runs before a graph capture; they create connections, workspaces and lazily loaded kernels."""
 
 
 class Timer(Protocol):
-    """Times an operation that is repeated back to back."""
+    """Timer of an operation that is repeated back to back."""
 
     def bind(self, run: Callable[[], None], loops: int) -> Callable[[], float]:
-        """Return what performs `loops` operations per call and returns seconds of one of them."""
+        """Return a function that performs `loops` operations and returns seconds per operation."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until everything started so far is done."""
+        """Wait until all pending operations are done."""
         ...
 
 
 class HostTimer:
-    """Host clock, for operations that are over when their call returns."""
+    """Timer on the host clock, for operations that are finished when their call returns."""
 
     def bind(self, run: Callable[[], None], loops: int) -> Callable[[], float]:
-        """Return what performs `loops` operations per call and returns seconds of one of them."""
+        """Return a function that performs `loops` operations and returns seconds per operation."""
         assert loops >= 1, loops
 
         def repetition() -> float:
@@ -68,15 +68,15 @@ class HostTimer:
         return repetition
 
     def synchronize(self) -> None:
-        """Return at once: nothing is ever pending."""
+        """Return immediately: no operation is pending."""
 
 
 class DeviceTimer:
-    """Events of a CUDA device around the operations on its current stream.
+    """Timer based on CUDA events around the operations of the current stream.
 
-    Without a graph the time of a short operation is that of its launch by the host, as it is in
-    training without graphs. With `cuda_graph` the loops are captured once and replayed: the device
-    alone is timed. All ranks of an operation must then capture it, with the same number of loops.
+    Without a graph, the time of a short operation is its launch overhead on the host, as in
+    training without graphs. With `cuda_graph`, the loops are captured once and replayed, so only
+    device time is measured. All ranks of an operation must then capture it with equal `loops`.
     """
 
     def __init__(self, device: torch.device, *, cuda_graph: bool = False) -> None:
@@ -84,10 +84,10 @@ class DeviceTimer:
         self._cuda_graph = cuda_graph
 
     def bind(self, run: Callable[[], None], loops: int) -> Callable[[], float]:
-        """Return what performs `loops` operations per call and returns seconds of one of them.
+        """Return a function that performs `loops` operations and returns seconds per operation.
 
-        With a graph `run` is called a few times here before it is captured. What is returned owns
-        the graph; drop it before the process group, whose destruction waits for its graphs.
+        With a graph, `run` is called a few times before the capture. The returned function owns the
+        graph. Release it before the process group, whose destruction waits for its graphs.
         """
         import torch
 
@@ -105,9 +105,9 @@ class DeviceTimer:
                 for _ in range(loops):
                     run()
             ended.record(stream)
-            # elapsed_time asks for two events that are over
+            # elapsed_time requires that both events are complete.
             ended.synchronize()
-            # events count milliseconds
+            # elapsed_time returns milliseconds.
             return float(begun.elapsed_time(ended)) * 1e-3 / loops
 
         return repetition
@@ -122,8 +122,8 @@ class DeviceTimer:
         import torch
 
         with torch.cuda.device(self._device):
-            # Warm-up on a side stream, as capture demands. It also connects NCCL: connecting
-            # allocates memory, which a capture does not allow.
+            # Capture requires warm-up on a side stream. The warm-up also connects NCCL: connecting
+            # allocates memory, which is not allowed during capture.
             side = torch.cuda.Stream(self._device)
             side.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(side):
@@ -132,8 +132,8 @@ class DeviceTimer:
             torch.cuda.current_stream(self._device).wait_stream(side)
             torch.cuda.synchronize(self._device)
             graph = torch.cuda.CUDAGraph()
-            # thread_local: NCCL's watchdog asks for the state of earlier operations from a thread
-            # of its own, which in the global mode would spoil the capture.
+            # thread_local: NCCL's watchdog queries earlier operations from its own thread, which
+            # would invalidate a capture in global mode.
             with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                 for _ in range(loops):
                     run()
@@ -144,7 +144,7 @@ class DeviceTimer:
 
 
 def make_timer(device: torch.device, cuda_graph: bool = False) -> Timer:
-    """Return the timer of a device, with graphs of a CUDA device alone."""
+    """Return the timer of a device; CUDA graphs require a CUDA device."""
     if device.type == "cuda":
         return DeviceTimer(device, cuda_graph=cuda_graph)
     assert not cuda_graph, "options refuse graphs without a CUDA device"
@@ -152,16 +152,16 @@ def make_timer(device: torch.device, cuda_graph: bool = False) -> Timer:
 
 
 _ALLOCATION_FAILURES = (
-    "out of memory",  # CUDA, also where a library or the driver reports it
-    "can't allocate memory",  # torch's allocator on CPU
-    "not enough memory",  # the same on Windows
+    "out of memory",  # CUDA, also when a library or the driver reports it
+    "can't allocate memory",  # torch's CPU allocator
+    "not enough memory",  # torch's CPU allocator on Windows
     "alloc_failed",  # CUBLAS_STATUS_ALLOC_FAILED, CUDNN_STATUS_ALLOC_FAILED
     "allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
 )
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception says that memory could not be allocated, on any device."""
+    """Return True if an exception reports a failed memory allocation on any device."""
     import torch
 
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
@@ -174,7 +174,7 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return the element type of `bf16`, `fp16` or `fp32`."""
+    """Return the torch dtype of `bf16`, `fp16` or `fp32`."""
     import torch
 
     result: torch.dtype = getattr(torch, _DTYPES[name])
@@ -183,44 +183,44 @@ def torch_dtype(name: str) -> torch.dtype:
 
 @cache
 def renamed(name: str, older: str) -> Callable[..., Any]:
-    """Return a function of torch.distributed, by the name it had before torch 2.13 if need be."""
+    """Return a torch.distributed function by its name, or by its name before torch 2.13."""
     import torch.distributed as dist
 
-    # torch warns about the older names
+    # The new name comes first, since torch warns about the older names.
     found: Callable[..., Any] = getattr(dist, name, None) or getattr(dist, older)
     return found
 
 
 # --------------------------------------------------------------------------------------------------
-# How many repetitions: enough that the median is known, no more than the time allows.
+# Number of repetitions: enough for a precise median, within the time limit.
 
 
 BLOCK = 8
-"""Most repetitions between two decisions."""
+"""Maximum repetitions between two decisions."""
 
 _PREDICTIONS = 16
 _WARMUP_SHARE = 0.25
 
 
 class Policy(Record):
-    """When the samples of a cell are enough."""
+    """Stopping rules for the samples of a cell."""
 
     iters: int = 50
-    """Most timed repetitions."""
+    """Maximum timed repetitions."""
     warmup: int = 5
-    """Most untimed operations, each a repetition of its own."""
+    """Maximum untimed operations, each a repetition of one loop."""
     max_seconds: float = 2.0
-    """After so many seconds no further repetition begins once there are `least`."""
+    """Seconds after which no further repetition starts, once `least` samples exist."""
     fewest: int = 6
-    """Samples before a narrow interval ends the cell; the interval of the median needs 6."""
+    """Samples needed before a narrow interval ends the cell; the interval of the median needs 6."""
     least: int = 3
-    """Samples that are taken however long they last, unless `iters` is smaller."""
+    """Minimum samples whatever their duration, unless `iters` is smaller."""
     half_width: float = 0.02
-    """Relative half width of the median's 95 % interval that is narrow enough."""
+    """Relative half width of the median's 95 % interval at which sampling stops."""
     sample_s: float = 1e-3
-    """A repetition of fast operations is made to last so long, far above what a clock adds."""
+    """Minimum seconds of a repetition of fast operations, far above the overhead of the clock."""
     max_loops: int = 1024
-    """Most operations in a repetition."""
+    """Maximum operations in a repetition."""
 
     def __post_init__(self) -> None:
         assert min(self.iters, self.warmup) >= 1, "a cell has repetitions"
@@ -235,10 +235,10 @@ _MAX_LOOPS = 64
 
 
 def policy_of(options: MeasuringOptions, sample_s: float) -> Policy:
-    """Return when the samples of a cell are enough, by the options of a run.
+    """Return the stopping rules for the options of a run.
 
-    sample_s : seconds that a repetition lasts at least, so that starting and stopping it does not
-    count.
+    sample_s : minimum seconds of a repetition, so that the cost of starting and stopping it is
+        negligible.
     """
     return Policy(
         iters=options.iters,
@@ -250,10 +250,11 @@ def policy_of(options: MeasuringOptions, sample_s: float) -> Policy:
 
 
 def choose_loops(operation_s: float, policy: Policy) -> int:
-    """Return how many operations of so many seconds make one repetition, a power of two.
+    """Return the number of operations per repetition, a power of two.
 
-    The smallest with which a repetition takes `sample_s`, as far as `max_loops` allows and the
-    fewest repetitions stay within `max_seconds`; 1 for slow operations.
+    This is the smallest number with which a repetition of operations of `operation_s` takes
+    `sample_s`. It is limited by `max_loops` and by `fewest` repetitions within `max_seconds`; it is
+    1 for slow operations.
     """
     assert operation_s >= 0.0, "an operation takes time"
     loops = 1
@@ -275,12 +276,12 @@ def warmups(operation_s: float, policy: Policy) -> int:
 
 
 def next_block(samples: Sequence[float], spent_s: float, policy: Policy) -> int:
-    """Return how many repetitions to take now, at most 8; 0 when the samples are enough.
+    """Return the number of repetitions to take next, at most 8; 0 if there are enough samples.
 
-    samples : seconds of one operation, in the order they were taken, of this cell so far.
+    samples : seconds per operation of this cell so far, in order.
     spent_s : wall seconds since the first timed repetition began, barriers included.
     After `least` samples a block ends within `max_seconds`, if no repetition is slower than the
-    slowest so far; where not even one fits, one is taken.
+    slowest so far. At least one repetition is taken even if none fits.
     """
     count = len(samples)
     if count >= policy.iters:
@@ -291,11 +292,11 @@ def next_block(samples: Sequence[float], spent_s: float, policy: Policy) -> int:
         return 0
     if count >= policy.fewest and median_half_width(samples) <= policy.half_width:
         return 0
-    # first to where the interval exists, then a block at a time
+    # First up to the number at which the interval exists, then one block at a time.
     wanted = policy.fewest - count if count < policy.fewest else BLOCK
     wanted = min(wanted, BLOCK, policy.iters - count)
     slowest = max(samples)
-    # what a repetition costs besides its operations is known from the clock on the wall only
+    # The overhead of a repetition (barriers) is visible only in wall time.
     repetition_s = max(slowest, spent_s / count * slowest / max(float(np.mean(samples)), 1e-300))
     if repetition_s * wanted <= policy.max_seconds - spent_s:
         return wanted
@@ -305,21 +306,21 @@ def next_block(samples: Sequence[float], spent_s: float, policy: Policy) -> int:
 def expected_seconds(
     operation_s: float, barrier_s: float, variation: float, policy: Policy
 ) -> float:
-    """Return the wall seconds that warm-up and timed repetitions of one cell will take.
+    """Return the expected wall seconds of warm-up and timed repetitions of one cell.
 
-    operation_s : median of an operation; barrier_s : what a repetition costs beside its
-    operations, and each decision once more; variation : standard deviation over mean of the
-    samples, which are taken to be lognormal.
-    Plays the loop with quantiles of that distribution in a few fixed orders, and averages.
+    operation_s : median seconds of an operation.
+    barrier_s : overhead in seconds of a repetition, and once more of each decision.
+    variation : standard deviation over mean of the samples, assumed lognormal.
+    The loop is simulated with quantiles of that distribution in a few fixed orders, and averaged.
     """
     assert barrier_s >= 0.0, "a barrier takes time"
     assert variation >= 0.0, "a scatter is not negative"
     loops = choose_loops(operation_s, policy)
-    # a lognormal varies by sqrt(exp(sigma^2) - 1)
+    # The coefficient of variation of a lognormal is sqrt(exp(sigma^2) - 1).
     sigma = math.sqrt(math.log1p(variation * variation))
     scattered = operation_s * np.exp(sigma * _normal_orders(policy.iters))
     total_s = 0.0
-    # without scatter all orders are the same, and one is played
+    # Without variation all orders are equal, so one is enough.
     for samples in scattered.tolist() if sigma > 0.0 else scattered[:1].tolist():
         count, spent_s = 0, 0.0
         while block := next_block(samples[:count], spent_s, policy):
@@ -327,60 +328,60 @@ def expected_seconds(
             count += block
         total_s += spent_s
     played = _PREDICTIONS if sigma > 0.0 else 1
-    # of a lognormal with median 1 the mean is sqrt(1 + variation^2)
+    # The mean of a lognormal with median 1 is sqrt(1 + variation^2).
     warmup_s = operation_s * math.hypot(1.0, variation) + barrier_s
     return warmups(operation_s, policy) * warmup_s + total_s / played
 
 
 @lru_cache(maxsize=8)
 def _normal_orders(count: int) -> NDArray[np.float64]:
-    """Return the `count` quantiles of the standard normal in fixed orders, one order a row.
+    """Return the `count` quantiles of the standard normal in fixed orders, one order per row.
 
-    Every row is of the same numbers, so the average is steady; the orders differ, since it is
-    the order that decides when an interval becomes narrow.
+    All rows contain the same numbers, which keeps the average stable. The orders differ, since the
+    order determines when an interval becomes narrow.
     """
     normal = NormalDist()
-    # midpoints of equal shares, since the quantiles of 0 and 1 are infinite
+    # Midpoints of equal shares, since the quantiles of 0 and 1 are infinite.
     quantiles = [normal.inv_cdf((i + 0.5) / count) for i in range(count)]
     return np.array([Random(seed).sample(quantiles, count) for seed in range(_PREDICTIONS)])
 
 
 # --------------------------------------------------------------------------------------------------
-# How long a run will take, for `--dry-run`.
+# Expected duration of a run, for `--dry-run`.
 
 
 class ForecastPart(NamedTuple):
-    """A cell, or cells that differ only in size: how many, and how long they take together."""
+    """Expected seconds of one cell, or of several cells that differ only in size."""
 
     name: str
-    """In columns, like the heading."""
+    """Name, padded to the columns of the heading."""
     num_cells: int
     seconds: float
     remark: str = ""
 
 
 class Forecast(Record):
-    """What a run would do."""
+    """Forecast of a run: its cells and their expected duration."""
 
     heading: str
-    """Of the columns before that of the seconds."""
+    """Heading of the columns before the seconds."""
     parts: tuple[ForecastPart, ...]
     probe_s: float
-    """What probing took."""
+    """Seconds spent on probing."""
 
     @property
     def seconds(self) -> float:
-        """Expected duration of the whole run."""
+        """Expected seconds of the whole run."""
         return sum(part.seconds for part in self.parts)
 
     def show(self) -> int:
-        """Print the forecast; return the exit code of a run that does no more."""
+        """Print the forecast and return exit code 0."""
         sys.stdout.write(self.describe())
         sys.stdout.flush()
         return 0
 
     def describe(self) -> str:
-        """Return the forecast as lines of text."""
+        """Return the forecast as text, one line per part."""
         lines = [f"{self.heading} {'seconds':>8s}"]
         lines += [f"{part.name} {part.seconds:>8.1f}{part.remark}" for part in self.parts]
         num_cells = sum(part.num_cells for part in self.parts)
@@ -392,11 +393,11 @@ class Forecast(Record):
 
 
 # --------------------------------------------------------------------------------------------------
-# How far a run is: a bar on a terminal, plain lines elsewhere.
+# Progress of a run: a bar on a terminal, plain lines elsewhere.
 
 
 class Progress:
-    """Reports finished cells to stderr; a context manager."""
+    """Context manager that reports finished cells on stderr."""
 
     def __init__(self, num_cells: int, *, enabled: bool) -> None:
         self._num_cells = num_cells
@@ -438,18 +439,18 @@ class Progress:
         self.stop()
 
     def stop(self) -> None:
-        """Take the bar away, so that what follows is readable."""
+        """Remove the bar, so that later output is readable."""
         if self._bar is not None:
             self._bar.stop()  # type: ignore[attr-defined]
             self._bar = None
 
     def begin(self, name: str) -> None:
-        """Show what is being measured."""
+        """Show the name of the cell being measured."""
         if self._bar is not None:
             self._bar.update(0, description=name)  # type: ignore[attr-defined]
 
     def report(self, line: str) -> None:
-        """Report a finished cell in these words."""
+        """Report a finished cell with this line."""
         self._done += 1
         if not self._enabled:
             return

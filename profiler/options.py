@@ -1,6 +1,6 @@
-"""Options that several profilers share: of clusters, sites, models and plans.
+"""Options shared by several profilers: cluster, site, model and plan.
 
-Options of a single profiler are in its `options`, those of plans in `plan.job`.
+Options of a single profiler are in its `options` module, those of plans in `plan.job`.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from autopar.run.model import ModelSpec
 
 WHAT, HOW, MACHINE = "What to measure", "How to measure", "Machine"
 FILES, SIZES = "Files", "Sizes of the model"
-"""Headings of the help that several have."""
+"""Headings of the help that several commands share."""
 MAX_RANKS = 1 << 20
 MAX_REPETITIONS = 10**6
 MAX_SIZE = 1 << 28
-"""Largest size of a model, and longest sequence."""
+"""Upper limit of model sizes and of the sequence length."""
 
 Backend = Literal["auto", "nccl", "gloo"]
 DeviceChoice = Literal["auto", "cuda", "cpu"]
 Precision = Literal["bf16", "fp16", "fp32"]
 Dtype = Literal["auto", "bf16", "fp16", "fp32"]
-"""Of messages and matrices; auto: as the device has it."""
+"""Element type of messages and matrices; auto: bf16 on GPUs, fp32 on CPUs."""
 
 
 def duration(default: float, *, help: str, high: float = 100_000, **how: Any) -> Any:
-    """Return the field of an option in seconds, above 0 and up to `high`; `how` as `option`."""
+    """Return an option field in seconds, above 0 and up to `high`; `how` is passed to `option`."""
     expects = "seconds above {above} up to {high}"
     given = {"panel": HOW, **how}
     return option(default, help=help, metavar="S", above=0, high=high, expects=expects, **given)
 
 
 def budget(default: float) -> Any:
-    """Return the field of `--max-seconds`."""
+    """Return the option field of `--max-seconds`."""
     return duration(
         default, help="after so long no further repetition of the same measurement begins"
     )
@@ -46,7 +46,7 @@ def budget(default: float) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringOptions:
-    """How often to measure, and what becomes of the files that are there."""
+    """Number of repetitions, and the treatment of existing files."""
 
     PANEL: ClassVar[str] = FILES
 
@@ -57,7 +57,7 @@ class MeasuringOptions:
         between=(1, MAX_REPETITIONS),
         of="repetitions",
     )
-    """Of a cell."""
+    """Maximum timed repetitions of a cell."""
     warmup: int = option(
         5,
         help="most untimed repetitions",
@@ -65,9 +65,9 @@ class MeasuringOptions:
         between=(1, MAX_REPETITIONS),
         of="repetitions",
     )
-    """Of a cell; slow cells take fewer, at least one."""
+    """Maximum untimed repetitions of a cell, at least one; slow cells use fewer."""
     max_seconds: float = budget(2.0)
-    """A cell goes on until it has the fewest repetitions allowed."""
+    """Seconds after which a cell starts no further repetition, once it has the minimum."""
     resume: bool = option(False, help="measure only what the files do not have yet", most_used=True)
     force: bool = option(False, help="measure again and replace what there is")
     dry_run: bool = option(
@@ -90,7 +90,7 @@ class MeasuringOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RankOptions(MeasuringOptions):
-    """How the ranks of a cluster measure together."""
+    """Options of measurements between the ranks of a cluster."""
 
     PANEL: ClassVar[str] = MACHINE
 
@@ -115,7 +115,7 @@ class RankOptions(MeasuringOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SizeOptions:
-    """Sizes in place of the model's own; None is its own, or what follows from the others."""
+    """Sizes that override those of the model; None keeps the model's size or derives it."""
 
     PANEL: ClassVar[str] = SIZES
 
@@ -139,7 +139,7 @@ class SizeOptions:
 
     @property
     def given(self) -> dict[str, int]:
-        """Field -> value of those that are given."""
+        """Sizes given by the user, field -> value."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def load(
@@ -150,11 +150,12 @@ class SizeOptions:
         seq_length: Sequence[int] | None = None,
         hidden_size: Sequence[int] | None = None,
     ) -> ModelSpec:
-        """Return the spec of a name or a file with these sizes.
+        """Return the spec of a model name or file with these sizes.
 
-        hidden_size : by layer type, where one is not given for all. Errors as `load_spec`.
+        hidden_size : hidden size per layer type, used where `--hidden-size` is not given.
+        Raises the errors of `load_spec`.
         """
-        from autopar.documents.spec import load_spec  # heavy for a help
+        from autopar.documents.spec import load_spec  # slow import, not needed for --help
 
         widths = self.given
         own = widths.pop("hidden_size", None)
@@ -170,6 +171,6 @@ class SizeOptions:
 
 
 def check_out(out: Path | None) -> None:
-    """Raise OptionError where files are to go into a file."""
+    """Raise OptionError if the output folder exists as a file."""
     if out is not None and out.exists() and not out.is_dir():
         raise OptionError(f"--out: {out} is a file; name a folder")

@@ -1,4 +1,4 @@
-"""The processes of one measuring run: who they are, their device, and their groups."""
+"""Processes of one measuring run: identity, device and process groups of each rank."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     import torch
 
 # --------------------------------------------------------------------------------------------------
-# How the ranks of a run find each other: the launcher's store, and what each says of itself.
+# Rendezvous of the ranks: the launcher's store, and the description of each rank.
 
 
 _POLL_S = 0.05
 _MARGIN_S = 10.0
-"""The others wait so much longer than rank 0, which says who is missing."""
+"""Seconds that other ranks wait longer than rank 0, which reports the missing ranks."""
 _REMEDY = (
     "start torchrun on every node, with the same --nnodes and --rdzv-endpoint, or raise --timeout"
 )
@@ -43,7 +43,7 @@ _REMEDY = (
 def connect(timeout: timedelta) -> tuple[Any, Any, int, int]:
     """Return two connections to the launcher's store, the rank and the world size.
 
-    Two, because a wait on one of them would keep the watching thread from the other.
+    A blocking wait on a single connection would also block the watching thread.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def connect(timeout: timedelta) -> tuple[Any, Any, int, int]:
 
     try:
         store, rank, world = next(rendezvous("env://", timeout=timeout))
-        # torch before 2.8 cannot clone, but connect again
+        # torch before 2.8 cannot clone a store, so connect a second time.
         again = getattr(store, "clone", lambda: next(rendezvous("env://", timeout=timeout))[0])
         return store, again(), rank, world
     except (RuntimeError, ValueError) as error:
@@ -67,11 +67,11 @@ def connect(timeout: timedelta) -> tuple[Any, Any, int, int]:
 def introduce(
     store: Any, own: RankInfo, world: int, timeout: timedelta
 ) -> tuple[list[RankInfo], str]:
-    """Return what every rank says of itself, and a name that only this start of the ranks has.
+    """Return the `RankInfo` of every rank, and a name unique to this start of the ranks.
 
-    A launcher that starts its ranks again keeps the store, with all that the earlier ones wrote,
-    and its count of restarts differs between hosts. So rank 0 names the start, and the others take
-    a name for valid once they find themselves under it.
+    A launcher that restarts its ranks keeps the store, including all keys of the earlier ranks, and
+    its restart count differs between hosts. Rank 0 therefore names the start. The other ranks
+    accept a name once they find their own entry under it.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def introduce(
     token = secrets.token_hex(8)
     said = json.dumps({**own.to_dict(), "token": token})
     if own.rank == 0:
-        # before its name: whoever reads the name finds rank 0 there
+        # Before the name: a rank that reads the name must find rank 0 there.
         store.set(f"{token}/info/0", said)
         store.set("start", token)
         return _collected(store, token, world, timeout), token
@@ -94,7 +94,8 @@ def introduce(
                 store.set(f"{start}/info/{own.rank}", said)
             if store.check([f"{start}/infos"]):
                 entries = json.loads(store.get(f"{start}/infos"))
-                # an earlier start of as many ranks may have said as much: the token tells
+                # An earlier start of equal size may have an entry for this rank; the token
+                # distinguishes them.
                 if own.rank < len(entries) and entries[own.rank]["token"] == token:
                     return [RankInfo.from_dict(entry) for entry in entries], start
         time.sleep(_POLL_S)
@@ -105,40 +106,40 @@ def introduce(
 
 
 def _collected(store: Any, start: str, world: int, timeout: timedelta) -> list[RankInfo]:
-    """Return what all ranks said under the name of a start, and tell them."""
+    """Return the entries of all ranks under the name of a start, and publish them."""
     keys = [f"{start}/info/{rank}" for rank in range(world)]
     try:
         store.wait(keys, timeout)
-    except Exception:  # of different types, by store and by version
+    except Exception:  # the type depends on store and torch version
         absent = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
         raise InputError(
             f"rank{'s' if len(absent) > 1 else ''} {format_list(absent)} of {world} did not start "
             f"within {timeout.total_seconds():g} s; {_REMEDY}"
         ) from None
-    # once for all, so that the others ask one question each
+    # Published once, so that every other rank needs a single request.
     entries = [json.loads(store.get(key)) for key in keys]
     store.set(f"{start}/infos", json.dumps(entries))
     return [RankInfo.from_dict(entry) for entry in entries]
 
 
 class Meeting(Record):
-    """The ranks of one start, and the stores that they share."""
+    """Ranks of one start and the stores that they share."""
 
     rank: int
     infos: tuple[RankInfo, ...]
     store: Any
     watch_store: Any
-    """Of another connection, so that the watch never waits for this rank."""
+    """Store on a second connection, so that the watching thread never waits for this rank."""
     groups_store: Any
 
     def open_groups(self, backend: str, timeout_s: float) -> None:
-        """Make the process group of all ranks."""
+        """Create the process group of all ranks."""
         import torch.distributed as dist
 
         claim_errors(os.environ)
-        # Without device_id, which would bind the ranks to one NCCL communicator from which torch
-        # splits those of groups, a collective of all ranks: each group has one of its own, made on
-        # first use.
+        # No device_id: it would bind the ranks to one NCCL communicator from which torch splits
+        # those of groups, which is a collective of all ranks. Without it, each group creates its
+        # communicator on first use.
         dist.init_process_group(
             backend,
             store=self.groups_store,
@@ -149,17 +150,17 @@ class Meeting(Record):
 
 
 def claim_errors(environment: MutableMapping[str, str]) -> None:
-    """Keep torch from ending this process when NCCL fails: our watch decides, and says why.
+    """Disable torch's process abort on NCCL errors, so that the watch can report the cause.
 
-    torchrun sets the variable in all of its ranks, so that a default would have no effect.
+    torchrun sets the variable in all ranks, so a default would have no effect.
     """
     environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
 
 
 def meet(name: str, device: torch.device, timeout_s: float) -> Meeting:
-    """Return this rank's meeting with all others that torchrun started.
+    """Return the `Meeting` of this rank with all other ranks that torchrun started.
 
-    name : of what they do, in front of their keys in the launcher's store.
+    name : name of the activity, used as key prefix in the launcher's store.
 
     Raises
     ------
@@ -182,7 +183,7 @@ def meet(name: str, device: torch.device, timeout_s: float) -> Meeting:
 
 
 class _Met(Protocol):
-    """A meeting, or a session."""
+    """Common interface of `Meeting` and `Session`."""
 
     @property
     def rank(self) -> int: ...
@@ -194,9 +195,10 @@ class _Met(Protocol):
 
 @contextmanager
 def watched(of: _Met, *, timeout_s: float, finish: Callable[[Trouble], None]) -> Iterator[Watch]:
-    """Watch this rank until all have left the process groups; trouble ends the process.
+    """Watch this rank until all ranks have left the process groups; trouble ends the process.
 
-    timeout_s : no step of the watch takes longer; finish : as `Watch`.
+    timeout_s : maximum seconds of one step of the watch.
+    finish : callback of `Watch`.
     """
     import torch.distributed as dist
 
@@ -212,7 +214,7 @@ def watched(of: _Met, *, timeout_s: float, finish: Callable[[Trouble], None]) ->
     try:
         yield watch
         watch.step("the end of the process groups")
-        dist.destroy_process_group()  # under watch: NCCL lets nobody leave before all do
+        dist.destroy_process_group()  # under watch, since NCCL blocks until all ranks leave
     except BaseException as error:
         watch.fail(error)
         raise
@@ -220,15 +222,15 @@ def watched(of: _Met, *, timeout_s: float, finish: Callable[[Trouble], None]) ->
 
 
 # --------------------------------------------------------------------------------------------------
-# Several NCCL ranks on one GPU: code runs as on a cluster, and its times describe no machine.
+# Several NCCL ranks on one GPU: exercises the code of a cluster; the times are synthetic.
 #
-# NCCL before 2.30 refuses two ranks on one GPU of one host, which it tells by NCCL_HOSTID; later
-# versions have a switch for it. Transports that need a GPU of their own are turned off, and the
-# kernels are kept small, since the kernels of all ranks have to run at the same time.
+# NCCL before 2.30 refuses two ranks on one GPU of one host, where NCCL_HOSTID identifies the host.
+# Later versions have a switch. Transports that need one GPU per rank are disabled. The kernels are
+# kept small, since the kernels of all ranks must run at the same time.
 
 
 def recipe(rank: int, host: str, *, one_host: bool = True) -> dict[str, str]:
-    """Return the environment of a rank that shares its GPU, to be set before NCCL is used.
+    """Return the environment of a rank that shares its GPU; it must be set before NCCL is used.
 
     Source: NCCL's documentation of its environment variables, and the check for duplicate GPUs in
     its init.cc.
@@ -240,27 +242,27 @@ def recipe(rank: int, host: str, *, one_host: bool = True) -> dict[str, str]:
         "NCCL_SHM_DISABLE": "1",
         "NCCL_IB_DISABLE": "1",
         "NCCL_NVLS_ENABLE": "0",
-        # kernels of all ranks wait for each other, so all must run at once
+        # Kernels of all ranks wait for each other, so all must run concurrently.
         "NCCL_MAX_CTAS": "2",
         "NCCL_ALGO": "Ring",
         "NCCL_PROTO": "Simple",
     }
-    if one_host:  # the ranks of several hosts do not meet on the loopback interface
-        # they meet on one host, whatever interfaces it has
+    if one_host:  # the loopback interface does not connect several hosts
+        # Loopback works on a single host, whatever its other interfaces.
         variables["NCCL_SOCKET_IFNAME"] = "lo"
     return variables
 
 
 def apply(rank: int, host: str) -> None:
-    """Set the environment of a rank that shares its GPU; what the user set stays as it is."""
-    # torchrun sets both; they are equal where all ranks are on one host
+    """Set the environment of a rank that shares its GPU; variables set by the user are kept."""
+    # torchrun sets both variables; they are equal if all ranks are on one host.
     one_host = os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE")
     for name, value in recipe(rank, host, one_host=one_host).items():
         os.environ.setdefault(name, value)
 
 
 def sharing(infos: Sequence[RankInfo]) -> dict[str, list[int]]:
-    """Return the ranks on every GPU that has more than one, by the GPU's uuid."""
+    """Return the ranks of every GPU that is used by more than one, by GPU UUID."""
     ranks: dict[str, list[int]] = {}
     for info in infos:
         if info.device_uuid is not None:
@@ -269,7 +271,7 @@ def sharing(infos: Sequence[RankInfo]) -> dict[str, list[int]]:
 
 
 def refusal(infos: Sequence[RankInfo]) -> InputError:
-    """Return the error for ranks that share a GPU without being asked to."""
+    """Return the error for ranks that share a GPU without `--allow-shared-gpu`."""
     uuid, ranks = next(iter(sharing(infos).items()))
     host = next(info.host for info in infos if info.device_uuid == uuid)
     num_gpus = len({info.device_uuid for info in infos if info.host == host})
@@ -282,11 +284,11 @@ def refusal(infos: Sequence[RankInfo]) -> InputError:
 
 
 # --------------------------------------------------------------------------------------------------
-# The session: this rank, its device, its groups, and an end in order.
+# The session: rank, device, process groups and orderly shutdown.
 
 
 class Session:
-    """What one rank needs to measure with the others; made by `open_session`."""
+    """State of one rank in a measurement with the others; created by `open_session`."""
 
     def __init__(
         self,
@@ -329,11 +331,11 @@ class Session:
         return make_timer(self.device, cuda_graph)
 
     def join(self, groups: Round) -> None:
-        """Make the process groups that do not exist yet; every rank calls this, with all of them.
+        """Create missing process groups; every rank calls this with all groups.
 
-        torch names a group by the number of groups before it. Were only its members to make it
-        (`use_local_synchronization`), their numbers would differ after a round in which some ranks
-        only watch, and they would wait for each other under different names.
+        torch names a group by the number of groups created before it. If only its members created
+        it (`use_local_synchronization`), these numbers would diverge after a round in which some
+        ranks do not take part. The ranks would then wait for each other under different names.
         """
         import torch.distributed as dist
 
@@ -342,44 +344,45 @@ class Session:
                 self._groups[ranks] = dist.new_group(list(ranks), timeout=self._timeout)
 
     def group(self, ranks: Group) -> Any:
-        """Return the process group of `ranks`, which this rank is one of and `join` has made."""
+        """Return the process group of `ranks`; it contains this rank and `join` has created it."""
         import torch.distributed as dist
 
         return dist.group.WORLD if len(ranks) == self.world_size else self._groups[ranks]
 
     def separate_group(self) -> Any:
-        """Return a new group of all ranks, whose operations queue beside the usual one's."""
+        """Return a new group of all ranks, whose operations queue separately from the default
+        group."""
         import torch.distributed as dist
 
         return dist.new_group(timeout=self._timeout)
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks reach this call."""
         import torch
 
         barrier(self.device)
         if self.device.type == "cuda":
-            # NCCL's barrier is over for the host when it is queued
+            # NCCL's barrier returns to the host as soon as it is queued.
             torch.cuda.synchronize(self.device)
 
     def gather(self, values: Sequence[float]) -> NDArray[np.float64]:
-        """Return the values of all ranks, shape (world, n); n is the same on every rank."""
+        """Return the values of all ranks, shape (world, n); n is equal on all ranks."""
         import torch
 
         own = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         found = own.new_empty(self.world_size * own.numel())
-        # one tensor: a list of them costs a copy for every rank
+        # A single tensor: a list of tensors costs one copy per rank.
         renamed("all_gather_single", "all_gather_into_tensor")(found, own)
         result: NDArray[np.float64] = found.cpu().numpy().reshape(self.world_size, -1)
         return result
 
     def largest(self, value: float) -> float:
-        """Return the largest value of all ranks."""
+        """Return the maximum of a value over all ranks."""
         return float(self.gather([value]).max())
 
     def share(self, key: str, text: str | None) -> str:
-        """Return the text that one rank gives; every rank calls this, the others with None."""
-        self._num_shared += 1  # the same on every rank: no text of an earlier call is read
+        """Return the text given by one rank; every rank calls this, the others with None."""
+        self._num_shared += 1  # equal on all ranks, so that no earlier text is read
         numbered = f"{self._num_shared}/{key}"
         if text is not None:
             self.store.set(numbered, text)
@@ -387,22 +390,22 @@ class Session:
         return result
 
     def free_bytes(self) -> float:
-        """Return what every rank may allocate for messages, in bytes."""
+        """Return the bytes that every rank may allocate for messages."""
         import torch
 
         if self.device.type == "cuda":
-            # ranks of one GPU divide what is free of it; another GPU may have more or fewer
+            # Ranks on one GPU divide its free memory; the number per GPU may vary.
             uuid = self.infos[self.rank].device_uuid
             num_sharing = sum(info.device_uuid == uuid for info in self.infos)
-            # a tenth is left for NCCL's buffers
+            # A tenth is reserved for NCCL's buffers.
             own = torch.cuda.mem_get_info(self.device)[0] * 0.9 / num_sharing
         else:
-            # the ranks of a host share its memory
+            # The ranks of a host share its memory.
             own = available_bytes() * 0.7 / self.cluster.gpus_per_node
         return float(self.gather([own]).min())
 
     def release_memory(self) -> None:
-        """Give back what torch keeps of freed tensors: NCCL allocates for itself."""
+        """Release torch's cached device memory, since NCCL allocates its own."""
         import torch
 
         if self.device.type == "cuda":
@@ -410,39 +413,39 @@ class Session:
 
 
 def barrier(device: torch.device) -> None:
-    """Let all ranks wait for each other; on a GPU what is queued behind it waits."""
+    """Block until all ranks arrive; on a GPU only later work of the stream waits."""
     import torch.distributed as dist
 
     dist.barrier(**({"device_ids": [device.index]} if device.type == "cuda" else {}))
 
 
 def available_bytes() -> float:
-    """Return the memory that this host, or its container, can give without swapping, in bytes."""
-    # half of all, where the system does not say what is free
+    """Return the bytes that this host or its container can provide without swapping."""
+    # Half of all memory if the system does not report free memory.
     free = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / 2
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
-            # meminfo counts KiB
+            # meminfo counts in KiB.
             free = float(line.split()[1]) * 1024
     return min(free, container_bytes(Path("/sys/fs/cgroup")))
 
 
 def container_bytes(folder: Path) -> float:
-    """Return what the control group in a folder leaves free, in bytes; inf without a limit."""
+    """Return the free bytes of the control group in a folder; inf without a limit."""
     try:
         limit = (folder / "memory.max").read_text(encoding="ascii").strip()
         used = float((folder / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no such group, or the older kind
+    except (OSError, ValueError):  # no such group, or cgroup v1
         return math.inf
     return math.inf if limit == "max" else max(0.0, float(limit) - used)
 
 
 def choose_backend(backend: str) -> str:
-    """Return the backend that `--backend` means here.
+    """Return the backend selected by `--backend` on this machine.
 
     Raises
     ------
-    OptionError: it needs a GPU, and torch finds none.
+    OptionError: NCCL is requested, but torch finds no CUDA device.
     """
     import torch
 
@@ -458,14 +461,15 @@ def choose_backend(backend: str) -> str:
 
 
 def open_session(options: RankOptions, *, cuda_graph: bool = False) -> Session:
-    """Return the session of this rank, once all ranks have met.
+    """Return the session of this rank after the rendezvous of all ranks.
 
-    cuda_graph : whether operations will be captured in graphs.
+    cuda_graph : True if operations will be captured in CUDA graphs.
 
     Raises
     ------
-    InputError: ranks did not meet, differ in software or devices, or share a GPU unasked.
-    OptionError: the backend does not exist here.
+    InputError: ranks did not meet, differ in software or devices, or share a GPU without
+        `--allow-shared-gpu`.
+    OptionError: the backend is not available here, or graphs are captured without NCCL.
     """
     import torch
 
@@ -477,7 +481,7 @@ def open_session(options: RankOptions, *, cuda_graph: bool = False) -> Session:
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-        torch.set_num_threads(1)  # ranks share the cores; more threads only disturb each other
+        torch.set_num_threads(1)  # ranks share the cores; more threads would compete
 
     met = meet("autopar", device, options.timeout_s)
     check_alike(met.infos)
@@ -486,7 +490,7 @@ def open_session(options: RankOptions, *, cuda_graph: bool = False) -> Session:
         if not options.allow_shared_gpu:
             raise refusal(met.infos)
         apply(met.rank, met.infos[met.rank].host)
-    # longer than our watch, which says who is missing
+    # Longer than the timeout of the watch, which reports the missing ranks.
     timeout_s = options.timeout_s + 5
     met.open_groups(backend, timeout_s)
     dtype = options.dtype

@@ -1,4 +1,4 @@
-"""Commands whose ranks torchrun starts: which rank speaks, and how a failure is said once."""
+"""Commands started by torchrun: selection of the reporting rank, and one report per failure."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _Options = TypeVar("_Options")
 
 
 class Rank:
-    """This process as one of the ranks of a command; outside of torchrun the only one."""
+    """This process as one rank of a command; the only rank outside of torchrun."""
 
     def __init__(self, name: str) -> None:
-        """Read the numbers that torchrun gave this process; `name` is in front of sentences."""
+        """Read the rank from torchrun's environment; `name` is the prefix of messages."""
         self.name = name
         self.number = environment_rank("RANK")
         self.speaks = self.number == 0
-        """Whether this rank says what several ranks have to say: at first rank 0 alone."""
+        """True if this rank prints messages common to several ranks; initially rank 0 only."""
 
     def say(self, text: str) -> None:
-        """Say a sentence on stderr, unless another rank says it."""
+        """Print a message on stderr, unless another rank prints it."""
         say(text, command=self.name, speaks=self.speaks)
 
     def speak_of_machine(self) -> None:
-        """From here on the first rank of every machine speaks: of what that machine lacks."""
+        """Let the first rank of every machine report, for problems of one machine."""
         self.speaks = environment_rank("LOCAL_RANK") == 0
 
 
@@ -50,13 +50,13 @@ def run_rank(
 ) -> int:
     """Run a command on this rank; return its exit code.
 
-    Whatever goes wrong is one sentence on stderr. What is the same on every rank is said by rank
-    0 alone; what a machine lacks, by the first rank of that machine.
+    Every failure is one message on stderr. Rank 0 alone reports failures common to all ranks; the
+    first rank of a machine reports problems of that machine.
 
     Parameters
     ----------
-    body : does what the options given ask for.
-    name : of the command, in front of its sentences.
+    body : function that runs the command with the given options.
+    name : name of the command, printed before its messages.
     """
     rank = Rank(name)
     if rank.number and {"--help", "-h"} & set(arguments):
@@ -65,14 +65,14 @@ def run_rank(
     try:
         raw = command.read(arguments, rank.say)
         if raw is None:
-            sys.stdout.flush()  # whoever left is noticed here, while it can still be answered
+            sys.stdout.flush()  # detects a closed pipe while it can still be handled
             return 0
         return body(raw, rank)
     except BrokenPipeError:
         return reader_left()
     except (Exception, KeyboardInterrupt) as error:
         failure = describe_failure(error)
-        # an internal error may be this rank's alone, so it speaks for itself
+        # An internal error may affect only this rank, so this rank reports it.
         if failure.internal:
             text = f"rank {rank.number}: {failure.text}"
             return end_of_rank(text, failure.exit_code, command=name, speaks=True)
@@ -91,22 +91,22 @@ def run_measuring(
     start: Callable[[_Options], int],
     module: str,
 ) -> int:
-    """Run a command that measures between ranks; return the exit code of this one.
+    """Run a command that measures between ranks; return the exit code of this rank.
 
     Parameters
     ----------
-    build : makes the options of what is given.
-    check : raises OptionError where they do not fit the number of ranks, before torch is loaded.
-    start : imports what is heavy and measures.
-    module : what torchrun is to start, in messages.
+    build : returns the options object of the parsed arguments.
+    check : raises OptionError if options and number of ranks disagree, before torch is loaded.
+    start : performs the heavy imports and measures.
+    module : module that torchrun starts, for messages.
     """
 
     def body(raw: dict[str, Any], rank: Rank) -> int:
         options = build(**raw)
-        # heavy imports stay out of --help and of bad options
+        # Avoid heavy imports for --help and invalid options.
         from profiler.environment import launched_ranks, require_torch
 
-        # said before torch is loaded, since torchrun's variables tell the number
+        # Checked before torch is loaded: torchrun's variables contain the number of ranks.
         check(options, _check_launched(launched_ranks(), arguments, module))
         rank.speak_of_machine()
         require_torch()
@@ -116,7 +116,7 @@ def run_measuring(
 
 
 def torchrun_line(count: int | str, module: str, arguments: Sequence[str]) -> str:
-    """Return the command line that starts so many ranks of a module on one machine."""
+    """Return the command line that starts `count` ranks of a module on one machine."""
     own = "".join(f" {shlex.quote(argument)}" for argument in arguments)
     return f"torchrun --standalone --nproc-per-node {count} -m {module}{own}"
 
@@ -126,7 +126,7 @@ def _check_launched(launched: int | None, arguments: Sequence[str], module: str)
 
     Raises
     ------
-    InputError: it was not torchrun that started this process.
+    InputError: this process was not started by torchrun.
     """
     if launched is None:
         raise InputError(

@@ -1,10 +1,10 @@
-"""The files of one measuring run, written after every cell, so that nothing measured is lost.
+"""Files of one measuring run, written after every cell, so that no measurement is lost.
 
-The sidecars are the truth; documented files are derived from them. Both are replaced atomically,
-the sidecar first, so that a killed run leaves at worst a document that lacks its newest cell, and
-the next run derives it again. A directory is probed and locked first, what stands in the way is
-kept, and a record is continued only where the earlier runs measured the same. Which cells a file
-rests on, and what is derived of them, is said by `hardware.record` and `model.record`.
+Documents are derived from their sidecars, which hold the samples. Both are replaced atomically, the
+sidecar first. A killed run therefore leaves at worst a document without its newest cell, which the
+next run derives again. A directory is probed and locked first, and existing files are kept. A
+record is continued only where the earlier runs are comparable. `hardware.record` and `model.record`
+define the cells of each file and the values derived from them.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ from autopar.units import format_count
 from profiler.environment import Metadata, comparable
 
 # --------------------------------------------------------------------------------------------------
-# Care for files: a directory is probed and locked, and what stands in the way is kept.
+# File safety: directories are probed and locked, existing files are kept.
 
 
 _DAMAGED = ".damaged"
-"""What the name of a damaged file that was moved aside ends in, but for a number."""
+"""Suffix of a damaged file that was moved aside; a number may follow."""
 _LOCK_NAME = ".profiler.lock"
 
 
 class Lock:
-    """Keeps other runs out of a directory until it is released or the process ends."""
+    """Lock of a directory against other runs, held until release or the end of the process."""
 
     def __init__(self, out: Path, option: str = "--out") -> None:
-        """Take the lock of a directory.
+        """Acquire the lock of a directory.
 
-        option : that names it.
+        option : command-line option that sets the directory.
 
         Raises
         ------
-        OptionError: another run has it.
+        OptionError: another run holds the lock.
         """
         self.note: str | None = None
-        """Why there is no lock."""
-        # refused at once instead of waiting for hours
+        """Reason why the directory is not locked; None if it is."""
+        # Fail immediately instead of waiting for hours.
         self._lock = FileLock(out / _LOCK_NAME, timeout=0, thread_local=False)
         try:
             self._lock.acquire()
@@ -77,20 +77,20 @@ class Lock:
             self.note = f"{out} cannot be locked ({error}): let no other run write there"
 
     def release(self) -> None:
-        """Let other runs write."""
+        """Release the lock, so that other runs may write."""
         self._lock.release()
 
 
 def _probe(out: Path) -> None:
-    """Check that files can be made in a directory, before hours go into what fills them.
+    """Check that files can be created in a directory, before hours of measuring.
 
     Raises
     ------
-    OptionError: the system refuses.
+    OptionError: the file system refuses to write.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        # a full disk, too, refuses a file only when something is written
+        # Write data, since a full disk may still create an empty file.
         with tempfile.NamedTemporaryFile(dir=out, prefix=".profiler.") as stream:
             stream.write(b"\0" * 4096)
             stream.flush()
@@ -102,7 +102,7 @@ def _probe(out: Path) -> None:
 
 
 def read_document(path: Path) -> dict[str, object] | None:
-    """Return the content of a documented file, None where it is missing or damaged."""
+    """Return the content of a document, or None if it is missing or damaged."""
     try:
         return load_object(path).data
     except DocumentError:
@@ -117,11 +117,11 @@ def _damaged_name(path: Path) -> Path:
 
 @contextmanager
 def _sentences(path: Path | None = None) -> Iterator[None]:
-    """Turn an error of the file system into a sentence with the file and the remedy.
+    """Convert a file system error into an InputError with file and remedy.
 
     Raises
     ------
-    InputError: the file, which is `path` where the system does not name it, cannot be written.
+    InputError: a file cannot be written; `path` names it if the system does not.
     """
     try:
         yield
@@ -134,30 +134,30 @@ def _sentences(path: Path | None = None) -> Iterator[None]:
 
 
 # --------------------------------------------------------------------------------------------------
-# One documented file with its sidecar: what earlier runs left.
+# One document with its sidecar: state left by earlier runs.
 
 
 @dataclass(kw_only=True)
 class DocumentFile:
-    """A documented file with its sidecar: what earlier runs left, and what this one wrote."""
+    """A document with its sidecar, as left by earlier runs and written by this one."""
 
     kind: DocumentKind
     path: Path
     sidecar: Sidecar | None = None
     damage: DocumentError | None = None
-    """Why the sidecar cannot be read."""
+    """Error of reading the sidecar; None if it is readable."""
     written: Mapping[str, object] | None = None
-    """Content of the document, where this run knows it."""
+    """Content of the document as last written or verified by this run; None if unknown."""
     to_keep: list[Path] = field(default_factory=list)
-    """What another program wrote: kept under another name when it is replaced."""
+    """Files written by another program; kept under another name when replaced."""
 
     @classmethod
     def read(cls, kind: DocumentKind, path: Path) -> Self:
-        """Return what there is of a file.
+        """Return the state of a document and its sidecar.
 
         Raises
         ------
-        DocumentError: its sidecar was written by a newer version, or the system refuses to read it.
+        DocumentError: a newer version wrote the sidecar, or the system refuses to read it.
         """
         file = cls(kind=kind, path=path)
         try:
@@ -172,32 +172,32 @@ class DocumentFile:
 
     @property
     def earlier(self) -> Sequence[Run]:
-        """The runs that the sidecar names, oldest first."""
+        """Runs listed in the sidecar, oldest first."""
         return self.sidecar.runs if self.sidecar is not None else ()
 
     @property
     def pair(self) -> tuple[Path, Path]:
-        """The document and its sidecar, whether they exist or not."""
+        """Paths of the document and its sidecar, whether they exist or not."""
         return self.path, sidecar_path(self.path)
 
     @property
     def present(self) -> list[Path]:
-        """What there is of the pair."""
+        """Existing paths of the pair."""
         return [path for path in self.pair if path.exists()]
 
     @property
     def ours(self) -> bool:
-        """Whether the document, or its sidecar, is the work of an earlier run of this command."""
-        # what is damaged, or was moved aside for it, was a sidecar of this command
+        """True if an earlier run of this command wrote the document or its sidecar."""
+        # A damaged or moved file was a sidecar of this command.
         moved = any(self.path.parent.glob(sidecar_path(self.path).name + _DAMAGED + "*"))
         return self.damage is not None or moved or any(run.id is not None for run in self.earlier)
 
     def check_present(self, *, resume: bool) -> None:
-        """Let a run that is not to replace the file go on only if it goes on with that file.
+        """Check that a run without `--force` may continue with an existing file.
 
         Raises
         ------
-        InputError: it is something else, or nobody asked to go on.
+        InputError: another program wrote the file, or `--resume` is not given.
         """
         if not self.present:
             return
@@ -215,10 +215,10 @@ class DocumentFile:
 
 
 def is_damage(error: DocumentError) -> bool:
-    """Return whether the content is at fault, and not its age or the rights of the reader."""
+    """Return True if the content is damaged, as opposed to too new or not readable."""
     if error.key == "version" and error.remedy is not None:
-        return False  # a newer version wrote it
-    # a file that cannot be read at all may be whole
+        return False  # written by a newer version
+    # A file that cannot be read may be intact.
     try:
         Path(error.path).read_bytes()
     except OSError:
@@ -227,22 +227,22 @@ def is_damage(error: DocumentError) -> bool:
 
 
 def run_number(run_id: str) -> int:
-    """Return the number that the id of a run begins with, 0 where it has none."""
+    """Return the leading number of a run id, 0 if there is none."""
     head = run_id.split("-", 1)[0]
     return int(head) if head.isdecimal() and len(head) < 10 else 0
 
 
 def next_run_id(runs: Iterable[Run], token: str) -> str:
-    """Return an id behind those of earlier runs: the number of the run and a random token.
+    """Return the next run id: one more than the largest earlier number, and a random token.
 
-    Numbers and not times, since the clocks of two machines that share a directory may differ.
+    Numbers instead of times, since the clocks of machines that share a directory may differ.
     """
     numbers = (run_number(run.id) for run in runs if run.id is not None)
     return f"{1 + max(numbers, default=0)}-{token}"
 
 
 def incomparable(where: Path, differences: Iterable[str]) -> InputError:
-    """Return the error for an earlier run that measured something else."""
+    """Return the error for an earlier run that is not comparable with this one."""
     return InputError(
         f"{where}: the earlier run cannot be continued, since it differs in "
         f"{'; '.join(differences)}; --force measures again and keeps the earlier samples as "
@@ -251,7 +251,7 @@ def incomparable(where: Path, differences: Iterable[str]) -> InputError:
 
 
 # --------------------------------------------------------------------------------------------------
-# The record of a run: cells as they come, files after each.
+# Record of a run: cells are added one by one, files are written after each.
 
 
 _PATIENCE_S = 10.0
@@ -260,7 +260,7 @@ _M = TypeVar("_M", Measurement, ModelMeasurement)
 
 
 class _Keyed(Protocol):
-    """A cell that is to be measured, whatever else it has."""
+    """Minimal interface of a cell to be measured."""
 
     @property
     def key(self) -> str:
@@ -272,7 +272,7 @@ _C = TypeVar("_C", bound=_Keyed)
 
 
 class Counts(NamedTuple):
-    """How the cells ended that count now, earlier runs included."""
+    """Number of current cells by status, earlier runs included."""
 
     ok: int
     failed: int
@@ -280,20 +280,20 @@ class Counts(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What a file is to hold now."""
+    """New content of a document and its sidecar."""
 
     file: DocumentFile
     data: Mapping[str, object] | None
-    """Of the document, in its units; None while nothing supports it."""
+    """Content of the document, in its units; None while no measurement supports it."""
     sidecar: Sidecar
 
 
 class Record(ABC, Generic[_M]):
-    """The measurements of one run and those before it; its directories belong to this process."""
+    """Measurements of this run and earlier ones; its directories are locked by this process."""
 
     OWN_ROWS: ClassVar[Mapping[str, str]] = {}
-    """Keys of the metadata besides those of `profiler.environment`, and their meaning; equal in all
-    runs of a file."""
+    """Metadata keys that must be equal in all runs of a file, in addition to those of
+    `profiler.environment`, mapped to their meaning."""
 
     def __init__(
         self,
@@ -304,27 +304,27 @@ class Record(ABC, Generic[_M]):
         resume: bool,
         force: bool,
     ) -> None:
-        """Open the record of these documents, of which those `asked` for will be written.
+        """Open the record of these documents; only those in `asked` are written.
 
         Raises
         ------
-        InputError: a directory cannot be written, another run writes there, there are files that
-            neither `--resume` nor `--force` allows to touch, or earlier runs are not comparable.
+        InputError: a directory cannot be written, another run writes there, existing files may not
+            be touched without `--resume` or `--force`, or earlier runs are not comparable.
         """
         self.notes: list[str] = []
-        """Sentences on what was found and done with files of earlier runs."""
+        """Messages on existing files and their treatment."""
         self._own: dict[str, _M] = {}
         self._busy = threading.Lock()
-        # an error or an interruption must not leave a directory locked
+        # An error or interruption must not leave a directory locked.
         with ExitStack() as stack:
-            # several files may be in one directory, which can be locked once
+            # Several files may share a directory, which can be locked only once.
             for folder in dict.fromkeys(path.parent for path in paths.values()):
-                # first, since the lock is a file in the directory too
+                # Before locking, since the lock is a file in the directory too.
                 _probe(folder)
                 lock = Lock(folder)
                 stack.callback(lock.release)
                 self.notes += [lock.note] if lock.note is not None else []
-            # under the lock: no other run's file in the making is removed
+            # Under the lock, so that no temporary file of another run is removed.
             for document in paths.values():
                 remove_leftovers(document)
                 remove_leftovers(sidecar_path(document))
@@ -333,25 +333,25 @@ class Record(ABC, Generic[_M]):
             for file in () if force else self._asked:
                 file.check_present(resume=resume)
             described = self._continued(metadata, force=force)
-            # one number for all files, behind those of any
+            # One run id for all files, greater than every earlier id.
             runs = [run for file in self._files.values() for run in file.earlier]
             self._run = Run(id=next_run_id(runs, secrets.token_hex(4)), metadata=described)
             self._move_damaged_aside()
-            # a killed run may have left sidecars that are newer than their documents
+            # A killed run may have left sidecars that are newer than their documents.
             if resume:
                 self._repair()
-            # from here on the record releases the locks
+            # From here on the record owns the locks.
             self._locks = stack.pop_all()
 
     def _continued(self, metadata: Metadata, *, force: bool) -> Metadata:
-        """Return the metadata of this run, with what it says of the runs before it.
+        """Return the metadata of this run, including which earlier runs it replaces.
 
         Raises
         ------
-        InputError: earlier runs that count are not comparable, and not to be replaced.
+        InputError: current earlier runs are not comparable, and `--force` is not given.
         """
         if force:
-            # all of it counts no more; it stays in the sidecar
+            # Earlier runs no longer count; they remain in the sidecar as history.
             replaces = any(self._before(file) for file in self._asked)
             return {**metadata, REPLACES: True} if replaces else metadata
         for file in self._asked:
@@ -368,24 +368,24 @@ class Record(ABC, Generic[_M]):
         """Return the measurements of a run."""
 
     def _before(self, file: DocumentFile) -> Sequence[Run]:
-        """Return the runs before this one that a file rests on."""
+        """Return the earlier runs that a file is based on."""
         return file.earlier
 
     def _differences(self, kind: DocumentKind, earlier: Metadata, now: Metadata) -> list[str]:
-        """Return why cells of two runs may not stand in one file, one clause each."""
+        """Return why the cells of two runs may not share a file, one clause each."""
         return comparable(earlier, now, resume=True, own=self.OWN_ROWS)
 
     @abstractmethod
     def _contents(self, measurement: _M | None = None) -> Iterator[Content]:
-        """Yield the files asked for that rest on a measurement, all of them without one."""
+        """Yield the requested files that depend on a measurement, or all of them if it is None."""
 
     @property
     @abstractmethod
     def measurements(self) -> dict[str, _M]:
-        """The measurements that count now, by cell, those of earlier runs included."""
+        """Current measurements by cell key, those of earlier runs included."""
 
     def _lacking(self, file: DocumentFile) -> str | None:
-        """Return what a file lacks whose values are right, in words; None if nothing."""
+        """Return a message if a document with correct values lacks samples, else None."""
         return None
 
     def __enter__(self) -> Self:
@@ -395,23 +395,23 @@ class Record(ABC, Generic[_M]):
         self.close()
 
     def close(self) -> None:
-        """Let other runs write to the directories; the end of the process does so too."""
+        """Release the directory locks; the end of the process releases them too."""
         self._locks.close()
 
     def missing(self, cells: Iterable[_C]) -> list[_C]:
-        """Return the cells that have no usable measurement yet, in their order."""
+        """Return the cells without a usable measurement, in order."""
         found = self.measurements
-        # what failed or was left out is tried again
+        # Failed and skipped cells are measured again.
         return [cell for cell in cells if cell.key not in found or found[cell.key].status != "ok"]
 
     def put(self, measurement: _M) -> None:
-        """Add a measurement and write the files that rest on it, sidecars first.
+        """Add a measurement and write the files that depend on it, sidecars first.
 
         Raises
         ------
         InputError: a file cannot be written; its old content is intact.
         """
-        # a run that ends early puts its last cell from another thread, while this one may hang
+        # The watch thread adds the last cell of an aborted run, while the main thread may hang.
         if not self._busy.acquire(timeout=_PATIENCE_S):
             where = self._asked[0].path.parent
             raise InputError(f"{where}: a file is being written for over {_PATIENCE_S:g} s")
@@ -423,11 +423,11 @@ class Record(ABC, Generic[_M]):
             self._busy.release()
 
     def paths(self) -> list[Path]:
-        """Return the files that there are: documents and their sidecars."""
+        """Return the existing files: documents and their sidecars."""
         return [path for file in self._asked for path in file.present]
 
     def counts(self, cells: Iterable[_Keyed] | None = None) -> Counts:
-        """Return how many cells, or how many of these, were measured, failed and were left out."""
+        """Return the number of measured, failed and skipped cells, of `cells` only if given."""
         found = self.measurements
         keys = found if cells is None else [cell.key for cell in cells if cell.key in found]
         statuses = [found[key].status for key in keys]
@@ -436,9 +436,10 @@ class Record(ABC, Generic[_M]):
     def conclude(
         self, sentences: Iterable[str], cells: Iterable[_Keyed] | None = None, *, more: str = ""
     ) -> int:
-        """Say sentences, print the paths of the files and say how the cells ended.
+        """Print messages, the paths of the files and the number of cells by status.
 
-        cells : those that are counted, all without them; more : what is said behind the counts.
+        cells : cells to count; None counts all.
+        more : text appended to the counts.
         Returns 1 if cells failed, else 0.
         """
         counts = self.counts(cells)
@@ -463,7 +464,7 @@ class Record(ABC, Generic[_M]):
             )
 
     def _repair(self) -> None:
-        """Derive the documents again that an earlier run left behind, damaged or not at all."""
+        """Derive documents again that an earlier run left outdated, damaged or missing."""
         for content in self._contents():
             file, data, _ = content
             if data is None:
@@ -488,7 +489,7 @@ class Record(ABC, Generic[_M]):
         file, data, sidecar = content
         described = written(sidecar)
         self._write_file(file, sidecar_path(file.path), described, number_rows=True)
-        # a document whose values stay the same is not replaced after every cell
+        # A document with unchanged values is not rewritten after every cell.
         if data is not None and file.written != data:
             self._write_file(file, file.path, dict(data))
             file.written = data

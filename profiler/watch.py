@@ -1,10 +1,10 @@
-"""Watches a run from a thread of its own, so that a hung peer or a signal ends it in order.
+"""Watch thread of a run: ends it in order after a hang or a signal.
 
 The main thread of a rank spends its time inside collectives, where neither Python signal handlers
-nor timeouts of ours run. Every rank therefore has a thread that tells the others twice a second
-how far its main thread is, and rank 0's thread ends the run when that stops: it names who is
-missing, keeps what was measured, and makes every process exit. A rank that has trouble of its own
-tells rank 0 and waits for it; only where rank 0 is gone, the first that noticed speaks.
+nor Python timeouts run. Every rank therefore has a thread that publishes the progress of its main
+thread twice a second. When progress stops, rank 0's thread ends the run: it reports the missing
+ranks, keeps the measurements, and makes every process exit. A rank with a local error informs rank
+0 and waits. Only if rank 0 is gone does the first rank that noticed report the failure.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _BEAT_S = 0.5
-"""Seconds between two signs of life of a rank."""
+"""Seconds between two heartbeats of a rank."""
 _SILENT_S = 3.0
-"""A rank whose sign of life does not change for so long has stopped."""
+"""Seconds without a new heartbeat after which a rank counts as stopped."""
 _PATIENCE_S = 15.0
-"""How long the others wait for a rank 0 that works to end the run, before they do so alone."""
+"""Seconds that other ranks wait for a live rank 0 to end the run, before they do so themselves."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Trouble(Record):
-    """Why a run ends early."""
+    """Reason for the early end of a run."""
 
     sentence: str
-    """What happened, with rank and host where they are known."""
+    """Description of the failure, with rank and host if known."""
     exit_code: int
     during: str
-    """What the main thread was doing."""
+    """Activity of the main thread at that time."""
     is_input_error: bool = False
-    """True when the sentence alone is for the user: nothing is wrong with the machines."""
+    """True if the message is for the user only: no machine has failed."""
 
 
 class Watch:
-    """The watching thread of one rank.
+    """Watch thread of one rank.
 
-    finish : called once, on rank 0 or on the first rank that is left, before its process exits;
-        it records and reports the trouble.
-    pace : factor of every interval but the timeout.
+    finish : callback that records and reports the trouble. It is called once before the process
+        exits, on rank 0 or on the first remaining rank.
+    pace : factor of all intervals except the timeout.
     """
 
     def __init__(
@@ -83,15 +83,15 @@ class Watch:
         self._error: BaseException | None = None
         self._closed = threading.Event()
         self._reader, self._writer = os.pipe()
-        # a signal handler must never wait for room in the pipe
+        # A signal handler must never block on a full pipe.
         os.set_blocking(self._writer, False)
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch; signals that end a program are handled here from now on."""
+        """Start the thread; from now on it handles signals that end a program."""
         for number in _SIGNALS:
             signal.signal(number, _noted_by_the_thread)
-        # The handler itself waits for the main thread; the byte on the pipe does not.
+        # A Python handler runs only in the main thread; the byte in the pipe arrives at once.
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._thread.start()
 
@@ -102,11 +102,11 @@ class Watch:
         self._since_s = time.monotonic()
 
     def fail(self, error: BaseException) -> None:
-        """End the run because of an error of the main thread; does not return."""
+        """End the run because of an error in the main thread; does not return."""
         self._error = error
         os.write(self._writer, b"\0")
         self._thread.join()
-        os._exit(1)  # only if the thread itself broke
+        os._exit(1)  # only if the watch thread itself failed
 
     def close(self) -> None:
         """Stop watching at the regular end of a run."""
@@ -114,7 +114,7 @@ class Watch:
         os.write(self._writer, b"\0")
         self._thread.join()
         signal.set_wakeup_fd(-1)
-        for number in _SIGNALS:  # nobody reads the pipe any more
+        for number in _SIGNALS:  # the pipe has no reader any more
             signal.signal(number, signal.SIG_DFL)
 
     # The thread ---------------------------------------------------------------------------------
@@ -124,11 +124,11 @@ class Watch:
             while not self._closed.is_set():
                 ready, _, _ = select.select([self._reader], [], [], self._beat_s)
                 numbers = os.read(self._reader, 64) if ready else b""
-                # close() wakes the thread by the same pipe
+                # close() wakes the thread through this pipe.
                 if self._closed.is_set():
                     return
                 self._beat()
-                # fail() and close() write zeros, signals their numbers
+                # fail() and close() write zeros, signals write their numbers.
                 received = [n for n in numbers if n]
                 if self._error is not None:
                     self._end(self._on_error(self._error))
@@ -141,7 +141,7 @@ class Watch:
                 elif self._store.check(["error/1"]):
                     self._end(self._on_report())
         except Exception as error:  # the store is gone, and the launcher with it
-            if self._closed.is_set():  # as it may be when rank 0 has left
+            if self._closed.is_set():  # normal if rank 0 has already left
                 return
             reason = str(error).partition("\n")[0]
             said = f"the launcher (torchrun) of the first host stopped answering ({reason})"
@@ -164,13 +164,13 @@ class Watch:
     def _on_signal(self, number: signal.Signals) -> Trouble:
         if self._rank:
             self._report(f"received {number.name}", 0)
-        # A launcher ends every rank when one of them dies: find out which it was.
+        # A launcher ends all ranks when one dies: find out which one it was.
         if number == signal.SIGTERM and (found := self._cause()):
             return found
         return self._trouble(f"interrupted ({number.name})", 128 + number)
 
     def _on_report(self) -> Trouble:
-        """Return the trouble that some rank reported, or what brought it about."""
+        """Return the cause of the first reported trouble, or the report itself."""
         rank, text, _ = self._reports()[0]
         return self._cause() or self._trouble(f"interrupted: {self._name(rank)} {text}")
 
@@ -178,7 +178,7 @@ class Watch:
         if found := self._cause():
             return found
         steps = [step for _, step in self._read_beats()]
-        # ranks count their steps alike: who has begun fewer is not where the others wait
+        # All ranks count the same steps: a rank with fewer steps is not in this operation.
         behind = [rank for rank, step in enumerate(steps) if step < max(steps)]
         return self._trouble(
             f"{self._names(behind)} did not reach this operation, the others wait in it"
@@ -191,13 +191,13 @@ class Watch:
         return Trouble(sentence=sentence, exit_code=exit_code, during=self._during)
 
     def _report(self, text: str, exit_code: int) -> None:
-        """Tell all ranks why this one cannot go on; exit code 0 is a signal and no error."""
-        # counted by the store, so that two reports have two names
+        """Tell all ranks why this rank cannot continue; exit code 0 means a signal, no error."""
+        # The store assigns the number, so that two reports have different keys.
         number = self._store.add("errors", 1)
         self._store.set(f"error/{number}", json.dumps([self._rank, text, exit_code]))
 
     def _reports(self) -> list[tuple[int, str, int]]:
-        """Return rank, text and exit code of what ranks reported, the first one first."""
+        """Return (rank, text, exit code) of all reports, oldest first."""
         found: list[tuple[int, str, int]] = []
         while self._store.check([key := f"error/{len(found) + 1}"]):
             rank, text, exit_code = json.loads(self._store.get(key))
@@ -205,9 +205,9 @@ class Watch:
         return found
 
     def _cause(self) -> Trouble | None:
-        """Return what names the ranks that are gone, or the first error, None if all is well.
+        """Return the trouble of stopped ranks or of the first error; None if all is well.
 
-        Waits until a rank that still works has had the time for a sign of life.
+        Waits long enough for every live rank to send a heartbeat.
         """
         first = last = self._read_beats()
         until_s = time.monotonic() + self._silent_s
@@ -216,7 +216,7 @@ class Watch:
         ):
             time.sleep(self._beat_s / 5)
             self._beat()
-            # only ranks that advance are alive: clocks of hosts may differ
+            # Compare counts, not times: the clocks of hosts may differ.
             last = self._read_beats()
         self._silent = [r for r, beat in enumerate(last) if beat[0] <= first[r][0]]
         if self._silent:
@@ -233,9 +233,9 @@ class Watch:
         return int(beats), int(step)
 
     def _read_beats(self) -> list[tuple[int, int]]:
-        """Return beats and steps by rank, with two questions however many ranks there are."""
+        """Return (beats, step) by rank, with two requests for any number of ranks."""
         keys = [f"beat/{rank}" for rank in range(len(self._hosts))]
-        if not self._store.check(keys):  # a rank has just begun
+        if not self._store.check(keys):  # a rank has not sent its first heartbeat yet
             return [self._read_beat(rank) for rank in range(len(keys))]
         return [(beats, step) for beats, step in map(json.loads, self._store.multi_get(keys))]
 
@@ -247,14 +247,14 @@ class Watch:
         return named + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
 
     def _end(self, trouble: Trouble, *, may_go_on: bool = False) -> None:
-        """Report the trouble once and exit; the others wait for rank 0 to do so.
+        """Report the trouble once and exit; other ranks wait for rank 0 to do so.
 
-        may_go_on : there is no trouble any more if the main thread reaches its next step.
+        may_go_on : True if the trouble is over once the main thread reaches its next step.
         """
         step = self._step
         until_s = time.monotonic() + self._patience_s
         before, silent_since_s = self._read_beat(0), time.monotonic()
-        if 0 in self._silent:  # it has been waited for already
+        if 0 in self._silent:  # the wait for rank 0 is already over
             silent_since_s -= self._silent_s
         while self._rank and time.monotonic() < until_s:
             self._beat()
@@ -265,51 +265,51 @@ class Watch:
             if (now := self._read_beat(0)) != before:
                 before, silent_since_s = now, time.monotonic()
             silent = time.monotonic() - silent_since_s > self._silent_s + self._beat_s
-            # while it writes and reports, rank 0 gives no sign of life
+            # Rank 0 sends no heartbeats while it writes and reports.
             if silent and not self._store.check(["ending"]):
                 if 0 not in self._silent:
                     self._silent = [0]
                     trouble = self._trouble(f"{self._name(0)} stopped answering")
                 break
             time.sleep(self._beat_s / 5)
-        # of those that are left without rank 0 the first one speaks
+        # Without rank 0, the first remaining rank reports.
         if self._rank and self._store.add("speaker", 1) > 1:
             os._exit(1)
         self._leave(trouble)
 
     def _leave(self, trouble: Trouble) -> None:
         try:
-            with contextlib.suppress(Exception):  # the store may be what is gone
+            with contextlib.suppress(Exception):  # the store itself may be gone
                 if self._rank == 0:
                     self._store.set("ending", "")
             self._finish(trouble)
             if self._rank == 0:
                 self._store.set("end", json.dumps([trouble.exit_code, self._silent]))
-                time.sleep(2 * self._beat_s)  # the others read it before the launcher ends them
-            # after the report, which must not wait for it
+                time.sleep(2 * self._beat_s)  # time to read it before the launcher ends them
+            # After the report, which must not wait for this.
             self._kill_silent()
         finally:
             os._exit(trouble.exit_code)
 
     def _exit_if_ended(self) -> None:
-        """Exit as rank 0 does, if it has ended the run."""
+        """Exit with rank 0's exit code if it has ended the run."""
         if self._store.check(["end"]):
             exit_code, self._silent = json.loads(self._store.get("end"))
             self._kill_silent()
             os._exit(int(exit_code))
 
     def _kill_silent(self) -> None:
-        """Kill the ranks of this launcher that no longer answer: it would wait long for them."""
+        """Kill stopped ranks of this launcher, which would otherwise wait long for them."""
         for rank in self._silent:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 stat = Path(f"/proc/{self._pids[rank]}/stat").read_text(encoding="utf-8")
-                # the command's name, in brackets, may contain anything
+                # The command name, in parentheses, may contain any character.
                 parent = int(stat.rpartition(")")[2].split()[1])
-                # a process of this number on another host is somebody else's
+                # On another host this process id belongs to an unrelated process.
                 local = self._hosts[rank] == self._hosts[self._rank]
                 if local and rank != self._rank and parent == os.getppid():
                     os.kill(self._pids[rank], signal.SIGKILL)
 
 
 def _noted_by_the_thread(number: int, frame: FrameType | None) -> Any:
-    """Do nothing: the thread reads the signal from the pipe."""
+    """Do nothing: the watch thread reads the signal from the pipe."""
