@@ -1,1 +1,1 @@
-"""Measures a cluster: `torchrun -m profiler.hardware` writes the documented hardware files."""
+"""Cluster profiler: `torchrun -m profiler.hardware` writes the documented hardware files."""

@@ -1,8 +1,8 @@
-"""The operations that are measured, one row each: buffers, one run of it, and its check.
+"""Measured operations, one row each: buffers, one execution, and a check of the result.
 
-Sizes are messages as `autopar.rates.measured` defines them, rounded up to a multiple of the group
-size times the element size. Buffers hold random values: a device computes faster on zeros, and what
-infinities and denormals cost is nobody's bandwidth.
+Sizes are messages as defined in `autopar.rates.measured`, rounded up to a multiple of group size
+times element size. Buffers hold random values: a device computes faster on zeros, and the cost of
+infinities and denormals would distort the bandwidth.
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ if TYPE_CHECKING:
     import torch
 
 # --------------------------------------------------------------------------------------------------
-# What measured tensors hold: random values while they are timed, known ones in a check.
+# Contents of measured tensors: random values while timing, known patterns in a check.
 #
-# All of them repeat with one period, so that a tensor of any size is filled and compared without a
-# second one of its size.
+# All contents repeat with one period, so that a tensor of any size is filled and compared without a
+# second tensor of that size.
 
 
 PERIOD = 65521
-"""Elements after which patterns repeat: a prime, so that no misplaced block lands on a copy."""
+"""Elements after which patterns repeat: a prime, so that no misplaced block matches a copy."""
 _BASE = 251
 """Number of different pattern values, -125..125: sums of two are exact in bf16."""
 _SPREAD = 17
-"""Shifts the values from one run of `_BASE` places to the next."""
+"""Shift of the values from one block of `_BASE` elements to the next."""
 _COMPARED_PERIODS = 32
-"""Periods that are compared at once; it bounds the memory of a comparison."""
+"""Periods compared at once, which limits the memory of a comparison."""
 
 
 def random_values(dtype: torch.dtype, device: torch.device, exponent: int = 0) -> torch.Tensor:
-    """Return values of both signs in 2^exponent..2^(exponent+1), shape (65521,).
+    """Return values of both signs with magnitude 2^exponent..2^(exponent+1), shape (65521,).
 
-    They are the same on every rank, so that sums over ranks cancel nowhere.
+    The values are equal on all ranks, so that sums over ranks never cancel.
     """
     import torch
 
     generator = torch.Generator().manual_seed(1)
     uniform = torch.rand(PERIOD, generator=generator, dtype=torch.float64) * 2 - 1
-    # sign + value has a magnitude of 1 to 2: one octave, so no denormals and no infinities
+    # sign + value has a magnitude of 1 to 2: one octave, so no denormals and no infinities.
     values = (uniform.sign() + uniform) * 2.0**exponent
     return values.to(device=device, dtype=dtype)
 
 
 def tile(tensor: torch.Tensor, pattern: torch.Tensor) -> None:
     """Fill a flat tensor with repetitions of a pattern."""
-    # only whole periods can be viewed as rows; what is left over is filled on its own
+    # Only whole periods can be viewed as rows; the remainder is filled separately.
     whole = tensor.numel() // pattern.numel() * pattern.numel()
     tensor[:whole].view(-1, pattern.numel()).copy_(pattern)
     tensor[whole:].copy_(pattern[: tensor.numel() - whole])
 
 
 def first_difference(tensor: torch.Tensor, pattern: torch.Tensor) -> int | None:
-    """Return the first element of a flat tensor that differs from the repeated pattern."""
+    """Return the first index of a flat tensor that differs from the repeated pattern, or None."""
     period = pattern.numel()
     step = _COMPARED_PERIODS * period
     for start in range(0, tensor.numel(), step):
@@ -76,36 +76,36 @@ def first_difference(tensor: torch.Tensor, pattern: torch.Tensor) -> int | None:
 
 
 def labelled(label: int | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return integers in -125..125, shape (65521,), that tell labels and places apart.
+    """Return integers in -125..125, shape (65521,), that identify label and position.
 
-    The three digits of a label to base 251 take turns: labels below 251^3 differ within any three
-    consecutive places. A tensor has one label for every place.
+    The three base-251 digits of a label alternate, so labels below 251^3 differ within any three
+    consecutive elements. A label tensor gives one label per element.
     """
     import torch
 
     at = torch.arange(PERIOD, device=device)
     weight = torch.tensor([1, _BASE, _BASE**2], device=device)[at % 3]
     digit = torch.div(label, weight, rounding_mode="floor")
-    # the place is shifted from run to run, so that values 251 places apart differ too
+    # Shifted from block to block, so that values 251 elements apart differ too.
     return (at + _SPREAD * (at // _BASE) + digit) % _BASE - _BASE // 2
 
 
 def summand(position: int, block: int, count: int, device: torch.device) -> torch.Tensor:
-    """Return what one of `count` ranks adds: at every place two of them have a value, others 0.
+    """Return the summand of one of `count` ranks, nonzero on two ranks per element.
 
-    So no order of summation leaves the integers that the narrowest type represents, however many
-    ranks there are, and every rank's turn comes.
+    The sum stays within the integers that the narrowest type represents exactly, in any order of
+    summation and for any number of ranks. Every rank contributes to some elements.
     """
     import torch
 
     at = torch.arange(PERIOD, device=device)
     own = labelled(position * count + block, device)
-    # at a place the ranks at % count and (at - 1) % count add: two, whatever the count
+    # At each element, ranks at % count and (at - 1) % count add: two for any count above 1.
     return own.where((at - position) % count < 2, 0)
 
 
 def total(block: int, count: int, device: torch.device) -> torch.Tensor:
-    """Return the sum of what `count` ranks add in a block."""
+    """Return the sum over the summands of `count` ranks in a block."""
     import torch
 
     at = torch.arange(PERIOD, device=device)
@@ -116,7 +116,7 @@ def total(block: int, count: int, device: torch.device) -> torch.Tensor:
 
 
 # --------------------------------------------------------------------------------------------------
-# The tensors of one rank in one cell: their sizes, what they hold, and for how long it lasts.
+# Tensors of one rank in one cell: sizes, contents, and remaining in-place sums.
 
 
 _NO_LIMIT = 1 << 62
@@ -126,10 +126,10 @@ class Member(Record):
     """One rank as a member of its group, in one cell."""
 
     ranks: Group
-    """Global ranks of the group, in order; of a transfer the sender and the receiver."""
+    """Global ranks of the group, in order; sender and receiver for a transfer."""
     rank: int
     group: Any
-    """The torch process group of `ranks`; None where nothing is communicated."""
+    """torch process group of `ranks`; None if there is no communication."""
     size_bytes: int
     dtype: torch.dtype
     device: torch.device
@@ -145,36 +145,36 @@ class Member(Record):
 
     @property
     def share_elements(self) -> int:
-        """Elements of a message divided by the group size, rounded up."""
+        """Elements of one share: the message divided by the group size, rounded up."""
         element_bytes: int = self.dtype.itemsize
-        # rounded up, so that every rank of the group has an equal share
+        # Rounded up, so that all ranks of the group have equal shares.
         return -(-self.size_bytes // (len(self.ranks) * element_bytes))
 
     @property
     def num_elements(self) -> int:
-        """Elements of a message: as many as fit the size, rounded up to whole shares."""
+        """Elements of the message, rounded up to whole shares."""
         return self.share_elements * len(self.ranks)
 
 
 @dataclass(kw_only=True)
 class Buffers:
-    """One rank's tensors, flat; empty where it sends or receives nothing."""
+    """Flat tensors of one rank; empty if it does not send or receive."""
 
     send: torch.Tensor
     receive: torch.Tensor
-    """`send` itself where the operation works in place."""
+    """Output tensor; `send` itself for in-place operations."""
     values: torch.Tensor
-    """Random values, the same on every rank, with which both are filled."""
+    """Random values, equal on all ranks, that fill both tensors."""
     transfers: list[Any] = field(default_factory=list)
-    """Point-to-point operations of one run."""
+    """Point-to-point operations of one execution."""
     limit: int = _NO_LIMIT
-    """Sums in place after which freshly filled values would leave the range of their type."""
+    """Number of in-place sums before freshly filled values leave the range of their type."""
     room: int = _NO_LIMIT
-    """Sums in place that are left."""
+    """Remaining number of in-place sums."""
     capturing: bool = False
-    """Whether the last run was captured in a graph instead of carried out."""
+    """True if the last execution was captured in a graph instead of executed."""
     replayed: bool = False
-    """Whether a graph holds a run, whose replays nobody counts."""
+    """True if a graph contains executions, whose replays are not counted."""
 
     def refill(self) -> None:
         """Fill the tensors with random values again."""
@@ -185,7 +185,7 @@ class Buffers:
 
 
 def out_of_place(sends: int, receives: int, member: Member) -> Buffers:
-    """Return filled buffers of so many shares of the message each."""
+    """Return filled buffers of `sends` and `receives` shares of the message."""
     import torch
 
     share = member.share_elements
@@ -201,16 +201,16 @@ def out_of_place(sends: int, receives: int, member: Member) -> Buffers:
 def summed_in_place(member: Member) -> Buffers:
     """Return one tensor, whose values can be summed in place `limit` times.
 
-    torch reduces in place, so every run multiplies the values by the group size. They begin at
-    the bottom of their type's normal range and are filled in anew before they reach its top: in
-    bf16 after 249 sums over 2 ranks and 83 over 8. In groups of another size than a power of two
-    rounding thins them out: to some dozen different values in bf16. A mean or a maximum would keep
-    them bounded, but NCCL's fastest algorithm (NVLS) has no mean, and no maximum in fp32.
+    torch reduces in place, so every execution multiplies the values by the group size. They start
+    at the bottom of the type's normal range and are refilled before they reach its top. In bf16
+    that is after 249 sums over 2 ranks and 83 over 8. If the group size is not a power of two,
+    rounding reduces the values to some dozen different ones in bf16. A mean or a maximum would keep
+    them bounded. But NCCL's fastest algorithm (NVLS) supports no mean, and no maximum in fp32.
     """
     import torch
 
     info = torch.finfo(member.dtype)
-    # frexp's mantissas are below 1: its exponents are one above those of 1.x * 2^e
+    # Mantissas of frexp are below 1, so its exponents are one above those of 1.x * 2^e.
     lowest, highest = (math.frexp(value)[1] - 1 for value in (info.tiny, info.max))
     tensor = torch.empty(member.num_elements, dtype=member.dtype, device=member.device)
     buffers = Buffers(
@@ -219,17 +219,17 @@ def summed_in_place(member: Member) -> Buffers:
         values=random_values(member.dtype, member.device, lowest),
     )
     count = len(member.ranks)
-    # a sum over one rank leaves the values as they are
+    # A sum over one rank does not change the values.
     if count > 1:
-        # four octaves are spare for the values themselves and the rounding of many sums
+        # Four octaves are reserved for the values themselves and the rounding of many sums.
         buffers.limit = max(1, int((highest - lowest - 4) / math.log2(count)))
     buffers.refill()
     return buffers
 
 
 def make_room(buffers: Buffers, member: Member, loops: int) -> None:
-    """Fill a tensor that is summed in place anew unless `loops` further sums are sure to fit."""
-    # replays are not counted: how much room is left is unknown, so it is made anew
+    """Refill a tensor that is summed in place unless `loops` further sums are sure to fit."""
+    # Replays are not counted, so the remaining number of sums is unknown.
     if buffers.replayed or buffers.room < loops:
         buffers.refill()
     if buffers.replayed:
@@ -237,12 +237,12 @@ def make_room(buffers: Buffers, member: Member, loops: int) -> None:
 
 
 def transfer(sends: bool, receives: bool, member: Member) -> Buffers:
-    """Return filled buffers of the message in each direction, and the operations that move it."""
+    """Return filled buffers for each direction, and the operations that transfer the message."""
     import torch.distributed as dist
 
     assert len(member.ranks) == 2, f"a transfer has a sender and a receiver, got {member.ranks}"
     peer = member.ranks[1 - member.position]
-    # a share is half of the message here, since the group is a sender and a receiver
+    # A share is half of the message here, since the group is a sender and a receiver.
     buffers = out_of_place(2 * sends, 2 * receives, member)
     if sends:
         buffers.transfers.append(dist.P2POp(dist.isend, buffers.send, peer, member.group))
@@ -252,44 +252,45 @@ def transfer(sends: bool, receives: bool, member: Member) -> Buffers:
 
 
 # --------------------------------------------------------------------------------------------------
-# The table: one row for each operation.
+# The table: one row per operation.
 
 
 def _no_preparation(buffers: Buffers, member: Member, loops: int) -> None:
-    """Leave the buffers as they are: nothing in them changes by repetition."""
+    """Leave the buffers unchanged: repetition does not alter them."""
 
 
 class Collective(Record):
-    """One operation: `make` its buffers, `check` it once, then `prepare` and `run` it often."""
+    """Operation: `make` its buffers, `check` it once, then `prepare` and `run` it repeatedly."""
 
     name: str
-    """Key of `autopar.rates.measured.OPERATIONS`, which has the bus factor."""
+    """Key of `autopar.rates.measured.OPERATIONS`, which defines the bus factor."""
     tensor_bytes: Callable[[int, int], int]
-    """Bytes a rank allocates, of message size and group size; a check takes a few MiB more."""
+    """Bytes that a rank allocates, from message size and group size; a check adds a few MiB."""
     make: Callable[[Member], Buffers]
     run: Callable[[Buffers, Member], None]
-    """One operation; it may still be under way on the device's current stream on return."""
+    """Executes one operation, which may still be pending on the current stream on return."""
     sent: Callable[[Member, int], torch.Tensor]
     """Pattern that this rank sends in a block; a block is a share of the message."""
     expected: Callable[[Member, int], torch.Tensor]
-    """Pattern that this rank must find in a block afterwards."""
+    """Pattern that this rank must receive in a block."""
     prepare: Callable[[Buffers, Member, int], None] = _no_preparation
-    """Make room for so many runs; untimed, before every repetition and before its barrier."""
+    """Refills buffers for the given number of executions; untimed, before each barrier."""
 
     def __post_init__(self) -> None:
         assert self.name in OPERATIONS, self.name
 
     def check(self, buffers: Buffers, member: Member) -> str | None:
-        """Return what is wrong with one run's result on this rank, None when it is exact.
+        """Return an error message for the result of one execution on this rank; None if it is
+        exact.
 
-        Sends known patterns into a poisoned output; all ranks of the group must call it. The
-        buffers hold random values afterwards.
+        Sends known patterns into an output filled with NaN; all ranks of the group must call it.
+        The buffers hold random values afterwards.
         """
         buffers.refill()
         for index, block in _blocks(buffers.send, member):
             tile(block, self.sent(member, index).to(block))
         if buffers.receive is not buffers.send:
-            # nan equals no pattern, so that what was never written is found
+            # NaN equals no pattern, so unwritten elements are detected.
             buffers.receive.fill_(math.nan)
         _synchronize(member.device)
         self.run(buffers, member)
@@ -306,7 +307,7 @@ class Collective(Record):
                     f"expected {float(pattern[at % PERIOD]):g}"
                 )
                 break
-        # timed runs begin with random values, not with the labels of the check
+        # Timed executions start with random values, not with the labels of the check.
         buffers.refill()
         return wrong
 
@@ -319,7 +320,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _blocks(tensor: torch.Tensor, member: Member) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the shares that a tensor consists of, with their numbers."""
+    """Yield the shares of a tensor with their indices."""
     share = member.share_elements
     for index in range(tensor.numel() // share):
         yield index, tensor[index * share : (index + 1) * share]
@@ -331,10 +332,10 @@ def _run_allreduce(buffers: Buffers, member: Member) -> None:
 
     capturing = member.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if capturing and not buffers.capturing:
-        # replays begin with what `prepare` leaves, not with what is in the tensor now
+        # Replays start with the values that `prepare` leaves, not with the current ones.
         buffers.replayed, buffers.room = True, buffers.limit
     buffers.capturing = capturing
-    # only where one repetition has more sums than the type has room for
+    # Only if one repetition has more sums than the type allows.
     if buffers.room == 0:
         buffers.refill()
     buffers.room -= 1
@@ -358,8 +359,8 @@ def _run_all2all(buffers: Buffers, member: Member) -> None:
 
 
 def _run_transfers(buffers: Buffers, member: Member) -> None:
-    # As a batch even if it is one: NCCL then uses the group's communicator, and both directions
-    # of an exchange are one launch.
+    # A batch even for a single transfer: NCCL then uses the group's communicator, and both
+    # directions of an exchange are one launch.
     import torch.distributed as dist
 
     for work in dist.batch_isend_irecv(buffers.transfers):
@@ -371,7 +372,7 @@ def _run_memcopy(buffers: Buffers, member: Member) -> None:
 
 
 def _from(position: int, member: Member, block: int) -> torch.Tensor:
-    """Return what the rank at a position of the group sends in a block, different from all else."""
+    """Return the pattern of a block sent by the rank at `position`; each block is unique."""
     return labelled(position * len(member.ranks) + block, member.device)
 
 
@@ -403,37 +404,37 @@ _ROWS = (
     ),
     Collective(
         name="allgather",
-        # the whole tensor comes out, one share, rounded up as a member has it, goes in
+        # The output is the whole tensor, the input one share, rounded up as in `Member`.
         tensor_bytes=lambda size, n: size + -(-size // n),
         make=lambda member: out_of_place(1, len(member.ranks), member),
         run=_run_allgather,
         sent=_from_me,
-        # block i is the only one that rank i sent
+        # Block i was sent by rank i, which sends a single block.
         expected=lambda member, block: _from(block, member, 0),
     ),
     Collective(
         name="reducescatter",
-        # the whole tensor goes in, one share comes out
+        # The input is the whole tensor, the output one share.
         tensor_bytes=lambda size, n: size + -(-size // n),
         make=lambda member: out_of_place(len(member.ranks), 1, member),
         run=_run_reducescatter,
         sent=_my_summand,
-        # a rank gets the sum of the block that has its own position
+        # A rank receives the sum of the block at its own position.
         expected=lambda member, block: _total(member.position, member),
     ),
     Collective(
         name="all2all",
-        # every rank sends a whole message and receives one
+        # Every rank sends a whole message and receives one.
         tensor_bytes=lambda size, n: 2 * size,
         make=lambda member: out_of_place(len(member.ranks), len(member.ranks), member),
         run=_run_all2all,
         sent=_from_me,
-        # block i came from rank i, where it was the block of this rank's position
+        # Block i came from rank i, where it was the block at this rank's position.
         expected=lambda member, block: _from(block, member, member.position),
     ),
     Collective(
         name="p2p",
-        # a rank sends or receives, never both
+        # A rank either sends or receives.
         tensor_bytes=lambda size, n: size,
         make=lambda member: transfer(member.position == 0, member.position == 1, member),
         run=_run_transfers,

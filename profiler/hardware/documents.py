@@ -1,7 +1,7 @@
-"""From measured cells to the documented files: bandwidths, times, overlap, and their curves.
+"""Documents derived from measured cells: bandwidths, times, overlap, and their curves.
 
-Pure functions of the measurements, so that a document can always be derived again from its
-sidecar, and two runs with the same samples write the same bytes.
+All functions depend only on the measurements. A document can therefore always be derived again from
+its sidecar, and two runs with equal samples write equal bytes.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from profiler.hardware.options import Cluster, HardwareOptions
 from profiler.hardware.overlap import SIDES, slowdown
 
 # --------------------------------------------------------------------------------------------------
-# Which measurements stand in which sidecar, and which of several runs count.
+# Assignment of measurements to sidecars, and selection among several runs.
 
 
 KINDS: tuple[DocumentKind, ...] = ("allreduce", "p2p", "overlap", "sp_time")
-"""The documents of a cluster, in the order they are written."""
+"""Documents of a cluster, in the order they are written."""
 MEASURED_FOR: dict[DocumentKind, tuple[str, ...]] = {
     "allreduce": ("allreduce",),
     "p2p": ("p2p",),
     "overlap": ("overlap",),
     "sp_time": ("allreduce", "all2all", "allgather", "reducescatter"),
 }
-"""What is measured for a document, in the words of the command line."""
+"""Operations measured for each document, as spelled on the command line."""
 REPLACES = "replaces"
-"""Key of a run's metadata: operations, joined by commas, whose earlier measurements it
-supersedes; they stay in the sidecar and are no longer used."""
+"""Key of a run's metadata: comma list of operations whose earlier measurements it replaces.
+Replaced measurements stay in the sidecar, unused."""
 
 
 def family(operation: str) -> str:
-    """Return the operation that a user asks for to measure this one."""
+    """Return the command-line operation that includes this one."""
     if operation.startswith("overlap_") or operation == "memcopy":
         return "overlap"
     return operation.removesuffix("_bidirectional")
 
 
 def kinds_of(measurement: Measurement) -> tuple[DocumentKind, ...]:
-    """Return the documents whose numbers or curves rest on a measurement."""
+    """Return the documents whose numbers or curves depend on a measurement."""
     operation = family(measurement.operation)
     if operation == "allreduce":
-        # times are documented of neighbouring ranks only
+        # Documented times are those of consecutive ranks only.
         return ("allreduce", "sp_time") if measurement.consecutive else ("allreduce",)
     if operation == "p2p":
         return ("p2p",)
@@ -60,61 +60,61 @@ def kinds_of(measurement: Measurement) -> tuple[DocumentKind, ...]:
 
 
 def newest_measurements(runs: Iterable[Run]) -> dict[str, Measurement]:
-    """Return what counts of runs in their order, by cell; operations replace earlier ones."""
+    """Return the current measurement per cell of ordered runs; a run may replace operations."""
     found: dict[str, Measurement] = {}
     for run in runs:
         replaced = set(str(run.metadata.get(REPLACES, "")).split(","))
-        # a run replaces what came before it, and nothing that comes after
+        # A run replaces only earlier measurements, never later ones.
         left = (m for m in found.values() if family(m.operation) not in replaced)
         found = newest((*left, *run.measurements))
     return found
 
 
 def requested_kinds(options: HardwareOptions, cluster: Cluster) -> frozenset[DocumentKind]:
-    """Return the documents that rest on the operations asked for."""
+    """Return the documents that depend on the requested operations."""
     asked = {kind for kind in KINDS if set(MEASURED_FOR[kind]) & set(options.operations)}
     if cluster.world_size == 1 and "allreduce" in asked:
-        asked.add("p2p")  # it has no keys, and a planner wants to see it
+        asked.add("p2p")  # it has no keys, but the planner expects the file
     return frozenset(asked)
 
 
 # --------------------------------------------------------------------------------------------------
-# Files from cells: what of them each documented key holds.
+# Documents from cells: the value of each documented key.
 
 
 _MAX_OVERLAP = 10.0
-"""The largest coefficient that readers take; a slow-down above it is noise or a broken host."""
-# the documented keys know these two; the others stand in the sidecar's curves alone
+"""Largest coefficient that readers accept; a larger slowdown is noise or a broken host."""
+# Documented keys exist for these two only; the others are stored in the curves of the sidecar.
 _SP_TIME = ("allreduce", "all2all")
 _OTHERS = ("all2all", "allgather", "reducescatter")
 MIN_SP_TIME_SIZES = 8
-"""Galvatron refuses a file of collective times with fewer sizes of a group."""
+"""Minimum number of sizes per group; Galvatron refuses a file of collective times with fewer."""
 
 
 class Documents(Record):
-    """What the measurements of a cluster support so far."""
+    """Documents that the measurements of a cluster support so far."""
 
     data: Mapping[DocumentKind, dict[str, float] | None]
-    """Content of every documented file in documented units; None while nothing supports it."""
+    """Content of every document in documented units; None while no measurement supports it."""
     curves: Mapping[DocumentKind, list[CurveData]]
     """Curves of every sidecar."""
     memory_bytes_per_s: float | None = None
-    """Bytes read and written per second by a copy on one device."""
+    """Bytes read and written per second by a copy on one device; None if unknown."""
     warnings: list[str] = field(default_factory=list)
-    """Sentences on what is missing and what was put in its place."""
+    """Messages on missing values and their replacements."""
 
 
 _Series = dict[tuple[int, bool], dict[int, Measurement]]
-"""Cells of one operation by (group size, consecutive) and size in bytes, all increasing."""
+"""Cells of one operation by (group size, consecutive) and size in bytes."""
 
 
 def derive(
     measurements: Mapping[str, Measurement], cluster: Cluster, reference_bytes: int
 ) -> Documents:
-    """Return the documents of a cluster's measurements, at most one by cell.
+    """Return the documents of a cluster's measurements, at most one per cell.
 
-    Bandwidths are those at `reference_bytes`. Cells of a single rank support no document but
-    overlap: on one device all-reduce and point-to-point documents have no keys.
+    Bandwidths are those at `reference_bytes`. Cells of a single rank support only the overlap
+    document: on one device, all-reduce and point-to-point documents have no keys.
     """
     warnings: list[str] = []
     series = {name: _series(measurements, name) for name in ("allreduce", "p2p", *_OTHERS)}
@@ -128,11 +128,11 @@ def derive(
     }
     lone = (m for m in measurements.values() if m.operation == "allreduce" and _median(m))
     if cluster.world_size == 1 and any(lone):
-        # a planner asks for both files; a lone device has nobody to talk to
+        # The planner requires both files; a single device has no communication.
         data["allreduce"], data["p2p"] = {}, {}
     warnings += _refused(data)
     copies = [m for m in measurements.values() if m.operation == "memcopy" and _median(m)]
-    # the largest copy, since caches hold small ones
+    # The largest copy, since small ones fit in caches.
     copy = max(copies, key=lambda m: m.size_bytes, default=None)
     return Documents(
         data=data,
@@ -144,7 +144,7 @@ def derive(
                 curve
                 for name in ("allreduce", *_OTHERS)
                 for curve in curves[name]
-                # like its keys; curves of strided groups stand beside the bandwidths
+                # As in its keys; curves of strided groups are stored with the bandwidths.
                 if curve.consecutive
             ],
         },
@@ -154,7 +154,7 @@ def derive(
 
 
 def _refused(data: Mapping[DocumentKind, dict[str, float] | None]) -> list[str]:
-    """Return what readers would say of values beyond their plausible range."""
+    """Return the errors that readers would raise for values outside the plausible range."""
     found = []
     for kind, values in data.items():
         if not values:
@@ -167,7 +167,7 @@ def _refused(data: Mapping[DocumentKind, dict[str, float] | None]) -> list[str]:
 
 
 def _median(measurement: Measurement) -> float:
-    """Return the median of the samples in seconds, 0 where the cell has none."""
+    """Return the median of the samples in seconds, 0 if the cell has none."""
     samples = measurement.samples_s.get("time")
     if measurement.status != "ok" or not samples:
         return 0.0
@@ -180,17 +180,17 @@ def _rate(cell: Measurement) -> float:
 
 
 def _series(measurements: Mapping[str, Measurement], operation: str) -> _Series:
-    """Return the cells of an operation that more than one rank takes part in, ok or not."""
+    """Return the cells of an operation in groups of more than one rank, whatever their status."""
     found: _Series = {}
     cells = [m for m in measurements.values() if m.operation == operation and m.group_size > 1]
-    # documented files list large groups first, and consecutive ones before strided ones
+    # Documents list large groups first, and consecutive groups before strided ones.
     for m in sorted(cells, key=lambda m: (-m.group_size, not m.consecutive, m.size_bytes)):
         found.setdefault((m.group_size, m.consecutive), {})[int(m.size_bytes)] = m
     return found
 
 
 def _curves(operation: str, series: _Series) -> list[CurveData]:
-    """Return the curve of every group, with the percentiles and the line through the medians."""
+    """Return the curve of every group, with percentiles and the line fitted to the medians."""
     result = []
     for (group_size, consecutive), cells in series.items():
         measured = {size: m for size, m in cells.items() if _median(m)}
@@ -199,7 +199,7 @@ def _curves(operation: str, series: _Series) -> list[CurveData]:
         summaries = [summarize(m.samples_s["time"]) for m in measured.values()]
         sizes = [float(size) for size in measured]
         times = [summary.median_s for summary in summaries]
-        # a line needs two points: one cannot tell latency from bandwidth
+        # A line needs two points: one point cannot separate latency from bandwidth.
         fit = latency_bandwidth_fit(sizes, times) if len(sizes) > 1 else None
         result.append(
             CurveData(
@@ -237,7 +237,10 @@ def _at_reference(
 def _allreduce(
     series: _Series, cluster: Cluster, reference_bytes: int, warnings: list[str]
 ) -> dict[str, float] | None:
-    """Return bus bandwidths in GB/s; the world group has no strided key: it is the same ranks."""
+    """Return bus bandwidths in GB/s.
+
+    The group of all ranks has no strided key, since it contains the same ranks.
+    """
     world = cluster.world_size
     data = {}
     for (group_size, consecutive), cells in series.items():
@@ -259,7 +262,7 @@ def _allreduce(
 def _p2p(series: _Series, reference_bytes: int, warnings: list[str]) -> dict[str, float] | None:
     """Return bandwidths of a message to the next stage in GB/s, fewest stages first."""
     data = {}
-    # large groups come first in a series, few stages first in this file
+    # A series lists large groups first, this file few stages first.
     for (stages, _), cells in reversed(series.items()):
         key = p2p_key(stages)
         cell = _at_reference(key, cells, reference_bytes, warnings)
@@ -269,18 +272,18 @@ def _p2p(series: _Series, reference_bytes: int, warnings: list[str]) -> dict[str
 
 
 def _sp_time(series: Mapping[str, _Series], warnings: list[str]) -> dict[str, float] | None:
-    """Return times in ms of whole MiB in groups of neighbouring ranks."""
+    """Return times in ms for sizes of whole MiB in groups of consecutive ranks."""
     data = {}
     for operation in _SP_TIME:
         for (group_size, consecutive), cells in series[operation].items():
             if not consecutive:
                 continue
-            # keys name whole MiB; other sizes stand in the curves alone
+            # Keys name whole MiB; other sizes are stored in the curves only.
             whole = {size: m for size, m in cells.items() if size % MIB == 0}
             group = f"sp_time: {operation} in groups of {group_size}"
             times = {size: time for size, m in whole.items() if (time := _median(m))}
             for size, time_s in times.items():
-                # seconds to the ms of the file, MB being 2^20 bytes
+                # The file contains ms; its MB are 2^20 bytes.
                 data[sp_time_key(operation, group_size, size)] = time_s / MS
             left_out: dict[str, list[str]] = {}
             for size in sorted(set(whole) - set(times)):
@@ -298,13 +301,13 @@ def _sp_time(series: Mapping[str, _Series], warnings: list[str]) -> dict[str, fl
 
 
 def _overlap(measurements: Mapping[str, Measurement], warnings: list[str]) -> float | None:
-    """Return the largest slow-down of computation and communication, at least 1."""
+    """Return the largest slowdown of computation or communication, 1 to 10, or None."""
     slowdowns: dict[str, float] = {}
     emulated = False
     for key, m in sorted(measurements.items()):
         if not m.operation.startswith("overlap_"):
             continue
-        # of GEMMs and of communication: the larger slow-down counts
+        # The larger slowdown of GEMMs and communication counts.
         found = [slowdown(m.samples_s, side) for side in SIDES if m.status == "ok"]
         if found and None not in found:
             slowdowns[key] = max(one.ratio for one in found if one is not None)
@@ -323,5 +326,5 @@ def _overlap(measurements: Mapping[str, Measurement], warnings: list[str]) -> fl
         warnings.append(
             "overlap_coe was measured on one device, with a copy in place of communication"
         )
-    # nothing is quicker beside something else: a value below 1 is noise
+    # Concurrent work is never faster than alone: a value below 1 is noise.
     return min(max(1.0, slowdowns[worst]), _MAX_OVERLAP)

@@ -1,9 +1,10 @@
-"""Measures one cell: the only place that knows when something is timed, and on which ranks.
+"""Measurement of one cell: decides when an operation is timed, and on which ranks.
 
-All groups of a round work at the same time. The slowest rank of a group is its time, since an
-operation is over when everybody has the result; the slowest group is the value of the cell, since
-a training step waits for it. Repetitions go on until the median is certain or the time is spent;
-every rank sees all times, so all take the same decision without another message.
+All groups of a round run concurrently. The time of a group is that of its slowest rank, since an
+operation is complete when every rank has the result. The time of the cell is that of the slowest
+group, since a training step waits for it. Repetitions continue until the median is precise or the
+time limit is reached. Every rank sees all times, so all ranks take the same decision without
+another message.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from profiler.processes import Session
 from profiler.watch import Watch
 
 # --------------------------------------------------------------------------------------------------
-# From the times of groups to the measurement of a cell: who counts, and who is slow.
+# From group times to the measurement of a cell: slowest group and stragglers.
 
 
 STRAGGLER_RATIO = 1.5
-"""A group whose median is so much above the median group's is slow, and its ranks are named."""
+"""Median of a group over the median of all groups above which its ranks are stragglers."""
 
 
 def identity(cell: Cell) -> dict[str, Any]:
-    """Return the fields of a measurement that say which cell it is of."""
+    """Return the fields of a measurement that identify its cell."""
     return {
         "key": cell.key,
         "operation": cell.operation,
@@ -47,7 +48,7 @@ def identity(cell: Cell) -> dict[str, Any]:
 
 
 def unmeasured(cell: Cell, status: Literal["failed", "skipped"], reason: str) -> Measurement:
-    """Return the measurement of a cell that gave no samples, with the reason in words."""
+    """Return the measurement of a cell without samples, with the reason."""
     return Measurement(**identity(cell), status=status, reason=reason)
 
 
@@ -56,12 +57,12 @@ def stragglers(
 ) -> list[Straggler]:
     """Return the ranks that are only in groups much slower than the others.
 
-    Ranks of one group wait for each other, so that a group is what can be slow; of two groups the
-    quicker one is taken for normal.
+    Ranks of a group wait for each other, so only a group can be identified as slow. With two
+    groups, the faster one counts as normal.
     """
     if len(groups) < 2:
         return []
-    # the median of two is their mean, beside which the slower one looks normal
+    # The median of two groups is their mean, to which the slower one would look normal.
     normal_s = float(np.median(medians_s) if len(groups) > 2 else medians_s.min())
     ratios: dict[int, list[float]] = {}
     for group, median_s in zip(groups, medians_s, strict=True):
@@ -70,26 +71,26 @@ def stragglers(
     return [
         Straggler(rank=rank, host=hosts[rank], ratio=max(of_rank))
         for rank, of_rank in sorted(ratios.items())
-        # a rank that is quick in another group is not what makes its slow group slow
+        # A rank that is fast in another group is not the cause of its slow group.
         if min(of_rank) > STRAGGLER_RATIO
     ]
 
 
 class GroupTimes(Record):
-    """What the repetitions of one group took."""
+    """Repetition times of one group."""
 
     group: Group
     samples_s: NDArray[np.float64]
-    """Seconds of one operation on the slowest rank, by repetition."""
+    """Seconds per operation on the slowest rank, by repetition."""
     loops: int
-    """Operations in a repetition; rounds decide for themselves."""
+    """Operations per repetition, chosen by each round."""
 
 
 def combined(
     cell: Cell, found: Sequence[GroupTimes], hosts: Sequence[str], *, checked: bool
 ) -> Measurement:
-    """Return the measurement of a cell: the samples of the slowest group, and what all took."""
-    # by rank and not by round, so that files list groups in one order
+    """Return the measurement of a cell: samples of the slowest group, medians of all groups."""
+    # Sorted by rank, not by round, so that all files list groups in one order.
     ordered = sorted(found, key=lambda times: times.group)
     medians = np.array([np.median(times.samples_s) for times in ordered])
     worst = ordered[int(medians.argmax())]
@@ -106,18 +107,18 @@ def combined(
 
 
 # --------------------------------------------------------------------------------------------------
-# The measurement of a cell: its operation is bound, timed and checked.
+# Measurement of a cell: its operation is bound, checked and timed.
 
 
 OVERLAP_PREFIX = "overlap_"
-"""Cells that measure a collective while GEMMs run."""
+"""Prefix of operations that measure a collective concurrently with GEMMs."""
 _MISJUDGED = 4
-"""Loops that the first timed repetitions ask for when the warm-up was slow only because NCCL
-connected for an algorithm that it had not used yet; they are taken again."""
+"""Number of loops at or above which single-operation samples are discarded. The warm-up was then
+slow only because NCCL connected for an algorithm in its first use."""
 
 
 class Driver:
-    """Measures cells on this rank together with the same object on all others."""
+    """Measures cells on this rank together with the drivers of all other ranks."""
 
     def __init__(
         self,
@@ -135,16 +136,16 @@ class Driver:
         self._timer: Timer = session.timer(cuda_graph)
         self._free_bytes = session.free_bytes()
         self._checked: dict[tuple[str, int, bool, int], str] = {}
-        """What was wrong with a checked operation, '' if nothing was."""
+        """Error of a checked operation by kind of group and round, '' if it was correct."""
         self._overlap_group: object | None = None
 
     @property
     def device_type(self) -> str:
-        """`cuda` or `cpu`."""
+        """Device type, `cuda` or `cpu`."""
         return str(self._session.device.type)
 
     def fits(self, cell: Cell) -> bool:
-        """Return whether every rank has the memory for the buffers of a cell."""
+        """Return True if every rank has the memory for the buffers of a cell."""
         return self._needed_bytes(cell) <= self._free_bytes
 
     def _needed_bytes(self, cell: Cell) -> int:
@@ -152,7 +153,7 @@ class Driver:
         return row.tensor_bytes(cell.size_bytes, cell.group_size)
 
     def measure(self, cell: Cell) -> Measurement:
-        """Return the measurement of a cell, the same on every rank."""
+        """Return the measurement of a cell, equal on all ranks."""
         row = COLLECTIVES[cell.operation.removeprefix(OVERLAP_PREFIX)]
         self._watch.step(cell.key)
         if not self.fits(cell):
@@ -166,11 +167,11 @@ class Driver:
         return self.timed(lambda: (self._overlap if overlaps else self._collective)(cell, row))
 
     def timed(self, measure: Callable[[], Measurement]) -> Measurement:
-        """Return what `measure` returns, with the seconds that it took, and free its memory."""
+        """Return the result of `measure` with its elapsed seconds, and release cached memory."""
         begun_s = time.perf_counter()
         found = measure()
         self._session.release_memory()
-        # a decision of later cells may rest on this figure: it is rank 0's for everyone
+        # Later decisions may depend on this value, so all ranks use that of rank 0.
         elapsed_s = float(self._session.gather([time.perf_counter() - begun_s])[0, 0])
         return replace(found, elapsed_s=elapsed_s)
 
@@ -178,7 +179,7 @@ class Driver:
         found: list[GroupTimes] = []
         for number, groups_at_once in enumerate(cell.rounds):
             buffers, member = self._prepare(cell, row, groups_at_once)
-            # before anything is timed: the speed of a wrong operation says nothing
+            # Checked before timing: the speed of a wrong operation is meaningless.
             wrong = self._verify(cell, row, number, buffers, member)
             if wrong:
                 return unmeasured(cell, "failed", wrong)
@@ -191,14 +192,14 @@ class Driver:
     def _prepare(
         self, cell: Cell, row: Collective, groups_at_once: Round
     ) -> tuple[Buffers | None, Member | None]:
-        """Return this rank's buffers and place in a round, None if it only watches."""
+        """Return this rank's buffers and group in a round, or None if it is in no group."""
         session = self._session
         alone = row.name == "memcopy"
-        # a copy has no group to connect
+        # A memory copy has no group to connect.
         if not alone:
             session.join(groups_at_once)
         mine = next((group for group in groups_at_once if session.rank in group), None)
-        # a rank outside of the round still takes part in every barrier and gather
+        # A rank outside of the round still takes part in every barrier and gather.
         if mine is None:
             return None, None
         member = Member(
@@ -219,7 +220,7 @@ class Driver:
         buffers: Buffers | None,
         member: Member | None,
     ) -> str:
-        """Compare the result once in every round of a kind of group; return what is wrong."""
+        """Check the result once per round of a kind of group; return the error, or ''."""
         if not self._check:
             return ""
         kind = (cell.operation, cell.group_size, cell.consecutive, number)
@@ -227,7 +228,7 @@ class Driver:
             session = self._session
             self._watch.step(f"the check of {cell.key}")
             found = row.check(buffers, member) if buffers and member else None
-            # only ranks of the round know, and all must take the same way on
+            # Only ranks of the round know the result, and all must agree on it.
             flags = session.gather([0.0 if found is None else 1.0])[:, 0]
             wrong = ""
             if flags.any():
@@ -247,7 +248,7 @@ class Driver:
         member: Member | None,
         groups_at_once: Round,
     ) -> tuple[NDArray[np.float64], int]:
-        """Return seconds per operation, shape (world, repetitions), and the loops of one."""
+        """Return seconds per operation, shape (world, repetitions), and loops per repetition."""
 
         def operation() -> None:
             assert buffers is not None
@@ -255,33 +256,33 @@ class Driver:
             row.run(buffers, member)
 
         session, policy = self._session, self._policy
-        # others report 0 s, which is no fast operation
+        # Other ranks report 0 s, which must not count as a fast operation.
         members = [rank for group in groups_at_once for rank in group]
 
         def block(loops: int, count: int, since_s: float) -> tuple[NDArray[np.float64], float]:
-            """Return seconds per operation (world, count), and rank 0's seconds since then."""
+            """Return seconds per operation (world, count), and rank 0's seconds since `since_s`."""
             repetition = self._timer.bind(operation, loops) if member is not None else None
             own = []
             for _ in range(count):
                 self._watch.step(cell.key)
-                # before the barrier, so that filling buffers is in nobody's time
+                # Before the barrier, so that filling buffers is not timed.
                 if buffers is not None and member is not None:
                     row.prepare(buffers, member, loops)
                 session.barrier()
                 own.append(repetition() if repetition is not None else 0.0)
             self._watch.step(cell.key)
-            # one clock decides for everyone
+            # One clock decides for all ranks.
             found = session.gather([*own, time.perf_counter() - since_s])
             return found[:, :-1], float(found[0, -1])
 
         now_s = time.perf_counter()
-        # the first use connects and faults pages in: an upper bound, unless it was slow anyway
+        # The first use connects and faults pages in, so it is an upper bound of the operation time.
         found, _ = block(1, 1, now_s)
-        # the block above was one of them
+        # The block above already ran one warm-up.
         further = warmups(float(found[members].max()), policy) - 1
         if further > 0:
             found, _ = block(1, further, now_s)
-        # the slowest rank decides how long an operation takes
+        # The slowest rank determines the duration of an operation.
         loops = choose_loops(float(np.median(found[members].max(axis=0))), policy)
 
         collected = np.zeros((session.world_size, 0))
@@ -290,7 +291,7 @@ class Driver:
             found, spent_s = block(loops, count, begun_s)
             if loops == 1 and collected.size == 0:
                 seen = choose_loops(float(np.median(found[members].max(axis=0))), policy)
-                # these samples are single operations, too short for the clock: they do not count
+                # These samples are single operations, too short for the clock, and are discarded.
                 if seen >= _MISJUDGED:
                     loops = seen
                     continue
@@ -302,7 +303,7 @@ class Driver:
         """Return the samples of the group with the largest median."""
         if times_s.shape[1] == 0:
             return []
-        # the slowest group is the cell's value, so its interval says when to stop
+        # The slowest group is the value of the cell, so its interval decides when to stop.
         of_groups = [times_s[list(group)].max(axis=0) for group in groups_at_once]
         worst = max(of_groups, key=lambda samples: float(np.median(samples)))
         return [float(v) for v in worst]
@@ -310,7 +311,7 @@ class Driver:
     def _overlap(self, cell: Cell, row: Collective) -> Measurement:
         session = self._session
         emulated = session.world_size == 1
-        # nobody to communicate with: a copy takes memory bandwidth as communication does
+        # A single rank cannot communicate: a copy uses memory bandwidth in its place.
         if emulated:
             row = COLLECTIVES["memcopy"]
         elif self._overlap_group is None:
@@ -338,13 +339,13 @@ class Driver:
             max_seconds=self._policy.max_seconds,
         )
         if not found.overlapped:
-            # the reason is the verdict of all ranks, but not always in the same words
+            # All ranks share the verdict, but not always its wording.
             reason = session.share(
                 f"overlap/{cell.key}", found.reason if not session.rank else None
             )
             return unmeasured(cell, "failed", reason)
         own = max(slowdowns(found.samples_s).compute, slowdowns(found.samples_s).communication)
-        # overlap_coe is the largest slow-down of all: the rank that has it gives the samples
+        # overlap_coe is the largest slowdown of all ranks: that rank provides the samples.
         slowest = int(session.gather([own]).argmax())
         said = session.share(
             f"overlap/{cell.key}",

@@ -1,6 +1,6 @@
-"""What `torchrun -m profiler.hardware` is asked to do, and the cells that follow from it.
+"""Options of `torchrun -m profiler.hardware`, and the cells to be measured.
 
-How a cell is measured is in `driver`.
+The measurement of a cell is in `driver`.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from autopar.units import GIB, KIB, MIB, divisors
 from profiler.options import FILES, HOW, MACHINE, MAX_RANKS, WHAT, RankOptions, check_out
 
 # --------------------------------------------------------------------------------------------------
-# The options, as one validated value.
+# Options as one validated value.
 
 
 OPERATIONS = ("allreduce", "p2p", "all2all", "allgather", "reducescatter", "overlap")
-"""What can be asked for by name; `all` is all of them."""
+"""Operations that can be requested by name; `all` requests all of them."""
 MAX_BYTES = 1 << 40
-"""No message is larger."""
+"""Maximum message size, bytes."""
 _ELEMENT_BYTES = 4
-"""Of the largest element type; every size is whole elements of all of them."""
+"""Size of the largest element type, bytes; every message size is a multiple of it."""
 _UNITS = {"": 1, "B": 1, "K": KIB, "M": MIB, "G": GIB}
 _SIZE = re.compile(r"([0-9]{1,15})\s*(?:([KMG])(?:iB)?|B)?", re.IGNORECASE | re.ASCII)
 _FACTOR = re.compile(r"[x*]([0-9]{1,6})", re.IGNORECASE | re.ASCII)
 
 
 def parse_operations(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the operations that are named, each once and in the order of the table.
+    """Return the requested operations without duplicates, in table order.
 
-    None named, or `all`, is all of them; `all_reduce` and `all-reduce` are `allreduce`.
+    No name, or `all`, requests all operations; `all_reduce` and `all-reduce` mean `allreduce`.
     """
     found: set[str] = set()
     for name in names:
@@ -77,10 +77,9 @@ def parse_size(text: str, option: str = "--sizes") -> int:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Return the sizes of a comma list of sizes and ranges such as 64K:1G:x2, increasing, in bytes.
+    """Return the bytes of a comma list of sizes and ranges such as 64K:1G:x2, increasing.
 
-    A range multiplies by its factor (x2 unless given) and contains its upper end if a step meets
-    it.
+    A range multiplies by its factor (default x2) and contains its upper end if a step meets it.
     """
     found: set[int] = set()
     for part in text.split(","):
@@ -163,7 +162,7 @@ class HardwareOptions(RankOptions):
         shown=_SIZES,
         most_used=True,
     )
-    """Increasing message sizes; the reference size is one of them."""
+    """Message sizes in bytes, increasing; includes the reference size."""
     reference_bytes: int = option(
         32 << 20,
         name="reference-size",
@@ -172,7 +171,7 @@ class HardwareOptions(RankOptions):
         parse=lambda text: parse_size(text, "--reference-size"),
         shown="32M",
     )
-    """Size whose bandwidth is the documented one."""
+    """Message size of the documented bandwidths, bytes."""
     groups: tuple[int, ...] | None = option(
         None,
         help="group sizes such as 2,4,8, or all divisors of the number of ranks",
@@ -181,7 +180,7 @@ class HardwareOptions(RankOptions):
         shown="all",
         most_used=True,
     )
-    """Group sizes; None is every divisor of the world size above 1."""
+    """Group sizes; None for every divisor of the world size above 1."""
     isolated: bool = option(
         False, help="one group at a time; otherwise all groups of a size at once, as in training"
     )
@@ -228,7 +227,7 @@ class HardwareOptions(RankOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentedSizes:
-    """Message sizes as nccl-tests and Galvatron write them, in MiB."""
+    """Message sizes in MiB, in the options of nccl-tests and Galvatron."""
 
     PANEL: ClassVar[str] = _DOCUMENTED
 
@@ -247,10 +246,10 @@ class DocumentedSizes:
 
     @property
     def text(self) -> str | None:
-        """The same in the spelling of --sizes; None where nothing is given."""
+        """Sizes in the spelling of --sizes; None if no option is given."""
         if self.start_mb is None and self.end_mb is None and self.scale is None:
             return None
-        # the other end may be nearer than its documented default
+        # The other end may be nearer than its documented default.
         start = self.start_mb or min(16, self.end_mb or 16)
         end = self.end_mb or max(512, start)
         if end < start:
@@ -259,13 +258,13 @@ class DocumentedSizes:
 
 
 def build_options(**given: object) -> HardwareOptions:
-    """Return the options that the words of a command line mean.
+    """Return the options of a parsed command line.
 
     given : option, with hyphens or underscores -> text, or value in base units.
 
     Raises
     ------
-    OptionError: a value is unusable, or two options contradict each other.
+    OptionError: a value is invalid, or two options contradict each other.
     """
     values = read_given(given, HardwareOptions, DocumentedSizes)
     documented = make(DocumentedSizes, values).text
@@ -277,35 +276,35 @@ def build_options(**given: object) -> HardwareOptions:
         values["sizes"] = parse_sizes(documented)
     options = make(HardwareOptions, values)
     check_out(options.out)
-    # documented bandwidths are those of the reference size: it is always measured
+    # Documented bandwidths are those of the reference size, so it is always measured.
     sizes = {*options.sizes_bytes, options.reference_bytes}
     return replace(options, sizes_bytes=tuple(sorted(sizes)))
 
 
 # --------------------------------------------------------------------------------------------------
-# Which groups of ranks exist on a cluster, and the cells of a sweep over them.
+# Groups of ranks on a cluster, and the cells of a sweep over them.
 #
 # A cell is one operation, in the groups of one size and kind, at one message size. Its groups are
-# arranged in rounds: those of a round work at the same time, as they do in training, and rounds
-# follow one another.
+# arranged in rounds. The groups of a round run concurrently, as in training; rounds run one after
+# another.
 
 
 Group = tuple[int, ...]
-"""Ranks that take part in one operation, in their order inside it."""
+"""Ranks of one operation, in group order."""
 Round = tuple[Group, ...]
-"""Groups that work at the same time; no rank is in two of them."""
+"""Groups that run concurrently; no rank is in two of them."""
 Scope = Literal["one device", "intra-node", "inter-node"]
 
 STRIDED = frozenset({"allreduce"})
-"""Collectives that are measured in strided groups too: the others are only priced there."""
+"""Collectives measured in strided groups too; the others are only estimated there."""
 PIPELINE = ("p2p", "p2p_bidirectional")
 OVERLAPPED = ("allreduce", "allgather", "reducescatter")
 OVERLAP_SIZES_BYTES = (8 << 20, 64 << 20, 256 << 20)
-"""Message sizes of the overlap measurement; the documented peers use 64 MiB alone."""
+"""Message sizes of the overlap measurement, bytes; documented profilers use 64 MiB only."""
 
 
 class Cluster(Record):
-    """The ranks of a run and the hosts they are on; every host has as many, in rank order."""
+    """Ranks of a run and their hosts; all hosts have equally many ranks, in rank order."""
 
     hosts: tuple[str, ...]
     """Host name by rank."""
@@ -322,11 +321,11 @@ class Cluster(Record):
 
     @property
     def gpus_per_node(self) -> int:
-        """Ranks on each host."""
+        """Number of ranks on each host."""
         return self.world_size // self.num_nodes
 
     def scope(self, group: Group) -> Scope:
-        """Return whether a group stays on a device, on a node, or crosses nodes."""
+        """Return whether a group is on one device, on one node, or on several nodes."""
         if len(group) == 1:
             return "one device"
         return "intra-node" if len({self.hosts[rank] for rank in group}) == 1 else "inter-node"
@@ -344,9 +343,9 @@ class Cell(Record):
     """One operation in the groups of one size and kind, at one message size."""
 
     operation: str
-    """A row of the table of collectives, or `overlap_` and the name of one."""
+    """Name of a collective in `COLLECTIVES`, optionally with the prefix `overlap_`."""
     group_size: int
-    """Ranks of a group; of `p2p` the pipeline stages."""
+    """Number of ranks in a group; number of pipeline stages for `p2p`."""
     consecutive: bool
     size_bytes: int
     rounds: tuple[Round, ...]
@@ -359,11 +358,12 @@ class Cell(Record):
 
 
 def check_world(options: HardwareOptions, world: int) -> None:
-    """Check what can only be checked once the number of ranks is known.
+    """Check the options that depend on the number of ranks.
 
     Raises
     ------
-    OptionError: a group size does not divide the world size, or nothing is left to measure.
+    OptionError: a group size does not divide the world size, `--num-nodes` times
+        `--num-gpus-per-node` differs from it, or a single rank is to measure p2p.
     """
     for size in options.groups or ():
         if world % size:
@@ -387,7 +387,7 @@ def check_world(options: HardwareOptions, world: int) -> None:
 
 
 def check_shape(options: HardwareOptions, cluster: Cluster) -> None:
-    """Raise OptionError where the options describe another cluster than the ranks are on."""
+    """Raise OptionError if the options contradict the cluster of the ranks."""
     for name, said, there in (
         ("--num-nodes", options.num_nodes, cluster.num_nodes),
         ("--num-gpus-per-node", options.num_gpus_per_node, cluster.gpus_per_node),
@@ -402,22 +402,23 @@ def check_shape(options: HardwareOptions, cluster: Cluster) -> None:
 def rounds(
     operation: str, group_size: int, consecutive: bool, world_size: int, isolated: bool
 ) -> tuple[Round, ...]:
-    """Return the groups of a cell in the rounds they work in.
+    """Return the groups of a cell in rounds of concurrent groups.
 
-    Collectives: all groups at once. Transfers between stages: every second boundary at once, so
-    that no rank sends and receives; a group is (sender, receiver). `isolated`: one at a time.
+    Collectives run in all groups at once. Transfers run at every second stage boundary at once, so
+    that no rank both sends and receives; a group is (sender, receiver). With `isolated`, groups run
+    one at a time.
     """
     count = world_size // group_size
     found: tuple[Round, ...]
     if operation in PIPELINE:
-        # stage s of pipeline i is rank i + s * W/p; count pipelines run side by side
+        # Stage s of pipeline i is rank i + s * W/p; `count` pipelines run concurrently.
         found = tuple(
             tuple(
                 (i + s * count, i + (s + 1) * count)
                 for s in range(first, group_size - 1, 2)
                 for i in range(count)
             )
-            # one round of even boundaries and one of odd ones; two stages have one boundary
+            # One round for even boundaries and one for odd ones; two stages have a single boundary.
             for first in range(min(2, group_size - 1))
         )
     elif consecutive:
@@ -430,16 +431,15 @@ def rounds(
 
 
 def plan_cells(options: HardwareOptions, cluster: Cluster) -> tuple[Cell, ...]:
-    """Return the cells of a run, in the order they are measured.
+    """Return the cells of a run, in measuring order.
 
-    What the documented files cannot do without comes first, so that a run that ends early has
-    left usable files.
+    Cells that the documents require come first, so that a run that ends early leaves usable files.
     """
     world = cluster.world_size
     sizes = options.groups if options.groups is not None else divisors(world)[1:]
     swept = options.sizes_bytes
     if world == 1:
-        # nobody to communicate with: that every operation works is all that can be seen
+        # A single rank cannot communicate: this only shows that every operation works.
         sizes, swept = (1,), (options.reference_bytes,)
     plan: list[tuple[str, int, bool, Sequence[int]]] = []
     for operation in COLLECTIVES:
@@ -450,7 +450,7 @@ def plan_cells(options: HardwareOptions, cluster: Cluster) -> tuple[Cell, ...]:
             if most is not None and group_size > most:
                 continue
             plan.append((operation, group_size, True, swept))
-            # a group of all ranks is the same ranks at any stride
+            # The group of all ranks contains the same ranks at any stride.
             if operation in STRIDED and 1 < group_size < world:
                 plan.append((operation, group_size, False, swept))
     if "p2p" in options.operations and world > 1:
@@ -458,20 +458,20 @@ def plan_cells(options: HardwareOptions, cluster: Cluster) -> tuple[Cell, ...]:
             if options.max_pp_deg is not None and stages > options.max_pp_deg:
                 continue
             plan.append(("p2p", stages, True, swept))
-            # no document has a key for it: one size shows what both directions cost
+            # No document has a key for it: one size shows the cost of both directions.
             plan.append(("p2p_bidirectional", stages, True, (options.reference_bytes,)))
     if "overlap" in options.operations:
-        # large, since caches hold small messages
+        # Large, since small messages fit in caches.
         plan.append(("memcopy", 1, True, (max(options.reference_bytes, 64 << 20),)))
-        # sizes of its own: a machine where even the smallest does not fit is left out with a reason
+        # Fixed sizes: a machine without memory for even the smallest skips it with a reason.
         largest = max(options.sizes_bytes[-1], OVERLAP_SIZES_BYTES[0])
         chosen = [size for size in OVERLAP_SIZES_BYTES if size <= largest]
-        # alone, one copy stands in for all of them
+        # On a single rank, one copy replaces all collectives.
         names = OVERLAPPED if world > 1 else OVERLAPPED[:1]
         plan += [(f"overlap_{name}", world, True, chosen) for name in names]
 
     def waits(cell: Cell) -> bool:
-        # the one size that documented peers use: overlap_coe needs it
+        # The size that documented profilers use; overlap_coe needs it.
         overlap = cell.operation == "overlap_allreduce" and cell.size_bytes == 64 << 20
         return cell.size_bytes != options.reference_bytes and not overlap
 
@@ -480,7 +480,7 @@ def plan_cells(options: HardwareOptions, cluster: Cluster) -> tuple[Cell, ...]:
         for operation, group_size, consecutive, of_operation in plan
         for size in of_operation
     ]
-    # sorting is stable, so that both halves keep the order of the plan
+    # Sorting is stable, so both halves keep the order of the plan.
     return tuple(sorted(cells, key=waits))
 
 
@@ -493,10 +493,10 @@ def arranged(
     *,
     isolated: bool = False,
 ) -> Cell:
-    """Return the cell of an operation with its groups on a cluster; arguments as `rounds`."""
+    """Return the cell of an operation with its groups on a cluster; arguments as for `rounds`."""
     found = rounds(operation, group_size, consecutive, cluster.world_size, isolated)
     scopes = {cluster.scope(group) for groups in found for group in groups}
-    # one group that crosses nodes makes it a cell of the network
+    # One group that crosses nodes makes it an inter-node cell.
     order: tuple[Scope, ...] = ("inter-node", "intra-node", "one device")
     return Cell(
         operation=operation,

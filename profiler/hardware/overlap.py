@@ -1,10 +1,10 @@
-"""How much GEMMs and communication slow each other down while both run.
+"""Mutual slowdown of GEMMs and communication that run concurrently.
 
-Measured per repetition: both alone, GEMMs while communication runs all the time, communication
-while GEMMs run all the time, and the makespan of two queues of equal length. All times are per
-communication: the GEMMs that "go with" one take as long as it does, both alone.
+Every repetition measures five phases: each side alone, GEMMs while communication runs all the time,
+communication while GEMMs run all the time, and the makespan of two queues of equal length. All
+times are per communication: the GEMMs per communication take as long as it does, both alone.
 
-A measurement in which the two did not really run at the same time says so and is none.
+A measurement in which the two did not really run concurrently is rejected with a reason.
 """
 
 from __future__ import annotations
@@ -24,25 +24,24 @@ from autopar.statistics import summarize
 # --------------------------------------------------------------------------------------------------
 # Two queues of work that start together: GEMMs in one lane, communications in the other.
 #
-# A GPU has a stream per lane and CUDA events, a CPU a thread per lane and the clock of the process.
-# Both hand back when each operation ended, on one clock, so that what is done with the times is the
-# same code for both.
+# On a GPU, each lane is a stream timed by CUDA events; on a CPU, each is a thread timed by the
+# process clock. Both return the end of each operation on one clock, so that the analysis is shared.
 
 
 _GATE_CYCLES = 1_000_000
-"""Of one sleeping kernel; half a millisecond at 2 GHz."""
+"""Cycles of one sleeping kernel; half a millisecond at 2 GHz."""
 _SHORTEST_GATE_S, _LONGEST_GATE_S = 1e-3, 0.1
 
 
 class Track(Record):
-    """When the operations of one lane ended, in seconds on the clock of both lanes."""
+    """End times of the operations of one lane, in seconds on the clock of both lanes."""
 
     start_s: float
     ends_s: tuple[float, ...]
 
     @property
     def end_s(self) -> float:
-        """End of the last operation, in seconds; the start where there was none."""
+        """End of the last operation, in seconds; the start if there is none."""
         return self.ends_s[-1] if self.ends_s else self.start_s
 
     @property
@@ -52,44 +51,44 @@ class Track(Record):
 
     @property
     def durations_s(self) -> tuple[float, ...]:
-        """Seconds from the end of each operation's predecessor to its own end."""
+        """Seconds from the end of the previous operation to the end of each operation."""
         return tuple(b - a for a, b in pairwise((self.start_s, *self.ends_s)))
 
 
 class Played(Record):
-    """What both lanes did in one window."""
+    """Times of both lanes in one window."""
 
     compute: Track
     communication: Track
 
     @property
     def makespan_s(self) -> float:
-        """Seconds from the start of the first lane to the end of the last."""
+        """Seconds from the earlier start to the later end of the two lanes."""
         tracks = (self.compute, self.communication)
         return max(t.end_s for t in tracks) - min(t.start_s for t in tracks)
 
 
 class Queues(Record):
-    """How much each lane gets in one window; the communications are the same on every rank."""
+    """Work of each lane in one window; the number of communications is equal on all ranks."""
 
     blocks: int
-    """Blocks of GEMMs; an end is noted per block."""
+    """Number of GEMM blocks; an end time is recorded per block."""
     gemms_per_block: int = 1
     communications: int
     blocks_per_communication: float = 1.0
-    """How many blocks take as long as one communication, both alone."""
+    """Number of blocks that take as long as one communication, both alone."""
     until_communicated: bool = False
-    """Whether the blocks may stop when the communications have ended; ignored by lanes that
-    cannot take back what they have queued."""
+    """True if the blocks may stop when the communications have ended. Ignored by lanes that cannot
+    cancel queued work."""
     lead: bool = False
-    """One communication more, before the window: its end opens the window on all ranks at once."""
+    """True to run one more communication first, whose end opens the window on all ranks at once."""
 
 
 class Lanes(Protocol):
-    """Whatever can play two queues at the same time."""
+    """Interface that runs two queues concurrently."""
 
     can_stop: bool
-    """Whether blocks stop when they are asked to."""
+    """True if blocks can stop early."""
 
     def play(self, queues: Queues) -> Played:
         """Return the times of both lanes after both have ended."""
@@ -97,14 +96,14 @@ class Lanes(Protocol):
 
 
 def interleaved(queues: Queues) -> Iterator[bool]:
-    """Yield True for a block and False for a communication, in the order they would start.
+    """Yield True for a block and False for a communication, in the order of their start.
 
-    Work that is issued in this order overlaps also where all streams share one hardware queue
+    Work issued in this order also overlaps if all streams share one hardware queue
     (CUDA_DEVICE_MAX_CONNECTIONS=1), and neither lane waits for the other to be issued.
     """
     blocks = communications = 0
     while blocks < queues.blocks or communications < queues.communications:
-        # as many blocks go first as take as long as the communications issued so far
+        # Issue as many blocks first as take as long as the communications issued so far.
         compute = communications == queues.communications or (
             blocks < queues.blocks and blocks < communications * queues.blocks_per_communication
         )
@@ -113,21 +112,21 @@ def interleaved(queues: Queues) -> Iterator[bool]:
 
 
 def inside(inner: Track, outer: Track) -> Track:
-    """Return what ended in the inner lane before the outer one was done."""
+    """Return the operations of the inner lane that ended before the outer lane did."""
     return Track(
         start_s=inner.start_s, ends_s=tuple(end for end in inner.ends_s if end <= outer.end_s)
     )
 
 
 def evidence(a: Track, a_alone_s: float, b: Track, b_alone_s: float) -> tuple[float, float]:
-    """Return for how many seconds both lanes certainly worked at once, and the most it could be.
+    """Return (proven, maximum possible) seconds during which both lanes ran concurrently.
 
-    A start on record proves nothing: a kernel that waits for the other lane has "started" too.
-    But an operation is never quicker than alone, so it was at work for the last `alone` seconds
-    before its end. Lanes that take turns share none of these. The most is what the lane with
-    less of such time has while the other has not ended.
+    A recorded start proves nothing: a kernel that waits for the other lane has "started" too. But
+    an operation is never faster than alone, so it was running during the last `alone` seconds
+    before its end. Lanes that take turns share none of this time. The maximum is the smaller of the
+    two lanes' running times until the first lane ends.
     """
-    # after the shorter lane's end nothing can be shared
+    # Nothing overlaps after the end of the shorter lane.
     until_s = min(a.end_s, b.end_s)
     busy_a, busy_b = _busy(a, a_alone_s, until_s), _busy(b, b_alone_s, until_s)
     shared_s, i, j = 0.0, 0, 0
@@ -135,7 +134,7 @@ def evidence(a: Track, a_alone_s: float, b: Track, b_alone_s: float) -> tuple[fl
         start_s = max(busy_a[i][0], busy_b[j][0])
         end_s = min(busy_a[i][1], busy_b[j][1])
         shared_s += max(end_s - start_s, 0.0)
-        # the interval that ends first meets no later one of the other lane
+        # The interval that ends first overlaps no later one of the other lane.
         if busy_a[i][1] <= busy_b[j][1]:
             i += 1
         else:
@@ -145,7 +144,7 @@ def evidence(a: Track, a_alone_s: float, b: Track, b_alone_s: float) -> tuple[fl
 
 def _busy(track: Track, alone_s: float, until_s: float) -> list[tuple[float, float]]:
     intervals = (
-        # the last alone_s before the end, but not before the predecessor ended
+        # The last alone_s before the end, but not before the previous operation ended.
         (max(before, end - alone_s), min(end, until_s))
         for before, end in pairwise((track.start_s, *track.ends_s))
     )
@@ -153,9 +152,9 @@ def _busy(track: Track, alone_s: float, until_s: float) -> list[tuple[float, flo
 
 
 class ThreadLanes:
-    """Lanes of a CPU: GEMMs in the calling thread, communications in a second one.
+    """Lanes on a CPU: GEMMs in the calling thread, communications in a second thread.
 
-    Both release the interpreter's lock while they work.
+    Both release the interpreter lock while they work.
     """
 
     can_stop = True
@@ -165,7 +164,7 @@ class ThreadLanes:
         self._communicate = communicate
 
     def play(self, queues: Queues) -> Played:
-        """Return the times of both lanes; an exception of either lane is raised here."""
+        """Return the times of both lanes; re-raises an exception of either lane."""
         gate = threading.Barrier(2)
         ends: list[float] = []
         starts: list[float] = []
@@ -174,7 +173,7 @@ class ThreadLanes:
 
         def communicate() -> None:
             try:
-                # it ends on all ranks at about the same time, so that their windows begin together
+                # It ends on all ranks at about the same time, so that their windows begin together.
                 if queues.lead:
                     self._communicate()
                 gate.wait()
@@ -182,13 +181,13 @@ class ThreadLanes:
                 for _ in range(queues.communications):
                     self._communicate()
                     ends.append(time.perf_counter())
-            except BaseException as error:  # raised again in the calling thread
+            except BaseException as error:  # re-raised in the calling thread
                 failures.append(error)
-                # else the calling thread waits at the gate for ever
+                # Otherwise the calling thread would wait at the gate forever.
                 gate.abort()
             communicated.set()
 
-        # a daemon, so that an interrupted run does not wait for an operation that hangs
+        # A daemon, so that an interrupted run does not wait for an operation that hangs.
         thread = threading.Thread(target=communicate, name="communication", daemon=True)
         thread.start()
         blocks_s: list[float] = []
@@ -202,7 +201,7 @@ class ThreadLanes:
                 if communicated.is_set() and (queues.until_communicated or failures):
                     break
         except threading.BrokenBarrierError:
-            # the other lane failed before the gate; its error is raised below
+            # The other lane failed before the gate; its error is raised below.
             start_s = time.perf_counter()
         thread.join()
         if failures:
@@ -214,11 +213,11 @@ class ThreadLanes:
 
 
 class StreamLanes:
-    """Lanes of a CUDA device: two streams that wait for one event.
+    """Lanes on a CUDA device: two streams that wait for one event.
 
-    A gate holds that event back until the host has issued the work, so that the time the host
-    takes to launch is not in the window. The gate is the sleeping kernel of torch, which is not
-    part of its documented interface; GEMMs take its place where it is missing.
+    A gate delays that event until the host has issued the work, so that launch overhead is not in
+    the window. The gate is torch's sleeping kernel, an undocumented function; GEMMs replace it
+    where it is missing.
     """
 
     can_stop = False
@@ -250,11 +249,11 @@ class StreamLanes:
         self._issue_s = 0.0
 
     def play(self, queues: Queues) -> Played:
-        """Return the times of both lanes by events on the device, zero being the gate's end."""
+        """Return the times of both lanes from device events, relative to the end of the gate."""
         self._cuda.synchronize(self._device)
         opened = self._event()
         with self._cuda.stream(self._communication_stream):
-            # what issuing took per operation so far, with a margin
+            # Issue time per operation of the previous window, with a margin.
             operations = queues.blocks * queues.gemms_per_block + queues.communications
             wanted_s = _SHORTEST_GATE_S + 1.5 * self._issue_s * operations
             for _ in range(math.ceil(min(wanted_s, _LONGEST_GATE_S) / self._gate_unit_s)):
@@ -262,7 +261,7 @@ class StreamLanes:
             if queues.lead:
                 self._communicate()
             opened.record(self._communication_stream)
-        # both lanes are behind the same event, so that they start together
+        # Both lanes wait for one event, so that they start together.
         self._compute_stream.wait_event(opened)
 
         blocks: list[Any] = []
@@ -279,7 +278,7 @@ class StreamLanes:
                 end = self._event()
                 end.record(stream)
                 (blocks if compute else communications).append(end)
-        # the next gate is as long as issuing took this time
+        # The next gate is as long as issuing took this time.
         self._issue_s = (time.perf_counter() - began) / max(operations, 1)
         self._cuda.synchronize(self._device)
         return Played(compute=_track(opened, blocks), communication=_track(opened, communications))
@@ -295,42 +294,42 @@ class StreamLanes:
             action()
             end.record(self._compute_stream)
         self._cuda.synchronize(self._device)
-        # events count milliseconds; not 0, since the gate's length is divided by it
+        # Events count milliseconds; not 0, since the gate's length is divided by it.
         return max(float(start.elapsed_time(end)) * 1e-3, 1e-6)
 
 
 def _track(zero: Any, ends: list[Any]) -> Track:
-    # events count milliseconds
+    # Events count milliseconds.
     return Track(start_s=0.0, ends_s=tuple(float(zero.elapsed_time(end)) * 1e-3 for end in ends))
 
 
 # --------------------------------------------------------------------------------------------------
-# How many GEMMs and communications fill the windows of an overlap measurement.
+# Number of GEMMs and communications in the windows of an overlap measurement.
 
 
-# an end is recorded for every communication and every block: both bound how many
+# An end time is recorded per communication and per block, which limits both numbers.
 _MOST_OPERATIONS = 1024
 _MOST_BLOCKS = 256
 _LEAD_FROM = 4
-"""Windows of at least so many communications spend one more on starting together."""
+"""Minimum communications of a window that spends one more on a common start."""
 
 
 class OverlapPlan(Record):
-    """What one window holds: two queues of the same length in time, each alone."""
+    """Content of one window: two queues of equal duration, each alone."""
 
     communications: int
     blocks: int
     gemms_per_block: int
     blocks_per_communication: float
-    """By the calibration: how many blocks take as long as one communication."""
+    """Number of blocks that take as long as one communication, from the calibration."""
 
     @property
     def gemms_per_communication(self) -> float:
-        """GEMMs that go with one communication; the scale of all times of the GEMMs."""
+        """GEMMs per communication; scales all GEMM times."""
         return self.blocks * self.gemms_per_block / self.communications
 
     def queues(self, blocks: int, communications: int) -> Queues:
-        """Return two queues of this plan's operations."""
+        """Return two queues with this plan's operations."""
         return Queues(
             blocks=blocks,
             gemms_per_block=self.gemms_per_block,
@@ -341,37 +340,38 @@ class OverlapPlan(Record):
 
     @property
     def equal(self) -> Queues:
-        """Both queues in full."""
+        """Queues of the whole plan."""
         return self.queues(self.blocks, self.communications)
 
     def covered(self, cover: float) -> Queues:
         """Return queues in which the communications outlast the blocks `cover` times."""
-        # rounded down: fewer blocks end earlier, and the cover is at least what was asked for
+        # Rounded down: fewer blocks end earlier, so the cover is at least the requested one.
         blocks = int(self.communications * self.blocks_per_communication / cover)
         return self.queues(min(max(blocks, 1), self.blocks), self.communications)
 
     def covering(self, cover: float) -> Queues:
         """Return queues in which the blocks outlast the communications `cover` times."""
-        # the measured queue shrinks by the cover, so that the window grows little
+        # Dividing the measured queue by the cover keeps the window short.
         communications = max(int(self.communications / cover), 1)
         blocks = math.ceil(cover * communications * self.blocks_per_communication)
         return self.queues(max(blocks, 2), communications)
 
     def stopping(self, cover: float) -> Queues:
-        """Return queues in which blocks go on until all communications have ended.
+        """Return queues in which blocks continue until all communications have ended.
 
-        They give up when they would outlast them `cover` times, both alone.
+        The blocks stop at the latest when they would outlast the communications `cover` times, both
+        alone.
         """
         blocks = max(math.ceil(cover * self.blocks), 2)
         return replace(self.queues(blocks, self.communications), until_communicated=True)
 
 
 def plan_overlap(gemm_s: float, communication_s: float, window_s: float) -> OverlapPlan:
-    """Return how many operations fill a window, of times that are the same on every rank."""
+    """Return the operations that fill a window, from times that are equal on all ranks."""
     communications = min(max(math.ceil(window_s / communication_s), 1), _MOST_OPERATIONS)
-    # as many as take as long as the communications, both alone
+    # As many as take as long as the communications, both alone.
     gemms = communications * communication_s / gemm_s
-    # several GEMMs in a block where single ones would be more than are recorded
+    # Several GEMMs per block if single ones would exceed the recorded number.
     per_block = max(math.ceil(gemms / _MOST_BLOCKS), 1)
     return OverlapPlan(
         communications=communications,
@@ -382,10 +382,10 @@ def plan_overlap(gemm_s: float, communication_s: float, window_s: float) -> Over
 
 
 # --------------------------------------------------------------------------------------------------
-# What a rank measured of overlap, and what its samples say; needs no torch.
+# Overlap samples of one rank and their evaluation; does not need torch.
 #
-# All times are per communication: the GEMMs that go with one communication take as long as it does,
-# both alone. So the five quantities can be compared with one another.
+# All times are per communication: the GEMMs per communication take as long as it does, both alone.
+# The five quantities are therefore comparable.
 
 
 QUANTITIES = (
@@ -399,31 +399,31 @@ QUANTITIES = (
 
 
 class OverlapSamples(Record):
-    """Samples of one rank, in seconds per communication; of GEMMs, those that go with one."""
+    """Samples of one rank, in seconds per communication; GEMM times are scaled accordingly."""
 
     compute_alone: tuple[float, ...]
     communication_alone: tuple[float, ...]
     compute_overlapped: tuple[float, ...]
-    """With communication at work during the whole window."""
+    """GEMM times while communication runs during the whole window."""
     communication_overlapped: tuple[float, ...]
-    """With GEMMs at work during the whole window."""
+    """Communication times while GEMMs run during the whole window."""
     both: tuple[float, ...]
-    """Makespan of two queues that take equally long alone."""
+    """Makespans of two queues that take equally long alone."""
     gemm: str
-    """Such as `4096x4096x4096 bf16 x 3.5`: the shape, and how many go with one communication."""
+    """Shape and number of GEMMs per communication, such as `4096x4096x4096 bf16 x 3.5`."""
     shared_fraction: float
-    """Share of the overlapped windows in which both were certainly at work; the worst rank's."""
+    """Proven over maximum concurrent time of the overlapped windows, 0 to 1; worst rank."""
     reason: str | None = None
-    """Why this is no measurement of overlap; None where it is one."""
+    """Reason why the samples do not measure overlap; None if they do."""
 
     @property
     def overlapped(self) -> bool:
-        """True when both really ran at the same time, on every rank."""
+        """True if both really ran concurrently on every rank."""
         return self.reason is None
 
     @property
     def samples_s(self) -> dict[str, list[float]]:
-        """The samples by their names in a sidecar."""
+        """Samples by their names in a sidecar."""
         return {name: list(getattr(self, name)) for name in QUANTITIES}
 
 
@@ -431,14 +431,14 @@ SIDES = ("compute", "communication")
 
 
 class Slowdown(NamedTuple):
-    """How many times slower one side is while both work, and the relative spread of that."""
+    """Slowdown factor of one side while both run, and its relative spread."""
 
     ratio: float
     spread: float
 
 
 def slowdown(samples_s: Mapping[str, Sequence[float]], side: str) -> Slowdown | None:
-    """Return the slow-down of a side by the medians of its samples, None without samples.
+    """Return the slowdown of a side from the medians of its samples, None without samples.
 
     side : `compute` or `communication`.
     """
@@ -452,14 +452,14 @@ def slowdown(samples_s: Mapping[str, Sequence[float]], side: str) -> Slowdown | 
 
 
 class Slowdowns(Record):
-    """Medians of samples, compared."""
+    """Slowdowns and overlap efficiency from the medians of samples."""
 
     compute: float
-    """GEMMs with communication over GEMMs alone."""
+    """GEMM time with communication over GEMM time alone."""
     communication: float
-    """Communication with GEMMs over communication alone."""
+    """Communication time with GEMMs over communication time alone."""
     efficiency: float
-    """Share of the shorter of the two that was hidden; negative where both lost by overlapping."""
+    """Hidden fraction of the shorter side; negative if overlapping made both slower."""
 
     @property
     def coefficient(self) -> float:
@@ -468,14 +468,14 @@ class Slowdowns(Record):
 
 
 def efficiency(compute_s: float, communication_s: float, both_s: float) -> float:
-    """Return (t_c + t_m - T_both) / min(t_c, t_m): 1 is all hidden, 0 as slow as one by one."""
+    """Return (t_c + t_m - T_both) / min(t_c, t_m): 1 is fully hidden, 0 as slow as in sequence."""
     return (compute_s + communication_s - both_s) / min(compute_s, communication_s)
 
 
 def slowdowns(samples_s: Mapping[str, Sequence[float]]) -> Slowdowns:
-    """Return the slowdowns by the medians of samples that are named as in a sidecar.
+    """Return the slowdowns from the medians of samples named as in a sidecar.
 
-    Raises KeyError where one of the five names is missing, and ValueError where one is empty.
+    Raises KeyError if one of the five names is missing, and ValueError if one is empty.
     """
     medians = {}
     for name in QUANTITIES:
@@ -492,22 +492,23 @@ def slowdowns(samples_s: Mapping[str, Sequence[float]]) -> Slowdowns:
 
 
 # --------------------------------------------------------------------------------------------------
-# The measurement: windows of computation and communication, alone and together.
+# The measurement: windows of computation and communication, alone and concurrently.
 
 
 OVERLAP_WINDOW_S = {"cuda": 0.02, "cpu": 0.05}
-"""Length of a queue that runs alone, by device type; at least one communication is in it."""
+"""Seconds of a queue that runs alone, by device type; it contains at least one communication."""
 LEAST_SHARED = 0.05
-"""Share of the time in which a lane was certainly at work that must be so for both lanes.
+"""Minimum fraction of a lane's proven running time that must be concurrent with the other lane.
 
-Lanes that slow each other down to a third still reach a third; lanes that take turns reach nothing
-but the jitter of their operations.
+Lanes that slow each other down to a third still reach a third. Lanes that take turns reach only the
+jitter of their operations.
 """
 _COVERS = (1.5, 3.0, 6.0, 12.0)
-"""How many times longer than the measured queue the other one is, both alone. The first that
-outlasts half of the measured queue on every rank is taken; what is after its end does not count."""
+"""Duration of the covering queue over that of the measured queue, both alone. The first value is
+used that outlasts half of the measured queue on every rank; operations after its end do not count.
+"""
 _MOST_COVER = 200.0
-"""The same where the covering queue can stop as soon as it has outlasted the measured one."""
+"""Maximum cover if the covering queue can stop once it has outlasted the measured one."""
 _CALIBRATION_S = 0.25
 _GEMMS_ALONE = Queues(blocks=8, communications=0)
 _REMEDY = (
@@ -515,7 +516,7 @@ _REMEDY = (
     "where they are set, or try again on a machine with nothing else to do)"
 )
 _GEMM_SIZE = {"cuda": 4096, "cpu": 384}
-"""The hidden size of a 7B model; on a CPU what takes a core about a millisecond."""
+"""Edge of the square GEMMs: the hidden size of a 7B model, or about 1 ms of a CPU core."""
 
 
 def local_overlap(
@@ -528,21 +529,21 @@ def local_overlap(
     repetitions: int,
     max_seconds: float,
 ) -> OverlapSamples:
-    """Return this rank's times of GEMMs and communication, alone and together, in seconds.
+    """Return this rank's times of GEMMs and communication, alone and concurrently, in seconds.
 
-    Every rank calls this at the same time, with the same arguments but its own communication.
+    Every rank calls this at the same time, with equal arguments except its own communication.
 
     Parameters
     ----------
-    communicate : puts one communication on the current stream; on a CPU completes one. It is
-        called in another thread there.
-    device, dtype : of the matrices.
+    communicate : puts one communication on the current stream; on a CPU it completes one and is
+        called in another thread.
+    device, dtype : device and element type of the matrices.
     gemm_size : edge of the square matrices; None takes the default of the device.
-    agree : returns the largest of the values that all ranks call it with. It keeps the ranks'
-        numbers of operations the same, and the phases apart.
-    repetitions : most repetitions of all phases.
-    max_seconds : after so long no further repetition begins; two are made in any case, or one
-        where already the first took longer.
+    agree : returns the maximum over all ranks of the values they pass. It keeps the numbers of
+        operations equal on all ranks, and separates the phases.
+    repetitions : maximum repetitions of all phases.
+    max_seconds : seconds after which no further repetition begins. At least two are made, or one if
+        the first already took longer.
     """
     import torch
 
@@ -567,7 +568,7 @@ def local_overlap(
         lanes,
         agree,
         gemm=f"{size}x{size}x{size} {name.get(spelt, spelt)}",
-        # a short budget shortens the window: it must hold repetitions of all five phases
+        # A short time limit shortens the window: it must fit repetitions of all five phases.
         window_s=min(OVERLAP_WINDOW_S[kind], max_seconds / 40),
         repetitions=repetitions,
         max_seconds=max_seconds,
@@ -590,29 +591,30 @@ def measure_overlap(
     began = time.perf_counter()
     while phases.reason is None and phases.repetitions < max(repetitions, 1):
         phases.repeat()
-        # the slowest rank's clock decides, and so the same on every rank
+        # The slowest rank's clock decides, so that all ranks agree.
         elapsed_s = agree(time.perf_counter() - began)
         done = phases.repetitions
         first_s = first_s or elapsed_s
-        # elapsed * (1 + 1/done) is where one more repetition would end
+        # elapsed * (1 + 1/done) is the expected end of one more repetition.
         if first_s > max_seconds or (done >= 2 and elapsed_s * (1 + 1 / done) > max_seconds):
             break
     return phases.result(f"{gemm} x {plan.gemms_per_communication:.3g}")
 
 
 def _calibrate(lanes: Lanes, agree: Callable[[float], float]) -> tuple[float, float]:
-    """Return seconds of one GEMM and of one communication: the quickest seen, slowest rank's."""
-    # whoever agrees waits for all ranks: they begin together
+    """Return seconds of one GEMM and of one communication: best of several, on the slowest rank."""
+    # agree() waits for all ranks, so that they begin together.
     agree(0.0)
-    # CUDA loads a kernel on its first launch, and waits for the device to do so: were that device
-    # at a communication whose peer is as far, neither would end. So the GEMMs come alone at first.
+    # CUDA loads a kernel on its first launch and waits for the device. If that device waited in a
+    # communication whose peer is in this state too, neither would end. So the first window has
+    # GEMMs only.
     lanes.play(Queues(blocks=1, communications=0))
     connected = lanes.play(Queues(blocks=3, communications=1))
     communication_s, spent_s = agree(connected.communication.window_s), 0.0
-    # the quickest of three, since what disturbs a GEMM only adds time
+    # The fastest of three, since disturbances only add time.
     gemm_s = agree(min(_mean(lanes.play(_GEMMS_ALONE).compute) for _ in range(3)))
     for _ in range(5):
-        # several in a row where that costs nothing: one alone is measured with its launch
+        # Several in sequence if that is cheap: a single one would include its launch overhead.
         several = communication_s < _CALIBRATION_S / 20
         queues = Queues(blocks=0, communications=8 if several else 1, lead=several)
         track = lanes.play(queues).communication
@@ -620,7 +622,7 @@ def _calibrate(lanes: Lanes, agree: Callable[[float], float]) -> tuple[float, fl
         spent_s += agree(track.window_s)
         if spent_s > _CALIBRATION_S:
             break
-    # both are divisors later, and a coarse clock may have seen nothing
+    # Both are divisors later, and a coarse clock may return 0.
     return max(gemm_s, 1e-7), max(communication_s, 1e-7)
 
 
@@ -630,7 +632,7 @@ def _mean(track: Track) -> float:
 
 @dataclass(kw_only=True)
 class _Phases:
-    """The samples so far, and what they prove."""
+    """Samples of the phases so far, and the evidence of overlap."""
 
     lanes: Lanes
     agree: Callable[[float], float]
@@ -641,7 +643,7 @@ class _Phases:
     quickest_s: dict[str, float] = field(
         default_factory=lambda: {"compute": math.inf, "communication": math.inf}
     )
-    """Shortest operation alone."""
+    """Shortest operation of each lane alone, seconds."""
     samples_s: dict[str, list[float]] = field(
         default_factory=lambda: {name: [] for name in QUANTITIES}
     )
@@ -651,11 +653,11 @@ class _Phases:
 
     @property
     def repetitions(self) -> int:
-        """Complete repetitions so far."""
+        """Number of complete repetitions so far."""
         return len(self.samples_s["both"])
 
     def repeat(self) -> None:
-        """Measure every phase once; stop where one lane does not advance beside the other."""
+        """Measure every phase once; stop if one lane makes no progress while the other runs."""
         plan = self.plan
         found = {
             "compute_alone": self._play(plan.queues(plan.blocks, 0)).compute,
@@ -663,7 +665,7 @@ class _Phases:
         }
         for lane in self.quickest_s:
             alone = found[f"{lane}_alone"]
-            # no operation beside the other lane was at work for less than this
+            # No operation concurrent with the other lane was running for less than this.
             self.quickest_s[lane] = min(self.quickest_s[lane], *alone.durations_s)
         for lane in self.quickest_s:
             measured = self._covered(lane)
@@ -672,17 +674,17 @@ class _Phases:
             found[f"{lane}_overlapped"] = measured
         makespan_s = self._play(plan.equal).makespan_s
         for name, track in found.items():
-            # of GEMMs the mean block, times the blocks that go with one communication
+            # GEMMs: the mean block, times the blocks per communication.
             scale = plan.blocks / plan.communications if name.startswith("compute") else 1.0
             self.samples_s[name].append(_mean(track) * scale)
         self.samples_s["both"].append(makespan_s / plan.communications)
 
     def _play(self, queues: Queues) -> Played:
-        self.agree(0.0)  # no rank is still at the phase before
+        self.agree(0.0)  # no rank is still in the previous phase
         return self.lanes.play(queues)
 
     def _covered(self, lane: str) -> Track | None:
-        """Return what one lane did while the other was at work all the time."""
+        """Return the track of one lane while the other ran all the time; None if that failed."""
         if lane == "compute":
             tries = [(cover, self.plan.covered(cover)) for cover in _COVERS]
         elif self.lanes.can_stop:
@@ -690,7 +692,7 @@ class _Phases:
         else:
             tries = [(cover, self.plan.covering(cover)) for cover in _COVERS]
         for cover, queues in tries:
-            # what was too short once stays too short: all ranks have agreed on that
+            # A cover that was too short once stays too short, as all ranks have agreed.
             if cover < self.cover[lane]:
                 continue
             played = self._play(queues)
@@ -699,7 +701,7 @@ class _Phases:
                 inner, outer = outer, inner
             counted = inside(inner, outer)
             missed = 1.0 - len(counted.ends_s) / len(inner.ends_s)
-            # the worst rank's share, so that all ranks take the same try
+            # The worst rank's fraction, so that all ranks use the same try.
             if self.agree(missed) <= 0.5:
                 self.cover[lane] = cover
                 self._weigh(played)
@@ -723,10 +725,10 @@ class _Phases:
         self.shareable_s += shareable_s
 
     def result(self, gemm: str) -> OverlapSamples:
-        """Return what was measured, with the verdict of all ranks."""
-        # where nothing could be shared nothing is proved
+        """Return the samples with the verdict of all ranks."""
+        # Without time in which both could run, nothing is proven.
         own = self.shared_s / self.shareable_s if self.shareable_s > 0.0 else 0.0
-        # agree() returns the largest: of 1 - share that is the smallest share of any rank
+        # agree() returns the maximum: for 1 - share, that is the smallest share of any rank.
         shared = max(1.0 - self.agree(1.0 - own), 0.0)
         if self.reason is None and shared < LEAST_SHARED:
             self.reason = (

@@ -1,7 +1,7 @@
-"""The record of a cluster's measurements: four documents, and which cells each rests on.
+"""Record of a cluster's measurements: four documents and the cells that each depends on.
 
-A consecutive all-reduce stands in two sidecars, and a run that was killed may have written only one
-of them; joining the runs of all files by their id makes both whole again.
+A consecutive all-reduce is stored in two sidecars, and a killed run may have written only one of
+them. Joining the runs of all files by id restores both.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def hardware_metadata(
     *,
     dtype: str | None = None,
 ) -> Metadata:
-    """Return the circumstances of a run, by the keys of `METADATA`; called on rank 0.
+    """Return the metadata of a run, by the keys of `METADATA`; called on rank 0.
 
     Parameters
     ----------
     argv : arguments of the command.
-    backend, dtype : those in use, which `auto` became.
+    backend, dtype : values in use, after `auto` is resolved.
     """
     command = ["torchrun", "...", "-m", "profiler.hardware", *argv]
     return {
@@ -64,7 +64,7 @@ def hardware_metadata(
 
 
 class ClusterRecord(Record[Measurement]):
-    """The measurements of the ranks of a cluster; owned by rank 0."""
+    """Measurements of the ranks of a cluster; owned by rank 0."""
 
     def __init__(
         self,
@@ -76,14 +76,14 @@ class ClusterRecord(Record[Measurement]):
         options: RankOptions,
         asked: Collection[DocumentKind],
     ) -> None:
-        """Open the record of these documents in a directory; errors as `Record`."""
+        """Open the record of these documents in a directory; raises the errors of `Record`."""
         self.out = out
         self._cluster = cluster
         self._labels = {} if options.host_names else host_labels(cluster.hosts, out)
         super().__init__(paths, metadata, asked=asked, resume=options.resume, force=options.force)
 
     def put(self, measurement: Measurement) -> None:
-        """Add a measurement as `Record`, with hosts called as in the metadata."""
+        """Add a measurement as in `Record`, with the host labels of the metadata."""
         super().put(relabelled(measurement, self._labels))
 
     def _cells(self, run: Run) -> Sequence[Measurement]:
@@ -95,7 +95,7 @@ class ClusterRecord(Record[Measurement]):
 
 
 class HardwareRecord(ClusterRecord):
-    """The measurements of a cluster in one directory."""
+    """Measurements of a cluster in one directory."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class HardwareRecord(ClusterRecord):
         synthetic: bool,
         name: str,
     ) -> None:
-        """Open the record of a directory; errors as `Record`."""
+        """Open the record of a directory; raises the errors of `Record`."""
         self._options = options
         self._memory_bytes = memory_bytes
         self._synthetic = synthetic
@@ -126,7 +126,7 @@ class HardwareRecord(ClusterRecord):
 
     @cached_property
     def _earlier(self) -> tuple[Run, ...]:
-        """Every run before this one that has an id, with its measurements in all files."""
+        """Earlier runs with an id, each with its measurements from all files."""
         return _joined(run for file in self._files.values() for run in file.earlier)
 
     def _continued(self, metadata: Metadata, *, force: bool) -> Metadata:
@@ -140,16 +140,16 @@ class HardwareRecord(ClusterRecord):
         if not (force and self._earlier):
             return metadata
         replaced = set(self._options.operations)
-        if found:  # nothing of another machine may stay beside the new samples
+        if found:  # samples of different machines must not be mixed
             replaced.update(name for kind in self._kinds for name in MEASURED_FOR[kind])
         return {**metadata, REPLACES: ",".join(sorted(replaced))}
 
     def _differing(self, kinds: Set[DocumentKind], metadata: Metadata) -> list[str]:
-        """Return what differs between now and the earlier runs that these documents rest on."""
+        """Return the differences between this run and the earlier runs of these documents."""
         active = newest_measurements(self._earlier)
         found: list[str] = []
         for run in self._earlier:
-            # only cells that still count tie a document to their run
+            # Only current cells tie a document to their run.
             cells = [m for m in run.measurements if active.get(m.key) is m and m.status == "ok"]
             rest_on_it = kinds & {kind for m in cells for kind in kinds_of(m)}
             if rest_on_it:
@@ -163,13 +163,13 @@ class HardwareRecord(ClusterRecord):
 
     @property
     def measurements(self) -> dict[str, Measurement]:
-        """The measurements that count now, by cell, those of earlier runs included."""
-        # what another command's files rest on is not this run's business
+        """Current measurements by cell key, those of earlier runs included."""
+        # Ignore measurements that only belong to documents of other commands.
         found = newest_measurements(self._runs())
         return {key: m for key, m in found.items() if self._kinds & set(kinds_of(m))}
 
     def warnings(self) -> list[str]:
-        """Return sentences on what the documents lack, and on values that are not of this run."""
+        """Return warnings on missing values of the documents and on values of earlier runs."""
         documents = self._derive()
         return documents.warnings + [
             f"{file.path} still has the values of before: nothing was measured in their place"
@@ -189,7 +189,7 @@ class HardwareRecord(ClusterRecord):
         documents = self._derive()
         for file in self._asked:
             data = documents.data[file.kind]
-            # a document without keys rests on no measurement
+            # A document without keys depends on no measurement.
             if file.kind in wanted or (data == {} and file.written is None):
                 yield Content(file, data, self._sidecar(file, documents))
 
@@ -218,28 +218,28 @@ class HardwareRecord(ClusterRecord):
             memory_bytes=self._memory_bytes,
             memory_bytes_per_s=documents.memory_bytes_per_s if kind == "overlap" else None,
             curves=documents.curves[kind],
-            # what another program wrote is kept as it is
+            # Runs written by another program are kept unchanged.
             runs=[*unnamed, *self._runs_of(file)],
         )
 
     def _runs_of(self, file: DocumentFile) -> list[Run]:
-        """Return the runs that a sidecar names, each with the measurements of its document."""
+        """Return the runs of a sidecar, each with the measurements of its document."""
         named = {self._run.id, *(run.id for run in file.earlier)}
         found = []
         for run in self._runs():
             cells = [m for m in run.measurements if file.kind in kinds_of(m)]
-            # the current run is named without a cell too: it may replace what stands before it
+            # The current run is listed even without a cell: it may replace earlier runs.
             if cells or run.id in named:
                 found.append(replace(run, measurements=cells))
         return found
 
 
 def relabelled(measurement: Measurement, labels: Mapping[str, str]) -> Measurement:
-    """Return a measurement whose hosts are called by their labels, in sentences too."""
+    """Return a measurement with host labels instead of host names, also in messages."""
     reason = measurement.reason
     for host, label in labels.items():
-        # sentences about ranks name their hosts, and failed cells keep the sentence; a short
-        # name may be a word of it
+        # Messages about ranks contain host names, and failed cells store the message. A short name
+        # may also be an ordinary word of it, so it is replaced only after "host".
         before = r"(?<![\w.-])" if len(host) > 3 else "(?<=host )"
         reason = reason and re.sub(rf"{before}{re.escape(host)}(?![\w-])", label, reason)
     stragglers = [
@@ -249,7 +249,7 @@ def relabelled(measurement: Measurement, labels: Mapping[str, str]) -> Measureme
 
 
 def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """Return every run once, with the cells of all its copies, in the order of their numbers."""
+    """Return every run once, with the cells of all its copies, in the order of run numbers."""
     metadata: dict[str, Run] = {}
     cells: dict[str, dict[str, Measurement]] = {}
     for run in runs:
@@ -259,7 +259,7 @@ def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
         found = cells.setdefault(run.id, {})
         for measurement in run.measurements:
             earlier = found.get(measurement.key)
-            # of two copies the one that was measured counts
+            # Of two copies, the successfully measured one counts.
             if earlier is None or earlier.status != "ok":
                 found[measurement.key] = measurement
     return tuple(

@@ -1,4 +1,4 @@
-"""One measuring run from its options to the written files; the same code on every rank."""
+"""One hardware measuring run, from its options to the written files; every rank runs this code."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from profiler.record import Record
 from profiler.watch import Trouble, Watch
 
 # --------------------------------------------------------------------------------------------------
-# Predicts how long a run takes, for `--dry-run`: short probes, then the driver's own rules.
+# Predicts the duration of a run for `--dry-run`: short probes, then the driver's own rules.
 #
-# Every kind of cell is probed at two or three sizes that are quick to measure. They give the time
-# of an operation at any size, and their scatter how many repetitions it will take.
+# Every kind of cell is probed at two or three sizes that are quick to measure. The probes give the
+# time of an operation at any size, and their variation the number of repetitions.
 
 
 _PROBE_BYTES = 16 << 20
-"""Largest size that is probed where a kind has a smaller one too."""
+"""Maximum probed message size, bytes, if a kind has smaller sizes too."""
 _PROBE_ITERS = 8
 _PROBE_SECONDS = 0.3
 _LONG_PROBE_S = 0.15
-"""Longest operation that is probed for what large messages take."""
+"""Maximum seconds of an operation that is probed as a large message."""
 _BARRIERS = 20
 
 
 def probe_policy(policy: Policy) -> Policy:
-    """Return how a probe measures: like the run, but briefly."""
+    """Return the stopping rules of a probe: those of the run, but shorter."""
     return replace(
         policy,
         iters=min(policy.iters, _PROBE_ITERS),
         warmup=min(policy.warmup, 2),
         max_seconds=min(policy.max_seconds, _PROBE_SECONDS),
-        # never narrow enough: the scatter of all repetitions is wanted
+        # Never stop early: the variation of all repetitions is needed.
         half_width=0.0,
     )
 
@@ -62,9 +62,9 @@ def forecast(
     driver: Driver,
     session: Session,
 ) -> Forecast:
-    """Return how long `cells` will take; every rank must call it, with the same cells.
+    """Return the forecast of `cells`; every rank must call it with equal cells.
 
-    driver : measures with `probe_policy(policy)`.
+    driver : driver with the stopping rules `probe_policy(policy)`.
     """
     begun_s = time.perf_counter()
     barrier_s = session.largest(_barrier_seconds(session.barrier))
@@ -79,7 +79,7 @@ def forecast(
 
 
 def _barrier_seconds(barrier: Callable[[], None]) -> float:
-    # the first one connects and does not count
+    # The first barrier connects and is not timed.
     barrier()
     begun_s = time.perf_counter()
     for _ in range(_BARRIERS):
@@ -105,18 +105,18 @@ def _kind(cells: Sequence[Cell], policy: Policy, driver: Driver, barrier_s: floa
 def _collective_seconds(
     cells: Sequence[Cell], policy: Policy, driver: Driver, barrier_s: float
 ) -> float:
-    """Return the expected seconds of the cells of a kind together."""
+    """Return the expected total seconds of the cells of one kind."""
     ordered = sorted(cells, key=lambda cell: cell.size_bytes)
     quick = [cell for cell in ordered if cell.size_bytes <= _PROBE_BYTES] or ordered[:1]
     first = driver.measure(quick[-1])  # creates groups and checks the result
     if first.status != "ok":
-        # the others of the kind will fail as quickly
+        # The other cells of the kind will fail as quickly.
         return first.elapsed_s * len(cells)
-    # once more, now that groups exist and the result is checked
+    # Measured again, now that groups exist and the result is checked.
     probes = [driver.measure(cell) for cell in dict.fromkeys((quick[0], quick[-1]))]
-    # what only the first measurement took is paid once for the kind
+    # The extra time of the first measurement is paid once per kind.
     once_s = max(0.0, first.elapsed_s - probes[-1].elapsed_s)
-    # Large messages leave the caches: probe the largest one that is still quick.
+    # Large messages exceed the caches: probe the largest one that is still quick.
     reached = quick[-1].size_bytes
     operation_s = summarize(probes[-1].samples_s["time"]).median_s
     for cell in reversed(ordered):
@@ -128,13 +128,13 @@ def _collective_seconds(
     summaries = [summarize(probe.samples_s["time"]) for probe in probes]
     num_rounds = len(cells[0].rounds)
     probing = probe_policy(policy)
-    # what a cell takes besides its repetitions: buffers, mostly
+    # Seconds of a cell besides its repetitions, mostly for buffers.
     rest_s = [
         probe.elapsed_s - num_rounds * expected_seconds(s.median_s, barrier_s, s.variation, probing)
         for probe, s in zip(probes, summaries, strict=True)
     ]
     times_s = np.array([s.median_s for s in summaries])
-    # larger buffers take no less: noise must not make them, and logs need positive values
+    # Setup time must not decrease with size because of noise; logarithms need positive values.
     setups_s = np.maximum.accumulate(np.maximum(rest_s, 1e-4))
     variation = float(np.median([s.variation for s in summaries]))
     return once_s + sum(
@@ -146,68 +146,68 @@ def _collective_seconds(
 
 
 def _at(size_bytes: float, sizes: NDArray[np.float64], values_s: NDArray[np.float64]) -> float:
-    """Return a probed quantity at a size: power laws between probes, above them proportional."""
+    """Return a probed quantity at a size: power law between probes, proportional above them."""
     above = max(1.0, size_bytes / float(sizes[-1]))
-    # latency counts no more above the largest probe
+    # Latency is negligible above the largest probe.
     return above * float(np.exp(np.interp(np.log(size_bytes), np.log(sizes), np.log(values_s))))
 
 
 def _overlap_seconds(cells: Sequence[Cell], policy: Policy, driver: Driver) -> float:
-    """Return the expected seconds of overlap cells, probed at the smallest.
+    """Return the expected seconds of overlap cells, probed at the smallest size.
 
-    A cell repeats its five phases until its time is spent; a large message makes the first
-    repetition alone longer than that.
+    A cell repeats its five phases until its time is spent. With a large message, the first
+    repetition alone may exceed that time.
     """
     smallest = min(cells, key=lambda cell: cell.size_bytes)
-    # the first connects and loads kernels; the second is what further cells take
+    # The first measurement connects and loads kernels; the second is representative.
     first = driver.measure(smallest)
     probe = driver.measure(smallest)
     once_s = max(0.0, first.elapsed_s - probe.elapsed_s)
     if probe.status != "ok":
         return once_s + probe.elapsed_s * len(cells)
     alone_s = summarize(probe.samples_s["communication_alone"]).median_s
-    # of the probe's time one part in so many was a repetition; the rest is calibration
+    # Calibration takes about as long as one repetition.
     repetition_s = probe.elapsed_s / (len(probe.samples_s["both"]) + 1)
     shortest_s = max(alone_s, OVERLAP_WINDOW_S[driver.device_type])
     total_s = once_s
     for cell in cells:
-        # a window holds at least one communication; below that all sizes take as long
+        # A window contains at least one communication; below that, all sizes take equally long.
         growth = max(1.0, cell.size_bytes / smallest.size_bytes * alone_s / shortest_s)
         longest_s = growth * repetition_s
         repetitions = min(
             policy.iters,
-            # two repetitions are taken in any case, one where it is too long alone
+            # At least two repetitions, or one if a single one exceeds the limit.
             max(2 if longest_s < policy.max_seconds else 1, int(policy.max_seconds / longest_s)),
         )
-        # calibration takes about as long as one more repetition
+        # Calibration takes about as long as one more repetition.
         total_s += (1 + repetitions) * longest_s
     return total_s
 
 
 # --------------------------------------------------------------------------------------------------
-# The run: every rank walks through the same cells.
+# The run: every rank processes the same cells.
 
 
 SAMPLE_S = {"cuda": 1e-3, "cpu": 4e-3}
-"""A repetition lasts at least so long, so that starting and stopping it does not count."""
+"""Minimum seconds of a repetition, so that the cost of starting and stopping it is negligible."""
 _PATIENCE_S = 10.0
-"""How long the end of a run waits for files that are being written."""
+"""Seconds that the end of a run waits for files being written."""
 
 
 @dataclass
 class RunState:
-    """What rank 0's watching thread needs to end a run in order."""
+    """State that rank 0's watch thread needs to end a run in order."""
 
     record: Record[Measurement] | None = None
     progress: Progress | None = None
     cell: Cell | None = None
-    """The cell in flight: neither measured nor marked as failed."""
+    """Cell in flight; it is neither measured nor marked as failed. None between cells."""
     busy: threading.Lock = field(default_factory=threading.Lock)
-    """Held while `cell` changes, so that the end of a run never replaces what was measured."""
+    """Lock held while `cell` changes, so that the end of a run never replaces a measurement."""
 
 
 def run(options: HardwareOptions, argv: Sequence[str]) -> int:
-    """Measure what the options ask for; return the exit code of this process.
+    """Measure the cells that the options request; return the exit code of this process.
 
     Raises
     ------
@@ -227,9 +227,11 @@ def run(options: HardwareOptions, argv: Sequence[str]) -> int:
 def run_watched(
     session: Session, body: Callable[[Watch, RunState], int], *, out: Path, timeout_s: float
 ) -> int:
-    """Return what `body` returns, under watch: trouble is recorded in `out` and ends the process.
+    """Return the result of `body`, run under watch; trouble is recorded and ends the process.
 
-    timeout_s : no step of the watch takes longer. The process groups are closed at the end.
+    out : output folder, named in the message.
+    timeout_s : maximum seconds of one step of the watch.
+    The process groups are closed at the end.
     """
     state = RunState()
 
@@ -247,9 +249,9 @@ def measure_missing(
     measure: Callable[[Cell], Measurement],
     told: Callable[[Measurement], str],
 ) -> None:
-    """Measure the cells that rank 0's record lacks; every rank calls this, with the same cells.
+    """Measure the cells missing in rank 0's record; every rank calls this with equal cells.
 
-    told : says in one line what a cell gave.
+    told : formats the result of a cell as one line.
     """
     is_first = session.rank == 0
     missing: Sequence[Cell] = cells
@@ -257,7 +259,7 @@ def measure_missing(
         missing = state.record.missing(cells)
         for note in state.record.notes:
             say(note)
-    # rank 0 alone knows what files hold, and all ranks must measure the same cells
+    # Only rank 0 has read the files, and all ranks must measure the same cells.
     wanted = session.share("cells", " ".join(cell.key for cell in missing) if is_first else None)
     keys = set(wanted.split())
     chosen = [cell for cell in cells if cell.key in keys]
@@ -310,7 +312,7 @@ def _measure_all(
 
 
 def describe(measurement: Measurement) -> str:
-    """Return one line that says what a cell gave."""
+    """Return the result of a cell as one line."""
     m = measurement
     group = (
         f"{m.group_size} stages" if m.operation.startswith("p2p") else f"groups of {m.group_size}"
@@ -329,31 +331,31 @@ def describe(measurement: Measurement) -> str:
     summary = summarize(m.samples_s["time"])
     line = f"{name}  {format_seconds(summary.median_s):>9s} +-{100 * summary.spread:3.0f} %"
     rate = bus_bytes_per_s(m.operation, m.group_size, m.size_bytes, summary.median_s)
-    # a rank alone has no traffic
+    # A single rank has no traffic.
     return f"{line}  {rate / GB:8.3f} GB/s" if rate else line
 
 
 def _name(session: Session) -> str:
-    """Return what the hardware is called: its device, and how many there are where."""
+    """Return the name of the hardware: device, nodes and GPUs per node."""
     cluster = session.cluster
     device = session.infos[0].device.replace(" ", "-")
     return f"{device}_{cluster.num_nodes}x{cluster.gpus_per_node}"
 
 
 def _finish(state: RunState, session: Session, out: Path, trouble: Trouble) -> None:
-    """Keep what was measured and say why the run ends; called while the main thread hangs."""
+    """Keep the measurements and report why the run ends; called while the main thread hangs."""
     if state.progress is not None:
         state.progress.stop()
     if trouble.is_input_error:
-        # every rank has met the same mistake: one says it
+        # All ranks have the same input error; rank 0 reports it.
         if session.rank == 0:
             say(f"autopar: {trouble.sentence}")
         return
     kept = "everything measured before"
     if state.record is not None:
-        # never released: what the main thread still does is over with this process
+        # Never released: the process exits, so the main thread cannot continue.
         if state.busy.acquire(timeout=_PATIENCE_S) and state.cell is not None:
-            with contextlib.suppress(AutoparError):  # the sentence below matters more
+            with contextlib.suppress(AutoparError):  # the message below matters more
                 state.record.put(unmeasured(state.cell, "failed", trouble.sentence))
         kept = f"{state.record.counts().ok} measured cells"
     say(
