@@ -1,1 +1,1 @@
-"""What `profile-show` shows, compares and validates: profile documents, read without torch."""
+"""`profile-show`: display, comparison and validation of profile documents, without torch."""

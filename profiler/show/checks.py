@@ -1,7 +1,7 @@
-"""What stands behind the numbers of a profile: what is odd in it, and what changed since another.
+"""Validation of one profile, and comparison of two.
 
-Of one profile: the findings of `--validate`, each one sentence with a remedy. Of two: whether they
-can be compared, and whether a change is more than scatter.
+The findings of `--validate` are one sentence each with a remedy. A comparison tests whether two
+profiles are comparable, and whether a change exceeds the scatter.
 """
 
 from __future__ import annotations
@@ -77,21 +77,21 @@ from profiler.show.read import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Numbers that no machine has: times that fall with size, links faster than memory, wrong units.
+# Implausible values: times that fall with size, links faster than memory, wrong units.
 
 
 _DROP = 0.05
-"""Larger messages may be this much faster before it is said, whatever the spread."""
+"""Relative drop in time of a larger message that is tolerated whatever the spread."""
 _UNIT_FACTOR = 4.0
-"""Bandwidth and times of one group differ by more than this only where units are mixed up."""
+"""Ratio of bandwidth to times of one group that only a mix-up of units exceeds."""
 
 
 def monotone(folder: Folder, profile: Profile) -> Iterator[Finding]:
-    """Yield where a larger message takes less time, by more than the samples scatter."""
+    """Yield points where a larger message takes less time, by more than the scatter."""
     for series in series_of(profile).values():
         for small, large in pairwise(series.points):
             drop = small.time_s / large.time_s - 1.0
-            # both scatter: independent spreads add like the sides of a right angle
+            # Both values scatter: independent spreads add in quadrature.
             if drop > max(_DROP, math.hypot(small.spread, large.spread)):
                 path, key = _place(folder, profile, series, large)
                 yield finding(
@@ -105,7 +105,7 @@ def monotone(folder: Folder, profile: Profile) -> Iterator[Finding]:
 
 
 def _place(folder: Folder, profile: Profile, series: Series, point: Point) -> tuple[Path, str]:
-    """Return file and key of a point: a document's, else the sidecar whose cell or curve it is."""
+    """Return file and key of a point in a document, else in the sidecar with its cell or curve."""
     for file in profile.files:
         for entry in file.entries:
             of_entry = (entry.operation, entry.group_size, entry.consecutive)
@@ -123,7 +123,7 @@ def _place(folder: Folder, profile: Profile, series: Series, point: Point) -> tu
 
 
 def plausible(folder: Folder, profile: Profile) -> Iterator[Finding]:
-    """Yield values that are unlikely, with the mistake that explains them."""
+    """Yield unlikely values, with the mistake that explains them."""
     checks: tuple[tuple[DocumentKind, Callable[[HardwareFile, Profile], Iterator[Finding]]], ...]
     checks = (
         ("allreduce", _at_odds_with_times),
@@ -138,11 +138,11 @@ def plausible(folder: Folder, profile: Profile) -> Iterator[Finding]:
 
 
 def _at_odds_with_times(file: HardwareFile, profile: Profile) -> Iterator[Finding]:
-    """Bandwidths of documents and the times beside them, where no samples decide."""
+    """Yield documented bandwidths that contradict the times of their group, without samples."""
     series = series_of(profile)
     for entry in file.entries:
         found = series.get((entry.operation, entry.group_size, entry.consecutive))
-        # where a cell tells the value they are compared exactly, below
+        # Bandwidths with a cell are compared exactly by `_disagreement`.
         if found is None or reference_cell(profile, entry) is not None:
             continue
         rates = [found.bus_bytes_per_s(point) for point in found.points]
@@ -159,7 +159,7 @@ def _at_odds_with_times(file: HardwareFile, profile: Profile) -> Iterator[Findin
 
 
 def _slow_neighbours(file: HardwareFile, profile: Profile) -> Iterator[Finding]:
-    """Groups inside a node that are slower than groups across nodes."""
+    """Yield groups inside a node that are slower than groups across nodes."""
     by_key: dict[tuple[int, bool], HardwareEntry] = {
         (entry.group_size, entry.consecutive): entry for entry in file.entries
     }
@@ -198,19 +198,20 @@ def _coefficient(file: HardwareFile, _: Profile) -> Iterator[Finding]:
 
 
 _DISAGREEMENT = 1e-6
-"""Documents are derived from the samples in double precision; more than this was edited."""
+"""Relative tolerance: documents are derived from the samples in double precision, so a larger
+difference is an edit."""
 _MOST_ALIKE = 3
-"""More findings of one sort in a file become one."""
+"""Maximum findings of one kind listed per file; more become one finding."""
 _AGAIN = "measure it again with `torchrun -m profiler.hardware ... --resume`"
 
 
 def validate(folder: Folder) -> list[Finding]:
-    """Return every finding, errors first, each once."""
+    """Return all findings without duplicates, errors first."""
     found = [error_finding(problem) for problem in folder.problems]
     for profile in folder.profiles:
         for check in CHECKS:
             found += check(folder, profile)
-        # a wrong value contradicts its neighbours, too: it is said by the check that knows why
+        # A wrong value also contradicts its neighbours; the check that knows the cause reports it.
         said = {item.key for item in found} - {None}
         found += [
             item
@@ -219,13 +220,13 @@ def validate(folder: Folder) -> list[Finding]:
         ]
     for path in folder.model_files:
         found += _of_model(path)
-    # a file that belongs to several shapes is found several times
+    # A file that belongs to several shapes is found several times.
     once = dict.fromkeys(found)
     return sorted(once, key=lambda item: item.severity != "error")
 
 
 def _of_model(path: Path) -> Iterator[Finding]:
-    """What is wrong in a file of a model, and what in it contradicts the rest of it."""
+    """Yield errors and contradictions in a model's profile file."""
     known = kind_of(path)
     kind = known[0] if known is not None else None
     problems: tuple[DocumentError, ...] = ()
@@ -261,7 +262,7 @@ def _missing_files(folder: Folder, profile: Profile) -> Iterator[Finding]:
         return
     for kind in KINDS:
         if kind == "sp_time" and profile.world_size == 1:
-            continue  # nobody to talk to
+            continue  # a single device does not communicate
         if profile.file(kind) is None:
             severity: Severity = "warning" if kind == "sp_time" else "error"
             path = folder.path / hardware_file_name(kind, *profile.shape)
@@ -283,9 +284,9 @@ def _missing_keys(folder: Folder, profile: Profile) -> Iterator[Finding]:
                 cells = series.get((kind, group, consecutive))
                 measured = cells is not None and any(p.num_samples for p in cells.points)
                 if (group, consecutive) in keys or measured:
-                    continue  # what was measured is missing for another reason
+                    continue  # a measured key is missing for another reason
                 key = p2p_key(group) if kind == "p2p" else allreduce_key(group, consecutive)
-                # other groups can be derived from one another, the group of all ranks cannot
+                # Other groups can be derived from one another, the group of all ranks cannot.
                 needed = group == world
                 yield finding(
                     "error" if needed else "warning",
@@ -326,7 +327,7 @@ def _disagreement(folder: Folder, profile: Profile) -> Iterator[Finding]:
     if profile.shape is None or not profile.cells or not isinstance(reference, int):
         return
     nodes, gpus = profile.shape
-    # the documents depend on how many hosts there are, not on their names
+    # The documents depend on the number of hosts, not on their names.
     hosts = tuple(f"node{node}" for node in range(nodes) for _ in range(gpus))
     derived = derive(profile.cells, Cluster(hosts=hosts), reference).data
     for file in profile.files:
@@ -334,7 +335,7 @@ def _disagreement(folder: Folder, profile: Profile) -> Iterator[Finding]:
         if expected is None or file.problems:
             continue
         own = {entry.key: entry for entry in file.entries}
-        # what is derived is in the documented unit, whatever the file is in
+        # Derived values are in the documented unit, whatever the unit of the file.
         factor = UNIT_FACTORS[documented_unit(file.kind)]
         for key, value in expected.items():
             entry = own.get(key)
@@ -370,7 +371,7 @@ def _unit(file: HardwareFile) -> str:
 
 
 def _readable(folder: Folder, profile: Profile) -> Iterator[Finding]:
-    """What the planner's reader refuses and nothing here has said: groups, sidecars at odds."""
+    """Yield further errors of the planner's reader: impossible groups, contradicting sidecars."""
     named = {file.kind: file for file in profile.files}
     needed = [named.get(kind) for kind in ("allreduce", "p2p", "overlap")]
     if profile.shape is None or folder.problems or not all(needed):
@@ -388,7 +389,7 @@ def _readable(folder: Folder, profile: Profile) -> Iterator[Finding]:
                     "check the numbers in the file's name",
                 )
     if found:
-        return  # the reader would say the first of them again
+        return  # the reader would report the first of them again
     try:
         read_hardware(
             num_nodes=profile.shape[0],
@@ -399,13 +400,13 @@ def _readable(folder: Folder, profile: Profile) -> Iterator[Finding]:
             sp_time=named["sp_time"].path if "sp_time" in named else None,
         )
     except DocumentError as error:
-        # missing keys have been said already
+        # Missing keys have already been reported.
         if "this key is missing" not in error.problem:
             yield error_finding(error)
 
 
 def _doubtful(profile: Profile) -> Iterator[Finding]:
-    """Values that are unlikely or contradict their neighbours, as the planner's reader has it."""
+    """Yield values that are unlikely or contradict their neighbours, by the planner's rules."""
     known = (s.memory_bytes_per_s for s in profile.sidecars if s.memory_bytes_per_s is not None)
     memory_bytes_per_s = next(known, None)
     for file in profile.files if profile.shape is not None else ():
@@ -437,7 +438,7 @@ def _samples(folder: Folder, profile: Profile) -> Iterator[Finding]:
         for key, text in cell_warnings(_cells_of(file, profile)):
             alike.setdefault(text.partition(":")[0], []).append((key, text))
         for found in alike.values():
-            # on a busy machine every cell says the same
+            # On a busy machine, every cell has this warning.
             shown = found if len(found) <= _MOST_ALIKE else found[:1]
             for key, text in shown:
                 more = len(found) - len(shown)
@@ -462,8 +463,8 @@ def _stragglers(folder: Folder, profile: Profile) -> Iterator[Finding]:
 
 
 def _cells_of(file: HardwareFile, profile: Profile) -> list[Measurement]:
-    """Return the measurements that count and that this file, and none before it, holds."""
-    # a consecutive all-reduce stands in two sidecars, and is said once
+    """Return the current measurements in this file that no earlier file contains."""
+    # A consecutive all-reduce is in two sidecars but is reported once.
     earlier: set[str] = set()
     for other in profile.files:
         if other is file:
@@ -490,11 +491,11 @@ CHECKS: tuple[Callable[[Folder, Profile], Iterator[Finding]], ...] = (
     _samples,
     _stragglers,
 )
-"""Every check of a profile beside the schema, whose errors are found while reading."""
+"""All checks of a profile except the schema, whose errors are found while reading."""
 
 
 # --------------------------------------------------------------------------------------------------
-# What changed between two profiles, and whether the change is more than scatter.
+# Changes between two profiles, and whether they exceed the scatter.
 
 
 Verdict = Literal["regression", "improvement", "within the spread", "unchanged"]
@@ -502,34 +503,34 @@ Kind = Literal["bandwidth", "time", "ratio"]
 
 
 class Change(Record):
-    """One value of both profiles: a documented key, or a point of a curve."""
+    """One value in both profiles: a documented key, or a point of a curve."""
 
     key: str
     kind: Kind
-    """bandwidth: bytes/s, more is better; time: seconds, and ratio: less is better."""
+    """bandwidth: bytes/s, higher is better; time: seconds, and ratio: lower is better."""
     documented: bool
     old: float
     new: float
     spread: float
-    """Of both together, relative: the root of the sum of squares of half their p5-p95 ranges."""
+    """Combined relative spread: the root of the sum of squares of half the p5-p95 ranges."""
     verdict: Verdict
 
     @property
     def ratio(self) -> float:
-        """New over old."""
+        """New value over old value."""
         return self.new / self.old
 
 
 class Comparison(Record):
-    """Two profiles of one shape, value by value."""
+    """Two profiles of one shape, compared value by value."""
 
     changes: tuple[Change, ...]
     only_old: tuple[str, ...]
-    """Keys and curve points that only the old profile has."""
+    """Keys and curve points that exist only in the old profile."""
     only_new: tuple[str, ...]
 
     def count(self, verdict: Verdict) -> int:
-        """Return how many values have this verdict."""
+        """Return the number of values with this verdict."""
         return sum(change.verdict == verdict for change in self.changes)
 
 
@@ -541,13 +542,13 @@ class _Value(Record):
 
 
 def pairs(old: Folder, new: Folder, *, anyway: bool) -> list[tuple[Profile, Profile]]:
-    """Return the profiles of the same shape, old and new; empty where there are none.
+    """Return (old, new) profiles of equal shape; empty if there are none.
 
-    `anyway`: where no shape is in both and each has one profile, these two.
+    anyway : if no shape is in both folders and each has one profile, pair these two.
     """
     found = [(a, b) for b in new.profiles for a in old.profiles if a.shape == b.shape]
     if not found and len(old.profiles) == len(new.profiles) == 1:
-        # an unknown shape may be that of the other
+        # An unknown shape may be that of the other profile.
         either = None in (old.profiles[0].shape, new.profiles[0].shape)
         if anyway or either:
             found = [(old.profiles[0], new.profiles[0])]
@@ -555,7 +556,7 @@ def pairs(old: Folder, new: Folder, *, anyway: bool) -> list[tuple[Profile, Prof
 
 
 def obstacles(old: Profile, new: Profile) -> list[str]:
-    """Return why the numbers of two profiles cannot be compared, in words; empty if they can."""
+    """Return the reasons why two profiles cannot be compared; empty if they can."""
     found = []
     if None not in (old.shape, new.shape) and old.shape != new.shape:
         found.append(f"the old one is of {old.title}, the new one of {new.title}")
@@ -579,7 +580,7 @@ def obstacles(old: Profile, new: Profile) -> list[str]:
 
 
 def circumstances(old: Profile, new: Profile) -> list[str]:
-    """Return what is different and may be the reason of a change, such as a driver, in words."""
+    """Return other differences, such as a driver, that may be the cause of a change."""
     if not old.metadata or not new.metadata:
         return []
     known = obstacles(old, new)
@@ -588,10 +589,10 @@ def circumstances(old: Profile, new: Profile) -> list[str]:
 
 
 def compare(old: Profile, new: Profile, threshold: float) -> Comparison:
-    """Return every value of two profiles with its verdict.
+    """Return all values of two profiles with their verdicts.
 
-    A change counts when the worse value is more than `threshold` (0.05 is 5 %) above the better
-    one and the change exceeds the spread of both samples together.
+    A change counts if the worse value is more than `threshold` (0.05 is 5 %) above the better one
+    and the change exceeds the combined spread of both samples.
     """
     before, after = dict(_values(old)), dict(_values(new))
     changes = []
@@ -618,9 +619,9 @@ def compare(old: Profile, new: Profile, threshold: float) -> Comparison:
 
 
 def _verdict(old: _Value, new: _Value, spread: float, threshold: float) -> Verdict:
-    # above 1 is worse, whatever the unit
+    # A ratio above 1 is worse, whatever the unit.
     slower = new.value / old.value if new.kind != "bandwidth" else old.value / new.value
-    # from the better to the worse value, whichever is the new one
+    # From the better to the worse value, whichever is the new one.
     size = max(slower, 1.0 / slower) - 1.0
     if size <= threshold:
         return "unchanged"
@@ -630,7 +631,7 @@ def _verdict(old: _Value, new: _Value, spread: float, threshold: float) -> Verdi
 
 
 def _values(profile: Profile) -> Iterator[tuple[str, _Value]]:
-    """Yield documented keys in the order of the files, then points that no key says."""
+    """Yield documented keys in file order, then curve points without a key."""
     series = series_of(profile)
     told = set()
     for file in profile.files:
@@ -662,7 +663,7 @@ def _values(profile: Profile) -> Iterator[tuple[str, _Value]]:
 
 
 def _overlap_spread(profile: Profile) -> float:
-    """Return the relative spread of the slow-down that the coefficient is of, 0 if unknown."""
+    """Return the relative spread of the slowdown behind the coefficient, 0 if unknown."""
     found = [
         one
         for cell in profile.cells.values()
@@ -670,14 +671,14 @@ def _overlap_spread(profile: Profile) -> float:
         if cell.operation.startswith("overlap_") and cell.status == "ok"
         if (one := slowdown(cell.samples_s, side)) is not None
     ]
-    # the coefficient is the largest slow-down
+    # The coefficient is the largest slowdown.
     return max(found).spread if found else 0.0
 
 
 def comparison_document(title: str, comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as JSON has it; values in base units.
+    """Return a comparison as a JSON object; values in base units.
 
-    title : which cluster the profiles are of.
+    title : cluster of the profiles.
     """
     return {
         "title": title,

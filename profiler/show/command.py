@@ -1,4 +1,4 @@
-"""`profile-show`: shows, compares and validates measured, estimated and published profiles."""
+"""`profile-show`: show, compare and validate measured, estimated and published profiles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WHAT, _DIFF, _PICTURES = "What to show", "Comparison", "Pictures"
 
 @dataclass(frozen=True, kw_only=True)
 class ShowOptions:
-    """What is shown of a folder of profiles."""
+    """Options of `profile-show`."""
 
     PANEL: ClassVar[str] = _WHAT
 
@@ -93,14 +93,14 @@ def _execute(raw: dict[str, Any]) -> int:
 
 
 def _answer(asked: ShowOptions, document: Mapping[str, Any], exit_code: int = 0) -> bool:
-    """Write the answer of `--json`; return whether tables are to be shown as well."""
+    """Write the answer of `--json`; return True if tables are to be printed as well."""
     from autopar.command.show import write_result
 
     return write_result(asked.json, document, exit_code, command=COMMAND.name)
 
 
 def _check_unit(unit: BandwidthUnit | None, *folders: Folder) -> None:
-    """Refuse a unit that no file was read in, since every one says another itself."""
+    """Raise OptionError for a unit that no file was read in, since all sidecars specify another."""
     files = [file for f in folders for p in f.profiles for file in p.files]
     bandwidths = [file for file in files if file.kind in ("allreduce", "p2p")]
     if unit is None or not bandwidths or any(file.unit == unit for file in bandwidths):
@@ -113,9 +113,9 @@ def _check_unit(unit: BandwidthUnit | None, *folders: Folder) -> None:
 
 
 def _load(path: Path, unit: BandwidthUnit | None, *, models: bool = False) -> Folder:
-    """Return what a path holds.
+    """Return the profiles at a path.
 
-    models : whether files of models with measured times are wanted too.
+    models : True to include model files with measured times.
     """
     from profiler.show.read import load_folder
     from profiler.show.tables import has_fits

@@ -44,12 +44,12 @@ _WIDTH = 80
 _ROWS = 17
 _LABEL = 9
 _MANY = 8
-"""More series than this are drawn in two plots, strided groups apart."""
+"""Maximum series per plot; with more, strided groups get a separate plot."""
 _COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
 
 class Marks(Record):
-    """The characters a plot is made of."""
+    """Characters of a plot."""
 
     points: str
     line: str
@@ -77,7 +77,7 @@ ASCII = Marks(
 
 
 def plots(series: Mapping[SeriesKey, Series]) -> dict[str, list[Series]]:
-    """Return the series that have something to draw, by the title of their plot."""
+    """Return the series with at least two points, by the title of their plot."""
     result: dict[str, list[Series]] = {}
     for operation in OPERATIONS:
         found = [s for s in series.values() if s.operation == operation and len(s.points) > 1]
@@ -93,11 +93,11 @@ def plots(series: Mapping[SeriesKey, Series]) -> dict[str, list[Series]]:
 def value_of(
     quantity: Quantity, series: Series, point: Point
 ) -> tuple[float, float | None, float | None]:
-    """Return the value to draw, s or bytes/s, and the lower and upper end of its bar."""
+    """Return the value to draw, in s or bytes/s, and the lower and upper end of its bar."""
     times = (point.time_s, point.low_s, point.high_s)
     if quantity == "time":
         return times
-    # the longest time is the lowest bandwidth: the ends of a bar change places
+    # The longest time is the lowest bandwidth, so the ends of a bar are swapped.
     middle, high, low = (
         None
         if time is None
@@ -111,7 +111,7 @@ def value_of(
 def show_curves(
     console: Console, series: Mapping[SeriesKey, Series], quantity: Quantity, marks: Marks
 ) -> None:
-    """Print one plot per operation; its series are the sizes and kinds of groups."""
+    """Print one plot per operation, with one series per group size and kind."""
     what = "time" if quantity == "time" else "bus bandwidth in GB/s"
     for name, found in plots(series).items():
         print_heading(console, f"{name}: {what} over message size")
@@ -136,7 +136,7 @@ def draw(series: Sequence[Series], quantity: Quantity, marks: Marks) -> list[Tex
     grid: list[list[tuple[str, str]]] = [[(" ", "")] * columns for _ in range(_ROWS)]
 
     def put(column: float, row: float, mark: str, style: str) -> None:
-        # a time that no machine has is a bandwidth without bound
+        # An implausibly short time gives an infinite bandwidth.
         if not (math.isfinite(column) and math.isfinite(row)):
             return
         if 0 <= round(column) < columns and 0 <= round(row) < _ROWS:
@@ -146,7 +146,7 @@ def draw(series: Sequence[Series], quantity: Quantity, marks: Marks) -> list[Tex
     for s, style in styled:
         first, last = (round(across(s.points[i].size_bytes)) for i in (0, -1))
         growth = size_range[1] / size_range[0]
-        # equal steps of columns are equal factors of size
+        # Equal column steps are equal size factors.
         steps = (size_range[0] * growth ** (c / (columns - 1)) for c in range(first, last + 1))
         for size, value in _fitted(s, quantity, steps):
             put(across(size), up(value), marks.line, style)
@@ -156,7 +156,7 @@ def draw(series: Sequence[Series], quantity: Quantity, marks: Marks) -> list[Tex
             if low is not None and high is not None and low > 0.0:
                 for row in range(math.ceil(up(low)), math.floor(up(high)) + 1):
                     put(across(point.size_bytes), row, marks.bar, style)
-    # points come last, so that neither lines nor bars hide them
+    # Points are drawn last, so that neither lines nor bars hide them.
     for index, (s, style) in enumerate(styled):
         mark = marks.points[index % len(marks.points)]
         for point in s.points:
@@ -181,16 +181,16 @@ _SPAN = 1e-15
 
 
 def _range(values: Iterable[float]) -> tuple[float, float]:
-    """Return the least and the largest value, apart enough for a logarithmic axis."""
+    """Return the smallest and largest value, far enough apart for a logarithmic axis."""
     found = list(values)
     high = max(found)
-    low = max(min(found), high * _SPAN)  # what is less is no measurement, and would hide the others
-    # equal ends would have no length on a logarithmic axis
+    low = max(min(found), high * _SPAN)  # smaller values would hide the others
+    # Equal ends would have no length on a logarithmic axis.
     return (low, high) if high > low * 1.05 else (low / 1.2, high * 1.2)
 
 
 def _scale(low: float, high: float, steps: int) -> Callable[[float], float]:
-    """Return the function from a value to its place on a logarithmic axis from 0 to `steps`."""
+    """Return the function from a value to its position on a logarithmic axis, 0 to `steps`."""
     factor = steps / math.log(high / low)
     return lambda value: math.log(value / low) * factor
 
@@ -198,7 +198,7 @@ def _scale(low: float, high: float, steps: int) -> Callable[[float], float]:
 def _fitted(
     series: Series, quantity: Quantity, sizes: Iterable[float]
 ) -> Iterator[tuple[float, float]]:
-    """Yield sizes and the values of the fitted line there; without a fit nothing."""
+    """Yield (size, value) on the fitted line; nothing without a fit."""
     if series.fit is None:
         return
     latency, per_byte = series.fit
@@ -209,7 +209,7 @@ def _fitted(
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Return round values of an axis: 1, 2, 5 per decade, or decades where there are many."""
+    """Return round values of an axis: 1, 2, 5 per decade, or decades only on a long axis."""
     steps = (1,) if high / low > 300 else (1, 2, 5)
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     found = [step * 10.0**exponent for exponent in exponents for step in steps]
@@ -224,7 +224,7 @@ def _label(quantity: Quantity, value: float) -> str:
 def _foot(
     size_range: tuple[float, float], columns: int, across: Callable[[float], float], marks: Marks
 ) -> list[Text]:
-    """Return the axis of sizes: a tick per factor of 4 or 16, and what they are."""
+    """Return the size axis, with a tick per factor of 4 or 16, and its labels."""
     low, high = (round(math.log2(size)) for size in size_range)
     step = 2 if high - low <= 18 else 4
     exponents = [e for e in range(low, high + 1) if e % step == 0] or [low]
@@ -246,7 +246,7 @@ def _foot(
 
 
 def _legend(styled: Sequence[tuple[Series, str]], marks: Marks) -> list[Text]:
-    """Return what the marks mean, in as many lines as it takes."""
+    """Return the legend of the marks, in as many lines as needed."""
     what = "" if styled[0][0].operation.startswith("p2p") else "ranks: "
     items: list[tuple[str, str]] = [
         (f"{marks.points[index % len(marks.points)]} {series.label}", style)
@@ -268,12 +268,12 @@ def _legend(styled: Sequence[tuple[Series, str]], marks: Marks) -> list[Text]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The picture: curves by operation, written to a file.
+# The picture file: curves by operation.
 
 
 _SUFFIXES = (".png", ".svg")
 _FEW_DECADES = 300.0
-"""Below this ratio of the ends of an axis 2 and 5 are labelled too."""
+"""Ratio of the ends of an axis below which 2 and 5 are labelled too."""
 
 
 def check_suffix(path: Path) -> None:
@@ -287,9 +287,9 @@ def save_picture(folder: Folder, path: Path, aside: Aside | None = None) -> None
 
     Raises
     ------
-    OptionError: another suffix, or the file cannot be written.
+    OptionError: wrong suffix, or the file cannot be written.
     InstallError: matplotlib is not installed.
-    InputError: nothing was measured at more than one size.
+    InputError: no operation was measured at more than one size.
     """
     check_suffix(path)
     rows = [
@@ -324,7 +324,7 @@ def _title(folder: Folder) -> str:
 
 
 def _caption(drawn: Sequence[Series]) -> str:
-    """Return what points, bars and lines mean, as far as they are drawn."""
+    """Return the explanation of the points, bars and lines that are drawn."""
     parts = ["lines: fitted latency + size / bandwidth"]
     if any(point.low_s is not None for series in drawn for point in series.points):
         parts[:0] = ["points: medians", "bars: 5th to 95th percentile"]
@@ -346,7 +346,7 @@ def _plot(axes: Any, found: Sequence[Series], quantity: Quantity, title: str) ->
         bars = None
         if any(value[1] is not None for value in values):
             bars = [
-                # errorbar wants the lengths of bars, not their ends
+                # errorbar expects the lengths of bars, not their ends.
                 [max(0.0, m - (m if low is None else low)) for m, low, _ in values],
                 [max(0.0, (m if high is None else high) - m) for m, _, high in values],
             ]
@@ -362,7 +362,7 @@ def _plot(axes: Any, found: Sequence[Series], quantity: Quantity, title: str) ->
             capsize=2.0,
             label=series.label,
         )
-        # 60 points between the ends of the series
+        # 60 points between the ends of the series.
         steps = (sizes[0] * (sizes[-1] / sizes[0]) ** (i / 59) for i in range(60))
         line = list(_fitted(series, quantity, steps))
         if line:

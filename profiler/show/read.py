@@ -1,7 +1,7 @@
-"""Reads the hardware files of a folder, or one file, leniently: what is wrong is kept as problems.
+"""Lenient reader of the hardware files of a folder, or of one file; errors are kept as problems.
 
-`profile-show` raises the first problem, `--validate` reports all of them. Units are those of the
-files outside and base units inside, as everywhere.
+`profile-show` raises the first problem, `--validate` reports all of them. Files contain their own
+units; values in memory are in base units.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ from profiler.hardware.documents import newest_measurements
 from profiler.hardware.options import cell_key
 
 # --------------------------------------------------------------------------------------------------
-# The kinds of file that `profile-show` knows by their names, and the shape a name says.
+# Kinds of file recognised by name, and the cluster shape in a name.
 
 
 Shape = tuple[int, int]
-"""Nodes, GPUs per node."""
+"""Cluster shape: nodes, GPUs per node."""
 
 _MODEL_FILE = r"(computation|memory)_profiling_.*\.json"
 _ORDER: tuple[DocumentKind, ...] = (
@@ -68,11 +68,11 @@ _ORDER: tuple[DocumentKind, ...] = (
     "computation",
     "memory",
 )
-"""Kinds of file in the order they are shown."""
+"""Kinds of file in display order."""
 
 
 def kind_of(path: Path) -> tuple[DocumentKind, Shape | None] | None:
-    """Return the kind of a file by its name and the shape it is of, None for any other file."""
+    """Return the kind and shape of a file from its name, None for any other file."""
     if path.name.endswith(".meta.json"):
         return None
     model = re.fullmatch(_MODEL_FILE, path.name)
@@ -82,28 +82,28 @@ def kind_of(path: Path) -> tuple[DocumentKind, Shape | None] | None:
 
 
 def is_of_model(kind: DocumentKind) -> bool:
-    """Return whether a document is of a model, and not of hardware."""
+    """Return True if a document describes a model, not hardware."""
     return kind in ("computation", "memory")
 
 
 # --------------------------------------------------------------------------------------------------
-# A finding of `--validate`: one sentence that names file, key, value and remedy.
+# A finding of `--validate`: one sentence with file, key, value and remedy.
 
 
 Severity = Literal["error", "warning"]
 
 
 class Finding(Record):
-    """One thing that is wrong (error) or suspicious (warning)."""
+    """One wrong (error) or suspicious (warning) value."""
 
     severity: Severity
     sentence: str
-    """File, key, value and remedy."""
+    """Message with file, key, value and remedy."""
     key: str | None = None
 
 
 def finding(severity: Severity, path: Path, key: str | None, problem: str, remedy: str) -> Finding:
-    """Return a finding whose sentence is built like every error about a file."""
+    """Return a finding in the format of errors about a file."""
     return error_finding(DocumentError(path, problem, key=key, remedy=remedy), severity)
 
 
@@ -119,55 +119,55 @@ def doubt_finding(path: Path, doubt: Doubt) -> Finding:
 
 
 # --------------------------------------------------------------------------------------------------
-# Reading leniently: units, keys and curves, problems kept beside them.
+# Lenient reading: units, keys and curves, together with their problems.
 
 
 class HardwareFile(Record):
-    """One documented file with its sidecar."""
+    """One document with its sidecar."""
 
     path: Path
     kind: DocumentKind
     shape: Shape | None
     unit: str
     entries: tuple[HardwareEntry, ...]
-    """In the order of operations, groups and sizes."""
+    """Values in the order of operations, groups and sizes."""
     sidecar: Sidecar | None
     problems: tuple[DocumentError, ...]
 
 
 class Profile(Record, eq=False):
-    """The files of one shape, the overlap coefficient among them."""
+    """Files of one cluster shape, including the overlap coefficient."""
 
     shape: Shape | None
-    """None when no file name says it."""
+    """Cluster shape; None if no file name contains it."""
     files: tuple[HardwareFile, ...]
     runs: tuple[Run, ...]
-    """Every run once, the newest last."""
+    """Runs without duplicates, newest last."""
     cells: Mapping[str, Measurement]
-    """By key, in the order measured; of a cell measured twice the last that worked."""
+    """Cells by key, in measuring order; the last successful one if measured repeatedly."""
 
     @property
     def world_size(self) -> int:
-        """Number of devices; without a shape the largest group that is known."""
+        """Number of devices; the largest known group if the shape is unknown."""
         if self.shape is not None:
             return self.shape[0] * self.shape[1]
-        # without a shape the largest group is taken for the world
+        # Without a shape, the largest group counts as the world.
         groups = [entry.group_size for file in self.files for entry in file.entries]
         return max([1, *groups, *(cell.group_size for cell in self.cells.values())])
 
     @property
     def sidecars(self) -> tuple[Sidecar, ...]:
-        """The sidecars that are there, in the order of the files."""
+        """Existing sidecars, in file order."""
         return tuple(file.sidecar for file in self.files if file.sidecar is not None)
 
     @property
     def metadata(self) -> Mapping[str, str | int | float | bool | None]:
-        """What the newest run says of itself, empty where nothing was measured."""
+        """Metadata of the newest run; empty if nothing was measured."""
         return next((run.metadata for run in reversed(self.runs) if run.metadata), {})
 
     @property
     def title(self) -> str:
-        """Nodes and GPUs in words."""
+        """Number of nodes and GPUs as text."""
         if self.shape is None:
             return "shape unknown"
         nodes, gpus = self.shape
@@ -179,7 +179,7 @@ class Profile(Record, eq=False):
 
 
 class Folder(Record):
-    """What a path holds: a profile per shape, and the files of models."""
+    """Content of a path: one profile per shape, and model files."""
 
     path: Path
     profiles: tuple[Profile, ...]
@@ -187,22 +187,22 @@ class Folder(Record):
 
     @property
     def problems(self) -> tuple[DocumentError, ...]:
-        """Everything that makes a file unusable, each once."""
-        # a file that belongs to several shapes has its problems once
+        """All errors that make a file unusable, without duplicates."""
+        # A file that belongs to several shapes has its problems once.
         files = {file.path: file for profile in self.profiles for file in profile.files}
         return tuple(problem for file in files.values() for problem in file.problems)
 
 
 def load_folder(path: Path, unit: BandwidthUnit | None = None) -> Folder:
-    """Return what a folder or a file holds.
+    """Return the content of a folder or file.
 
     Parameters
     ----------
-    unit : of bandwidths in files without a sidecar; GB/s by default.
+    unit : unit of bandwidths in files without a sidecar; None means GB/s.
 
     Raises
     ------
-    InputError: the path does not exist, or nothing in it is a profile document.
+    InputError: the path does not exist or contains no profile document.
     """
     try:
         if not path.exists():
@@ -227,7 +227,7 @@ def load_folder(path: Path, unit: BandwidthUnit | None = None) -> Folder:
     return Folder(
         path=path,
         profiles=tuple(
-            # a name without a shape (overlap) belongs to every shape
+            # A file without a shape in its name (overlap) belongs to every shape.
             _profile(shape, [file for file in files if file.shape in (shape, None)])
             for shape in shapes or [None] * bool(files)
         ),
@@ -236,7 +236,7 @@ def load_folder(path: Path, unit: BandwidthUnit | None = None) -> Folder:
 
 
 def _by_content(path: Path) -> tuple[Path, DocumentKind, Shape | None]:
-    """Return the kind of a file whose name says none: as its sidecar says, else by its keys."""
+    """Return the kind of a file with an unknown name, determined by its keys."""
     if path.name.endswith(".meta.json"):
         document = path.with_name(path.name.removesuffix(".meta.json"))
         raise InputError(f"{path}: this is a sidecar; name the document beside it, {document.name}")
@@ -269,7 +269,7 @@ def _load(
         problems.append(error)
         document = None
     recorded = sidecar.unit if sidecar is not None else None
-    # what a sidecar recorded counts more than the option
+    # The unit recorded in a sidecar takes precedence over the option.
     option = unit if kind in ("allreduce", "p2p") else None
     chosen = recorded or option or documented_unit(kind)
     entries: tuple[HardwareEntry, ...] = ()
@@ -277,7 +277,7 @@ def _load(
         found = document_errors(DOCUMENTS[kind], path, document.data)
         problems += found
         wrong = {error.key for error in found}
-        # what is right is shown even beside what is not, unless only the first errors are known
+        # Valid values are shown even next to invalid ones, unless the list of errors is truncated.
         values = {key: value for key, value in document.data.items() if key not in wrong}
         if len(found) <= MOST_ERRORS and (values or kind != "overlap"):
             whole = read_record(DOCUMENTS[kind], path, values)
@@ -311,10 +311,10 @@ def _profile(shape: Shape | None, files: list[HardwareFile]) -> Profile:
     for file in files:
         of_file = file.sidecar.runs if file.sidecar is not None else []
         for run in of_file:
-            # a run stands in several sidecars
+            # A run is in several sidecars.
             runs[run.id or tuple(sorted(run.metadata.items(), key=itemgetter(0)))] = run
         for key, cell in newest_measurements(of_file).items():
-            # the overlap file names no shape: what it holds of other clusters is not of this one
+            # The overlap file has no shape in its name; skip its cells from other clusters.
             whole_world = cell.operation.startswith("overlap_")
             if whole_world and shape is not None and cell.group_size != shape[0] * shape[1]:
                 continue
@@ -325,7 +325,7 @@ def _profile(shape: Shape | None, files: list[HardwareFile]) -> Profile:
 
 
 def stamps(profile: Profile) -> list[str]:
-    """Return what keeps the numbers from being measurements of a machine, in words."""
+    """Return labels for numbers that are not measurements of a real machine."""
     sidecars = profile.sidecars
     found = []
     if any(sidecar.estimated for sidecar in sidecars):
@@ -338,7 +338,7 @@ def stamps(profile: Profile) -> list[str]:
 
 
 def stragglers(profile: Profile) -> dict[tuple[int, str], list[tuple[str, float]]]:
-    """Return cells and ratios to the median rank, by rank and host that were much slower."""
+    """Return (cell, ratio to the median) of slow ranks, by rank and host."""
     found: dict[tuple[int, str], list[tuple[str, float]]] = {}
     for cell in profile.cells.values():
         for straggler in cell.stragglers:
@@ -349,7 +349,7 @@ def stragglers(profile: Profile) -> dict[tuple[int, str], list[tuple[str, float]
 
 
 def cell_warnings(cells: Iterable[Measurement]) -> list[tuple[str, str]]:
-    """Return what is suspicious about the samples of cells: (key, sentence)."""
+    """Return suspicious properties of the samples of cells: (key, sentence)."""
     found = []
     for cell in cells:
         for quantity, samples in cell.samples_s.items() if cell.status == "ok" else ():
@@ -359,28 +359,28 @@ def cell_warnings(cells: Iterable[Measurement]) -> list[tuple[str, str]]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Times over message size, one series per operation and kind of group, from whatever knows them.
+# Times over message size, one series per operation and kind of group, from all sources.
 #
-# Raw samples come before the curves of a sidecar, and those before the documented times: the first
-# that has a size gives the point.
+# Raw samples take precedence over the curves of a sidecar, and those over documented times: the
+# first source with a size gives the point.
 
 
 SeriesKey = tuple[str, int, bool]
 """Operation, group size (pipeline stages for p2p), consecutive."""
 
 _FIT_POINTS = 3
-"""Fewest points a line is fitted to."""
+"""Minimum points of a fitted line."""
 
 
 class Point(Record):
-    """The time of one message size with its spread."""
+    """Time of one message size with its spread."""
 
     size_bytes: float
     time_s: float
     low_s: float | None = None
-    """5th percentile of the samples."""
+    """5th percentile of the samples, seconds; None if unknown."""
     high_s: float | None = None
-    """95th percentile of the samples."""
+    """95th percentile of the samples, seconds; None if unknown."""
     num_samples: int | None = None
 
     @property
@@ -399,18 +399,18 @@ class Series(Record, dict=True):
     consecutive: bool
     points: tuple[Point, ...]
     scope: str | None
-    """intra-node or inter-node, None where neither samples nor a shape say it."""
+    """intra-node or inter-node; None if neither samples nor a shape determine it."""
     given_fit: tuple[float, float] | None = None
-    """Latency in s and seconds per byte as a sidecar says."""
+    """Latency in s and seconds per byte from a sidecar; None if it has none."""
 
     @property
     def key(self) -> SeriesKey:
-        """What tells a series from the others."""
+        """Identity of the series in its profile."""
         return self.operation, self.group_size, self.consecutive
 
     @property
     def label(self) -> str:
-        """The group in words, for a legend."""
+        """Label of the group, for a legend."""
         if self.operation.startswith("p2p"):
             return f"{self.group_size} stages"
         return f"{self.group_size}" + ("" if self.consecutive else " strided")
@@ -429,10 +429,10 @@ class Series(Record, dict=True):
 
     @property
     def slope_bytes_per_s(self) -> float | None:
-        """Bus bandwidth of ever larger messages, from the fit; bytes/s."""
+        """Asymptotic bus bandwidth from the fit, bytes/s; None without a usable fit."""
         if self.fit is None or self.fit[1] <= 0.0:
             return None
-        # without its latency a byte takes the slope
+        # Without latency, one byte takes the slope.
         return bus_bytes_per_s(self.operation, self.group_size, 1.0, self.fit[1])
 
     def bus_bytes_per_s(self, point: Point) -> float:
@@ -442,7 +442,7 @@ class Series(Record, dict=True):
 
 @lru_cache(maxsize=8)
 def series_of(profile: Profile) -> Mapping[SeriesKey, Series]:
-    """Return every series of a profile, in the order of operations, groups and kinds."""
+    """Return all series of a profile, in the order of operations, groups and kinds."""
     points: dict[SeriesKey, dict[float, Point]] = {}
     scopes: dict[SeriesKey, str] = {}
     fits: dict[SeriesKey, tuple[float, float]] = {}
@@ -489,12 +489,12 @@ def series_of(profile: Profile) -> Mapping[SeriesKey, Series]:
 
 
 def point_key(series: Series, point: Point) -> str:
-    """Return the name of a curve's point, spelt like the cell it is measured in."""
+    """Return the name of a curve's point, in the format of cell keys."""
     return cell_key(series.operation, series.group_size, series.consecutive, point.size_bytes)
 
 
 def time_of(cell: Measurement) -> Summary | None:
-    """Return the statistics of a collective's or transfer's samples, None if it has none."""
+    """Return the statistics of a collective's or transfer's samples, None if there are none."""
     samples = cell.samples_s.get("time")
     return summarize(samples) if samples and cell.status == "ok" else None
 
@@ -510,7 +510,7 @@ def _measured(size_bytes: float, summary: Summary) -> Point:
 
 
 def scope_by_shape(profile: Profile, key: SeriesKey) -> str | None:
-    """Return whether groups stay on a node, as the shape says; None if it is unknown."""
+    """Return the scope of groups from the shape, None if it is unknown."""
     if profile.shape is None:
         return None
     nodes, gpus = profile.shape
@@ -518,15 +518,16 @@ def scope_by_shape(profile: Profile, key: SeriesKey) -> str | None:
     if nodes == 1:
         return "intra-node"
     if operation.startswith("p2p") or not consecutive:
-        return "inter-node"  # ranks i and i + W/g; of stages, some pair crosses
-    # neighbours stay in a node where their groups divide it
+        return "inter-node"  # ranks i and i + W/g; for stages, some pair crosses nodes
+    # Consecutive ranks stay in a node if the group size divides its GPUs.
     return "intra-node" if gpus % group_size == 0 else "inter-node"
 
 
 def reference_cell(profile: Profile, entry: HardwareEntry) -> Point | None:
-    """Return the measured point that a documented bandwidth stands for, None if there is none.
+    """Return the measured point of a documented bandwidth, None if there is none.
 
-    The newest run names the message size; without it the point with the nearest bandwidth.
+    The newest run contains the message size; without it, the point with the nearest bandwidth is
+    used.
     """
     if entry.size_bytes is not None or entry.operation not in OPERATIONS:
         return None
@@ -543,14 +544,14 @@ def reference_cell(profile: Profile, entry: HardwareEntry) -> Point | None:
 
     def distance(point: Point) -> float:
         rate = bus_bytes_per_s(entry.operation, entry.group_size, point.size_bytes, point.time_s)
-        # of ratios, so that half and double are equally far
+        # Distance of ratios, so that half and double are equally far.
         return abs(math.log(rate / entry.value))
 
     return min(chosen, key=distance, default=None)
 
 
 def folder_document(folder: Folder) -> dict[str, Any]:
-    """Return what a folder holds as JSON has it: seconds, bytes and bytes per second."""
+    """Return the content of a folder as a JSON object: seconds, bytes and bytes per second."""
     return {
         "profiles": [_profile_document(profile) for profile in folder.profiles],
         "model_files": [str(path) for path in folder.model_files],

@@ -1,7 +1,7 @@
-"""What `profile-show` prints: the head of a profile, its tables, a comparison, findings.
+"""Output of `profile-show`: header of a profile, its tables, a comparison, findings.
 
-Every section of a profile is a function of `SECTIONS` and prints nothing where there is nothing to
-show. `profile-model` ends with the table of fitted times.
+Every section of a profile is a function in `SECTIONS` and prints nothing if it has no data.
+`profile-model` ends with the table of fitted times.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from profiler.show.read import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Fitted times of a model as a table; `profile-model` ends with it, `profile-show` shows all.
+# Fitted times of a model as a table, printed by `profile-model` and `profile-show`.
 
 
 _COLUMNS = ["part", "pass", "sharding", "mode", "largest", "ms/sample", "90 %", "launch", "worst"]
@@ -60,7 +60,7 @@ _EXACT = 1e-9
 
 
 def show_fits(console: Console, fits: Sequence[TimeFit]) -> None:
-    """Print a row for every fit, those that are far from a time in another colour."""
+    """Print one row per fit; fits far from a measured time are coloured."""
     if not fits:
         return
     print_heading(console, "fitted times")
@@ -92,17 +92,17 @@ def _fit_row(fit: TimeFit) -> list[str]:
         f"{cell.fitted_s / per_sample:.4g}",
         interval,
         "" if launch_s is None else format_seconds(float(f"{launch_s:.3g}")),
-        # as few cells as terms are met exactly, which says nothing
+        # With as few cells as terms, the fit is exact, which proves nothing.
         f"{100 * fit.worst_relative:+.1f} %" if abs(fit.worst_relative) > _EXACT else "exact",
     ]
 
 
 # --------------------------------------------------------------------------------------------------
-# Files of models: what is known of a computation file beyond its documented keys.
+# Model files: data of a computation file beyond its documented keys.
 
 
 def has_fits(path: Path) -> bool:
-    """Return whether a file of a model is one of times with a sidecar beside it.
+    """Return True if a model file contains times and has a sidecar.
 
     Raises
     ------
@@ -115,9 +115,9 @@ def has_fits(path: Path) -> bool:
 
 
 def show_model(console: Console, path: Path) -> None:
-    """Print where the times of a model come from, and how well formulas go through them.
+    """Print the source of a model's times, and the quality of the fits.
 
-    Fits of an older sidecar, which has none, are made of its samples.
+    Fits missing in an older sidecar are computed from its samples.
     """
     sidecar = read_sidecar(path, "computation")
     assert sidecar is not None, "the caller asks has_fits"
@@ -134,7 +134,7 @@ def show_model(console: Console, path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Where a profile comes from, by key of its metadata.
+# Source of a profile, by key of its metadata.
 
 
 _LABELS: dict[str, dict[str, str]] = {
@@ -155,13 +155,13 @@ _LABELS: dict[str, dict[str, str]] = {
         "cuda_graph": "CUDA graphs",
     },
 }
-"""Lines of the head: the metadata they show and the words before each."""
+"""Lines of the header: metadata keys and the text before each value."""
 _LISTED = 8
-"""Cells listed by name before the rest is counted."""
+"""Maximum cells listed by name; the rest is counted."""
 
 
 def show_head(console: Console, folder: Folder, profile: Profile) -> None:
-    """Print what a profile is, where and how it was measured, and what it is not."""
+    """Print the shape of a profile, where and how it was measured, and its limitations."""
     name = next((sidecar.name for sidecar in profile.sidecars if sidecar.name), None)
     print_heading(console, f"hardware profile of {profile.title}" + (f": {name}" if name else ""))
     for stamp in stamps(profile):
@@ -182,7 +182,7 @@ def show_head(console: Console, folder: Folder, profile: Profile) -> None:
         tools = ", ".join(dict.fromkeys(sidecar.tool for sidecar in profile.sidecars))
         print_pair(console, "source", f"{source} ({tools})")
     data = dict(profile.metadata)
-    # the source says the command already
+    # The source already contains the command.
     if str(data.get("command")) in source:
         del data["command"]
     for label, keys in _LABELS.items():
@@ -200,7 +200,7 @@ def show_head(console: Console, folder: Folder, profile: Profile) -> None:
 
 
 def _worded(words: str, value: str | float | bool | None) -> str:
-    """Return a circumstance in words; empty for what is unknown or does not hold."""
+    """Return a metadata value as text; empty if it is unknown or false."""
     if value is None or value is False:
         return ""
     return words if value is True else f"{words}{value}"
@@ -242,7 +242,7 @@ def _listed(keys: Sequence[str], most: int) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Sections of hardware.
+# Hardware sections.
 
 
 _TIME_COLUMNS = 11
@@ -283,7 +283,7 @@ def show_bandwidth(console: Console, profile: Profile) -> None:
 
 
 def _reference_bytes(profile: Profile) -> float | None:
-    """Return the message size that documented bandwidths are measured at, None if unknown."""
+    """Return the message size of the documented bandwidths in bytes, None if unknown."""
     named = profile.metadata.get("reference_bytes")
     if isinstance(named, int | float) and named:
         return float(named)
@@ -315,7 +315,7 @@ def _bandwidth_row(
     elif point is not None and point.low_s is not None:
         value = bus_bytes_per_s(key[0], key[1], point.size_bytes, point.time_s)
     else:
-        return None  # times alone are shown in the table of times
+        return None  # without bandwidth, shown in the table of times
     return _link(profile, key, series, value, point)
 
 
@@ -333,7 +333,7 @@ def _link(
         spread = f"{format_rate(slow)}-{format_rate(fast)}"
         count = str(point.num_samples) if point.num_samples is not None else ""
     if series is not None and series.fit is not None:
-        # three digits, since a fit knows no more
+        # Three digits: a fit is not more precise.
         latency = format_seconds(float(f"{series.fit[0]:.3g}"))
         if series.slope_bytes_per_s is not None:
             slope = format_rate(series.slope_bytes_per_s)
@@ -400,7 +400,7 @@ def _ms(time_s: float | None) -> str:
 
 
 def show_overlap(console: Console, profile: Profile) -> None:
-    """Print what computation and communication cost each other."""
+    """Print the mutual slowdown of computation and communication."""
     file = profile.file("overlap")
     entry = next(iter(file.entries), None) if file is not None else None
     cells = [
@@ -453,20 +453,20 @@ SECTIONS: tuple[Callable[[Console, Profile], None], ...] = (
     show_times,
     show_overlap,
 )
-"""The tables of a profile in the order they are printed."""
+"""Tables of a profile in the order they are printed."""
 
 
 # --------------------------------------------------------------------------------------------------
-# What the three questions to `profile-show` print: a profile, a comparison, findings.
+# Output of the three modes of `profile-show`: a profile, a comparison, findings.
 
 
 _ONE_SIDE = 12
-"""Keys of one side that are named before the rest is counted."""
+"""Maximum keys of one side listed by name; the rest is counted."""
 _STYLES = {"regression": "bold red", "improvement": "green"}
 
 
 def show_folder(console: Console, folder: Folder, quantity: Quantity | None) -> None:
-    """Print every profile of a folder: head, tables, curves, troubles."""
+    """Print every profile of a folder: header, tables, curves, problems."""
     marks = UNICODE if console.encoding.lower().startswith("utf") else ASCII
     for profile in folder.profiles:
         show_head(console, folder, profile)
@@ -485,7 +485,7 @@ def show_comparison(
     threshold: float,
     circumstances: Sequence[str],
 ) -> None:
-    """Print documented keys, and of the points of curves those that changed."""
+    """Print documented keys and the curve points that changed."""
     print_heading(console, title)
     for clause in circumstances:
         print_pair(console, "different", clause)
@@ -504,7 +504,7 @@ def show_comparison(
     listed = [
         change
         for change in comparison.changes
-        # points of curves are many, so only what changed is listed
+        # Curve points are many, so only changed ones are listed.
         if change.kind != "time" or change.verdict in ("regression", "improvement")
     ]
     if listed:
@@ -542,7 +542,7 @@ def _value(change: Change, value: float) -> str:
 
 
 def show_findings(console: Console, findings: Sequence[Finding], num_files: int) -> None:
-    """Print one line per finding, and how many there are."""
+    """Print one line per finding, and their number."""
     for item in findings:
         console.print(f"{item.severity}: {item.sentence}", markup=False, soft_wrap=True)
     errors = sum(item.severity == "error" for item in findings)
