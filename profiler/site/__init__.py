@@ -1,1 +1,1 @@
-"""Measures what a cluster reaches of its card: `torchrun -m profiler.site` writes a site file."""
+"""Site profiler: `torchrun -m profiler.site` measures a cluster relative to its card."""

@@ -1,4 +1,4 @@
-"""`torchrun -m profiler.site`: measures what a cluster reaches of its card, in three minutes."""
+"""`torchrun -m profiler.site`: measure a cluster relative to its card, in about three minutes."""
 
 from __future__ import annotations
 

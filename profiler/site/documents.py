@@ -1,8 +1,7 @@
-"""From measured cells to a site file, and the record that keeps both.
+"""Site file derived from measured cells, and the record that keeps both.
 
-Figures are a pure function of the measurements and of the card, so that a file can always be
-derived again from its sidecar: with another card, say. What a factor means is said in
-`autopar.rates.site`.
+Figures depend only on the measurements and the card, so a file can always be derived again from its
+sidecar, for example with another card. `autopar.rates.site` defines the factors.
 """
 
 from __future__ import annotations
@@ -47,29 +46,29 @@ from profiler.site.options import GEMM, HOST, MEMCOPY, SiteOptions
 
 
 _SLOW = 1.1
-"""A rank whose products take so much longer than the median rank's is named."""
+"""Time of a rank's GEMMs over the median rank's above which the rank is reported as slow."""
 
 
 class Asked(records.Record):
-    """What a site file says beside what was measured."""
+    """Content of a site file that is not measured."""
 
     name: str
     card: Card | None
     card_name: str | None
-    """As the catalog or the user calls it."""
+    """Name of the card, from the catalog or the user; None if the card is unknown."""
     adapter_bytes_per_s: float | None
     cluster: Cluster
     device: str
     torch: str
     dtype: str
     synthetic: bool
-    """True where several ranks share a GPU: then no figure is a machine's."""
+    """True if several ranks share a GPU, so that no figure describes a real machine."""
 
 
 def collective_times(
     measurements: Iterable[Measurement], cluster: Cluster
 ) -> tuple[CollectiveTime, ...]:
-    """Return the medians of all collectives that were measured, by group, operation and size."""
+    """Return the median times of all measured collectives, by group, operation and size."""
     rows = [
         CollectiveTime(
             operation=m.operation,  # type: ignore[arg-type]  # one of these is what is left
@@ -90,7 +89,7 @@ def collective_times(
 def figures(
     measurements: Mapping[str, Measurement], asked: Asked
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the content of the site file, and sentences on what it lacks or what is odd."""
+    """Return the content of the site file, and notes on missing or unusual values."""
     by_name = {m.operation: m for m in measurements.values() if m.status == "ok"}
     notes = [] if asked.card is not None else [_NO_CARD]
     source = (
@@ -102,7 +101,7 @@ def figures(
         source = f"synthetic, several ranks share one GPU and no figure is a machine's; {source}"
 
     def entry(value: float, spread: float) -> dict[str, Any]:
-        # six digits are far below what two runs agree on
+        # Six digits are well below the difference between two runs.
         return {
             "value": float(f"{value:.6g}"),
             "quality": quality,
@@ -179,7 +178,7 @@ _NO_LARGE = (
 
 
 def _put_products(data: dict[str, Any], m: Measurement, asked: Asked, entry: Any) -> list[str]:
-    """Add the rate of matrix products and the clock; return sentences."""
+    """Add GEMM rate and clock to `data`; return notes."""
     side = math.isqrt(round(float(m.size_bytes) / ELEMENT_BYTES[asked.dtype]))
     notes = []
     rate = gemm_flop(side) / summarize(m.samples_s["time"]).median_s
@@ -209,15 +208,15 @@ def _put_products(data: dict[str, Any], m: Measurement, asked: Asked, entry: Any
 
 
 def _spread(samples_s: Sequence[float]) -> float:
-    """Return the share by which nine of ten samples differ from their median at most."""
+    """Return the 90 % quantile of the samples' relative deviation from their median."""
     found = np.asarray(samples_s)
     return float(np.quantile(np.abs(found / np.median(found) - 1.0), 0.9))
 
 
 def _apart(m: Measurement) -> float:
-    """Return the same of the samples of the slowest rank, or of the ranks where that is more."""
+    """Return the larger spread: that of the slowest rank's samples, or that between ranks."""
     medians = np.asarray(m.group_medians_s)
-    # the figure is the slowest rank's: how much quicker are others?
+    # The figure is that of the slowest rank, so compare it with the faster ones.
     ranks = float(np.quantile(1.0 - medians / medians.max(), 0.9))
     return max(_spread(m.samples_s["time"]), ranks)
 
@@ -229,7 +228,10 @@ def _apart(m: Measurement) -> float:
 def site_metadata(
     infos: Sequence[RankInfo], argv: Sequence[str], options: SiteOptions, **in_use: Any
 ) -> Metadata:
-    """Return the circumstances of a run; in_use : what options and defaults became."""
+    """Return the metadata of a run.
+
+    in_use : values in use, after options and defaults are resolved.
+    """
     command = ["torchrun", "...", "-m", "profiler.site", *argv]
     return {
         **machine_metadata(infos, command, folder=None if options.host_names else options.out),
@@ -239,12 +241,12 @@ def site_metadata(
 
 
 def site_path(out: Path, name: str) -> Path:
-    """Return the path of the file of a site in a folder."""
+    """Return the path of a site file in a folder."""
     return out / f"site_{name}.json"
 
 
 class SiteRecord(ClusterRecord):
-    """The measurements of a site, in its file and the sidecar of that."""
+    """Measurements of a site, in its file and sidecar."""
 
     OWN_ROWS: ClassVar[Mapping[str, str]] = {
         "gemm_size": "rows of the matrices",
@@ -252,7 +254,7 @@ class SiteRecord(ClusterRecord):
     }
 
     def __init__(self, options: SiteOptions, metadata: Metadata, asked: Asked) -> None:
-        """Open the record of a site; errors as `Record`."""
+        """Open the record of a site; raises the errors of `Record`."""
         self.path = site_path(options.out, asked.name)
         self._site = asked
         super().__init__(
@@ -269,11 +271,11 @@ class SiteRecord(ClusterRecord):
 
     @property
     def measurements(self) -> dict[str, Measurement]:
-        """The measurements that count now, by cell, those of earlier runs included."""
+        """Current measurements by cell key, those of earlier runs included."""
         return newest(m for run in counting_runs(self._runs()) for m in run.measurements)
 
     def derived(self) -> tuple[dict[str, Any], list[str]]:
-        """Return the content of the site file now, and sentences on it."""
+        """Return the current content of the site file, and notes on it."""
         return figures(self.measurements, self._site)
 
     def _runs(self) -> list[Run]:
@@ -286,7 +288,7 @@ class SiteRecord(ClusterRecord):
         hosts = self._run.metadata.get("hosts")
         yield Content(
             file,
-            # of no cell there is no figure
+            # Without a measured cell there is no figure.
             data if any(m.status == "ok" for m in self.measurements.values()) else None,
             Sidecar(
                 version=SIDECAR_VERSION,

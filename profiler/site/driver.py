@@ -1,8 +1,8 @@
-"""Measures one cell of a site; collectives and copies are measured as those of `profiler.hardware`.
+"""Measurement of one cell of a site; collectives and copies are measured as in `profiler.hardware`.
 
-Here are the two that it does not have: matrix products back to back until the clock has settled,
-and the time that the host takes for a layer. All ranks do both at the same time, as in training:
-GPUs of a node share its power and cooling, and processes its cores.
+Two operations are specific to a site: GEMMs back to back until the clock has settled, and the host
+overhead of a layer. All ranks measure both at the same time, as in training: GPUs of a node share
+its power and cooling, and processes share its cores.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from profiler.site.options import GEMM, HOST, SiteOptions, gemm_size
 from profiler.watch import Watch
 
 # --------------------------------------------------------------------------------------------------
-# What of a row of repetitions counts.
+# Selection of repetitions.
 
 
 _REPETITION_S = 0.25
-"""A repetition of products: the pauses between them are a thousandth of it, and of a GPU's heat."""
+"""Seconds of a repetition of GEMMs: the pauses between repetitions are a thousandth of that, too
+short to cool a GPU."""
 _FEWEST, _MOST_REPETITIONS = 9, 1200
 _FIRST_S = 1.0
-"""What a short benchmark takes, before the clock has settled."""
+"""Seconds of a short benchmark, before the clock has settled."""
 _SETTLED_SHARE = 3
-"""The last third of the time counts."""
+"""Only the last third of the time counts."""
 
 
 def repetitions(seconds: float, operation_s: float) -> tuple[int, int]:
-    """Return how many repetitions of how many operations last so long together, each from 1."""
+    """Return (repetitions, operations per repetition) that fill `seconds`, each at least 1."""
     count = int(min(max(seconds / _REPETITION_S, _FEWEST), _MOST_REPETITIONS))
     return count, max(1, round(seconds / count / operation_s))
 
@@ -68,13 +69,13 @@ SMALL_LAYER = LayerSpec(
     gated_mlp=True,
     norm_parameters_per_hidden=2,
 )
-"""A layer whose kernels are over before the host has started the next."""
+"""Layer whose kernels finish before the host has launched the next ones."""
 _LAYERS = 8
-"""Layers in a row: some 500 kernels, of which a device queues 1,024 before its host waits."""
+"""Layers in sequence: about 500 kernels; a device queues 1,024 before its host must wait."""
 
 
 class SiteDriver(Driver):
-    """Measures cells on this rank together with the same object on all others."""
+    """Measures cells on this rank together with the drivers of all other ranks."""
 
     def __init__(
         self, session: Session, watch: Watch, policy: Policy, options: SiteOptions
@@ -83,7 +84,7 @@ class SiteDriver(Driver):
         self._options = options
 
     def measure(self, cell: Cell) -> Measurement:
-        """Return the measurement of a cell, the same on every rank."""
+        """Return the measurement of a cell, equal on all ranks."""
         own = {GEMM: self._products, HOST: self._layer}
         if cell.operation not in own:
             return super().measure(cell)
@@ -91,7 +92,7 @@ class SiteDriver(Driver):
         return self.timed(lambda: own[cell.operation](cell))
 
     def _products(self, cell: Cell) -> Measurement:
-        """Measure out = x w^T of square matrices, which no rank interrupts for another."""
+        """Measure GEMMs out = x w^T back to back, without synchronizing the ranks in between."""
         import torch
 
         session, side = self._session, gemm_size(self._options, self._session.device.type)
@@ -103,7 +104,7 @@ class SiteDriver(Driver):
                 f"its matrices take {format_bytes(needed)} on a rank, {format_bytes(free)} are "
                 "free; choose a smaller --gemm-size",
             )
-        # random values: on zeros a device draws less power, and its clock stays up
+        # Random values: with zeros a device draws less power, and its clock stays high.
         x, w, out = (
             torch.randn(side, side, device=session.device, dtype=session.dtype) for _ in range(3)
         )
@@ -112,8 +113,8 @@ class SiteDriver(Driver):
             torch.mm(x, w.t(), out=out)
 
         once = self._timer.bind(product, 1)
-        once()  # loads kernels and makes workspaces
-        # a few only, so that the first second is the first
+        once()  # loads kernels and allocates workspaces
+        # Only a few, so that the first second of load is measured.
         operation_s = session.largest(min(once() for _ in range(2)))
         count, loops = repetitions(self._options.gemm_seconds, operation_s)
         repetition = self._timer.bind(product, loops)
@@ -137,7 +138,7 @@ class SiteDriver(Driver):
         )
 
     def _layer(self, cell: Cell) -> Measurement:
-        """Measure what starting a layer's kernels takes, whether or not a device has run them."""
+        """Measure the host time of launching a layer's kernels, without waiting for the device."""
         from profiler.model.layers.blocks import build_layer, layer_inputs
         from profiler.model.layers.sharding import Sharding
         from profiler.model.timing import Passes
@@ -147,7 +148,7 @@ class SiteDriver(Driver):
         layer = build_layer(SMALL_LAYER, whole, **kind)
         passes = Passes(layer, layer_inputs(SMALL_LAYER, whole, batch=1, **kind))
         flaw = passes.rehearse("the size of a small layer", backward=True)
-        # all take the same way on, whoever has met it
+        # All ranks must agree, whichever rank found the flaw.
         if session.largest(0.0 if flaw is None else 1.0):
             return unmeasured(cell, "failed", flaw or "the layer's output is not finite elsewhere")
         clock = HostTimer()
@@ -156,14 +157,14 @@ class SiteDriver(Driver):
         def play() -> list[float]:
             found = []
             for repetition in stages:
-                # with an empty queue the host never waits for room in it
+                # With an empty queue the host never has to wait for free slots.
                 self._timer.synchronize()
                 found.append(repetition())
             self._timer.synchronize()
             passes.drop()
             return found
 
-        # the first ones load kernels
+        # The first repetitions load kernels.
         for _ in range(self._policy.warmup):
             play()
         self._watch.step(cell.key)
@@ -188,9 +189,10 @@ class SiteDriver(Driver):
         medians_s: NDArray[np.float64],
         loops: int,
     ) -> Measurement:
-        """Return the measurement of a cell that every rank does alone: its samples, what all took.
+        """Return the measurement of a cell that every rank runs alone.
 
-        The samples are of the slowest rank, for which the others wait in a training step.
+        Its samples are those of the slowest rank, for which the others wait in a training step. Its
+        medians are those of all ranks.
         """
         ranks = [(rank,) for rank in range(self._session.world_size)]
         return Measurement(
@@ -207,9 +209,9 @@ class SiteDriver(Driver):
 def forecast_site(
     cells: Sequence[Cell], session: Session, watch: Watch, policy: Policy, options: SiteOptions
 ) -> Forecast:
-    """Return how long a run takes: its collectives and copies are probed, products take their time.
+    """Return the forecast of a run: collectives and copies are probed, GEMM time is an option.
 
-    Every rank must call it, with the same cells.
+    Every rank must call it with equal cells.
     """
     driver = Driver(session, watch, probe_policy(policy), check=options.check)
     own = {GEMM: options.gemm_seconds, HOST: _HOST_S}
@@ -226,4 +228,4 @@ def forecast_site(
 
 
 _HOST_S = 2.0
-"""What the host's cell takes, imports included."""
+"""Seconds of the host cell, imports included."""

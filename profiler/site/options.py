@@ -1,6 +1,6 @@
-"""What `torchrun -m profiler.site` is asked to do, and the cells that follow from it.
+"""Options of `torchrun -m profiler.site`, and the cells to be measured.
 
-How a cell is measured is in `driver`.
+The measurement of a cell is in `driver`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from profiler.options import FILES, HOW, MACHINE, WHAT, RankOptions, budget, che
 _SAID = "What is said of it"
 PANELS = (WHAT, HOW, MACHINE, _SAID, FILES)
 GEMM, MEMCOPY, HOST = "gemm", "memcopy", "host_layer"
-"""Operations beside the collectives."""
+"""Operations measured in addition to the collectives."""
 _SIZES = "1M,16M,128M,512M"
 _GROUPS = (2, 4, 8)
-"""Sizes of groups in a node beside that of all its ranks."""
+"""Group sizes inside a node, in addition to the group of all its ranks."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -113,13 +113,13 @@ class SiteOptions(RankOptions):
 
 
 def build_options(**given: object) -> SiteOptions:
-    """Return the options that the words of a command line mean.
+    """Return the options of a parsed command line.
 
     given : option, with hyphens or underscores -> text, or value in base units.
 
     Raises
     ------
-    OptionError: a value is unusable, or two options contradict each other.
+    OptionError: a value is invalid, or two options contradict each other.
     """
     options = make(SiteOptions, read_given(given, SiteOptions))
     check_out(options.out)
@@ -127,7 +127,7 @@ def build_options(**given: object) -> SiteOptions:
 
 
 def check_world(options: SiteOptions, world: int) -> None:
-    """Raise InputError where the card or the model is none, before torch is loaded."""
+    """Raise InputError if the card or the model does not exist, before torch is loaded."""
     from autopar.documents.catalog import find_card, find_model
 
     if options.card is not None:
@@ -136,7 +136,7 @@ def check_world(options: SiteOptions, world: int) -> None:
         find_model(options.model)
 
 
-_DEVICES = (  # what a GPU calls itself, the narrower pattern first -> its card
+_DEVICES = (  # device name reported by a GPU, specific patterns first -> its card
     (r"GB300", "gb300"),
     (r"GB200", "gb200"),
     (r"B300", "b300"),
@@ -162,29 +162,31 @@ _DEVICES = (  # what a GPU calls itself, the narrower pattern first -> its card
 
 
 def guess_card(device: str) -> str | None:
-    """Return the shipped card of a device by what it calls itself, None for any other."""
+    """Return the shipped card of a device name, None for an unknown device."""
     return next((card for pattern, card in _DEVICES if re.search(pattern, device)), None)
 
 
 def default_name(device: str, cluster: Cluster) -> str:
-    """Return the name of a site that nobody named, such as `h200_1x8`."""
+    """Return the default name of a site, such as `h200_1x8`."""
     said = guess_card(device) or re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     return f"{said}_{cluster.num_nodes}x{cluster.gpus_per_node}"
 
 
 def gemm_size(options: SiteOptions, device_type: str) -> int:
-    """Return the rows and columns of the matrices: large ones keep a device busy for a while."""
+    """Return the edge of the square matrices, large enough to keep the device busy."""
     return options.gemm_size or (8192 if device_type == "cuda" else 1024)
 
 
 def plan_cells(
     options: SiteOptions, cluster: Cluster, *, device_type: str, element_bytes: int
 ) -> tuple[Cell, ...]:
-    """Return the cells of a run, in the order they are measured.
+    """Return the cells of a run, in measuring order.
 
-    device_type : `cuda` or `cpu`; element_bytes : of the type in use. Collectives are measured in
-    all groups of 2, 4, 8 and all ranks of a node, then across nodes: all ranks, and groups of one
-    rank on every node; always all groups at once, as in training.
+    device_type : `cuda` or `cpu`.
+    element_bytes : size of the element type in use.
+    Collectives are measured in groups of 2, 4, 8 and all ranks of a node. Across nodes they are
+    measured in the group of all ranks and in groups of one rank per node. All groups run at once,
+    as in training.
     """
     world, per_node = cluster.world_size, cluster.gpus_per_node
     side = gemm_size(options, device_type)
@@ -199,7 +201,7 @@ def plan_cells(
     kinds = [(size, True) for size in reversed(inside)]
     if cluster.num_nodes > 1:
         kinds.append((world, True))
-        # with one rank on every node a group of all ranks is the same
+        # With one rank per node, this is the group of all ranks.
         kinds += [(cluster.num_nodes, False)] if per_node > 1 else []
     groups = [
         arranged(operation, ranks, consecutive, size, cluster)
@@ -211,5 +213,5 @@ def plan_cells(
 
 
 def _largest_first(sizes: Sequence[int]) -> list[int]:
-    # a run that ends early has left what the factors are made of
+    # Largest first: a run that ends early then has the sizes that determine the factors.
     return sorted(sizes, reverse=True)

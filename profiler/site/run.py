@@ -1,4 +1,4 @@
-"""One run of `profiler.site` from its options to the written file and what is said of it."""
+"""One run of `profiler.site`, from its options to the written file and its summary."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from profiler.watch import Watch
 
 
 def run(options: SiteOptions, argv: Sequence[str]) -> int:
-    """Measure what the options ask for; return the exit code of this process.
+    """Measure the cells that the options request; return the exit code of this process.
 
     Raises
     ------
     AutoparError: the run cannot begin. Later trouble is reported and ends the process.
     """
-    # before anything is measured, since it is needed at the end
+    # Loaded before measuring, since the summary at the end needs it.
     spec = load_spec(options.model)
     padded_vocab_size(spec)
     session = open_session(options)
@@ -105,13 +105,13 @@ def _measure_all(
 def _asked(session: Session, options: SiteOptions) -> Asked:
     info = session.infos[0]
     name = options.name or default_name(info.device, session.cluster)
-    # what is resumed keeps what it was compared with, unless something else is named
+    # A resumed run keeps the card of the earlier run unless the user names another.
     earlier = read_document(site_path(options.out, name)) if options.resume else None
     said = (earlier or {}).get("card")
     card_name = options.card or (said if isinstance(said, str) else guess_card(info.device))
     card = None if card_name is None else load_card(card_name)
     if card is not None and card_name is not None and not Path(card_name).is_file():
-        card_name = card.path.stem  # an alias stands for it
+        card_name = card.path.stem  # replaces an alias by the card's name
     return Asked(
         name=name,
         card=card,
@@ -126,7 +126,7 @@ def _asked(session: Session, options: SiteOptions) -> Asked:
 
 
 def _adapters(document: Mapping[str, object] | None) -> float | None:
-    """Return the adapters that a site file names, None without any that can be read."""
+    """Return the nominal network rate in a site file, bytes/s; None if missing or invalid."""
     entry = (document or {}).get("adapter_bytes_per_s")
     value = entry.get("value") if isinstance(entry, dict) else None
     legal = isinstance(value, int | float) and not isinstance(value, bool)
@@ -134,7 +134,7 @@ def _adapters(document: Mapping[str, object] | None) -> float | None:
 
 
 def described(measurement: Measurement) -> str:
-    """Return one line that says what a cell gave."""
+    """Return the result of a cell as one line."""
     m = measurement
     if m.status != "ok" or m.operation not in (GEMM, HOST):
         return describe(m)
@@ -156,11 +156,11 @@ def _middle(samples_s: Sequence[float]) -> float:
 
 
 # --------------------------------------------------------------------------------------------------
-# What is said at the end.
+# The summary.
 
 
 def _summary(record: SiteRecord, options: SiteOptions, asked: Asked, spec: ModelSpec) -> int:
-    """Print the figures beside the card's, and name the files; return 1 if cells failed."""
+    """Print the figures next to the card's, and the file paths; return 1 if cells failed."""
     _, notes = record.derived()
     if record.path.exists():
         site = read_site(load_object(record.path))
@@ -178,7 +178,7 @@ def _summary(record: SiteRecord, options: SiteOptions, asked: Asked, spec: Model
 
 
 def _rows(site: Site, card: Card | None) -> list[list[str]]:
-    """Return what was measured, what the card said, and the factor between them."""
+    """Return rows of measured value, nominal value of the card, and their ratio."""
 
     def row(what: str, measured: str, said: str = "", factor: float | None = None) -> list[str]:
         return [what, measured, said, "" if factor is None else f"{factor:.3g}"]
@@ -210,7 +210,7 @@ def _tera(flop_per_s: float) -> str:
 
 
 def _collective_rows(site: Site, card: Card | None) -> list[list[str]]:
-    """Return the largest size of every operation and group, with the bus bandwidth."""
+    """Return the largest size of every operation and group, with its bus bandwidth."""
     largest = {(row.operation, row.ranks, row.nodes): row for row in site.collectives}
     found = []
     for row in largest.values():
@@ -236,7 +236,7 @@ def _collective_rows(site: Site, card: Card | None) -> list[list[str]]:
 
 
 def _foretold(site: Site, spec: ModelSpec, batch: int, cluster: Cluster) -> str:
-    """Return a sentence on how long a training step would take, from the absolute figures."""
+    """Return a sentence with the predicted time of a training step, from absolute figures."""
     element_bytes = 4.0 if site.gemm_dtype == "fp32" else 2.0
     ranks = cluster.world_size
     work = data_parallel_work(
