@@ -1,4 +1,4 @@
-"""autopar-verify: profile this machine, search, run plans, and say how well they were predicted."""
+"""autopar-verify: profile this machine, search, run plans, and report the prediction errors."""
 
 from __future__ import annotations
 

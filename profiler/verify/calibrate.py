@@ -1,4 +1,4 @@
-"""From measured plans to `calibration.json`: prices them at other factors, fits, and checks."""
+"""Calibration from measured plans: prices plans at other factors, fits, and cross-checks."""
 
 from __future__ import annotations
 
@@ -26,43 +26,43 @@ from profiler.verify.folder import Folder
 from profiler.verify.plans import Candidate, Lines
 
 # --------------------------------------------------------------------------------------------------
-# Fits the calibration: factors that bring predictions nearest to what was measured.
+# Fits the calibration: the factors with the smallest errors of the predictions.
 #
-# A predicted step is T(c, k) of the factors of computation and communication. It is homogeneous of
-# degree 1 (both twice, twice the time) and piecewise linear, because exchanges hide behind
-# computation; so at any point T = c*a + k*b with a, b its derivatives (Euler). The columns a and b
-# come from pricing the plans again with another factor of communication, and the fit
+# A predicted step is T(c, k), with the factors of computation and communication. It is homogeneous
+# of degree 1 (both doubled, time doubled) and piecewise linear, because communication overlaps with
+# computation. So at any point T = c*a + k*b with the derivatives a, b (Euler). The columns a and b
+# come from pricing the plans again with another communication factor. The fit
 #
 #     measured = c*a + k*b + fixed,   MOST >= c, k >= LEAST, MOST_S >= fixed >= 0
 #
-# weighs relative errors, large ones less (Huber, Ann. Math. Statist. 35 (1964) 73).
+# weighs relative errors, and large ones less (Huber, Ann. Math. Statist. 35 (1964) 73).
 
 
 LEAST = 0.1
-"""No factor is smaller: a tenth of the profile is no correction but another machine."""
+"""Lower limit of factors: a tenth of the profile is no correction but another machine."""
 _HUBER = 1.345
-"""Of 95 % efficiency for normal errors."""
+"""Tuning constant of Huber's weights, with 95 % efficiency for normal errors."""
 _FIT_TURNS = 30
 _SMALL = 1e-3
-"""A column below this share of the measured times determines nothing."""
+"""Fraction of the measured times below which a column determines nothing."""
 
 
 class TimeColumns(Record):
-    """What each plan's step is made of, in seconds at factors of 1; (n,) each."""
+    """Components of each plan's step, in seconds at factors of 1; shape (n,) each."""
 
     computation: F64
     communication: F64
 
 
 class Fitted(Record):
-    """Factors; None where the plans say nothing of one."""
+    """Fitted factors; None if the plans do not determine one."""
 
     computation: float
     communication: float | None
     fixed_s: float
 
     def times_s(self, columns: TimeColumns) -> F64:
-        """Return the calibrated times of plans."""
+        """Return the calibrated step times of the plans, seconds."""
         k = 1.0 if self.communication is None else self.communication
         result: F64 = (
             self.computation * columns.computation + k * columns.communication + self.fixed_s
@@ -71,24 +71,25 @@ class Fitted(Record):
 
 
 def fit_times(columns: TimeColumns, measured_s: F64) -> Fitted:
-    """Return the factors; at least as many plans as unknowns, else fixed seconds are left at 0.
+    """Return the fitted factors.
 
-    What is above the most that a calibration holds is set to that.
+    With as many plans as unknown factors or fewer, the fixed seconds stay 0. Values above the
+    limits of a calibration file are set to the limit.
     """
     communicates = bool((columns.communication > _SMALL * measured_s).any())
-    # no factor is below LEAST: fitted is what is above, which is never negative
+    # No factor is below LEAST: fit the excess, which is never negative.
     base = LEAST * columns.computation
     parts = [columns.computation]
     if communicates:
         base = base + LEAST * columns.communication
         parts.append(columns.communication)
     else:
-        # too little to tell its factor, which stays 1
+        # Too little communication to determine its factor, which stays 1.
         base = base + columns.communication
     if len(measured_s) > len(parts):
         parts.append(np.ones_like(measured_s))
     design = np.stack(parts, axis=1)
-    # what the least factors explain already is taken off; never below 0, which nothing could fit
+    # Subtract the part that the minimum factors explain; never below 0, which nothing could fit.
     found = _robust(design, measured_s, np.minimum(base, measured_s))
     has_fixed = len(parts) == 2 + communicates
     return Fitted(
@@ -99,7 +100,7 @@ def fit_times(columns: TimeColumns, measured_s: F64) -> Fitted:
 
 
 def left_out_s(columns: TimeColumns, measured_s: F64) -> F64:
-    """Return the time of every plan by the factors that all others give, (n,) seconds."""
+    """Return the time of every plan with the factors fitted to all others, (n,) seconds."""
     count = len(measured_s)
     result = np.empty(count)
     for k in range(count):
@@ -112,26 +113,26 @@ def left_out_s(columns: TimeColumns, measured_s: F64) -> F64:
 
 
 def fit_bytes(predicted: F64, counted: F64) -> float:
-    """Return the factor of memory: the median ratio, at most MOST; few odd plans do not move it.
+    """Return the memory factor: the median ratio, at most MOST, robust against few outliers.
 
-    Most stages are predicted within a percent and a few are far above; those say something of
-    their kind of plan and nothing of the others.
+    Most stages are predicted within a percent and a few are far above. Those are typical of their
+    kind of plan, not of the others.
     """
     return min(float(np.median(counted / predicted)), MOST)
 
 
 def _robust(design: F64, target: F64, base: F64) -> F64:
-    """Return x >= 0 for base + design @ x ~ target, by Huber's weights of relative errors."""
+    """Return x >= 0 for base + design @ x ~ target, with Huber's weights of relative errors."""
     weights = np.ones_like(target)
     found = np.zeros(design.shape[1])
     for _ in range(_FIT_TURNS):
         before = found
-        # over the target, since errors are relative
+        # Divided by the target, since errors are relative.
         found = nonnegative_fit(design, target - base, weights / target)
         errors = np.abs((base + design @ found) / target - 1.0)
-        # 1.4826 makes a deviation of normal errors of their median; below 1e-4 all are good
+        # 1.4826 converts the median of normal errors to a deviation; below 1e-4 all are good.
         limit = _HUBER * max(1.4826 * float(np.median(errors)), 1e-4)
-        # the root: residuals are multiplied by it, and their squares have Huber's weight
+        # The root, since residuals are multiplied by it and their squares get Huber's weight.
         weights = np.sqrt(np.minimum(1.0, limit / np.maximum(errors, 1e-12)))
         if np.allclose(found, before, rtol=1e-6, atol=1e-12):
             break
@@ -139,11 +140,11 @@ def _robust(design: F64, target: F64, base: F64) -> F64:
 
 
 # --------------------------------------------------------------------------------------------------
-# Factors from measured plans: priced, fitted, drawn again, and refused where they say nothing.
+# Factors from measured plans: priced, fitted, resampled, and omitted if undetermined.
 
 
 FEWEST = 4
-"""With fewer plans three factors would explain anything."""
+"""Minimum number of plans: with fewer, three factors would explain anything."""
 _STEP = 1e-3
 _NEAR = 0.01
 _TURNS = 3
@@ -152,7 +153,7 @@ _SEED = 5
 
 
 class Subject(Record):
-    """What the calibration is of, as its file says it."""
+    """Hardware and model of a calibration, in the terms of its file."""
 
     hardware: str
     world_size: int
@@ -166,7 +167,7 @@ class Subject(Record):
     estimated: bool = False
 
     def document(self, **content: object) -> CalibrationDocument:
-        """Return a calibration of it with this content."""
+        """Return the calibration document of this subject with the given content."""
         hardware = {
             "name": self.hardware,
             "world_size": self.world_size,
@@ -186,7 +187,7 @@ class Subject(Record):
 
 
 class Factor(NamedTuple):
-    """What was fitted, and between which values it is with 95 %."""
+    """Fitted factor with its 95 % interval."""
 
     value: float
     low: float
@@ -194,25 +195,25 @@ class Factor(NamedTuple):
 
 
 class Calibrated(Record):
-    """Fitted factors, their intervals, and the errors before, after and left out."""
+    """Fitted factors, their intervals, and the errors before, after and held out."""
 
     factors: Mapping[str, Factor]
-    """Of computation, communication, fixed_s and memory those that the plans tell."""
+    """Factors of computation, communication, fixed_s and memory that the plans determine."""
     names: tuple[str, ...]
     measured_s: tuple[float, ...]
     before_s: tuple[float, ...]
     after_s: tuple[float, ...]
-    """Priced again with the factors, not only by the columns of the fit."""
+    """Step times priced again with the factors, not only with the columns of the fit; seconds."""
     left_out_s: tuple[float, ...]
-    """By the factors that all other plans give."""
+    """Step times with the factors fitted to all other plans, seconds."""
     memory_before: float | None
-    """Median |predicted / counted - 1| over stages."""
+    """Median |predicted / counted - 1| over stages; None if no memory was counted."""
     memory_after: float | None
     notes: tuple[str, ...] = ()
 
     @property
     def is_advised(self) -> bool:
-        """Whether the factors bring a plan that they were not fitted to nearer to its time."""
+        """True if the factors reduce the error of plans that they were not fitted to."""
         return self.error(self.left_out_s) < self.error(self.before_s)
 
     def error(self, times_s: Sequence[float]) -> float:
@@ -227,7 +228,7 @@ def calibrate(
     lines: Lines,
     folder: Folder,
 ) -> Calibrated:
-    """Return the calibration of at least `FEWEST` plans; prices each of them a few times more.
+    """Return the calibration of at least `FEWEST` plans; prices each of them a few more times.
 
     Raises
     ------
@@ -244,7 +245,7 @@ def calibrate(
         times = fit_times(columns, measured)
         c, k = times.computation, 1.0 if times.communication is None else times.communication
         after = pricer.times_s(c, k) + times.fixed_s
-        # T is linear only piecewise: at the new factors other columns may hold
+        # T is only piecewise linear: at the new factors other columns may apply.
         if np.allclose(after, times.times_s(columns), rtol=_NEAR):
             break
     drawn, drawn_memory = _draws(comparison, columns)
@@ -292,7 +293,7 @@ def _error(ratios: F64) -> float:
 
 
 def _clipped(factors: Mapping[str, Factor]) -> list[str]:
-    """Return what is to be said of intervals that end at the most that a calibration holds."""
+    """Return notes on intervals that reach the limits of a calibration file."""
     names = {name: (f"factor of {name}", MOST) for name in factors}
     names["fixed_s"] = ("time of every step", MOST_S)
     return [
@@ -328,7 +329,7 @@ def calibration_document(found: Calibrated, subject: Subject) -> CalibrationDocu
 
 
 class _Pricer:
-    """Prices all plans at other factors, by `autopar-search --evaluate --calibration`."""
+    """Prices all plans at other factors, with `autopar-search --evaluate --calibration`."""
 
     def __init__(
         self, plans: Sequence[Path], subject: Subject, lines: Lines, folder: Folder
@@ -340,7 +341,7 @@ class _Pricer:
 
     def times_s(self, computation: float, communication: float) -> F64:
         """Return the step times in seconds, (n,)."""
-        # these prices are there already
+        # These prices exist already.
         if computation == communication == 1.0:
             return np.array([read_priced(plan)[1] for plan in self._plans])
         name = f"c{computation:.6g}-k{communication:.6g}"
@@ -363,12 +364,12 @@ class _Pricer:
     def columns(self, computation: float, communication: float) -> TimeColumns:
         """Return the derivatives of the step times at these factors."""
         here = self.times_s(computation, communication)
-        # a factor above MOST would be refused
+        # A factor above MOST would be refused.
         step = _STEP if communication * (1.0 + _STEP) <= MOST else -_STEP
         there = self.times_s(computation, communication * (1.0 + step))
-        # T never falls with communication: a slope below 0 is rounding
+        # T never decreases with communication, so a negative slope is rounding.
         slope = np.maximum((there - here) / (communication * step), 0.0)
-        # Euler: T = c*a + k*b, so that a follows from T and b
+        # Euler: T = c*a + k*b, so a follows from T and b.
         rest = np.maximum((here - communication * slope) / computation, 0.0)
         return TimeColumns(computation=rest, communication=slope)
 
@@ -376,7 +377,7 @@ class _Pricer:
 def _draws(
     comparison: Comparison, columns: TimeColumns
 ) -> tuple[list[tuple[TimeColumns, F64]], list[float]]:
-    """Return what to fit again: other rounds and other plans, and memory of other stages."""
+    """Return resampled inputs of the fit: rounds and plans for times, stages for memory."""
     plans = [row.plan for row in comparison.plans]
     times = resampled_s(plans, _DRAWS)
     generator = np.random.default_rng(_SEED)
@@ -397,7 +398,7 @@ def _draws(
 
 
 def _stages(comparison: Comparison) -> tuple[F64, F64]:
-    """Return predicted and counted bytes of all stages of all plans that were counted."""
+    """Return predicted and counted bytes of all stages of all plans with counted memory."""
     pairs = [
         pair
         for row in comparison.plans
@@ -410,5 +411,5 @@ def _stages(comparison: Comparison) -> tuple[F64, F64]:
 
 def _around(value: float, drawn: Sequence[float]) -> Factor:
     low, high = interval_of(np.array(drawn)) if drawn else (value, value)
-    # few draws may all lie on one side of the fit itself
+    # A few draws may all lie on one side of the fit itself.
     return Factor(value, min(low, value), max(high, value))

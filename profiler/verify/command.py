@@ -1,7 +1,7 @@
-"""`autopar-verify`: are this machine's plans as fast as predicted, and in that order?
+"""`autopar-verify`: compare predicted with measured step times and ranks of plans.
 
-One verification from beginning to end, its JSON document, what a person sees of it, and the command
-line.
+Contains one verification from beginning to end, its JSON document, its terminal output, and the
+command line.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ _COUNT_GPUS = "import torch; print(torch.cuda.device_count() if torch.cuda.is_av
 
 
 class Verification(Record):
-    """What was found."""
+    """Result of a verification."""
 
     subject: Subject
     comparison: Comparison
     calibrated: Calibrated | None
-    """None with too few plans."""
+    """Calibration; None with fewer than `FEWEST` plans."""
     calibration_path: Path | None
     notes: tuple[str, ...]
 
@@ -83,17 +83,17 @@ class Verification(Record):
 def verify(
     options: VerifyOptions, say: Callable[[str], None], start: Start = start_process
 ) -> Verification:
-    """Verify this machine's predictions; everything is kept in the work folder.
+    """Verify this machine's predictions; all files are kept in the work folder.
 
     Parameters
     ----------
-    say : takes one line for stderr.
+    say : prints one line on stderr.
     start : runs the commands.
 
     Raises
     ------
-    CommandError : a command failed that nothing can do without.
-    InputError : an option, or a file that a command wrote, is unusable.
+    CommandError : a required command failed.
+    InputError : an option, or a file that a command wrote, is invalid.
     """
     folder = Folder(options, say, start)
     with folder.held():
@@ -110,7 +110,7 @@ def _verify(options: VerifyOptions, folder: Folder) -> Verification:
             folder.run(command)
     notes: list[str] = []
     candidates = choose_plans(options, lines, folder, notes)
-    # if this call ends early, it would stand beside other runs
+    # If this call ends early, an old calibration would be left with other runs.
     folder.drop_calibration()
     plans = _measure(options, candidates, lines, folder, notes)
     if len(plans) < MINIMUM_PLANS:
@@ -138,9 +138,9 @@ def _verify(options: VerifyOptions, folder: Folder) -> Verification:
 
 
 def planned_commands(options: VerifyOptions) -> Iterator[str]:
-    """Yield the command lines of a verification, without starting any.
+    """Yield the command lines of a verification, without running any.
 
-    Which plans are run follows from the searches, so one stands for all.
+    The plans to run depend on the searches, so one plan represents all.
     """
     lines = Lines(options, options.device or find_device(options.nproc))
     spec_layers = _spec(options, lines).num_layers
@@ -161,7 +161,7 @@ def planned_commands(options: VerifyOptions) -> Iterator[str]:
 
 
 def find_device(num_ranks: int) -> Device:
-    """Return cuda where torch finds a GPU for every rank, else cpu; asks another process."""
+    """Return cuda if torch finds a GPU for every rank, else cpu; uses a separate process."""
     done = subprocess.run(
         [sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True, check=False
     )
@@ -187,11 +187,11 @@ def _measure(
     folder: Folder,
     notes: list[str],
 ) -> list[MeasuredPlan]:
-    """Run every plan once per round; every other round backwards, so that a drift cancels."""
+    """Run every plan once per round; odd rounds run in reverse order, so that a drift cancels."""
     rounds: dict[str, list[RunSamples]] = {candidate.name: [] for candidate in candidates}
     for turn in range(options.repeats):
         for candidate in candidates if turn % 2 == 0 else reversed(candidates):
-            # a plan that failed in one round is not started again
+            # A plan that failed in one round is not started again.
             if candidate.name not in rounds:
                 continue
             command = lines.run(candidate.name, candidate.label, candidate.path, turn)
@@ -213,7 +213,7 @@ def _measure(
 
 
 def _disturbed(shares: Sequence[float]) -> list[str]:
-    """Return what is to be said of other processes while plans ran."""
+    """Return a note on other processes if they used the processors while plans ran."""
     if not shares or max(shares) < _DISTURBED:
         return []
     typical, most = f"{median(shares):.0%}", f"{max(shares):.0%}"
@@ -262,7 +262,7 @@ VERSION = 1
 
 
 def verify_document(options: VerifyOptions, found: Verification) -> dict[str, Any]:
-    """Return what was predicted and measured, and what follows; times in s, memory in bytes."""
+    """Return the JSON document of a verification; times in s, memory in bytes."""
     subject, comparison = found.subject, found.comparison
     summary = {key: value for key, value in asdict(comparison).items() if key != "plans"}
     return {
@@ -328,11 +328,11 @@ def _calibration(verification: Verification) -> dict[str, Any] | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# On the terminal.
+# Terminal output.
 
 
 _WITHIN = 0.05
-"""A predicted best that takes so much longer than the measured best is as good as it."""
+"""Excess of the predicted best over the measured best up to which it counts as equally good."""
 
 
 def show_verification(console: Console, found: Verification) -> None:
@@ -364,8 +364,8 @@ def show_verification(console: Console, found: Verification) -> None:
 
 def _table(plans: Sequence[ComparedPlan]) -> Table:
     columns = ("predicted", "measured", "", "error", "ranks", "MiB", "counted", "error")
-    table = make_table("plan", *columns, spaced=True).__rich__()  # it has a caption
-    table.columns[0].min_width = 16  # a label is folded to words, not to letters
+    table = make_table("plan", *columns, spaced=True).__rich__()  # its caption is set below
+    table.columns[0].min_width = 16  # fold labels at words, not at letters
     for row in plans:
         low, high = row.interval_s
         table.add_row(
@@ -443,7 +443,7 @@ def _factors(found: Calibrated) -> list[str]:
 
 
 def _advice(found: Calibrated, subject: Subject, path: Path) -> list[str]:
-    """Return whether to use the calibration, and with what."""
+    """Return whether to use the calibration, and with which hardware files."""
     name, device = str(path), device_of(subject.hardware)
     if not found.is_advised:
         return [
@@ -458,7 +458,7 @@ def _advice(found: Calibrated, subject: Subject, path: Path) -> list[str]:
 
 
 def _ms(time_s: float, digits: int = 4) -> str:
-    # seconds to ms
+    # Seconds to ms.
     value = time_s * 1e3
     return f"{value:.0f}" if value >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
@@ -505,7 +505,7 @@ def _execute(raw: dict[str, Any]) -> int:
 
 
 def _check_writable(path: str) -> None:
-    """Raise an OptionError before minutes of measuring, where the result could not be written."""
+    """Raise OptionError if the result cannot be written, before minutes of measuring."""
     folder = next(parent for parent in Path(path).absolute().parents if parent.exists())
     if not folder.is_dir() or Path(path).is_dir() or not os.access(folder, os.W_OK):
         raise OptionError(

@@ -1,8 +1,8 @@
-"""Predicted against measured: errors, ranks, and how sure they are after so few rounds.
+"""Predicted against measured: errors, ranks, and their intervals from few rounds.
 
-A round starts every plan once, so what disturbs the machine for a while disturbs neighbours alike.
-Intervals come from resampling rounds (the same for all plans) and steps inside them; with fewer
-than six rounds they understate what another day would show.
+A round starts every plan once, so a temporary disturbance of the machine affects all plans of the
+round. Intervals come from resampling rounds (common to all plans) and steps inside them. With fewer
+than six rounds they underestimate the variation between days.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from autopar.errors import DocumentError
 from autopar.records import Record, shorten
 
 # --------------------------------------------------------------------------------------------------
-# What the runs of the plans found, beside what was predicted of them.
+# Measured samples of the plans, and their predictions.
 
 
 class RunSamples(Record):
-    """One start of one plan."""
+    """Samples of one start of one plan."""
 
     step_s: tuple[float, ...]
-    """Of every timed step, the slowest rank's."""
+    """Seconds of every timed step, on the slowest rank."""
     peak_bytes: tuple[int, ...]
-    """By rank; empty where it was not said."""
+    """Peak bytes by rank; empty if unknown."""
     peak_source: str = "counted"
 
 
@@ -42,21 +42,21 @@ class MeasuredPlan(Record):
     chosen: str
     predicted_s: float
     predicted_bytes: tuple[int, ...]
-    """By stage, of what `peak_bytes` holds."""
+    """Predicted peak bytes by stage, comparable with `peak_bytes`."""
     rounds: tuple[RunSamples, ...]
     strategy: Mapping[str, Any]
-    """The strategy file."""
+    """Content of the strategy file."""
     interval_s: tuple[float, float] | None = None
-    """Of the prediction, by the spread of the profiles."""
+    """Interval of the predicted step time by the spread of the profiles, s; None if unknown."""
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
-        """By stage: the most on one of its ranks in any round; empty where it was not said."""
+        """Peak bytes by stage, maximum over ranks and rounds; empty if unknown."""
         columns = [run.peak_bytes for run in self.rounds if run.peak_bytes]
         if not columns:
             return ()
         by_rank = [max(values) for values in zip(*columns, strict=True)]
-        # ranks of a stage are consecutive
+        # Ranks of a stage are consecutive.
         each = len(by_rank) // len(self.predicted_bytes)
         return tuple(
             max(by_rank[stage * each : (stage + 1) * each])
@@ -65,16 +65,16 @@ class MeasuredPlan(Record):
 
     @property
     def peak_source(self) -> str:
-        """Who said the peaks: `allocated` by the device's allocator, or `counted`."""
+        """Source of the peaks: `allocated` by the device's allocator, or `counted`."""
         return self.rounds[0].peak_source
 
 
 def read_priced(path: Path) -> tuple[PlanDocument, float]:
-    """Return what `autopar-search --evaluate --json` wrote, and the step time in it.
+    """Return the document of `autopar-search --evaluate --json`, and its step time in seconds.
 
     Raises
     ------
-    DocumentError : the plan has no price.
+    DocumentError : the document has no step time.
     """
     document = PlanDocument.read(path)
     if not document.step_time_s:
@@ -88,15 +88,15 @@ def read_priced(path: Path) -> tuple[PlanDocument, float]:
 
 
 def predicted_bytes(path: Path, priced: PlanDocument, peak_source: str) -> tuple[int, ...]:
-    """Return what is predicted of the peak of each stage, in bytes.
+    """Return the predicted peak bytes of each stage.
 
-    A count has the tensors of the model alone, so `fixed` (receive buffers and, of estimates,
-    communicators) is left out. A CUDA allocator has the receive buffers too: there all counts, as
-    what communicators take beside the allocator is predicted of estimates only.
+    A count includes only the tensors of the model, so `fixed` (receive buffers and, for estimates,
+    communicators) is excluded. A CUDA allocator also holds the receive buffers, so everything is
+    included there: memory of communicators outside the allocator is predicted for estimates only.
 
     Raises
     ------
-    DocumentError : the price says nothing of a stage.
+    DocumentError : the document lacks the memory of a stage.
     """
     found = [_peak_bytes(stage, peak_source) for stage in priced.stages]
     sizes = tuple(size for size in found if size)
@@ -118,11 +118,11 @@ def _peak_bytes(stage: StageEntry, peak_source: str) -> int | None:
 
 
 def read_run(path: Path, num_ranks: int) -> RunSamples:
-    """Return what `profile-plan --mode run --json` wrote.
+    """Return the samples in a document of `profile-plan --mode run --json`.
 
     Raises
     ------
-    DocumentError : it has no times, or figures of another number of ranks.
+    DocumentError : it has no times, or peaks of another number of ranks.
     """
     data = load_object(path).data
     times, peaks = data.get("step_time_s"), data.get("peak_bytes") or []
@@ -158,57 +158,57 @@ def _is_time(value: object) -> bool:
 
 
 NUM_RESAMPLES = 1000
-_SEED = 20240617  # any; the same figures for the same runs
+_SEED = 20240617  # arbitrary, but fixed so that equal runs give equal figures
 _ENDS = (2.5, 97.5)
 
 
 class ComparedPlan(Record):
-    """One plan: predicted, measured, and the ranks of both, 1 the fastest."""
+    """One plan: predicted and measured values, and the rank of both, 1 for the fastest."""
 
     plan: MeasuredPlan
     measured_s: float
-    """Median of the steps of all rounds."""
+    """Median of the steps of all rounds, seconds."""
     interval_s: tuple[float, float]
-    """95 % interval of the median."""
+    """95 % interval of the median, seconds."""
     error: float
     """predicted / measured - 1"""
     predicted_rank: float
     measured_rank: float
     predicted_bytes: int
-    """Allocated on the fullest stage."""
+    """Predicted peak bytes of the peak stage."""
     peak_bytes: int | None
-    """Most on a rank; None where it was not said."""
+    """Largest peak of a rank, bytes; None if unknown."""
 
     @property
     def memory_error(self) -> float | None:
-        """predicted / counted - 1; None where nothing was counted."""
+        """predicted / counted - 1; None if no memory was counted."""
         return None if self.peak_bytes is None else self.predicted_bytes / self.peak_bytes - 1.0
 
 
 class Comparison(Record):
-    """All plans and what follows from them together."""
+    """All plans and their joint statistics."""
 
     plans: tuple[ComparedPlan, ...]
-    """As predicted, the fastest first."""
+    """Plans in predicted order, fastest first."""
     median_error: float
     """Median of |error|."""
     median_error_interval: tuple[float, float]
     worst_error: float
-    """The error that is largest in size."""
+    """Signed error of the largest magnitude."""
     spearman: float | None
-    """Rank correlation of predicted and measured times; None for one plan, or equal ones."""
+    """Rank correlation of predicted and measured times; None for one plan, or equal times."""
     spearman_interval: tuple[float, float] | None
     best_predicted: str
     best_measured: str
     regret: float
-    """How much longer the predicted best takes than the measured best, as a share."""
+    """Measured time of the predicted best over that of the measured best, minus 1."""
     regret_interval: tuple[float, float]
     measured_spread: float
-    """Longest over shortest measured time: how much there was to rank."""
+    """Longest over shortest measured time: the range to be ranked."""
     measured_noise: float
-    """Median over plans of half an interval over its median."""
+    """Median over plans of half the interval over the measured time."""
     median_memory_error: float | None
-    """Median of |memory error|."""
+    """Median of |memory error|; None if no memory was counted."""
 
 
 def compare(plans: Sequence[MeasuredPlan]) -> Comparison:
@@ -226,7 +226,7 @@ def compare(plans: Sequence[MeasuredPlan]) -> Comparison:
         ComparedPlan(
             plan=plan,
             measured_s=float(measured[k]),
-            # resamples of few rounds may all miss the median of all steps
+            # Resamples of few rounds may all miss the median of all steps.
             interval_s=(min(float(low[k]), measured[k]), max(float(high[k]), measured[k])),
             error=float(errors[k]),
             predicted_rank=float(predicted_ranks[k]),
@@ -239,7 +239,7 @@ def compare(plans: Sequence[MeasuredPlan]) -> Comparison:
     correlation = spearman(predicted, measured)
     others = [spearman(predicted, row) for row in drawn]
     known = [value for value in others if value is not None]
-    # in the order of predictions the first is the predicted best
+    # Plans are in predicted order, so the first is the predicted best.
     regret = float(measured[0] / measured.min() - 1.0)
     memory = [abs(row.memory_error) for row in rows if row.memory_error is not None]
     return Comparison(
@@ -260,13 +260,13 @@ def compare(plans: Sequence[MeasuredPlan]) -> Comparison:
 
 
 def resampled_s(plans: Sequence[MeasuredPlan], count: int = NUM_RESAMPLES) -> F64:
-    """Return the median step of every plan in every resample, in seconds, (count, plans).
+    """Return the median step of every plan in every resample, seconds, shape (count, plans).
 
-    Each resample draws rounds with replacement, the same for all plans, and then steps of them.
+    Each resample draws rounds with replacement, common to all plans, and then steps of them.
     """
     generator = np.random.default_rng(_SEED)
     found = np.empty((count, len(plans)))
-    # the same rounds are drawn of all plans, so all must have them
+    # Rounds are drawn jointly, so only rounds present in all plans count.
     fewest = min(len(plan.rounds) for plan in plans)
     for n in range(count):
         turns = generator.integers(0, fewest, fewest)
@@ -278,19 +278,19 @@ def resampled_s(plans: Sequence[MeasuredPlan], count: int = NUM_RESAMPLES) -> F6
 
 
 def ranks_of(values: F64) -> F64:
-    """Return the ranks of values from 1, equal values sharing the mean of theirs."""
+    """Return the ranks of values from 1; equal values share their mean rank."""
     below = (values[None, :] < values[:, None]).sum(axis=1)
-    # equal values have the places below + 1 to below + equal: their mean
+    # Equal values have the ranks below + 1 to below + equal.
     equal = (values[None, :] == values[:, None]).sum(axis=1)
     return np.asarray(below + (equal + 1) / 2.0, dtype=np.float64)
 
 
 def spearman(first: F64, second: F64) -> float | None:
-    """Return the rank correlation of two columns; None where one of them has a single rank."""
+    """Return the rank correlation of two columns; None if all values of one are equal."""
     left, right = (ranks_of(values) for values in (first, second))
     left, right = left - left.mean(), right - right.mean()
     scale = float(np.sqrt((left @ left) * (right @ right)))
-    # Pearson's correlation of ranks, which allows for equal ones
+    # Pearson's correlation of ranks, which allows for equal ranks.
     return float(left @ right) / scale if scale > 0.0 else None
 
 

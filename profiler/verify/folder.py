@@ -1,7 +1,8 @@
-"""What `autopar-verify` is asked, and the work folder that keeps what is found about it.
+"""Options of `autopar-verify`, and the work folder that keeps its results.
 
-A folder holds the answers to one question: its options and the contents of the files given. In it
-the commands are started that measure, search and run, and what they wrote counts from then on.
+A folder holds the results of one question: its options and the contents of the given files. The
+folder runs the commands that measure, search and run plans, and reuses their outputs in later
+calls.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from profiler.options import FILES, HOW, MAX_REPETITIONS, MAX_SIZE
 from profiler.record import Lock
 
 # --------------------------------------------------------------------------------------------------
-# The options, and the question that they ask.
+# The options, and the question that they define.
 
 
 Device = Literal["cuda", "cpu"]
 MINIMUM_PLANS = 8
-"""A rank correlation of fewer plans says little: with 8 a correlation of 0.64 is chance once in
+"""Minimum plans for a meaningful rank correlation: with 8, a correlation of 0.64 is chance once in
 20 times (one-sided, table of Zar, J. Am. Stat. Assoc. 67 (1972) 578)."""
 OWN_FOLDERS = ("hardware", "model", "search", "plans", "runs", "probes", "logs", "done")
-"""Folders inside of the work folder that are written, and emptied by --no-resume."""
+"""Subfolders of the work folder that are written, and emptied by --no-resume."""
 _MOST_RANKS = 1024
 _WHAT = "What to verify"
 PANELS = (_WHAT, HOW, FILES)
@@ -59,7 +60,7 @@ class VerifyOptions:
         metavar="MODEL",
         most_used=True,
     )
-    """None: the small one is written into the work folder."""
+    """Model name or file; None writes a small model into the work folder."""
     layers: str | None = option(
         None,
         help="layers that are left of the model: 4, or 2,2",
@@ -87,7 +88,7 @@ class VerifyOptions:
         high=1 << 20,
         expects="GiB above {above}",
     )
-    """None: that of the search."""
+    """Memory of a rank, GiB; None uses the default of the search."""
     repeats: int = option(
         3, help="rounds; each starts every plan once, in turn", panel=HOW, between=(1, 1000)
     )
@@ -144,11 +145,11 @@ class VerifyOptions:
 
 
 def checked_options(options: VerifyOptions) -> VerifyOptions:
-    """Return the options, which can be met.
+    """Return the options after checking that they are consistent.
 
     Raises
     ------
-    OptionError : a folder or a combination is unusable.
+    OptionError : a folder or a combination of options is invalid.
     """
     if options.batch % options.nproc:
         raise OptionError(
@@ -169,8 +170,8 @@ def checked_options(options: VerifyOptions) -> VerifyOptions:
 
 
 def require_own_inputs(options: VerifyOptions) -> None:
-    """Raise an OptionError when given files lie where --no-resume deletes everything."""
-    # links are followed: what counts is where files are, not how they are called
+    """Raise OptionError if given files are inside folders that --no-resume empties."""
+    # Links are resolved: the location of the files counts, not their names.
     work = options.work.resolve()
     for name, given in (
         ("--hardware", options.hardware),
@@ -190,29 +191,29 @@ def require_own_inputs(options: VerifyOptions) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# What a work folder of `autopar-verify` answers: its options, the given files, the release.
+# The question of a work folder: its options, the given files, the release.
 
 
 _NOT_ASKED = {"work", "resume", "json", "dry_run", "repeats", "plans", "contrast"}
-"""Options that may change between two calls in one folder: what is there still counts."""
+"""Options that may change between two calls in one folder without invalidating its content."""
 _NOT_GIVEN = "not given"
 _SHOWN = 12
 """Characters of a hash in a message."""
 
 
 def question_of(options: VerifyOptions) -> dict[str, str]:
-    """Return the question; a given file with another content makes it another one.
+    """Return the question; a given file with different content makes it a different question.
 
     Raises
     ------
-    InputError : a given file is missing or unusable.
+    InputError : a given file is missing or invalid.
     """
     found = {
         name: _NOT_GIVEN if value is None else str(value)
         for name, value in vars(options).items()
         if name not in _NOT_ASKED
     }
-    # another release may price the same plan differently
+    # Another release may price a plan differently.
     found["autopar"] = __version__
     if options.model is not None:
         found["model_sha256"] = load_object(catalog.find_model(options.model)).sha256
@@ -225,7 +226,7 @@ def question_of(options: VerifyOptions) -> dict[str, str]:
 
 
 def differences(before: dict[str, object], now: dict[str, str]) -> list[str]:
-    """Return what differs between two questions, in words with both values."""
+    """Return the differences between two questions, with both values."""
     said = []
     for name, value in now.items():
         then = str(before.get(name, _NOT_GIVEN))
@@ -236,11 +237,11 @@ def differences(before: dict[str, object], now: dict[str, str]) -> list[str]:
 
 
 def profile_sources(folder: str) -> tuple[Source, ...]:
-    """Return the files of a model's profile in a folder, with their hashes.
+    """Return the profile files of a model in a folder, with their hashes.
 
     Raises
     ------
-    DocumentError : one cannot be read.
+    DocumentError : a file cannot be read.
     """
     return tuple(
         Source(role="model profile", path=str(path), sha256=load_object(path).sha256)
@@ -250,36 +251,36 @@ def profile_sources(folder: str) -> tuple[Source, ...]:
 
 def _digest(sources: Sequence[Source]) -> str:
     """Return one hash of the names and contents of files."""
-    # names without folders: files that were moved are the same
+    # Names without folders, so that moved files have the same hash.
     lines = sorted(f"{Path(source.path).name} {source.sha256}\n" for source in sources)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 # --------------------------------------------------------------------------------------------------
-# How much of the machine other processes took while a command ran: what disturbs a measurement.
+# Processor time of other processes while a command ran, which disturbs a measurement.
 #
-# Linux alone says it (`/proc/stat`, proc(5)); elsewhere, and where the processors of the machine
-# are not those of this process, as in a container with a part of them, it is unknown.
+# Only Linux reports it (`/proc/stat`, proc(5)). It is unknown elsewhere, and if this process may
+# not use all processors of the machine, as in a container with some of them.
 
 
 _STAT = Path("/proc/stat")
 _IDLE = (3, 4)  # idle and iowait of user nice system idle iowait irq softirq steal ...
-_NUM_FIELDS = 8  # guest times after them are contained in user and nice
+_NUM_FIELDS = 8  # later guest times are included in user and nice
 
 
 class Usage(Record):
-    """Processor time since some moment, in seconds."""
+    """Cumulative processor time, seconds."""
 
     wall_s: float
     busy_s: float
-    """Of all processors, whoever used them."""
+    """Busy seconds of all processors, by any process."""
     own_s: float
-    """Of the processes that this one started and that have ended."""
+    """Seconds of this process and of its child processes that have ended."""
     num_processors: int
 
     @classmethod
     def now(cls, stat: Path = _STAT) -> Self | None:
-        """Return the usage so far; None where it is unknown."""
+        """Return the usage so far; None if it is unknown."""
         try:
             lines = stat.read_text("ascii").splitlines()
             usable = len(os.sched_getaffinity(0))
@@ -300,15 +301,15 @@ class Usage(Record):
         )
 
     def others_since(self, before: Self) -> float:
-        """Return the share of the processors' time that other processes took since then, 0 to 1."""
-        # the most that all processors can give
+        """Return the fraction of processor time used by other processes since `before`, 0 to 1."""
+        # Maximum time of all processors.
         time_s = (self.wall_s - before.wall_s) * self.num_processors
         others_s = (self.busy_s - before.busy_s) - (self.own_s - before.own_s)
         return min(max(others_s / time_s, 0.0), 1.0) if time_s > 0.0 else 0.0
 
 
 # --------------------------------------------------------------------------------------------------
-# Commands: written, started, waited for, and what they said when they failed.
+# Commands: creation, execution, and the error messages of failed ones.
 
 
 _GRACE_S = 10.0
@@ -317,7 +318,7 @@ _CALIBRATION = "calibration.json"
 
 
 class CommandError(AutoparError):
-    """A command ended with an error; it has its exit code, and its sentence in ours."""
+    """Failure of a command, with its exit code and its error message."""
 
     def __init__(self, text: str, *, exit_code: int, sentence: str) -> None:
         super().__init__(text)
@@ -326,39 +327,39 @@ class CommandError(AutoparError):
 
 
 class Command(Record):
-    """One command line, and the files that are there when it is done."""
+    """One command line, and the files that it writes."""
 
     name: str
-    """Of its log; unique in a work folder, may contain slashes."""
+    """Name of its log; unique in a work folder, may contain slashes."""
     title: str
-    """What it does, for people."""
+    """Description of the command for messages."""
     words: tuple[str, ...]
-    """As somebody types it."""
+    """Words of the command line."""
     outputs: tuple[Path, ...]
 
     @property
     def line(self) -> str:
-        """The command as a shell reads it."""
+        """Command line in shell syntax."""
         return shlex.join(self.words)
 
 
 Start = Callable[[Command, Path, Mapping[str, str]], int]
-"""Runs a command with a log and an environment; returns its exit code."""
+"""Function that runs a command with a log and an environment, and returns its exit code."""
 
 
 class Folder:
-    """The work folder: what is in it counts, if it answers the same question.
+    """Work folder, whose files are reused if they answer the same question.
 
     Parameters
     ----------
-    say : takes one line for stderr.
+    say : prints one line on stderr.
     start : runs the commands.
 
     Raises
     ------
-    OptionError : the folder holds the answers to another question, or given files that
-        --no-resume would delete, or cannot be written.
-    InputError : a given file is unusable.
+    OptionError : the folder belongs to another question, contains given files that --no-resume
+        would delete, or cannot be written.
+    InputError : a given file is invalid.
     """
 
     def __init__(
@@ -399,7 +400,7 @@ class Folder:
         write_json(path, dict(question))
 
     def drop_calibration(self) -> None:
-        """Delete the calibration of an earlier call, which rests on other runs.
+        """Delete the calibration of an earlier call, which is based on other runs.
 
         Raises
         ------
@@ -415,7 +416,7 @@ class Folder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep every other call out of the folder; raises an OptionError where one is in it."""
+        """Lock the folder against other calls; raises OptionError if another call holds it."""
         lock = Lock(self.path, "--work")
         if lock.note is not None:
             self.say(lock.note)
@@ -425,11 +426,11 @@ class Folder:
             lock.release()
 
     def run(self, command: Command) -> None:
-        """Run a command unless its files are there from an earlier call.
+        """Run a command unless an earlier call has completed it.
 
         Raises
         ------
-        CommandError : it failed; names the command, its sentence and its log.
+        CommandError : it failed; the message contains the command, its error and its log.
         """
         stamp = self.path / "done" / f"{command.name}.json"
         if _is_done(stamp, command):
@@ -451,18 +452,18 @@ class Folder:
             raise CommandError(
                 f"{program} failed (exit {code}): {sentence.rstrip('.')}; all that it said is in "
                 f"{log}",
-                # 2 and 3 mean something to callers; any other end is a failure
+                # Callers distinguish exit codes 2 and 3; any other code is a failure.
                 exit_code=code if code in (2, 3) else 1,
                 sentence=sentence,
             )
         others = None if before is None or after is None else after.others_since(before)
-        # last: only what has written its files is done
+        # Written last: a command is done only after it has written its files.
         write_json(stamp, {"command": list(command.words), "others": others})
 
     def others(self, folder: str) -> tuple[float, ...]:
-        """Return the share of the machine that others took during each command of a folder.
+        """Return the processor fraction used by other processes during each command of a folder.
 
-        Empty where it is unknown.
+        Empty if unknown.
         """
         stamps = sorted((self.path / "done" / folder).glob("*.json"))
         shares = [load_object(stamp).data.get("others") for stamp in stamps]
@@ -470,10 +471,10 @@ class Folder:
 
 
 def environment(options: VerifyOptions) -> Mapping[str, str]:
-    """Return the environment of the commands: as many threads per process as a rank can have.
+    """Return the environment of the commands, with OMP_NUM_THREADS of one rank.
 
-    The model is profiled by one process and run by several; with the threads of a rank in both,
-    the profile is of what a rank does.
+    One process profiles the model and several run it. With equal threads in both, the profile
+    describes a rank of the run.
     """
     found = dict(os.environ)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -484,12 +485,12 @@ def environment(options: VerifyOptions) -> Mapping[str, str]:
 def _is_done(stamp: Path, command: Command) -> bool:
     if not stamp.is_file() or not all(path.exists() for path in command.outputs):
         return False
-    # another command line under this name asks something else
+    # A different command line under this name has to run again.
     return bool(load_object(stamp).data.get("command") == list(command.words))
 
 
 def start_process(command: Command, log: Path, variables: Mapping[str, str]) -> int:
-    """Run a command as a process and return its exit code; what it says is added to the log."""
+    """Run a command as a process and return its exit code; its output is appended to the log."""
     words = (_executable(command.words[0]), *command.words[1:])
     with log.open("a", encoding="utf-8") as stream:
         process = subprocess.Popen(
@@ -498,7 +499,7 @@ def start_process(command: Command, log: Path, variables: Mapping[str, str]) -> 
         try:
             return process.wait()
         finally:
-            if process.poll() is None:  # interrupted: torchrun ends its ranks when it is asked to
+            if process.poll() is None:  # interrupted: torchrun ends its ranks on SIGTERM
                 process.terminate()
                 try:
                     process.wait(_GRACE_S)
@@ -508,7 +509,7 @@ def start_process(command: Command, log: Path, variables: Mapping[str, str]) -> 
 
 
 def _executable(name: str) -> str:
-    """Return the path of a command of the same installation as this process, else of PATH."""
+    """Return the path of a command in this Python installation, else in PATH."""
     beside = Path(sys.executable).with_name(name)
     if beside.is_file():
         return str(beside)
@@ -520,13 +521,13 @@ def _executable(name: str) -> str:
 
 
 def _program(command: Command) -> str:
-    """Return the name by which people know the command: `profiler.plan` of a torchrun."""
+    """Return the display name of a command, such as `torchrun -m profiler.plan`."""
     words = command.words
     return f"torchrun -m {words[words.index('-m') + 1]}" if "-m" in words else words[0]
 
 
 def _last_sentence(log: Path) -> str:
-    """Return the last line of a log that a command of ours said of itself, else its last line."""
+    """Return the last error message of one of our commands in a log, else its last line."""
     lines = [one_line(line) for line in log.read_text("utf-8", errors="replace").splitlines()[1:]]
     lines = [line for line in lines if line]
     ours = [

@@ -1,9 +1,9 @@
-"""Which plans are run: the best ones of the search, and others that differ from them in one way.
+"""Selection of the plans to run: the best plans of the search, and contrasting plans.
 
-The best plans alone are all about equally fast, and their order is noise. So plans for contrast
-are added, each the fastest that obeys one rule of a table: other degrees, other sharding,
-recomputation, stages and micro-batches. They stay in the order of the table, twice the same plan
-counts once, and a rule that nothing obeys here (odd heads, one rank) is left out and said.
+The best plans alone are about equally fast, and their order is noise. Contrasting plans are
+therefore added. Each is the fastest plan that obeys one rule of a table: other degrees, sharding,
+recomputation, stages or micro-batches. They keep the order of the table and duplicates count once.
+Rules that no plan obeys here (odd heads, one rank) are skipped with a note.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ SMALL_MODEL = {
     ],
     "vocab_size": 4096,
 }
-"""The model where none is named: 5.3 million parameters, a step of 8 samples takes 0.2 s on two
-CPU cores, so that a dozen plans three times take a few minutes, starts included."""
+"""Default model: 5.3 million parameters. A step of 8 samples takes 0.2 s on two CPU cores, so a
+dozen plans run three times take a few minutes, starts included."""
 
-# Sizes and times of the profilers: enough for the messages and batches of a scaled-down model.
+# Sizes and times of the profilers, sufficient for messages and batches of a scaled-down model.
 _LINKS: dict[Device, tuple[str, ...]] = {
     "cpu": (
         *("--sizes", "16K:16M:x4", "--reference-size", "4M"),
@@ -61,11 +61,11 @@ _LAYERS = ("--max-seconds", "0.5", "--iters", "20", "--warmup", "2")
 
 
 class Lines:
-    """Writes the command lines of one verification.
+    """Command lines of one verification.
 
     Parameters
     ----------
-    device : what `options.device` is or turned out to be.
+    device : device in use, after `auto` is resolved.
     """
 
     def __init__(self, options: VerifyOptions, device: Device) -> None:
@@ -79,7 +79,7 @@ class Lines:
         self._backend = "nccl" if device == "cuda" else "gloo"
 
     def profile_hardware(self) -> Command | None:
-        """Return the quick measurement of the links; None where their files are given."""
+        """Return the quick measurement of the links; None if hardware files are given."""
         if self.options.hardware is not None:
             return None
         words = (
@@ -96,7 +96,7 @@ class Lines:
         )
 
     def profile_model(self) -> Command | None:
-        """Return the measurement of the model in batch mode; None where its files are given."""
+        """Return the measurement of the model in batch mode; None if profile files are given."""
         if self.options.profiles is not None:
             return None
         words = (
@@ -115,14 +115,14 @@ class Lines:
     def best(self) -> Command:
         """Return the search for the best plans.
 
-        Twice as many alternatives: some do not run, and of ddp and ZeRO-2 without anything to shard
-        one is left.
+        It asks for twice as many alternatives as needed: some do not run, and ddp and ZeRO-2 plans
+        are equal if there is nothing to shard.
         """
         top = str(2 * self.options.plans)
         return self.search("best", ("--default-dp-type", "any", "--top", top))
 
     def search(self, name: str, extra: tuple[str, ...]) -> Command:
-        """Return a search whose answer goes to `search/NAME.json`."""
+        """Return a search that writes `search/NAME.json`."""
         out = self.work / "search" / f"{name}.json"
         words = (*self._question(), *extra, "--json", str(out))
         return Command(
@@ -132,13 +132,13 @@ class Lines:
     def price(
         self, plan: Path, out: Path, name: str, title: str, calibration: Path | None = None
     ) -> Command:
-        """Return the pricing of a strategy file; `out` then holds plan and prediction."""
+        """Return the pricing of a strategy file; `out` receives plan and prediction."""
         extra = () if calibration is None else ("--calibration", str(calibration))
         words = (*self._question(), *extra, "--evaluate", str(plan), "--json", str(out))
         return Command(name=name, title=title, words=words, outputs=(out,))
 
     def run(self, name: str, label: str, plan: Path, turn: int) -> Command:
-        """Return the run of a plan in round `turn`, in real processes."""
+        """Return the run of a plan in round `turn`, with real processes."""
         out = self.work / "runs" / f"{name}.{turn}.json"
         options = self.options
         words = (
@@ -169,22 +169,22 @@ class Lines:
             *(() if options.layers is None else ("--num-layers", options.layers)),
             *(() if options.seq_length is None else ("--seq-length", str(options.seq_length))),
             *(() if memory is None else ("--memory-constraint", f"{memory:g}")),
-            # the plan goes to --json alone
+            # The plan is written to --json only.
             *("--output-config-path", "none"),
         )
 
 
 def _powers(batch: int) -> list[int]:
-    """Return 1, 2, 4, ... up to a batch, and the batch: what one rank may get of it."""
+    """Return 1, 2, 4, ... up to `batch`, and `batch`: the possible samples of a rank."""
     return sorted({2**k for k in range(batch.bit_length()) if 2**k <= batch} | {batch})
 
 
 # --------------------------------------------------------------------------------------------------
-# Which plans: the best, and others that differ from them in one way.
+# Selection: the best plans, and plans that differ from them in one way.
 
 
 class Contrast(Record):
-    """A rule for a plan: options of the search, which finds the fastest that obeys it."""
+    """Rule for a plan: search options whose result is the fastest plan that obeys the rule."""
 
     name: str
     why: str
@@ -192,14 +192,14 @@ class Contrast(Record):
 
 
 class Candidate(Record):
-    """A plan that is to be run, with its prediction in a file."""
+    """A plan to be run, with its prediction in a file."""
 
     name: str
     chosen: str
-    """Why it is among them, in words."""
+    """Reason for running it, for display."""
     plan: Plan
     path: Path
-    """Holds plan and prediction as `autopar-search --evaluate --json` writes them."""
+    """File of plan and prediction, as written by `autopar-search --evaluate --json`."""
     label: str
 
 
@@ -257,7 +257,7 @@ def contrasts(options: VerifyOptions, num_layers: int) -> Iterator[Contrast]:
         ),
         (batch % (2 * ranks) == 0, "halves", "two micro-batches", (f"pp=1,{plain}", *two)),
     )
-    # what the search does not look at unasked
+    # Options that widen the default search space.
     widened = {"ulysses": ("--sp-space", "tp+sp"), "zero2": ("--default-dp-type", "zero2")}
     for is_here, name, why, pinned in rows:
         if is_here:
@@ -267,7 +267,7 @@ def contrasts(options: VerifyOptions, num_layers: int) -> Iterator[Contrast]:
 def choose_plans(
     options: VerifyOptions, lines: Lines, folder: Folder, notes: list[str]
 ) -> list[Candidate]:
-    """Search, and return the plans that are to be run, priced; notes say which rules gave none.
+    """Return the plans to run, searched and priced; `notes` receives the rules without a plan.
 
     Raises
     ------
@@ -284,7 +284,7 @@ def choose_plans(
         if len(kept) < options.plans and _runs(plan):
             why = "the best" if not place else f"alternative {place} of the search"
             kept.setdefault(plan, (f"best{place}" if place else "best", why))
-    # on top of the best plans, however many of them run
+    # In addition to the best plans, however many of them run.
     wanted = len(kept) + options.contrast
     for contrast in contrasts(options, len(answer.layers)):
         if len(kept) >= wanted:
@@ -293,7 +293,7 @@ def choose_plans(
         try:
             folder.run(command)
         except CommandError as error:
-            # 2: the rule cannot be asked for here, 3: nothing obeys it
+            # 2: the rule is not applicable here, 3: no plan obeys it.
             if error.exit_code not in (2, 3):
                 raise
             notes.append(f"no plan for contrast {contrast.name!r}: {error.sentence}")
@@ -305,10 +305,10 @@ def choose_plans(
 
 
 def plain_plan(plan: Plan) -> Plan:
-    """Return the plan without words that change nothing, so that equal plans are equal.
+    """Return the plan without settings that have no effect, so that equal plans compare equal.
 
-    ZeRO that shards nothing (a tensor group of all ranks), a group of one or of all ranks that is
-    strided, Ulysses of degree 1, and GPipe of one stage and one micro-batch.
+    These settings are ZeRO without anything to shard (a tensor group of all ranks), strided groups
+    of one or of all ranks, Ulysses of degree 1, and GPipe with one stage and one micro-batch.
     """
     ranks = plan.world_size // plan.num_stages
     vocab = plan.vocab
@@ -336,12 +336,12 @@ def _plain_layer(layer: LayerStrategy, ranks: int) -> LayerStrategy:
 
 
 def _holds_alike(tp: int, ulysses: bool, ranks: int) -> bool:
-    """Return whether several ranks of a stage hold the same weights, which ZeRO can divide."""
+    """Return True if several ranks of a stage hold equal weights, which ZeRO can shard."""
     return ranks > 1 and (ulysses or tp < ranks)
 
 
 def _shards(plan: Plan) -> bool:
-    """Return whether ZeRO-2 shards something: a group of several ranks that holds the same."""
+    """Return True if ZeRO-2 has anything to shard."""
     if plan.default_dp_type == "ddp":
         return False
     ranks = plan.world_size // plan.num_stages
@@ -351,24 +351,24 @@ def _shards(plan: Plan) -> bool:
 
 
 def _runs(plan: Plan) -> bool:
-    """Return whether the executor may run it: 1F1B needs a micro-batch for every stage."""
+    """Return True if the executor can run the plan: 1F1B needs a micro-batch per stage."""
     return plan.pipeline_type == "gpipe" or plan.num_microbatches >= plan.num_stages
 
 
 def priced(plan: Plan, name: str, chosen: str, lines: Lines, folder: Folder) -> Candidate:
-    """Return a plan with its price; figures of another plan that had its name are deleted.
+    """Return a priced plan; files of another plan under its name are deleted.
 
     Raises
     ------
     CommandError : pricing fails.
-    DocumentError : the plan has no price.
+    DocumentError : the document has no step time.
     """
     strategy = lines.work / "plans" / f"{name}.strategy.json"
     out = lines.work / "plans" / f"{name}.json"
     document = strategy_document(plan)
     if not strategy.is_file() or load_object(strategy).data != document:
         write_json(strategy, document)
-        out.unlink(missing_ok=True)  # of another plan under this name
+        out.unlink(missing_ok=True)  # belongs to another plan under this name
         for pattern in (f"runs/{name}.*.json", f"probes/*/{name}.json"):
             for stale in list(lines.work.glob(pattern)):
                 stale.unlink()
@@ -379,14 +379,14 @@ def priced(plan: Plan, name: str, chosen: str, lines: Lines, folder: Folder) -> 
 
 
 def describe(plan: Plan) -> str:
-    """Return a short name of a plan: `dp2 m4`, `2 x tp2, 2 x dp2`, `pp2 m2`."""
+    """Return a short label of a plan, such as `dp2 m4`, `2 x tp2, 2 x dp2` or `pp2 m2`."""
     ranks = plan.world_size // plan.num_stages
     words = [f"pp{plan.num_stages}"] if plan.num_stages > 1 else []
     if plan.num_stages > 1 and plan.pipeline_type == "gpipe":
         words.append("gpipe")
     runs = [(key, len(list(group))) for key, group in groupby(plan.layers)]
     labels = [
-        # a rank of its own has no degree to say
+        # A data-parallel degree of 1 is omitted.
         s.label(ranks // (s.tp * s.cp), plan.default_dp_type).removeprefix("dp1").removeprefix("-")
         for s, _ in runs
     ]
