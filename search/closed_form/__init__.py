@@ -1,7 +1,7 @@
-"""Calculon and tensor2d: a training step in closed form, in microseconds.
+"""Calculon and tensor2d: closed-form models of a training step, evaluated in microseconds.
 
-What either takes on ends here, once for both: no figure is infinite or no number at these rates,
-and a question that is too large is refused before its work begins.
+The limits below apply to both models. They keep every figure finite, and refuse a question that is
+too large before its work begins.
 """
 
 __all__ = [
@@ -19,23 +19,23 @@ __all__ = [
 ]
 
 SMALLEST_RATE, LARGEST_RATE = 1e-15, 1e15
-"""Of a machine's rates, sizes and factors, in the units of its document; shares are not below it.
-With sizes of a model up to 1e9 every figure stays far inside what a float holds."""
+"""Range of a machine's rates, sizes and factors, in the units of its document; fractions have this
+lower limit too. With model sizes up to 1e9, every figure stays far inside the range of a float."""
 LONGEST_S = 1e9
-"""Of a latency."""
+"""Maximum latency, seconds."""
 MOST_PROCESSORS = 2**20
-"""Of a search; one execution is priced on as many as 2^31 - 1."""
+"""Maximum processors of a search; a single execution may have up to 2^31 - 1."""
 MOST_BATCH = 2**24
-"""Samples of a step of a search."""
+"""Maximum samples per step of a search."""
 MOST_POINTS = 10**10
-"""Executions of one search; a bound leaves most of them out, and Ctrl-C ends what takes long."""
+"""Maximum executions of one search; a bound prunes most of them, and Ctrl-C ends a long one."""
 MOST_KEPT = 10**7
-"""Points that are in memory at once, of some 100 bytes each."""
+"""Maximum points in memory at once, about 100 bytes each."""
 MOST_TOP = 100_000
-"""Best executions that a search keeps, with all that is known of them."""
+"""Maximum best executions that a search keeps, with all their statistics."""
 MOST_SEARCHES = 10_000
-"""Of one command: numbers of processors, strategies and settings of a sweep."""
+"""Maximum searches of one command: processor counts times strategies times settings of a sweep."""
 MOST_PLACEMENTS = 100_000
-"""Of one candidate, tried for the fastest."""
+"""Maximum placements tried for one candidate."""
 MOST_NUMBERS = 10**7
-"""In a table of the ranks that each rank talks to."""
+"""Maximum entries in a table of the communication peers of each rank."""

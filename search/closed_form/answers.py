@@ -1,6 +1,6 @@
-"""What a search of either closed form returns: executions with their figures, the best first.
+"""Results of a search with either closed form: executions with their figures, best first.
 
-And who follows it while it runs.
+Also contains the callbacks of a running search.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from numpy.typing import NDArray
 from autopar.records import Record
 
 Each = Callable[[NDArray[Any], NDArray[Any]], None]
-"""Takes (executions, their figures) of feasible points, in parts."""
+"""Callback that receives (executions, their figures) of feasible points, in parts."""
 
 
 class Watched(Record):
-    """Who follows a search, and how; nobody where it is not said."""
+    """Callbacks of a running search; None for unused ones."""
 
     each: Each | None = None
-    """Takes every feasible point."""
+    """Receives every feasible point."""
     progress: Callable[[int, int], None] | None = None
-    """Takes the parts that are done and all."""
+    """Receives the number of finished parts and of all parts."""
     stop: Callable[[], bool] | None = None
-    """Asked between parts whether to leave out the rest."""
+    """Called between parts; True skips the remaining parts."""
     halt: Any = None
-    """A `native.Halt` that gives up the part that runs."""
+    """A `native.Halt` that aborts the running part."""
 
 
 NOBODY = Watched()
 
 
 class Part(Record):
-    """One part: seconds or bytes, and what of it is behind something else."""
+    """One part of a step or of memory, in seconds or bytes."""
 
     name: str
     amount: float
-    """Seconds that nothing hides, or bytes."""
+    """Exposed seconds, or bytes."""
     whole: float | None = None
-    """Seconds on the network, hidden ones included; None for everything else."""
+    """Network seconds including overlapped ones; None for all other parts."""
 
 
 def present(parts: Iterable[Part]) -> tuple[Part, ...]:
@@ -49,46 +49,46 @@ def present(parts: Iterable[Part]) -> tuple[Part, ...]:
 
 
 class Point(Record):
-    """One execution that can run, with its figures."""
+    """One feasible execution with its figures."""
 
     execution: Mapping[str, Any]
-    """Its document, in the names of its model."""
+    """Execution document, with the keys of its model."""
     degrees: str
     switches: str
-    """What else it is, in words."""
+    """Other settings of the execution, as text."""
     time_s: float
     rate_per_s: float
     """Samples per second."""
     memory_bytes: float
     second_bytes: float = 0.0
     statistics: Mapping[str, Any]
-    """All of its model where the point is one of the best, else the figures above."""
+    """All statistics of the model for one of the best points, else only the figures above."""
     time: tuple[Part, ...] = ()
     memory: tuple[Part, ...] = ()
-    """Parts that add up to the step and to the memory; of the best points only."""
+    """Parts that add up to the step time and to the memory; only for the best points."""
 
 
 class Answer(Record):
-    """What one search found."""
+    """Result of one search."""
 
     processors: int
     strategy: str | None = None
-    """None where the model has only one."""
+    """Strategy; None if the model has only one."""
     values: tuple[float, ...] = ()
-    """Of the axes of a sweep."""
+    """Values of the axes of a sweep."""
     best: tuple[Point, ...]
-    """Best first, none twice."""
+    """Best points without duplicates, best first."""
     frontier: tuple[Point, ...] = ()
-    """What nothing else beats in both time per sample and memory, fastest first."""
+    """Pareto-optimal points in time per sample and memory, fastest first."""
     considered: int
     feasible: int
     bounded: int = 0
-    """Feasible ones that a bound excludes before they are priced; differs with threads."""
+    """Feasible points that a bound prunes before pricing; depends on the number of threads."""
     rejected: Mapping[str, int]
-    """Numbers by reason; with those that can run, all that were considered."""
+    """Infeasible points by reason; with the feasible ones they add up to `considered`."""
     degrees: Mapping[tuple[int, int], float | None] = field(default_factory=dict)
-    """Samples per second of the best of every tensor and pipeline degree, where asked for; None
-    where none can run."""
+    """Samples per second of the best execution per (tensor, pipeline) degree, if requested; None if
+    no execution is feasible."""
     capacity_bytes: float
     complete: bool = True
-    """False where it was stopped before its end."""
+    """False if the search was stopped before its end."""

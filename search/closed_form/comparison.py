@@ -1,8 +1,8 @@
-"""One plan in four models of a step: the bottom-up estimate, the planner's, and both closed forms.
+"""One plan in four models of a step: bottom-up estimate, planner, and both closed forms.
 
-Every model is told the same plan as far as it can be, and its parts are brought under common names,
-so that they stand side by side; what a model cannot be told, its column says instead of a time.
-Nothing is searched here, and nothing printed.
+Every model receives the plan as far as it can represent it. The parts of its step are mapped to
+common names, so that the models can be compared. A model that cannot represent the plan has a
+reason instead of a time. This module neither searches nor prints.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ MODELS: Mapping[str, str] = {
     "calculon": "Calculon",
     "tensor2d": "2D",
 }
-"""Columns in their order, and how they are called."""
+"""Keys of the columns in display order -> their headings."""
 KINDS = ("products", "attention", "memory-bound")
-"""What computing consists of, where a model says it."""
+"""Kinds of computation, for models that distinguish them."""
 TERMS = (
     "compute",
     "recomputation",
@@ -56,7 +56,7 @@ TERMS = (
     "stragglers",
     "other",
 )
-"""Parts of a step, which add up to it."""
+"""Parts of a step, which add up to its time."""
 OF_STEP = {
     "gemm": "compute",
     "attention": "compute",
@@ -97,7 +97,7 @@ OF_WATERFALL = {
     "gradient_sync": "gradients",
     "optimizer": "optimizer",
 }
-"""Parts of a plan file; others are `other`."""
+"""Parts of a plan file -> common name; others are `other`."""
 _OF_CALCULON = {
     "forward": "compute",
     "backward": "compute",
@@ -124,57 +124,59 @@ _CALCULON_PRODUCTS = ("_Query", "_Key", "_Value", "_MLP", "_Mlp1", "_Mlp2")
 _CALCULON_ATTENTION = ("_Flash",)
 _TENSOR2D_PRODUCTS = frozenset({"fc1", "fc2", "qkv", "vproj", "head"})
 _TENSOR2D_ENDS = frozenset({"embedding", "ln_f", "head", "loss"})
-"""Operations that are there once, not in every layer."""
+"""Operations that occur once, not in every layer."""
 _ROOM_GIB = 1e6
-"""Memory of the machine in this comparison: it is of times, and a plan says itself if it fits."""
+"""Memory of the machine in this comparison, GiB. Only times are compared; whether the plan fits is
+a matter of the plan file."""
 _DATATYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 class PlanQuestion(Record):
-    """A plan, and what its file and the options say of the model, the machine and the trainer."""
+    """A plan, and the model, machine and engine settings from its file and the options."""
 
     path: str
     plan: Plan
     spec: ModelSpec
     card: Card
-    """With as many GPUs in a node as the plan was made for."""
+    """Card, with the number of GPUs per node that the plan was made for."""
     stack: Stack
     site: Site | None
-    """The cluster that the plan's times were estimated for, where one was named."""
+    """Cluster that the plan's times were estimated for; None if none was named."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     sequence_parallel: bool = True
     async_grad_reduce: bool = True
     fp32_gradients: bool = True
     tp_overlap: bool = True
     step_time_s: float | None = None
-    """What the planner predicted, None where the file says nothing; so are the parts."""
+    """Step time predicted by the planner, seconds; None (and no parts) if the file has no
+    prediction."""
     waterfall_s: Mapping[str, float] = field(default_factory=dict)
     estimated: bool = True
-    """The prediction rests on datasheets."""
+    """True if the prediction is based on datasheets."""
 
 
 class Column(Record):
-    """What one model says of a plan."""
+    """Prediction of one model for a plan."""
 
     model: str
     total_s: float | None
-    """None: `reason` says why."""
+    """Step time, seconds; None with a `reason`."""
     terms_s: Mapping[str, float] = field(default_factory=dict)
-    """By `TERMS`, those that the model has; they add up to the total."""
+    """Seconds of the `TERMS` that the model distinguishes; they add up to the total."""
     kinds_s: Mapping[str, float] = field(default_factory=dict)
-    """By `KINDS`, what `compute` consists of; empty where the model does not say it."""
+    """Seconds of `compute` by `KINDS`; empty if the model does not distinguish them."""
     own_s: Mapping[str, float] = field(default_factory=dict)
-    """The same parts in the model's own names."""
+    """Seconds of the same step by the model's original names."""
     reason: str = ""
     notes: tuple[str, ...] = ()
-    """How what was priced differs from the plan."""
+    """Differences between the priced plan and the given plan."""
     runs: RunClass | None = None
-    """Published runs whose errors give the 90 % interval; of another stack where none of this
-    one are known."""
+    """Published runs whose errors give the 90 % interval; those of another stack if this one has
+    none."""
 
     @property
     def parts_s(self) -> dict[str, float]:
-        """Return the finest parts: kinds in the place of `compute` where they are known."""
+        """Finest known parts, seconds: kinds in place of `compute` if they are known."""
         if not self.kinds_s:
             return dict(self.terms_s)
         rest = {name: value for name, value in self.terms_s.items() if name != "compute"}
@@ -182,19 +184,19 @@ class Column(Record):
 
 
 class Difference(Record):
-    """How the step of one model differs from that of another, and in which part most."""
+    """Difference between the steps of two models, with the part that contributes most."""
 
     one: str
     other: str
     seconds: float
-    """Of the other less the one."""
+    """Step time of `other` minus that of `one`."""
     share: float
-    """Of the one's step."""
+    """Difference as a fraction of the step of `one`."""
     term: str
-    """What differs most in the direction of the whole."""
+    """Part with the largest contribution in the direction of the total."""
     term_s: float
     against: str
-    """What differs most in the other direction; empty where nothing does."""
+    """Part with the largest contribution in the opposite direction; empty if there is none."""
     against_s: float
 
 
@@ -206,7 +208,7 @@ class Comparison(Record):
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """Every pair of models that price the plan."""
+        """Differences of every pair of models that price the plan."""
         priced = [column for column in self.columns if column.total_s is not None]
         return tuple(_difference(one, other) for one, other in combinations(priced, 2))
 
@@ -219,17 +221,18 @@ def load_question(
     stack: str | None = None,
     notice: Callable[[str], None] | None = None,
 ) -> PlanQuestion:
-    """Return the question of a plan file; options win over what it says.
+    """Return the question of a plan file; options take precedence over its content.
 
     Parameters
     ----------
-    model, system, stack : shipped names or files; the card `system` is needed where the plan was
-        made for a measured cluster, both of the first for strategy files, which name neither.
-    notice : takes a sentence on each input that was found beside the plan file.
+    model, system, stack : shipped names or files. The card `system` is required if the plan was
+        made for a measured cluster. Strategy files require both `model` and `system`, which they do
+        not contain.
+    notice : receives a sentence on each input that was found next to the plan file.
 
     Raises
     ------
-    InputError: a file is unusable, or something is not said (OptionError).
+    InputError: a file is invalid, or required information is missing (OptionError).
     """
     from autopar.documents.plan import PlanDocument, read_strategy
     from autopar.rates.site import load_site
@@ -260,7 +263,7 @@ def load_question(
     card = _card(path, request.inputs, system, plan)
     site = None if request.inputs.site is None else load_site(request.inputs.site)
     if site is not None and system is not None and site.card not in (None, card.name):
-        # the question is what another device would do; the plan's cluster says nothing of it
+        # The user asks about another device, which the plan's cluster does not describe.
         if notice is not None:
             notice(f"the plan's site {site.name} is of {site.card}, and left out for {card.name}")
         site = None
@@ -284,12 +287,12 @@ def load_question(
 
 
 _STACKS = {"torchtitan": "torchtitan-eager", "accelerate": "composer-fsdp"}
-"""Engine -> the stack whose trainer is built as it is; the others build on Megatron's kernels."""
+"""Engine -> stack that matches it; the other engines use Megatron's kernels."""
 _MEASURED_STACK = "megatron-core"
 
 
 def _stack_of(document: PlanDocument, inputs: InputSpec) -> str:
-    """Return the stack that a plan's times were estimated for; else that of its engine."""
+    """Return the stack that a plan's times were estimated for, else that of its engine."""
     from autopar.documents.catalog import stack_names
     from autopar.rates.stack import DEFAULT_STACK
     from autopar.sources import Source, stacks_of
@@ -297,14 +300,14 @@ def _stack_of(document: PlanDocument, inputs: InputSpec) -> str:
     if inputs.stack is not None:
         return inputs.stack
     if document.estimated:
-        # what the files that were planned from named
+        # Stacks named in the input files of the plan.
         named = stacks_of(Source(role=entry.role, path=entry.path) for entry in document.inputs)
         return named[0] if len(named) == 1 and named[0] in stack_names() else DEFAULT_STACK
     return _STACKS.get(document.options.engine or "", _MEASURED_STACK)
 
 
 def _card(path: str, inputs: InputSpec, system: str | None, plan: Plan) -> Card:
-    """Return the card of a plan's devices, with as many of them in a node as it was made for."""
+    """Return the card of a plan's devices, with the GPUs per node that the plan was made for."""
     from autopar.rates.card import load_card, parse_hardware
     from search.request.profiles import named_card
     from search.request.request import DEFAULT_HARDWARE, measured_hardware
@@ -315,7 +318,7 @@ def _card(path: str, inputs: InputSpec, system: str | None, plan: Plan) -> Card:
     if asked is not None:
         of_plan, nodes, gpus = parse_hardware(asked)
         name = system or of_plan
-        # the default cluster of a strategy file is nobody's
+        # The default cluster of a strategy file describes no real machine.
         per_node = gpus if nodes * gpus == plan.world_size else None
     elif system is None:
         raise OptionError(
@@ -336,7 +339,7 @@ def _card(path: str, inputs: InputSpec, system: str | None, plan: Plan) -> Card:
 
 
 def compare(question: PlanQuestion) -> Comparison:
-    """Return a plan in all models; what cannot price it says why in its column."""
+    """Return a plan in all models; a model that cannot price it has a reason in its column."""
     priced = (
         ("bottom_up", _bottom_up),
         ("planner", _planner),
@@ -350,7 +353,7 @@ def compare(question: PlanQuestion) -> Comparison:
         except InfeasibleExecution as error:
             columns.append(Column(model=model, total_s=None, reason=error.reason))
         except InputError as error:
-            # without its remedy, since the plan is what it is
+            # The remedy is omitted, since the plan is given.
             columns.append(Column(model=model, total_s=None, reason=error.short))
     return Comparison(question=question, columns=tuple(columns))
 
@@ -365,7 +368,7 @@ def _difference(one: Column, other: Column) -> Difference:
     sign = math.copysign(1.0, seconds)
     term = max(gaps, key=lambda name: sign * gaps[name])
     against = min(gaps, key=lambda name: sign * gaps[name])
-    # what goes the same way is nothing against it
+    # A part in the direction of the total is not opposed to it.
     opposed = sign * gaps[against] < 0.0
     return Difference(
         one=one.model,
@@ -389,7 +392,7 @@ def summed(names: Mapping[str, str], parts: Mapping[str, float]) -> dict[str, fl
 
 
 def _under(names: Mapping[str, str], parts: Mapping[str, float]) -> dict[str, float]:
-    """Return the same in the order of `TERMS`, without what is 0."""
+    """Return the sums of parts in the order of `TERMS` and `KINDS`, without zeros."""
     found = summed(names, parts)
     order = (*TERMS, *KINDS)
     return {name: found[name] for name in order if found.get(name)}
@@ -430,7 +433,7 @@ def _bottom_up(question: PlanQuestion) -> Column:
 
 
 # --------------------------------------------------------------------------------------------------
-# The planner: what its file says.
+# The planner: the prediction in the plan file.
 
 
 def _planner(question: PlanQuestion) -> Column:
@@ -449,11 +452,11 @@ def _planner(question: PlanQuestion) -> Column:
 
 
 # --------------------------------------------------------------------------------------------------
-# Closed forms: every block is run alike.
+# Closed forms: all blocks are executed alike.
 
 
 def _uniform(question: PlanQuestion, model: str) -> LayerStrategy:
-    """Return the one strategy of all layers; raises InputError with what such a model has not."""
+    """Return the strategy of all layers; raises InputError for features that closed forms lack."""
     plan = question.plan
     strategies = dict.fromkeys(plan.layers)
     if len(strategies) > 1:
@@ -474,7 +477,7 @@ def _uniform(question: PlanQuestion, model: str) -> LayerStrategy:
 
 
 def _closed_notes(question: PlanQuestion, equal: Sequence[int]) -> Iterator[str]:
-    """Yield how what a closed form prices differs from the plan; `equal` are its stages."""
+    """Yield the differences between the priced plan and the plan; `equal` are the priced stages."""
     plan = question.plan
     if tuple(equal) != plan.stage_sizes:
         sizes = ", ".join(map(str, plan.stage_sizes))
@@ -496,12 +499,12 @@ def _calculon(question: PlanQuestion) -> Column:
     application = application_of(question.spec)
     first, dp = _uniform(question, "Calculon"), plan.data_degree(0)
     pp = plan.num_stages
-    # its last stage has what others leave
+    # The last stage has the remaining layers.
     each = -(-len(plan.layers) // pp)
     scattered = question.sequence_parallel and first.tp > 1
 
     def tier(ranks: int) -> int:
-        # of two; groups whose ranks are spread over so many GPUs
+        # Tier of two, from the number of GPUs over which the ranks of a group are spread.
         return int(ranks > per_node)
 
     execution = Execution(
@@ -522,7 +525,7 @@ def _calculon(question: PlanQuestion) -> Column:
         optimizer_sharding=plan.default_dp_type == "zero2" and dp > 1,
         tensor_par_comm_type="rs_ag" if scattered else "ar",
         tensor_par_overlap="none",
-        # Megatron gathers the input again; a block that is run again has it
+        # Megatron gathers the input again; a recomputed block already has it.
         seq_par_ag_redo=scattered and not first.checkpoint,
         data_par_overlap=dp > 1,
         weight_offload=False,
@@ -579,7 +582,7 @@ def _tensor2d(question: PlanQuestion) -> Column:
         "pp": plan.num_stages,
         "mbs": plan.global_batch // (plan.num_microbatches * dp),
     }
-    # tensor ranks are neighbours, then data ranks, then stages
+    # Tensor ranks are neighbours, then data ranks, then stages.
     placement, left = {}, per_node
     for group in ("tp", "dp", "pp"):
         placement[f"nv_{group}"] = inside = math.gcd(config[group], left)
@@ -629,6 +632,6 @@ def _by_kind(parts: Iterator[tuple[str, float]]) -> dict[str, float]:
 
 
 def _scaled(parts: Mapping[str, float], total_s: float) -> dict[str, float]:
-    """Return the parts of one micro-batch as those of a step, in the same proportion."""
+    """Return parts of one micro-batch scaled to a total, in constant proportion."""
     whole = sum(parts.values())
     return {name: value * total_s / whole if whole else 0.0 for name, value in parts.items()}

@@ -1,7 +1,7 @@
-"""What the closed forms are asked about by name or file: applications, models and systems.
+"""Inputs of the closed forms by name or file: applications, models and systems.
 
-The documents themselves are in `calculon.documents` and `tensor2d.documents`; systems are read, or
-made from device cards.
+The documents themselves are in `calculon.documents` and `tensor2d.documents`. Systems are read from
+files or made from device cards.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _Sizes = TypeVar("_Sizes", Application, Model)
 def calculon_system(name: str) -> CalculonSystem:
     """Return the machine of a file, or of a card: its file, its shipped name or an alias.
 
-    Raises InputError (DocumentError: file, key, value, remedy; also where a card lacks a number).
+    Raises InputError (DocumentError: file, key, value, remedy; also if a card lacks a number).
     """
     return _system(name, CalculonSystem, calculon_from_card)
 
 
 def tensor2d_system(name: str) -> Tensor2dSystem:
-    """Return the machine of a file, or of a card; names and errors as above."""
+    """Return the machine of a file, or of a card; names and errors as for `calculon_system`."""
     return _system(name, Tensor2dSystem, tensor2d_from_card)
 
 
 def _system(name: str, kind: type[_System], from_card: Callable[[Card], _System]) -> _System:
     document = load_object(catalog.find_document("cards", "system", name))
-    # a card says its format, a system is any other file
+    # A card has the key `format`; any other file is a system.
     if "format" in document.data:
         return from_card(read_card(document))
     return read_record(kind, document.path, document.data)
@@ -66,9 +66,10 @@ def _system(name: str, kind: type[_System], from_card: Callable[[Card], _System]
 def input_files(
     *, model: str, system: str | None = None, execution: str | None = None
 ) -> list[Path]:
-    """Return the files behind names that can be read, shipped ones included.
+    """Return the paths of named files that can be read, shipped ones included.
 
-    model : or application. Raises InputError for a name that is neither a file nor shipped.
+    model : model or application.
+    Raises InputError for a name that is neither a file nor shipped.
     """
     found = [Path(model) if Path(model).is_file() else catalog.find_model(model)]
     if system is not None:
@@ -79,28 +80,28 @@ def input_files(
 
 
 def execution_keys(name: str) -> tuple[Path, dict[str, object]]:
-    """Return the path and the keys of an execution, before they are checked."""
+    """Return the path and the unchecked keys of an execution."""
     path = catalog.find_document("executions", "execution", name)
     return path, load_object(path).data
 
 
 # --------------------------------------------------------------------------------------------------
-# What the analytic models know of a model spec: the sizes of its blocks, and what surrounds them.
+# Model specs in the analytic models: the sizes of the blocks, embedding and head.
 #
-# So a shipped name, a `config.json` or a `model.json` serves in the place of an application file.
+# A shipped name, a `config.json` or a `model.json` can thus replace an application file.
 
 
 class Known(Record):
-    """An application, and what else its source says."""
+    """An application, and the model spec that it was made from."""
 
     name: str
     application: Application
     spec: ModelSpec | None = None
-    """None where a file holds an application itself."""
+    """Model spec; None if a file contains the application itself."""
 
     @property
     def parameters(self) -> int:
-        """Return the parameters of the whole model; without a spec by the published count."""
+        """Parameters of the whole model; the published count if there is no spec."""
         if self.spec is None:
             return self.application.num_parameters
         vocab = padded_vocab_size(self.spec) if self.spec.vocab_size is not None else 0
@@ -109,10 +110,10 @@ class Known(Record):
 
 
 def application_of(spec: ModelSpec) -> Application:
-    """Return the blocks of a model whose layers are all alike, with its padded vocabulary.
+    """Return the blocks of a model with uniform layers, with its padded vocabulary.
 
-    Raises InputError for encoder-decoder models, mixtures of experts, layers that differ, and
-    specs without heads or widths.
+    Raises InputError for encoder-decoder models, mixtures of experts, latent attention, windowed
+    attention, layers that differ, and specs without heads or widths.
     """
     layer = _only_layer(spec)
     heads, width = _sizes(spec, layer)
@@ -131,12 +132,12 @@ def application_of(spec: ModelSpec) -> Application:
 
 
 def structure_of(spec: ModelSpec) -> str:
-    """Return the word of an execution for the blocks of a model: 'llama' with a gate, or 'gpt'."""
+    """Return the `structure_type` of a model's blocks: 'llama' for a gated MLP, else 'gpt'."""
     return "llama" if _only_layer(spec).gated_mlp else "gpt"
 
 
 def model_of(spec: ModelSpec) -> Model:
-    """Return the same for the two-dimensional model, with gradients of 4 bytes.
+    """Return the model of a spec for the two-dimensional model, with gradients of 4 bytes.
 
     Raises InputError as `application_of`.
     """
@@ -162,7 +163,7 @@ def load_application(name: str) -> Known:
 
     Raises InputError (DocumentError: file, key, value, remedy).
     """
-    # `hidden` is of applications alone
+    # Only applications have the key `hidden`.
     written = _written_model(name, Application, "hidden")
     if written is not None:
         return Known(name=Path(name).stem, application=written)
@@ -183,24 +184,24 @@ def load_model(name: str) -> tuple[str, Model]:
 
 
 def _written_model(name: str, kind: type[_Sizes], own_key: str) -> _Sizes | None:
-    """Return what a file says in the words of a closed form; None for a spec, or a shipped name."""
+    """Return the content of a closed-form model file; None for a spec or a shipped name."""
     if not Path(name).is_file():
         return None
     data = load_object(Path(name)).data
-    # what is neither of both is refused as the closed form's own
+    # A file that is neither kind is reported as an invalid file of the closed form.
     if own_key not in data and any(key in data for key in ("format", "layers", "model_type")):
         return None
     return read_record(kind, Path(name), data)
 
 
 def load_execution(name: str, known: Known, *, compat: bool) -> tuple[Execution, list[str], Path]:
-    """Return the execution of a file or a shipped name, what was added to it, and its path.
+    """Return the execution of a file or a shipped name, its assumed keys, and its path.
 
     Raises InputError (DocumentError: file, key, value, remedy).
     """
     path, keys = execution_keys(name)
     added: dict[str, object] = {}
-    # the published model knows one structure only
+    # The published model has a single structure.
     if known.spec is not None and "structure_type" not in keys and not compat:
         added["structure_type"] = structure_of(known.spec)
     execution = read_record(Execution, path, {**keys, **added})
@@ -230,7 +231,7 @@ def _only_layer(spec: ModelSpec) -> LayerSpec:
         what = "has latent attention"
     elif any(layer.window and layer.window < layer.seq_length for layer in spec.layers):
         what = "has windows of attention"
-    # alike in all but how many there are
+    # Equal in everything but the number of layers.
     elif any(
         asdict(layer) != {**asdict(first), "num_layers": layer.num_layers} for layer in spec.layers
     ):
@@ -255,13 +256,12 @@ def _sizes(spec: ModelSpec, layer: LayerSpec) -> tuple[int, int]:
 # --------------------------------------------------------------------------------------------------
 # Systems of both closed forms, made from the card of a device.
 #
-# The card holds every number; here stand only the rules that turn its numbers into what each model
-# asks for.
+# The card contains all numbers. The functions here only convert them to the inputs of each model.
 
 
 _MATRIX_STEPS_GFLOP = (100.0, 10.0, 1.0, 0.1)
 _MEMORY_STEPS_MB = (100.0, 10.0, 1.0)
-"""Where the steps of a curve begin, a decade apart; one more step holds all that is smaller."""
+"""Lower ends of the steps of a curve, a decade apart; one more step covers smaller sizes."""
 _RING = {
     "p2p": [1.0, None],
     "reduce_scatter": [1.0, -1.0],
@@ -272,30 +272,30 @@ _RING = {
 
 
 def calculon_from_card(card: Card) -> CalculonSystem:
-    """Return the machine of a card as Calculon describes one, with two network tiers.
+    """Return the Calculon system of a card, with two network tiers.
 
-    Raises DocumentError: the card lacks a number; names it.
+    Raises DocumentError: the card lacks a number; the message names it.
     """
     reader = "a system of calculon"
 
     def need(key: str) -> float:
         return card.need(key, reader)
 
-    # outside the matrix units fp32 runs at the card's fp32 rate, which is without TensorFloat-32
+    # Outside the matrix units, fp32 runs at the card's fp32 rate, which excludes TensorFloat-32.
     peaks = {
         "float16": (card.flop_per_s["fp16"], need("device.vector_fp16_flop_per_s")),
         "bfloat16": (card.flop_per_s["bf16"], need("device.vector_bf16_flop_per_s")),
         "float32": (card.flop_per_s["fp32"], card.flop_per_s["fp32"]),
     }
-    if "device.fp8_flop_per_s" in card.more:  # a device without is none that lacks a number
-        # 8-bit numbers are computed with as 16-bit ones outside the matrix units
+    if "device.fp8_flop_per_s" in card.more:  # optional: not every device supports fp8
+        # Outside the matrix units, 8-bit numbers are computed at the 16-bit rate.
         peaks["float8"] = (need("device.fp8_flop_per_s"), peaks["float16"][1])
-    # the launch of a vector operation is counted with its memory traffic, which is longer
+    # The launch of a vector operation is counted with its memory traffic, which is longer.
     vector_curve = [[0.0, need("efficiency.vector")]]
-    # a ring inside a node is a hop shorter than it has GPUs; between nodes one hop is counted
+    # A ring inside a node has one hop fewer than GPUs; between nodes a single hop is counted.
     inside_s = card.collective_base_s + (card.max_gpus_per_node - 1) * card.intra_node.hop_s
     between_s = card.collective_base_s + card.inter_node.hop_s
-    # the document is in TFLOP/s, GFLOP, GB/s, MB and GiB, the card in base units
+    # The document uses TFLOP/s, GFLOP, GB/s, MB and GiB, the card base units.
     return read_record(
         CalculonSystem,
         card.path,
@@ -303,7 +303,7 @@ def calculon_from_card(card: Card) -> CalculonSystem:
             "matrix": {
                 datatype: {
                     "tflops": matrix / 1e12,
-                    # peak in the unit of the sizes, per second
+                    # Peak in the unit of the sizes, per second.
                     "gflops_efficiency": _curve(
                         _MATRIX_STEPS_GFLOP, matrix / 1e9, card.gemm_efficiency, card
                     ),
@@ -326,7 +326,7 @@ def calculon_from_card(card: Card) -> CalculonSystem:
                 "GBps": need("host.bytes_per_s") / 1e9,
                 "MB_efficiency": [[0.0, need("host.efficiency")]],
             },
-            # a kernel computes and moves at the same time, so the slower of the two counts
+            # A kernel computes and transfers at the same time, so the slower of the two counts.
             "processing_mode": "roofline",
             "networks": [
                 _network(
@@ -347,13 +347,13 @@ def calculon_from_card(card: Card) -> CalculonSystem:
 
 
 def tensor2d_from_card(card: Card) -> Tensor2dSystem:
-    """Return the machine of a card as the two-dimensional model describes one.
+    """Return the tensor2d system of a card.
 
-    That model takes constant shares of the peaks, and latencies per hop of a ring.
-    Raises DocumentError: the card lacks a number; names it.
+    The two-dimensional model uses constant efficiencies, and latencies per hop of a ring.
+    Raises DocumentError: the card lacks a number; the message names it.
     """
     vector_fp16 = card.need("device.vector_fp16_flop_per_s", "a system of tensor2d")
-    # the document is in 1e12 FLOP/s and 1e9 bytes, the card in base units
+    # The document uses 1e12 FLOP/s and 1e9 bytes, the card base units.
     return Tensor2dSystem(
         matrix_flops_fp16=card.flop_per_s["fp16"] / 1e12,
         vector_flops_fp16=vector_fp16 / 1e12,
@@ -367,7 +367,7 @@ def tensor2d_from_card(card: Card) -> Tensor2dSystem:
         ib_bandwidth=card.inter_node.bytes_per_s / 1e9,
         ib_eff=card.inter_node.collective_efficiency,
         ib_latency=card.inter_node.hop_s,
-        nic_factor=1,  # the bandwidth between nodes is already that of one GPU
+        nic_factor=1,  # the inter-node bandwidth is already per GPU
     )
 
 
@@ -376,7 +376,7 @@ def _network(link: Link, size: int, latency_s: float, sm_share: float) -> dict[s
         "bandwidth": link.bytes_per_s / 1e9,
         "efficiency": link.collective_efficiency,
         "size": size,
-        "latency": _digits(latency_s, 12),  # a sum of decimal figures, without its binary noise
+        "latency": _digits(latency_s, 12),  # rounds off the binary noise of a sum
         "ops": _RING,
         "must_be_filled": False,
         "processor_usage": sm_share,
@@ -386,12 +386,12 @@ def _network(link: Link, size: int, latency_s: float, sm_share: float) -> dict[s
 def _curve(steps: tuple[float, ...], peak_per_s: float, share: float, card: Card) -> list[Any]:
     """Return (smallest size, efficiency), descending, for a rate in the unit of the sizes.
 
-    The middle of a step, on a logarithmic scale, takes a launch and the rest at `share` of the
-    peak; so large operations reach `share`, and small ones mostly wait.
+    The geometric middle of a step takes a kernel launch, and its work at `share` of the peak. Large
+    operations therefore reach `share`, and small ones are launch-bound.
     """
     curve = []
     for step in (*steps, 0.0):
-        # the geometric middle of a decade; the step from 0 stands for the decade below the last
+        # Geometric middle of a decade; the step from 0 represents the decade below the last.
         middle = (step or steps[-1] / 10) * math.sqrt(10)
         work_s = middle / peak_per_s
         curve.append([step, _digits(work_s / (card.kernel_launch_s + work_s / share), 3)])

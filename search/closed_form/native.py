@@ -1,6 +1,6 @@
-"""The compiled closed forms as Python sees them: their module, columns, threads and switches.
+"""Python interface of the compiled closed forms: module, columns, threads and switches.
 
-What each model packs and unpacks is in its own `engine`.
+Packing and unpacking of each model is in its `engine` module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autopar.records import Record, shorten
 from search.planning.layered.core import core
 
 # --------------------------------------------------------------------------------------------------
-# Columns of values by name, as rows that the compiled engines read.
+# Columns of values by name, packed into the rows of the compiled engines.
 
 
 def check_names(where: str, given: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
@@ -31,7 +31,7 @@ def check_names(where: str, given: Mapping[str, Any], expected: Mapping[str, Any
 
 
 def array_of(where: str, values: Any) -> NDArray[Any]:
-    """Return a column as an array; raise InputError where it is none, as lists of other lengths."""
+    """Return a column as an array; raises InputError if it is not one, such as ragged lists."""
     try:
         return np.asarray(values)
     except (ValueError, TypeError, OverflowError):
@@ -41,18 +41,20 @@ def array_of(where: str, values: Any) -> NDArray[Any]:
 
 
 def integers(where: str, values: Any, largest: int, kinds: str = "iu") -> NDArray[Any]:
-    """Return a column of integers from 0 to the largest; `kinds` of its type, as NumPy has them.
+    """Return a column of integers from 0 to `largest`.
+
+    kinds : allowed NumPy kinds of its type.
 
     Raises
     ------
-    InputError: a value is something else; the sentence has the first one.
+    InputError: a value is something else; the message contains the first one.
     """
     array = array_of(where, values)
-    # an empty list is of floats to NumPy
+    # NumPy gives an empty list a float type.
     if array.size == 0:
         return array.astype(np.int64)
     fits = array.dtype.kind in kinds
-    # words cannot be compared with a number
+    # Strings cannot be compared with a number.
     wrong = (array < 0) | (array > largest) if fits else np.ones(array.shape, dtype=np.bool_)
     if wrong.any():
         raise InputError(
@@ -65,11 +67,11 @@ def integers(where: str, values: Any, largest: int, kinds: str = "iu") -> NDArra
 def given_rows(
     where: str, values: NDArray[Any], dtype: np.dtype[Any], expected: str
 ) -> NDArray[Any]:
-    """Return rows that are packed already, in memory as the compiled engines read them.
+    """Return packed rows in the memory layout of the compiled engines.
 
     Raises
     ------
-    InputError: they have other fields; `expected` is what has the right ones.
+    InputError: they have other fields; `expected` names the source of the right ones.
     """
     if _fields(values.dtype) != _fields(dtype):
         raise InputError(
@@ -85,29 +87,29 @@ def _fields(dtype: np.dtype[Any]) -> list[tuple[str, np.dtype[Any]]]:
 
 
 ABSENT = -1
-"""In columns of documents, where one has no such key and needs none."""
+"""Value in columns for an optional key that a document lacks."""
 
 
 class DocumentField(Record):
-    """What a key of plain documents takes."""
+    """Accepted values of a key of plain documents."""
 
     largest: int
-    """Of integers from 0."""
+    """Maximum of integers from 0."""
     flag: bool = False
-    """True and false are taken too."""
+    """True if booleans are accepted too."""
     words: Mapping[str, int] | None = None
-    """Word -> code, of a key that takes words alone."""
+    """Word -> code, for a key that accepts only words; None for other keys."""
     default: int | None = None
-    """Of documents without this key; None where it has to be there."""
+    """Value for documents without this key; None if it is required."""
 
 
 def plain_columns(
     documents: list[Any], fields: Mapping[str, DocumentField]
 ) -> dict[str, NDArray[np.int64]] | None:
-    """Return the columns of documents that are dictionaries of just what these fields take.
+    """Return the columns of plain dictionaries that contain only accepted values.
 
-    None where one of them is anything else, right or wrong: then each is to be checked by itself,
-    which takes tens of microseconds where this takes one.
+    Returns None if any document is something else, valid or not. Each must then be checked
+    separately, which takes tens of microseconds instead of one.
     """
     rows = [
         (name, of.largest, of.flag, None if of.words is None else dict(of.words), of.default)
@@ -120,7 +122,7 @@ def plain_columns(
 def packed_rows(
     where: str, dtype: np.dtype[Any], columns: Mapping[str, NDArray[Any]]
 ) -> NDArray[Any]:
-    """Return rows with these fields; what is not given is 1, and columns of one value repeat.
+    """Return rows with these fields; missing fields are 1, and single values are repeated.
 
     Raises
     ------
@@ -137,41 +139,42 @@ def packed_rows(
     return rows
 
 
-# The compiled module, and what may be asked of it.
+# The compiled module, and its limits.
 
 
 Objective = Literal["rate", "time", "memory"]
 OBJECTIVES: tuple[Objective, ...] = ("rate", "time", "memory")
 """Samples per second, seconds of a step, bytes of the first memory."""
 LARGEST = 2**31 - 1
-"""Of every number in a packed row."""
+"""Maximum of every number in a packed row."""
 _MOST_THREADS = 1024
-"""More are refused; no machine answers faster with them."""
+"""Maximum threads; no machine is faster with more."""
 
 calculon: Any = core.calculon
 tensor2d: Any = core.tensor2d
 
 
 # --------------------------------------------------------------------------------------------------
-# Work that takes long, and Ctrl-C.
+# Long-running work, and Ctrl-C.
 
 
 Halt = core.Halt
-"""Its `ask` gives up compiled work from another thread, which then answers in parts."""
+"""Its `ask` aborts compiled work from another thread; the work then returns partial results."""
 GO_ON = Halt()
-"""For work that is over at once."""
+"""Halt that is never used, for short work."""
 _FEW_ROWS = 20_000
-"""Are priced in some hundredths of a second."""
+"""Number of rows that are priced in some hundredths of a second."""
 _Result = TypeVar("_Result")
 
 
 def interruptible(work: Callable[[Any], _Result], *, rows: int | None = None) -> _Result:
-    """Return what compiled work returns, which takes a `Halt`; Ctrl-C ends it and is raised.
+    """Return the result of compiled work, which receives a `Halt`; Ctrl-C aborts it and is raised.
 
-    Python sees signals in its main thread, between its own instructions alone: so the work has a
-    thread of its own there. In any other thread it is called as it is.
+    Python handles signals only in its main thread, between Python instructions. From the main
+    thread, the work therefore runs in a separate thread; from any other thread it is called
+    directly.
 
-    rows : how many are priced; few are over before a thread has begun.
+    rows : number of rows to price; few rows finish before a thread has started.
     """
     halt = Halt()
     brief = rows is not None and rows < _FEW_ROWS
@@ -202,7 +205,7 @@ def interruptible(work: Callable[[Any], _Result], *, rows: int | None = None) ->
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raise InputError where a word is none of its choices."""
+    """Raise InputError if a word is not one of its choices."""
     if value not in choices:
         raise InputError(
             f"{name}: the value is {shorten(value)}, expected one of {', '.join(choices)}"
@@ -210,36 +213,37 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
 
 
 def check_flag(name: str, value: object) -> None:
-    """Raise InputError where a value is neither true nor false: any other word would be true."""
+    """Raise InputError if a value is not a boolean; any other value would count as true."""
     if not isinstance(value, bool):
         raise InputError(f"{name}: the value is {shorten(value)}, expected true or false")
 
 
 def check_count(name: str, value: object, expected: str, least: int, most: int) -> None:
-    """Raise InputError where a number is no integer between these; `expected` says it in words."""
-    # True is an int to Python, and no number of anything
+    """Raise InputError if a number is not an integer in this range; `expected` describes it."""
+    # True is an int in Python, but not a valid number.
     if type(value) is not int or not least <= value <= most:
         raise InputError(f"{name}: the value is {shorten(value)}, expected {expected}")
 
 
 def check_threads(threads: object) -> None:
-    """Raise InputError where a number of threads is none that can be started."""
+    """Raise InputError if a number of threads cannot be started."""
     check_count("threads", threads, f"1 to {_MOST_THREADS} threads", 1, _MOST_THREADS)
 
 
 # --------------------------------------------------------------------------------------------------
-# Switches for what the published numbers of a model contain and should not.
+# Switches for defects in the published numbers of a model.
 
 
 class Switches:
-    """Defects to reproduce, one switch each; all are off unless given.
+    """Defects to reproduce, one switch each; all are off by default.
 
-    All off is the corrected model and the default; all on reproduces published figures (`compat`).
-    A subclass has the list of its model, which csrc/closed_form/quirks.hpp holds.
+    With all off, the model is the corrected one, the default. With all on, it reproduces published
+    figures (`compat`). A subclass lists the defects of its model, defined in
+    csrc/closed_form/quirks.hpp.
     """
 
     meanings: ClassVar[Mapping[str, str]]
-    """Name -> what the defect is, which begins with its number in the documentation."""
+    """Name -> description of the defect, starting with its number in the documentation."""
 
     def __init__(self, **given: bool) -> None:
         for name in given:
@@ -250,14 +254,14 @@ class Switches:
 
     @classmethod
     def of(cls, compat: bool | Self) -> Self:
-        """Return the switches of `compat`: True for all, False for none, or they themselves."""
+        """Return the switches of `compat`: all for True, none for False; switches are returned."""
         if isinstance(compat, cls):
             return compat
         check_flag("compat", compat)
         return cls(**dict.fromkeys(cls.meanings, bool(compat)))
 
     def flags(self) -> dict[str, bool]:
-        """Return every switch as the compiled engine takes it."""
+        """Return every switch in the format of the compiled engine."""
         return {name: name in self._on for name in self.meanings}
 
     def __getattr__(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What searches found as pictures: scaling, breakdown, frontier, map of degrees and sweeps."""
+"""Charts of search results: scaling, breakdown, frontier, map of degrees and sweeps."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from search.closed_form.answers import Answer, Part, Point
 from search.show.closed_form import by_strategy, efficiencies
 
 PICTURES = ("breakdown", "scaling", "frontier", "degrees", "sweep")
-"""Names of the files, without their kind."""
+"""Names of the files, without suffix."""
 
 _LINES = ("-", "--", "-.", ":")
 _HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "ooo", "+++")
 _BARS = 12
-"""Executions that are taken apart, at most."""
+"""Maximum executions in the breakdown."""
 _THIN = 5e-3
-"""Share of the longest bar below which a part is a mere line."""
+"""Fraction of the longest bar below which a part is not drawn."""
 _CURVES = 8
-"""Curves in one plot, at most."""
+"""Maximum curves in one plot."""
 _MAPS = 6
-"""Maps in one picture, at most."""
+"""Maximum maps in one picture."""
 _WIDE = 8.0
-"""From this ratio of its ends on, an axis is logarithmic."""
+"""Ratio of the ends above which an axis is logarithmic."""
 
 
 def save_pictures(
@@ -40,10 +40,12 @@ def save_pictures(
     formats: Sequence[str],
     aside: Aside | None = None,
 ) -> list[Path]:
-    """Write what there is to draw into a folder and return the files.
+    """Write the available pictures into a folder and return the files.
 
-    unit : what is counted, 'processor' or 'GPU'. paths : of the axes of a sweep. aside : as
-    `autopar.output` has it. Raises as `save_figures`.
+    unit : counted unit, 'processor' or 'GPU'.
+    paths : axes of a sweep.
+    aside : callback of `autopar.output`.
+    Raises the errors of `save_figures`.
     """
     found = [answer for answer in answers if answer.best]
     pictures: dict[str, Callable[[Any], Any]] = {}
@@ -119,14 +121,14 @@ def _breakdown(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
     figure = Figure(figsize=(11.0, 2.2 + (0.4 if alone else 0.52) * len(bars)))
     figure.set_layout_engine("constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    # steps of one number of processors compare in seconds, others by where they go
+    # With one number of processors, steps are compared in seconds, otherwise in percent.
     wholes = [1.0 if alone else point.time_s / 100.0 for _, point in bars]
     _stack(left, [point.time for _, point in bars], wholes)
     _stack(right, [point.memory for _, point in bars], [GIB] * len(bars))
     for place, ((_, point), whole) in enumerate(zip(bars, wholes, strict=True)):
         end = (point.time_s / whole, place)
         _note(left, format_seconds(point.time_s), end, (4, 0), va="center")
-    # room for the lengths; not margins, which end at a part that one of the bars lacks
+    # Space for the labels; margins would end at a part that one of the bars lacks.
     left.set_xlim(0, 1.14 * max(p.time_s / w for (_, p), w in zip(bars, wholes, strict=True)))
     left.set_yticks(range(len(bars)), [name for name, _ in bars])
     left.invert_yaxis()
@@ -137,14 +139,14 @@ def _breakdown(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
     capacity = answers[0].capacity_bytes / GIB
     _mark_capacity(right, capacity)
     for axes, what, side in ((left, "time", "left"), (right, "memory", "right")):
-        # below the plots, where no bar is
+        # Below the plots, where there are no bars.
         title = f"{what}, without parts under {_THIN * 100:.1f} % of the longest bar"
         _legend(figure, axes, f"lower {side}", title, ncols=3)
     return figure
 
 
 def _stack(axes: Any, bars: Sequence[Sequence[Part]], wholes: Sequence[float]) -> None:
-    """Draw bars of parts; what is thin everywhere is left out."""
+    """Draw bars of parts, without parts that are thin in all bars."""
     names = dict.fromkeys(part.name for parts in bars for part in parts)
     amounts = [
         {part.name: part.amount / whole for part in parts}
@@ -161,7 +163,7 @@ def _stack(axes: Any, bars: Sequence[Sequence[Part]], wholes: Sequence[float]) -
             left=starts,
             height=0.7,
             color=COLOURS[place % len(COLOURS)],
-            # colours that come again have another hatch
+            # Repeated colours get a different hatch.
             hatch=_HATCHES[(place + place // len(COLOURS)) % len(_HATCHES)],
             edgecolor="white",
             linewidth=0.4,
@@ -183,7 +185,7 @@ def _frontier(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
             rates = [point.rate_per_s for point in answer.frontier]
             look = _look(place) | {"markersize": 3.5, "linestyle": "-"}
             name = f"{answer.processors:,}"
-            # what fits into less memory fits into more, so the curve is one of steps
+            # An execution that fits in less memory fits in more, so the curve is a step function.
             axes.step(memory[::-1], rates[::-1], where="post", label=name, **look)
         _mark_capacity(axes, capacity)
         axes.set_xlim(0, capacity * 1.03)
@@ -200,7 +202,7 @@ def _frontier(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
 
 
 def _degrees(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
-    """Draw the best rate of every tensor and pipeline degree, a map for each search."""
+    """Draw the best rate of every tensor and pipeline degree, one map per search."""
     from matplotlib.patches import Patch
 
     shown = answers[:_MAPS]
@@ -219,7 +221,7 @@ def _degrees(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
     keys = [Patch(facecolor="none", edgecolor="black", linewidth=2.0, label="the best of all")]
     if refused:
         keys.append(Patch(facecolor="0.85", edgecolor="0.45", hatch="///", label="none can run"))
-    # a search in two dimensions does not say of which degrees it refused candidates
+    # A tensor2d search does not report the degrees of infeasible candidates.
     empty = "none there, or none can run" if shown[0].strategy else "no such pair in the space"
     keys.append(Patch(facecolor="white", edgecolor=GRID, label=empty))
     left_out = f"; the first {_MAPS} of {len(answers)}" if len(answers) > _MAPS else ""
@@ -229,7 +231,7 @@ def _degrees(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
 
 
 def _map(figure: Any, axes: Any, answer: Answer) -> bool:
-    """Draw one map, and return whether it has degrees with which nothing can run."""
+    """Draw one map; return True if it has degrees without a feasible execution."""
     from matplotlib.patches import Rectangle
 
     tensor = sorted({t for t, _ in answer.degrees})
@@ -296,7 +298,7 @@ def _sweep(Figure: Any, answers: Sequence[Answer], paths: Sequence[str], unit: s
         axes.set_xlabel(paths[0])
         axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
         _grid(axes)
-    left.margins(x=0.12)  # for the last words
+    left.margins(x=0.12)  # space for the last labels
     left.set_ylabel("samples/s")
     left.set_title("rate of the best execution", loc="left")
     right.set_ylabel(f"GiB that one {unit} needs")
@@ -331,7 +333,7 @@ def _left_out(curves: int) -> str:
 
 
 def _look(place: int) -> dict[str, Any]:
-    """Return colour, marker and line of a curve, each enough to tell it from the others."""
+    """Return colour, marker and line of a curve, each sufficient to identify it."""
     return {
         "color": COLOURS[place % len(COLOURS)],
         "marker": MARKERS[place % len(MARKERS)],

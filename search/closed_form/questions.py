@@ -1,6 +1,6 @@
-"""One form for what both closed forms are asked: for tables, files and pictures.
+"""Common interface of the searches of both closed forms, for tables, files and pictures.
 
-How each is searched is in its `exploration`, what is found in `answers`, running and files are in
+Each search is in its `exploration` module and results are in `answers`. Execution and files are in
 `session`, printing is in `search.show.closed_form`.
 """
 
@@ -37,16 +37,16 @@ from search.closed_form.native import GO_ON, Objective
 from search.closed_form.tensor2d.engine import CANDIDATE, STATISTICS, known_model, native_engine
 
 # --------------------------------------------------------------------------------------------------
-# Questions of the kind "what if": numbers of a document replaced by a range of others.
+# "What if" questions: numbers of a document replaced by a range of others.
 
 
 _ROUNDING = 1e-9
-"""What rounding may lose of the last step of a range, as a share."""
+"""Fraction of the last step of a range that rounding may lose."""
 _GRAMMAR = "PATH=RANGE, such as system.networks.0.bandwidth=300:900:x1.5, 1:5:2 or 300,450"
 
 
 class Axis(Record):
-    """A number of a document, by its path, and the values that it takes."""
+    """A number in a document, by its path, and the values to try."""
 
     path: str
     values: tuple[float, ...]
@@ -55,12 +55,12 @@ class Axis(Record):
 def parse_axis(text: str) -> Axis:
     """Return the axis of `PATH=RANGE`.
 
-    A range is a list `a,b,c`, or `a:b:step` with both ends where the steps meet them, or
-    `a:b:xF` where each value is F times the one before.
+    A range is a list `a,b,c`, or `a:b:step` including both ends if the steps meet them, or `a:b:xF`
+    where each value is F times the previous one.
 
     Raises
     ------
-    OptionError: the text is none of these, or a range has no end.
+    OptionError: the text has another form, or a range has no end.
     """
     path, equals, words = text.partition("=")
     if not equals or not path.strip() or not words.strip():
@@ -79,34 +79,34 @@ def parse_axis(text: str) -> Axis:
         factor = parts[2].strip().startswith("x")
         step = _number(parts[2].strip().removeprefix("x"), text)
         values = _range(first, last, step, factor=factor, text=text)
-    # a value that is met twice is priced once
+    # A repeated value is priced once.
     return Axis(path=path.strip(), values=tuple(dict.fromkeys(values)))
 
 
 def variants(
     documents: Mapping[str, Record], axes: Sequence[Axis]
 ) -> Iterator[tuple[tuple[float, ...], dict[str, Any]]]:
-    """Yield (values, the documents that have them), the last axis fastest; once without axes.
+    """Yield (values, documents with these values), the last axis fastest; once without axes.
 
-    documents : the first word of a path -> document.
+    documents : first word of a path -> document.
 
     Raises
     ------
-    OptionError: a path leads to no number (names the nearest one), appears twice, or there are
-        too many combinations.
-    DocumentError: a document cannot have a value.
+    OptionError: a path does not lead to a number (the message suggests the nearest one) or appears
+        twice, or there are too many combinations.
+    DocumentError: a value is invalid in a document.
     """
     plain = {name: to_builtins(document) for name, document in documents.items()}
     _check(axes, list(_fields(plain)))
     for values in itertools.product(*(axis.values for axis in axes)):
-        # what one combination sets must not stay in the next
+        # Values of one combination must not remain in the next.
         changed = copy.deepcopy(plain)
         for axis, value in zip(axes, values, strict=True):
             *folders, last = axis.path.split(".")
             place: Any = changed
             for key in folders:
                 place = place[_key(place, key)]
-            # a count that is written as 8.0 would be refused, and 2048 is as good a float
+            # A count written as 8.0 would be refused, while the int 2048 is also a valid float.
             place[_key(place, last)] = int(value) if value.is_integer() else value
         yield (
             values,
@@ -118,7 +118,7 @@ def variants(
 
 
 def _fields(documents: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the paths of all numbers, and of what is not given and could be one."""
+    """Yield the paths of all numbers, and of missing values that could be numbers."""
 
     def walk(path: str, value: Any) -> Iterator[str]:
         if isinstance(value, Mapping):
@@ -160,7 +160,7 @@ def _number(word: str, text: str) -> float:
         value = float(word)
     except ValueError:
         value = math.nan
-    # float also reads inf, nan, 1_000 and spaces
+    # float() also accepts inf, nan, 1_000 and spaces.
     if not math.isfinite(value) or re.search("[^0-9eE.+-]", word):
         raise OptionError(f"--sweep: {word!r:.40} of {text!r:.80} is not a number")
     return value
@@ -178,7 +178,7 @@ def _range(first: float, last: float, step: float, *, factor: bool, text: str) -
         raise OptionError(
             f"--sweep: {text!r:.80} never ends; its step does not lead {way} to {last:g}"
         )
-    # in logarithms one by one, as a ratio of the ends may be infinite
+    # Difference of logarithms, since the ratio of the ends may be infinite.
     if factor:
         length = (math.log(last) - math.log(first)) / math.log(step)
     else:
@@ -187,25 +187,25 @@ def _range(first: float, last: float, step: float, *, factor: bool, text: str) -
         raise OptionError(
             f"--sweep: {text!r:.80} has too many values, expected {MOST_SEARCHES} at most"
         )
-    # an end that only rounding misses is met
+    # Include an end that only rounding misses.
     steps = range(math.floor(length + _ROUNDING) + 1)
     values = [first * step**n if factor else first + step * n for n in steps]
-    # powers and sums leave binary noise in the last digits
+    # Powers and sums leave binary noise in the last digits.
     return [float(f"{value:.12g}") for value in values]
 
 
 # --------------------------------------------------------------------------------------------------
-# Searches, and what they find.
+# Searches and their results.
 
 
 Columns = dict[str, list[str]]
-"""Name -> the texts of all rows."""
+"""Column name -> texts of all rows."""
 _CHUNK = 50_000
-"""Rows that are formatted at a time."""
+"""Rows formatted at a time."""
 
 
 class Asked(Record):
-    """What is asked of a search, whatever its model."""
+    """Search options common to both models."""
 
     top: int = 10
     objective: Objective = "rate"
@@ -217,26 +217,26 @@ class Asked(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Search(ABC):
-    """One search of a question: what it is called while it runs, how it and its points are made."""
+    """One search of a question: its label, its execution, and the columns of its points."""
 
     asked: Asked
     values: tuple[float, ...] = ()
-    """Of the axes of a sweep."""
+    """Values of the axes of a sweep."""
     figures: ClassVar[Mapping[str, str]]
-    """Published name -> field of what a search knows of every point."""
+    """Published name -> field of the figures known for every point."""
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """Return what is searched."""
+        """Label of the search, for progress and headings."""
 
     @abstractmethod
     def run(self, watched: Watched = NOBODY) -> Answer:
-        """Return what is found, the best with all statistics."""
+        """Return the result of the search; the best points have all statistics."""
 
     @abstractmethod
     def fields(self, executions: NDArray[Any], outcomes: NDArray[Any]) -> Columns:
-        """Return the columns of points that are no statistics."""
+        """Return the columns of points that are not statistics."""
 
     @abstractmethod
     def opened(self) -> tuple[Any, Sequence[str]]:
@@ -245,7 +245,7 @@ class Search(ABC):
     def columns(
         self, *, statistics: bool
     ) -> Callable[[NDArray[Any], NDArray[Any]], Iterator[Columns]]:
-        """Return what turns points into columns piece by piece, with all statistics if asked."""
+        """Return a function that converts points to columns piecewise, with statistics if asked."""
         model, known = self.opened()
 
         def columns(executions: NDArray[Any], outcomes: NDArray[Any]) -> Iterator[Columns]:
@@ -265,7 +265,7 @@ class Search(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class CalculonSearch(Search):
-    """A search of every execution after Calculon."""
+    """Search over all executions of Calculon."""
 
     application: calculon.Application
     system: calculon.System
@@ -274,11 +274,11 @@ class CalculonSearch(Search):
 
     @property
     def label(self) -> str:
-        """Return the processors."""
+        """Number of processors, as text."""
         return f"{self.space.num_procs} processors"
 
     def run(self, watched: Watched = NOBODY) -> Answer:
-        """Return what `calculon.explore` finds."""
+        """Return the result of `calculon.explore`."""
         asked = asdict(self.asked) | asdict(watched)
         found = explore(self.application, self.system, self.space, **asked)
         return replace(found, values=self.values)
@@ -296,7 +296,7 @@ class CalculonSearch(Search):
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor2dSearch(Search):
-    """A search of every candidate of one strategy after arXiv 2410.00273."""
+    """Search over all candidates of one strategy of arXiv 2410.00273."""
 
     strategy: tensor2d.Strategy
     model: tensor2d.Model
@@ -307,18 +307,18 @@ class Tensor2dSearch(Search):
 
     @property
     def label(self) -> str:
-        """Return the GPUs and the strategy."""
+        """GPUs and strategy, as text."""
         return f"{self.num_gpus} GPUs, {self.strategy}"
 
     def run(self, watched: Watched = NOBODY) -> Answer:
-        """Return what `tensor2d.survey` finds, always all: it takes less than a second."""
+        """Return the result of `tensor2d.survey`, always complete: it takes less than a second."""
         asked = asdict(self.asked) | {"each": watched.each, "halt": watched.halt}
         where = self.strategy, self.model, self.num_gpus, self.batch, self.system
         found = tensor2d.survey(*where, **asked)
         return replace(found, values=self.values)
 
     def fields(self, executions: NDArray[Any], outcomes: NDArray[Any]) -> Columns:
-        """Return the fields of candidates and their rates; `1d` has its degree under `tp1`."""
+        """Return the fields of candidates and their rates; the degree of `1d` is in `tp1`."""
         known = {
             "strategy": self.strategy,
             "n_gpus": str(self.num_gpus),
@@ -347,5 +347,5 @@ def _field(name: str, values: NDArray[Any]) -> list[str]:
 
 
 def _numbers(values: NDArray[Any]) -> list[str]:
-    # the shortest text that reads back as the same number
+    # The shortest text that reads back as the same number.
     return [repr(value) for value in values.tolist()]

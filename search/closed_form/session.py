@@ -1,6 +1,6 @@
-"""Runs the searches of one question in a thread of their own, and writes every feasible point.
+"""Runs the searches of one question in a separate thread, and writes all feasible points.
 
-Points are CSV, written in parts while the search goes on. How far it is is said by whoever waits.
+Points are written as CSV, in parts during the search. The waiting thread reports the progress.
 """
 
 from __future__ import annotations
@@ -24,44 +24,45 @@ from search.closed_form.questions import Columns, Search
 
 
 class PointFile:
-    """A CSV file that has its name only once it is whole.
+    """A CSV file that gets its name only when it is complete.
 
-    Compressed where the name ends in .gz. Leaving it without an error ends it; after Ctrl-C (or
-    `keep`) what is there stays as `part`, after another error it goes.
+    It is compressed if the name ends in .gz. Leaving the context without an error completes it.
+    After Ctrl-C (or with `keep`), the rows so far stay in `part`; after another error they are
+    deleted.
     """
 
     def __init__(self, path: str, option: str, aside: Aside | None = None) -> None:
         self._path = Path(path)
         self.part = Path(f"{path}.part")
-        """Where the rows are that were written until a search was stopped."""
+        """Path of the rows written until a search was stopped."""
         self._option = option
         self._aside = aside
         self._names: list[str] | None = None
         self.rows = 0
         try:
-            # found only when the search is over, a bad path would lose all of its points
+            # Fail before the search, since an invalid path found afterwards would lose all points.
             self._file = Begun(self._path)
         except OSError as error:
             raise self._unwritable(error) from None
         self._binary: Any = self._file.stream
         if self._path.suffix.lower() == ".gz":
-            # without name and time: the same points give the same bytes
+            # Without name and time, so that equal points give equal bytes.
             self._binary = gzip.GzipFile("", "wb", 6, self._file.stream, mtime=0)
         self._text: TextIO = io.TextIOWrapper(self._binary, encoding="utf-8", newline="")
         self.keep = False
         self._lock = threading.Lock()
 
     def write(self, columns: Columns) -> None:
-        """Add rows; the first ones decide the columns."""
+        """Add rows; the first ones determine the columns."""
         names = list(columns)
-        # words and numbers of ours need no quotes
+        # Our words and numbers need no quotes.
         rows = list(map(",".join, zip(*columns.values(), strict=True)))
         with self._lock:
-            if self._text.closed:  # the search was given up, and its thread writes on
+            if self._text.closed:  # the search was aborted, but its thread still writes
                 return
             if self._names is None:
                 self._names, rows = names, [",".join(names), *rows]
-                # the line of names is no point
+                # The header line is not a point.
                 self.rows -= 1
             assert names == self._names, (names, self._names)
             try:
@@ -81,7 +82,7 @@ class PointFile:
     ) -> None:
         try:
             with self._lock:
-                # what compresses or encodes gives the file all of it, and leaves it open
+                # Flush the encoder and compressor into the file, which stays open.
                 self._text.flush()
                 if self._binary is not self._file.stream:
                     self._binary.close()
@@ -91,7 +92,7 @@ class PointFile:
             elif kind is None or issubclass(kind, KeyboardInterrupt):
                 self.part = self._file.end(self.part, aside=self._aside)
         except OSError as problem:
-            # an error on the way out must not hide the one that led there
+            # An error during cleanup must not hide the original one.
             if kind is None:
                 raise self._unwritable(problem) from None
         finally:
@@ -106,52 +107,52 @@ class PointFile:
 
 @dataclass(kw_only=True)
 class Session:
-    """Searches in their order, what they found, and how far they are."""
+    """Searches in order, their results and progress."""
 
     searches: Sequence[Search]
     paths: Sequence[str] = ()
-    """Of the axes of a sweep."""
+    """Paths of the axes of a sweep."""
     points: PointFile | None = None
-    """Where every feasible point goes."""
+    """File of all feasible points; None if not requested."""
     statistics: bool = False
-    """All statistics of each point."""
+    """True to write all statistics of each point."""
     label: str = ""
-    """Of the search that runs."""
+    """Label of the running search."""
     done: float = 0.0
-    """Searches, with the share of the one that runs."""
+    """Number of finished searches, including the fraction of the running one."""
     stopped: bool = False
-    """Set by `stop`: what is not searched yet is left out."""
+    """True after `stop`: remaining searches are skipped."""
     halt: Any = field(default_factory=Halt)
     cut: bool = False
-    """Points that were found are not in their file."""
+    """True if feasible points are missing in their file."""
     answers: list[Answer] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
-    """Set at the end, which an error is too."""
+    """Set at the end, also after an error."""
     error: BaseException | None = None
 
     @property
     def share(self) -> float:
-        """Return the share of all searches that is done."""
+        """Fraction of all searches that is finished, 0 to 1."""
         return self.done / len(self.searches)
 
     def start(self) -> None:
-        """Run all searches in a thread, so that Ctrl-C is answered while the core works.
+        """Run all searches in a thread, so that Ctrl-C is handled while the core works.
 
-        Not Thread.join but `over` says the end: one that Ctrl-C interrupts takes a running thread
-        for ended (Python 3.11).
+        Wait for `over` instead of Thread.join: after an interruption by Ctrl-C, join treats a
+        running thread as ended (Python 3.11).
         """
         threading.Thread(target=self._work, daemon=True).start()
 
     def stop(self) -> None:
-        """Leave out what is not searched yet, in the middle of a part too; from any thread."""
+        """Skip the remaining searches and abort the running part; callable from any thread."""
         self.stopped = True
         self.halt.ask()
 
     def finish(self) -> None:
-        """Raise the error of the thread, and say whether anything was left out; once it is over."""
+        """Raise the error of the thread, and update `stopped`; call after `over` is set."""
         if self.error is not None:
             raise self.error
-        # it may have ended by itself at the moment when it was stopped
+        # The search may have ended by itself when it was stopped.
         self.stopped = self.stopped and (self.cut or self.done < len(self.searches))
 
     def _work(self) -> None:
@@ -176,7 +177,7 @@ class Session:
             self.over.set()
 
     def _progress(self, done: int, parts: int) -> None:
-        # a search of no parts is done at once
+        # A search without parts is finished immediately.
         self.done = len(self.answers) + done / max(parts, 1)
 
     def _writer(self, search: Search, points: PointFile) -> Each:

@@ -1,9 +1,9 @@
-"""Published figures of four models, and what the Calculon model says of them.
+"""Published figures of four models, compared with the Calculon model.
 
-Source: V. Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models,
-arXiv 2205.05198. Table 5 are measured step times on A100 80 GB. Figures 1 and 7 are that paper's
-own counts of bytes, not measurements: figure 1 is 18 bytes per parameter of 12*h*h per block,
-and its formula for activations. Nothing here or in the shipped system was fitted to these rows.
+Source: V. Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, arXiv
+2205.05198. Table 5 contains measured step times on A100 80 GB. Figures 1 and 7 are that paper's own
+byte counts, not measurements: figure 1 is 18 bytes per parameter of 12*h*h per block, and its
+formula for activations. Nothing here or in the shipped system was fitted to these rows.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from search.closed_form.calculon import Application, Execution, System, evaluate
 
 SOURCE = "arXiv 2205.05198"
 _VOCAB = 51200
-"""Of all four models; the published model of Calculon has none."""
+"""Vocabulary size of all four models; the published Calculon model has no vocabulary."""
 _ROOM_GIB = 1e6
-"""Memory of the machine in this comparison: several rows do not fit into 80 GB."""
+"""Memory of the machine in this comparison, GiB: several rows do not fit in 80 GB."""
 
 
 class _Case(NamedTuple):
@@ -35,23 +35,23 @@ class _Case(NamedTuple):
     batch: int
     microbatch: int
     full_s: float
-    """Table 5: full recomputation."""
+    """Table 5: step time with full recomputation, seconds."""
     selective_s: float
-    """Table 5: sequence parallelism, selective recomputation."""
+    """Table 5: step time with sequence parallelism and selective recomputation, seconds."""
     states_gib: float
     """Figure 1: weights, gradients and optimizer states of the blocks."""
     plain_gib: float
     """Figure 1: activations without recomputation and sequence parallelism."""
     selective_gib: float
     seq: float
-    """Figure 7: activations in percent of `plain_gib`, this and the others."""
+    """Figure 7: activations in percent of `plain_gib`; also the next three fields."""
     sel: float
     seqsel: float
     full: float
 
 
 _CASES = {
-    # sizes, then figures of table 5, figure 1 and figure 7, a line each
+    # Sizes, then figures of table 5, figure 1 and figure 7, one line each.
     "megatron-22B": _Case(
         *(6144, 64, 48, 1, 1, 4, 4),
         *(1.42, 1.10),
@@ -87,7 +87,7 @@ _MODES = {  # communication, recomputation, input gathered again
 
 
 class Check(Record):
-    """One published figure and what the model says of it."""
+    """One published figure and the model's value."""
 
     group: str
     """'step time', 'states', 'activations' or 'activation shares'."""
@@ -100,28 +100,28 @@ class Check(Record):
 
     @property
     def error(self) -> float:
-        """Return the signed error as a share: above 0 where the model says more."""
+        """Signed relative error; positive if the model's value is larger."""
         return self.computed / self.published - 1.0
 
 
 class Errors(Record):
-    """Errors of a group of checks, as shares."""
+    """Relative errors of a group of checks."""
 
     mean: float
-    """Of the magnitudes."""
+    """Mean magnitude."""
     bias: float
-    """Of the signed errors."""
+    """Mean signed error."""
     worst: float
-    """Signed, of the largest magnitude."""
+    """Signed error of the largest magnitude."""
 
 
 def validate(system: System, *, compat: bool = False) -> tuple[Check, ...]:
-    """Return every published figure beside the model's on this system, in a fixed order.
+    """Return all published figures with the model's values on this system, in a fixed order.
 
-    compat : with the published defects, and without vocabulary, as the published model has none.
-    The memory of the system is not tested.
+    compat : True for the published defects and no vocabulary, as in the published model.
+    The memory capacity of the system is not checked.
     """
-    # figures of runs that do not fit are wanted too
+    # Include runs that do not fit.
     machine = replace(system, mem1=replace(system.mem1, GiB=_ROOM_GIB))
     return tuple(
         check
@@ -146,7 +146,7 @@ def errors_of(checks: tuple[Check, ...]) -> dict[str, Errors]:
 def _answers(case: _Case, machine: System, *, compat: bool) -> dict[str, dict[str, Any]]:
     application = Application(
         hidden=case.hidden,
-        # GPT blocks, as all models of the paper are
+        # GPT blocks, as in all models of the paper.
         feedforward=4 * case.hidden,
         seq_size=2048,
         attn_heads=case.heads,
@@ -164,7 +164,7 @@ def _answers(case: _Case, machine: System, *, compat: bool) -> dict[str, dict[st
 def _execution(case: _Case, mode: str) -> Execution:
     communication, recompute, again = _MODES[mode]
     return Execution(
-        # as in table 5: tensor groups of a node, no data parallelism
+        # As in table 5: tensor groups within a node, no data parallelism.
         num_procs=8 * case.pipeline,
         tensor_par=8,
         pipeline_par=case.pipeline,
@@ -205,7 +205,7 @@ def _checks(name: str, case: _Case, answers: dict[str, dict[str, Any]]) -> Itera
         yield counted(group="activations", mode=mode, published=size, computed=kept_gib)
     shared = partial(check, group="activation shares", where="figure 7", unit="%")
     for mode in ("seq", "sel", "seqsel", "full"):
-        # with full recomputation checkpoints are what is kept
+        # With full recomputation, only checkpoints are saved.
         kept = answers[mode]["act_space"] + answers[mode]["act_checkpoint_size"]
         percent = 100.0 * kept / plain["act_space"]
         yield shared(mode=mode, published=getattr(case, mode), computed=percent)

@@ -1,4 +1,4 @@
-"""Time and memory of one training step in closed form, after Calculon (SC'23)."""
+"""Closed-form time and memory of one training step, after Calculon (SC'23)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The three documents of this model, as its users have them: application, system, execution.
+"""Input documents of the Calculon model: application, system, execution.
 
-Files that others wrote are read unchanged: keys that describe something else (a name, a comment)
-are kept out of applications and refused in executions and systems, where a misspelt key would
-silently price another machine.
+Files written for Calculon are read unchanged. Unrelated keys (a name, a comment) are ignored in
+applications. They are refused in executions and systems, where a misspelt key would silently price
+another machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHOICES = {
 """Words of an execution, in the order of their codes in the compiled engine."""
 
 OPERATIONS = ("p2p", "reduce_scatter", "all_gather", "all_reduce")
-"""Names of what a network can do, in the order of the compiled tables."""
+"""Names of network operations, in the order of the compiled tables."""
 
 
 def _flag(value: object) -> bool:
@@ -44,12 +44,12 @@ _Flag = Annotated[bool, value_reader(_flag, "true or false", bool)]
 _Count = Annotated[int, whole_number(1, 10**9)]
 _MOST = 2**31 - 1
 _Whole = Annotated[int, Meta(le=_MOST, extra={"expected": f"a whole number of at most {_MOST}"})]
-"""What a packed execution holds; the checks say why it must not be below 1."""
+"""Integer that fits in a packed execution; a later check reports values below 1."""
 _Place = Annotated[int, whole_number(0, _MOST)]
 
 
 class Application(Record, forbid_unknown_fields=False):
-    """A transformer: the sizes of its blocks, and what surrounds them where it is known."""
+    """Transformer model: sizes of its blocks, and of embedding and head if known."""
 
     hidden: _Count
     feedforward: _Count
@@ -58,24 +58,24 @@ class Application(Record, forbid_unknown_fields=False):
     attn_size: _Count
     num_blocks: _Count
     attn_kv_heads: _Count | None = None
-    """Heads of keys and values (grouped-query attention); as many as heads without."""
+    """Key-value heads (grouped-query attention); None for as many as attention heads."""
     vocab_size: Annotated[int, whole_number(0, 10**9)] = 0
-    """Rows of embedding and output matrix; 0 leaves them, head and loss out."""
+    """Rows of embedding and output matrix; 0 excludes them, head and loss."""
     tied_embeddings: _Flag = False
     causal: _Flag = True
-    """Flash attention skips what a causal mask hides."""
+    """True if flash attention skips the part hidden by a causal mask."""
 
     @property
     def num_parameters(self) -> int:
-        """Return the parameters of the whole model, with 51,200 tokens and learned positions."""
+        """Parameters of the whole model, with 51,200 tokens and learned positions."""
         h, f, width = self.hidden, self.feedforward, self.attn_heads * self.attn_size
-        # matrices of MLP and attention, their biases, gain and bias of two norms
+        # Matrices of MLP and attention, their biases, gain and bias of two norms.
         block = 2 * h * f + 4 * h * width + h + f + 3 * width + h + 4 * h
         return self.num_blocks * block + (51200 + self.seq_size) * h
 
 
 class Execution(Record):
-    """How an application is run: degrees, network tiers, batch, and what is overlapped or moved."""
+    """Settings of a run: degrees, network tiers, batch, overlap and offload."""
 
     num_procs: _Whole
     tensor_par: _Whole
@@ -105,11 +105,11 @@ class Execution(Record):
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Count the processors where the degrees alone are given."""
+        """Return the data with `num_procs`, computed from the degrees if it is missing."""
         if "num_procs" in data:
             return data
         degrees = [data.get(f"{name}_par") for name in ("tensor", "pipeline", "data")]
-        # a degree that is missing or no integer is refused by its own name
+        # A missing or non-integer degree is refused under its own name.
         if any(type(degree) is not int for degree in degrees):
             return data
         return {**data, "num_procs": math.prod(degrees)}
@@ -117,10 +117,10 @@ class Execution(Record):
 
 _HINTS = get_type_hints(Execution)
 WHOLE_NUMBERS = frozenset(name for name, kind in _HINTS.items() if kind is int)
-"""Fields of an execution that are no words and no flags."""
+"""Integer fields of an execution, as opposed to words and flags."""
 
 _Positive = Annotated[float, number(SMALLEST_RATE, LARGEST_RATE)]
-"""Rates that leave times finite and above 0."""
+"""Rates with which times stay finite and above 0."""
 _Share = Annotated[float, number(SMALLEST_RATE, 1)]
 _Curve = list[Annotated[list[float], Meta(min_length=2, max_length=2)]]
 
@@ -140,19 +140,19 @@ class _Network(Record):
     bandwidth: _Positive
     efficiency: _Share
     size: _Count
-    """Processors that it reaches."""
+    """Number of processors in the network."""
     latency: Annotated[float, number(0, LONGEST_S)]
-    """Once per operation, even of one without bytes."""
+    """Latency per operation, seconds, even without any bytes."""
     ops: dict[str, Annotated[list[float | None], Meta(min_length=2, max_length=2)]]
     """Operation -> (scalar, offset): traffic over g ranks is bytes * scalar * (1 + offset / g)."""
     must_be_filled: _Flag
     processor_usage: Annotated[float, Meta(ge=0, lt=1, extra={"expected": "a share below 1"})]
-    """Share of the processor that a running operation occupies."""
+    """Fraction of the processor that a running operation occupies."""
 
     @property
     def bytes_per_s(self) -> float:
-        """Return the bandwidth that is reached."""
-        # GB/s are 1e9 bytes/s, of which the efficiency is reached
+        """Achieved bandwidth, bytes/s."""
+        # 1 GB/s is 1e9 bytes/s.
         return self.bandwidth * 1e9 * self.efficiency
 
     def __post_init__(self) -> None:
@@ -185,7 +185,7 @@ class _Network(Record):
 
 
 class System(Record):
-    """A machine: two engines by datatype, two memories, and network tiers by position."""
+    """A machine: two engines per datatype, two memories, and network tiers by position."""
 
     matrix: dict[str, _Engine]
     vector: dict[str, _Engine]
@@ -202,8 +202,8 @@ class System(Record):
             _check_curve(getattr(self, name).MB_efficiency, name, "MB_efficiency")
 
     def memory_bytes(self, tier: Literal[1, 2]) -> float:
-        """Return the bytes of a memory."""
-        # GiB are 2^30 bytes, where rates and sizes of curves count in powers of 10
+        """Return the capacity of a memory, bytes."""
+        # A GiB is 2^30 bytes, while rates and curve sizes use powers of 10.
         return (self.mem1 if tier == 1 else self.mem2).GiB * GIB
 
 

@@ -1,4 +1,4 @@
-"""The compiled engine in Python: packs documents for it, and reads its answers."""
+"""Python interface of the compiled Calculon engine: packs documents and unpacks results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from search.closed_form.native import (
 
 
 class Quirks(Switches):
-    """Defects of the published Calculon to reproduce."""
+    """Defects of the published Calculon that can be reproduced."""
 
     meanings = native.calculon.QUIRKS
 
@@ -54,7 +54,7 @@ CORRECT, COMPAT = Quirks.of(False), Quirks.of(True)
 
 
 # --------------------------------------------------------------------------------------------------
-# Why an execution cannot run: a sentence of each code of the compiled engine.
+# Reasons why an execution cannot run, one per code of the compiled engine.
 
 
 _Kind = Literal["input", "infeasible"]
@@ -68,19 +68,19 @@ _WORDS = (
     "structure_type",
     "datatype",
 )
-"""In the order in which the engine looks at them."""
+"""Word fields in the order in which the engine checks them."""
 
 
 class _Reason(Record):
-    """One code."""
+    """Reason of one code."""
 
     text: str
-    """Without figures, for many executions."""
+    """Reason without figures, for many executions."""
     figures: str
-    """The same with them, for one: a format of what `refusal` knows."""
+    """Format of the reason with figures, for one execution; `refusal` supplies the values."""
     kind: _Kind
     culprits: Callable[[Execution, System], Iterator[str]] | None
-    """The fields that are wrong, the first one first; None where the sentence names none."""
+    """Yields the invalid fields in order; None if the reason names no field."""
 
 
 def _input(
@@ -88,12 +88,12 @@ def _input(
     figures: str | None = None,
     culprits: Callable[[Execution, System], Iterator[str]] | None = None,
 ) -> _Reason:
-    """Return a reason that lies in the execution alone."""
+    """Return a reason caused by the execution alone."""
     return _Reason(text=text, figures=figures or text, kind="input", culprits=culprits)
 
 
 def _infeasible(text: str, figures: str | None = None) -> _Reason:
-    """Return a reason that another application or system would not have."""
+    """Return a reason that depends on the application or system."""
     return _Reason(text=text, figures=figures or text, kind="infeasible", culprits=None)
 
 
@@ -202,9 +202,9 @@ _TABLE: tuple[_Reason, ...] = (
         _unknown_word,
     ),
 )
-"""In the order of the codes."""
+"""Reasons in the order of the codes."""
 REASONS: tuple[str, ...] = tuple(reason.text for reason in _TABLE)
-"""Sentences without figures; `evaluate` gives them with their figures."""
+"""Reasons without figures; `evaluate` reports them with figures."""
 _DATATYPE = REASONS.index("Unsupported type")
 
 
@@ -220,16 +220,16 @@ def refusal(
 ) -> InfeasibleExecution:
     """Return the error of an execution that the engine refused with this code.
 
-    application : as the model knows it: the published one without what it lacks.
-    tier : number of the network that is too small or not filled.
-    needed_bytes : of both memories.
+    application : application as the model represents it; the published model lacks some fields.
+    tier : index of the network that is too small or not filled.
+    needed_bytes : required bytes of both memories.
     """
     a, x, reason = application, execution, _TABLE[code]
     name = next(reason.culprits(x, system)) if reason.culprits else ""
     figures, kind = reason.figures, reason.kind
     if name == "datatype":
         figures = "Unsupported data type: {value}"
-    # B19: an error of the question in the published tool, not of this machine
+    # B19: the published tool treats it as an error of the input, not of this machine.
     if code == _DATATYPE and quirks.unknown_datatype_ends_search:
         kind = "input"
     sentence = figures.format(
@@ -241,7 +241,7 @@ def refusal(
         num_tiers=len(system.networks),
         tier=tier,
         tokens=x.microbatch_size * a.seq_size,
-        # multiquery has one head of keys and values, whatever the application says
+        # Multiquery attention has one key-value head, whatever the application.
         kv_heads=1 if x.attention_type == "multiquery" else a.attn_kv_heads or a.attn_heads,
         needed=[format_magnitude(size) for size in needed_bytes],
         has=[format_magnitude(system.memory_bytes(tier)) for tier in (1, 2)],
@@ -250,15 +250,15 @@ def refusal(
 
 
 # --------------------------------------------------------------------------------------------------
-# Documents packed for the engine, and its answers unpacked.
+# Documents packed for the engine, and its results unpacked.
 
 
 EXECUTION: np.dtype[Any] = native.calculon.EXECUTION
 """Fields of one packed execution; words are codes into `CHOICES`."""
 STATISTICS: tuple[str, ...] = native.calculon.STATISTICS
-"""Published names of what is known of a step, in the engine's order; those of a vocabulary last."""
+"""Published names of the statistics of a step, in engine order; those of a vocabulary are last."""
 LAYER_FIGURES: tuple[str, ...] = native.calculon.LAYER_FIGURES
-"""The same of one operation of a block."""
+"""Published names of the statistics of one operation of a block, in engine order."""
 OUTCOME = np.dtype(
     [
         ("ok", np.bool_),
@@ -269,17 +269,17 @@ OUTCOME = np.dtype(
         ("sample_rate_per_s", np.float64),
     ]
 )
-"""What is known of one execution; times are 0 where it cannot run."""
+"""Result of one execution; times are 0 if it cannot run."""
 _DEFAULTS: dict[str, Any] = {"training": True, "structure_type": "gpt"}
 _NAMES: tuple[str, ...] = EXECUTION.names or ()
 _NO_CODE = 255
-"""Of a word that its field does not have."""
+"""Code of an invalid word."""
 _DEGREES = ("tensor_par", "pipeline_par", "data_par")
 _CODES = {name: {word: code for code, word in enumerate(words)} for name, words in CHOICES.items()}
 
 
 def _field_of(name: str) -> DocumentField:
-    """Return what a key of an execution takes, as `Execution` and `_column` say it together."""
+    """Return the accepted values of an execution key, consistent with `Execution` and `_column`."""
     default = _DEFAULTS.get(name)
     if name in CHOICES:
         words = _CODES[name]
@@ -289,7 +289,7 @@ def _field_of(name: str) -> DocumentField:
         return DocumentField(
             largest=1, flag=True, default=None if default is None else int(default)
         )
-    # the product of the degrees follows where it is not given
+    # If not given, it is the product of the degrees.
     return DocumentField(largest=LARGEST, default=ABSENT if name == "num_procs" else None)
 
 
@@ -297,7 +297,7 @@ _FIELDS = {name: _field_of(name) for name in _NAMES}
 
 
 def open_model(application: Application, system: System, compat: bool | Quirks) -> Any:
-    """Return the compiled model with the defects of `evaluate`'s `compat`."""
+    """Return the compiled model with the defects of `compat`, as in `evaluate`."""
     fields = _fields_of(_known(application, compat))
     machine = _machine_of(system)
     return native.calculon.Model(fields, machine, Quirks.of(compat).flags(), compat is True)
@@ -313,13 +313,13 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return the statistics of one execution by name, in seconds, bytes and FLOP.
 
-    compat : True for the published figures with their defects, or the defects to keep.
-    layers : add a row per operation of a block, under `layers`.
+    compat : True for the published model with its defects, or the defects to reproduce.
+    layers : True to add a row per operation of a block, under `layers`.
 
     Raises
     ------
-    InputError: a document is unusable.
-    InfeasibleExecution: the execution cannot run; its `reason` says why, with figures.
+    InputError: a document is invalid.
+    InfeasibleExecution: the execution cannot run; its `reason` explains why, with figures.
     """
     application = load_document(Application, application)
     execution = load_document(Execution, execution)
@@ -341,7 +341,7 @@ def evaluate(
     names = statistic_names(application, compat)
     statistics: dict[str, Any] = dict(zip(names, table[0, : len(names)].tolist(), strict=True))
     if quirks.no_checkpoint_figure and not execution.training:
-        # B16: null in the published figures
+        # B16: null in the published figures.
         statistics["act_checkpoint_size_with_offload"] = None
     if layers:
         operations, figures = model.layers(row)
@@ -360,17 +360,17 @@ def evaluate_many(
     compat: bool | Quirks = False,
     threads: int = 1,
 ) -> NDArray[Any]:
-    """Return what is known of many executions, as a structured array in their order.
+    """Return the results of many executions, as a structured array in their order.
 
     executions : an array of `EXECUTION`, columns by field name, or one document each.
-    threads : of the compiled engine, 1 to 1024; answers do not depend on their number.
+    threads : threads of the compiled engine, 1 to 1024; results do not depend on their number.
 
-    Fields: `ok`, `reason` (a sentence without figures, empty where it runs), `total_time_s`,
+    Fields: `ok`, `reason` (without figures, empty for feasible executions), `total_time_s`,
     `tier1_bytes`, `tier2_bytes` and `sample_rate_per_s`.
 
     Raises
     ------
-    InputError: a document or a column is unusable.
+    InputError: a document or a column is invalid.
     """
     check_threads(threads)
     a = load_document(Application, application)
@@ -380,7 +380,7 @@ def evaluate_many(
     found, _ = interruptible(
         lambda halt: model.evaluate_many(packed, threads, False, halt), rows=packed.size
     )
-    result = np.zeros(found.shape, dtype=OUTCOME)  # empty fills objects one by one
+    result = np.zeros(found.shape, dtype=OUTCOME)  # np.empty fills objects one by one
     for name in ("total_time_s", "tier1_bytes", "tier2_bytes", "sample_rate_per_s"):
         result[name] = found[name]
     result["ok"] = found["ok"]
@@ -389,18 +389,18 @@ def evaluate_many(
 
 
 def statistic_names(application: Application, compat: bool | Quirks) -> tuple[str, ...]:
-    """Return the names of what the engine knows of a step: with a vocabulary it is more."""
+    """Return the names of the statistics of a step; a vocabulary adds some."""
     known = _known(application, compat)
     return STATISTICS if known.vocab_size else STATISTICS[: native.calculon.NUM_PUBLISHED]
 
 
 _UNKNOWN = ("attn_kv_heads", "vocab_size", "tied_embeddings", "causal")
-"""Fields that the published model lacks."""
+"""Application fields that the published model lacks."""
 
 
 def _known(application: Application, compat: bool | Quirks) -> Application:
-    """Return what the model knows of an application: the published one lacks some fields."""
-    # defects that are named one by one are those of the model with all its fields
+    """Return the application as the model represents it: the published one lacks some fields."""
+    # With individually named defects, the model keeps all its fields.
     if compat is not True:
         return application
     plain = {one.name: one.default for one in fields(Application) if one.name in _UNKNOWN}
@@ -408,18 +408,18 @@ def _known(application: Application, compat: bool | Quirks) -> Application:
 
 
 def _fields_of(a: Application) -> dict[str, int]:
-    # without a number every head has keys and values of its own
+    # If not given, every head has separate keys and values.
     known = asdict(a) | {"attn_kv_heads": a.attn_kv_heads or a.attn_heads}
     return {name: int(value) for name, value in known.items()}
 
 
 def _machine_of(system: System) -> dict[str, Any]:
-    """Return a machine in FLOP, bytes and seconds, its operations in the engine's order."""
+    """Return a machine in FLOP, bytes and seconds, its operations in engine order."""
     engines = {"matrix": system.matrix, "vector": system.vector}
     return {
         **{
             name: {
-                # codes are positions in the table of datatypes; TFLOP/s, and sizes in GFLOP
+                # Codes are positions in the table of datatypes; TFLOP/s, and sizes in GFLOP.
                 code: _rate(known[word].tflops * 1e12, known[word].gflops_efficiency, 1e9)
                 for code, word in enumerate(DATATYPE_BYTES)
                 if word in known
@@ -427,7 +427,7 @@ def _machine_of(system: System) -> dict[str, Any]:
             for name, known in engines.items()
         },
         "memory_bytes": [system.memory_bytes(1), system.memory_bytes(2)],
-        # GBps are 1e9 bytes/s, sizes of the curve 1e6 bytes
+        # GBps means 1e9 bytes/s; sizes of the curve are in 1e6 bytes.
         "memory": [
             _rate(memory.GBps * 1e9, memory.MB_efficiency, 1e6)
             for memory in (system.mem1, system.mem2)
@@ -441,7 +441,7 @@ def _machine_of(system: System) -> dict[str, Any]:
                 "must_be_filled": network.must_be_filled,
                 "processor_usage": network.processor_usage,
                 "scalar": [network.ops[name][0] for name in OPERATIONS],
-                # a transfer has none
+                # p2p transfers have no offset.
                 "offset": [network.ops[name][1] or 0.0 for name in OPERATIONS],
             }
             for network in system.networks
@@ -461,12 +461,12 @@ def pack_executions(
 ) -> NDArray[Any]:
     """Return executions as an array of `EXECUTION`.
 
-    executions : such an array; columns by field name, numbers or words, broadcast to one length;
+    executions : such an array; or columns by field name, numbers or words, broadcast to one length;
         or one document each.
 
     Raises
     ------
-    InputError: a field is unknown or missing, or a value is not what it can hold.
+    InputError: a field is unknown or missing, or a value is invalid.
     """
     if isinstance(executions, np.ndarray):
         expected = "search.closed_form.calculon.EXECUTION"
@@ -482,13 +482,13 @@ def pack_executions(
 
 
 def _plain_columns(documents: list[Any]) -> Mapping[str, Any] | None:
-    """Return the columns of documents that `Execution` takes as they are; None of any others."""
+    """Return the columns of documents that need no conversion; None if any needs one."""
     columns = plain_columns(documents, _FIELDS)
     if columns is None:
         return None
     absent = columns["num_procs"] == ABSENT
     if absent.any():
-        # of floats, since a product of integers would wrap
+        # Float product, since an integer product would wrap.
         product = np.prod([columns[name].astype(np.float64) for name in _DEGREES], axis=0)
         if (product[absent] > LARGEST).any():
             return None
@@ -497,14 +497,14 @@ def _plain_columns(documents: list[Any]) -> Mapping[str, Any] | None:
 
 
 def _pack_one(execution: Execution) -> NDArray[Any]:
-    """Return a row that is refused for what the document has wrong, whatever that is."""
+    """Return a row for which the engine refuses every invalid value of the document."""
     row = np.zeros(1, dtype=EXECUTION)
     for name in _NAMES:
         value = getattr(execution, name)
         if name in CHOICES:
-            # a word without a code is refused in its turn among the checks
+            # A word without a code is refused by the check of its field.
             value = CHOICES[name].index(value) if value in CHOICES[name] else _NO_CODE
-        row[name] = max(value, 0)  # counts below 1 are all the same, and may be below any integer
+        row[name] = max(value, 0)  # counts below 1 are refused alike, and may not fit in an integer
     return row
 
 
@@ -524,14 +524,14 @@ def unpack_execution(row: np.void) -> dict[str, Any]:
 
 def _pack_columns(columns: Mapping[str, Any]) -> NDArray[Any]:
     given: dict[str, Any] = {**_DEFAULTS, **columns}
-    # three degrees say the processors, as they do in a document
+    # Three degrees determine the processors, as in a document.
     if "num_procs" not in given and all(name in given for name in _DEGREES):
         t, p, d = (_column(name, given[name]).astype(np.float64) for name in _DEGREES)
         try:
-            # of floats, since a product of integers would wrap
+            # Float product, since an integer product would wrap.
             product = t * p * d
         except ValueError:
-            product = t  # of other lengths, which is said of all columns together
+            product = t  # different lengths, reported for all columns together
         if (product > LARGEST).any():
             raise InputError(
                 f"executions.num_procs: tensor_par * pipeline_par * data_par is "
@@ -556,7 +556,7 @@ def _column(name: str, values: Any) -> NDArray[Any]:
                 f"{', '.join(CHOICES[name])}"
             )
         array = np.array([codes[word] for word in array.ravel().tolist()]).reshape(array.shape)
-    # flags have a byte and two values
+    # Flags are bytes with two values.
     most = 1 if kind == np.uint8 else int(np.iinfo(kind).max)
     largest = len(CHOICES[name]) - 1 if name in CHOICES else most
     return integers(f"executions.{name}", array, largest, "biu")

@@ -1,4 +1,4 @@
-"""Searches every execution of an application on a system for the best."""
+"""Exhaustive search for the best executions of an application on a system."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
 # --------------------------------------------------------------------------------------------------
-# Which ranks talk to which: the groups of every processor of an execution.
+# Communication peers: the groups of every rank of an execution.
 #
 # Ranks count tensor parallelism fastest, then pipeline stages, then data parallelism:
 # `(data * p + pipeline) * t + tensor`.
 
 
 def peers(execution: Execution) -> dict[str, dict[str, Any]]:
-    """Return the partners of every rank by its number as text, groups of one left out.
+    """Return the peers of every rank, by its number as text, without groups of one.
 
-    `tensor` and `data` are the ranks of its group, itself included; `pipeline` is the next stage,
-    the first one after the last.
-    Raises InputError: the table would have too many numbers.
+    `tensor` and `data` are the ranks of its group, itself included. `pipeline` is a rank of the
+    next stage, the first stage after the last.
+    Raises InputError: the table would have too many entries.
     """
     t, p, d = execution.tensor_par, execution.pipeline_par, execution.data_par
     numbers = t * p * d * ((t if t > 1 else 0) + (p > 1) + (d if d > 1 else 0))
@@ -87,20 +87,20 @@ def peers(execution: Execution) -> dict[str, dict[str, Any]]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The search of all executions.
+# The search over all executions.
 
 
 _WORDS = ("datatype", "attention_type", "structure_type")
 _SWITCHES = ("fixed_batch", "uneven", "tensor_overlap", "data_overlap", "offload")
 _ROW_BYTES = 200
-"""Of a point that waits for `each`: its row in the core, and its copy."""
+"""Bytes of a point that waits for `each`: its row in the core, and its copy."""
 _WAITING_BYTES = 1.5 * 2**30
 
 
 class Space(Record):
-    """Which executions are tried.
+    """Search space of executions.
 
-    The published tool's space has `fixed_batch` and `uneven` off.
+    The space of the published tool has `fixed_batch` and `uneven` off.
     """
 
     num_procs: int
@@ -110,10 +110,10 @@ class Space(Record):
     structure_type: str = "gpt"
     fused_activation: Literal["true", "false", "both"] = "true"
     fixed_batch: bool = True
-    """Every execution has the same batch, so that rates compare; otherwise each has the largest
-    multiple of its data degree that is not above."""
+    """True if all executions have the same batch, so that rates are comparable. Otherwise each has
+    the largest multiple of its data degree up to `max_batch`."""
     uneven: bool = True
-    """Stages may differ by a block."""
+    """True if stages may differ by one block."""
     tensor_overlap: bool = True
     data_overlap: bool = True
     offload: bool = True
@@ -128,7 +128,7 @@ class Space(Record):
             check_flag(name, getattr(self, name))
 
     def native(self) -> dict[str, Any]:
-        """Return the space as the compiled engine takes it."""
+        """Return the space in the format of the compiled engine."""
         fused = self.fused_activation
         return {
             **asdict(self),
@@ -157,21 +157,21 @@ def explore(
 ) -> Answer:
     """Return the best executions of a space, with all statistics; independent of the threads.
 
-    The answer is exact. The points of the frontier have the figures of `FIGURES` alone.
+    The search is exact. Points of the frontier have only the statistics of `FIGURES`.
 
-    degrees : also the best of every tensor and pipeline degree, which takes longer.
-    duplicates : keep executions that differ in switches without effect (default: with compat).
+    degrees : True to add the best rate per (tensor, pipeline) degree, which takes longer.
+    duplicates : keep executions that differ in settings without effect (default: with compat).
     each : called with the arrays (`EXECUTION`, outcomes) of all feasible executions, in parts, in
         the order of their tensor and pipeline degrees.
-    progress : called with the parts that are done and all.
-    stop : asked before every part; once it is true, the rest is left out.
-    halt : a `native.Halt`; asked from another thread, parts that are not whole are left out too.
+    progress : called with the number of finished parts and of all parts.
+    stop : called before every part; True skips the remaining parts.
+    halt : a `native.Halt`; set from another thread, it also discards unfinished parts.
 
     Ctrl-C ends the search within a fraction of a second.
 
     Raises
     ------
-    InputError: a document or a number is unusable, or the space is too large.
+    InputError: a document or a number is invalid, or the space is too large.
     """
     check_choice("objective", objective, OBJECTIVES)
     check_threads(threads)
@@ -188,7 +188,7 @@ def explore(
     pairs: dict[tuple[int, int], float | None] | None = {} if degrees else None
     watched = each, progress, stop
     found, complete = _parts(model, space.native(), want, threads, *watched, halt or Halt(), pairs)
-    # files for the published tool have its fields alone
+    # Files for the published tool may only have its fields.
     point = partial(point_of, published=compat is True, fixed_batch=space.fixed_batch)
     executions, outcomes = found.top
     _, table = model.evaluate_many(executions, threads, True, GO_ON)
@@ -223,11 +223,11 @@ def _parts(
     halt: Any,
     best_of: dict[tuple[int, int], float | None] | None,
 ) -> tuple[Any, bool]:
-    """Search the pairs of degrees, each with the bound that those before it left.
+    """Search the pairs of degrees, each with the bound from the previous pairs.
 
-    best_of : takes the best rate of every pair, which are then searched without bounds.
+    best_of : receives the best rate of every pair; the pairs are then searched without bounds.
 
-    Returns what was found, and whether all pairs were searched.
+    Returns the found points, and True if all pairs were searched.
     """
     pairs = model.degree_pairs(space)
     largest = _check_size(model, space, pairs, kept=each is not None)
@@ -237,11 +237,11 @@ def _parts(
 
     def one(pair: tuple[int, int]) -> Any:
         nonlocal done
-        # between parts only, so that what is reported is whole
+        # Checked between parts only, so that reported parts are complete.
         if halt.asked() or (stop is not None and stop()):
             return None
         with lock:
-            # skips what cannot be among the best of those before it; no answer changes
+            # Prunes points worse than the best so far, which does not change the result.
             bound = found.bound(want | {"bound": np.inf}) if best_of is None else np.inf
         part = model.explore(space, *pair, want | {"bound": bound}, halt)
         if halt.asked():
@@ -256,9 +256,9 @@ def _parts(
                 progress(done, len(pairs))
         return part.all if each is not None else None
 
-    # parts that wait for `each` fill memory
+    # Parts that wait for `each` occupy memory.
     most = max(1, min(2 * threads, int(_WAITING_BYTES / (_ROW_BYTES * max(largest, 1)))))
-    # it brings logging along, which pricing one execution has no use for
+    # Imported here since it loads logging, which pricing one execution does not need.
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(threads) as pool:
@@ -267,7 +267,7 @@ def _parts(
                 if each is not None and rows is not None:
                     each(*rows)
         except BaseException:
-            # Ctrl-C, which the main thread sees because the core works in others
+            # Ctrl-C reaches the main thread because the core runs in other threads.
             halt.ask()
             raise
     return found, done == len(pairs)
@@ -276,9 +276,9 @@ def _parts(
 def _check_size(
     model: Any, space: dict[str, Any], pairs: list[tuple[int, int]], *, kept: bool
 ) -> int:
-    """Return the points of the largest pair of degrees.
+    """Return the number of points of the largest pair of degrees.
 
-    Raises InputError: all are too many, or those of a pair, which `each` takes at once.
+    Raises InputError: there are too many points in total, or in one pair if `each` receives them.
     """
     total = largest = 0
     for pair in pairs:
@@ -304,7 +304,7 @@ def _ahead(
     pairs: list[tuple[int, int]],
     most: int,
 ) -> Iterator[Any]:
-    """Yield results in order; no more than so many wait, since each may hold millions of points."""
+    """Yield results in order; at most `most` wait, since each may hold millions of points."""
     waiting: deque[Future[Any]] = deque()
     for pair in pairs:
         waiting.append(pool.submit(call, pair))
@@ -315,9 +315,9 @@ def _ahead(
 
 
 # --------------------------------------------------------------------------------------------------
-# An execution with its figures, in words, and where its time and memory go.
+# An execution with its figures and labels, and the breakdown of its time and memory.
 #
-# The parts of time add up to the step, those of memory to what a processor needs.
+# The parts of time add up to the step, those of memory to the bytes per processor.
 
 
 FIGURES: Mapping[str, str] = {
@@ -326,7 +326,7 @@ FIGURES: Mapping[str, str] = {
     "proc_mem_tier1_cap_req": "tier1_bytes",
     "proc_mem_tier2_cap_req": "tier2_bytes",
 }
-"""Published name -> field of what a search knows of every point."""
+"""Published name -> field of the figures known for every point."""
 _REJECTED = {
     "network": "a network tier is too small, or not filled",
     "layout": "sizes do not divide, or stages are too short",
@@ -350,12 +350,12 @@ _TIME: Mapping[str, tuple[tuple[str, ...], str | None]] = {
     "offload": (("fw_offload_exposed_time", "bw_offload_exposed_time"), None),
     "optimizer": (("optim_step_time",), None),
 }
-"""Part -> what adds up to it, and its time on the network."""
+"""Part -> statistics that add up to it, and the statistic of its network time."""
 _VOCAB_TIME = {"embedding": (("embedding_time",), None), "head and loss": (("head_time",), None)}
 
 
 def execution_fields(*, published: bool) -> list[str]:
-    """Return the names of the fields of an execution, or those of the published tool."""
+    """Return the field names of an execution, restricted to the published tool's if `published`."""
     unknown = ("structure_type",) if published else ()
     return [name for name in Execution.__struct_fields__ if name not in unknown]
 
@@ -370,9 +370,9 @@ def point_of(
 ) -> Point:
     """Return a packed execution with its figures.
 
-    published : only the fields of the published tool.
-    fixed_batch : all executions have one batch, which `switches` omits.
-    statistics : all of them; the parts of time and memory are computed from these.
+    published : True to include only the fields of the published tool.
+    fixed_batch : True if all executions have one batch, which `switches` then omits.
+    statistics : all statistics; the parts of time and memory are computed from them.
     """
     whole = unpack_execution(execution)
     x = {name: whole[name] for name in execution_fields(published=published)}
@@ -391,7 +391,7 @@ def point_of(
 
 
 def _switches(x: Mapping[str, Any], *, fixed_batch: bool) -> Iterator[str]:
-    """Yield what an execution is beside its degrees, in words."""
+    """Yield labels of the settings of an execution, without its degrees."""
     yield f"b{x['microbatch_size']}" + ("" if fixed_batch else f" of {x['batch_size']}")
     if x["pipeline_interleaving"] > 1:
         yield f"v{x['pipeline_interleaving']}"
@@ -411,7 +411,7 @@ def _switches(x: Mapping[str, Any], *, fixed_batch: bool) -> Iterator[str]:
 
 def time_parts(statistics: Mapping[str, Any]) -> tuple[Part, ...]:
     """Return the parts of `total_time`, in seconds."""
-    # without a vocabulary there are no statistics of it
+    # Without a vocabulary, its statistics do not exist.
     vocab = _VOCAB_TIME if "head_time" in statistics else {}
     return present(
         Part(
@@ -426,18 +426,18 @@ def time_parts(statistics: Mapping[str, Any]) -> tuple[Part, ...]:
 def memory_parts(statistics: Mapping[str, Any], execution: Mapping[str, Any]) -> tuple[Part, ...]:
     """Return the parts of `proc_mem_tier1_cap_req`, in bytes.
 
-    execution : its document; of what it offloads only two blocks are here.
+    execution : execution document; only two blocks of offloaded tensors are in this memory.
     """
     s = statistics
     weights, activations, optimizer = (execution[name] for name in _OFFLOADS)
 
     def size(name: str, offloaded: bool) -> float:
-        # B16: published figures of inference have a null
+        # B16: published figures of inference contain a null.
         return float(s[f"{name}_with_offload" if offloaded else name] or 0.0)
 
     sizes = {
         "weights": size("weight_space", weights),
-        # gradients go where the optimizer reads them
+        # Gradients are stored where the optimizer reads them.
         "weight gradients": size("weight_grad_space", optimizer),
         "optimizer states": size("optimizer_space", optimizer),
         "activations": size("act_space", activations),

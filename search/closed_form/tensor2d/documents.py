@@ -1,4 +1,4 @@
-"""Model, system and candidate of the two-dimensional model, as its users have them."""
+"""Input documents of the two-dimensional model: model, system and candidate."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from search.closed_form import LARGEST_RATE, LONGEST_S, SMALLEST_RATE
 
 Strategy = Literal["1d", "2d", "2d-seqp"]
 STRATEGIES: tuple[Strategy, ...] = ("1d", "2d", "2d-seqp")
-"""Tensor parallelism over heads; SUMMA over rows and columns; heads beside context parallelism."""
+"""Tensor parallelism over heads; SUMMA over rows and columns; heads with context parallelism."""
 Attention = Literal["flash", "plain", "summa"]
 ATTENTIONS: tuple[Attention, ...] = ("flash", "plain", "summa")
-"""Without scores in memory; with them; with them and products that are SUMMA, too."""
+"""Without stored scores; with stored scores; with stored scores and SUMMA attention GEMMs."""
 
 _Count = Annotated[int, whole_number(1, 10**9)]
-# beyond these a time would be infinite, or no number, and no order is right
+# Beyond these limits a time would be infinite or NaN, and could not be ordered.
 _Positive = Annotated[float, number(SMALLEST_RATE, LARGEST_RATE)]
 _Share = Annotated[float, number(SMALLEST_RATE, 1)]
 _Latency = Annotated[float, number(0, LONGEST_S)]
 
 
 class Model(Record):
-    """A transformer: sequence length l, hidden size e, heads h, layers, feed-forward width f.
+    """Transformer: sequence length l, hidden size e, heads h, layers, feed-forward width f.
 
-    The other fields are not in the published model; as they are, none changes a figure.
+    The other fields do not exist in the published model; their defaults change no figure.
     """
 
     l: _Count  # noqa: E741
@@ -36,21 +36,21 @@ class Model(Record):
     depth: _Count
     f: _Count
     kv_heads: _Count | None = None
-    """Heads of keys and values (grouped-query attention); as many as h without."""
+    """Key-value heads (grouped-query attention); None for as many as h."""
     causal: bool = False
-    """Flash attention skips what a causal mask hides, evenly over the GPUs that divide it."""
+    """True if flash attention skips the part hidden by a causal mask, evenly over its GPUs."""
     structure: Literal["gpt", "llama"] = "gpt"
     """'llama' for RMSNorm and a gated SiLU of width f, without biases and dropout."""
     vocab: Annotated[int, whole_number(0, 10**9)] = 0
-    """Rows of embedding and output matrix; 0 leaves them, head and loss out."""
+    """Rows of embedding and output matrix; 0 excludes them, head and loss."""
     tied: bool = False
-    """Embedding and output matrix are one."""
+    """True if embedding and output matrix share their weights."""
     gradient_bytes: Literal[2, 4] = 2
-    """Of a parameter's gradient: 16 or 18 bytes a parameter with weight and optimizer states."""
+    """Gradient bytes per parameter: 16 or 18 bytes in total with weight and optimizer states."""
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Give a width that is not said its usual one."""
+        """Return the data with the default feed-forward width 4 * e if it is missing."""
         if "f" not in data and type(data.get("e")) is int:
             return {**data, "f": 4 * data["e"]}
         return data
@@ -68,11 +68,11 @@ class Model(Record):
 
     @property
     def key_heads(self) -> int:
-        """Return the heads of keys and values."""
+        """Number of key-value heads."""
         return self.kv_heads or self.h
 
     def published(self) -> Model:
-        """Return what the published model knows of this one."""
+        """Return this model with only the fields of the published model."""
         return Model(l=self.l, e=self.e, h=self.h, depth=self.depth, f=self.f)
 
 
@@ -110,9 +110,9 @@ _Whole = Annotated[int, Meta(ge=1, extra={"expected": "a positive integer"})]
 
 
 class CandidateFile(Entry):
-    """What a file says of a candidate; what is left out is said elsewhere.
+    """Content of a candidate file; missing keys come from elsewhere.
 
-    Nobody looks at the defaults: `content` has what was given.
+    The defaults are not used: `content` has the given keys.
     """
 
     strategy: str = ""

@@ -1,6 +1,7 @@
-"""The compiled engine: one candidate with all its figures, or candidates by the million.
+"""Python interface of the compiled engine: one candidate with all figures, or millions of them.
 
-Packs them for the engine and reads its answers; every formula is in csrc/closed_form/tensor2d.
+Packs candidates for the engine and unpacks its results; all formulas are in
+csrc/closed_form/tensor2d.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from search.closed_form.tensor2d.documents import (
 
 
 class Quirks(Switches):
-    """Defects of the published model of two dimensions to reproduce."""
+    """Defects of the published two-dimensional model that can be reproduced."""
 
     meanings = native.tensor2d.QUIRKS
 
@@ -54,9 +55,9 @@ CORRECT, COMPAT = Quirks.of(False), Quirks.of(True)
 
 
 # --------------------------------------------------------------------------------------------------
-# Why the compiled engine refuses a candidate, in the order of its codes: in general, with figures.
+# Reasons why the engine refuses a candidate, in code order: in general, and with figures.
 #
-# What is wrong with a question itself, whatever the sizes, is said where the question is read.
+# Errors of the question itself, independent of sizes, are reported where the question is read.
 
 
 REASONS: tuple[str, ...] = (
@@ -78,10 +79,10 @@ REASONS: tuple[str, ...] = (
     "tp1 does not divide the width of a head, or the sequence",
     "needs more memory than a GPU has",
 )
-"""Sentences without figures; `evaluate` gives them with their figures."""
+"""Reasons without figures; `evaluate` reports them with figures."""
 PRODUCT = REASONS.index("dp * tp1 * tp2 * pp != n_gpus")
 _CONTRADICTIONS = (PRODUCT, REASONS.index("a placement does not divide its group"))
-"""What no other model or machine would change."""
+"""Reasons that no other model or machine would remove."""
 
 
 def refusal(
@@ -93,10 +94,10 @@ def refusal(
     batch: int,
     system: System,
 ) -> InfeasibleExecution:
-    """Return the refusal of one candidate with the figures that contradict each other.
+    """Return the refusal of one candidate with the contradicting figures.
 
-    reason : a code of the engine for a question that was well formed, memory left aside.
-    c : the fields of a packed candidate.
+    reason : engine code of a well-formed question; memory is not among them.
+    c : fields of a packed candidate.
     """
     flat = strategy == "1d"
     tp1, tensor = ("tp", "tp") if flat else ("tp1", "tp1 * tp2")
@@ -138,16 +139,16 @@ def refusal(
 
 
 def _fields(tp1: str) -> dict[str, str]:
-    """Return the published names of groups, and the packed fields that hold them."""
+    """Return published names of groups -> packed fields."""
     return {tp1: "tp1", "tp2": "tp2", "dp": "dp", "pp": "pp"}
 
 
 # --------------------------------------------------------------------------------------------------
-# Candidates packed for the engine, and its answers unpacked.
+# Candidates packed for the engine, and its results unpacked.
 
 
 CANDIDATE: np.dtype[Any] = native.tensor2d.CANDIDATE
-"""Fields of one packed candidate; `1d` has `tp1` for its `tp`, and `tp2` = 1."""
+"""Fields of one packed candidate; `1d` stores its `tp` in `tp1`, with `tp2` = 1."""
 OUTCOME = np.dtype(
     [
         ("ok", np.bool_),
@@ -157,7 +158,7 @@ OUTCOME = np.dtype(
         ("sample_rate_per_s", np.float64),
     ]
 )
-"""What is known of one candidate; figures are 0 where it contradicts itself."""
+"""Result of one candidate; figures are 0 if it contradicts itself."""
 _PARTS = ("comp", "mem", "tp_comm", "dp_comm", "pp_comm", "bubble")
 STATISTICS: tuple[str, ...] = (
     "t",
@@ -170,17 +171,17 @@ STATISTICS: tuple[str, ...] = (
     "wts_optimizer_states_mem",
     "acts_mem",
 )
-"""Published names of the engine's statistics, in its order; the placement follows them."""
+"""Published names of the engine's statistics, in engine order; the placement follows them."""
 COLLECTIVES = ("allgather", "reducescatter", "allreduce", "reduce", "broadcast")
-"""Published names of the engine's collectives, in its order."""
+"""Published names of the engine's collectives, in engine order."""
 OPERATIONS: tuple[str, ...] = (
     *("embedding", "fc1", "fc1-bias", "act1", "dpr1", "fc2", "fc2-bias", "dpr2", "ln1", "qkv"),
     *("fusedla", "logits", "softmax", "dpr_at", "attend"),
     *("vproj", "vproj-bias", "dpr_v", "ln2", "ln_f", "head", "loss"),
 )
-"""Published names of the engine's operations, in its order."""
+"""Published names of the engine's operations, in engine order."""
 _MOST_SAMPLES = 2**63 - 1
-"""Of a batch where one candidate is priced."""
+"""Maximum samples per batch if one candidate is priced."""
 _NAMES: tuple[str, ...] = CANDIDATE.names or ()
 
 
@@ -202,7 +203,7 @@ def _engine(
         | {
             "kv_heads": model.kv_heads or 0,
             "gpt": model.structure == "gpt",
-            # as a multiple of the 2 bytes of a weight
+            # As a multiple of the 2 bytes of a weight.
             "gradients": model.gradient_bytes / 2,
         },
         asdict(system),
@@ -214,7 +215,7 @@ def _engine(
 
 
 def known_model(model: Model | Mapping[str, Any] | Path | str, compat: bool | Quirks) -> Model:
-    """Return what `compat` knows of a model: the published one knows its five sizes."""
+    """Return the model as `compat` represents it: the published one has only five sizes."""
     known = load_document(Model, model)
     return known.published() if compat is True else known
 
@@ -238,19 +239,19 @@ def evaluate(
     config : `dp`, `tp`, `pp`, `mbs`; two-dimensional strategies also `tp1`, `tp2`, and `2d` `nb`.
     placement : ranks of each group in one fast domain: `nv_tp` (or `nv_tp1`, `nv_tp2`), `nv_dp`,
         `nv_pp`.
-    compat : True for the published model with its defects, which knows only the five sizes; or
-        the defects to keep.
-    attention : `plain` writes its scores, and causal masks save it nothing; `summa` (of `2d`)
-        divides both of its products like the other ones. Searches know `flash` alone.
-    recompute : what plain attention writes is made again in backward, not kept.
-    layers : add a row per operation of a layer, and of what surrounds the layers, under `layers`.
+    compat : True for the published model with its defects, which has only the five sizes; or the
+        defects to reproduce.
+    attention : `plain` stores its scores, and causal masks save nothing; `summa` (only `2d`) also
+        divides both attention GEMMs like the other ones. Searches use `flash` only.
+    recompute : True to recompute the tensors of plain attention in backward instead of saving them.
+    layers : True to add a row per operation, of a layer and outside the layers, under `layers`.
 
-    Memory is not tested: `mem` is for comparison with the system's `hbm_capacity`.
+    Memory is not checked: compare `mem` with the system's `hbm_capacity`.
 
     Raises
     ------
-    InputError: a document or a number is unusable.
-    InfeasibleExecution: the candidate cannot run; its `reason` says why.
+    InputError: a document or a number is invalid.
+    InfeasibleExecution: the candidate cannot run; its `reason` explains why.
     """
     known, machine, batch = (
         known_model(model, compat),
@@ -264,9 +265,9 @@ def evaluate(
         _check_size(name, value, _MOST_SAMPLES if name == "global_batch_size" else LARGEST)
     wrong = _attention_fault(strategy, attention, recompute=recompute, published=compat is True)
     packed = np.array([tuple(c[name] for name in _NAMES)], dtype=CANDIDATE)
-    # faults of sizes are named first, so the engine is asked with some attention
+    # Size errors are reported first, so the engine gets a valid attention.
     way = 0 if wrong else ATTENTIONS.index(attention)
-    # its number of GPUs is for searches
+    # Only searches use its number of GPUs.
     engine = _engine(strategy, known, 1, int(batch), machine, Quirks.of(compat))
     reason, figures, rows = engine.evaluate(packed, way, recompute, layers)
     if reason:
@@ -293,19 +294,19 @@ def evaluate_many(
     compat: bool | Quirks = False,
     threads: int = 1,
 ) -> NDArray[Any]:
-    """Return what is known of many candidates, as a structured array in their order.
+    """Return the results of many candidates, as a structured array in their order.
 
-    candidates : an array of `CANDIDATE`; columns by published name; or one mapping each, with the
-        names of `config` and `placement` in one.
-    threads : of the compiled engine, 1 to 1024; answers do not depend on their number.
+    candidates : an array of `CANDIDATE`; or columns by published name; or one mapping each, with
+        the names of `config` and `placement` together.
+    threads : threads of the compiled engine, 1 to 1024; results do not depend on their number.
 
-    Fields: `ok`, `reason` (a sentence without figures, empty where it runs), `total_time_s`,
-    `memory_bytes` and `sample_rate_per_s`. One that needs more memory than a GPU has is not `ok`,
-    and has its figures all the same.
+    Fields: `ok`, `reason` (without figures, empty for feasible candidates), `total_time_s`,
+    `memory_bytes` and `sample_rate_per_s`. A candidate that exceeds the memory of a GPU is not
+    `ok`, but has its figures.
 
     Raises
     ------
-    InputError: a document or a column is unusable.
+    InputError: a document or a column is invalid.
     """
     check_threads(threads)
     known, machine = known_model(model, compat), load_document(System, system)
@@ -318,9 +319,9 @@ def evaluate_many(
     result["ok"] = found["ok"]
     result["reason"] = np.array(REASONS, dtype=object)[found["reason"]]
     result["total_time_s"] = found["time_s"]
-    # the engine counts 1e9 bytes
+    # The engine counts in 1e9 bytes.
     result["memory_bytes"] = found["memory_gb"] * 1e9
-    # what contradicts itself has no time to divide by
+    # A candidate that contradicts itself has time 0.
     priced = found["time_s"] > 0
     result["sample_rate_per_s"][priced] = global_batch_size / found["time_s"][priced]
     return result
@@ -332,7 +333,7 @@ def link_s(
     """Return the seconds of a collective, or of one transfer (`p2p`).
 
     volume_gb : the whole (gathered, or not yet reduced) tensor, 1e9 bytes.
-    ranks, in_domain : size of the group, and how many of it share a domain; it divides `ranks`.
+    ranks, in_domain : group size, and its ranks per fast domain; `in_domain` divides `ranks`.
     """
     code = (*COLLECTIVES, "p2p").index(operation)
     seconds: float = native.tensor2d.link_s(
@@ -348,7 +349,7 @@ def _layer(row: np.void) -> dict[str, Any]:
     return {
         "name": OPERATIONS[row["operation"]],
         "weights_mem": float(row["weights_gb"]),
-        # gradients have the bytes of weights in published tables, whatever a model says of them
+        # In published tables gradients have the bytes of weights, whatever the model's setting.
         "weights_grad_mem": float(row["weights_gb"]),
         "flops_fwd": float(forward["flops"]),
         "activation_buffer": float(row["kept_gb"]),
@@ -362,7 +363,7 @@ def _layer(row: np.void) -> dict[str, Any]:
 
 
 def _links(name: str, one: np.void, *, listed: bool) -> dict[str, Any]:
-    """Return the collectives of a pass: lists where there are several, or loops over panels."""
+    """Return the collectives of a pass, as lists if there are several or with loops over panels."""
     count = int(one["num_links"])
     volumes = one["volumes_gb"][:count].tolist()
     types = [COLLECTIVES[code] for code in one["collectives"][:count]]
@@ -377,7 +378,7 @@ def _links(name: str, one: np.void, *, listed: bool) -> dict[str, Any]:
 def _times(name: str, one: np.void) -> dict[str, float]:
     return {
         f"t_{name}": float(one["time_s"]),
-        # an integer where there is no collective, as published tables have it
+        # An integer if there is no collective, as in published tables.
         f"t_{name}_comm": float(one["link_s"]) if one["num_links"] else 0,
         f"t_{name}_comp": float(one["compute_s"]),
         f"t_{name}_mem": float(one["memory_s"]),
@@ -388,11 +389,11 @@ def _times(name: str, one: np.void) -> dict[str, float]:
 def _candidate(
     strategy: Strategy, config: Mapping[str, int], placement: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the packed fields of a candidate of published names.
+    """Return the packed fields of a candidate given by published names.
 
     Raises
     ------
-    InfeasibleExecution: a name is missing, unknown, or its value no positive integer.
+    InfeasibleExecution: a name is missing or unknown, or a value is not a positive integer.
     """
     if strategy not in STRATEGIES:
         raise _contradiction(
@@ -416,7 +417,7 @@ def _candidate(
 def _counts(
     where: str, given: Mapping[str, int], required: tuple[str, ...], optional: tuple[str, ...]
 ) -> dict[str, int]:
-    """Return the numbers, those of NumPy as plain ones."""
+    """Return the numbers as Python integers, NumPy ones included."""
     for name in given:
         if name not in required and name not in optional:
             raise _contradiction(f"{where}.{name}: is unknown, expected {', '.join(required)}")
@@ -424,7 +425,7 @@ def _counts(
         if name not in given:
             raise _contradiction(f"{where}.{name}: is missing, expected {', '.join(required)}")
     for name, value in given.items():
-        # True is an Integral too, and no count
+        # True is an Integral too, but not a valid number.
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise _contradiction(
                 f"{where}.{name}: the value is {shorten(value)}, expected a positive integer"
@@ -433,7 +434,7 @@ def _counts(
 
 
 def _check_size(name: str, value: object, most: int) -> None:
-    """Raise InputError where a number is none that the engine can hold."""
+    """Raise InputError if a number does not fit in the engine's integers."""
     if not isinstance(value, Integral) or not 1 <= int(value) <= most:
         raise InputError(
             f"{name}: the value is {shorten(value)}, expected an integer from 1 to {most}"
@@ -443,7 +444,7 @@ def _check_size(name: str, value: object, most: int) -> None:
 def _attention_fault(
     strategy: Strategy, attention: str, *, recompute: bool, published: bool
 ) -> str | None:
-    """Return what is wrong with an attention of a strategy, whatever the sizes are."""
+    """Return the error of an attention setting for a strategy, whatever the sizes, or None."""
     if attention not in ATTENTIONS:
         return (
             f"attention: the value is {shorten(attention)}, expected one of {', '.join(ATTENTIONS)}"
@@ -467,12 +468,12 @@ def pack_candidates(
 ) -> NDArray[Any]:
     """Return candidates as an array of `CANDIDATE`.
 
-    candidates : such an array; columns by published name, broadcast to one length; or one mapping
-        each, the configuration and the placement in one.
+    candidates : such an array; or columns by published name, broadcast to one length; or one
+        mapping each, configuration and placement together.
 
     Raises
     ------
-    InputError: a name is unknown or missing, or a value is not what it can hold.
+    InputError: a name is unknown or missing, or a value is invalid.
     """
     if isinstance(candidates, np.ndarray):
         expected = "search.closed_form.tensor2d.CANDIDATE"
@@ -488,7 +489,7 @@ def pack_candidates(
         for name in known:
             if name not in row:
                 raise InputError(f"candidates[{n}].{name}: is missing")
-    # unknown names go along, to be refused by name
+    # Unknown names are included, to be refused by name.
     names = dict.fromkeys(name for row in rows for name in row if name not in known)
     return _pack_columns(
         strategy,
@@ -501,7 +502,7 @@ def pack_candidates(
 def _plain_columns(
     strategy: Strategy, known: Mapping[str, str], rows: list[Any]
 ) -> Mapping[str, Any] | None:
-    """Return the columns of dictionaries of known names and plain integers; None of any others."""
+    """Return the columns of dictionaries of known names and plain integers, else None."""
     fields = dict.fromkeys(known, DocumentField(largest=LARGEST))
     if strategy != "1d":
         fields["tp"] = DocumentField(largest=LARGEST, default=ABSENT)
@@ -527,7 +528,7 @@ def unpack_candidate(strategy: Strategy, row: np.void) -> tuple[dict[str, int], 
 
 
 def _published(strategy: Strategy) -> dict[str, str]:
-    """Return the published names of a candidate, and the fields that hold them."""
+    """Return published names of a candidate -> packed fields."""
     flat = strategy == "1d"
     degrees = ("tp1",) if flat else ("tp1", "tp2")
     panels = ("nb",) if strategy == "2d" else ()
@@ -540,7 +541,7 @@ def _pack_columns(
     strategy: Strategy, expected: Mapping[str, str], columns: Mapping[str, Any]
 ) -> NDArray[Any]:
     given = dict(columns)
-    # tp follows from the other two; where it is given it has to agree
+    # tp is the product of the other two; a given value must agree.
     if strategy != "1d" and "tp" in given and {"tp1", "tp2"} <= given.keys():
         tp = _column("tp", given.pop("tp"))
         if not np.all(tp == _column("tp1", given["tp1"]) * _column("tp2", given["tp2"])):
@@ -551,5 +552,5 @@ def _pack_columns(
 
 
 def _column(name: str, values: Any) -> NDArray[Any]:
-    # degrees are multiplied, and 32 bits would overflow
+    # Degrees are multiplied, which would overflow 32 bits.
     return integers(f"candidates.{name}", values, LARGEST).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Searches of the engine: the fastest placement, and every candidate for a number of GPUs."""
+"""Searches with the engine: the fastest placement, and all candidates for a number of GPUs."""
 
 from __future__ import annotations
 
@@ -44,25 +44,26 @@ from search.closed_form.tensor2d.engine import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# How ranks of groups can share fast domains: the placements of one candidate.
+# Placements of one candidate: ranks of each group that share a fast domain.
 #
 # Source: arXiv 2410.00273.
 
 
 @cache
 def assignments(dims: tuple[int, ...], domain: int) -> list[tuple[int, ...]]:
-    """Return how many ranks of each dimension share a domain; the product is the domain.
+    """Return the numbers of ranks of each dimension in a domain, whose product is the domain.
 
-    All of them where they fit into one domain; none where no divisors have the product.
+    Returns `dims` itself if all ranks fit in one domain, and nothing if no divisors have that
+    product.
     """
     if math.prod(dims) <= domain:
         return [dims]
     found: list[tuple[int, ...]] = [()]
     for n, dim in enumerate(dims):
-        # what each choice leaves of the domain to the dimensions behind it
+        # Rest of the domain that each choice leaves to the following dimensions.
         rest = [(part, domain // math.prod(part)) for part in found]
         if n == len(dims) - 1:
-            # the last one has to take all that is left
+            # The last dimension has to fill the rest.
             found = [(*part, left) for part, left in rest if dim % left == 0]
         else:
             found = [(*part, d) for part, left in rest for d in divisors(left) if dim % d == 0]
@@ -75,14 +76,14 @@ def fastest_placement(
     domain: int,
     price: Callable[[Mapping[str, int]], dict[str, Any]],
 ) -> dict[str, int]:
-    """Return the fastest placement of those that fit into a domain.
+    """Return the fastest placement that fits in a domain.
 
-    price : takes a placement and returns its statistics, or raises what is wrong with the degrees.
+    price : returns the statistics of a placement, or raises the error of invalid degrees.
     """
     tensor = ("tp",) if strategy == "1d" else ("tp1", "tp2")
     groups = (*tensor, "dp", "pp")
     names = tuple(f"nv_{group}" for group in groups)
-    alone = price(dict.fromkeys(names, 1))  # says what is wrong with the degrees
+    alone = price(dict.fromkeys(names, 1))  # raises if the degrees are invalid
     dims = tuple(config[group] for group in groups)
     ways = math.prod(len(divisors(dim)) for dim in dims)
     if ways > MOST_PLACEMENTS:
@@ -90,7 +91,7 @@ def fastest_placement(
             f"degrees with so many divisors have up to {ways:,} placements, expected "
             f"{MOST_PLACEMENTS:,} at most; give the placement"
         )
-    # where none fills a domain, all that fit
+    # If no placement fills a domain, consider all that fit.
     inside = assignments(dims, domain) or [
         choice for choice in itertools.product(*map(divisors, dims)) if math.prod(choice) <= domain
     ]
@@ -100,7 +101,7 @@ def fastest_placement(
 
 
 # --------------------------------------------------------------------------------------------------
-# The search of all candidates.
+# The search over all candidates.
 
 
 def explore(
@@ -115,7 +116,7 @@ def explore(
     threads: int = 1,
     objective: Objective = "rate",
 ) -> tuple[Point, ...]:
-    """Return the best candidates of the whole space, best first; `survey` says more."""
+    """Return the best candidates of the whole space, best first; `survey` returns more details."""
     where = strategy, model, n_gpus, global_batch_size, system
     return survey(*where, top=top, compat=compat, threads=threads, objective=objective).best
 
@@ -136,21 +137,21 @@ def survey(
     each: Each | None = None,
     halt: Any = None,
 ) -> Answer:
-    """Return the best candidates of the whole space, and how many there are of which kind.
+    """Return the best candidates of the whole space, and the number of candidates by outcome.
 
-    Equal ones are ordered by the other figure, then by dp, tp1, tp2, pp, mbs, nb and placement.
+    Ties are ordered by the other figure, then by dp, tp1, tp2, pp, mbs, nb and placement.
 
-    top : how many, exactly the best ones, none twice.
-    objective : `rate` and `time` are one order, as the batch is given; `memory` is the least.
-    frontier : add what nothing else beats in both time and memory.
-    degrees : add the best rate of every tensor degree, in all, and pipeline degree.
-    each : called with the arrays (`CANDIDATE`, their `time_s` and `memory_gb`) of every feasible
-        candidate. With it, a frontier or degrees none is skipped.
-    halt : a `native.Halt`; asked from another thread, the answer is of a part of the space.
+    top : number of best candidates, without duplicates.
+    objective : `rate` and `time` give one order, as the batch is fixed; `memory` minimises memory.
+    frontier : True to add the Pareto-optimal candidates in time and memory.
+    degrees : True to add the best rate per (total tensor, pipeline) degree.
+    each : called with the arrays (`CANDIDATE`, their `time_s` and `memory_gb`) of all feasible
+        candidates. With it, a frontier or degrees, no candidate is pruned.
+    halt : a `native.Halt`; set from another thread, it limits the result to a part of the space.
 
     Raises
     ------
-    InputError: a document, a number or a word is not what it can be, or the space is too large.
+    InputError: a document, a number or a word is invalid, or the space is too large.
     """
     known, machine, batch = (
         known_model(model, compat),
@@ -167,7 +168,7 @@ def survey(
     check_choice("objective", objective, OBJECTIVES)
     quirks = Quirks.of(compat)
     engine = native_engine(strategy, known, n_gpus, batch, machine, quirks)
-    # a batch is given: the fewest seconds are the most samples per second
+    # With a fixed batch, the shortest step has the highest rate.
     keep_all = frontier or degrees or each is not None
     most = MOST_KEPT if keep_all else MOST_POINTS
 
@@ -184,7 +185,7 @@ def survey(
     every, complete = found["all"], halt is None or not halt.asked()
     if each is not None:
         each(every["candidate"], every)
-    # searches keep candidates only: the best are priced again with all statistics
+    # Searches keep candidates only, so the best are priced again with all statistics.
     packed = np.ascontiguousarray(found["best"]["candidate"])
     _, figures = engine.evaluate_many(packed, 1, True, GO_ON)
     best = [dict(zip(STATISTICS, row, strict=True)) for row in figures.tolist()]
@@ -207,14 +208,14 @@ def survey(
             if count
         },
         degrees=_best_of_degrees(every, batch) if degrees else {},
-        # documented in 1e9 bytes
+        # Documented in 1e9 bytes.
         capacity_bytes=machine.hbm_capacity * 1e9,
         complete=complete,
     )
 
 
 def _best_of_degrees(rows: NDArray[Any], batch: int) -> dict[tuple[int, int], float | None]:
-    """Return the most samples per second of every tensor degree, in all, and pipeline degree."""
+    """Return the best samples per second per (total tensor, pipeline) degree."""
     c = rows["candidate"]
     pairs = np.stack([c["tp1"].astype(np.int64) * c["tp2"], c["pp"].astype(np.int64)], axis=1)
     found, which = np.unique(pairs, axis=0, return_inverse=True)
@@ -225,17 +226,17 @@ def _best_of_degrees(rows: NDArray[Any], batch: int) -> dict[tuple[int, int], fl
 
 
 def _undominated(rows: NDArray[Any]) -> NDArray[np.intp]:
-    """Return the places of what nothing beats in both time and memory, fastest first."""
-    # lexsort sorts by its last key first: time, then memory
+    """Return the indices of the Pareto-optimal rows in time and memory, fastest first."""
+    # lexsort sorts by its last key first: time, then memory.
     order = np.lexsort((rows["memory_gb"], rows["time_s"]))
     memory = rows["memory_gb"][order]
     least = np.minimum.accumulate(np.concatenate(([np.inf], memory[:-1])))
-    # less memory than everything faster
+    # Less memory than all faster rows.
     return order[memory < least]
 
 
 # --------------------------------------------------------------------------------------------------
-# A candidate with its figures, in words, and where its time and memory go.
+# A candidate with its figures and labels, and the breakdown of its time and memory.
 
 
 _TIME = {
@@ -264,10 +265,10 @@ def _point(
     *,
     whole: bool,
 ) -> Point:
-    """Return a packed candidate with its figures; `whole` where they are all statistics."""
+    """Return a packed candidate with its figures; `whole` if `statistics` is complete."""
     config, placement = unpack_candidate(strategy, candidate)
     tensor = config["tp"] if strategy == "1d" else f"{config['tp1']}x{config['tp2']}"
-    # in the order of the degrees before it
+    # In the order of the degrees.
     inside = "/".join(str(placement[name]) for name in _DOMAINS if name in placement)
     panels = [f"nb{config['nb']}"] if "nb" in config else []
     return Point(
@@ -282,7 +283,7 @@ def _point(
         switches=", ".join([f"mbs{config['mbs']}", *panels, f"domain {inside}"]),
         time_s=statistics["t"],
         rate_per_s=batch / statistics["t"],
-        # 1e9 bytes of the model are bytes here
+        # The model counts in 1e9 bytes.
         memory_bytes=statistics["mem"] * 1e9,
         statistics=statistics | placement if whole else statistics,
         time=time_parts(statistics) if whole else (),
@@ -297,5 +298,5 @@ def time_parts(statistics: Mapping[str, Any]) -> tuple[Part, ...]:
 
 def memory_parts(statistics: Mapping[str, Any]) -> tuple[Part, ...]:
     """Return the parts of `mem`, in bytes."""
-    # the model answers in 1e9 bytes
+    # The model counts in 1e9 bytes.
     return present(Part(name=name, amount=statistics[key] * 1e9) for name, key in _MEMORY.items())

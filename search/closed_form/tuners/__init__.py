@@ -1,6 +1,6 @@
-"""Tuners for spaces that a user writes down, which may be too large to try every point of.
+"""Tuners for user-defined search spaces, which may be too large for exhaustive search.
 
-The search of `search.closed_form.calculon.exploration` is exact and faster for the space it knows.
+The search of `search.closed_form.calculon.exploration` is exact and faster for its fixed space.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ EVALUATIONS: Mapping[TunerName, int] = {
     "ray": 300,
     "smac": 300,
 }
-"""Points that are priced unless said otherwise: about a minute or two of each. Of `exhaustive`
-the largest space that it takes on."""
+"""Default number of priced points, about one or two minutes each; for `exhaustive`, the largest
+accepted space."""
 
 
 def tune(
@@ -79,17 +79,17 @@ def tune(
 ) -> TuningResult:
     """Return the best execution that a tuner finds in a space.
 
-    evaluations : points to price (default: `EVALUATIONS`); for `exhaustive` the most it may take.
-    top : points to return, none twice.
-    seed : equal seeds give equal answers, whatever the tuner and the threads.
-    ray : address of a Ray cluster, or 'local'; shards `exhaustive`, and is where `ray` runs
+    evaluations : points to price (default: `EVALUATIONS`); the maximum for `exhaustive`.
+    top : number of points to return, without duplicates.
+    seed : equal seeds give equal results, whatever the tuner and the threads.
+    ray : address of a Ray cluster, or 'local'. It distributes `exhaustive`, and is where `ray` runs
         (default: 'local').
-    ray_search : search algorithm of Ray Tune, of `RAY_SEARCHES`.
-    progress : called with the points that are priced and those that will be.
+    ray_search : search algorithm of Ray Tune, one of `RAY_SEARCHES`.
+    progress : called with the number of priced points and of points to price.
 
     Raises
     ------
-    InputError: a document or a number is unusable, or the space is too large for `exhaustive`.
+    InputError: a document or a number is invalid, or the space is too large for `exhaustive`.
     InstallError: the tuner's package is not installed.
     """
     for name, value, choices in (

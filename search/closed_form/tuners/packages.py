@@ -1,4 +1,4 @@
-"""What comes with a package: a cluster of Ray, Ray Tune with its search algorithms, and SMAC.
+"""Tuners that need a package: a Ray cluster, Ray Tune with its search algorithms, and SMAC.
 
 Spaces, prices and the tuners without a package are in `tune`.
 """
@@ -21,7 +21,7 @@ from autopar.records import replace
 from search.closed_form.tuners.tune import CHUNK, Domain, Pricer, Progress, Record, price_range
 
 # --------------------------------------------------------------------------------------------------
-# Connects to Ray, which is an optional extra, and lets go of it again.
+# Connection to Ray, which is an optional extra.
 
 
 LOCAL = "local"
@@ -30,19 +30,20 @@ _KNOCK_S = 10.0
 
 @contextlib.contextmanager
 def cluster(address: str, cpus: int) -> Iterator[Any]:
-    """Yield the module `ray`, connected; a connection that exists already is used and kept.
+    """Yield the connected module `ray`; an existing connection is used and kept.
 
-    address : of a cluster, 'auto' for the one of this machine, or 'local' to start workers here.
-    cpus : worker processes of a local one.
+    address : address of a cluster, 'auto' for the one on this machine, or 'local' to start workers
+        here.
+    cpus : worker processes of a local cluster.
 
     Raises
     ------
     InstallError: Ray is not installed.
-    InputError: nothing answers at the address.
+    InputError: no cluster answers at the address.
     """
-    # Nothing is reported to anybody; also for processes that Ray starts.
+    # Disables usage reports, also for processes that Ray starts.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # The answer of a release to come, and the end of a warning on machines without accelerators.
+    # The default of a later release; avoids a warning on machines without accelerators.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
@@ -56,9 +57,9 @@ def cluster(address: str, cpus: int) -> Iterator[Any]:
         where.update(num_cpus=cpus, include_dashboard=False)
     try:
         _knock(address)
-        # stdout is for the result, so workers keep their words
+        # stdout is for the result, so workers do not print.
         ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
-    # OverflowError: the number of a port is above 65535
+    # OverflowError: the port number is above 65535.
     except (OSError, OverflowError, ValueError, RuntimeError) as error:
         raise InputError(
             f"--ray {address}: no Ray cluster answers ({str(error).splitlines()[0]:.120}); "
@@ -71,7 +72,7 @@ def cluster(address: str, cpus: int) -> Iterator[Any]:
 
 
 def _missing(what: str, extra: str, error: ImportError) -> InstallError:
-    """Return the error that names the extra with a package."""
+    """Return the error with the extra that installs a missing package."""
     return InstallError(
         f"{what} is needed for this and cannot be imported ({error}); "
         f"`pip install 'autopar[{extra}]'` installs it"
@@ -79,10 +80,10 @@ def _missing(what: str, extra: str, error: ImportError) -> InstallError:
 
 
 def _knock(address: str) -> None:
-    """Raise OSError where nothing listens at HOST:PORT: Ray itself tries for minutes."""
+    """Raise OSError if nothing listens at HOST:PORT; Ray itself would retry for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
-        # addresses of IPv6 are written in brackets
+        # IPv6 addresses are written in brackets.
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S):
             pass
 
@@ -92,20 +93,20 @@ def _knock(address: str) -> None:
 
 
 _SHARDS_PER_CPU = 8
-"""Enough that workers end together, few enough that none is too small to send."""
+"""Enough that workers finish together, few enough that each is worth sending."""
 
 
 def price_all_on_ray(pricer: Pricer, address: str, progress: Progress | None = None) -> Record:
-    """Return the record of every point, the same as without a cluster.
+    """Return the record of every point, equal to that without a cluster.
 
-    Each task prices a range of points with one thread; ranges are joined in their order, so that
-    the answer depends neither on the workers nor on who is first.
+    Each task prices a range of points with one thread. Ranges are joined in order, so the result
+    depends neither on the workers nor on their order of completion.
     """
     size = pricer.space.size
     with cluster(address, pricer.threads) as ray:
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
         step = max(CHUNK, -(-size // (cpus * _SHARDS_PER_CPU)))
-        # a task has one CPU
+        # A task has one CPU.
         shared = ray.put(replace(pricer, threads=1))
         task = ray.remote(num_cpus=1)(price_range)
         record = pricer.record(size, progress)
@@ -118,7 +119,7 @@ def price_all_on_ray(pricer: Pricer, address: str, progress: Progress | None = N
 
 
 # --------------------------------------------------------------------------------------------------
-# Samples a space with SMAC3: a forest of trees learns costs and proposes points.
+# Samples a space with SMAC3: a random forest learns costs and proposes points.
 
 
 def price_with_smac(
@@ -127,12 +128,13 @@ def price_with_smac(
     seed: int,
     progress: Progress | None = None,
 ) -> Record:
-    """Return the record of the points that SMAC asks for.
+    """Return the record of the points that SMAC proposes.
 
-    SMAC asks for no point twice, so a space of fewer points than evaluations ends earlier.
-    Equal seeds give equal points where PYTHONHASHSEED is set too: SMAC orders sets by hashes.
+    SMAC proposes no point twice, so it ends early if the space has fewer points than evaluations.
+    Equal seeds give equal points only if PYTHONHASHSEED is set too, since SMAC orders sets by
+    hashes.
 
-    Raises InstallError where SMAC3 is not installed.
+    Raises InstallError if SMAC3 is not installed.
     """
     try:
         import ConfigSpace
@@ -144,11 +146,11 @@ def price_with_smac(
     space = ConfigSpace.ConfigurationSpace(seed=seed)
     for domain in pricer.space.domains:
         last = len(domain.values) - 1
-        # one value is no choice: the parameter is left out, and its digit is 0
+        # A single value is no choice: the parameter is omitted, and its digit is 0.
         if last == 0:
             continue
         if domain.ordered:
-            # positions, since steps between values need not be even
+            # Positions, since the steps between values need not be equal.
             space.add(ConfigSpace.Integer(domain.name, (0, last)))
         else:
             space.add(ConfigSpace.Categorical(domain.name, list(range(last + 1))))
@@ -158,18 +160,18 @@ def price_with_smac(
         record.add(priced)
         return float(pricer.costs(priced)[0])
 
-    # SMAC writes its history, which nothing here reads
+    # SMAC writes its history, which is not used here.
     with tempfile.TemporaryDirectory() as folder:
         scenario = smac.Scenario(
             space,
-            # a point has one cost, so none is asked twice
+            # A point has one cost, so no point is priced twice.
             deterministic=True,
             n_trials=evaluations,
             seed=seed,
             output_directory=Path(folder),
         )
-        # The facade's own forest, in a fifth of the time: it would reserve room for a million
-        # leaves in every tree, and wait for threads.
+        # The default forest of the facade, five times faster: the default reserves space for a
+        # million leaves per tree, and waits for threads.
         forest = RandomForest(
             configspace=space,
             n_trees=10,
@@ -194,9 +196,9 @@ def price_with_smac(
 
 
 RAY_SEARCHES: dict[str, str] = {"optuna": "seed", "hyperopt": "random_state_seed", "random": ""}
-"""Search algorithms of Ray Tune, and what each calls its seed."""
+"""Search algorithms of Ray Tune, and the parameter name of their seed."""
 _EXTRAS = {"optuna": "ray", "hyperopt": "hyperopt"}
-"""Search algorithms that are packages of their own, and the extras that have them."""
+"""Search algorithms in separate packages, and the extras that install them."""
 _LONG = 16
 
 
@@ -209,20 +211,20 @@ def price_with_ray_tune(
     address: str,
     progress: Progress | None = None,
 ) -> Record:
-    """Return the record of the points that a search algorithm asks for, one trial each.
+    """Return the record of the points that a search algorithm proposes, one trial each.
 
-    Trials run one after the other: an algorithm that learns sees every answer before it asks
-    again, and equal seeds give equal points.
+    Trials run one after another: a learning algorithm sees every result before it proposes again,
+    and equal seeds give equal points.
 
     Raises
     ------
     InstallError: Ray Tune or the search algorithm is not installed.
-    InputError: nothing answers at the address.
+    InputError: no cluster answers at the address.
     """
-    # Ray writes a file per trial and logger otherwise, and reads these when it is imported.
+    # Ray would write a file per trial and logger, and reads these variables on import.
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
     os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "3600")
-    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints on stdout, always
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new output always prints on stdout
     with cluster(address, 1), tempfile.TemporaryDirectory() as folder:
         tune = _tune()
         searcher = _searcher(tune, search, seed)
@@ -231,7 +233,7 @@ def price_with_ray_tune(
         record = pricer.record(evaluations, progress)
 
         class Trial(tune.Trainable):  # type: ignore[name-defined, misc]
-            """One point: answers with its cost, and with its digits for the record."""
+            """One point; a trial reports its cost."""
 
             def setup(self, config: dict[str, Any]) -> None:
                 self.config = config
@@ -245,12 +247,12 @@ def price_with_ray_tune(
                 return {"cost": float(pricer.costs(pricer.price(digits))[0]), "done": True}
 
         class Watch(tune.Callback):  # type: ignore[name-defined, misc]
-            """Takes in every answer, in the order in which the search algorithm gets it."""
+            """Records every result, in the order in which the search algorithm receives it."""
 
             def on_trial_complete(
                 self, iteration: int, trials: list[Any], trial: Any, **_: Any
             ) -> None:
-                # the record keeps executions and refusals too, a trial reports its cost alone
+                # The record needs executions and refusals, while a trial reports only its cost.
                 record.add(pricer.price(_digits(pricer, trial.config)))
 
         results = tune.Tuner(
@@ -262,7 +264,7 @@ def price_with_ray_tune(
                 search_alg=searcher,
                 num_samples=evaluations,
                 max_concurrent_trials=1,
-                # a worker takes longer to start than a point to price
+                # Starting a worker takes longer than pricing a point.
                 reuse_actors=True,
             ),
             run_config=tune.RunConfig(
@@ -302,10 +304,10 @@ def _searcher(tune: Any, search: str, seed: int) -> Any:
 
 
 def _parameter(tune: Any, domain: Domain) -> Any:
-    """Return what a search algorithm samples: positions in the domain.
+    """Return the Ray Tune parameter of a domain, which samples positions in it.
 
-    Short lists of numbers are sampled as words are: what fits beside other fields is rarely what
-    neighbours it, and the algorithms found the best sooner so (docs/tuners.md).
+    Short lists of numbers are sampled as categories. The best value for other fields is rarely a
+    neighbour, and the algorithms found the best points sooner this way (docs/tuners.md).
     """
     count = len(domain.values)
     if domain.ordered and count > _LONG:

@@ -1,4 +1,4 @@
-"""Spaces that a user writes down, their prices, and the tuners that need no package.
+"""User-defined spaces, prices of their points, and the tuners that need no package.
 
 Ray and SMAC are in `packages`.
 """
@@ -34,7 +34,7 @@ from search.closed_form.calculon.exploration import point_of
 from search.closed_form.native import GO_ON, LARGEST, Objective
 
 # --------------------------------------------------------------------------------------------------
-# Domains of a space, as its file says them.
+# Domains of a space, from its file.
 
 
 _DEGREES = ("tensor_par", "pipeline_par", "data_par")
@@ -44,7 +44,7 @@ _FLAGS = tuple(
     for name in Execution.__struct_fields__
     if name not in CHOICES and name not in WHOLE_NUMBERS
 )
-# The engine computes a block once and keeps it: what blocks depend on varies slowest.
+# The engine caches one block, so the fields that determine a block vary slowest.
 _ORDER = (
     "datatype",
     "structure_type",
@@ -74,19 +74,19 @@ _SPELLING = 'a value, a list of values, or {"from": 1, "to": 64, "times": 2} (or
 
 
 class Domain(records.Record, dict=True):
-    """The values that one field of an execution may take; numbers ascend, words do not order."""
+    """Values of one field of an execution; numbers ascend, words are unordered."""
 
     name: str
     values: tuple[int | str | bool, ...]
 
     @property
     def ordered(self) -> bool:
-        """Return whether neighbouring values are alike: numbers, not words and switches."""
+        """True if neighbouring values are similar: numbers, not words and flags."""
         return self.name not in CHOICES and self.name not in _FLAGS
 
     @cached_property
     def codes(self) -> NDArray[np.int32]:
-        """Return the values as the compiled engine has them."""
+        """Values as codes of the compiled engine."""
         if self.name in CHOICES:
             return np.array([CHOICES[self.name].index(str(v)) for v in self.values], np.int32)
         return np.array(self.values, np.int32)
@@ -95,26 +95,26 @@ class Domain(records.Record, dict=True):
 class TuningSpace(records.Record):
     """A product of domains on a fixed number of processors.
 
-    A point is a row of digits, the positions of its values in the domains.
+    A point is a row of digits: the positions of its values in the domains.
     """
 
     num_procs: int
     training: bool
     domains: tuple[Domain, ...]
-    """In the order in which points are counted, the last one fastest."""
+    """Domains in counting order, the last one fastest."""
     derived: str | None
-    """The degree that follows from the other two and num_procs."""
+    """Degree computed from the other two and num_procs; None if all three are given."""
 
     @property
     def size(self) -> int:
-        """Return the number of points."""
+        """Number of points."""
         return math.prod(len(domain.values) for domain in self.domains)
 
     def digits(self, points: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the digits of points by their number, a row each."""
+        """Return the digits of numbered points, one row each."""
         result = np.empty((len(points), len(self.domains)), np.int64)
         rest = points
-        # the last domain is the fastest
+        # The last domain varies fastest.
         for column in range(len(self.domains) - 1, -1, -1):
             rest, result[:, column] = np.divmod(rest, len(self.domains[column].values))
         return result
@@ -126,9 +126,9 @@ class TuningSpace(records.Record):
         for column, domain in enumerate(self.domains):
             packed[domain.name] = domain.codes[digits[:, column]]
         if self.derived is not None:
-            # a product of degrees needs 64 bits
+            # A product of degrees needs 64 bits.
             given = [packed[name].astype(np.int64) for name in _DEGREES if name != self.derived]
-            # Where the others do not divide num_procs, the product is wrong and the check says so.
+            # If the others do not divide num_procs, the product is wrong and the engine refuses it.
             packed[self.derived] = np.maximum(self.num_procs // (given[0] * given[1]), 1)
         return packed
 
@@ -141,14 +141,15 @@ def load_space(
 ) -> TuningSpace:
     """Return the space of a JSON file or of its keys.
 
-    source : for every field of an execution a value, a list, or a range such as
-        {"from": 1, "to": 64, "times": 2}; one degree may be left out, it follows from num_procs.
-    num_procs : where the space does not say; without both, three single degrees do.
-    structure_type : where the space does not say.
+    source : a value, a list, or a range such as {"from": 1, "to": 64, "times": 2} for every field
+        of an execution. One degree may be missing; it follows from num_procs.
+    num_procs : default if the space has none; without both, it is the product of three single
+        degrees.
+    structure_type : default if the space has none.
 
     Raises
     ------
-    DocumentError: names the file, the field, its value and the remedy.
+    DocumentError: the message has the file, the field, its value and the remedy.
     """
     path = "space" if isinstance(source, Mapping) else str(source)
     keys = dict(source) if isinstance(source, Mapping) else load_object(Path(source)).data
@@ -176,7 +177,7 @@ def load_space(
             key="num_procs",
             remedy="give the number of processors",
         )
-    # three single degrees say the processors as well
+    # Three single degrees determine the processors too.
     known = ("num_procs",) if "num_procs" in found else _DEGREES
     processors = math.prod(found[name][0] for name in known)
     if num_procs not in (None, processors):
@@ -191,14 +192,14 @@ def load_space(
 
 
 class _Values(records.Record, kw_only=False, eq=False):
-    """What a field of a space may be: such a value, a list of them, or a range of integers."""
+    """Accepted values of a field: one value, a list, or a range of integers."""
 
     expected: str
     accepts: Callable[[Any], bool]
     number: bool = False
 
     def read(self, value: object) -> tuple[Any, ...]:
-        """Return the values, numbers in ascending order, or raise what was expected."""
+        """Return the values, numbers in ascending order; raises KeyFault with the expected form."""
         listed = value if isinstance(value, list) else [value]
         if isinstance(value, dict):
             listed = self._range(value)
@@ -210,7 +211,7 @@ class _Values(records.Record, kw_only=False, eq=False):
                 raise KeyFault("", f"the value is {shorten(one)}, expected {self.expected}")
         if len(set(values)) < len(values):
             raise KeyFault("", f"a value of {shorten(value)} appears twice")
-        # neighbours in order are alike, which tuners use; words have no order to bring them into
+        # Tuners assume that neighbouring numbers are similar; words have no order.
         return tuple(sorted(values)) if self.number else tuple(values)
 
     def _range(self, written: dict[str, Any]) -> list[int]:
@@ -231,7 +232,7 @@ class _Values(records.Record, kw_only=False, eq=False):
             raise KeyFault("", f"{problem}; let the range ascend from 1 or more")
         if factor is None and (last - first) // step >= _MOST_VALUES:
             raise KeyFault("", f"the range has more than {_MOST_VALUES} values; widen its step")
-        # an end that no value may have would cut the range where nobody sees it
+        # An end beyond the largest value would truncate the range silently.
         if last > LARGEST:
             raise KeyFault(
                 "", f"the range ends at {shorten(last)}, expected an end of at most {LARGEST}"
@@ -267,14 +268,13 @@ _Fields = record_of("Fields", {name: _kind_of(name) for name in _NAMES}, dict.fr
 
 
 # --------------------------------------------------------------------------------------------------
-# Prices points of a space, and says how good they are as one number that a tuner can learn from.
+# Prices points of a space, and converts the results to costs for tuners.
 #
-# A point that cannot run has no time, but a tuner needs a number for it. Costs of points that run
-# are in (0, 1): their figure x against a scale r of the same unit, as x / (x + r). A point that
-# lacks memory costs 1 to 1.1, by the share that it lacks, so that a tuner is led to smaller ones;
-# any other refusal costs 1.2, since the order of the checks says nothing of how far off a point is.
-# So no refused point looks better than one that runs, and none is so bad that differences between
-# good ones vanish beside it.
+# A tuner needs a cost for infeasible points too. A feasible point with figure x costs x / (x + r),
+# in (0, 1), with a scale r of equal unit. A point that lacks memory costs 1 to 1.1, by the missing
+# fraction, which leads a tuner to smaller points. Any other refusal costs 1.2, since the order of
+# the checks does not show how far off a point is. So no refused point looks better than a feasible
+# one, and none is so bad that differences between good ones vanish.
 
 
 _LACKS_FIRST, _LACKS_SECOND = (
@@ -283,20 +283,20 @@ _LACKS_FIRST, _LACKS_SECOND = (
 
 
 Progress = Callable[[int, int], None]
-"""Takes the number of priced points and of all that will be priced."""
+"""Callback that receives the number of priced points and of all points to price."""
 
 
 class Priced(records.Record):
-    """Points with their figures, in the order they were asked for."""
+    """Points with their figures, in the order of the request."""
 
     executions: NDArray[Any]
     outcomes: NDArray[Any]
     scores: NDArray[np.float64]
-    """Shape (points, 2): what counts and what decides ties, smaller is better; inf if refused."""
+    """Shape (points, 2): objective and tie-breaker, smaller is better; inf if refused."""
 
 
 class Pricer(records.Record, dict=True):
-    """A model, a space and what is asked of it; can be sent to another process."""
+    """Model, space and options of pricing; can be sent to another process."""
 
     application: Application
     system: System
@@ -305,10 +305,10 @@ class Pricer(records.Record, dict=True):
     compat: bool | Quirks = False
     threads: int = 1
     top: int = 1
-    """Points that a record keeps."""
+    """Maximum points that a record keeps."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # a compiled model cannot be sent: each process opens its own
+        # A compiled model cannot be sent, so each process opens its own.
         return {name: value for name, value in vars(self).items() if name != "_model"}
 
     @cached_property
@@ -321,19 +321,19 @@ class Pricer(records.Record, dict=True):
 
     @cached_property
     def scale(self) -> float:
-        """Return what costs are relative to: the step at the machine's peak, or its memory.
+        """Reference of costs: the step at the machine's peak, or its memory.
 
-        Seconds per sample, seconds or bytes, by objective; a rough figure is enough.
+        In seconds per sample, seconds or bytes, by objective; a rough value is sufficient.
         """
         if self.objective == "memory":
             return self.system.memory_bytes(1) or 1.0
         peak_per_s = max(engine.tflops for engine in self.system.matrix.values()) * 1e12
-        # a backward pass counts as two forward ones
+        # A backward pass counts as two forward passes.
         passes = 3 if self.space.training else 1
-        # two FLOP a parameter and token
+        # Two FLOP per parameter and token.
         flops = 2.0 * passes * self.application.num_parameters * self.application.seq_size
         sample_s = flops / (self.space.num_procs * peak_per_s)
-        # numbers ascend: the largest batch has the longest step
+        # Numbers ascend: the largest batch has the longest step.
         batches = next(d.values for d in self.space.domains if d.name == "batch_size")
         return sample_s * (int(batches[-1]) if self.objective == "time" else 1)
 
@@ -353,14 +353,14 @@ class Pricer(records.Record, dict=True):
         return Priced(executions=executions, outcomes=outcomes, scores=scores)
 
     def costs(self, priced: Priced) -> NDArray[np.float64]:
-        """Return what a tuner minimises; the head of this file says how refusals count."""
+        """Return the costs that a tuner minimises, including those of refusals (see above)."""
         figures, outcomes = priced.scores[:, 0], priced.outcomes
         costs = np.full(len(figures), 1.2)
         for tier, code in ((1, _LACKS_FIRST), (2, _LACKS_SECOND)):
             lacks = outcomes["reason"] == code
             need = outcomes[f"tier{tier}_bytes"][lacks]
             has = self.system.memory_bytes(1 if tier == 1 else 2)
-            # just above 1 where hardly anything lacks, 1.1 where nearly all does
+            # Just above 1 if little memory is missing, 1.1 if nearly all is.
             costs[lacks] = 1.0 + 0.1 * (1.0 - has / need)
         runs = outcomes["ok"] != 0
         costs[runs] = figures[runs] / (figures[runs] + self.scale)
@@ -368,37 +368,37 @@ class Pricer(records.Record, dict=True):
 
 
 _Ranked = tuple[float, float, np.void, np.void]
-"""(score, tie, execution, outcome) of a point."""
+"""(score, tie-breaker, execution, outcome) of a point."""
 
 
 @dataclass(kw_only=True)
 class Record:
-    """What came of the points that were priced so far; records of parts add up to one."""
+    """Results of the points priced so far; records of parts can be joined."""
 
     evaluations: int = 0
     counts: NDArray[np.int64] = field(
         default_factory=lambda: np.zeros(len(REASONS), dtype=np.int64)
     )
-    """Points by the code of the reason why they are refused, 0 for those that run."""
+    """Number of points by code of their refusal, 0 for feasible ones."""
     room: int = 1
-    """Points that are kept."""
+    """Maximum points kept."""
     ranked: list[_Ranked] = field(default_factory=list)
-    """The best first; of equal ones the first that was priced."""
+    """Points kept, best first; of equal points, the one priced first."""
     steps: list[tuple[int, float, float]] = field(default_factory=list)
-    """(evaluations, score, tie) whenever a better point was found."""
+    """(evaluations, score, tie-breaker) of every improvement."""
     whole: int = 0
     progress: Progress | None = None
     """Called with the numbers of priced points and of all, after each part."""
 
     @property
     def last(self) -> tuple[float, float]:
-        """Return the score and tie of the best point."""
+        """Score and tie-breaker of the best point; inf without one."""
         return self.steps[-1][1:] if self.steps else (np.inf, np.inf)
 
     def add(self, priced: Priced) -> None:
-        """Take in points in their order; of equal ones the first is kept."""
+        """Add points in order; of equal ones the first is kept."""
         first = priced.scores[:, 0]
-        # only where the least so far falls, or ties with it, can a row be better
+        # A row can only be better where the running minimum falls or is tied.
         least = np.minimum.accumulate(np.minimum(first, self.last[0]))
         for row in np.flatnonzero((first == least) & np.isfinite(first)).tolist():
             score = (float(first[row]), float(priced.scores[row, 1]))
@@ -410,23 +410,23 @@ class Record:
         self._tell()
 
     def _best_of(self, priced: Priced) -> list[_Ranked]:
-        """Return the points of these that may be kept, the best first."""
+        """Return the points of `priced` that may be kept, best first."""
         full = len(self.ranked) == self.room
         limit = self.ranked[-1][0] if full else np.inf
         rows = np.flatnonzero((priced.scores[:, 0] <= limit) & np.isfinite(priced.scores[:, 0]))
-        # lexsort sorts by its last key first, and leaves equal ones in their order
+        # lexsort sorts by its last key first, and is stable.
         order = np.lexsort((priced.scores[rows, 1], priced.scores[rows, 0]))
-        # tuners that learn ask for points again: as many more as there are kept
+        # Learning tuners request points repeatedly: twice the number leaves room for duplicates.
         kept = rows[order][: 2 * self.room]
         first, second = priced.scores[kept].T.tolist()
-        # copied, as rows alone would keep all points of their chunk
+        # Copied, since views would keep all points of their chunk in memory.
         return list(zip(first, second, priced.executions[kept], priced.outcomes[kept], strict=True))
 
     def _rank(self, points: list[_Ranked]) -> None:
-        """Keep the best of what is kept and of these points, none twice."""
+        """Keep the best of the kept points and these, without duplicates."""
         ranked: list[_Ranked] = []
         seen: set[Any] = set()
-        # a stable sort: what came first stays in front of its equals
+        # A stable sort keeps the first of equal points in front.
         for point in sorted([*self.ranked, *points], key=lambda point: point[:2]):
             if len(ranked) == self.room:
                 break
@@ -437,8 +437,8 @@ class Record:
         self.ranked = ranked
 
     def join(self, part: Record) -> None:
-        """Take in the record of the points that come after these."""
-        # a part counts from its own begin
+        """Append the record of the following points."""
+        # A part counts its evaluations from 0.
         for count, *score in part.steps:
             if tuple(score) < self.last:
                 self.steps.append((self.evaluations + count, score[0], score[1]))
@@ -453,17 +453,17 @@ class Record:
 
 
 # --------------------------------------------------------------------------------------------------
-# Tuners that need nothing else: every point, or a sample of them.
+# Tuners without a package: every point, or a sample of them.
 
 
 CHUNK = 1 << 17
-"""Points that are priced at a time: enough for arrays to pay, few enough to stay in memory."""
+"""Points priced at a time: enough for efficient arrays, few enough to fit in memory."""
 _COUNTABLE = 2**62
-"""Points of a larger space have no number of 64 bits."""
+"""Limit of the space size above which points have no 64-bit number."""
 
 
 def price_range(pricer: Pricer, begin: int, end: int, progress: Progress | None = None) -> Record:
-    """Return the record of the points from one number to another, the last one left out."""
+    """Return the record of the points numbered `begin` to `end`, `end` excluded."""
     record = pricer.record(end - begin, progress)
     for start in range(begin, end, CHUNK):
         points = np.arange(start, min(start + CHUNK, end), dtype=np.int64)
@@ -477,7 +477,7 @@ def price_sample(
     seed: int,
     progress: Progress | None = None,
 ) -> Record:
-    """Return the record of points drawn evenly, none twice; of all, if there are not more."""
+    """Return the record of uniformly drawn points without repeats, or of all if there are fewer."""
     digits = draw_sample(pricer.space, evaluations, np.random.default_rng(seed))
     record = pricer.record(len(digits), progress)
     for begin in range(0, len(digits), CHUNK):
@@ -486,26 +486,26 @@ def price_sample(
 
 
 def draw_sample(space: TuningSpace, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return the digits of points drawn evenly and without repeats, a row each."""
-    if space.size > _COUNTABLE:  # repeats are as good as impossible
+    """Return the digits of uniformly drawn points without repeats, one row each."""
+    if space.size > _COUNTABLE:  # repeats are practically impossible
         return np.stack([rng.integers(len(d.values), size=count) for d in space.domains], axis=1)
-    # of so small a space draws would mostly repeat: shuffled instead
+    # In such a small space draws would mostly repeat, so shuffle it.
     if space.size <= 4 * count:
         return space.digits(rng.permutation(space.size)[:count])
     points = np.empty(0, np.int64)
     while len(points) < count:
         drawn = np.concatenate([points, rng.integers(space.size, size=count - len(points))])
-        # unique sorts by value; first indices bring back the order of drawing
+        # unique sorts by value; the first indices restore the drawing order.
         points = drawn[np.sort(np.unique(drawn, return_index=True)[1])]
     return space.digits(points)
 
 
 # --------------------------------------------------------------------------------------------------
-# What a tuner found, and how it got there.
+# Result of a tuner, and its progress.
 
 
 class TraceStep(records.Record):
-    """After so many evaluations, this was the best figure of the objective."""
+    """Best figure of the objective after a number of evaluations."""
 
     evaluations: int
     value: float
@@ -513,46 +513,46 @@ class TraceStep(records.Record):
 
 
 class TuningResult(records.Record):
-    """The best point of those that were priced; `best` is None where none of them runs."""
+    """Best of the priced points; `best` is None if none is feasible."""
 
     tuner: str
     objective: Objective
     best: Point | None
     top: tuple[Point, ...] = ()
-    """As many as were asked for, the best first."""
+    """Best points, as many as requested, best first."""
     evaluations: int
     space_size: int
     feasible: int
     refused: Mapping[str, int]
-    """Points by the reason why they cannot run, most frequent first."""
+    """Number of infeasible points by reason, most frequent first."""
     trace: tuple[TraceStep, ...]
-    """A step whenever the objective got better."""
+    """One step per improvement of the objective."""
 
     @property
     def feasible_share(self) -> float:
-        """Return the share of priced points that can run."""
+        """Fraction of priced points that are feasible, 0 to 1."""
         return self.feasible / self.evaluations if self.evaluations else 0.0
 
     @property
     def exhaustive(self) -> bool:
-        """Return whether nothing in the space can be better."""
-        # points drawn at random are drawn once each; those that learn may ask for one again
+        """True if no point in the space can be better."""
+        # Random points are drawn once each, while learning tuners may request a point again.
         every = self.tuner == "random" and self.evaluations >= self.space_size
         return every or self.tuner == "exhaustive"
 
 
 def result_of(tuner: str, objective: Objective, space: TuningSpace, record: Record) -> TuningResult:
-    """Return the answer that a record holds."""
+    """Return the tuning result of a record."""
     trace: list[TraceStep] = []
     last = float("inf")
     for evaluations, score, _ in record.steps:
         if score < last:  # not only the tie
-            # the score of a rate is seconds per sample
+            # The score of a rate is seconds per sample.
             value = 1.0 / score if objective == "rate" else score
             trace.append(TraceStep(evaluations=evaluations, value=value))
             last = score
     refused = {REASONS[code]: int(n) for code, n in enumerate(record.counts) if code and n}
-    # batches are said where they differ
+    # Batch sizes are shown only if they differ.
     fixed = len({int(execution["batch_size"]) for _, _, execution, _ in record.ranked}) == 1
     top = tuple(point_of(x, o, fixed_batch=fixed) for _, _, x, o in record.ranked)
     return TuningResult(
