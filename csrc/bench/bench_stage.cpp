@@ -1,9 +1,9 @@
-// Exact stage kernel beside a plain dense dynamic program over 1-MB steps, same input, same run.
+// Exact stage kernel and a plain dense dynamic program over 1-MB steps: same input, same run.
 //
-// autopar_bench [FILE [REPEATS]]: FILE holds, per problem and without padding, int32 layers,
+// autopar_bench [FILE [REPEATS]]: FILE contains, per problem and without padding, int32 layers,
 // strategies and budget in MB, float64 time (L, S), int32 memory in MB (L, S) and float64
-// transition (L, S, S), host byte order; without FILE, seeded problems are made up. One line of
-// JSON per repeat; exit status 1 when the two optima differ.
+// transition (L, S, S), host byte order. Without FILE, seeded random problems are used. Prints one
+// line of JSON per repeat; exit status 1 if the two optima differ.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -32,8 +32,8 @@ struct Problem {
   std::vector<double> transition_s;
 };
 
-// best[s][v]: fastest layers so far with strategy s last and at most v MB; `from` is what a caller
-// needs to walk back to the choice. The innermost loop is over v, contiguous and vectorised.
+// best[s][v]: least time of the layers so far with strategy s last and at most v MB. `from` allows
+// a caller to walk back to the choice. The innermost loop is over v, contiguous and vectorised.
 double dense_optimum(const Problem& problem) {
   if (problem.budget_mb < 0) return kInfinite;
   const auto S = static_cast<std::size_t>(problem.strategies);
@@ -120,7 +120,7 @@ std::vector<Problem> read_problems(const std::string& path) {
   return problems;
 }
 
-// Equal layers, faster strategies need more memory, changing costs something: like real stages.
+// Like real stages: equal layers, faster strategies need more memory, and changes cost something.
 std::vector<Problem> made_up_problems() {
   std::mt19937_64 random(7);
   const auto uniform = [&random](double low, double high) {

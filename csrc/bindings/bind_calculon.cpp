@@ -88,7 +88,7 @@ const Execution& only_one(const Executions& executions) {
   return *executions.data();
 }
 
-// Names of the operations, and a row of figures of each.
+// Operation names, and one row of figures per operation.
 py::tuple layers_of(const Model& model, const Execution& x) {
   const std::vector<Layer> layers = model.layers(x);
   const auto count = static_cast<py::ssize_t>(layers.size());

@@ -1,4 +1,4 @@
-// Lists of documents as columns of integers: what plain Python takes microseconds per value for.
+// Converts lists of documents to integer columns; plain Python needs microseconds per value.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -9,14 +9,14 @@ namespace py = pybind11;
 
 namespace {
 
-// What one key of a document takes. A column has its integer, 0 or 1 of a flag, the code of a word.
+// Values that a key of a document may have. Its column contains the integer, 0 or 1 for a flag, or
+// the code of a word.
 struct Field {
   py::str name;
   std::int64_t largest;
   bool flag;
-  py::object words;  // word -> code, or None for numbers
-  py::object
-      otherwise;  // the integer of a document without this key; None where it has to be there
+  py::object words;      // word -> code, or None for numbers
+  py::object otherwise;  // integer for documents without this key; None: required
 };
 
 std::vector<Field> fields_of(const py::list& given) {
@@ -27,7 +27,7 @@ std::vector<Field> fields_of(const py::list& given) {
                       py::cast<bool>(row[2]), row[3], row[4]});
     if (!fields.back().words.is_none() && !PyDict_CheckExact(fields.back().words.ptr()))
       throw py::type_error("words are no dict");
-    // looked up by identity first
+    // interned, because a look-up compares identity first
     PyObject* name = fields.back().name.release().ptr();
     PyUnicode_InternInPlace(&name);
     fields.back().name = py::reinterpret_steal<py::str>(name);
@@ -35,7 +35,7 @@ std::vector<Field> fields_of(const py::list& given) {
   return fields;
 }
 
-// The exact types only: whatever else a value is, its document is read by the checks in Python.
+// Accepts exact types only: the Python checks read documents with any other value.
 bool read_value(const Field& field, PyObject* value, std::int64_t& out) {
   if (!field.words.is_none()) {
     if (!PyUnicode_CheckExact(value)) return false;
@@ -70,17 +70,19 @@ bool read_document(const std::vector<Field>& fields, PyObject* document, std::in
   return known == PyDict_GET_SIZE(document);
 }
 
-// An array (fields, documents), or None where any document has anything else than these fields
-// take: what is wrong with it, if anything, is for others to say.
+// Returns an array (fields, documents), or None if any document has another key or value than the
+// fields allow. The caller then finds out what is wrong, if anything.
 py::object read_documents(const py::list& documents, const py::list& given) {
   const std::vector<Field> fields = fields_of(given);
   const auto count = static_cast<py::ssize_t>(documents.size());
   py::array_t<std::int64_t> columns({static_cast<py::ssize_t>(fields.size()), count});
   std::int64_t* out = columns.mutable_data();
-  constexpr py::ssize_t kSome = 1 << 14;  // some hundredths of a second
+  constexpr py::ssize_t kSome =
+      1 << 14;  // values between signal checks, a few hundredths of a second
   for (py::ssize_t n = 0; n < count; ++n) {
     if (n % kSome == kSome - 1 && PyErr_CheckSignals() != 0) throw py::error_already_set();
-    if (n >= PyList_GET_SIZE(documents.ptr())) return py::none();  // a signal handler cut it
+    if (n >= PyList_GET_SIZE(documents.ptr()))
+      return py::none();  // a signal handler shortened the list
     const bool read = read_document(fields, PyList_GET_ITEM(documents.ptr(), n), out + n, count);
     if (PyErr_Occurred() != nullptr) throw py::error_already_set();
     if (!read) return py::none();

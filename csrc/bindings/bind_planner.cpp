@@ -87,7 +87,7 @@ class TablesHolder {
                             " rows, expected at most " + std::to_string(kMostElements));
     return static_cast<int>(size);
   }
-  // No cast that could lose something: a type error is one of the caller's.
+  // No lossy cast: a wrong type is an error of the caller.
   template <class T>
   const T* view(const char* name, const std::vector<py::ssize_t>& shape) {
     const py::array given = array(name);

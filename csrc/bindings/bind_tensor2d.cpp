@@ -69,7 +69,7 @@ py::tuple price_whole(const Engine& engine, const Candidates& candidate, int att
   return py::make_tuple(static_cast<int>(answer.reason), statistics, array_of(answer.rows));
 }
 
-// Of one collective, or of one transfer where `operation` is none of them.
+// Seconds of one collective, or of one point-to-point transfer for kNumCollectives.
 double link_s(const py::dict& system, const py::dict& quirks, int operation, double volume_gb,
               std::int64_t ranks, std::int64_t in_domain) {
   const Engine engine({}, system_of(system), quirks_of(quirks, kQuirks), k1d, ranks, 1);

@@ -1,4 +1,4 @@
-// What the bindings of both closed forms share: switches by name.
+// Bindings shared by both closed forms: switches by name.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -10,7 +10,7 @@
 
 namespace autopar::analytic {
 
-// Every switch has to be given: a name that is missing is an error of the caller.
+// Every switch is required: a missing name is an error of the caller.
 template <class Quirks, std::size_t N>
 Quirks quirks_of(const pybind11::dict& given, const Quirk<Quirks> (&table)[N]) {
   Quirks quirks;

@@ -1,11 +1,12 @@
-// How long work of a closed form is given up from another thread.
+// Cancellation of closed-form work from another thread.
 #pragma once
 
 #include <atomic>
 
 namespace autopar::analytic {
 
-// Asked between points by whatever takes long: what it returns then is not whole, and is left out.
+// Polled between points by long work. After cancellation, its result is incomplete and is
+// discarded.
 class Halt {
  public:
   void ask() { asked_.store(true, std::memory_order_relaxed); }
@@ -15,7 +16,7 @@ class Halt {
   std::atomic<bool> asked_{false};
 };
 
-// For work that nobody gives up.
+// For work that is never cancelled.
 inline const Halt kGoOn;
 
 }  // namespace autopar::analytic

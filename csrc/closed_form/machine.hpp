@@ -1,5 +1,5 @@
-// What an analytic model runs on: rates that depend on the size of an operation, and networks.
-// search/closed_form/native.py has the same numbers in Python.
+// Machine of an analytic model: rates that depend on the size of an operation, and networks.
+// search/closed_form/native.py defines the same numbers in Python.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace autopar::analytic {
 enum Collective : int { kP2p, kReduceScatter, kAllGather, kAllReduce, kNumCollectives };
 
 // Work per second by the size of one operation: steps in descending order, the last from 0. An
-// operation takes amount / (peak * efficiency of its size); none takes none.
+// operation takes amount / (peak * efficiency of its size); an amount of 0 takes no time.
 struct Rate {
   double peak_per_s = 0.0;
   std::vector<double> smallest;
@@ -26,7 +26,7 @@ struct Rate {
   }
 };
 
-// One network; collectives run on one.
+// One network tier; a collective runs on exactly one.
 struct Tier {
   double bytes_per_s = 1.0;
   double latency_s = 0.0;
@@ -36,11 +36,11 @@ struct Tier {
   std::array<double, kNumCollectives> scalar{};
   std::array<double, kNumCollectives> offset{};
 
-  // Bytes on the slowest link per byte of a buffer: a ring of g ranks has scalar * (1 - 1 / g).
+  // Bytes on the slowest link per byte of the buffer: a ring of g ranks moves scalar * (1 - 1 / g).
   double traffic(Collective operation, double ranks) const {
     return scalar[operation] * (1.0 + offset[operation] / ranks);
   }
-  // One without bytes still has the latency.
+  // A collective without bytes still pays the latency.
   double seconds(Collective operation, double size_bytes, double ranks) const {
     return latency_s +
            size_bytes * scalar[operation] * (1.0 + offset[operation] / ranks) / bytes_per_s;

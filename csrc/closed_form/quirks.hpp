@@ -1,13 +1,13 @@
-// What the published numbers of both closed forms contain and should not: a switch per defect.
+// Defects in the published numbers of both closed forms: one switch per defect.
 //
-// Each list stands here alone: the fields of a `Quirks`, and in Python the names of its switches
-// and what they mean, are made from it. All off is the corrected model and the default; all on
+// Each list is the only definition: the fields of a `Quirks`, and in Python the names and meanings
+// of its switches, are generated from it. All off is the corrected model and the default; all on
 // reproduces published figures (`compat`). Numbers are those of docs/analytic.md.
 #pragma once
 
 namespace autopar::analytic {
 
-// A switch of a `Quirks`, for those who set it by name.
+// One switch of a `Quirks`, for callers that set it by name.
 template <class Quirks>
 struct Quirk {
   const char* name;
@@ -15,15 +15,15 @@ struct Quirk {
   bool Quirks::* flag;
 };
 
-// A macro, since a language without reflection names fields and their texts together in no other
-// way.
+// A macro: without reflection, the language has no other way to define fields and their texts
+// together.
 #define AUTOPAR_QUIRK_FIELD(name, meaning) bool name = false;
 #define AUTOPAR_QUIRK_ROW(name, meaning) {#name, meaning, &Quirks::name},
 
 namespace calculon {
 
-// B16 and B19 change no figure of the engine: a null for a number, and the kind of a refusal, which
-// are made where answers are read.
+// B16 and B19 change no figure of the engine: a null for a number, and the kind of a refusal. The
+// code that reads answers implements both.
 #define AUTOPAR_CALCULON_QUIRKS(X)                                                          \
   X(running_recompute_totals,                                                               \
     "B1: a recomputed layer adds the block's running forward totals, not its own FLOP and"  \

@@ -28,7 +28,7 @@ std::size_t product(std::initializer_list<int> sizes) {
   return total;
 }
 
-// `used`: which elements are read, or null for all; it is repeated along the array.
+// `used`: flags of the elements that are read, repeated along the array; null: all.
 template <class T>
 void check_range(const char* name, const T* values, std::size_t size, T least, T most,
                  const std::uint8_t* used = nullptr, std::size_t used_size = 1) {
@@ -52,7 +52,7 @@ void check_seconds(const char* name, const double* values, std::size_t size,
   check_range(name, values, size, 0.0, kLargestSeconds, used, used_size);
 }
 
-// A sum of that many, with room to add a few, stays within 63 bits.
+// A sum of this many bytes, with room to add a few, stays within 63 bits.
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 56;
 
 void check_bytes(const char* name, const std::int64_t* values, std::size_t size,
@@ -80,7 +80,7 @@ double largest(const std::int64_t* values, std::size_t size, const std::uint8_t*
   return static_cast<double>(top);
 }
 
-// A stage with all layers and both vocabulary layers in flight as often as possible.
+// Checks a stage with all layers and both vocabulary layers, with the most micro-batches in flight.
 void check_byte_sums(const Tables& t, std::size_t rows, std::size_t vocab_rows) {
   int in_flight = 1;
   for (int n = 0; n < t.num_tables; ++n) in_flight = std::max(in_flight, t.table_stages[n]);
@@ -103,7 +103,8 @@ void check_memory(const Tables& t) {
   for (int n = 0; n < t.num_tables; ++n)
     if (t.table_stages[n] <= t.num_layers) stages = std::max(stages, t.table_stages[n]);
   const double width = t.num_layers + 1.0;
-  // a bound of at most six numbers, two flags; a list of labels per layout, bounds and ways
+  // per cell a bound of at most six numbers and two flags; per list, labels of each layout, bounds
+  // and ways
   const double cells = stages * width * (one_type ? 1.0 : width) * 50.0;
   const double lists = (stages + 1.0) * width * (24.0 * (t.num_layouts + 1.0) + 1024.0);
   if (cells + lists > kMostTableBytes)

@@ -20,7 +20,7 @@ using Ticks = std::int64_t;
 using Bytes = std::int64_t;
 
 inline constexpr Ticks kInfTicks = std::numeric_limits<Ticks>::max() / 4;
-// A transition that is not allowed; every valid total is below half of it.
+// A forbidden transition; every valid total is below half of it.
 inline constexpr Ticks kForbidden = Ticks{1} << 58;
 inline constexpr Bytes kInfBytes = std::numeric_limits<Bytes>::max() / 4;
 
@@ -38,11 +38,11 @@ inline std::array<Ticks, D> operator+(std::array<Ticks, D> a, const std::array<T
   return a;
 }
 
-// Why work stopped before it was done; thrown by polls, caught where something is known already.
+// Reasons to stop early; thrown by polls, caught where partial results exist.
 struct DeadlinePassed {};
-struct Stopped {};  // the answer is not wanted any more
+struct Stopped {};  // the caller no longer wants the answer
 
-// What a call looks at while it works: the clock, and whether the caller was interrupted.
+// Polled during a call: the deadline, and whether the caller was interrupted.
 class Monitor {
  public:
   using Clock = std::chrono::steady_clock;
@@ -56,7 +56,7 @@ class Monitor {
   }
   bool passed() const { return limited_ && Clock::now() > deadline_; }
   bool limited() const { return limited_; }
-  // Another deadline, so many seconds from now, while a guard of the old one is kept.
+  // Another deadline, in seconds from now, while this guard lives; the old one is then restored.
   class Period {
    public:
     Period(Monitor& monitor, double seconds) : monitor_(monitor), before_(monitor.deadline_) {
@@ -74,7 +74,7 @@ class Monitor {
     return std::chrono::duration<double>(deadline_ - Clock::now()).count();
   }
 
-  // Throws Stopped or DeadlinePassed. Costs a look at the clock.
+  // Throws Stopped or DeadlinePassed. Costs one read of the clock.
   void poll() {
     const Clock::time_point now = Clock::now();
     if (interrupted_ && now - asked_ > kAskEvery) {
@@ -96,13 +96,13 @@ class Monitor {
   std::function<bool()> interrupted_;
 };
 
-// The monitor, as inner loops look at it.
+// View of the monitor for inner loops.
 class Watch {
  public:
   explicit Watch(Monitor& monitor) : monitor_(&monitor) {}
 
   void poll() const { monitor_->poll(); }
-  // The same once in many calls, for inner loops.
+  // Polls once in many calls, for inner loops.
   void poll_rarely() const {
     if ((++calls_ & 1023U) == 0) poll();
   }

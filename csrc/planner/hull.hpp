@@ -33,8 +33,8 @@ inline void lower_hull(std::vector<HullPoint>& points) {
   points.resize(size);
 }
 
-// min sum of costs of `count[k]` layers of each type k within a budget, relaxed to fractions of
-// layers: hull segments of all types taken in order of slope.
+// Minimum of the summed costs of `count[k]` layers of each type k within a budget, relaxed to
+// fractions of layers: hull segments of all types taken in order of slope.
 class RelaxedLayers {
  public:
   void assign(const std::vector<std::vector<HullPoint>>& hulls) {
@@ -64,8 +64,8 @@ class RelaxedLayers {
     });
   }
 
-  // Fills the breakpoints (bytes, cost) of the relaxed minimum for these counts; returns false
-  // when a needed type has no option at all.
+  // Fills the breakpoints (bytes, cost) of the relaxed minimum for these counts; returns false if a
+  // needed type has no option.
   template <class Counts>
   bool breakpoints(const Counts& count, std::vector<HullPoint>& out) const {
     out.clear();

@@ -6,8 +6,8 @@
 namespace autopar {
 namespace {
 
-// Comparing all pairs of layers takes quadratic time; more layers of several types are compared by
-// their place alone.
+// Comparing all pairs of layers takes quadratic time: above this number, layers of several types
+// are compared by position only.
 constexpr int kMostCompared = 4096;
 
 std::size_t idx(int i) { return static_cast<std::size_t>(i); }
@@ -19,7 +19,7 @@ double largest(const double* values, std::size_t n, const std::uint8_t* valid = 
   return top;
 }
 
-// An upper bound of every step time that can be formed.
+// Upper bound of all step times.
 double largest_step(const Tables& t) {
   const std::size_t rows = idx(t.num_tables) * idx(t.num_types) * idx(t.num_strategies);
   const std::size_t moves =
@@ -74,8 +74,8 @@ Instance::Instance(const Tables& tables, const SearchSettings& settings)
   find_fewer_microbatches();
 }
 
-// A plan takes sum + (m - 1) * slowest + tail for m micro-batches, and sum >= slowest: per
-// micro-batch that never rises with m. Its memory depends on m where GPipe keeps every micro-batch,
+// A step takes sum + (m - 1) * slowest + tail for m micro-batches, and sum >= slowest: per
+// micro-batch it never rises with m. Its memory depends on m where GPipe keeps every micro-batch,
 // and between one and several.
 void Instance::find_fewer_microbatches() {
   const std::size_t Q = idx(t.num_candidates);
@@ -99,8 +99,8 @@ void Instance::find_fewer_microbatches() {
   }
 }
 
-// Sum + tail - slowest is shared by fewer micro-batches: with several stages that is at least a
-// layer of every other stage, with one at least the tails.
+// Fewer micro-batches share sum + tail - slowest. With several stages that is at least a layer of
+// every other stage, with one stage at least the tails.
 double Instance::at_least_slower(const Item& item, int fewer) const {
   const int n = t.candidate_table[item.candidate];
   Ticks least = kInfTicks, tails = 0;
@@ -122,13 +122,13 @@ double Instance::at_least_slower(const Item& item, int fewer) const {
          static_cast<double>(t.table_microbatch[n]);
 }
 
-// Layers 1 and later are compared with each other alone: the first has no layer before it.
+// Layers 1 and later are compared only with each other: the first has no layer before it.
 void Instance::find_same_layers() {
   const int layers = t.num_layers;
   same_.resize(idx(layers));
   if (t.num_types == 1 || layers > kMostCompared) return;
-  // how many layers from l - d on are like those from l on, the largest distance d first: of all
-  // that are alike for n layers, the first counts
+  // number of layers from l - d on that equal those from l on, the largest distance d first: of all
+  // equal runs of n layers, the first counts
   for (int d = layers - 1; d > 0; --d) {
     int like = 0;
     for (int l = layers - 1; l > d; --l) {

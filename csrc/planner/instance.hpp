@@ -12,8 +12,8 @@
 namespace autopar {
 
 // One sub-problem: a candidate (table and number of micro-batches) and an embedding strategy (or
-// kAnyVocab, for bounds that hold for all of them), with the layouts (and, for uniform plans, the
-// one strategy) that it may use.
+// kAnyVocab, for bounds that hold for all of them), with the layouts that it may use and, for
+// uniform plans, its one strategy.
 inline constexpr int kAnyVocab = -1;
 inline constexpr std::uint64_t kAllLayouts = ~std::uint64_t{0};
 
@@ -32,15 +32,15 @@ struct Item {
 
 struct ItemPlan {
   Ticks step = kInfTicks;
-  bool exact = true;       // false: the best one known when the deadline passed
-  bool too_large = false;  // not exact because a stage took too many labels
-  double bound = 0.0;      // and nothing in the item is faster than this
+  bool exact = true;       // false: the best plan known when the deadline passed
+  bool too_large = false;  // not exact because a stage had too many labels
+  double bound = 0.0;      // if not exact: nothing in the item is faster than this
   std::vector<int> stage_sizes;
   std::vector<int> strategies;
 };
 
 class Instance {
-  const LikeTypes like_types_;  // first: the others are made from what it leaves
+  const LikeTypes like_types_;  // first: other members are made from its tables
 
  public:
   Instance(const Tables& tables, const SearchSettings& settings);
@@ -51,8 +51,7 @@ class Instance {
   std::vector<int> count;   // layers by type
   std::vector<int> prefix;  // (L+1, K) layers of each type before layer l
 
-  // The first layer from which on n layers are like those from l on, and the layer before them,
-  // too.
+  // First layer from which n layers, and the layer before them, equal those at l.
   int same_layers(int l, int n) const {
     if (t.num_types == 1) return std::min(l, 1);
     for (const auto& [first, most] : same_[static_cast<std::size_t>(l)])
@@ -95,28 +94,28 @@ class Instance {
     return static_cast<std::size_t>(t.num_tables) * 3 * static_cast<std::size_t>(t.num_vocab);
   }
 
-  // The embedding strategies that the item stands for and that are valid in its table.
+  // Embedding strategies of the item that are valid in its table.
   std::vector<int> vocabs(const Item& item) const;
-  // Their least cost at a position, component by component; `once`: 0 for one micro-batch.
+  // Least cost of these strategies at a position, per component; `once`: 0 for one micro-batch.
   VocabCost vocab_cost(const Item& item, int position, std::size_t once) const;
 
-  // What the fullest stage of a plan needs: what its layers keep, the largest transient and the
+  // Bytes of the peak stage of a plan: kept bytes of its layers, plus the largest transient and the
   // largest shared bytes.
   Bytes needs(const Item& item, const std::vector<int>& sizes,
               const std::vector<int>& strategies) const;
 
-  // The candidate of the same table, with the same memory, that has the next fewer micro-batches;
-  // -1 when there is none. What both can do is never faster per sample with fewer of them.
+  // Candidate of the same table, with the same memory, that has the next fewer micro-batches; -1
+  // for none. A plan of both is never faster per sample with fewer of them.
   int fewer_microbatches(int candidate) const {
     return fewer_[static_cast<std::size_t>(candidate)];
   }
-  // Of these, the one with the most micro-batches.
+  // Of the candidates with the same memory, the one with the most micro-batches.
   int most_microbatches(int candidate) const { return most_[static_cast<std::size_t>(candidate)]; }
-  // Lower bound of the ticks per sample that any plan of the item takes longer with fewer
-  // micro-batches, those of `fewer`.
+  // Lower bound of the additional ticks per sample of any plan of the item with `fewer`
+  // micro-batches.
   double at_least_slower(const Item& item, int fewer) const;
 
-  // Cheapest bound of T in ticks: no memory, no transitions; infinite when a type has no option.
+  // Cheapest bound of T in ticks: no memory, no transitions; infinite if a type has no option.
   double simple_bound(const Item& item) const;
 
  private:
@@ -127,21 +126,21 @@ class Instance {
   std::vector<int> most_;
 };
 
-// Bound of T with memory relaxed to the convex hull, at most `limit` is needed exactly: a value
-// above `limit` says only that no plan is better than it.
+// Bound of T with memory relaxed to the convex hull. A value above `limit` only proves that no plan
+// is within the limit.
 double relaxed_bound(const Instance& instance, const Item& item, double limit, const Watch& watch);
 
-// The optimum of the item if it is at most `limit`, else a plan with step == kInfTicks. Once the
-// deadline has passed, the best plan met so far, not exact.
+// The optimum of the item if it is at most `limit`, else a plan with step == kInfTicks. After the
+// deadline: the best plan found so far, not exact.
 ItemPlan solve_item(const Instance& instance, const Item& item, double limit, const Watch& watch,
                     std::int64_t& states);
 
-// The smallest budget for which the item has a plan, if below `limit`, else `limit`; `stage` is
-// where it binds.
+// The smallest budget for which the item has a plan, if below `limit`, else `limit`; `stage`
+// receives the binding stage.
 Bytes smallest_budget(const Instance& instance, const Item& item, Bytes limit, int& stage,
                       const Watch& watch);
 
-// A plan that fits if the item has any, found quickly, whatever its time.
+// A plan that fits, found quickly, whatever its time; none only if the item has none.
 ItemPlan quick_plan(const Instance& instance, const Item& item, const Watch& watch);
 
 }  // namespace autopar

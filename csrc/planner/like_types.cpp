@@ -27,7 +27,7 @@ void for_each_array(Tables& t, Visit visit) {
   visit(t.send_s, N, Y);
 }
 
-// Compared as bytes: what is not used may hold anything.
+// Compared as bytes, because unused values may be anything.
 bool alike(Tables& t, int a, int b) {
   bool same = true;
   for_each_array(t, [&](const auto* values, std::size_t blocks, std::size_t width) {
@@ -40,7 +40,7 @@ bool alike(Tables& t, int a, int b) {
   return same;
 }
 
-// Of all values of every type; equal for types that are alike.
+// Hash of all values of each type; equal types have equal hashes.
 std::vector<std::uint64_t> hashes(Tables& t) {
   std::vector<std::uint64_t> hash(idx(t.num_types), 0);
   for_each_array(t, [&](const auto* values, std::size_t blocks, std::size_t width) {
@@ -72,7 +72,7 @@ struct LikeTypes::Arrays {
 
 LikeTypes::LikeTypes(const Tables& given) : tables(given) {
   if (given.num_types < 2) return;
-  std::vector<int> kept;              // the first of every kind
+  std::vector<int> kept;              // first type of every kind
   std::vector<std::int32_t> kind_of;  // by given type
   std::unordered_multimap<std::uint64_t, std::int32_t> kinds;
   const std::vector<std::uint64_t> hash = hashes(tables);

@@ -1,4 +1,4 @@
-// Layer types that cost the same in everything are one type to the search.
+// Merges layer types with equal costs into one type for the search.
 #pragma once
 
 #include <memory>
@@ -7,9 +7,9 @@
 
 namespace autopar {
 
-// The tables with one type for all that have the same rows, moves and transfers: the first of them.
-// Plans, their costs and every bound are the same, and what is known of layers is shared by more of
-// them. Where no two types are alike, the views are those that were given.
+// Tables in which all types with the same rows, moves and transfers are one type, the first of
+// them. Plans, costs and bounds do not change, and results about layers apply to more of them. If
+// no two types are equal, the views are those that were given.
 class LikeTypes {
  public:
   explicit LikeTypes(const Tables& given);

@@ -66,9 +66,9 @@ struct SearchSettings {
   double time_limit_s = 0.0;  // 0: none
   int alternatives = 0;
   bool uniform = false;  // one strategy for all layers
-  // Of searches of the same tables at other budgets, and added to by this one.
+  // Results of searches of the same tables at other budgets; this search adds its own.
   Knowledge* known = nullptr;
-  // Asked now and then: true ends the search.
+  // Polled; true ends the search.
   std::function<bool()> interrupted;
 };
 
@@ -86,15 +86,15 @@ struct Outcome {
   Status status = Status::kInfeasible;
   Choice best;  // valid unless infeasible (or nothing found in time)
   bool found = false;
-  // no plan is faster than this; 0 when infeasible, or when the time was over at once
+  // lower bound of every plan; 0 if infeasible, or if time ran out at once
   double bound_s_per_sample = 0.0;
   std::vector<Choice> alternatives;   // each optimal in its class
-  bool alternatives_complete = true;  // false: the time limit kept some from being looked for
+  bool alternatives_complete = true;  // false: the time limit excluded some from the search
   // when infeasible: the smallest budget that works (0: none), and where it binds
   Bytes smallest_budget = 0;
   int binding_candidate = -1;
   int binding_stage = -1;
-  bool too_large = false;  // ended because a stage took more labels than memory is meant for
+  bool too_large = false;  // ended because a stage had more labels than the memory limit allows
   std::int64_t states = 0;
   std::int64_t items = 0;
   std::int64_t opened = 0;

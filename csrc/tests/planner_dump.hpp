@@ -1,5 +1,5 @@
-// Reads tests/data/planner: planning problems with their answers, as tests/oracles/dump.py, which
-// documents the format, wrote them.
+// Reads tests/data/planner: planning problems with their answers, in the format that
+// tests/oracles/dump.py documents and writes.
 #pragma once
 
 #include <cstdlib>
@@ -15,15 +15,15 @@
 
 namespace planner_dump {
 
-// Owns what the views of `tables` point into, so it stays where it is made.
+// Owns the arrays that the views of `tables` point into, so it must not move.
 struct Problem {
   Problem() = default;
   Problem(const Problem&) = delete;
   Problem& operator=(const Problem&) = delete;
 
   std::string name;
-  std::string oracle;          // who else knows the optimum
-  double samples_per_s = 0.0;  // the optimum according to it; -1 when nothing fits
+  std::string oracle;          // independent solver of the optimum
+  double samples_per_s = 0.0;  // optimum according to it; -1 if nothing fits
   autopar::Tables tables;
   autopar::SearchSettings settings;  // no time limit
   autopar::Outcome answer;
@@ -192,7 +192,8 @@ inline void read_line(Problem& problem, const std::string& key, std::istream& li
 
 using Problems = std::vector<std::unique_ptr<Problem>>;
 
-// The problems of tests/data/planner/FILE; throws std::runtime_error naming the line that is wrong.
+// Returns the problems of tests/data/planner/FILE; throws std::runtime_error naming an invalid
+// line.
 inline Problems read(const std::string& file) {
   const std::string path = std::string(AUTOPAR_TEST_DATA) + "/planner/" + file;
   std::ifstream in(path);

@@ -1,5 +1,5 @@
 // Plans priced in plain doubles from the formulas of search/planning/cost/tables.py, and all plans
-// of a small problem: nothing here uses the planner.
+// of a small problem, independently of the planner.
 #pragma once
 
 #include <algorithm>
@@ -17,9 +17,9 @@ using autopar::SearchSettings;
 using autopar::Tables;
 
 struct Price {
-  bool allowed = true;  // every row is valid and every restriction kept
+  bool allowed = true;  // every row is valid and every restriction holds
   double step_s = 0.0;
-  Bytes peak = 0;  // of the fullest stage
+  Bytes peak = 0;  // of the peak stage
 };
 
 inline std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }

@@ -160,7 +160,7 @@ TEST_CASE("of several contradictions the first one is said") {
   CHECK(model.check(x) == kUnpublished);
 }
 
-// Figures of the oracle, tests/oracles/calculon, which were worked out apart from this engine.
+// Figures of the oracle, tests/oracles/calculon, which is independent of this engine.
 TEST_CASE("all statistics of one execution") {
   struct {
     const char* name;

@@ -1,6 +1,6 @@
-// Random problems, and the same with hostile values: whatever is given, the planner answers or
-// refuses by name, the same when asked twice. Meant for the sanitizers (`make asan`);
-// `make fuzz` runs it for longer, from a random seed.
+// Random problems, also with hostile values: the planner answers or refuses by name, with the same
+// result when called twice. Meant for the sanitizers (`make asan`); `make fuzz` runs it for longer,
+// from a random seed.
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -40,7 +40,8 @@ constexpr std::int64_t kMin = std::numeric_limits<std::int64_t>::min();
 class Random {
  public:
   explicit Random(std::uint64_t seed) : engine_(seed) {}
-  // The engine's sequence is the same everywhere, that of the standard's distributions is not.
+  // The engine's sequence is the same on all platforms, that of the standard's distributions is
+  // not.
   int below(int most) { return static_cast<int>(engine_() % static_cast<std::uint64_t>(most)); }
   bool one_in(int chances) { return below(chances) == 0; }
   template <class T>
@@ -52,7 +53,7 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-// How large numbers are: alike and often equal, or of every magnitude that is allowed.
+// Magnitude of numbers: similar and often equal, or any magnitude that is allowed.
 struct Magnitude {
   bool wild;
   double seconds(Random& random) const {
@@ -156,7 +157,7 @@ struct Problem {
     values[at(random.below(static_cast<int>(values.size())))] = random.of(hostile);
   }
 
-  // Puts a value somewhere that no table of a cost model holds.
+  // Writes a value that no table of a cost model contains at a random place.
   void spoil(Random& random) {
     constexpr std::int32_t big = std::numeric_limits<std::int32_t>::max();
     constexpr std::int32_t small = std::numeric_limits<std::int32_t>::min();
@@ -223,7 +224,7 @@ void check_answer(Problem& problem) {
   const auto price = planner_plans::priced(problem.tables, problem.settings, one.best);
   CHECK(price.allowed);
   CHECK(price.peak <= problem.settings.budget);
-  // out of time at once, there is a plan all the same, and it fits
+  // without any time, a plan is still found, and it fits
   problem.settings.time_limit_s = 1e-9;
   const Outcome early = search_plan(problem.tables, problem.settings);
   REQUIRE(early.found);
@@ -319,7 +320,7 @@ TEST_CASE("random and hostile tables are answered or refused, never a crash") {
   const double limit_s = from_environment("AUTOPAR_FUZZ_SECONDS", 0.0);
   const auto first = static_cast<std::uint64_t>(from_environment("AUTOPAR_FUZZ_SEED", 0.0));
   const Clock::time_point start = Clock::now();
-  const auto enough = [&](int seeds) {  // seeds by number, unless a time is given
+  const auto enough = [&](int seeds) {  // number of seeds, unless a time is given
     if (limit_s <= 0) return seeds >= 1500;
     return std::chrono::duration<double>(Clock::now() - start).count() > limit_s;
   };

@@ -1,4 +1,4 @@
-// The lower convex hull and the relaxed minimum that bounds rest on.
+// The lower convex hull and the relaxed minimum on which bounds are based.
 #include <doctest/doctest.h>
 
 #include <vector>

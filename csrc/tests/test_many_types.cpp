@@ -1,4 +1,4 @@
-// Stages whose layers are all unlike: so many caps of memory that they are searched by bounds.
+// Stages whose layers all differ: so many memory caps that they are searched by bounds.
 #include <doctest/doctest.h>
 
 #include <algorithm>

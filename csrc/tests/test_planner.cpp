@@ -81,7 +81,7 @@ void check_same(const Outcome& found, const Outcome& wanted) {
   CHECK(found.binding_stage == wanted.binding_stage);
 }
 
-// The plan is allowed, fits, and takes as long as it says.
+// Checks that the plan is allowed, fits, and has the step time that it reports.
 void check_plan(const Problem& problem, const Choice& plan) {
   const Tables& t = problem.tables;
   REQUIRE(plan.candidate >= 0);
@@ -126,7 +126,7 @@ TEST_CASE("the dumps hold problems of every kind") {
   CHECK(alternatives >= 15);
 }
 
-// What the other tests say of recorded answers they thereby say of today's.
+// Results of the other tests on recorded answers therefore hold for the current planner.
 TEST_CASE("the recorded answer, again and again") {
   for (const auto& problem : problems()) {
     CAPTURE(problem->name);
@@ -174,7 +174,7 @@ TEST_CASE("an exhaustive search finds nothing better, nor a smaller budget that 
       const int n = t.candidate_table[plan.candidate];
       return Class{t.table_stages[n], t.table_group[n], plan.vocab, layouts};
     };
-    // the best plan that differs from all better ones: in kind, or by leaving out a layout
+    // the best plan that differs from all better ones: in kind, or without one of their layouts
     std::vector<Class> better;
     const auto best_rate = [&] {
       double best = -1.0;
@@ -272,7 +272,7 @@ TEST_CASE("a budget of exactly what the plan needs gives the same step time") {
 TEST_CASE("what was proven at other budgets changes no answer") {
   int reused = 0;
   for (const auto& problem : problems()) {
-    // twelve searches each: the small ones are enough, and sanitizers take long
+    // twelve searches each: the small ones are enough, and sanitizers are slow
     if (!problem->answer.found || problem->tables.num_layers > kFewLayers) continue;
     CAPTURE(problem->name);
     SearchSettings fresh = problem->settings;

@@ -1,4 +1,4 @@
-// The event replay against drawings by hand, and against a program that walks lists of work.
+// Event replay compared with hand-drawn timelines, and with a program that walks lists of work.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -108,7 +108,7 @@ TEST_CASE("1F1B of two stages is what a drawing says") {
 }
 
 TEST_CASE("GPipe queues activations on a slow link") {
-  // received at 3, 5 and 7, gradients leave from 9, 10 and 11 and are there at 11, 13 and 15
+  // received at 3, 5 and 7; gradients leave at 9, 10 and 11 and arrive at 11, 13 and 15
   CHECK(replayed({true, 3, {1.0, 1.0}, {1.0, 1.0}, {0.0, 0.0}, {2.0}}) == 16.0);
 }
 

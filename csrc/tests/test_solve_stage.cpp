@@ -59,7 +59,7 @@ struct Instance {
     return sum + transient;
   }
 
-  // The smallest total of all chains that fit; infinite when none does.
+  // The smallest total of all chains that fit; infinite if none does.
   double best_s() const {
     std::vector<int> choice(static_cast<std::size_t>(num_layers), 0);
     double best = kInf;
@@ -142,7 +142,7 @@ TEST_CASE("solve_stage finds what brute force finds") {
     CHECK(x.total_s(answer.choice) == doctest::Approx(best).epsilon(1e-12));
   }
   CHECK(feasible > 1000);
-  CHECK(feasible < 2900);  // the mix has instances without an answer too
+  CHECK(feasible < 2900);  // the mix also has infeasible instances
 }
 
 TEST_CASE("solve_stage finds what brute force finds where all layers are the same") {

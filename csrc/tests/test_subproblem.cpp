@@ -182,7 +182,7 @@ TEST_CASE("bounds without memory are sums that can be added up by hand") {
   CHECK(bound_s({1, 0, kAllLayouts, 1}) == 2 * 12.25 + 18 + 6.25);  // strategy 1 only
   CHECK(in.simple_bound({1, 0, 0, -1}) == kInf);                    // no layout is left
   by_hand.tables.division = {3};
-  CHECK(instance(by_hand).simple_bound({2, 0, kAllLayouts, -1}) == kInf);  // not so many stages
+  CHECK(instance(by_hand).simple_bound({2, 0, kAllLayouts, -1}) == kInf);  // two stages, not one
   by_hand.tables.division.clear();
   by_hand.microbatches[2] = 1;
   CHECK(in.simple_bound({2, 0, kAllLayouts, -1}) == kInf);  // 1F1B needs m >= p
@@ -326,8 +326,8 @@ TEST_CASE("bounds of an item are never above its optimum; the limit does not cha
             CHECK(relaxed <= most);
             CHECK(relaxed_bound(in, any, kInf, watch) <= relaxed * (1.0 + 1e-12));
             CHECK(relaxed_bound(free, item, kInf, watch) <= relaxed * (1.0 + 1e-12));
-            // so it does not matter what else was known: the optimum is the
-            // same, and of equally fast plans the one that is found below it
+            // independent of other results: the optimum, and of equally fast plans the one that is
+            // found below it, do not change
             const ItemPlan settled = optimum(in, item, step);
             for (const double factor : {1.0, 1.01, 1.5}) {
               const ItemPlan again = optimum(in, item, step * factor);
@@ -396,7 +396,7 @@ struct RandomStage {
       p.exit_allowed.push_back(below(5) > 0);
     }
     for (std::size_t i = 0; i < pairs; ++i) boundary.push_back(cost(4));
-    if (D > 1 && below(2) == 0) {  // a stage in front of this one
+    if (D > 1 && below(2) == 0) {  // a previous stage
       p.predecessor = &boundary;
       p.entry.assign(p.entry.size(), Cost<D>{});
     }
@@ -438,7 +438,7 @@ struct RandomStage {
     return point;
   }
 
-  // Every point that fits and may end where it ends.
+  // All points that fit and end in an allowed layout.
   std::vector<StagePoint<D>> all() const {
     std::vector<StagePoint<D>> points;
     std::vector<std::size_t> choice(problem.layer_type.size(), 0);
@@ -473,7 +473,8 @@ bool contains(const std::vector<StagePoint<D>>& points, const StagePoint<D>& wan
   });
 }
 
-// The frontier beats every point, whatever the stage in front ends with; the quick point is one.
+// The frontier beats every point for any exit of the previous stage; the quick point is one of
+// them.
 template <int D>
 void check_stages(int rounds) {
   std::mt19937 random(D);
@@ -518,8 +519,8 @@ void check_stages(int rounds) {
 
 namespace {
 
-// Of the ways to run a stage, those that the bound lets through keep their options, and a frontier
-// of these is as good as any of them.
+// Ways to run a stage that the bound admits keep their options, and a frontier of these is as good
+// as any of them.
 template <int D>
 void check_narrowed(int rounds) {
   std::mt19937 random(D + 10);

@@ -136,7 +136,7 @@ TEST_CASE("all that is known of one candidate") {
   const Candidate c{2, 2, 2, 1, 2, 4, 2, 2, 1, 1};
   const Answer answer = evaluate(e, c, {}, true);
   REQUIRE(answer.reason == kOk);
-  // the same as that of a search, which keeps no rows
+  // equal to the result of a search, which keeps no rows
   double statistics[kNumStatistics];
   e.step(c, e.work(c, e.group(2, 2), e.group(2, 2)), statistics);
   for (int i = 0; i < kNumStatistics; ++i) CHECK(answer.statistics[i] == statistics[i]);
@@ -156,7 +156,7 @@ TEST_CASE("all that is known of one candidate") {
     flops += repeated * 4 * (row.forward.flops + row.backward.flops);
     weights += repeated * row.weights_gb;
   }
-  // with the seconds of data parallelism that nothing hides
+  // plus the exposed seconds of data parallelism
   CHECK(answer.statistics[0] == doctest::Approx(seconds + answer.statistics[6]));
   CHECK(answer.statistics[1] == doctest::Approx(flops));
   CHECK(answer.statistics[15] == doctest::Approx(weights));
@@ -234,7 +234,7 @@ TEST_CASE("columns divide the width of heads in SUMMA, and nothing is told of wh
   CHECK(answer.reason == kHeadWidth);
   CHECK(answer.rows.empty());
   CHECK(answer.statistics[0] == 0.0);
-  // of two reasons, one candidate hears of its tokens and many of their tensors
+  // of two reasons, a single evaluation reports the tokens, and many report the tensors
   m.seq = 2047;
   m.feedforward = 4095;
   const Engine odd(m, machine(), {}, k2dSeqp, 4, 4);

@@ -9,7 +9,7 @@
 namespace autopar::analytic::calculon {
 namespace {
 
-// An operation without communication, with its times; some are summed twice.
+// One operation without communication, with its times; some operations are added twice.
 struct Priced {
   Kind kind;
   Flags flags;
@@ -65,7 +65,7 @@ class Sum {
     require(k, fw);
     if (!s_.training) return;
     if (repeat_forward(k, f, fw, fw_bytes)) {
-      // the slowdown beside a repeated collective is counted with the weight gradient
+      // the slowdown during a repeated collective is counted with the weight gradient
       const bool beside = k.matrix && !q_.recommunication_as_forward;
       for (const int j : {0, 1}) block_.again.time_s[j] += beside ? fw.alone_s : fw.processing_s[j];
     }
@@ -90,7 +90,7 @@ class Sum {
     count(work, r, flops, bytes);
     for (double& time_s : work.time_s) time_s += r.alone_s;
   }
-  // `counted`: FLOP and bytes are the block's, and not its communication's.
+  // `counted`: FLOP and bytes belong to the block, not to its communication.
   static void pass(Work& work, const Timing& r, double flops, double bytes, bool counted,
                    bool linked) {
     if (counted) count(work, r, flops, bytes);
@@ -121,10 +121,10 @@ class Sum {
     block_.activation_gradient += timings_.gradient_bytes(k);
     if (p == 0) return;
     block_.parameters[block_.num_parameters++] = p;
-    block_.whole_weight_gradient += p * 4;  // fp32, before it is sharded
+    block_.whole_weight_gradient += p * 4;  // fp32, before sharding
   }
 
-  // Counts a forward that is repeated, but its time; returns whether it is.
+  // Counts a repeated forward except its time; returns true if the forward is repeated.
   bool repeat_forward(const Kind& k, const Flags& f, const Alone& fw, double bytes) {
     count(running_, fw, k.fw_flops, bytes);
     if (!f.recomputed) return false;

@@ -1,5 +1,5 @@
-// What an execution must satisfy before it is priced, in a fixed order: of several contradictions
-// the first one is said.
+// Constraints on an execution, checked before pricing in a fixed order; the first contradiction is
+// reported.
 #include <algorithm>
 
 #include "closed_form/calculon/calculon.hpp"
@@ -26,7 +26,7 @@ Reason check_tiers(const Execution& x, const System& system, const Quirks& quirk
     }
     if (!any) continue;
     const Tier& network = system.tiers[static_cast<std::size_t>(tier)];
-    // several groups may fill a domain together, if there are processors for whole domains
+    // several groups may fill a domain together if processors make up whole domains
     const bool full =
         network.size % used == 0 && (quirks.divisor_fills_tier || x.num_procs % network.size == 0);
     const Reason reason = used > network.size               ? kTierTooSmall
@@ -45,12 +45,12 @@ Reason Model::check(const Execution& x, std::int32_t* tier) const {
   if (published_ && (x.attention_type == kFlash || x.structure_type == kLlama)) return kUnpublished;
   if (x.num_procs <= 0 || x.tensor_par <= 0 || x.pipeline_par <= 0 || x.data_par <= 0)
     return kCounts;
-  // step by step: the product of three may be more than 2^63
+  // stepwise, because the product of three may exceed 2^63
   const std::int64_t model_procs = std::int64_t{x.tensor_par} * x.pipeline_par;
   if (model_procs > x.num_procs || model_procs * x.data_par != x.num_procs) return kProduct;
   if (x.batch_size <= 0 || x.microbatch_size <= 0) return kCounts;
   if (x.batch_size % x.data_par || x.batch_size / x.data_par % x.microbatch_size) return kBatch;
-  // rows are filled by anybody, and codes are places in tables
+  // callers fill rows, and codes are indices into tables
   if (x.attention_type > kFlash || x.activation_recompute > kFull) return kUnknownCode;
   if (x.activation_recompute != kNoRecompute && !x.training) return kRecomputeInference;
   if (x.pipeline_interleaving <= 0) return kInterleaving;

@@ -1,6 +1,6 @@
-// Gradients and weights between data-parallel processors, and what hides them. With overlap, the
-// block that is reduced last is exposed; the blocks of the last chunk hide under the blocks behind
-// them, and those of other chunks under a chunk of every stage.
+// Data-parallel communication of gradients and weights, and its overlap. With overlap, the block
+// that is reduced last is exposed. Blocks of the last chunk are hidden by the blocks after them,
+// those of other chunks by a chunk of every stage.
 #pragma once
 
 #include <algorithm>
@@ -10,10 +10,10 @@
 
 namespace autopar::analytic::calculon {
 
-// One block's reduction, and a whole step's share that nothing hides.
+// Reduction of one block, and the exposed communication of a whole step.
 struct DataParallel {
   double block_bytes = 0, block_s = 0, exposed_s = 0;
-  // bandwidth that would hide all chunks but the last, and the last; only where it is asked
+  // bandwidth that would hide all chunks but the last, and the last; only on request
   double required_chunk = 0, required_tail = 0;
 };
 
@@ -47,7 +47,7 @@ inline DataParallel data_parallel_of(const Execution& x, const Shape& s, const B
       b.agrad.flops_s + b.wgrad.flops_s + b.again.flops_s + (sharded ? 0.0 : b.optim.flops_s);
   const double slowed_s = computing_s * usage;
 
-  // all chunks but the last, each beside a chunk of every stage
+  // all chunks but the last: each is hidden by a chunk of every stage
   const double windows_s = chunk_of(window, c), chunk_s = c * r.block_s;
   const std::int64_t rest = s.microbatches % x.pipeline_par;
   const auto slots = static_cast<double>(rest ? rest : x.pipeline_par);
@@ -56,7 +56,7 @@ inline DataParallel data_parallel_of(const Execution& x, const Shape& s, const B
   const double over_s = chunk_s - (p * windows_s - hits * transfer_s) + p * c * slowed_s;
   const double chunks_s = (v - 1) * (over_s > 0 ? over_s : chunk_s * usage);
 
-  // the last chunk, beside the blocks that follow
+  // the last chunk: hidden by the blocks that follow
   const double hidden_s = (c - 1) * r.block_s;
   double tail_s = 0.0, tail_slowed_s = slowed_s;
   if (q.tail_windows) {

@@ -30,7 +30,7 @@ int switches(const Execution& x) {
          x.fused_activation;
 }
 
-// Simple executions first, then in the order of their fields.
+// Sort key: simple executions first, then the order of their fields.
 auto rank_of(const Execution& x) {
   return std::tuple(
       switches(x), x.tensor_par, x.pipeline_par, x.pipeline_interleaving, x.activation_recompute,
@@ -57,7 +57,7 @@ bool better(const Candidate& a, const Candidate& b, Objective objective) {
   return rank_of(a.execution) < rank_of(b.execution);
 }
 
-// Two executions of one shape with equal figures differ in switches without effect.
+// True if two executions have equal shape and figures: they differ in switches without effect.
 bool same(const Candidate& a, const Candidate& b) {
   const auto key = [](const Candidate& c) {
     return std::tuple(c.outcome.total_time_s, c.outcome.tier1_bytes, c.outcome.tier2_bytes,
@@ -75,7 +75,7 @@ class Best {
   void offer(const Candidate& c) {
     if (full() && !better(c, *top_.rbegin(), want_.objective)) return;
     if (!want_.duplicates) {
-      // equal figures stand side by side
+      // candidates with equal figures are adjacent
       const Score figures = score(c, want_.objective);
       for (auto kept = top_.lower_bound(figures);
            kept != top_.end() && score(*kept, want_.objective) == figures; ++kept) {
@@ -113,12 +113,12 @@ class Best {
   std::set<Candidate, Precedes> top_;  // there may be thousands
 };
 
-// Points that nothing else beats in both seconds per sample and bytes.
+// Pareto frontier of seconds per sample and bytes.
 class Frontier {
  public:
   void offer(const Candidate& c) {
     const double time = seconds_per_sample(c), bytes = c.outcome.tier1_bytes;
-    // points stand in ascending time and so in descending bytes
+    // points are in ascending time and therefore in descending bytes
     auto at = std::lower_bound(
         points_.begin(), points_.end(), time,
         [](const Candidate& kept, double t) { return seconds_per_sample(kept) < t; });
@@ -139,10 +139,10 @@ class Frontier {
   std::vector<Candidate> points_;
 };
 
-// One pair of tensor and pipeline degrees.
+// Search of one pair of tensor and pipeline degrees.
 class Search {
  public:
-  // `priced`: else points are counted alone.
+  // `priced`: if false, points are only counted.
   Search(const Model& model, const Space& space, const Want& want, const Halt& halt, bool priced)
       : model_(model), space_(space), want_(want), halt_(halt), priced_(priced), best_(want) {}
 
@@ -318,7 +318,8 @@ class Search {
     }
   }
 
-  // Whether processing alone takes longer than the worst of the best; all else only adds to it.
+  // True if processing alone takes longer than the worst of the best; all other terms only add to
+  // it.
   bool hopeless(const Shape& s, const Block& b) const {
     if (want_.objective == kLeastMemory) return false;
     const double bound = std::min(want_.bound, best_.worst());

@@ -13,7 +13,7 @@ namespace autopar::analytic::calculon {
 
 enum Role : std::uint8_t { kComputes, kGathers, kReduces };
 
-constexpr double kDefault = -1.0;  // take the rule of most types
+constexpr double kDefault = -1.0;  // use the rule of most types
 
 // Numbers of one operation on one processor, in elements unless they end in `_bytes`.
 struct Kind {
@@ -25,7 +25,7 @@ struct Kind {
          gradient_bytes = kDefault;
 };
 
-// Makes them for the sizes of one block.
+// Creates the kinds for the sizes of one block.
 class Kinds {
  protected:
   Kinds(const Shape& shape, const Quirks& quirks)
@@ -35,7 +35,7 @@ class Kinds {
         h_(static_cast<double>(shape.hidden)),
         whole_(shape.elements) {}
 
-  // A tensor that goes several ways: its gradients are added in backward.
+  // A tensor with several consumers: backward adds their gradients.
   Kind fork(double elements, double ways) const {
     Kind k;
     k.agrad_flops = ways * elements;
@@ -54,7 +54,7 @@ class Kinds {
     k.parameters = (s_.gated ? 1 : 2) * h_;
     return k;
   }
-  // A product over the tokens of a microbatch, without bias.
+  // A GEMM over the tokens of a micro-batch, without bias.
   Kind linear(double inputs, double outputs) const {
     Kind k;
     k.matrix = true;
@@ -64,7 +64,7 @@ class Kinds {
     k.parameters = inputs * outputs;
     return k;
   }
-  // `lanes` products of (rows, inner) by (inner, columns). Backward has two of them, neither a
+  // `lanes` GEMMs of (rows, inner) by (inner, columns). Backward has two of them, neither a
   // gradient of weights.
   Kind product(double lanes, double rows, double inner, double columns) const {
     Kind k;
@@ -83,7 +83,7 @@ class Kinds {
     k.agrad_bytes = 2 * elements * s_.element_bytes;
     return k;
   }
-  // Keeps a mask of one byte per element.
+  // Saves a mask of one byte per element.
   Kind dropout(double elements) const {
     const double e = s_.element_bytes;
     Kind k;
@@ -94,7 +94,7 @@ class Kinds {
     k.gradient_bytes = (q_.dropout_gradient_bytes ? 1 : e) * elements;
     return k;
   }
-  // Keeps nothing when it is fused with its linear layer.
+  // Saves nothing if it is fused with its linear layer.
   Kind gelu(double elements) const {
     Kind k;
     k.fw_flops = 8 * elements;
@@ -114,8 +114,8 @@ class Kinds {
     k.agrad_bytes = 5 * elements * s_.element_bytes;
     return k;
   }
-  // Attention that keeps its inputs and one number per query and head (4 bytes). Backward computes
-  // the scores again: 5 products where forward has 2. With a causal mask half of the scores are
+  // Attention that saves its inputs and one number per query and head (4 bytes). Backward
+  // recomputes the scores: 5 GEMMs where forward has 2. With a causal mask half of the scores are
   // skipped. Source: FlashAttention-2, arXiv 2307.08691.
   Kind flash() const {
     const double e = s_.element_bytes, seq = static_cast<double>(s_.seq);
@@ -144,9 +144,8 @@ class Kinds {
     k.agrad_flops = k.inputs = k.activation = 2 * elements;
     return k;
   }
-  // A collective that gathers in forward in front of column-parallel layers, or reduces behind
-  // row-parallel ones; backward is its mirror image. Of n elements a reduction adds (t - 1) / t * n
-  // on each processor.
+  // A collective that gathers before column-parallel layers, or reduces after row-parallel ones, in
+  // forward; backward mirrors it. A reduction of n elements adds (t - 1) / t * n on each processor.
   Kind collective(Role role) const {
     Kind k;
     k.role = role;

@@ -1,6 +1,6 @@
-// The operations of one block as rows of figures: FLOP, bytes and seconds of every stage, the
-// collective beside it, and the tensors. For one execution that somebody looks at; block.cpp sums
-// the same operations without keeping them.
+// Operations of one block as rows of figures: FLOP, bytes and seconds of every stage, the
+// collective, and the tensors. For a single execution that a user inspects; block.cpp sums the same
+// operations without storing them.
 #include <limits>
 
 #include "closed_form/calculon/calculon.hpp"
@@ -27,14 +27,14 @@ struct Row {
   double exposed_s(int j) const { return timing.exposed_s[j]; }
 };
 
-// One operation; inputs and outputs are elements, tensors bytes.
+// One operation; inputs and outputs in elements, tensors in bytes.
 struct Operation {
   double inputs = 0, outputs = 0;
   Row fw, agrad, wgrad, optim;
   double weight = 0, activation = 0, weight_gradient = 0, activation_gradient = 0, optimizer = 0;
 };
 
-// Puts every figure with its name, in the published order.
+// Passes every figure with its name to `put`, in the published order.
 template <class Put>
 void put_figures(const Operation& o, Put put) {
   const Row &fw = o.fw, &agrad = o.agrad, &wgrad = o.wgrad, &optim = o.optim;
@@ -87,7 +87,7 @@ void put_figures(const Operation& o, Put put) {
   put("optimizer", o.optimizer);
 }
 
-// Makes a row of every operation, in training and out of it.
+// Creates a row for every operation, for training and for inference.
 class Table {
  public:
   Table(const Shape& shape, const Quirks& quirks, const System& system, const Execution& x)

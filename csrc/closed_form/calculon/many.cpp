@@ -10,8 +10,8 @@
 namespace autopar::analytic::calculon {
 namespace {
 
-// Everything that a block depends on but the shards of its optimizer; the rest of an execution is
-// cheap to price.
+// Everything that a block depends on except the shards of its optimizer; the rest of an execution
+// is cheap to price.
 struct Key {
   std::int32_t microbatch = -1, tensor = 0, net = 0;
   std::array<std::uint8_t, 12> kinds{};
@@ -48,7 +48,7 @@ Key key_of(const Execution& x) {
   return key;
 }
 
-// Blocks by their key. When there are too many, all are forgotten.
+// Cache of blocks by key; cleared when it is full.
 class Blocks {
  public:
   struct Entry {
@@ -81,7 +81,7 @@ class Blocks {
   }
 
  private:
-  static constexpr std::size_t kSlots = 16384, kMostEntries = 8192;  // some 6 MB
+  static constexpr std::size_t kSlots = 16384, kMostEntries = 8192;  // about 6 MB
   static constexpr std::uint16_t kFree = 0xffff;
   std::vector<Entry> entries_;
   std::vector<std::uint16_t> slots_ = std::vector<std::uint16_t>(kSlots, kFree);
@@ -117,11 +117,11 @@ void evaluate_many(const Model& model, const Execution* executions, std::size_t 
       if (row && !out.ok) std::fill_n(row, kNumStatistics, 0.0);
     }
   };
-  // a thread is started faster than it prices fewer than this
+  // fewer executions are priced faster than a thread is started
   constexpr std::size_t kLeast = 256, kMostThreads = 1024;
   const std::size_t parts = std::clamp<std::size_t>(
       count / kLeast, 1, static_cast<std::size_t>(std::clamp<int>(threads, 1, kMostThreads)));
-  std::vector<std::future<void>> others;  // they hand on what a thread throws
+  std::vector<std::future<void>> others;  // rethrow exceptions of their threads
   for (std::size_t part = 1; part < parts; ++part)
     others.push_back(
         std::async(std::launch::async, work, count * part / parts, count * (part + 1) / parts));

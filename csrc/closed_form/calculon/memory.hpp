@@ -12,7 +12,7 @@ struct Sizes {
          tables = 0, first = 0, second = 0;
 };
 
-// What a recomputed block keeps: its input.
+// Saved activation of a recomputed block: its input.
 inline double checkpoint_bytes(const Shape& s, const Quirks& q) {
   if (!s.training || !s.recompute_all) return 0.0;
   const double whole = s.elements * s.element_bytes;
@@ -32,7 +32,7 @@ inline Sizes memory_of(const Execution& x, const Shape& s, const Block& b, const
   r.checkpoints = k * r.checkpoint * live;
   r.gradients = s.training ? b.whole_weight_gradient + b.weight_gradient * (k - 1) : 0.0;
   r.smallest = full ? b.working : b.working + b.stored;
-  // of an offloaded tensor the running block and the next stay in the first memory
+  // of an offloaded tensor, the current block and the next stay in the first memory
   r.first =
       (x.weight_offload ? 2 * b.weight : k * b.weight) +
       (x.activations_offload ? r.smallest + 2 * r.checkpoint : r.activations + r.checkpoints) +

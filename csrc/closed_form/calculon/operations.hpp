@@ -1,5 +1,5 @@
-// The operations of one transformer block on one processor, in the order of the forward. What an
-// operation takes and holds is not here: block.cpp sums it, layers.cpp tabulates it.
+// The operations of one transformer block on one processor, in forward order. Costs are computed
+// elsewhere: block.cpp sums them, layers.cpp tabulates them.
 #pragma once
 
 #include "closed_form/calculon/kinds.hpp"
@@ -7,8 +7,8 @@
 namespace autopar::analytic::calculon {
 
 struct Flags {
-  bool recomputed = false;      // forward again in backward
-  bool recommunicated = false;  // its collective again in backward
+  bool recomputed = false;      // forward is repeated in backward
+  bool recommunicated = false;  // its collective is repeated in backward
   bool reused = false;          // shares its activation with another operation
   bool kept = true;             // the activation is stored from forward to backward
   bool output_kept = true;
@@ -20,12 +20,12 @@ struct Name {
   const char* rest;
 };
 
-// Hands every operation to a sink, which has
-//   price(kind, flags)        what is known of an operation that will be added several times,
-//   add(name, priced)         one of those,
-//   add(name, kind, flags)    one that is added once.
-// Attention and MLP begin and end with the same operations, and keys are as large as values: a
-// search sums hundreds of thousands of blocks, so each of those is timed once.
+// Passes every operation to a sink, which provides
+//   price(kind, flags)        figures of an operation that is added several times,
+//   add(name, priced)         adds one of those,
+//   add(name, kind, flags)    prices and adds an operation that is added once.
+// Attention and MLP begin and end with the same operations, and keys are as large as values. A
+// search sums hundreds of thousands of blocks, so each of these operations is timed once.
 template <class Sink>
 class Operations : Kinds {
  public:
@@ -63,7 +63,7 @@ class Operations : Kinds {
  private:
   static constexpr const char *kAttention = "AttnBlock", *kMlp = "MlpBlock";
 
-  // Queries, keys and values, and the gather in front of them.
+  // Query, key and value projections, and the gather before them.
   void projections() {
     const bool full = s_.recompute_all, again = s_.regather_attention;
     const auto width = static_cast<double>(s_.heads * s_.head_size);
@@ -80,7 +80,7 @@ class Operations : Kinds {
       sink_.add({kAttention, "_QKV_AG"}, tiled_gather(h_, width + 2 * kv), tiled);
       return;
     } else {
-      // processors that have the same keys and values compute them, each its own
+      // processors that share keys and values each compute them
       sink_.add({kAttention, "_Query_AG"}, tiled_gather(h_, width), tiled);
       sink_.add({kAttention, "_KV_Fork"}, fork(whole_, 2), {.recomputed = again, .kept = !again});
     }
@@ -89,7 +89,7 @@ class Operations : Kinds {
     sink_.add({kAttention, "_Value"}, keys);
   }
 
-  // Attention that writes its scores.
+  // Attention that writes its scores to memory.
   void written_attention() {
     const bool att = s_.recompute_attention, full = s_.recompute_all;
     const std::int64_t whole_lanes =
@@ -98,7 +98,7 @@ class Operations : Kinds {
     const double scores = lanes * seq * seq, d = static_cast<double>(s_.head_size);
     const Name products{kAttention, "_Multihead_Key_Query"},
         softmaxed{kAttention, "_Multihead_SoftMax"};
-    if (s_.gated) {  // without dropout, what the softmax made is what the sums keep
+    if (s_.gated) {  // without dropout, the value GEMM saves the softmax output
       sink_.add(products, product(lanes, seq, d, seq), {.recomputed = att});
       sink_.add(softmaxed, softmax(scores),
                 {.recomputed = att, .reused = true, .kept = false, .output_kept = !att});
@@ -112,7 +112,7 @@ class Operations : Kinds {
     sink_.add({kAttention, "_Multihead_Attn"}, product(lanes, seq, seq, d), {.recomputed = full});
   }
 
-  // backward computes the scores again itself, so only full recomputation repeats it
+  // backward recomputes the scores anyway, so only full recomputation repeats it
   void flash_attention() {
     sink_.add({kAttention, "_Flash"}, flash(), {.recomputed = s_.recompute_all});
   }
@@ -136,7 +136,7 @@ class Operations : Kinds {
       sink_.add({kMlp, "_GeLU"}, gelu(inner), {.recomputed = full});
   }
 
-  // The row-parallel product at the end of a half, and its reduction.
+  // The row-parallel GEMM at the end of a half, and its reduction.
   void reduced(const char* half, const char* plain, const char* tiled, double inputs) {
     const bool full = s_.recompute_all;
     if (s_.tiled) {

@@ -9,12 +9,12 @@ namespace autopar::analytic::calculon {
 
 constexpr int kBase = 0, kEdge = 1;
 
-// The sum over a chunk of so many blocks, of which one is the edge block.
+// Sum over a chunk of `blocks` blocks, one of which is the edge block.
 inline double chunk_of(const double (&pair)[2], double blocks) {
   return (blocks - 1) * pair[kBase] + pair[kEdge];
 }
 
-// What one microbatch sends to the next stage, and its gradient to the previous one.
+// Transfers of one micro-batch: activations to the next stage, gradient to the previous one.
 struct Transfers {
   double forward_bytes = 0, backward_bytes = 0, forward_s = 0, backward_s = 0;
 };
@@ -33,7 +33,7 @@ inline Transfers transfers_of(const Execution& x, const Shape& s, const Tier& ti
   return r;
 }
 
-// Bytes of one block that move between the memories while it runs: the busier direction.
+// Bytes that one block moves between the memories while it runs, in the busier direction.
 struct Offload {
   double stored_bytes = 0;  // activations or checkpoints, offloaded or not
   double forward_bytes = 0, backward_bytes = 0;
@@ -49,7 +49,7 @@ inline Offload offload_of(const Execution& x, const Shape& s, const Block& b, do
                gradients = x.optimizer_offload ? b.weight_gradient : 0.0;
   r.forward_bytes = std::max(weights, activations);
   if (!s.training) return r;
-  // in: what backward and the optimizer read; out: what they leave
+  // in: reads of backward and optimizer; out: their results
   r.backward_bytes = weights + activations + states;
   if (!q.offload_sums) r.backward_bytes = std::max(r.backward_bytes, weights + gradients + states);
   return r;
@@ -59,10 +59,10 @@ inline Offload offload_of(const Execution& x, const Shape& s, const Block& b, do
 struct Passes {
   Transfers transfers;
   Offload offload;
-  double memory_s = 0;                 // of the gradients' traffic, which offload competes with
-  double forward_s[2], backward_s[2];  // without offload
-  double exposed_fw_s[2], exposed_bw_s[2];  // offload that nothing hides
-  double whole_fw_s[2], whole_bw_s[2];      // both
+  double memory_s = 0;                      // of gradient traffic, which competes with offload
+  double forward_s[2], backward_s[2];       // without offload
+  double exposed_fw_s[2], exposed_bw_s[2];  // exposed offload
+  double whole_fw_s[2], whole_bw_s[2];      // sum of both
 };
 
 inline Passes passes_of(const Execution& x, const Shape& s, const Block& b, double checkpoint,

@@ -11,7 +11,7 @@
 namespace autopar::analytic::calculon {
 namespace {
 
-// A window that nothing is left of cannot hide anything.
+// An empty window cannot hide anything.
 double ratio(double amount, double window) {
   if (window == 0.0) return amount > 0.0 ? std::numeric_limits<double>::infinity() : 0.0;
   return amount / window;
@@ -23,10 +23,10 @@ struct Times {
          recomm_exposed = 0, bubble = 0, tensor_link = 0, tensor_exposed = 0, pipeline = 0,
          offload_forward = 0, offload_backward = 0, embedding = 0, head = 0;
   double busy = 0;     // processing of the blocks
-  double total_s = 0;  // of all but what is hidden on a link
+  double total_s = 0;  // everything but hidden communication
 };
 
-// How long the first stage waits for the others, which may have fewer blocks.
+// Seconds that the first stage waits for the others, which may have fewer blocks.
 double bubble_s(const Execution& x, const Shape& s, const Passes& passes) {
   const std::int64_t p = x.pipeline_par, m = s.microbatches;
   const auto c = static_cast<double>(s.chunk_blocks);
@@ -66,16 +66,16 @@ Times times_of(const Execution& x, const Shape& s, const Block& b, const Passes&
   // the outermost stages are the slowest, so every microbatch waits for their extra work
   r.embedding = m * vocab.embedding_s;
   r.head = m * vocab.head_s;
-  // ... and both stages for the slower of the two
+  // both stages wait for the slower of the two
   if (x.pipeline_par > 1) (r.embedding > r.head ? r.head : r.embedding) = 0.0;
-  // in the order of the statistics
+  // added in the order of the statistics
   r.total_s = r.forward + r.backward + r.optimizer + r.recompute + r.recomm_exposed + r.bubble +
               r.tensor_exposed + r.pipeline + data_exposed_s + r.offload_forward +
               r.offload_backward + (r.embedding + r.head);
   return r;
 }
 
-// All that is known of a step.
+// All intermediate results of a step.
 struct Step {
   const Shape& shape;
   const Block& block;
@@ -84,10 +84,10 @@ struct Step {
   const DataParallel& data;
   const Times& times;
   const Figures& figures;
-  double peak_per_s;  // FLOP of the matrix engine
+  double peak_per_s;  // FLOP/s of the matrix engine
 };
 
-// Bytes per second of the second memory that would hide what one block moves.
+// Bandwidth of the second memory, bytes per second, that would hide the transfers of one block.
 struct Requirements {
   double activations = 0, weights = 0, optimizer = 0, asked = 0;
 };
@@ -109,7 +109,8 @@ Requirements requirements_of(const Step& t, const Quirks& q) {
   return r;
 }
 
-// Puts every statistic with its name, in the published order: seconds, bytes, FLOP and shares.
+// Passes every statistic with its name to `put`, in the published order: seconds, bytes, FLOP and
+// shares.
 template <class Put>
 void put_statistics(const Step& t, const Quirks& q, Put put) {
   const Shape& s = t.shape;

@@ -1,4 +1,4 @@
-// How long one operation of a block takes, its collective included, and how many bytes it moves.
+// Seconds of one operation of a block, its collective included, and the bytes that it moves.
 #pragma once
 
 #include <algorithm>
@@ -13,26 +13,26 @@ enum Stage { kFw, kAgrad, kWgrad };
 
 // The collective of an operation in one stage.
 struct Link {
-  double bytes = 0;     // of the buffer
-  double seconds = 0;   // of the network and of the additions
-  double required = 0;  // bytes that a bandwidth is required for: ring traffic
+  double bytes = 0;     // size of the buffer
+  double seconds = 0;   // network and additions
+  double required = 0;  // ring traffic, for the required bandwidth
 };
 
-// An operation by itself.
+// One operation without its collective.
 struct Alone {
   double flops_s = 0, memory_s = 0;
-  double alone_s = 0;  // of both, without a collective beside it
+  double alone_s = 0;  // of both, without a concurrent collective
 };
 
-// ... and beside its collective, in base and edge blocks.
+// One operation overlapped with its collective, in base and edge blocks.
 struct Timing : Alone {
   double processing_s[2] = {0, 0};
-  double exposed_s[2] = {0, 0};  // of the collective, that nothing hides
+  double exposed_s[2] = {0, 0};  // exposed communication
   Link links[2];
 };
 
-// What the optimizer does with so many parameters: Adam in 4 bytes, 11 FLOP each; master weights
-// and two moments, the former only where weights have fewer bytes.
+// Optimizer step over a number of parameters: Adam in 4 bytes, 11 FLOP per parameter; master
+// weights and two moments, the former only if weights have fewer bytes.
 struct OptimizerStep {
   double flops, bytes, gradient_bytes;
 };
@@ -55,7 +55,7 @@ class Timings {
         tier_(system.tiers[static_cast<std::size_t>(x.tensor_par_net)]),
         roofline_(system.roofline) {}
 
-  // Share of the processor that a collective leaves to what runs beside it.
+  // Share of the processor that a concurrent collective leaves for computation.
   double free_share() const { return 1.0 - tier_.processor_usage; }
 
   Alone alone(const Kind& k, double flops, double bytes) const {
@@ -65,8 +65,8 @@ class Timings {
     return alone(vector_, step.flops, step.bytes);
   }
 
-  // Of an operation that communicates. `repeated`: its collective runs again in backward, which is
-  // counted with the gradient of weights.
+  // Times an operation that communicates. `repeated`: its collective runs again in backward, which
+  // is counted with the gradient of weights.
   Timing time(const Kind& k, Stage stage, double flops, double bytes, bool repeated) const {
     Timing r{alone(k, flops, bytes), {0, 0}, {0, 0}, {}};
     for (const int j : {0, 1}) {
@@ -77,7 +77,7 @@ class Timings {
         break;
       }
       r.links[j] = link(k, stage, j == 1, repeated, r.alone_s);
-      if (!k.matrix) {  // all of it is communication
+      if (!k.matrix) {  // communication only
         r.processing_s[j] = 0.0;
         r.exposed_s[j] = r.links[j].seconds;
         continue;
@@ -123,7 +123,7 @@ class Timings {
     return r;
   }
 
-  // What runs on the network, if anything. A gather of whole tensors is none: all have them.
+  // Collective of the operation, if any. A gather of whole tensors is none: all ranks have them.
   std::optional<Collective> operation(Role role, Stage stage, bool edge, bool repeated) const {
     if (role == kComputes || s_.tensor == 1) return std::nullopt;
     if (stage == kWgrad && !repeated) return std::nullopt;
@@ -154,9 +154,9 @@ class Timings {
   struct Tiles {
     double processing_s, exposed_s;
   };
-  // A product in t tiles: the collective of one runs beside the product of the next, which it
-  // slows down. What takes longer than a tile is exposed t - 1 times, and with `pipe` the last
-  // tile's collective has no product beside it.
+  // A GEMM in t tiles: the collective of one tile overlaps the GEMM of the next, which it slows
+  // down. The excess over a tile is exposed t - 1 times, and with `pipe` no GEMM hides the last
+  // tile's collective.
   Tiles tiles(double flops_s, double memory_s, double alone_s, double link_s) const {
     if (link_s == 0.0) return {alone_s, 0.0};
     const double t = s_.tensor, free = free_share();

@@ -1,7 +1,7 @@
-// What surrounds the blocks: embedding on the first stage, head and loss on the last. The published
-// model leaves them out. The vocabulary is divided by the tensor group, as Megatron-LM does: the
-// look-up is reduced over the group, the head gathers its input, and the loss exchanges its
-// maximum, its sum and the logit of the label, 4 bytes per token each.
+// Layers around the blocks: embedding on the first stage, head and loss on the last. The published
+// model has none of them. The tensor group divides the vocabulary, as in Megatron-LM: the look-up
+// is reduced over the group, the head gathers its input, and the loss exchanges its maximum, its
+// sum and the logit of the label, 4 bytes per token each.
 #include <algorithm>
 
 #include "closed_form/calculon/calculon.hpp"
@@ -24,7 +24,7 @@ Vocab Model::vocab(const Execution& x, const Shape& s) const {
   const auto tokens = static_cast<double>(s.tokens), h = static_cast<double>(s.hidden),
              v = static_cast<double>(s.vocab);
   const double parameters = v * h, logits = tokens * v;
-  const double passes = s.training ? 3 : 1;  // backward has two products
+  const double passes = s.training ? 3 : 1;  // backward has two GEMMs
   const double moved = (parameters + tokens * h + logits) * e;
   result.head_s = passes * processing(matrix.seconds(2 * tokens * h * v), memory.seconds(moved));
   result.head_s +=
@@ -35,7 +35,7 @@ Vocab Model::vocab(const Execution& x, const Shape& s) const {
     const double link_s =
         s.rs ? tier.seconds(kReduceScatter, whole, t) + tier.seconds(kAllGather, whole, t)
              : tier.seconds(kAllReduce, whole, t);
-    // forward of one is backward of the other, so each pays the pair once
+    // the forward of one is the backward of the other, so each pays for the pair once
     result.embedding_s += link_s;
     result.head_s += link_s + 3 * tier.seconds(kAllReduce, 4 * tokens, t);
   }

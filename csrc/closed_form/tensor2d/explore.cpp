@@ -1,4 +1,5 @@
-// Every candidate of a number of GPUs, searched; tests/oracles/tensor2d/space.py lists the same.
+// Exhaustive search over the candidates of a number of GPUs; tests/oracles/tensor2d/space.py lists
+// the same candidates.
 #include <algorithm>
 #include <atomic>
 #include <limits>
@@ -11,10 +12,10 @@
 namespace autopar::analytic::tensor2d {
 namespace {
 
-constexpr std::int64_t kSmallestShard = 128;  // rows or columns that a GPU has at least
+constexpr std::int64_t kSmallestShard = 128;  // fewest rows or columns of a GPU
 constexpr std::int64_t kSmallestPanel = 512;
 
-// Numbers in the lists of all parts, of which each placement is one: some 16 bytes each.
+// Most numbers in the lists of all parts, about 16 bytes each; every placement is one number.
 constexpr std::uint64_t kMostListed = 30'000'000;
 
 using Numbers = std::vector<std::int64_t>;
@@ -32,7 +33,7 @@ Numbers divisors(std::int64_t number) {
 
 std::int32_t narrow(std::int64_t number) { return static_cast<std::int32_t>(number); }
 
-// How many ranks of columns and rows share a domain, and how many of a domain that leaves.
+// Ranks of columns and of rows in one domain, and the ranks of the domain that remain.
 struct Corner {
   std::int64_t columns, rows, left;
 };
@@ -43,7 +44,7 @@ struct Stage {
   std::uint64_t placements = 0;
 };
 
-// One division of tensors, with all that goes around it.
+// One division of tensors, with its placements, stages and panels.
 struct Part {
   std::int64_t columns, rows;
   std::vector<Corner> corners;
@@ -92,7 +93,7 @@ Part part_of(const Engine& engine, std::int64_t columns, std::int64_t rows, std:
             inside.push_back(near);
       }
       stage.placements += inside.size();
-      listed += inside.size() + 3;  // a list of none has its three pointers
+      listed += inside.size() + 3;  // an empty list takes three pointers
       stage.data_in_domain.push_back(std::move(inside));
     }
     part.stages.push_back(std::move(stage));
@@ -102,7 +103,7 @@ Part part_of(const Engine& engine, std::int64_t columns, std::int64_t rows, std:
   return part;
 }
 
-// Adds up in `listed` what the lists hold, and ends early where that is too much.
+// Adds the sizes of the lists to `listed`; ends early if they are too large.
 std::vector<Part> parts_of(const Engine& engine, std::uint64_t& listed, const Halt& halt) {
   const Model& m = engine.model();
   const std::int64_t n = engine.num_gpus();
@@ -122,7 +123,7 @@ std::vector<Part> parts_of(const Engine& engine, std::uint64_t& listed, const Ha
   return parts;
 }
 
-// The candidates of all parts, none of them priced; counted until they are more than `most`.
+// Number of candidates of all parts, none of them priced; counts until there are more than `most`.
 std::uint64_t count_of(const Engine& engine, const std::vector<Part>& parts,
                        const Numbers& microbatches, std::uint64_t most, const Halt& halt) {
   std::uint64_t count = 0;
@@ -137,7 +138,7 @@ std::uint64_t count_of(const Engine& engine, const std::vector<Part>& parts,
   return count;
 }
 
-// The best of what was offered, exactly: the order is total, and no candidate comes twice.
+// Best of the offered points, exactly: the order is total, and no candidate comes twice.
 class Best {
  public:
   Best(std::size_t room, Objective objective) : room_(room), objective_(objective) {}
@@ -151,7 +152,7 @@ class Best {
     return a.candidate < b.candidate;
   }
 
-  // Nothing above it can be among the best any more.
+  // No point above this value can be among the best any more.
   double limit() const {
     if (found_.size() < room_) return std::numeric_limits<double>::infinity();
     if (room_ == 0) return -1.0;

@@ -1,6 +1,6 @@
-// The operations of one transformer layer on one GPU, and of what surrounds the layers, added up as
-// they are listed. Volumes are in elements.
-// Source: arXiv 2410.00273; what differs from it by default is one switch of `Quirks` each.
+// Operations of one transformer layer on one GPU, and of the embedding and head, summed as they are
+// listed. Volumes are in elements.
+// Source: arXiv 2410.00273; every default deviation from it has a switch in `Quirks`.
 #include <algorithm>
 #include <cstdint>
 
@@ -12,7 +12,7 @@ namespace {
 
 double real(std::int64_t number) { return static_cast<double>(number); }
 
-// One layer of a model under one strategy, for one micro-batch. `kWhole`: see Adder.
+// Operations of one model layer under one strategy, for one micro-batch. `kWhole`: see Adder.
 template <bool kWhole>
 class Rows {
  public:
@@ -69,9 +69,9 @@ class Rows {
     return sums_.taken();
   }
 
-  // The look-up, which backward adds its gradients to. The published model leaves out what is
-  // around the layers. Columns divide the vocabulary, padded to a multiple of them, and look-ups of
-  // tokens that a GPU has not are reduced; under SUMMA columns divide the hidden size and rows the
+  // Embedding look-up, to which backward adds its gradients. The published model has nothing around
+  // the layers. Columns divide the vocabulary, padded to a multiple of them, and look-ups of tokens
+  // outside a GPU's part are reduced. Under SUMMA columns divide the hidden size and rows the
   // vocabulary.
   Sums embedding() {
     const bool panels = strategy_ == k2d;
@@ -85,8 +85,8 @@ class Rows {
     return sums_.taken();
   }
 
-  // The last norm, the product with the output matrix, and the loss, which exchanges its maximum,
-  // its sum and the logit of the label: 4 bytes per token each.
+  // The last norm, the output GEMM and the loss, which exchanges its maximum, its sum and the logit
+  // of the label: 4 bytes per token each.
   Sums head() {
     norm(kLnF);
     product(kHead, m_.hidden, local_vocab() * m1_, false);
@@ -104,14 +104,14 @@ class Rows {
   static constexpr double kWord = 2;  // elements of a 4-byte number
 
   std::int64_t local_vocab() const { return (m_.vocab + m1_ - 1) / m1_; }
-  // Columns share a head of keys where there are fewer.
+  // Columns share a key head if there are fewer heads than columns.
   std::int64_t key_heads() const { return std::max<std::int64_t>(m_.key_heads() / m1_, 1); }
   std::int64_t qkv_width() const {
     if (m_.kv_heads == 0) return 3 * m_.hidden;
     return m_.hidden + 2 * key_heads() * m1_ * (m_.hidden / m_.heads);
   }
 
-  // Tokens of the micro-batch that a GPU of the columns has between layers.
+  // Tokens of the micro-batch on one GPU of the columns between layers.
   double scattered(double seq, std::int64_t columns) const {
     if (quirks_.dropped_rows) return b_ * real(static_cast<std::int64_t>(seq) / columns);
     return b_ * seq / real(columns);
@@ -130,8 +130,8 @@ class Rows {
     }
   }
 
-  // Over the heads' group: columns divide the outputs, or the inputs. Partial sums of what is not
-  // divided are reduced, in the one pass or in the other.
+  // Columns divide the outputs or the inputs. Partial sums of the undivided side are reduced, in
+  // forward or in backward.
   void linear(Operation name, std::int64_t inputs, std::int64_t outputs, bool split_inputs) {
     const double i = real(split_inputs ? inputs / m1_ : inputs);
     const double o = real(split_inputs ? outputs : outputs / m1_);
@@ -139,7 +139,7 @@ class Rows {
     Pass forward{y * (2 * i - 1), x + y + w};
     Pass backward{x * (2 * o - 1) + w * (2 * b_ * l2_ - 1), 2 * (w + x + y)};
     Pass& divided = split_inputs ? forward : backward;
-    if constexpr (kWhole) {  // the table has both, the other one over a single rank
+    if constexpr (kWhole) {  // the table lists both; the other one is over a single rank
       forward.num_links = backward.num_links = 1;
       forward.links[0] = backward.links[0] = {kReduceScatter, 0.0, &alone_};
     }
@@ -149,14 +149,14 @@ class Rows {
     sums_.add(name, true, w, x, forward, backward);
   }
 
-  // What a SUMMA product writes: its outputs, once for each panel.
+  // Elements that a SUMMA GEMM writes: its outputs, once per panel.
   double panel_writes(double outputs) const {
     const bool alone = m1_ == 1 && m2_ == 1 && !quirks_.repeated_panels;
     return alone ? outputs : panels_ * outputs;
   }
 
-  // Rows and columns broadcast panels of both factors; backward has two such products, whose
-  // partial sums are reduced. A dot product of i factors has i - 1 additions.
+  // Rows and columns broadcast panels of both factors. Backward has two such GEMMs, whose partial
+  // sums are reduced. A dot product of i factors has i - 1 additions.
   void summa(Operation name, std::int64_t inputs, std::int64_t outputs) {
     const double i = real(inputs), o = real(outputs / m1_);
     const double x = b_ * l2_ * i, w = i * o, y = b_ * l2_ * o;
@@ -171,7 +171,7 @@ class Rows {
               panels_);
   }
 
-  // Behind a reduce-scatter a GPU has its share of the rows, and all columns.
+  // After a reduce-scatter, a GPU has its share of the rows and all columns.
   void bias(Operation name, double rows, double outputs) {
     if (!m_.gpt) return;
     const double n = rows * outputs;
@@ -182,10 +182,10 @@ class Rows {
   // GELU: 8 FLOP an element, and 13 for its derivative and the product with it.
   void activation(double n) { sums_.add(kAct1, false, 0.0, n, {8 * n, 2 * n}, {13 * n, 3 * n}); }
 
-  // SiLU of one half times the other half, which backward needs both.
+  // SiLU of one half times the other half; backward needs both.
   void gated(double n) { sums_.add(kAct1, false, 0.0, 2 * n, {6 * n, 3 * n}, {10 * n, 5 * n}); }
 
-  // It keeps its mask.
+  // Saves its mask.
   void dropout(Operation name, double n, bool recompute = false) {
     if (!m_.gpt) return;
     const Pass one{n, (2 + mask_) * n};
@@ -200,7 +200,7 @@ class Rows {
   double norm_forward(double n) const { return m_.gpt ? 9 * n : 4 * n; }
   double norm_backward(double n, double rows) const { return m_.gpt ? 12 * n - 4 * rows : 9 * n; }
 
-  // Whole rows, scattered over the columns.
+  // Norm of whole rows, scattered over the columns.
   void norm_of_rows(Operation name) {
     const double r = scattered(l2_, m1_), n = r * e_, whole = b_ * l2_ * e_;
     const double k = norm_width();
@@ -210,7 +210,7 @@ class Rows {
               {norm_backward(n, r), 5 * n + k * e_, 1, {over_columns(kReduceScatter, whole)}});
   }
 
-  // Rows that are divided: statistics are reduced over the columns.
+  // Norm of divided rows: statistics are reduced over the columns.
   void norm_of_columns(Operation name) {
     const double r = b_ * l2_;
     const double w = real((quirks_.norm_width_of_sequence ? m_.seq : m_.hidden) / m1_);
@@ -241,7 +241,7 @@ class Rows {
     flash();
   }
 
-  // Queries' heads times samples, keys' heads times samples, and how many queries share a key.
+  // Query heads times samples, key heads times samples, and queries per key.
   struct Heads {
     double queries, keys, shared;
   };
@@ -250,7 +250,7 @@ class Rows {
     return {b_ * real(mine), b_ * real(key_heads()), real(mine / key_heads())};
   }
 
-  // Keys or values whose sequence is divided are gathered in both passes, and their gradients
+  // Keys or values with a divided sequence are gathered in both passes, and their gradients
   // scattered.
   void gather(Pass& forward, Pass& backward, double volume) const {
     if (strategy_ == k1d) return;
@@ -261,13 +261,13 @@ class Rows {
     backward.links = {all, over_rows(kReduceScatter, volume)};
   }
 
-  // Attention that keeps no scores. A causal mask halves what a query meets, evenly over GPUs.
+  // Attention that saves no scores. A causal mask halves the keys of a query, evenly over GPUs.
   void flash() {
     const double l = real(m_.seq), q = real(m_.hidden / m_.heads);
     const auto [h, lanes, shared] = heads();
     const double keys = lanes * l * q;
     const double seen = m_.causal ? (l + 1) / 2 : l;
-    const double met = shared * l2_ * seen / l;  // the queries that a key meets, on a GPU
+    const double met = shared * l2_ * seen / l;  // queries per key on one GPU
     const double z = h * l2_ * seen, r = h * l2_, queries = h * l2_ * q, parts = lanes * l2_ * q;
     const double again = quirks_.flash_traffic ? 2 * parts + 2 * keys : 4 * keys;
     const double drops = m_.gpt ? 1 : 0;
@@ -281,8 +281,8 @@ class Rows {
     sums_.add(kFlashAttention, true, 0.0, kept, forward, backward);
   }
 
-  // Between its products: what the softmax of z scores in r rows made is the first part of what
-  // `attend` keeps, and the only one without dropout; it is kept once.
+  // Softmax between the two GEMMs. Its output for z scores in r rows is the first part of the
+  // activations that `attend` saves, and without dropout the only one; it is saved once.
   void softmax(double z, double r, const Pass& forward, const Pass& backward) {
     const bool again = way_.recompute;
     Pass ahead = forward, back = backward;
@@ -294,7 +294,7 @@ class Rows {
     dropout(kDprAt, z, again);
   }
 
-  // Attention that writes its scores.
+  // Attention that writes its scores to memory.
   void plain() {
     const double l = real(m_.seq), q = real(m_.hidden / m_.heads);
     const auto [h, lanes, shared] = heads();
@@ -317,7 +317,7 @@ class Rows {
     sums_.add(kAttend, true, 0.0, again ? kept - z : kept, forward, backward);
   }
 
-  // The same, both products in panels: columns divide the width of heads, and the keys.
+  // The same with both GEMMs in panels: columns divide the width of heads, and the keys.
   void summa_attention() {
     const double l = real(m_.seq), p = real(m_.hidden / m_.heads / m1_);
     const double lanes = b_ * real(m_.heads);

@@ -1,4 +1,4 @@
-// Prices one candidate with all that is known of it, or many in any order, on several threads.
+// Prices one candidate with all its figures, or many in any order on several threads.
 #include <algorithm>
 #include <bit>
 #include <thread>
@@ -9,7 +9,7 @@
 namespace autopar::analytic::tensor2d {
 namespace {
 
-// What was summed last, found by all that they depend on.
+// Cache of the latest sums, by everything they depend on.
 class Works {
  public:
   explicit Works(std::size_t candidates)
@@ -30,7 +30,7 @@ class Works {
 
  private:
   struct Entry {
-    std::array<std::int32_t, 6> key{};  // a candidate has no zero
+    std::array<std::int32_t, 6> key{};  // zero in no candidate
     Work work;
   };
   static constexpr std::size_t kMost = 16384;

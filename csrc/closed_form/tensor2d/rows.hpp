@@ -1,5 +1,4 @@
-// What the operations of a layer are made of, and what pricing one of them means. Which operations
-// there are, and how large, is in layers.cpp.
+// Rows (operations) of a layer and their prices. layers.cpp lists the operations and their sizes.
 #pragma once
 
 #include <algorithm>
@@ -21,22 +20,22 @@ struct Link {
   const Group* group;
 };
 
-// Forward or backward of a row. Of a SUMMA product, links in pairs are the loops over panels.
+// Forward or backward of a row. In a SUMMA GEMM, links in pairs are the loops over panels.
 struct Pass {
   double flops, traffic;
   int num_links = 0;
   std::array<Link, kMostLinks> links{};
 };
 
-// Adds rows up as they come. One that is `kWhole` keeps their figures, too, and knows
-// recomputation; searches have no use for either and do not pay for them.
+// Sums rows as they come. With `kWhole` it also stores their figures and supports recomputation;
+// searches need neither and do not pay for them.
 template <bool kWhole>
 class Adder {
  public:
   Adder(const Engine& engine, const Quirks& quirks, bool links, std::vector<LayerRow>* table)
       : engine_(engine), system_(engine.system()), quirks_(quirks), links_(links), table_(table) {}
 
-  // `panels`: of a SUMMA product. `recomputed`: forward is repeated in backward.
+  // `panels`: of a SUMMA GEMM. `recomputed`: forward is repeated in backward.
   void add(Operation operation, bool matrix, double weights, double kept, const Pass& ahead,
            const Pass& back, int panels = 0, bool recomputed = false) {
     const Seconds forward = seconds(matrix, ahead, panels);
@@ -60,7 +59,7 @@ class Adder {
              figures_of(back, backward, backward_flops, intensity)});
       }
     }
-    // both passes first, as rows are read: sums of statistics are those of the table
+    // both passes of a row first: statistics are then the sums of the table
     sums_.forward_s += forward.time;
     sums_.backward_s += backward.time;
     sums_.compute_s += forward.compute + backward.compute;
@@ -71,7 +70,7 @@ class Adder {
     sums_.flops += ahead.flops + backward_flops;
   }
 
-  // The sums since the last call.
+  // Returns the sums since the last call.
   Sums taken() { return std::exchange(sums_, Sums{}); }
 
  private:
@@ -93,7 +92,7 @@ class Adder {
     return pass.traffic * system_.element_size / system_.hbm_bandwidth;
   }
 
-  // Inside its caller, so that a search keeps the four of them in registers.
+  // Inlined, so that a search keeps the four numbers in registers.
   [[gnu::always_inline]] Seconds seconds(bool matrix, const Pass& pass, int panels) const {
     const double peak = matrix ? system_.matrix_flops : system_.vector_flops;
     const double compute_s = kLaunchS + pass.flops * system_.flops_units / (kEfficiency * peak);

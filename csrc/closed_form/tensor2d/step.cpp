@@ -1,14 +1,14 @@
-// Collectives, checks, and what a step makes of the sums over one layer.
+// Collectives, checks, and time and memory of a step from the sums over one layer.
 #include <algorithm>
 
 #include "closed_form/tensor2d/tensor2d.hpp"
 
 namespace autopar::analytic::tensor2d {
 
-// A ring passes every rank, and pays a latency for each of its hops: between domains the slow one,
-// inside the fast one. Where a domain has several ranks, all of its adapters carry the ring, which
-// is as fast as the slower of them together and the fast links. An all-reduce is a reduce-scatter
-// and an all-gather, so everything twice.
+// A ring passes every rank and pays the latency of each hop: the slow one between domains, the fast
+// one inside. If a domain has several ranks, all its adapters carry the ring, which is as fast as
+// the slower of all adapters and the fast links. An all-reduce is a reduce-scatter and an
+// all-gather, so everything counts twice.
 Group Engine::group(std::int64_t ranks, std::int64_t in_domain) const {
   Group g;
   g.ranks = ranks;
@@ -48,7 +48,7 @@ double Engine::transfer_s(double volume_gb, bool fast) const {
   return system_.slow_latency + volume_gb / (system_.slow_bandwidth * gain);
 }
 
-// The mean over the links between stages, of which some lie between domains.
+// Mean over the links between stages, some of which are between domains.
 double Engine::hop_s(const Candidate& c, double volume_gb) const {
   if (c.pp == 1) return 0.0;
   if (c.nv_pp == 1) return transfer_s(volume_gb, false);
@@ -76,7 +76,7 @@ bool Engine::tokens_divide(std::int64_t microbatch, std::int64_t columns, std::i
 
 namespace {
 
-// Whether every number counts something.
+// True if every number is positive, and 1D strategies have no rows.
 inline bool counts(const Candidate& c, Strategy strategy) {
   for (const std::int32_t value :
        {c.dp, c.tp1, c.tp2, c.pp, c.mbs, c.nb, c.nv_tp1, c.nv_tp2, c.nv_dp, c.nv_pp})
@@ -105,7 +105,7 @@ inline Reason check_groups(const Engine& engine, const Candidate& c) {
 
 Reason Engine::check(const Candidate& c) const {
   if (!counts(c, strategy_)) return kCounts;
-  std::int64_t left = num_gpus_;  // divided, as a product may overflow
+  std::int64_t left = num_gpus_;  // divided, because a product may overflow
   for (const std::int32_t value : {c.tp1, c.tp2, c.pp, c.dp}) {
     if (left % value) return kProduct;
     left /= value;
@@ -123,7 +123,7 @@ Reason Engine::check(const Candidate& c, const Way& way) const {
   if (const Reason reason = check_microbatch(*this, c); reason != kOk) return reason;
   if (tensors != kOk) return tensors;
   if (const Reason reason = check_groups(*this, c); reason != kOk) return reason;
-  // columns divide the width of every head, and the keys that a query meets
+  // columns divide the width of every head, and the keys of a query
   if (way.attention == kSumma && (model_.hidden / model_.heads % c.tp1 || model_.seq % c.tp1))
     return kHeadWidth;
   return kOk;
@@ -131,7 +131,7 @@ Reason Engine::check(const Candidate& c, const Way& way) const {
 
 namespace {
 
-// How often a GPU runs a layer in one step.
+// Number of runs of a layer on one GPU in one step.
 struct Repeats {
   double layers, steps, both, pipeline;
 
@@ -142,10 +142,10 @@ struct Repeats {
         pipeline(static_cast<double>(c.pp)) {}
 };
 
-// What a stage has around its layers, as the slower of the first and the last one has it.
+// Layers around a stage: those of the slower of the first and the last stage.
 struct Edge {
   Sums sums;
-  double waiting_s;  // of the slower for the other, once
+  double waiting_s;  // by which the slower stage waits for the other, once
 
   Edge(const Candidate& c, const Work& work) : waiting_s(0.0) {
     const double first_s = work.first.time_s(), last_s = work.last.time_s();
@@ -164,9 +164,9 @@ struct Memory {
   double total() const { return weights + gradients + optimizer + activations; }
 };
 
-// The stage that needs more; shards are of the optimizer's states, which have 12 bytes a parameter
-// where a weight has 2. The first stage holds as many micro-batches as there are stages, the last
-// one a single one.
+// Memory of the stage that needs more. Shards divide the optimizer states, which have 12 bytes a
+// parameter where a weight has 2. The first stage holds as many micro-batches as there are stages,
+// the last stage one.
 Memory memory_of(const Model& model, const Candidate& c, const Work& work, const Repeats& n,
                  double element_size, double shards) {
   const auto stage = [&](double kept, double weights, double in_flight) -> Memory {
@@ -189,9 +189,9 @@ double shards_of(const Candidate& c, Strategy strategy) {
   return static_cast<double>(c.dp) * (strategy == k2dSeqp ? c.tp2 : 1);
 }
 
-// A step is the micro-batches of one stage, their transfers, the time in which other stages fill
-// and drain the pipeline, and what data parallelism does not hide. In one order of operations for
-// bounds and for times, so that rounding keeps them apart.
+// Step time: micro-batches of one stage, their transfers, fill and drain of the pipeline, and
+// exposed data-parallel communication. Bounds and times use one order of operations, so that
+// rounding keeps bounds below times.
 double time_of(const Work& work, const Edge& edge, const Repeats& n, double pp_s, double dp_s,
                double* bubble_s) {
   const double layers_s = work.layer.time_s() * n.both;
@@ -227,7 +227,8 @@ double Engine::least_s(const Candidate& c, const Work& without_links) const {
                  &bubble_s);
 }
 
-// What nothing hides: a layer hides that of the next one, and what is around them is one more.
+// Exposed data-parallel communication: a layer hides that of the next one; embedding and head count
+// as one more layer.
 double Engine::data_s(const Candidate& c, const Work& work) const {
   const bool spread = strategy_ == k2dSeqp;  // weights are whole on every row
   const Group data = group(static_cast<std::int64_t>(c.dp) * (spread ? c.tp2 : 1),

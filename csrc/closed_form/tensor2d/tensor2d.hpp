@@ -1,5 +1,5 @@
 // Time and memory of one training step in closed form, with tensor parallelism over one or two
-// dimensions, after arXiv 2410.00273.
+// dimensions. Source: arXiv 2410.00273.
 // tests/oracles/tensor2d is the readable model and the oracle of this one: same names, same order
 // of operations, so that figures agree to the last bit.
 #pragma once
@@ -16,15 +16,15 @@ namespace autopar::analytic::tensor2d {
 
 struct Model {
   std::int64_t seq = 0, hidden = 0, heads = 0, depth = 0, feedforward = 0;
-  std::int64_t kv_heads = 0;  // 0 where queries are not grouped
-  std::int64_t vocab = 0;     // 0 leaves embedding, head and loss out
+  std::int64_t kv_heads = 0;  // 0: queries are not grouped
+  std::int64_t vocab = 0;     // 0: no embedding, head and loss
   bool causal = false, gpt = true, tied = false;
   double gradients = 1.0;  // size of a parameter's gradient over that of a weight
 
   std::int64_t key_heads() const { return kv_heads ? kv_heads : heads; }
 };
 
-// GB, GB/s, seconds, and peaks in the unit that `flops_units` makes of a FLOP.
+// Machine in GB, GB/s and seconds; peaks are in the unit that `flops_units` defines for a FLOP.
 struct System {
   double matrix_flops = 0, vector_flops = 0, hbm_bandwidth = 0, hbm_capacity = 0;
   double fast_bandwidth = 0, fast_latency = 0;  // efficiency included
@@ -35,16 +35,16 @@ struct System {
 
 enum Strategy : std::uint8_t { k1d, k2d, k2dSeqp, kNumStrategies };
 enum Objective : std::uint8_t { kTime, kMemory };
-// Without scores in memory; with them; with them, and with products that are SUMMA, too.
+// No scores in memory; scores in memory; scores in memory and SUMMA GEMMs.
 enum Attention : std::uint8_t { kFlash, kPlain, kSumma };
 
-// What no search varies: searches know flash attention alone.
+// Options that no search varies: searches use flash attention only.
 struct Way {
   Attention attention = kFlash;
-  bool recompute = false;  // what plain attention writes is made again in backward, not kept
+  bool recompute = false;  // recompute the results of plain attention in backward
 };
 
-// One way to run a model. A NumPy row: order and types are part of the interface.
+// One configuration of a model. A NumPy row: order and types are part of the interface.
 struct Candidate {
   std::int32_t dp, tp1, tp2, pp, mbs, nb;
   std::int32_t nv_tp1, nv_tp2, nv_dp, nv_pp;
@@ -52,7 +52,7 @@ struct Candidate {
   friend auto operator<=>(const Candidate&, const Candidate&) = default;
 };
 
-// Why a candidate cannot run; search/closed_form/tensor2d/engine.py has the sentences.
+// Reasons why a candidate cannot run; search/closed_form/tensor2d/engine.py defines the messages.
 enum Reason : std::uint8_t {
   kOk,
   kCounts,
@@ -74,14 +74,14 @@ enum Reason : std::uint8_t {
   kNumReasons
 };
 
-// A group of ranks of which `in_domain` share a fast domain: what a collective over it costs.
+// Cost of a collective over a group of ranks, `in_domain` of which share a fast domain.
 struct Group {
   std::int64_t ranks = 1;
-  double share = 0;  // of a gathered tensor that a rank does not have yet
+  double share = 0;  // share of a gathered tensor that a rank lacks
   double bandwidth = 1, latency_s = 0, allreduce_moves = 1, allreduce_latencies = 1;
 };
 
-// search/closed_form/tensor2d/engine.py has the names of these, and those of operations and of
+// search/closed_form/tensor2d/engine.py lists the names of these, and those of operations and of
 // statistics, in the same order.
 enum Collective : std::uint8_t {
   kAllGather,
@@ -92,7 +92,7 @@ enum Collective : std::uint8_t {
   kNumCollectives
 };
 
-// Of a layer, and of what surrounds the layers.
+// Operations of a layer, embedding and head.
 enum Operation : std::uint8_t {
   kEmbedding,
   kFc1,
@@ -119,7 +119,7 @@ enum Operation : std::uint8_t {
   kNumOperations
 };
 
-// Over operations, for one micro-batch on one GPU: seconds, elements and FLOP.
+// Sums over operations, for one micro-batch on one GPU: seconds, elements and FLOP.
 struct Sums {
   double forward_s = 0, backward_s = 0, compute_s = 0, memory_s = 0, link_s = 0;
   double weights = 0, kept = 0, flops = 0;
@@ -128,7 +128,8 @@ struct Sums {
   Sums plus(const Sums& other) const;
 };
 
-// One layer, what the first and the last stage have around theirs, and what goes to the next stage.
+// Work of one layer, of the layers around it on the first and the last stage, and the volume sent
+// to the next stage.
 struct Work {
   Sums layer, first, last;
   double hop = 0;
@@ -139,7 +140,7 @@ inline constexpr std::size_t kMostLinks = 4;  // collectives of one pass over on
 // One pass over one operation: 1e12 FLOP, seconds, and 1e9 bytes of its collectives.
 struct PassFigures {
   double flops, time_s, link_s, compute_s;
-  double memory_s;  // of the traffic that computing does not hide
+  double memory_s;  // of traffic that computation does not hide
   double intensity;
   std::array<double, kMostLinks> volumes_gb;
   std::array<std::uint8_t, kMostLinks> collectives;
@@ -153,7 +154,7 @@ struct LayerRow {
   PassFigures forward, backward;
 };
 
-// What matters of a step.
+// Main results of a step.
 struct Figures {
   double time_s = 0, memory_gb = 0;
 };
@@ -171,29 +172,29 @@ class Engine {
         num_gpus_(num_gpus),
         batch_(batch) {}
 
-  // Everything that can be told without pricing.
+  // All checks that need no prices.
   Reason check(const Candidate& c) const;
-  // The same of one candidate, for any attention. Of several reasons it names another one, and
-  // whether degrees make up all GPUs is left to the reader, whose integers have any size.
+  // The same checks for one candidate with any attention. If several fail, it may return another
+  // reason. The caller, whose integers have any size, checks whether degrees make up all GPUs.
   Reason check(const Candidate& c, const Way& way) const;
-  // What is wrong with a division of tensors whatever else a candidate is.
+  // Checks of a division of tensors, whatever the rest of a candidate.
   Reason check_tensors(std::int64_t columns, std::int64_t rows) const;
-  // Whether the tokens of a micro-batch divide over the GPUs that share them.
+  // True if the tokens of a micro-batch divide over the GPUs that share them.
   bool tokens_divide(std::int64_t microbatch, std::int64_t columns, std::int64_t rows) const;
-  // Whether the number of panels changes a figure.
+  // True if the number of panels changes a figure.
   bool panels_matter(std::int64_t columns, std::int64_t rows) const {
     return columns * rows > 1 || quirks_.repeated_panels;
   }
 
   // Reads tp1, tp2, mbs and nb; collectives are over `columns` and `rows`. Without `links` they
-  // take no time: a bound for every placement.
+  // take no time: a lower bound for every placement.
   Work work(const Candidate& c, const Group& columns, const Group& rows, bool links = true) const;
-  // The same for any attention. Rows are added to `table`, where there is one, as they run.
+  // The same for any attention. Adds rows to `table`, unless it is null.
   Work work(const Candidate& c, const Way& way, std::vector<LayerRow>* table) const;
   double memory_gb(const Candidate& c, const Work& work) const;
   // `statistics`: room for kNumStatistics numbers, or null.
   Figures step(const Candidate& c, const Work& work, double* statistics = nullptr) const;
-  // Not more than the time of any candidate that differs in placement alone.
+  // Lower bound of the time of all candidates that differ only in placement.
   double least_s(const Candidate& c, const Work& without_links) const;
 
   Group group(std::int64_t ranks, std::int64_t in_domain) const;
@@ -217,7 +218,7 @@ class Engine {
   std::int64_t num_gpus_, batch_;
 };
 
-// All that is known of one candidate. Whether its memory fits is left to the reader.
+// All figures of one candidate. The caller checks whether its memory fits.
 struct Answer {
   Reason reason = kOk;
   std::array<double, kNumStatistics> statistics{};  // 0 where it cannot run
@@ -231,7 +232,7 @@ struct Outcome {
   double time_s, memory_gb;
 };
 
-// Prices candidates in any order; layers that repeat are computed once. `statistics`: a row of
+// Prices candidates in any order; repeated layers are computed once. `statistics`: a row of
 // kNumStatistics for each, or null.
 void evaluate_many(const Engine& engine, const Candidate* candidates, std::size_t count,
                    int threads, Outcome* outcomes, double* statistics, const Halt& halt = kGoOn);
@@ -247,11 +248,11 @@ struct Exploration {
   std::uint64_t candidates = 0, feasible = 0;
   std::uint64_t bounded = 0;  // feasible, not priced because of a bound; differs with threads
   std::array<std::uint64_t, kNumReasons> rejected{};
-  bool too_many = false;  // `candidates` are more than were allowed, and none is searched
+  bool too_many = false;  // more `candidates` than allowed; none is searched
 };
 
 // Searches every candidate of the engine's strategy, GPUs and batch; exact for any `top`. More than
-// `most` are counted, as far as that, and not searched.
+// `most` candidates are only counted, up to that number.
 Exploration explore(const Engine& engine, std::size_t top, Objective objective, bool all,
                     int threads, std::uint64_t most = UINT64_MAX, const Halt& halt = kGoOn);
 

@@ -6,7 +6,7 @@
 namespace autopar {
 
 void Knowledge::open(const Instance& in) {
-  // not all of it, but what differs between problems that a caller could take for one another
+  // not the whole tables, only what differs between problems that a caller could confuse
   std::vector<std::int64_t> tables{in.t.num_layers, in.t.num_types,      in.t.num_strategies,
                                    in.t.num_vocab,  in.t.num_candidates, in.t.num_stage_rules,
                                    in.t.gpipe};
@@ -40,7 +40,7 @@ void Knowledge::prove(const Item& item, Proof proof) {
   std::vector<Proof>& proofs = items_[key(item)].proofs;
   const auto at = std::find_if(proofs.begin(), proofs.end(),
                                [&](const Proof& p) { return p.budget <= proof.budget; });
-  // a larger budget proves as much
+  // a proof at a larger budget holds here, too
   if (at != proofs.begin() && std::prev(at)->bound >= proof.bound) return;
   if (at != proofs.end() && at->budget == proof.budget) {
     proof.relaxed = proof.relaxed || at->relaxed;

@@ -1,4 +1,4 @@
-// What searches of the same tables have found out about items, kept from one budget to the next.
+// Results about items from searches of the same tables, kept from one budget to the next.
 //
 // More memory only adds plans. So a bound that was proven at a budget holds at every smaller one,
 // and a plan that fits at a budget fits at every larger one; where both meet, the optimum is known.
@@ -15,25 +15,25 @@
 
 namespace autopar {
 
-// May be used by several searches at a time; items are those with all layouts.
+// Several searches may use it at a time; items are those with all layouts.
 class Knowledge {
  public:
   struct Answer {        // about an item at a budget
     double bound = 0.0;  // ticks per sample: no plan within the budget is faster, or there is none
-    bool relaxed = false;          // the relaxed bound at this very budget is part of it
-    std::optional<ItemPlan> plan;  // the fastest known one that fits
-    bool exact = false;            // which is the optimum
+    bool relaxed = false;          // true if `bound` includes the relaxed bound at this very budget
+    std::optional<ItemPlan> plan;  // fastest known plan that fits
+    bool exact = false;            // true if `plan` is the optimum
   };
 
-  // Refuses other tables than those of the first call: bounds hold for one problem only.
+  // Rejects other tables than those of the first call: bounds hold for one problem only.
   void open(const Instance& instance);
 
   void learn_bound(const Item& item, Bytes budget, double bound, bool relaxed);
-  // The optimum, and what it needs.
+  // Records the optimum and the bytes that it needs.
   void learn_exact(const Item& item, Bytes budget, double bound, Bytes needs, const ItemPlan& plan);
-  // A plan that may not be the optimum.
+  // Records a plan that may not be the optimum.
   void learn_plan(const Item& item, Bytes needs, const ItemPlan& plan);
-  // That the item, of any embedding strategy, was looked at strategy by strategy.
+  // Records that the item was divided by embedding strategy.
   void learn_divided(const Item& item);
 
   Answer about(const Item& item, Bytes budget) const;
@@ -42,14 +42,14 @@ class Knowledge {
   std::vector<std::pair<Item, ItemPlan>> plans(Bytes budget) const;
 
  private:
-  // More budgets than this are seldom asked about; the largest is forgotten first, whose bounds
-  // say least.
+  // Most budgets kept per item; more are rarely asked for. The largest is dropped first, because
+  // its bounds are the weakest.
   static constexpr std::size_t kMostKept = 16;
   struct Proof {
     Bytes budget;
     double bound;
     bool relaxed;
-    Ticks step;  // of the optimum, where it is known, or 0
+    Ticks step;  // of the optimum if it is known, else 0
   };
   struct KnownPlan {
     Bytes needs;
@@ -68,7 +68,7 @@ class Knowledge {
 
   mutable std::mutex mutex_;
   std::map<Key, About> items_;
-  std::vector<std::int64_t> tables_;  // what the tables are told by
+  std::vector<std::int64_t> tables_;  // identifies the tables
 };
 
 }  // namespace autopar

@@ -3,8 +3,8 @@
 // Every item carries a lower bound of its time per sample that only ever rises: first without
 // memory, then with memory relaxed, then exact. The item with the lowest bound is refined next;
 // when it is exact it is the optimum. Alternatives repeat this with the classes found so far
-// excluded: an item that may still produce such a class is split into items that leave out one of
-// the layouts which the class uses.
+// excluded. An item that may still produce such a class is split into items that each exclude one
+// of the layouts of the class.
 #include <chrono>
 #include <deque>
 #include <set>
@@ -17,7 +17,7 @@
 
 namespace autopar {
 
-// The three questions about an item, dispatched on the kind of its cost vector and, for 1F1B,
+// The three operations on an item, dispatched on the kind of its cost vector and, for 1F1B,
 // repeated for every transfer time that can be the slowest one.
 namespace {
 
@@ -69,9 +69,9 @@ ItemPlan solve_item(const Instance& in, const Item& item, double limit, const Wa
                     std::int64_t& states) {
   ItemPlan best;
   bool exact = true, too_large = false;
-  double bound = std::numeric_limits<double>::infinity();  // of what was not solved
+  double bound = std::numeric_limits<double>::infinity();  // of unsolved sub-problems
   try {
-    // within memory may be no plan though bounds do not see it, which is long to find out otherwise
+    // possibly no plan fits although bounds do not show it; other ways to find out take long
     if (!LeastMemory(in, item, watch).fits(in.budget)) return {};
     for_each_subproblem(in, item, watch, [&](auto& s) {
       const double known = static_cast<double>(best.step);
@@ -117,9 +117,9 @@ ItemPlan quick_plan(const Instance& in, const Item& item, const Watch& watch) {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-// After the deadline, for a plan where none is known, or for why there is none.
+// Time after the deadline to find a plan if none is known, or why there is none.
 constexpr double kGraceS = 0.1;
-// Of a time limit, for a plan before the search: it must be there whatever the search meets.
+// Share of the time limit for a plan before the search: one must exist whatever the search meets.
 constexpr double kFirstPlanShare = 0.1;
 __extension__ typedef __int128 Wide;  // products of ticks and batch sizes
 
@@ -127,9 +127,9 @@ struct Entry {
   Item item;
   double bound = 0.0;     // ticks per sample, a valid lower bound
   int level = 0;          // 0 simple, 1 relaxed, 2 exact (plan holds the optimum)
-  bool tied = false;      // the candidate of fewer micro-batches is an entry of its own
-  bool settled = false;   // of its equally fast plans, the plan is the one to be reported
-  bool replaced = false;  // by other entries: its bound says nothing any more
+  bool tied = false;      // the candidate of fewer micro-batches is a separate entry
+  bool settled = false;   // of its equally fast plans, `plan` is the one to report
+  bool replaced = false;  // by other entries: its bound is obsolete
   ItemPlan plan;
   std::int64_t batch = 1;
 };
@@ -156,7 +156,8 @@ class Search {
   }
 
  private:
-  // What an alternative must differ in: stages, default dp type, embedding, or fewer layouts.
+  // Features in which an alternative must differ: stages, default dp type, embedding, or fewer
+  // layouts.
   struct Class {
     int stages, group, vocab;
     std::uint64_t layouts;
@@ -164,18 +165,18 @@ class Search {
 
   using Key = std::tuple<double, int, std::size_t>;  // bound, exact last, index
 
-  Monitor monitor_;  // first: its time runs while the others are made
+  Monitor monitor_;  // first: its time runs while the other members are made
   Instance in_;
   SearchSettings settings_;
-  Knowledge own_;  // of this search alone, where the caller keeps none
+  Knowledge own_;  // of this search only, if the caller keeps none
   Knowledge& known_;
   std::vector<Entry> incumbents_;  // plans of earlier searches that fit
-  Entry fallback_;  // the best plan that is not known to be the optimum of its sub-problem
-  std::deque<Entry> entries_;  // grows while one of them is worked on
+  Entry fallback_;                 // best plan that is not proven optimal for its sub-problem
+  std::deque<Entry> entries_;      // grows while one of them is worked on
   Outcome outcome_;
   double lowest_ = kInf;
   bool timed_out_ = false;
-  bool entered_ = false;  // whether entries_ holds all sub-problems
+  bool entered_ = false;  // true if entries_ contains all sub-problems
   std::vector<Class> excluded_;
 
   // of a round
@@ -196,7 +197,7 @@ class Search {
     } catch (const DeadlinePassed&) {
       timed_out_ = !entered_;
     }
-    if (!entered_) return stop_without_plan();  // of what was not looked at, nothing is known
+    if (!entered_) return stop_without_plan();  // nothing is known about missing entries
     for (int round = 0; round <= settings_.alternatives; ++round) {
       const std::int64_t found = best_outside();
       const Entry* best = found < 0 ? nullptr : &entries_[static_cast<std::size_t>(found)];
@@ -247,7 +248,7 @@ class Search {
       for (int s = settings_.uniform ? 0 : -1; s < (settings_.uniform ? in_.t.num_strategies : 0);
            ++s) {
         const Item item{q, kAnyVocab, kAllLayouts, s};
-        // what an earlier search looked at by embedding strategies has tighter bounds there
+        // an earlier search that divided the item by embedding strategy has tighter bounds there
         if (!known_.divided(item)) {
           add(item, 0.0);
           continue;
@@ -281,7 +282,7 @@ class Search {
     if (entries_.back().level == 2) add_fewer(entries_.back());
   }
 
-  // Takes the plans of earlier searches that fit for a start: nothing slower need be looked for.
+  // Starts from plans of earlier searches that fit: nothing slower needs to be searched.
   void remember() {
     for (auto& [item, plan] : known_.plans(settings_.budget)) {
       if (settings_.uniform != (item.only_strategy >= 0)) continue;
@@ -295,7 +296,7 @@ class Search {
     }
   }
 
-  // Leaves what was found out to later searches.
+  // Stores the results for later searches.
   void learn() {
     for (const Entry& e : entries_)
       if (!e.replaced) learn(e);
@@ -385,12 +386,12 @@ class Search {
     queue_.insert({e.bound, e.level, i});
   }
 
-  // Nothing slower than the plan matters, in ticks per sample.
+  // Limit in ticks per sample: nothing slower than the plan matters.
   double limit_of(const Entry& e) const {
     return static_cast<double>(e.plan.step) / static_cast<double>(e.batch) * (1.0 + kBoundSlack);
   }
 
-  // Looks at the entry with the lowest bound.
+  // Refines the entry with the lowest bound.
   void step() {
     monitor_.poll();
     const std::size_t i = std::get<2>(*queue_.begin());
@@ -403,10 +404,10 @@ class Search {
       refine(i);
     else if (entry.level == 1)
       each_vocab(i);
-    // of an exact entry nothing is left: it was compared with the best when it was put in
+    // an exact entry needs no more work: it was compared with the best when it was enqueued
   }
 
-  // Works on entry i and puts it back.
+  // Refines entry i and enqueues it again.
   void refine(std::size_t i) {
     Entry& entry = entries_[i];
     const double batch = static_cast<double>(entry.batch);
@@ -417,11 +418,11 @@ class Search {
       try {
         bound = relaxed_bound(in_, entry.item, limit, watch) / batch;
       } catch (const DeadlinePassed&) {
-        enqueue(i);  // its bound is one of what is left
+        enqueue(i);  // its bound is part of the remaining lower bound
         throw;
       }
       entry.level = 1;
-      if (bound <= limit_)  // above it only says that nothing is better than the limit
+      if (bound <= limit_)  // above it only proves that nothing is within the limit
         entry.bound = std::max(entry.bound, bound);
       else
         raise(entry);
@@ -433,9 +434,9 @@ class Search {
     enqueue(i);
   }
 
-  // Of all plans that tie for the best, takes the first. Which of its own equally fast plans a
-  // sub-problem finds depends on the limit it works under, and that on what other sub-problems and
-  // earlier searches have found: so each is solved again with the optimum as limit, which is quick.
+  // Takes the first of all plans that tie for the best. Which of its equally fast plans a
+  // sub-problem finds depends on its limit, and that on other sub-problems and earlier searches. So
+  // each is solved again with the optimum as limit, which is quick.
   void settle_ties() {
     const Entry best = entries_[static_cast<std::size_t>(best_)];
     for (std::size_t i = 0; i < entries_.size(); ++i) {
@@ -456,8 +457,8 @@ class Search {
     }
   }
 
-  // A plan of the first entry, by their bounds, that has one. That is quick, whatever the
-  // sub-problems are like; without one and without a deadline, nothing fits.
+  // Finds a plan of the first entry, in order of bounds, that has one. This is quick for all
+  // sub-problems. If there is none and no deadline passed, nothing fits.
   void find_any() {
     const Watch watch(monitor_);
     std::vector<std::pair<double, std::size_t>> order;
@@ -466,7 +467,7 @@ class Search {
     std::sort(order.begin(), order.end());
     for (const auto& [bound, i] : order) {
       Entry entry = entries_[i];
-      // the least of all embedding strategies together: mostly one question instead of many
+      // the least memory over all embedding strategies: usually one check instead of many
       const std::vector<int> vocabs = in_.vocabs(entry.item);
       if (vocabs.size() > 1 && !LeastMemory(in_, entry.item, watch).fits(in_.budget)) continue;
       for (const int e : vocabs) {
@@ -479,7 +480,7 @@ class Search {
     }
   }
 
-  // False when even that takes too long; nothing fits when there is no plan all the same.
+  // Returns false if even that takes too long. If true and there is still no plan, nothing fits.
   bool find_in_grace() {
     const Monitor::Period period(monitor_, kGraceS);
     try {
@@ -490,7 +491,7 @@ class Search {
     return true;
   }
 
-  // Takes entry i out, for others in its place, and returns its bound.
+  // Removes entry i, which others replace, and returns its bound.
   double replace(std::size_t i) {
     Entry& entry = entries_[i];
     learn(entry);
@@ -513,7 +514,7 @@ class Search {
     }
   }
 
-  // Replaces entry i by entries that leave out one of these layouts each.
+  // Replaces entry i by entries that exclude one of these layouts each.
   void split(std::size_t i, std::uint64_t layouts) {
     const Item item = entries_[i].item;
     const bool tied = entries_[i].tied;
@@ -531,7 +532,7 @@ class Search {
     }
   }
 
-  // Nothing in the entry is as good as the limit.
+  // Raises the bound of an entry without a plan as good as the limit.
   void raise(Entry& entry) const {
     if (limit_ == kInf)
       entry.bound = kInf;
@@ -544,7 +545,7 @@ class Search {
     ++outcome_.opened;
     entry.plan = std::move(plan);
     if (!entry.plan.exact) {
-      // the proof is out of reach: what is known is the answer
+      // a proof is not possible: the best known plan is the answer
       if (entry.plan.too_large) outcome_.too_large = timed_out_ = true;
       if (entry.plan.step < kInfTicks && (!has_fallback() || faster(entry, fallback_)))
         fallback_ = entry;
@@ -563,8 +564,8 @@ class Search {
     return static_cast<double>(e.plan.step) / static_cast<double>(e.batch);
   }
 
-  // An entry stands for its candidates of fewer micro-batches too, which are never faster. Only
-  // where they can be as fast is the next of them looked at by itself.
+  // An entry also represents its candidates of fewer micro-batches, which are never faster. The
+  // next of them becomes a separate entry only if it can be as fast.
   void add_fewer(Entry& entry) {
     const int fewer = in_.fewer_microbatches(entry.item.candidate);
     if (fewer < 0 || entry.tied) return;
@@ -595,13 +596,14 @@ class Search {
     unlimited.budget = kInfBytes / 2;
     const Instance free(in_.t, unlimited);
     Bytes best = kInfBytes / 4;
-    std::vector<std::uint8_t> known(at(in_.t.num_candidates), 0);  // by that of most micro-batches
+    std::vector<std::uint8_t> known(at(in_.t.num_candidates),
+                                    0);  // by candidate of most micro-batches
     for (int q = 0; q < in_.t.num_candidates; ++q) {
-      if (std::exchange(known[at(in_.most_microbatches(q))], 1) != 0) continue;  // as much memory
+      if (std::exchange(known[at(in_.most_microbatches(q))], 1) != 0) continue;  // same memory
       std::vector<int> left;  // strategies of uniform plans, or -1
       for (int s = settings_.uniform ? 0 : -1; s < (settings_.uniform ? in_.t.num_strategies : 0);
            ++s) {
-        // the least of all embedding strategies together: mostly one question instead of many
+        // the least memory over all embedding strategies: usually one check instead of many
         const Item any{q, kAnyVocab, kAllLayouts, s};
         if (free.simple_bound(any) < kInf && LeastMemory(free, any, watch).fits(best - 1))
           left.push_back(s);

@@ -8,11 +8,11 @@ namespace autopar {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr int kSearches = 40;  // of a price: the search ends by itself, after about ten
-constexpr int kLooks = 10;     // at a bound of many caps, which others will sharpen
+constexpr int kSearches = 40;  // prices per search, which ends by itself after about ten
+constexpr int kLooks = 10;     // prices for a bound of many caps, which later bounds sharpen
 constexpr double kHugePrice = 0x1p60;
-// What prices are prepared around the implied one, as shares of it: labels that are about to need
-// more or less than the average are bounded by these.
+// Prices prepared around the implied one, as shares of it: they bound labels that still need more
+// or less than the average.
 constexpr double kAround[] = {1.0 / 64, 1.0 / 16, 1.0 / 4, 0.5,   0.7,   0.8,   0.87,  0.92, 0.95,
                               0.97,     0.98,     0.99,    0.995, 0.998, 1.002, 1.005, 1.01, 1.02,
                               1.03,     1.05,     1.09,    1.15,  1.25,  1.4,   2.0,   4.0,  16.0};
@@ -25,7 +25,7 @@ ChainBound::ChainBound(const StageProblem<1>& problem)
     : p_(problem),
       n_(problem.layer_type.size()),
       layouts_(idx(problem.num_layouts)),
-      // every layer adds its option and a redistribution, each rounded, priced with a rounding more
+      // every layer adds its option and a redistribution, each rounded; pricing rounds once more
       margin_(1.0 - static_cast<double>(6 * n_ + 32) * 0x1p-53),
       allowed_(problem.options.size()),
       best_(problem.options.size() * layouts_) {}
@@ -41,8 +41,8 @@ bool ChainBound::allow(OptionLists<1>& lists, Bytes transient_cap, Bytes shared_
   return true;
 }
 
-// The cheapest choice of all layers at a price; `table`, where wanted, receives for every layer and
-// layout the cheapest choice of the layers before it. Negative when there is no choice at all.
+// Cheapest choice of all layers at a price. `table`, unless null, receives for every layer and
+// layout the cheapest choice of the layers before it. Negative if there is no choice.
 ChainBound::Tangent ChainBound::path(double price, Tangent* table) {
   for (const std::size_t k : used_) {
     Tangent* best = &best_[k * layouts_];
@@ -133,7 +133,7 @@ ChainBound::Answer ChainBound::bound(Bytes most, double price, double limit) {
 }
 
 double ChainBound::prepare(Bytes budget, double price, Ticks& found) {
-  // the price at which the choice passes the budget, by secants
+  // secant search for the price at which the choice passes the budget
   const double room = static_cast<double>(budget);
   found = kInfTicks;
   prices_.assign(1, 0.0);

@@ -39,8 +39,8 @@ class Mix {
   Bytes n_;
   Ticks best_;
 
-  // The strategies that cost least at the price of memory that the budget implies: the slope of the
-  // hull where every layer has its share of the budget.
+  // Strategies of least cost at the price of memory implied by the budget: the slope of the hull
+  // where every layer has its share of the budget.
   std::vector<const Option*> candidates() const {
     const auto& options = p_.options[type_];
     std::vector<HullPoint> hull;
@@ -67,8 +67,9 @@ class Mix {
     return few;
   }
 
-  // For every number of the first: bytes and cost are linear in the number of the second, so one of
-  // the ends of what fits is best, or next to an end where a change of strategy is saved.
+  // Tries every number of layers of `a`. Bytes and cost are linear in the number of layers of `b`,
+  // so one of the ends of the feasible range is best, or next to an end where a change of strategy
+  // is saved.
   void mix(const Option& a, const Option& b, const Option& c) {
     const Bytes budget = p_.budget -
                          std::max({a.transient, b.transient, c.transient, p_.base_transient}) -
@@ -76,7 +77,7 @@ class Mix {
     const Bytes more = b.bytes - c.bytes;
     for (Bytes first = 0; first <= n_; ++first) {
       const Bytes rest = n_ - first;
-      const Bytes room = budget - first * a.bytes - rest * c.bytes;  // for b in the place of c
+      const Bytes room = budget - first * a.bytes - rest * c.bytes;  // for b instead of c
       Bytes least = 0, most = rest;
       if (room < 0) {
         if (more >= 0) continue;

@@ -1,14 +1,14 @@
-// A good chain of equal layers at almost no cost, where two strategies are not enough.
+// Cheap heuristic for chains of equal layers for which two strategies are not enough.
 #pragma once
 
 #include "planner/stage/stage_kernel.hpp"
 
 namespace autopar {
 
-// The cost of the cheapest chain a..ab..bc..c that is found among a few strategies, in any order
-// and each of them possibly left out, or `known` where none is cheaper: budgets between those of
-// two strategies are filled by a third. The chain exists, so that the optimum costs no more. Layers
-// of several types are left alone.
+// Cost of the cheapest chain a..ab..bc..c found among a few strategies, in any order and possibly
+// without one of them, or `known` if none is cheaper. A third strategy fills budgets between those
+// of two. The chain exists, so the optimum costs no more. Returns `known` for layers of several
+// types.
 Ticks mix_of_three(const StageProblem<1>& problem, Ticks known);
 
 }  // namespace autopar

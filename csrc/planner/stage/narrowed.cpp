@@ -10,9 +10,9 @@
 namespace autopar {
 namespace {
 
-// What is left out makes the bounds of the rest tighter: so often at most.
+// Most rounds: every exclusion tightens the bounds of the remaining options.
 constexpr int kRounds = 4;
-// Every option is bounded with all types: with so many of both that takes longer than it saves.
+// Every option is bounded with all types: with more pairs of both that takes longer than it saves.
 constexpr std::size_t kMostPairs = std::size_t{1} << 16;
 
 std::size_t idx(int i) { return static_cast<std::size_t>(i); }
@@ -22,11 +22,12 @@ void lower_to(Cost<D>& least, const Cost<D>& cost) {
   for (std::size_t d = 0; d < D; ++d) least[d] = std::min(least[d], cost[d]);
 }
 
-// Relaxed minima of layers of some types, by entry of the bound.
+// Relaxed minima of layers of some types, per entry of the bound.
 template <int D>
 class Relaxed {
  public:
-  static constexpr std::size_t kBounds = D == 1 ? 1 : D + 3;  // combinations add nothing to one
+  static constexpr std::size_t kBounds =
+      D == 1 ? 1 : D + 3;  // combinations add nothing to one dimension
 
   explicit Relaxed(std::size_t num_types) {
     for (auto& hulls : hulls_) hulls.resize(num_types);
@@ -41,7 +42,7 @@ class Relaxed {
       layers_[d].assign(hulls_[d]);
     }
   }
-  // False when they do not fit; `cost` is added to.
+  // Adds the minimum to `cost`; false if the layers do not fit.
   bool add_minimum(const std::vector<int>& counts, double budget,
                    typename StepBound<D>::Vector& cost) const {
     for (std::size_t d = 0; d < kBounds; ++d) {
@@ -79,12 +80,12 @@ Narrowed<D>::Narrowed(const StageProblem<D>& problem) : p_(problem), kept_(probl
   if (possible_) renumber();
 }
 
-// Leaves options out; true when there were any.
+// Excludes options; true if there were any to exclude.
 template <int D>
 bool Narrowed<D>::leave_out() {
   const std::size_t layouts = idx(p_.num_layouts);
   Relaxed<D> all(counts_.size());
-  std::vector<Relaxed<D>> alone;  // in one layout
+  std::vector<Relaxed<D>> alone;  // by layout
   std::vector<int> number(layouts, -1);
   Bytes least_transient = p_.base_transient, least_shared = p_.base_shared;
   for (const std::size_t k : used_) {
@@ -106,7 +107,7 @@ bool Narrowed<D>::leave_out() {
   }
   all.finish();
   for (Relaxed<D>& one : alone) one.finish();
-  // the least that changing from a layout or to it takes, and that both ends take in any
+  // least cost of a change from or to a layout, and of both ends in any layout
   Cost<D> free_ends;
   free_ends.fill(kForbidden);
   std::vector<Cost<D>> change(layouts, free_ends);
@@ -149,7 +150,7 @@ bool Narrowed<D>::leave_out() {
   return fewer;
 }
 
-// Numbers the layouts that are left, and cuts the tables to them.
+// Renumbers the remaining layouts and cuts the tables to them.
 template <int D>
 void Narrowed<D>::renumber() {
   const std::size_t before = idx(p_.num_layouts);
@@ -184,7 +185,7 @@ void Narrowed<D>::renumber() {
     narrow_.exit_allowed.push_back(p_.exit_allowed[idx(y)]);
   }
   if (p_.predecessor != nullptr) {
-    // the stage in front may have any layout
+    // the previous stage may have any layout
     const std::size_t rows = p_.predecessor->size() / before;
     predecessor_ = cut(*p_.predecessor, rows, [](std::size_t x) { return x; });
     narrow_.predecessor = &predecessor_;

@@ -1,4 +1,4 @@
-// A stage without the options that nothing within its bound uses.
+// A stage without the options that no point within its bound uses.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 
 namespace autopar {
 
-// The same stage with fewer options, and with the layouts that these have: all points within the
-// bound are the same. An option is left out where the stage costs too much with one layer that has
-// it: the other layers relaxed, in the layout of that one alone, or with one change of layout at
-// least. Degrees, ZeRO and recomputation multiply, and few of their products are any good here.
+// The same stage with fewer options and only their layouts: all points within the bound are
+// unchanged. An option is excluded if the stage costs too much with one layer that uses it and the
+// other layers relaxed, either all in its layout, or with at least one change of layout. Degrees,
+// ZeRO and recomputation multiply, and few of their products are useful in one stage.
 template <int D>
 class Narrowed {
  public:
@@ -22,7 +22,7 @@ class Narrowed {
   // False when some layer has no option left: no point is within the bound.
   bool possible() const { return possible_; }
   const StageProblem<D>& problem() const { return narrow_; }
-  // The layout of the whole stage that has this number here.
+  // Layout of the whole stage with this number in the narrowed one.
   int layout(int number) const { return layouts_[static_cast<std::size_t>(number)]; }
 
  private:
@@ -30,7 +30,7 @@ class Narrowed {
   StageProblem<D> narrow_;
   bool possible_ = true;
   std::vector<int> counts_;
-  std::vector<std::size_t> used_;  // types that some layer has
+  std::vector<std::size_t> used_;  // types of at least one layer
   std::vector<std::vector<StageOption<D>>> kept_;
   std::vector<int> layouts_;
   std::vector<Cost<D>> predecessor_;

@@ -11,15 +11,15 @@
 
 namespace autopar {
 
-// Caps are many, because every type has its own needs, but what a type may use under them depends
-// only on how many of its own needs they admit: its list is made once for each such pair.
+// There are many caps, because every type has separate needs. The options that a type may use under
+// them depend only on how many of its own needs they admit: a list is made once for each such pair.
 template <int D>
 class OptionLists {
  public:
   struct List {
     bool made = false;
     std::vector<std::int32_t> kept;  // ascending; none dominated by another of the same layout
-    Bytes transient = 0;             // the largest needs of what is kept
+    Bytes transient = 0;             // largest needs of the kept options
     Bytes shared = 0;
     std::vector<std::vector<HullPoint>> hulls;  // by entry of the bound, made when asked for
   };
@@ -40,7 +40,7 @@ class OptionLists {
     }
   }
 
-  // Types that some layer has.
+  // Types of at least one layer.
   const std::vector<std::size_t>& used() const { return used_; }
 
   // All needs, at least the stage's own, ascending.
@@ -58,8 +58,8 @@ class OptionLists {
 
  private:
   struct Type {
-    std::vector<Bytes> transients, shareds;  // own needs, ascending
-    std::vector<List> lists;                 // by how many of both are admitted
+    std::vector<Bytes> transients, shareds;  // distinct needs of the type, ascending
+    std::vector<List> lists;                 // by number of admitted needs of both kinds
   };
 
   const StageProblem<D>& p_;

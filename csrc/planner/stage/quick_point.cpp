@@ -120,7 +120,7 @@ class QuickPoint {
     offer(chosen);
   }
 
-  // As many layers of the faster strategy as fit, the rest of the other one; one type only.
+  // As many layers of the faster strategy as fit, the rest with the other one; one type only.
   void mix_pairs() {
     const int type = p_.layer_type.front();
     const auto& options = p_.options[idx(type)];

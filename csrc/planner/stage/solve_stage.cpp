@@ -46,7 +46,7 @@ std::vector<int> group_layouts(const StageArrays& in, int& num_layouts) {
   return layout;
 }
 
-// Layers with equal rows (and an equal transition behind them) share a type.
+// Layers with equal rows and an equal transition after them share a type.
 std::vector<int> group_types(const StageArrays& in) {
   const std::size_t S = idx(in.num_strategies);
   std::vector<int> type(idx(in.num_layers), 0);
@@ -77,7 +77,7 @@ std::vector<int> group_types(const StageArrays& in) {
   return type;
 }
 
-// What may still be chosen: strategies by layer, and transitions up to a limit.
+// Remaining choices: strategies by layer, and transitions up to a limit.
 struct Allowed {
   std::vector<std::uint8_t> choice;  // (L, S)
   double largest_move = std::numeric_limits<double>::infinity();
@@ -89,8 +89,8 @@ double transient_of(const StageArrays& in, std::size_t at) {
   return in.transient_bytes == nullptr ? 0.0 : in.transient_bytes[at];
 }
 
-// Whole numbers stay as they are; others are scaled by a power of two (relative error 2^-50).
-// Rounded to the nearest unit with some slack, or up without any.
+// Whole numbers stay unchanged; others are scaled by a power of two (relative error 2^-50). They
+// are rounded to the nearest unit with some slack in the budget, or up without slack.
 struct ByteScale {
   double scale = 1.0;
   Bytes slack = 0;
@@ -138,7 +138,7 @@ struct ByteScale {
   }
 };
 
-// The largest total that allowed choices can have, in seconds.
+// Largest total of the allowed choices, seconds.
 double largest_total(const StageArrays& in, const Allowed& allowed) {
   const std::size_t S = idx(in.num_strategies);
   double total = 0.0;
@@ -177,7 +177,7 @@ double bytes_of(const StageArrays& in, const std::vector<int>& choice) {
   return kept + transient;
 }
 
-// The kernel's tables grow with layers times kinds of layers.
+// Checks the memory of the kernel's tables, which grow with layers times layer types.
 void check_memory(const StageArrays& in, int num_types, std::size_t num_layouts) {
   const double layers = in.num_layers + 1.0, types = num_types, strategies = in.num_strategies;
   const double moves = 2.0 * types * static_cast<double>(num_layouts * num_layouts) * 8.0;
@@ -254,8 +254,8 @@ StageAnswer solve_allowed(const StageArrays& in, const Allowed& allowed, bool ge
   return answer;
 }
 
-// Adds up like NumPy, so that a caller who does the same with the arrays gets the same number:
-// eight sums side by side, and halves of long rows apart.
+// Sums in the order of NumPy, so that a caller who sums the arrays gets the same number: eight
+// partial sums, and halves of long rows separately.
 double sum_of(const double* values, std::size_t n) {
   constexpr std::size_t kLanes = 8, kBlock = 128;
   double sum = 0.0;
@@ -323,8 +323,8 @@ StageAnswer fastest_choice(const StageArrays& in) {
     }
     answer.states = states;
     if (!answer.feasible) return answer;
-    // Ticks are fine enough when no allowed choice is out of all proportion to the optimum;
-    // choices slower than the whole optimum cannot be part of a better one.
+    // Ticks are fine enough unless an allowed choice is far slower than the optimum; choices slower
+    // than the whole optimum cannot be part of a better one.
     const double total = total_of(in, answer.choice);
     if (largest_total(in, allowed) <= 1024.0 * in.num_layers * total || total <= 0.0) return answer;
     const double slowest = total * (1.0 + 1e-9);

@@ -16,12 +16,12 @@ namespace {
 
 constexpr std::int32_t kNone = -1;
 constexpr std::size_t kCaps = 2;  // of transient and of shared bytes
-// Up to so many types, layers that need all of a cap are bounded; of more, it is known that some
-// do.
+// Up to this many types, layers that need all of a cap are bounded; with more, it is only known
+// that some do.
 constexpr std::size_t kFewTypes = 4;
-// So many pairs of caps are simply solved one after the other; more are searched by their bounds.
+// Up to this many pairs of caps are solved one after the other; more are searched by their bounds.
 constexpr std::size_t kFewCaps = 64;
-// From so many labels on, bounds that know redistribution are worth making.
+// Number of labels from which bounds with redistribution are worth making.
 constexpr std::int64_t kManyLabels = 4096;
 
 std::size_t idx(int i) { return static_cast<std::size_t>(i); }
@@ -40,8 +40,8 @@ bool dominates(const Cost<D>& a, const Cost<D>& shift, const Cost<D>& b) {
   return true;
 }
 
-// Labels kept so far of one layout, in order of bytes: is a candidate dominated by one of them?
-// One dimension: a running minimum. Two: a staircase. More: a list.
+// Kept labels of one layout in order of bytes, to find out if one dominates a candidate. One
+// dimension: a running minimum. Two: a staircase. More: a list.
 template <int D>
 class Staircase {
  public:
@@ -90,12 +90,11 @@ struct Label {
   std::int32_t next = kNone;  // label of the following layer
   std::int32_t option = 0;    // index into the options of its layer's type
   std::int32_t layout = 0;
-  std::int32_t exit = 0;  // layout of the last layer; with one dimension only the optimum counts,
-                          // whatever its exit, and this stays 0
-  std::uint8_t missing = 0;  // of the caps, those that none of its layers needs; see Kernel
+  std::int32_t exit = 0;     // layout of the last layer; 0 with one dimension
+  std::uint8_t missing = 0;  // caps that none of its layers needs; see Kernel
 };
 
-// Worst difference over predecessors z, the rows, of redistribute(z, x) - redistribute(z, y).
+// Largest difference over predecessors z, the rows, of redistribute(z, x) - redistribute(z, y).
 template <int D>
 std::vector<Cost<D>> worst_differences(const std::vector<Cost<D>>& table, int num_layouts) {
   std::vector<Cost<D>> delta(idx(num_layouts) * idx(num_layouts));
@@ -144,7 +143,7 @@ class Kernel {
   const int n_;
   std::int64_t& states_;
   std::int64_t own_states_ = 0;
-  std::size_t kept_labels_ = 0;  // of the present caps
+  std::size_t kept_labels_ = 0;  // under the current caps
   StepBound<D> bound_;
   std::vector<std::vector<int>> prefix_count_;  // layers 0..i-1 by type
   std::vector<std::vector<Cost<D>>> delta_;     // by layer
@@ -153,13 +152,13 @@ class Kernel {
   std::vector<Bytes> transients_, shareds_;  // all caps
   std::vector<Options> options_;             // allowed under the caps, Pareto-pruned
   std::optional<ChainBound> chain_;          // with one dimension, once it pays
-  double price_ = 0.0;                       // per byte: where its search begins
+  double price_ = 0.0;                       // per byte: start of its search
   RelaxedLayers relaxed_;
-  std::array<RelaxedLayers, D + 3> relaxed_of_;  // under the present caps, by entry of the bound
+  std::array<RelaxedLayers, D + 3> relaxed_of_;  // under the current caps, by entry of the bound
   std::vector<std::vector<HullPoint>> prefix_bound_[D + 3];  // as StepBound::Vector
-  // The same where one of the layers needs all of a cap; empty when none can.
+  // The same if one of the layers needs all of a cap; empty if none can.
   std::vector<std::vector<HullPoint>> reaching_bound_[kCaps][D + 3];
-  Bytes cap_[kCaps] = {};              // present caps
+  Bytes cap_[kCaps] = {};              // current caps
   std::uint8_t missing_at_first_ = 0;  // caps that the stage does not need without its layers
   std::vector<std::vector<Label<D>>> labels_;  // by layer
   struct Key {
@@ -183,8 +182,8 @@ class Kernel {
   }
 
   void prepare_deltas() {
-    // Layer i > 0 is preceded by any layout of the layer before it; the first layer by any exit
-    // layout of the previous stage. On the first stage the label contains its entry already.
+    // Layer i > 0 may follow any layout of the layer before it; the first layer any exit layout of
+    // the previous stage. On the first stage the label already contains its entry.
     std::vector<int> by_type(p_.redistribute.size(), -1);
     delta_of_layer_.assign(idx(n_), 0);
     if (p_.predecessor != nullptr)
@@ -207,7 +206,7 @@ class Kernel {
     double bound = 0.0;
     double price = 0.0;
     std::size_t size() const { return transient_high - transient_low + shared_high - shared_low; }
-    bool operator<(const Caps& other) const {  // of a heap: what is popped first is largest
+    bool operator<(const Caps& other) const {  // for a heap: the largest is popped first
       if (bound != other.bound) return bound > other.bound;
       if (size() != other.size()) return size() > other.size();
       if (transient_low != other.transient_low) return transient_low > other.transient_low;
@@ -215,8 +214,9 @@ class Kernel {
     }
   };
 
-  // Many types have so many pairs of caps that they are halved, the best bound first: what the
-  // largest caps of a part admit, in the bytes that its smallest leave, bounds all of the part.
+  // Many types have so many pairs of caps that these are halved, the best bound first. Options
+  // under the largest caps of a part, within the bytes that its smallest caps leave, bound all of
+  // the part.
   void search_caps() {
     if constexpr (D == 1) chain_.emplace(p_);
     std::priority_queue<Caps> open;
@@ -228,7 +228,7 @@ class Kernel {
     while (!open.empty()) {
       Caps caps = open.top();
       open.pop();
-      if (D == 1 && prunes(caps.bound)) return;  // and so do all others
+      if (D == 1 && prunes(caps.bound)) return;  // all others are pruned, too
       const std::size_t transients = caps.transient_high - caps.transient_low;
       const std::size_t shareds = caps.shared_high - caps.shared_low;
       if (transients + shareds == 0) {
@@ -249,20 +249,20 @@ class Kernel {
     }
   }
 
-  // With one dimension only: may a plan of this cost be dropped?
+  // True if a plan of this cost may be dropped; one dimension only.
   bool prunes(double cost) const {
     typename StepBound<D>::Vector total{};
     total[0] = cost;
     return bound_.prunes(total);
   }
-  // One stage: what a plan costs is the objective, and this much can be had.
+  // One stage: the cost of a plan is the objective, and this cost is achievable.
   void tighten(Ticks cost) {
     typename StepBound<D>::Vector total{};
     total[0] = static_cast<double>(cost);
     if (!bound_.prunes(total)) bound_.incumbent = std::min(bound_.incumbent, bound_.least(total));
   }
 
-  // Bounds a part of the caps; false when it holds nothing of interest.
+  // Bounds a part of the caps; false if nothing in it is of interest.
   bool bound_caps(Caps& caps) {
     const Bytes transient = transients_[caps.transient_high], shared = shareds_[caps.shared_high];
     const Bytes most = p_.budget - transients_[caps.transient_low] - shareds_[caps.shared_low];
@@ -359,10 +359,10 @@ class Kernel {
     return true;
   }
 
-  // Options allowed under the caps, dominated ones inside a layout dropped. False when these caps
-  // admit nothing that smaller caps do not: where no type keeps an option that needs just as much,
-  // all that is kept is allowed under smaller caps, which leave more bytes; and what is dropped
-  // here can be replaced by what is kept.
+  // Keeps the options allowed under the caps, without dominated ones inside a layout. False if
+  // these caps admit nothing that smaller caps do not. If no type keeps an option that needs
+  // exactly a cap, all kept options are allowed under smaller caps, which leave more bytes; and a
+  // kept option can replace a dropped one.
   bool restrict_options(Bytes transient_cap, Bytes shared_cap) {
     bool transient_used = transient_cap == p_.base_transient;
     bool shared_used = shared_cap == p_.base_shared;
@@ -383,16 +383,16 @@ class Kernel {
   }
 
   // A chain that needs less than the caps is found under smaller ones, which leave more bytes. So
-  // under these caps only chains count that need all of both: a label that misses one is bounded
-  // together with a layer that needs it, and dropped where no layer before it can. It may drop
-  // others all the same: what it stands for is no worse, and found under its own caps.
+  // under these caps only chains count that need all of both. A label that misses a cap is bounded
+  // together with a layer that needs it, and dropped if no layer before it can. It may still
+  // dominate others: it is no worse than they are, and is found under smaller caps.
   std::uint8_t still_missing(std::uint8_t missing, const StageOption<D>& option) const {
     if (option.transient == cap_[0]) missing &= static_cast<std::uint8_t>(~1U);
     if (option.shared == cap_[1]) missing &= static_cast<std::uint8_t>(~2U);
     return missing;
   }
 
-  static constexpr std::size_t kBounds = D == 1 ? 1 : D + 3;  // combinations add nothing to one
+  static constexpr std::size_t kBounds = D == 1 ? 1 : D + 3;
 
   typename StepBound<D>::Vector bounded(const Cost<D>& cost, int first, double left,
                                         bool& fits) const {
@@ -426,15 +426,15 @@ class Kernel {
     bool fits = true;
     auto total = bounded(p_.base, n_, static_cast<double>(budget), fits);
     if (!fits || bound_.prunes(total)) return false;
-    // of all layers first: mostly that is enough
+    // all layers first: usually that is enough
     bound_reaching(n_);
     if (!reaches(missing_at_first_, p_.base, n_, static_cast<double>(budget), total)) return false;
     for (int i = 0; i < n_; ++i) bound_reaching(i);
     return true;
   }
 
-  // Relaxed bounds of the layers before `i` of which one needs all of a cap that the stage does not
-  // need without them: its option, and the others relaxed.
+  // Relaxed bounds of the layers before `i`, one of which needs all of a cap that the stage does
+  // not need without them: the option of that layer, and the others relaxed.
   void bound_reaching(int i) {
     for (std::size_t cap = 0; cap < kCaps; ++cap) {
       if ((missing_at_first_ >> cap & 1U) == 0) continue;
@@ -478,8 +478,8 @@ class Kernel {
     if (!bound.empty()) lower_hull(bound);
   }
 
-  // May a label still lead to a point, given the layers that have to need what is missing of the
-  // caps? `total` is its bound without them, and is raised.
+  // True if a label may still lead to a point, given that some layers must need the missing caps.
+  // `total`: its bound without them, which is raised.
   bool reaches(std::uint8_t missing, const Cost<D>& cost, int first, double left,
                typename StepBound<D>::Vector& total) const {
     for (std::size_t cap = 0; cap < kCaps; ++cap) {
@@ -495,7 +495,7 @@ class Kernel {
     return missing == 0 || !bound_.prunes(total);
   }
 
-  // May the label (whose layers are first..n-1) still lead to a point within budget and bound?
+  // True if the label of layers first..n-1 may still lead to a point within budget and bound.
   bool admits(const Label<D>& label, int first, Bytes budget) {
     if constexpr (D == 1)
       if (bound_by_chain()) return admits_by_chain(label, first, budget);
@@ -505,8 +505,8 @@ class Kernel {
     return fits && !bound_.prunes(total) && reaches(label.missing, label.cost, first, left, total);
   }
 
-  // The same where the layers before are bounded together with their redistribution. The cheapest
-  // ones that fit complete the label to a plan: no worse one is needed any more.
+  // The same with the layers before bounded together with their redistribution. The cheapest of
+  // them that fit complete the label to a plan; no worse plan is needed any more.
   bool admits_by_chain(const Label<D>& label, int first, Bytes budget) {
     if (label.bytes > budget) return false;
     if (first == 0) return label.missing == 0 && !prunes(static_cast<double>(label.cost[0]));
@@ -516,7 +516,7 @@ class Kernel {
     return !prunes(static_cast<double>(label.cost[0]) + rest);
   }
 
-  // Labels of one call may take kMostLabelBytes.
+  // Throws if the labels of one call take more than kMostLabelBytes.
   void check_memory(const std::vector<Label<D>>& created) const {
     const std::size_t bytes = (kept_labels_ + created.size()) * sizeof(Label<D>) +
                               std::max(created.size(), order_.capacity()) * sizeof(Key);
@@ -535,11 +535,12 @@ class Kernel {
     for (std::size_t l = 0; l < following.size(); ++l) {
       const Label<D>& next = following[l];
       check_memory(created);
-      if (bound_by_chain() && !admits(next, i + 1, budget)) continue;  // the incumbent has fallen
+      if (bound_by_chain() && !admits(next, i + 1, budget)) continue;  // the incumbent has improved
       for (std::size_t o = 0; o < options.size(); ++o) {
         poll();
         const auto& option = options[o];
-        // equal neighbours in one layout: ascending strategies only, swapping changes nothing
+        // equal neighbours in one layout: ascending strategies only, because swapping changes
+        // nothing
         if (same_type && option.layout == next.layout && static_cast<std::int32_t>(o) > next.option)
           continue;
         Label<D> label{next.bytes + option.bytes,
@@ -556,7 +557,7 @@ class Kernel {
     }
   }
 
-  // Which of two labels of layer i has the smaller strategy sequence?
+  // True if label a of layer i has a smaller strategy sequence than label b.
   bool sequence_less(int i, const Label<D>* a, const Label<D>* b) const {
     while (true) {
       if (a->option != b->option) return a->option < b->option;
@@ -592,7 +593,7 @@ class Kernel {
     auto& kept = labels_[idx(i)];
     kept.clear();
     for (const Key& key : order_) {
-      if constexpr (D == 3) {  // a list is searched: far more work than a look at the clock
+      if constexpr (D == 3) {  // searching a list costs far more than reading the clock
         if (p_.watch != nullptr && (key.label & 63U) == 0) p_.watch->poll();
       } else {
         poll();
@@ -633,7 +634,7 @@ class Kernel {
     }
   }
 
-  // Undominated points of all caps, per (first layout, exit layout).
+  // Non-dominated points of all caps, per (first layout, exit layout).
   std::vector<StagePoint<D>> pareto() {
     std::sort(points_.begin(), points_.end(), [](const StagePoint<D>& a, const StagePoint<D>& b) {
       if (a.cost != b.cost) return a.cost < b.cost;

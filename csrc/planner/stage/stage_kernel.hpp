@@ -1,15 +1,15 @@
-// Exact solution of one pipeline stage: which strategy for each of its layers.
+// Exact solution of one pipeline stage: the strategy of each of its layers.
 //
-// Labels (bytes, cost vector) per first layout are extended from the last layer to the first.
-// Three things keep them few, none of which can lose an optimum:
+// Labels (bytes, cost vector) per first layout are extended from the last layer to the first. Three
+// rules keep them few, none of which can lose an optimum:
 //   * dominance, also across layouts (a label is dropped when another one is no larger and no
 //     slower even after the worst difference in redistribution);
 //   * the convex-hull (linear programming) bound of the layers still to come; with one dimension
-//     and many labels one that knows their redistribution, see ChainBound;
+//     and many labels a bound that includes their redistribution, see ChainBound;
 //   * equal neighbouring layers in one layout are ordered by strategy, because swapping them
 //     changes nothing.
-// The two "maximum" memory terms (transient and shared bytes) are enumerated outside; where many
-// layer types make many pairs of them, by branch and bound.
+// The two "maximum" memory terms (transient and shared bytes) are enumerated outside, by branch and
+// bound where many layer types give many pairs of them.
 #pragma once
 
 #include <algorithm>
@@ -34,16 +34,17 @@ struct StageOption {
 
 // One way to run all other stages: lower bounds of their part of the sum and of their maxima, by
 // dimension. The last maximum is m * (bottleneck dimensions) + tail of a stage, less its part of
-// the sum: together with `sum` a bound of T by itself. `dual` is the sum of bottleneck dimensions
-// plus weighted tails; as the weights of all stages add up to at most one, it replaces the sum and
-// the largest tail together.
+// the sum; added to `sum` it bounds T by itself. `dual` is the sum of bottleneck dimensions plus
+// weighted tails. The weights of all stages add up to at most one, so it replaces the sum and the
+// largest tail together.
 template <int D>
 struct OtherStages {
   double sum = 0.0;
   double dual = 0.0;
   std::array<double, D + 1> largest{};
-  std::array<double, D> most = unlimited();                    // of every dimension, for any stage
-  double most_dual = std::numeric_limits<double>::infinity();  // of this stage's part of the dual
+  std::array<double, D> most = unlimited();  // upper limit of every dimension, for any stage
+  double most_dual =
+      std::numeric_limits<double>::infinity();  // upper limit of this stage's part of the dual
 
   static std::array<double, D> unlimited() {
     std::array<double, D> most;
@@ -58,15 +59,15 @@ struct OtherStages {
 };
 
 // Lower bound of the step time T of any plan in which this stage costs at least `cost`. The cost
-// vector is followed by lower bounds of two combinations, m * (sum of bottleneck dimensions) + tail
-// and (sum of bottleneck dimensions) + tail: they see that the smallest time and the smallest tail
-// need not come from the same strategies, for a stage that is the slowest and for one that is not.
-// The last entry is the stage's part of `dual`.
+// vector is followed by lower bounds of two combinations: m * (sum of bottleneck dimensions) +
+// tail, and (sum of bottleneck dimensions) + tail. They show that the smallest time and the
+// smallest tail need not come from the same strategies, for the slowest stage and for others. The
+// last entry is the stage's part of `dual`.
 template <int D>
 struct StepBound {
   using Vector = std::array<double, D + 3>;
 
-  std::vector<OtherStages<D>> others{OtherStages<D>{}};  // one of them holds
+  std::vector<OtherStages<D>> others{OtherStages<D>{}};  // alternatives, one of which holds
   double microbatches_less_1 = 0.0;
   double tail_weight = 0.0;  // of this stage, in the dual
   double incumbent = 0.0;    // labels whose bound exceeds it are dropped
@@ -107,24 +108,24 @@ struct StageProblem {
   std::vector<std::vector<StageOption<D>>> options;  // by type, ascending strategy
   int num_layouts = 1;
   std::vector<std::vector<Cost<D>>> redistribute;     // by producing type: Y*Y, from * Y + to
-  std::vector<Cost<D>> entry;                         // Y: in front of the first layer
-  std::vector<Cost<D>> exit;                          // Y: behind the last layer
-  const std::vector<Cost<D>>* predecessor = nullptr;  // *Y of the stage boundary in front
+  std::vector<Cost<D>> entry;                         // Y: before the first layer
+  std::vector<Cost<D>> exit;                          // Y: after the last layer
+  const std::vector<Cost<D>>* predecessor = nullptr;  // *Y of the boundary to the previous stage
   std::vector<std::uint8_t> exit_allowed;             // Y
   Cost<D> base{};                                     // cost of the stage without its layers
   Bytes budget = 0;                                   // for kept + transient + shared
   Bytes base_transient = 0;
   Bytes base_shared = 0;
   StepBound<D> bound;
-  const Watch* watch = nullptr;  // polled by the kernel, which throws what it throws
+  const Watch* watch = nullptr;  // polled by the kernel, which passes its exceptions on
   std::int64_t most_states = std::numeric_limits<std::int64_t>::max();  // else TooManyStates
 };
 
-// There were more labels than the problem allows.
+// Thrown if there are more labels than the problem allows.
 struct TooManyStates {};
 
-// What the labels of one call may take, whatever the problem allows; beyond, it ends by
-// TooManyLabels.
+// Most bytes of the labels of one call, whatever the problem allows; above, TooManyLabels is
+// thrown.
 inline constexpr std::size_t kMostLabelBytes = std::size_t{1} << 30;
 struct TooManyLabels : std::length_error {
   using std::length_error::length_error;
@@ -139,10 +140,10 @@ struct StagePoint {
   std::vector<int> strategies;
 };
 
-// Pareto-minimal points per (first layout, exit layout); empty when nothing fits in budget and
-// bound. With one dimension only the optimum counts: exits are not kept apart, and the incumbent
-// tightens as points are found. `states` is increased by the number of labels created. Throws
-// what the problem's watch throws, TooManyStates and TooManyLabels.
+// Pareto-minimal points per (first layout, exit layout); empty if nothing fits in budget and bound.
+// With one dimension only the optimum counts: exits are not kept apart, and the incumbent tightens
+// as points are found. `states` is increased by the number of labels created. Throws TooManyStates,
+// TooManyLabels and the exceptions of the problem's watch.
 template <int D>
 std::vector<StagePoint<D>> solve_stage_frontier(const StageProblem<D>& problem,
                                                 std::int64_t& states);
@@ -154,10 +155,10 @@ extern template std::vector<StagePoint<2>> solve_stage_frontier<2>(const StagePr
 extern template std::vector<StagePoint<3>> solve_stage_frontier<3>(const StageProblem<3>&,
                                                                    std::int64_t&);
 
-// Good feasible points of a stage at almost no cost: the incumbents that make pruning bite.
+// Good feasible points of a stage at almost no cost: incumbents that make pruning effective.
 //
-// The best point (by the problem's own bound) among: hull steps in order of slope inside one
-// layout, and two strategies a...ab...b over all layers. Empty when none of them fits.
+// The best point (by the problem's bound) among: hull steps in order of slope inside one layout,
+// and two strategies a...ab...b over all layers. Empty if none of them fits.
 template <int D>
 std::optional<StagePoint<D>> quick_point(const StageProblem<D>& problem);
 

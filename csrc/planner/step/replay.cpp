@@ -6,8 +6,8 @@
 namespace autopar {
 namespace {
 
-// The state of every stage between two pieces of work. A stage reads the message that arrived last
-// before its neighbour sends the next: both schedules below keep to that, so one slot is enough.
+// State of every stage between two pieces of work. A stage reads the message that arrived last
+// before its neighbour sends the next. Both schedules below ensure this, so one slot is enough.
 template <bool kTimeline>
 class Stages {
  public:
@@ -68,9 +68,9 @@ class Stages {
     gradient_[j - 1] = link_up_[j];
   }
 
-  // Stage j of p runs p - 1 - j forwards ahead, as many as stages follow, so that a gradient meets
-  // its micro-batch without waiting. Round k has backward k of every stage, and in front of it the
-  // forward that far ahead: what a stage needs is of this round or of the one before.
+  // Stage j of p runs p - 1 - j forwards ahead, one per later stage, so that a gradient meets its
+  // micro-batch without waiting. Round k contains backward k of every stage, preceded by the
+  // forward that far ahead: all inputs are from this round or the one before.
   void one_forward_one_backward() {
     const std::int64_t m = pipeline_.num_microbatches;
     for (std::int64_t k = 1 - p_; k < m; ++k) {
@@ -106,8 +106,8 @@ class Stages {
   std::int64_t p_;
   std::int64_t since_poll_ = 0;
   std::vector<double> clock_;       // when a stage has done its work so far
-  std::vector<double> activation_;  // when the last one arrived; 0 at the first stage
-  std::vector<double> gradient_;    // the same; 0 at the last stage
+  std::vector<double> activation_;  // arrival of the last activation; 0 at the first stage
+  std::vector<double> gradient_;    // arrival of the last gradient; 0 at the last stage
   std::vector<double> link_down_;   // when the link to the next stage is free
   std::vector<double> link_up_;     // when the link to the stage before is free
 };

@@ -1,4 +1,4 @@
-// One training step of a pipeline, event by event: only what depends on what, no formula.
+// Event-by-event replay of one training step of a pipeline: dependencies only, no formula.
 //
 // A stage runs its micro-batches in the order of its schedule; an activation or gradient leaves
 // when its computation ends, transfers do not occupy the stages, and each direction of a link

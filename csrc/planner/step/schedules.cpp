@@ -17,7 +17,7 @@ bool v_shaped(Schedule schedule) {
   return schedule == Schedule::kZeroBubbleV || schedule == Schedule::kDualPipeV;
 }
 
-// Which part of the model, in its order, is a chunk of a rank.
+// Index of the model part, in model order, that is a chunk of a rank.
 std::int64_t part_of(const Shape& shape, std::int64_t rank, std::int64_t chunk) {
   if (v_shaped(shape.schedule) && chunk % 2 != 0) return (chunk + 1) * shape.stages - 1 - rank;
   return chunk * shape.stages + rank;
@@ -29,7 +29,7 @@ std::int64_t rank_of(const Shape& shape, std::int64_t part) {
   return back ? shape.stages - 1 - place : place;
 }
 
-// Forwards first, all of them; breadth-first takes the micro-batches back from the last.
+// All forwards first; breadth-first runs the backwards from the last micro-batch.
 std::vector<Action> all_forwards_first(const Shape& shape) {
   std::vector<Action> work;
   const auto chunks = static_cast<std::int32_t>(shape.chunks);
@@ -44,7 +44,7 @@ std::vector<Action> all_forwards_first(const Shape& shape) {
   return work;
 }
 
-// Warm-up, pairs of one forward and one backward, the backwards that are left. Groups of
+// Warm-up forwards, pairs of one forward and one backward, remaining backwards. Groups of
 // micro-batches pass through all chunks before the next group, backwards from the last chunk.
 std::vector<Action> pairs(const Shape& shape, std::int64_t rank) {
   const bool split = splits(shape.schedule);
@@ -60,12 +60,12 @@ std::vector<Action> pairs(const Shape& shape, std::int64_t rank) {
         {split ? Kind::kInputs : Kind::kBackward, chunks - 1 - forward.chunk, forward.microbatch});
 
   const auto number = static_cast<std::int64_t>(forwards.size());
-  // two forwards for each stage behind, and a group for each chunk but the last; one where the
-  // gradient of inputs goes ahead of that of weights, or where there is one chunk
+  // two forwards per later stage, and a group per chunk but the last; one forward if the gradient
+  // of inputs goes ahead of that of weights, or with one chunk
   const std::int64_t each = shape.schedule == Schedule::kInterleaved ? 2 : 1;
   const std::int64_t warmup = std::min(
       each * (shape.stages - 1 - rank) + (shape.chunks - 1) * shape.group + shape.ahead, number);
-  // gradients of weights wait for as many others as there are ranks before this one
+  // gradients of weights are delayed by the number of ranks before this one
   const std::int64_t delay = rank;
   std::vector<Action> work(forwards.begin(), forwards.begin() + warmup);
   const auto weights = [&](std::int64_t k) {
@@ -81,7 +81,7 @@ std::vector<Action> pairs(const Shape& shape, std::int64_t rank) {
   return work;
 }
 
-// Of two chunks: the next micro-batch of each kind, and gradients of weights that were put off.
+// Work of a rank with two chunks: next micro-batch of each kind, and delayed gradients of weights.
 class TwoChunks {
  public:
   void forward(std::int32_t chunk) { add(Kind::kForward, chunk, forwards_[idx(chunk)]++); }
@@ -91,7 +91,7 @@ class TwoChunks {
     add(Kind::kInputs, chunk, i);
     waiting_.push_back({Kind::kWeights, chunk, i});
   }
-  // The oldest of either chunk, or of one of them.
+  // The oldest of either chunk, or of one chunk.
   void weights() { take(waiting_.begin()); }
   void weights(std::int32_t chunk) {
     take(std::find_if(waiting_.begin(), waiting_.end(),
@@ -114,11 +114,11 @@ class TwoChunks {
 
   std::int64_t forwards_[2] = {0, 0};
   std::int64_t backwards_[2] = {0, 0};
-  std::vector<Action> waiting_;  // at most some per stage
+  std::vector<Action> waiting_;  // at most a few per stage
 };
 
 std::vector<Action> zero_bubble_v(const Shape& shape, std::int64_t rank) {
-  // an order of fewer micro-batches is that of so many, without those that are not there
+  // fewer micro-batches use the order of this number, without the missing ones
   const std::int64_t number = std::max(shape.microbatches, 2 * shape.stages - 1);
   const std::int64_t behind = shape.stages - rank;
   TwoChunks two;
@@ -176,7 +176,7 @@ std::vector<Action> dual_pipe_v(const Shape& shape, std::int64_t rank) {
     two.forward(1);
     two.whole(0);
   }
-  // from the middle on backwards are split: of even ranks within a pair, of odd ones before it
+  // from the middle on, backwards are split: even ranks start within a pair, odd ranks before it
   bool split = false;
   const auto back = [&](std::int32_t chunk) {
     if (split) {
@@ -204,7 +204,7 @@ std::vector<Action> dual_pipe_v(const Shape& shape, std::int64_t rank) {
 
 std::vector<Action> actions_of(const Shape& shape, std::int64_t rank) {
   if (shape.stages == 1 && shape.chunks == 1 && shape.ahead == 0) {
-    // one micro-batch after the other under any name
+    // one micro-batch after the other, whatever the schedule
     std::vector<Action> work;
     for (std::int64_t i = 0; i < shape.microbatches; ++i) {
       work.push_back({Kind::kForward, 0, i});
@@ -231,7 +231,7 @@ double replay_schedule_s(const Shape& shape, const ChunkTimes& times, Monitor& m
   const std::int64_t m = shape.microbatches;
   const std::int64_t parts = p * v;
   constexpr double kNotYet = -1.0;
-  // when what a part's forward, or its backward, waits for is there
+  // time at which the input of a part's forward, or of its backward, is available
   std::vector<double> there[2];
   for (auto& column : there) column.assign(idx(parts * m), kNotYet);
   std::fill_n(there[0].begin(), m, 0.0);

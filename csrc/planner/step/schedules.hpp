@@ -1,9 +1,9 @@
-// One training step of a pipeline under any of its schedules, event by event.
+// Event-by-event replay of one training step of a pipeline under any of its schedules.
 //
-// A rank does its work in the order of its schedule. A forward waits for the part of the model
-// before it, the gradient of a part's inputs for the part behind it; a message between two ranks
-// takes its time, one within a rank none. Orders are those of Megatron-Core and of torch 2.13; what
-// a schedule asks of stages and micro-batches is the caller's to check.
+// A rank works in the order of its schedule. A forward waits for the part of the model before it,
+// the gradient of a part's inputs for the part after it. A message between two ranks takes time,
+// one within a rank none. Orders are those of Megatron-Core and of torch 2.13; the caller checks
+// the requirements of a schedule on stages and micro-batches.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ enum class Kind : std::uint8_t { kForward, kBackward, kInputs, kWeights };
 
 struct Action {
   Kind kind = Kind::kForward;
-  std::int32_t chunk = 0;  // of the rank, in the order of the model
+  std::int32_t chunk = 0;  // chunk of the rank, in model order
   std::int64_t microbatch = 0;
 };
 
@@ -37,11 +37,11 @@ struct Shape {
   std::int64_t stages = 1;
   std::int64_t chunks = 1;  // of every stage
   std::int64_t microbatches = 1;
-  std::int64_t group = 1;  // micro-batches that pass a chunk in a row
-  std::int64_t ahead = 0;  // forwards of the warm-up more than usual
+  std::int64_t group = 1;  // consecutive micro-batches of a chunk
+  std::int64_t ahead = 0;  // additional warm-up forwards
 };
 
-// Seconds of a micro-batch on every chunk of every stage: stage times chunks, plus chunk.
+// Seconds of a micro-batch on every chunk of every stage; index is stage times chunks, plus chunk.
 struct ChunkTimes {
   std::vector<double> forward_s;
   std::vector<double> input_s;
@@ -52,11 +52,11 @@ struct ChunkTimes {
   bool overlapped = false;
 };
 
-// Returns the work of a rank in a step, in its order.
+// Returns the ordered work of a rank in a step.
 std::vector<Action> actions_of(const Shape& shape, std::int64_t rank);
 
-// Returns the seconds of the step, or -1 where ranks wait for each other for ever. Time and memory
-// grow with stages, chunks and micro-batches. Throws Stopped when the monitor's caller interrupts.
+// Returns the seconds of the step, or -1 if ranks wait for each other forever. Time and memory grow
+// with stages, chunks and micro-batches. Throws Stopped when the monitor's caller interrupts.
 double replay_schedule_s(const Shape& shape, const ChunkTimes& times, Monitor& monitor);
 
 }  // namespace autopar

@@ -4,7 +4,8 @@
 namespace autopar {
 namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
-// Of the bound without memory, and of a limit that left nothing.
+// First limit over the bound without memory, and next limit over one within which nothing was
+// found.
 constexpr double kFirstLimit = 1.125;
 constexpr double kNextLimit = 1.5;
 }  // namespace
@@ -37,7 +38,7 @@ Subproblem<D>::Subproblem(const Instance& instance, const Item& item, Ticks send
         least_send_ = std::min(least_send_, send);
     }
   }
-  // bounds charge no redistribution, so any layout will do for kAnyVocab
+  // bounds charge no redistribution, so any layout is valid for kAnyVocab
   const int vocab_layout = t.vocab_layout[std::max(item_.vocab, 0)];
   for (int y = 0; y < layouts_; ++y) {
     entry_.push_back(move_[at(t.layer_type[0])][at(vocab_layout * layouts_ + y)]);
@@ -123,8 +124,8 @@ void Subproblem<D>::relax(int j) {
   }
 }
 
-// The relaxed problems of stage j under each pair of caps that some undominated option needs; none
-// where they are many.
+// Relaxed problems of stage j under each pair of caps that some undominated option needs; none if
+// there are many pairs.
 template <int D>
 void Subproblem<D>::make_caps(int j) {
   Stage& stage = stage_[at(j)];
@@ -141,7 +142,7 @@ void Subproblem<D>::make_caps(int j) {
     for (const Bytes shared : shareds) {
       const double budget = static_cast<double>(in_.budget - stage.base_bytes - transient - shared);
       if (budget < 0) continue;
-      // of caps that no option needs, smaller ones leave more bytes
+      // if no option needs these caps, smaller ones leave more bytes
       bool transient_used = transient == stage.base_transient;
       bool shared_used = shared == stage.base_shared;
       for (const std::size_t k : lists.used()) {
@@ -166,8 +167,7 @@ void Subproblem<D>::make_caps(int j) {
     }
 }
 
-// Raises a cell's bounds to the least of what they are under each pair of caps; true when that
-// teaches something.
+// Raises a cell's bounds to the least of its bounds under each pair of caps; true if any rose.
 template <int D>
 bool Subproblem<D>::relax_under_caps(Cell& cell, int j, int l, int n) {
   Stage& stage = stage_[at(j)];
@@ -197,8 +197,8 @@ bool Subproblem<D>::relax_under_caps(Cell& cell, int j, int l, int n) {
   return learnt;
 }
 
-// Fills the bounds before every (stage, layer), of which those of sums are kept if asked for; false
-// when no division can be at most `limit` or fit.
+// Computes the bounds before every (stage, layer) and keeps those of sums if `keep`; false if no
+// division fits within `limit`.
 template <int D>
 bool Subproblem<D>::compute_bounds(double limit, bool keep) {
   const std::size_t width = at(layers_) + 1;
@@ -235,9 +235,9 @@ bool Subproblem<D>::compute_bounds(double limit, bool keep) {
   return whole_.sum < kInf;
 }
 
-// Lower bound of T, infinite when nothing is within the limit. Stages that exceed a limit by
-// themselves need no look, so low limits are tried first; what is left under one is no less than
-// under a higher one, and therefore a limit that is high enough.
+// Lower bound of T, infinite if nothing is within the limit. Stages that exceed a limit by
+// themselves are skipped, so low limits are tried first. The bound under a low limit is no less
+// than under a higher one, and is therefore a limit that is high enough.
 template <int D>
 double Subproblem<D>::least_bound(double limit) {
   double tried = std::min(limit, in_.simple_bound(item_) * kFirstLimit);
@@ -245,7 +245,7 @@ double Subproblem<D>::least_bound(double limit) {
     const bool found = compute_bounds(tried, false);
     const double bound = found ? whole_bound() : kInf;
     if (bound <= tried || tried >= limit || !limited_) return bound;
-    // a tick more: what costs nothing has limits of nothing
+    // one tick more, because a bound of 0 would give a limit of 0
     tried = std::min(limit, found ? bound * (1.0 + 4.0 * kBoundSlack) : tried * kNextLimit + 1.0);
   }
 }

@@ -1,4 +1,5 @@
-// Stage cells: relaxed bounds, integral minima, exact frontiers within what other stages leave.
+// Stage cells: relaxed bounds, integral minima, exact frontiers within the limits that other stages
+// leave.
 #include "planner/stage/mix_of_three.hpp"
 #include "planner/subproblem/subproblem.hpp"
 
@@ -6,7 +7,7 @@ namespace autopar {
 template <int D>
 typename Subproblem<D>::Cell& Subproblem<D>::new_cell(Row& row, int j, int l, int n) {
   if (row.cells.empty()) {
-    // the last stage takes all layers that are left, and a given division leaves no choice either
+    // only one size: the last stage takes all remaining layers, or the division is given
     const bool one_size = !in_.t.division.empty() || (j == stages_ - 1 && types_ > 1);
     row.base = one_size ? n : 1;
   }
@@ -46,8 +47,8 @@ void Subproblem<D>::relax_cell(Cell& cell, int j, int l, int n) const {
   for (std::size_t d = 0; d < D + 2; ++d) cell.least[d] = floor_ticks(cell.bound[d]);
 }
 
-// The same stage with one cost, a weighted sum of its dimensions; the first layer may follow
-// anything at no cost.
+// The same stage with one cost, a weighted sum of its dimensions; the first layer may follow any
+// layout at no cost.
 template <int D>
 StageProblem<1> scalar_problem(const StageProblem<D>& p, const std::array<Ticks, D>& weight) {
   const auto scalar = [&](const Cost<D>& c) {
@@ -78,7 +79,7 @@ StageProblem<1> scalar_problem(const StageProblem<D>& p, const std::array<Ticks,
   return s;
 }
 
-// The vector cost of given strategies.
+// Vector cost of given strategies.
 template <int D>
 StagePoint<D> priced(const StageProblem<D>& p, const StagePoint<1>& scalar) {
   StagePoint<D> point;
@@ -102,8 +103,8 @@ StagePoint<D> priced(const StageProblem<D>& p, const StagePoint<1>& scalar) {
   return point;
 }
 
-// The least weighted sum of a stage's cost and a point that has it; none below the incumbent: no
-// strategies.
+// Least weighted sum of a stage's cost, with a point that has it; no strategies if none is below
+// the incumbent.
 template <int D>
 StagePoint<D> Subproblem<D>::least_point(int j, int l, int n, const std::array<Ticks, D>& weight,
                                          double incumbent, Ticks& least, std::int64_t& states) {
@@ -123,8 +124,8 @@ StagePoint<D> Subproblem<D>::least_point(int j, int l, int n, const std::array<T
   return priced<D>(p, *best);
 }
 
-// Replaces one entry of a cell's relaxed bound by its integral minimum, and keeps the point that
-// has it. Excludes the cell when nothing is below the ceiling.
+// Replaces one entry of a cell's relaxed bound by its integral minimum, and keeps the point of that
+// minimum. Excludes the cell if nothing is below the ceiling.
 template <int D>
 void Subproblem<D>::refine_entry(Cell& cell, int j, int l, int n, std::size_t entry,
                                  std::int64_t& states) {
@@ -170,8 +171,8 @@ void Subproblem<D>::refine(int j, int l, int n, std::int64_t& states) {
   refined.known = Known::kIntegral;
 }
 
-// One more tangent of a cell's frontier, where it is crossed by this tail: through the points on
-// both sides. False when that teaches nothing.
+// Adds a tangent of a cell's frontier where this tail crosses it, through the points on both sides.
+// False if it adds nothing.
 template <int D>
 bool Subproblem<D>::sharpen(Cell& cell, int j, int l, int n, Ticks tail, std::int64_t& states) {
   Details& details = *cell.details;
@@ -235,7 +236,7 @@ bool Subproblem<D>::sharpen_path(const Path& path, const Region& region, std::in
   return learnt;
 }
 
-// The exact frontier that holds for the region, if there is one.
+// The exact frontier that is valid for the region, or null.
 template <int D>
 const typename Subproblem<D>::Opening* Subproblem<D>::opening(const Cell& cell,
                                                               const Region& region) const {
@@ -250,8 +251,8 @@ const typename Subproblem<D>::Opening* Subproblem<D>::opening(const Cell& cell,
   return nullptr;
 }
 
-// How the tail of a cell is weighed in the dual: as by the tangent that says most at this limit. Of
-// the points that are left there, neither time nor tail alone is known well.
+// Weight of a cell's tail in the dual: that of the tightest tangent at this limit. Neither time nor
+// tail alone is known well for the points that are left there.
 template <int D>
 double Subproblem<D>::tail_weight(int j, const Cell& cell, Ticks tail) const {
   double weight = stage_[at(j)].tail_weight, most = -1.0;
@@ -267,14 +268,14 @@ double Subproblem<D>::tail_weight(int j, const Cell& cell, Ticks tail) const {
   return weight;
 }
 
-// What the other stages cost at least, in any plan of the region below the ceiling that has a stage
-// like this one, by the path just found there; false without such a plan.
+// Lower bounds of the other stages, in any plan of the region below the ceiling that has a stage
+// like this one, by the path just found there; false if there is no such plan.
 template <int D>
 bool Subproblem<D>::other_stages(int j, const Step& step, const Region& region,
                                  const std::vector<Ticks>& before, double weight,
                                  OtherStages<D>& way) const {
   const int n = step.layers;
-  // the cell stands for all layers like its own
+  // the cell represents all equal layers
   const int same = in_.same_layers(step.layer, n);
   Ticks sum = kInfTicks;
   for (int l = window_low_[at(j)]; l <= window_high_[at(j)] && l + n <= layers_; ++l) {
@@ -296,8 +297,8 @@ bool Subproblem<D>::other_stages(int j, const Step& step, const Region& region,
     way.most[d] = static_cast<double>(region.high[d]);
     if (d + 1 < D) high += way.most[d];
   }
-  // the longest tail is at least weight * (tail of this stage) + (1 - weight) * (its own least), or
-  // with a larger weight than 1 less what the limit allows
+  // the longest tail is at least weight * (tail of this stage) + (1 - weight) * (its lower limit);
+  // for weights above 1 its upper limit replaces the lower one
   const double low_tail = static_cast<double>(region.low[D - 1]);
   const double high_tail = static_cast<double>(region.high[D - 1]);
   way.dual = way.sum + (1.0 - weight) * (weight <= 1.0 ? low_tail : high_tail);
@@ -305,9 +306,9 @@ bool Subproblem<D>::other_stages(int j, const Step& step, const Region& region,
   return true;
 }
 
-// Opens cells of the path just found, those first whose bound seems least tight, until that was
-// work enough: what they teach may lead elsewhere. False when one takes too many labels, unless
-// whatever it takes is right.
+// Opens cells of the path just found, those with the loosest bounds first, until there was enough
+// work for one round: results may lead elsewhere. False if one takes too many labels, unless
+// `whatever` allows any number.
 template <int D>
 bool Subproblem<D>::open_path(const Path& path, const Box& box, bool whatever,
                               std::int64_t& states) {
@@ -323,7 +324,7 @@ bool Subproblem<D>::open_path(const Path& path, const Box& box, bool whatever,
                    [&](int a, int b) { return gap[at(a)] > gap[at(b)]; });
   const std::int64_t first = states;
   for (const bool all : {true, false}) {
-    // For all open boxes at once, where single boxes took as much already.
+    // For all open boxes at once, if single boxes took as much work already.
     std::vector<Region> regions{box};
     if (all) {
       for (const Box& other : boxes_)
@@ -392,7 +393,7 @@ bool Subproblem<D>::open_path(const Path& path, const Box& box, bool whatever,
   return true;
 }
 
-// How far the known point of a refined cell is from its bound, given the tail of the division.
+// Distance of the known point of a refined cell from its bound, given the tail of the division.
 template <int D>
 double Subproblem<D>::slack(const Step& step, int j, Ticks tail) {
   const Cell& known = cell(j, step.layer, step.layers);

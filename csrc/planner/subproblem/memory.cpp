@@ -1,4 +1,4 @@
-// What the stages of a sub-problem need at least, and a plan that is found from it.
+// Least memory of the stages of a sub-problem, and a plan found from it.
 #include "planner/subproblem/memory.hpp"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ LeastMemory::LeastMemory(const Instance& instance, const Item& item, const Watch
     : in_(instance), watch_(watch), stages_(instance.stages(item)), layers_(instance.t.num_layers) {
   for (int j = 0; j < stages_; ++j) {
     watch_.poll();
-    // with GPipe every stage between the ends holds all micro-batches
+    // with GPipe every stage between the ends keeps all micro-batches
     const bool again = in_.t.gpipe && j > 1 && j + 1 < stages_ && j > in_.t.num_stage_rules;
     if (!again) all_.push_back(build_stage(item, j));
     stage_.push_back(static_cast<int>(all_.size()) - 1);
@@ -62,7 +62,7 @@ LeastMemory::Stage LeastMemory::build_stage(const Item& item, int j) const {
       return std::tie(a.kept, a.transient, a.shared, a.strategy) <
              std::tie(b.kept, b.transient, b.shared, b.strategy);
     });
-    // one that an earlier one undercuts in everything is never taken
+    // an option that an earlier one undercuts in everything is never chosen
     std::vector<Option>& options = stage.options[at(k)];
     for (const Option& o : found) {
       if (pick(options, o.transient, o.shared) != nullptr) continue;
@@ -93,7 +93,7 @@ const LeastMemory::Option* LeastMemory::pick(const std::vector<Option>& options,
 }
 
 LeastMemory::Total LeastMemory::total(const Stage& stage, Bytes transient, Bytes shared) const {
-  // embedding and head have theirs in the smallest values already
+  // the smallest values already include embedding and head
   Total sum{stage.base, stage.transients.front(), stage.shareds.front()};
   for (const auto& [type, layers] : counts_) {
     const Option* o = pick(stage.options[at(type)], transient, shared);
@@ -105,11 +105,11 @@ LeastMemory::Total LeastMemory::total(const Stage& stage, Bytes transient, Bytes
   return sum;
 }
 
-// Of layers l..l+n-1, which count_ holds, the caps under which they need least.
+// Caps under which layers l..l+n-1, counted in counts_, need least.
 std::pair<Bytes, Bytes> LeastMemory::best_caps(Stage& stage, int l, int n) {
   const auto known = stage.best_caps.find(key(l, n));
   if (known != stage.best_caps.end()) return known->second;
-  struct Range {  // of caps, first and last, and what is kept under the last ones
+  struct Range {  // of caps, first and last, and the total under the last ones
     std::size_t t1, t2, h1, h2;
     Total last;
   };
@@ -127,7 +127,7 @@ std::pair<Bytes, Bytes> LeastMemory::best_caps(Stage& stage, int l, int n) {
       best = {r.last.transient, r.last.shared};
     }
     if (r.last.kept >= kInfBytes || r.last.kept + t[r.t1] + h[r.h1] >= least) continue;
-    // caps from the maxima that the last ones lead to on need no less
+    // caps from the maxima reached under the last ones on need no less
     const Bytes wide = r.last.transient - t[r.t1], high = r.last.shared - h[r.h1];
     if (wide <= 0 && high <= 0) continue;
     const bool by_transient = wide >= high;
@@ -152,7 +152,7 @@ std::pair<Bytes, Bytes> LeastMemory::best_caps(Stage& stage, int l, int n) {
 bool LeastMemory::stage_fits(int j, int l, int n, Bytes budget) {
   Stage& here = stage(j);
   count(l, n);
-  // between these the caps decide, which is seldom
+  // between these the caps decide, which is rare
   const Total last = total(here, here.transients.back(), here.shareds.back());
   if (last.need() <= budget) return true;
   if (last.kept >= kInfBytes || last.kept + here.transients.front() + here.shareds.front() > budget)
@@ -161,17 +161,17 @@ bool LeastMemory::stage_fits(int j, int l, int n, Bytes budget) {
   return total(here, transient, shared).need() <= budget;
 }
 
-// Which layers can every stage start at? Not only the last one that memory allows: starting there
-// may force a large layer on a stage that holds many micro-batches.
+// Layers at which every stage can start. The last one that memory allows is not enough: it may
+// force a large layer on a stage that holds many micro-batches.
 std::vector<std::vector<std::uint8_t>> LeastMemory::starts(Bytes budget) {
   std::vector<std::vector<std::uint8_t>> all(at(stages_) + 1,
                                              std::vector<std::uint8_t>(at(layers_) + 1, 0));
   all[0][0] = 1;
   for (int j = 0; j < stages_; ++j) {
     auto& next = all[at(j) + 1];
-    const int last = layers_ - (stages_ - 1 - j);  // of the layers behind the stage
-    int end = 0;     // where the stage ends at the latest: fewer layers never need more
-    int marked = 0;  // up to which end
+    const int last = layers_ - (stages_ - 1 - j);  // leaves a layer for every later stage
+    int end = 0;     // latest end of the stage: fewer layers never need more
+    int marked = 0;  // end up to which `next` is marked
     for (int l = j; l < last; ++l) {
       if (!all[at(j)][at(l)]) continue;
       watch_.poll_rarely();
@@ -198,7 +198,7 @@ Bytes LeastMemory::smallest_budget(Bytes limit, int& stage) {
     else
       low = middle + 1;
   }
-  // the first stage that some division needs all of it for, and that no division avoids
+  // the first stage that needs the whole budget in some division, and that no division avoids
   const auto short_of = starts(high - 1);
   stage = stages_ - 1;
   for (int j = 0; j < stages_; ++j) {
@@ -213,7 +213,7 @@ Bytes LeastMemory::smallest_budget(Bytes limit, int& stage) {
 std::vector<int> LeastMemory::division(Bytes budget) {
   const auto reached = starts(budget);
   if (reached[at(stages_)][at(layers_)] == 0) return {};
-  // backwards from the last layer: of the stages that fit, the one that is nearest to the mean
+  // backwards from the last layer: of the sizes that fit, the one nearest to the mean
   std::vector<int> sizes(at(stages_), 0);
   for (int j = stages_ - 1, end = layers_; j >= 0; --j) {
     const auto from_mean = [&](int size) { return std::abs(size * (j + 1) - end); };
@@ -277,7 +277,7 @@ ItemPlan Subproblem<D>::plan_near(const std::vector<int>& sizes, const std::vect
   try {
     ceiling_ = kForbidden;
     quick_step(path);
-  } catch (const DeadlinePassed&) {  // the first one will do
+  } catch (const DeadlinePassed&) {  // the first plan is enough
   }
   return known_;
 }

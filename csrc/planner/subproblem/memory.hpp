@@ -1,4 +1,4 @@
-// What the stages of a sub-problem need at least, without regard to time: which divisions fit.
+// Least memory of the stages of a sub-problem, regardless of time: which divisions fit.
 #pragma once
 
 #include <unordered_map>
@@ -9,21 +9,22 @@
 
 namespace autopar {
 
-// A stage needs what its layers keep, the largest transient and the largest shared bytes. Under
-// caps of these two maxima every type takes the option that keeps least. Which caps are best is
-// found by halving their ranges: options under the largest caps of a range keep least, its smallest
-// caps are the least that is added.
+// A stage needs the kept bytes of its layers, plus the largest transient and the largest shared
+// bytes. Under caps of these two maxima every type takes the option that keeps least. The best caps
+// are found by halving their ranges: options under the largest caps of a range keep least, and its
+// smallest caps are the least that is added.
 class LeastMemory {
  public:
   LeastMemory(const Instance& instance, const Item& item, const Watch& watch);
 
-  // Is there a division?
+  // True if some division fits.
   bool fits(Bytes budget) { return starts(budget).back().back() != 0; }
-  // The smallest budget with a division, if below `limit`, else `limit`; `stage` is where it binds.
+  // The smallest budget with a division, if below `limit`, else `limit`; `stage` receives the
+  // binding one.
   Bytes smallest_budget(Bytes limit, int& stage);
-  // Layers of every stage of a division that fits, near to equal ones; empty when none does.
+  // Layers per stage of a division that fits, near to equal sizes; empty if none fits.
   std::vector<int> division(Bytes budget);
-  // By layer, those that need least in that division.
+  // Strategies of least memory in that division, by layer.
   std::vector<int> strategies(const std::vector<int>& sizes);
 
  private:
@@ -34,7 +35,7 @@ class LeastMemory {
   struct Stage {
     Bytes base = 0;                            // kept whatever the layers are
     std::vector<std::vector<Option>> options;  // by type, those that keep least first
-    std::vector<Bytes> transients, shareds;    // that the maxima can be, in increasing order
+    std::vector<Bytes> transients, shareds;    // possible maxima, ascending
     std::unordered_map<std::int64_t, std::pair<Bytes, Bytes>> best_caps;  // by layers, see key()
   };
   struct Total {  // of the options that keep least under some caps; infinite when there are none
@@ -48,8 +49,8 @@ class LeastMemory {
   const int stages_;
   const int layers_;
   std::vector<Stage> all_;
-  std::vector<int> stage_;  // in all_, by stage: stages alike share what is known
-  Counts counts_;           // of the layers asked for last
+  std::vector<int> stage_;  // in all_, by stage: equal stages share results
+  Counts counts_;           // of the latest layers
 
   Stage& stage(int j) {
     return all_[static_cast<std::size_t>(stage_[static_cast<std::size_t>(j)])];

@@ -7,7 +7,7 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 
 Ticks divided_up(Ticks a, Ticks b) { return a <= 0 ? 0 : (a + b - 1) / b; }
 
-// What a tangent says of the sum; limits of the tail may be too large for a product.
+// Lower bound of the sum by a tangent; limits of the tail may be too large for a product.
 template <class Tangent>
 Ticks above(const Tangent& t, Ticks tail) {
   if (tail >= t.least / t.tail) return 0;
@@ -15,7 +15,7 @@ Ticks above(const Tangent& t, Ticks tail) {
 }
 }  // namespace
 
-// What a cell adds to the sum at least, with a tail of at most this.
+// Lower bound of a cell's part of the sum, with a tail of at most `tail`.
 template <int D>
 Ticks Subproblem<D>::least_sum(int j, const Cell& cell, Ticks tail) const {
   Ticks own = 0;
@@ -31,8 +31,8 @@ Ticks Subproblem<D>::least_sum(int j, const Cell& cell, Ticks tail) const {
   return sum;
 }
 
-// The least part of the sum of a cell within the limits; of an exact one also the points that
-// matter there.
+// Least part of the sum of a cell within the limits; for an exact cell also the points that matter
+// there.
 template <int D>
 typename Subproblem<D>::Use Subproblem<D>::least_use(Row& row, const Cell& cell, int j, int l,
                                                      int n, const Region& region) const {
@@ -51,8 +51,8 @@ typename Subproblem<D>::Use Subproblem<D>::least_use(Row& row, const Cell& cell,
   use.picks = 0;
   use.first_pick = static_cast<int>(row.picks.size());
   const int type = in_.t.layer_type[l + n - 1];
-  // points come by their part of the sum: of two dimensions the first one that fits is the best,
-  // whatever moves cost in front of it
+  // points are in order of their part of the sum: with two dimensions the first one that fits is
+  // the best, whatever the cost of moves before it
   const bool first_only = D == 2 || microbatches_ == 1;
   thread_local std::vector<std::uint8_t> seen;
   seen.assign(at(layouts_) * at(layouts_), 0);
@@ -97,8 +97,8 @@ const typename Subproblem<D>::Use& Subproblem<D>::use(Row& row, int j, int l, in
   return row.uses[i];
 }
 
-// Calls visit(n, point or null, sum) for every way to run stage j from layer l on, behind a stage
-// that ends in layout `entry` (-1: nothing is charged for it), with all that follows.
+// Calls visit(n, point or null, sum) for every way to run stage j from layer l on, after a stage
+// that ends in layout `entry` (-1: not charged), with all later stages.
 template <int D>
 template <class Visit>
 void Subproblem<D>::ways_on(int j, int l, int entry, const Region& region, Visit visit) {
@@ -110,7 +110,7 @@ void Subproblem<D>::ways_on(int j, int l, int entry, const Region& region, Visit
     const Use& found = use(here, j, l, n, region);
     const Cell& known = here.cells[at(n - here.base)];
     if (found.sum >= kInfTicks) {
-      // more layers need and take more, as far as relaxed bounds know
+      // more layers need and take more, according to relaxed bounds
       if (known.fit == Fit::kTooLarge || known.known == Known::kRelaxed) return;
       continue;
     }
@@ -140,7 +140,7 @@ void Subproblem<D>::ways_on(int j, int l, int entry, const Region& region, Visit
 }
 
 // The division with the least sum among those whose stages stay within the limits, as far as cells
-// are known, if it is at most `most`: a lower bound, and exact when all its cells are.
+// are known, if it is at most `most`: a lower bound, exact if all its cells are.
 template <int D>
 typename Subproblem<D>::Path Subproblem<D>::least_path(const Region& region, Ticks most) {
   ++path_;
@@ -152,7 +152,7 @@ typename Subproblem<D>::Path Subproblem<D>::least_path(const Region& region, Tic
     rest_by_entry_.assign(size * at(layouts_), kInfTicks);
     entry_counts_.assign(size, 0);
   }
-  // the first layers that stages can have, from the first stage on
+  // range of first layers of each stage, from the first stage on
   window_low_.assign(at(stages_) + 1, 0);
   window_high_.assign(at(stages_) + 1, -1);
   window_high_[0] = 0;
@@ -179,14 +179,14 @@ typename Subproblem<D>::Path Subproblem<D>::least_path(const Region& region, Tic
     window_low_[at(j) + 1] = j + 1;
     window_high_[at(j) + 1] = furthest;
   }
-  // the least sums, from the last stage on
+  // least sums, from the last stage on
   int first_reached = layers_;
   for (int j = stages_ - 1; j >= 0; --j) {
     watch_->poll();
     const bool last = j == stages_ - 1;
     int reached = -1, low = window_low_[at(j)];
     if (!last) low = std::max(low, first_reached - largest[at(j)]);
-    int lowest = window_high_[at(j)] + 1;  // the first layer that was looked at
+    int lowest = window_high_[at(j)] + 1;  // the first layer that was visited
     for (int l = window_high_[at(j)]; l >= low; --l) {
       lowest = l;
       const std::size_t here = state(j, l);
@@ -227,7 +227,7 @@ typename Subproblem<D>::Path Subproblem<D>::least_path(const Region& region, Tic
     if (reached < 0) return path;
     first_reached = reached;
   }
-  // along the least sums from the first stage on; of equal ways the first
+  // follow the least sums from the first stage on; of equal paths the first
   path.sum = rest_[state(0, 0)];
   int entry = -1;
   for (int j = 0, l = 0; j < stages_; ++j) {
@@ -242,7 +242,7 @@ typename Subproblem<D>::Path Subproblem<D>::least_path(const Region& region, Tic
             [&](int n, const StagePoint<D>* point, Ticks sum) {
               if (sum == wanted && step.layers == 0) step = {l, n, point};
             });
-    // what this stage is at least in every dimension
+    // lower bound of this stage in every dimension
     if (step.point != nullptr) {
       Cost<D> cost = step.point->cost;
       if (entry_counts_[here] != 0)
@@ -274,8 +274,8 @@ typename Subproblem<D>::Path Subproblem<D>::least_path(const Region& region, Tic
   return path;
 }
 
-// Least sums of the stages before every (stage, layer), under the limits of the present path and
-// whatever redistribution between stages costs.
+// Least sums of the stages before every (stage, layer), under the limits of the current path and
+// regardless of redistribution between stages.
 template <int D>
 std::vector<Ticks> Subproblem<D>::sums_before(const Region& region) {
   std::vector<Ticks> before((at(stages_) + 1) * (at(layers_) + 1), kInfTicks);

@@ -34,7 +34,7 @@ StageProblem<D> Subproblem<D>::problem(int j, int l, int n) const {
   return p;
 }
 
-// T of a quickly found plan with the division of a path; infinite when none was found.
+// T of a quickly found plan with the division of a path; infinite if none was found.
 template <int D>
 Ticks Subproblem<D>::quick_step(const Path& path) {
   std::vector<StagePoint<D>> found;
@@ -164,7 +164,7 @@ ItemPlan Subproblem<D>::solve(double limit, const Watch& watch, std::int64_t& st
   return known_;
 }
 
-// Takes back what holds for plans below the present ceiling only; bounds and points hold always.
+// Forgets results that hold only for plans below the current ceiling; bounds and points stay valid.
 template <int D>
 void Subproblem<D>::forget_ceiling() {
   std::vector<Cell> none;
@@ -178,7 +178,7 @@ void Subproblem<D>::forget_ceiling() {
     }
 }
 
-// The plan is looked for below `most`, what the caller and the plans known leave to be found.
+// The plan is searched for below this limit, given by the caller and the known plans.
 template <int D>
 Ticks Subproblem<D>::most() const {
   const double limit = limit_ * (1.0 + kBoundSlack);
@@ -187,16 +187,16 @@ Ticks Subproblem<D>::most() const {
   return std::min(wanted + 1, known_.step);
 }
 
-// True when the search went to its end: known_ is the optimum, if it is within the limit.
+// True if the search was completed: known_ is the optimum, if it is within the limit.
 template <int D>
 bool Subproblem<D>::search(const Watch& watch, std::int64_t& states) {
   watch.poll();
   if (stages_ == 1) return solve_one_stage(states);
   const double least = least_bound(limit_);
   if (least == kInf) return false;
-  // Nothing is faster than `lower_`. Plans are looked for up to a share above it: how much there is
-  // to look at depends on that distance, so it starts low and is raised while nothing is found,
-  // whatever the limit is.
+  // Nothing is faster than `lower_`. Plans are searched up to a share above it. The work depends on
+  // that distance, so the share starts low and is raised while nothing is found, whatever the
+  // limit.
   lower_ = floor_ticks(least);
   double share = kFirstShare;
   bool opening = false;
@@ -230,7 +230,7 @@ bool Subproblem<D>::solve_one_stage(std::int64_t& states) {
   return true;
 }
 
-// One box for all plans below the ceiling: from the least that every maximum can be by itself.
+// One box for all plans below the ceiling, starting at the least value of every maximum by itself.
 template <int D>
 void Subproblem<D>::push_all() {
   boxes_.clear();
@@ -268,7 +268,7 @@ void Subproblem<D>::push(Box box) {
   std::push_heap(boxes_.begin(), boxes_.end());
 }
 
-// Until no box is left whose bound is below the ceiling, which falls with every better plan.
+// Searches until no box has a bound below the ceiling, which falls with every better plan.
 template <int D>
 void Subproblem<D>::search_boxes(const Watch& watch, double& share, bool& opening,
                                  std::int64_t& states) {
@@ -280,7 +280,7 @@ void Subproblem<D>::search_boxes(const Watch& watch, double& share, bool& openin
     if (box.bound >= ceiling_) break;
     lower_ = std::max(lower_, box.bound);
     watch.poll();
-    // what a maximum can be at most, if all else is least
+    // upper limit of a maximum if everything else is least
     Ticks low = 0;
     for (std::size_t d = counted(); d < D; ++d) {
       low += times(d) * box.low[d];
@@ -323,7 +323,7 @@ void Subproblem<D>::cut(const Box& box, std::size_t d, Ticks top) {
   push(above);
 }
 
-// The path of a box is not what is looked for: its plans have a smaller maximum, or cost more.
+// The path of a box is not the result: plans of the box have a smaller maximum, or cost more.
 template <int D>
 void Subproblem<D>::cut_below(const Box& box, const Path& path) {
   std::size_t widest = D;
@@ -335,12 +335,12 @@ void Subproblem<D>::cut_below(const Box& box, const Path& path) {
       widest = d;
     }
   }
-  // without any, all plans in the box cost as much as its path, which is too much
+  // otherwise all plans in the box cost as much as its path, which is too much
   if (widest < D) cut(box, widest, std::min(path.largest[widest], box.high[widest]));
 }
 
-// Before labels are made without a limit, plans just above the bound are looked for, once: how many
-// labels there are grows fast with what is between it and the ceiling.
+// Before labels are made without a limit, searches once for plans just above the bound: the number
+// of labels grows fast with the distance between bound and ceiling.
 template <int D>
 bool Subproblem<D>::look_just_above(double& share) {
   const Ticks part = (ceiling_ - lower_) / kJustAbove;
@@ -365,12 +365,12 @@ bool Subproblem<D>::cut_wide(const Box& box, double share) {
   return true;
 }
 
-// Learns more about the cells of a path that could be better than the best plan.
+// Refines the cells of a path that could be better than the best plan.
 template <int D>
 void Subproblem<D>::refine_path(const Path& path, const Box& box, double& share, bool& opening,
                                 std::int64_t& states) {
-  // What takes long is put off: relaxed minima under each pair of caps come first, and a narrower
-  // box.
+  // Expensive work is delayed: relaxed minima under each pair of caps, and a narrower box come
+  // first.
   bool refined = false, costly = false;
   for (int j = 0; j < stages_; ++j) {
     const Step& step = path.steps[at(j)];

@@ -1,14 +1,14 @@
-// One sub-problem (G, m, p, embedding): stage boundaries and strategies, exactly.
+// One sub-problem (G, m, p, embedding): exact stage boundaries and strategies.
 //
 // T is the sum of all stages, plus m - 1 times the slowest, plus the longest tail. Once no stage
 // may be slower, and no tail longer, than given caps, the least sum is a shortest path over the
-// stages: cheap, whatever the number of layers. So the search divides the space of caps into boxes.
-// The path under the largest caps of a box, and its smallest caps, bound T for every plan in the
-// box; boxes whose bound reaches the best plan are dropped, others are cut in two, or what their
-// path knows of its stages is refined.
+// stages, which is cheap for any number of layers. So the search divides the space of caps into
+// boxes. The path under the largest caps of a box, and its smallest caps, bound T for every plan in
+// the box. Boxes whose bound reaches the best plan are dropped. Others are cut in two, or the cells
+// of their path are refined.
 //
-// What is known of a stage cell (stage, first layer, number of layers): relaxed bounds first, then
-// integral minima of single objectives, which also give plans, then the exact Pareto frontier.
+// A stage cell (stage, first layer, number of layers) is refined from relaxed bounds to integral
+// minima of single objectives, which also give plans, and to the exact Pareto frontier.
 #pragma once
 
 #include <algorithm>
@@ -40,42 +40,43 @@ class Subproblem {
   // `send_cap`: with 1F1B, the slowest transfer between stages that is allowed, and charged.
   Subproblem(const Instance& instance, const Item& item, Ticks send_cap);
 
-  // False when some stage cannot hold any layer at all.
+  // False if some stage cannot hold a single layer.
   bool feasible() const { return feasible_; }
-  // Lower bound of T within memory; above `limit` it only says "nothing better than limit".
+  // Lower bound of T within memory; a value above `limit` only proves that no plan is within it.
   double bound(double limit, const Watch& watch);
-  // The optimum if at most `limit` (step == kInfTicks otherwise). When the
-  // deadline passes, the best plan met so far, not exact, and a bound of what is left.
+  // The optimum if at most `limit` (step == kInfTicks otherwise). After the deadline: the best plan
+  // found so far, not exact, and a bound of the rest.
   ItemPlan solve(double limit, const Watch& watch, std::int64_t& states);
-  // The plan of these layers per stage and strategies, which must fit, or a faster one that is
-  // found quickly in this division.
+  // The plan with these layers per stage and strategies, which must fit, or a faster one found
+  // quickly in this division.
   ItemPlan plan_near(const std::vector<int>& sizes, const std::vector<int>& strategies,
                      const Watch& watch);
 
  private:
-  // Plans are looked for up to this share above the lower bound first, then up to kGrowth times it:
-  // while bounds are cheap, and once exact frontiers are needed, whose size grows fast with it.
+  // Plans are searched up to this share above the lower bound first, then up to kGrowth times it.
+  // The first share is for cheap bounds, the second for exact frontiers, whose size grows fast with
+  // it.
   static constexpr double kFirstShare = 1.0 / 16;
   static constexpr double kOpeningShare = 1.0 / 1024;
   static constexpr double kGrowth = 4.0;
-  static constexpr Ticks kJustAbove = 64;  // of what is between bound and ceiling
-  // What else is learnt may make the rest of a round of openings needless: so many labels end it.
+  static constexpr Ticks kJustAbove = 64;  // divisor of the distance from bound to ceiling
+  // Labels that end a round of openings: other results may make the rest of the round needless.
   static constexpr std::int64_t kRoundStates = 20'000;
-  // A frontier of more labels than that waits until the box is narrow, as a share of T: how many
-  // points there are grows fast with the width.
+  // A frontier of more labels waits until the box is narrower than this share of T: the number of
+  // points grows fast with the width.
   static constexpr std::int64_t kEasyStates = 10'000;
   static constexpr double kNarrow = 1e-9;
-  // A cell that took so many labels for single boxes is opened for all of them, if they are few.
+  // A cell that took this many labels for single boxes is opened for all boxes, if they are few.
   static constexpr std::int64_t kForAllStates = 50'000;
   static constexpr std::size_t kMostBoxes = 64;
-  static constexpr int kSharpenings = 4;  // of a cell in one round
-  // A stage of so many layers takes long to refine: up to so many pairs of caps are relaxed one by
-  // one before, and a box is cut until it is no wider than this share of T.
+  static constexpr int kSharpenings = 4;  // per cell and round
+  // A stage of this many layers is slow to refine. Up to kFewCaps pairs of caps are first relaxed
+  // one by one, and a box is cut until it is no wider than kWide, a share of T.
   static constexpr int kLongStage = 32;
   static constexpr std::size_t kFewCaps = 64;
   static constexpr double kWide = 1.0 / 256;
 
-  // What layers may use whose largest transient and shared needs these are, relaxed.
+  // Relaxed options of layers with these largest transient and shared needs.
   struct Capped {
     double budget;
     std::array<RelaxedLayers, D + 3> relaxed;  // as StepBound::Vector
@@ -89,15 +90,15 @@ class Subproblem {
     Bytes base_shared = 0;
     double relaxed_budget = 0.0;
     double tail_weight = 0.0;  // see OtherStages::dual
-    bool capped = false;       // whether `under_caps` is made
+    bool capped = false;       // true if `under_caps` is filled
     std::vector<Capped> under_caps;
   };
-  // Of a cell: as StepBound::Vector. As maxima over stages: the dimensions, with the tail raised
-  // to what the second combination implies, then the first combination less the stage's part of
-  // the sum; the last entry is not used.
+  // Bound of a cell, as StepBound::Vector. As maxima over stages: the dimensions, with the tail
+  // raised to the value implied by the second combination, then the first combination less the
+  // stage's part of the sum; the last entry is not used.
   using Bound = typename StepBound<D>::Vector;
-  // Whether a cell can be used: not even its smallest options fit (nor would more layers), or no
-  // plan within the current limit uses it.
+  // Use of a cell: not even its smallest options fit (nor would more layers), or no plan within the
+  // current limit uses it.
   enum class Fit : std::uint8_t { kUnknown, kFits, kTooLarge, kExcluded };
   enum class Known : std::uint8_t { kRelaxed, kCapped, kIntegral };
   // Limits of the bottleneck dimensions and the tail: the largest over stages lie between them.
@@ -113,13 +114,14 @@ class Subproblem {
     std::vector<StagePoint<D>> points;  // by their part of the sum
   };
   struct Details {
-    // points with the least combinations, for a slowest stage and for another one
+    // points with the least combinations, for the slowest stage and for another one
     std::array<StagePoint<D>, 2> feasible;
-    std::vector<StagePoint<D>> met;  // all points that were least in something
+    std::vector<StagePoint<D>> met;  // all points that were least in some objective
     std::vector<Tangent> tangents;
     std::vector<Opening> openings;
-    std::int64_t box_states = 0;                     // labels that opening it for single boxes took
-    std::int64_t failed_states = kForAllStates / 2;  // and so many were not enough for all at once
+    std::int64_t box_states = 0;  // labels of openings for single boxes
+    std::int64_t failed_states =
+        kForAllStates / 2;  // labels that were not enough for all boxes at once
 
     bool worth_all() const { return box_states >= 2 * failed_states; }
   };
@@ -136,16 +138,16 @@ class Subproblem {
     const StagePoint<D>* point;
     Ticks sum;
   };
-  struct Use {              // of a cell under the limits of the present path
-    Ticks sum = kInfTicks;  // least part of the sum; of any point
+  struct Use {              // of a cell under the limits of the current path
+    Ticks sum = kInfTicks;  // least part of the sum over all points
     int first_pick = 0;
     int picks = -1;  // -1: the cell is not exact
   };
-  // Cells of a stage that begin with the same layers, by number of layers from `base` on.
+  // Cells of a stage that begin with equal layers, by number of layers from `base` on.
   struct Row {
     int base = 1;
     std::vector<Cell> cells;
-    std::uint32_t path = 0;  // for which `uses` holds
+    std::uint32_t path = 0;  // for which `uses` is valid
     std::vector<Use> uses;
     std::vector<std::uint8_t> used;  // which of them are filled
     std::vector<Pick> picks;
@@ -154,7 +156,7 @@ class Subproblem {
   struct Box : Region {
     Ticks bound = 0;  // no plan in it is faster
     std::uint32_t number = 0;
-    bool operator<(const Box& other) const {  // of a heap: what is popped first is largest
+    bool operator<(const Box& other) const {  // for a heap: the largest is popped first
       return bound != other.bound ? bound > other.bound : number > other.number;
     }
   };
@@ -165,7 +167,7 @@ class Subproblem {
   struct Path {
     Ticks sum = kInfTicks;
     std::vector<Step> steps;
-    Limits largest{};  // at least, of all stages
+    Limits largest{};  // lower bounds over all stages
     bool exact = true;
   };
   struct Total {  // of one known point per stage
@@ -195,22 +197,22 @@ class Subproblem {
     double dual = std::numeric_limits<double>::infinity();
     Bound largest{};
   };
-  std::vector<double> before_sum_;          // by (j, l)
-  Before whole_;                            // of all stages on all layers
-  bool limited_ = false;                    // the last bounds leave out what exceeds their limit
-  std::size_t row_starts_;                  // first layers that make a difference
+  std::vector<double> before_sum_;  // by (j, l)
+  Before whole_;                    // of all stages on all layers
+  bool limited_ = false;            // true if the last bounds exclude what exceeds their limit
+  std::size_t row_starts_;          // distinct first layers
   std::vector<std::unique_ptr<Row>> rows_;  // by (j, first layer), made when asked for
 
-  const Watch* watch_ = nullptr;  // while a question is answered
-  ItemPlan known_;                // the best plan met so far
+  const Watch* watch_ = nullptr;  // during a call
+  ItemPlan known_;                // best plan found so far
   std::vector<Box> boxes_;        // a heap
   std::uint32_t box_number_ = 0;
-  double limit_ = 0.0;  // of the question
-  Ticks lower_ = 0;     // nothing is faster
-  Ticks ceiling_ = 0;   // plans are looked for below it
+  double limit_ = 0.0;  // of the call
+  Ticks lower_ = 0;     // no plan is faster
+  Ticks ceiling_ = 0;   // plans are searched below it
   bool looked_just_above_ = false;
-  // of the path under some limits: least sums by (j, l) and by entry layout; the first layer of
-  // every stage that was looked at, and one behind the last
+  // of the path under some limits: least sums by (j, l) and by entry layout; the range of first
+  // layers that were visited for every stage, and for the end
   std::uint32_t path_ = 0;
   std::vector<Ticks> rest_, rest_by_entry_;
   std::vector<std::uint8_t> entry_counts_;
@@ -232,7 +234,7 @@ class Subproblem {
   void forget_ceiling();
   // The first maximum over stages that T depends on: with one micro-batch only the tail counts.
   std::size_t counted() const { return microbatches_ == 1 ? D - 1 : 0; }
-  // How often the step has the maximum `d`.
+  // Number of times that the step contains the maximum `d`.
   Ticks times(std::size_t d) const { return d + 1 == D ? 1 : microbatches_ - 1; }
   void remember(const std::vector<const StagePoint<D>*>& points, const std::vector<int>& sizes,
                 Ticks step);
@@ -258,7 +260,7 @@ class Subproblem {
     const auto& division = in_.t.division;
     return division.empty() || division[at(j)] == n;
   }
-  // Does a stage of this cost exceed the limit all by itself?
+  // True if a stage of this cost exceeds the limit by itself.
   bool alone_exceeds(const Bound& cell, double limit) const {
     double total = cell[D - 1];
     for (std::size_t d = 0; d + 1 < D; ++d) total += microbatches_ * cell[d];
@@ -283,11 +285,11 @@ class Subproblem {
       visit(n, found.bound);
     }
   }
-  // What 1F1B charges every stage for transfers of which this is the slowest.
+  // Transfer time that 1F1B charges every stage if `send` is the slowest transfer.
   Ticks transfers(Ticks send) const {
     return std::llround(2.0 * static_cast<double>(send) * (stages_ - 1) / stages_);
   }
-  // What sends between stages cost at least, per boundary behind stage j (GPipe's sum only).
+  // Least cost of sends between stages, per boundary after stage j (GPipe's sum only).
   Ticks least_sends(int j) const { return in_.t.gpipe && j + 1 < stages_ ? 2 * least_send_ : 0; }
   std::size_t state(int j, int l) const { return at(j) * (at(layers_) + 1) + at(l); }
   static double part_of_sum(const Bound& cell) {
