@@ -1,9 +1,9 @@
-"""Prints closed-form models beside published training runs: signed errors of time and memory.
+"""Print signed errors of closed-form models against published training runs, in time and memory.
 
-`python -m benchmarks.accuracy [--cases DIR] [--rows] [--csv PATH]`. Sources are not mixed: every
-table is of one. Nothing of the closed forms was fitted to these rows, constants of the planner's
-estimates were (docs/accuracy.md); `accuracy_rows.py` says what is taken where a
-row is silent, and rows that cannot be used are counted by reason.
+`python -m benchmarks.accuracy [--cases DIR] [--rows] [--csv PATH]`. Every table covers one source.
+The closed forms were not fitted to these rows; constants of the planner's estimates were
+(docs/accuracy.md). `accuracy_rows.py` lists the values that replace missing settings, and unusable
+rows are counted by reason.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One row and what every model says of it; a text where it has no answer."""
+    """One row and the answer of every model, or the reason why a model has none."""
 
     source: str
     quality: str
@@ -55,7 +55,7 @@ class Compared:
         return None if measured is None else getattr(answer, what) / measured - 1.0
 
     def covered(self, model: str) -> bool | None:
-        """Return whether the measured time lies in a model's interval, None without one."""
+        """Return True if the measured time lies in a model's interval, None without an interval."""
         answer = self.answers[model]
         if self.run is None or isinstance(answer, str):
             return None
@@ -107,7 +107,7 @@ def spread(errors: Sequence[float]) -> str:
 
 
 def coverage(rows: Iterable[Compared], model: str) -> str:
-    """Return how many of a model's steps lie in its interval, in percent; empty without any."""
+    """Return the share of a model's steps inside its interval, in percent; empty without any."""
     inside = [found for row in rows if (found := row.covered(model)) is not None]
     return f"{100 * sum(inside) / len(inside):.0f} %" if inside else ""
 
@@ -133,7 +133,7 @@ def summary(compared: Sequence[Compared]) -> list[str]:
 
 
 def reasons(compared: Sequence[Compared]) -> list[str]:
-    """Return lines that count what has no answer, by reason."""
+    """Return lines with the number of missing answers by reason."""
     lines = [
         "| rows | of them without any model | why |",
         "|---|---|---|",
@@ -209,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"skipped: {args.cases} has no {names}", file=sys.stderr)
         return 0
     compared = compare(read_rows(args.cases))
-    for row in compared:  # a figure that is not one would hide in a median
+    for row in compared:  # a NaN would be hidden in a median
         for answer in row.answers.values():
             if isinstance(answer, Answer):
                 assert math.isfinite(answer.time_s), row.label

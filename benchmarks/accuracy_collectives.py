@@ -1,9 +1,9 @@
-"""Prints models of collectives beside measured ones: 1,329 rows of NCCL tests on A100 nodes.
+"""Print models of collectives against 1,329 measured rows of NCCL tests on A100 nodes.
 
-`python -m benchmarks.accuracy_collectives [--cases DIR] [--csv PATH]`. The measurements are another
-project's file and do not lie here. Nodes have four A100 joined
-by NVLink and one 200 Gb/s adapter per GPU; a row is the mean of in-place and out-of-place time.
-Nothing was fitted to these rows.
+`python -m benchmarks.accuracy_collectives [--cases DIR] [--csv PATH]`. The measurements are a file
+of another project and are not in this repository. Nodes have four A100 joined by NVLink and one 200
+Gb/s adapter per GPU; a row is the mean of in-place and out-of-place time. Nothing was fitted to
+these rows.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Measured:
     num_nodes: int
     gpus_per_node: int
     size_bytes: int
-    """Of the whole tensor."""
+    """Size of the whole tensor, bytes."""
     time_s: float
     published_s: float
-    """What the published model said of it."""
+    """Time estimated by the published model, seconds."""
 
     @property
     def ranks(self) -> int:
@@ -64,7 +64,7 @@ class Measured:
 
     @property
     def topology(self) -> str:
-        """Return the kind of group in words."""
+        """Return the topology of the group in words."""
         if self.num_nodes == 1:
             return "in a node"
         if self.gpus_per_node == 1:
@@ -89,7 +89,7 @@ def read(folder: Path) -> list[Measured]:
 
 
 def compare(rows: Sequence[Measured]) -> dict[str, list[float | None]]:
-    """Return the seconds that every model gives every row, None where it has no answer."""
+    """Return the seconds of every row by model, None where a model has no answer."""
     systems = tensor2d_documents(ROOT / "tests" / "data")["systems"]
     published = load_document(System, systems[PUBLISHED_SYSTEM])
     shipped = replace(tensor2d_system(CARD), nvlink_size=GPUS_PER_NODE)

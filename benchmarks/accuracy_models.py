@@ -28,17 +28,17 @@ from search.request.options import LARGEST_MEMORY_GIB, SearchOptions
 __all__ = ["MODELS", "Answer"]
 
 _ROOM_GIB = 1e6
-"""Memory of the machine here: whether a run fits is not asked, it ran."""
+"""Memory of the priced machine, GiB: large, because a run that was measured fitted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a model says of a run, base units."""
+    """Answer of a model for one run, base units."""
 
     time_s: float
     memory_bytes: float
     interval_s: tuple[float, float] | None = None
-    """Between which times the model says that 9 of 10 steps lie; None where it says nothing."""
+    """Ends of the 90 % interval of the step time, seconds; None if the model has no interval."""
 
 
 def calculon(run: Run, *, compat: bool = False) -> Answer:
@@ -144,7 +144,7 @@ def tensor2d(run: Run, *, compat: bool = False) -> Answer:
 
 
 def planner(run: Run) -> Answer:
-    """Return what the planner predicts of the same plan from profiles estimated for the card."""
+    """Return the planner's prediction of the same plan, from profiles estimated for the card."""
     if not run.flash:
         raise UnusableError("attention that keeps its scores, which estimated profiles do not have")
     if run.recompute == "selective" or run.vpp > 1:

@@ -1,7 +1,8 @@
-"""Rows of published training runs, and what a closed-form model needs of each.
+"""Rows of published training runs as inputs of closed-form models.
 
-What a row does not say is never guessed in silence: a row without it is refused by name, or, where
-a source's software leaves little choice, `SOURCES` says what is taken and the run lists it.
+Missing settings are never guessed silently. A row without a required setting is refused by name.
+Where the software of a source leaves little choice, `_SOURCES` sets the value, and the run lists
+it.
 """
 
 from __future__ import annotations
@@ -36,28 +37,28 @@ _DATATYPES = {
 
 
 class UnusableError(Exception):
-    """A row lacks what a model needs, or a model lacks what a row has; the text is the reason."""
+    """A setting is missing in a row, or a model does not support one; the message is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """What the rows of a source have in common and do not say."""
+    """Settings that the rows of a source share and do not state."""
 
     flash: bool = False
     data_overlap: bool = False
     inter_node_gbps: float | None = None
-    """GB/s per GPU and direction between nodes, where it is not that of the shipped system."""
+    """GB/s per GPU and direction between nodes; None: that of the shipped system."""
     blocks_only: bool = False
-    """Figures leave embedding and head out."""
+    """True if figures do not include embedding and head."""
     gib: bool = True
-    """Memory is in GiB, not in GB."""
+    """True if memory is in GiB, False if in GB."""
     taken: tuple[tuple[str, str], ...] = ()
-    """Values of fields that rows leave empty."""
+    """Values of fields that are empty in the rows."""
     stack: str = "megatron-core"
-    """Whose kernels the planner's estimates are of, and of which cluster."""
+    """Software stack of the planner's estimates."""
     site: str | None = None
     tensor_overlap: bool = True
-    """Whether tensor-parallel collectives run under products, as far as the stack can."""
+    """True if tensor-parallel collectives overlap with GEMMs, as far as the stack supports it."""
     fp32_gradients: bool = False
 
 
@@ -72,7 +73,7 @@ _SOURCES = {  # by the start of a source's name
         flash=True,
         taken=(("sequence_parallel", "1"), ("sharded_optimizer", "1")),
         site="simumax-b200",
-        # as its runs were launched; so says the ledger
+        # as in its launch scripts and in `benchmarks.ledger`
         tensor_overlap=False,
         fp32_gradients=True,
     ),
@@ -122,11 +123,11 @@ class Run:
     time_s: float | None
     memory_bytes: float | None
     taken: tuple[str, ...]
-    """What the row does not say, and its source's software does."""
+    """Settings taken from the software of the source because the row does not state them."""
 
     @property
     def num_nodes(self) -> int:
-        """Return the nodes, of which the last may be used in part."""
+        """Return the number of nodes; the last may be used in part."""
         return -(-self.num_gpus // self.gpus_per_node)
 
 
@@ -137,7 +138,7 @@ def read_rows(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def run_of(row: Mapping[str, str]) -> Run:
-    """Return what a row says; raises UnusableError with the reason where that is not enough."""
+    """Return the run of a row; raises UnusableError with the reason if settings are missing."""
     source = next(
         (known for start, known in _SOURCES.items() if row["source"].startswith(start)), _Source()
     )

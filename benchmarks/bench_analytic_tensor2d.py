@@ -52,7 +52,7 @@ GPUS, BATCH = 16384, 4096
 TARGET_PER_S, TARGET_S = 1_000_000, 0.3
 DICTIONARIES_PER_S, MOST_DICTIONARIES = 300_000, 100_000
 POINTS = {"1d": 3_816, "2d": 115_938, "2d-seqp": 49_897}
-"""Of the published space, which compat has."""
+"""Number of points of the published space, which `compat` searches."""
 PEER_PER_S = 200
 """Candidates per second and core that the published tool prices."""
 _LAYER = ("tp1", "tp2", "mbs", "nb", "nv_tp1", "nv_tp2")
@@ -94,7 +94,7 @@ def dictionaries(count: int, repeats: int) -> dict[str, Any]:
 
 
 def searches(repeats: int) -> list[dict[str, Any]]:
-    """Return the seconds of whole searches for the best ten, and what they saw."""
+    """Return the seconds of whole searches for the best ten, and their counts of points."""
     rows = []
     for name, model in MODELS.items():
         for strategy in STRATEGIES:
@@ -111,7 +111,7 @@ def searches(repeats: int) -> list[dict[str, Any]]:
                         each=(lambda *_: None) if keep_all else None,
                     )
                     found, run = timed(search, repeats)
-                    # the default space leaves out panels without effect
+                    # the default space excludes panels without effect
                     points = POINTS[strategy]
                     assert found.considered == points if compat else found.considered <= points
                     _check_best(strategy, model, found.best, compat=compat)
@@ -153,7 +153,7 @@ def _orders(model: Model, count: int) -> dict[str, NDArray[Any]]:
 
 
 def _price(model: Model, candidates: Any, calls: int, threads: int) -> NDArray[Any]:
-    """Price candidates in so many calls; nothing is kept from one to the next."""
+    """Price candidates in `calls` calls; no result is kept from one call to the next."""
     system = _system()
     for _ in range(calls):
         found = evaluate_many("2d", model, candidates, GPUS, BATCH, system, threads=threads)

@@ -1,7 +1,6 @@
-"""Published cases of the public peer: our plan, fit and CPU seconds beside its own, term by term.
+"""Published cases of the public peer: plan, fit and CPU seconds of both, compared term by term.
 
 `python -m benchmarks.bench_galvatron_cases [--cases DIR] [--repeats N] [--json LEDGER] [--command]`
-
 The answers are in `tests/data`; the profiles that they were made from are the peer's own files.
 """
 
@@ -34,7 +33,7 @@ __all__ = ["Case", "Outcome", "answer", "inputs_of", "main", "open_case", "read_
 CASES = ROOT.parent / "shared" / "cases" / "galvatron"
 DATA = ROOT / "tests" / "data"
 DIFFERENCE = 0.05
-"""Differences above it are explained term by term."""
+"""Relative difference above which a case is explained term by term."""
 _SWITCHES = {"disable_fsdp": "disable_sdp"}
 _BY_NAME = {
     "3d": ("disable_sdp", "disable_sp", "disable_ckpt"),
@@ -46,7 +45,7 @@ _BY_NAME = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One published answer with the options that asked for it."""
+    """One published answer and its search options."""
 
     engine: str
     name: str
@@ -58,7 +57,7 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Engine and name, which together are unique."""
+        """Engine and name, unique together."""
         return f"{self.engine}:{self.name}"
 
 
@@ -73,7 +72,7 @@ class Outcome:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What a right answer never shows; empty when all is well."""
+        """Errors of a wrong answer; empty if all is well."""
         best, found = self.result.prediction, []
         if best is None:
             return () if self.peer is None or not self.peer.fits else ("we found no plan",)
@@ -108,10 +107,10 @@ def read_cases(folder: Path) -> list[Case]:
 
 
 def _options(name: str, given: Sequence[str] | None) -> SearchOptions:
-    """Return a case's own options; where none were kept, those that its name says."""
+    """Return the options of a case; without recorded ones, those implied by its name."""
     values: dict[str, Any] = {"default_dp_type": "zero2", "sp_space": "tp+sp", "top": 0}
     values["time_profile_mode"] = "batch"
-    # its recipe: 16 bytes of states for a parameter
+    # the peer's recipe: 16 bytes of model states per parameter
     values["fp32_gradients"] = False
     if given is None:
         match = re.fullmatch(r".*_1x8_(\d+)g_bsz(\d+)_(3d|dptp|full|fg0)", name)
@@ -136,7 +135,7 @@ def _options(name: str, given: Sequence[str] | None) -> SearchOptions:
 
 
 def inputs_of(folder: Path) -> InputSpec:
-    """Return where the published profiles of llama2-7b on 1 x 8 A100 are."""
+    """Return the paths of the published profiles of llama2-7b on 1 x 8 A100."""
     return InputSpec(
         num_layers=(32,),
         hidden_size=(4096,),
@@ -154,7 +153,7 @@ def open_case(folder: Path, case: Case) -> Session:
 
 
 def answer(folder: Path, case: Case) -> Outcome:
-    """Return our answer, from the files on, and the peer's plan priced by our model."""
+    """Return our answer, starting from the files, and the peer's plan priced by our model."""
     session = open_case(folder, case)
     result = session.planner.solve()
     plan = prediction = None
@@ -190,7 +189,7 @@ def terms_of(case: Case, outcome: Outcome) -> list[tuple[str, float, float]]:
 
 
 def command_options(folder: Path, case: Case) -> list[str]:
-    """Return the options of `autopar-search` that ask for a case."""
+    """Return the options of `autopar-search` for a case."""
     model, hardware = str(folder / "model"), str(folder / "hardware")
     options = case.options
     words = [

@@ -1,9 +1,9 @@
-"""How searches grow: depth, GPUs, batches, layer types, budgets, limits, commands.
+"""Growth of searches with depth, GPUs, batches, layer types, budgets, limits and commands.
 
 `python -m benchmarks.bench_growth [--before FOLDER] [--only WORD ...] [--limit S] [--rounds N]
-[--json LEDGER]`. Every case runs in a process of its own, so that its peak memory is its own and an
-endless one can be ended. `--before` is another checkout with a built `.venv`: its code answers the
-same cases in turns with this one's, and the table has both. Inputs are estimated.
+[--json LEDGER]`. Every case runs in a separate process, so that peak memory is measured per case
+and an endless case can be ended. `--before` is another checkout with a built `.venv`: its code
+answers the same cases alternately with this one, and the table lists both. Inputs are estimated.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["KINDS", "exponent", "main", "measure"]
 
 
 def _planner(case: Case) -> Callable[[], Planner]:
-    """Return what makes a planner of the case that has built nothing; documents are loaded."""
+    """Return a factory of fresh planners of the case; its documents are loaded already."""
     options = SearchOptions(
         memory_constraint_bytes=case.gib * GIB,
         time_profile_mode="batch",
@@ -99,7 +99,7 @@ def _typed(case: Case) -> ModelSpec:
 
 
 def _outcome(result: SearchResult) -> dict[str, Any]:
-    """Return what the answer is, besides how long it took."""
+    """Return the answer without its duration."""
     found: dict[str, Any] = {
         "status": result.status,
         "gap": result.gap,
@@ -119,7 +119,9 @@ def _outcome(result: SearchResult) -> dict[str, Any]:
 
 
 _REPEATED_S = 0.3
-"""What takes less is asked again in the same process: the first answer imports modules too."""
+"""Seconds below which the question is repeated in the process: the first answer imports modules
+too.
+"""
 
 
 def _first(case: Case) -> dict[str, Any]:
@@ -153,7 +155,7 @@ def _again(case: Case) -> dict[str, Any]:
 
 
 def _frontier(case: Case) -> dict[str, Any]:
-    """Every constraint at which the optimum changes."""
+    """Find every constraint at which the optimum changes."""
     fresh = _planner(case)
     seconds = []
     for _ in range(3):
@@ -167,7 +169,7 @@ def _frontier(case: Case) -> dict[str, Any]:
 
 
 def _limit(case: Case) -> dict[str, Any]:
-    """Wall seconds beyond the time limit, tables included."""
+    """Measure the wall seconds beyond the time limit, tables included."""
     planner = _planner(case)()
     allowed = planner.options.time_limit_s
     assert allowed is not None
@@ -178,7 +180,7 @@ def _limit(case: Case) -> dict[str, Any]:
 
 
 def _interrupt(case: Case) -> dict[str, Any]:
-    """Wall seconds from Ctrl-C, after two seconds of searching, to the exception."""
+    """Measure the wall seconds from Ctrl-C, after two seconds of searching, to the exception."""
     planner = _planner(case)()
     pressed = 0.0
 
@@ -189,7 +191,7 @@ def _interrupt(case: Case) -> dict[str, Any]:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGALRM, press)
-    # the handler runs when Python next looks, which is what is asked: so the time is the alarm's
+    # Python runs the handler late, and that delay is measured: so the time is the alarm's
     due = time.perf_counter() + 2.0
     signal.setitimer(signal.ITIMER_REAL, 2.0)
     try:
@@ -202,12 +204,12 @@ def _interrupt(case: Case) -> dict[str, Any]:
 
 
 def _command(case: Case) -> dict[str, Any]:
-    """CPU seconds of a whole command, from a warm cache of byte code."""
+    """Measure the CPU seconds of a whole command, from a warm cache of byte code."""
     program = str(Path(sys.executable).parent / "autopar")
     seconds = []
     for _ in range(8):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        # an empty folder: what lies in the current one may be planned with
+        # an empty folder, because files of the current one may be used for planning
         with tempfile.TemporaryDirectory() as folder:
             command = [program, *case.arguments]
             subprocess.run(command, cwd=folder, check=True, capture_output=True)
@@ -217,7 +219,7 @@ def _command(case: Case) -> dict[str, Any]:
 
 
 def _stage(case: Case) -> dict[str, Any]:
-    """CPU seconds of one call about a stage of two layers: the call itself is all there is."""
+    """Measure the CPU seconds of one call for a stage of two layers: the cost of the call itself."""
     from search.planning.layered.core import solve_stage
 
     del case
@@ -234,7 +236,7 @@ def _stage(case: Case) -> dict[str, Any]:
 
 
 def _dictionaries(case: Case) -> dict[str, Any]:
-    """CPU seconds for one of many executions of Calculon's model, given as dictionaries."""
+    """Measure the CPU seconds per execution of Calculon's model, given as a list of dictionaries."""
     from benchmarks.bench_analytic_calculon import APPLICATIONS, SYSTEM
     from search.closed_form.calculon import evaluate_many
     from search.closed_form.files import calculon_system
@@ -277,7 +279,7 @@ KINDS: dict[str, Callable[[Case], dict[str, Any]]] = {
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """Return what the case took in this process, and its answer."""
+    """Return the time and memory of the case in this process, and its answer."""
     base = peak_memory_bytes()
     found = KINDS[case.kind](case)
     middle = statistics.median(found["seconds"])
@@ -285,17 +287,17 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------------------------
-# All cases, each in a process of its own, with the code of one checkout or of two in turns.
+# All cases, each in a separate process, with the code of one checkout or of two in turns.
 
 
 def _in_own_process(name: str, checkout: Path, limit_s: float) -> dict[str, Any]:
-    """Return `measure` of a case by a checkout's interpreter, whose packages are its own."""
+    """Return `measure` of a case by the interpreter and packages of a checkout."""
     command = [checkout / ".venv" / "bin" / "python", "-m", "benchmarks.bench_growth"]
     if checkout == ROOT:
         command[0] = Path(sys.executable)
     process = subprocess.Popen(
         [*map(str, command), "--one", name, "--checkout", str(checkout)],
-        cwd=ROOT,  # this benchmark asks, whoever answers
+        cwd=ROOT,  # cases are those of this checkout, whichever answers
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -318,7 +320,7 @@ def _asked(case: Case, checkouts: list[Path], rounds: int, limit_s: float) -> li
     runs: list[list[dict[str, Any]]] = [[] for _ in checkouts]
     for _ in range(rounds):
         for own, checkout in zip(runs, checkouts, strict=True):
-            # what is long is measured well enough at once
+            # one run measures a long case well enough
             if not own or own[0]["middle"] < limit_s / 12:
                 own.append(_in_own_process(case.name, checkout, limit_s))
     rows = []
@@ -356,7 +358,7 @@ def _line(case: Case, rows: list[dict[str, Any]]) -> str:
 
 
 def _same(rows: list[dict[str, Any]]) -> str:
-    """Return whether two checkouts found the same throughput."""
+    """Return a note if two checkouts found different throughput."""
     rates = [row.get("samples_per_s") for row in rows]
     stopped = any("time_limit" in row["status"] for row in rows)
     if len(rates) < 2 or None in rates or stopped:

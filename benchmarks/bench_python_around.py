@@ -1,8 +1,8 @@
-"""What surrounds the core of a search: documents to tables, and from the answer to a prediction.
+"""Python time of a search outside its core: documents to tables, and answer to prediction.
 
 `python -m benchmarks.bench_python_around [--repeats N] [--json LEDGER]`. Each run makes a new
-planner on documents that are loaded, so nothing of an earlier search is there; inputs are estimated
-or the toy ones of the tests, no file is needed.
+planner on loaded documents, so no result of an earlier search is reused. Inputs are estimated or
+the toy ones of the tests; no file is needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from search.request.request import InputSpec
 __all__ = ["main", "searches", "tables"]
 
 TARGET_MS = 1.5
-"""Of llama2-7b on 8 GPUs, the core included."""
+"""Target of llama2-7b on 8 GPUs, milliseconds with the core."""
 SMALL = SearchOptions(
     memory_constraint_bytes=80.0 * GIB, settle_bsz=64, time_profile_mode="batch", top=0
 )
@@ -61,11 +61,11 @@ def searches(options: SearchOptions, repeats: int) -> tuple[SearchResult, Timed,
         return Planner.from_documents(*documents, options).solve()
 
     with patch.object(module, "solve_tables", watched):
-        search()  # what is compiled or remembered once for all searches
+        search()  # compiles and caches what all searches share
         result, times = timed(search, repeats)
     assert result.status == "optimal"
     assert result.plan is not None
-    # a plan that is priced on its own costs what its search said
+    # pricing the plan separately gives the prediction of the search
     assert session.planner.evaluate(result.plan) == result.prediction
     return result, times, core[1:]
 

@@ -1,8 +1,8 @@
-"""What the hardware profiler finds on a link of known rate, beside what TCP can carry through it.
+"""Results of the hardware profiler on a link of known rate, compared with the rate of TCP.
 
-`python -m benchmarks.bench_shaped_network [--repeats N] [--no-user-namespace] [--json LEDGER]`;
-two nodes are two network namespaces on this machine, joined by a veth pair that `tc tbf` shapes.
-Skipped where the kernel refuses that; `--no-user-namespace` asks for root instead.
+`python -m benchmarks.bench_shaped_network [--repeats N] [--no-user-namespace] [--json LEDGER]`; two
+nodes are two network namespaces on this machine, joined by a veth pair that `tc tbf` shapes.
+Skipped where the kernel refuses that; `--no-user-namespace` requires root instead.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ SHARED_MBIT = 1000
 SMALL_BYTES = 4096
 LARGE_BYTES = {100: 8 * MIB, 250: 8 * MIB, 500: 8 * MIB, 1000: 16 * MIB}
 """Large message by rate: 8 MiB takes 70 ms at 1000 Mbit, which a busy machine disturbs. The slope
-is that between it and an eighth of it."""
+is measured between it and an eighth of it.
+"""
 TARGETS: dict[str, tuple[float, float]] = {
     "slope": (1.0, 0.05),
     "fit": (1.0, 0.05),
     "bus": (1.0, 0.10),
     "ratio": (0.5, 0.05),
 }
-"""Expected value and how far from it is still right, of a median over the repeats."""
+"""Expected value and tolerance of a median over the repeats."""
 _PROFILER = ("-m", "profiler.hardware")
 
 
@@ -62,17 +63,19 @@ class Link:
     slope: float
     """p2p, from the times of the large message and an eighth of it."""
     fit: float
-    """p2p, from the profiler's fit through the same two. 4 KiB is left out of it: an idle link
-    passes 256 KiB at once whatever its rate, and a line through that has another slope."""
+    """p2p, from the profiler's fit through the same two sizes. 4 KiB is excluded: an idle link
+    passes 256 KiB at once at any rate, and a line through that has another slope.
+    """
     bus: float
     """Documented all-reduce bus bandwidth at the large message."""
     bidirectional: float
     """Each way of p2p in both directions at once, at the large message."""
     latency_s: float
-    """p2p of 4 KiB. The link delays nothing: it is the time of two processes on a busy machine,
-    and at 100 Mbit, where messages come as fast as they may, that of the rate."""
+    """p2p of 4 KiB, seconds. The link adds no delay: this is the time of two processes on a busy
+    machine, and at 100 Mbit, where messages come as fast as they may, that of the rate.
+    """
     wall_s: float
-    """The whole command, start of Python and torch on both nodes included."""
+    """Wall seconds of the whole command, start of Python and torch on both nodes included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +83,11 @@ class Sharing:
     """All-reduce of two pairs of ranks across two nodes: bus bandwidth over TCP's."""
 
     isolated: float
-    """One pair at a time."""
+    """Bus bandwidth of one pair at a time over TCP's."""
     concurrent: float
-    """Both pairs at once: the slower one."""
+    """Bus bandwidth of the slower of two concurrent pairs over TCP's."""
     wall_s: float
-    """Both commands."""
+    """Wall seconds of both commands."""
 
     @property
     def ratio(self) -> float:
@@ -93,7 +96,7 @@ class Sharing:
 
 
 def link(rate_mbit: int, user_namespace: bool = True) -> Link:
-    """Return what the profiler finds between two nodes with one rank each."""
+    """Return the profiler's results between two nodes with one rank each."""
     large = LARGE_BYTES[rate_mbit]
     eighth = large // 8
     arguments = ["allreduce", "p2p", "--sizes", f"{SMALL_BYTES},{eighth},{large}"]
@@ -122,7 +125,7 @@ def link(rate_mbit: int, user_namespace: bool = True) -> Link:
 
 
 def sharing(rate_mbit: int, user_namespace: bool = True) -> Sharing:
-    """Return what strided pairs of 2 x 2 ranks find alone and together on the one link."""
+    """Return the results of strided pairs of 2 x 2 ranks, alone and concurrently on one link."""
     large = LARGE_BYTES[rate_mbit]
     arguments = ["allreduce", "--groups", "2", "--sizes", str(large)]
     arguments += ["--reference-size", str(large)]
@@ -154,7 +157,7 @@ def _profile(
 
 
 def _cells(path: Path, scope: str | None) -> dict[str, Measurement]:
-    """Return the cells behind a document; each was measured, with the right result."""
+    """Return the measured cells of a document after checking their results."""
     sidecar = read_sidecar(path)
     assert sidecar is not None
     (run,) = sidecar.runs
@@ -177,7 +180,7 @@ def _summary(values: Sequence[float]) -> str:
 
 
 def main() -> int:
-    """Print the figures beside their targets; return 1 when a median misses one."""
+    """Print figures and targets; return 1 if a median misses one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-user-namespace", action="store_true", help="needs root")

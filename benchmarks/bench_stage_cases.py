@@ -1,4 +1,5 @@
-"""Stage problems of the public peer: our CPU seconds beside its own and a dense 1-MB program.
+"""Stage problems of the public peer: CPU seconds of our solver, the peer's and a dense 1-MB
+program.
 
 `python -m benchmarks.bench_stage_cases [--cases DIR] [--repeats N] [--json LEDGER]`; the dense
 program is `autopar_bench`, which `make bench` builds.
@@ -75,7 +76,7 @@ def read_cases(folder: Path) -> list[StageCase]:
 
 
 def wrong(case: StageCase, answer: StageSolution, tolerance: float = 1e-9) -> str:
-    """Return what is wrong with an answer, an empty string when nothing is."""
+    """Return the error of an answer, an empty string if there is none."""
     if np.isinf(case.best_s):
         return "" if answer.status == "infeasible" else f"{answer.status} instead of infeasible"
     if answer.status != "optimal":
@@ -94,7 +95,7 @@ def wrong(case: StageCase, answer: StageSolution, tolerance: float = 1e-9) -> st
 
 
 def dense_runs(cases: list[StageCase], repeats: int) -> list[dict[str, float]]:
-    """Return what `autopar_bench` measured in each repeat; it compares the optima itself."""
+    """Return the results of `autopar_bench` per repeat; it compares the optima itself."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "stages.bin"
         path.write_bytes(b"".join(case.record() for case in cases))

@@ -1,8 +1,8 @@
-"""CPU seconds of whole commands, from the shell to the exit: what is start-up, and what is work?
+"""CPU seconds of whole commands, from the shell to the exit, to separate start-up from work.
 
 `python -m benchmarks.bench_startup [--runs N] [--beside ROOT] [--json LEDGER]`. Every command runs
 with a bytecode cache of our modules and without one (that of other packages stays), from copies of
-the packages, so that neither depends on what ran before. `--beside` takes another checkout with the
+the packages, so that neither depends on earlier runs. `--beside` takes another checkout with the
 same core; the runs of both are interleaved. `python -c pass` and `import numpy` are the floor.
 """
 
@@ -51,7 +51,7 @@ COMMANDS = {
         *("--config", "dp=2,tp=4,pp=1,mbs=1", "--batch", "64"),
     ),
 }
-# the finder of an editable install would bring its own modules in the place of the copies
+# the finder of an editable install would import its own modules instead of the copies
 RUN = """
 import sys
 
@@ -66,17 +66,17 @@ sys.argv[0] = "autopar-{entry}"
 
 @dataclass(frozen=True)
 class Run:
-    """A process to be measured."""
+    """One process to measure."""
 
     command: list[str]
     cached: bool
     where: Path
     asks: str
-    """Those that ask the same have the same answer."""
+    """Question of the process; equal questions have equal answers."""
 
 
 def main() -> None:
-    """Print the table; the answers of a command are the same wherever its modules come from."""
+    """Print the table after checking that answers do not depend on where modules come from."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=11)
     parser.add_argument("--beside", type=Path, help="another checkout, to be compared with")
@@ -120,7 +120,7 @@ def _measured(arguments: argparse.Namespace, folder: Path) -> dict[str, list[flo
 
 
 def _cpu_seconds(run: Run) -> tuple[float, str]:
-    """Return the CPU seconds of a process, and what it printed but its own seconds and folder."""
+    """Return the CPU seconds of a process and its output without its seconds and folder."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     if not run.cached:
         environment["PYTHONDONTWRITEBYTECODE"] = "1"

@@ -1,11 +1,11 @@
-"""How long searches over launches with one set of degrees take, and how they grow.
+"""Time of searches for uniform plans, and its growth.
 
 `python -m benchmarks.bench_uniform [--only WORD ...] [--runs N] [--limit S] [--json LEDGER]`. Every
-case runs in processes of its own, so that its peak memory is its own, and medians of them are said:
-a first question, the same one again, two about less memory and one about a fixed degree. The answer
-is held against its bound, and against `autopar check` of the launch that was found. Growth is that
-of one mixture in its layers, GPUs, experts and chunks of a stage, and of a dense model in the
-schedules of its pipeline. Cards and models are shipped; nothing is measured on a GPU.
+case runs in several separate processes, so that peak memory is measured per case, and medians over
+them are printed: a first question, the same one again, two with less memory and one with a fixed
+degree. The answer is compared with its bound, and with `autopar check` of the plan found. Growth is
+measured for a mixture of experts in layers, GPUs, experts and chunks per stage, and for a dense
+model in pipeline schedules. Cards and models are shipped; nothing is measured on a GPU.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _H100 = "h100-80gb"
 
 
 class Case(Record):
-    """A question, and the line of growth that it is a point of."""
+    """One question, with the growth line of which it is a point."""
 
     model: tuple[str, str]
-    """Family and size."""
+    """Family and size of the model."""
     world: int
     batch: int
     seq: int = 4096
@@ -182,7 +182,7 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def _asked(name: str, runs: int, limit_s: float) -> dict[str, Any] | None:
-    """Return medians of what processes of its own measured, None where one was ended."""
+    """Return medians over separate processes, None if one was ended."""
     command = [sys.executable, "-m", "benchmarks.bench_uniform", "--one", name]
     found: list[dict[str, Any]] = []
     for _ in range(runs):

@@ -1,9 +1,9 @@
-"""Scores the collectives of cards on public measurements, which are another project's files.
+"""Scores the collectives of cards on public measurements, which are files of another project.
 
 `python -m benchmarks.collectives_vs_measured [--kernels DIR]`. Without DIR/collectives.csv.gz
-nothing is scored and the reason is said. The constants in the cards were fitted to one half of the
-rows in a node, chosen by a checksum of device, operation, ranks and size; the other half, every row
-across nodes and the frameworks' own all-reduces are kept back and scored apart.
+nothing is scored, and the reason is printed. The constants in the cards were fitted to one half of
+the rows inside a node, chosen by a checksum of device, operation, ranks and size. The other half,
+every row across nodes and the frameworks' own all-reduces are held out and scored separately.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ OPERATIONS = {
     "all_to_all": "all2all",
 }
 ADAPTERS = {
-    # Gb/s of one GPU's share of a node's adapters, by the file's words
+    # Gb/s of one GPU's share of a node's adapters, by their names in the file
     "EFA 4x100G (p4de)": 50,
     "EFA 32x100G (p5)": 400,
     "GCP a3-mega TCPXO 8x200G": 200,
@@ -72,7 +72,7 @@ ADAPTERS = {
 }
 RACK_GPUS = 72
 WIRE_BYTES = {"bf16": 2.0, "bfloat16": 2.0, "fp8": 1.0 + 4 / 128}
-"""Per element; fp8 has one fp32 scale for 128 of them."""
+"""Bytes per element on the wire; fp8 has one fp32 scale for 128 elements."""
 CLASSES = ((0.0, "< 1 MiB"), (1.0 * MIB, "1 to 32 MiB"), (32.0 * MIB, ">= 32 MiB"))
 
 
@@ -86,10 +86,10 @@ class Row:
     ranks: int
     nodes: int
     rack: bool
-    """True where one switch joins the nodes."""
+    """True if one switch joins the nodes."""
     adapters: str
     size_bytes: float
-    """moe_*: tokens x hidden x 2 per rank, whatever is sent."""
+    """Size in bytes; moe_*: tokens x hidden x 2 per rank, whatever is sent."""
     time_s: float
     fitted: bool
     """True for the half that the cards' constants were fitted to."""
@@ -106,7 +106,7 @@ class Row:
 
     @property
     def refused(self) -> str | None:
-        """Return why the row is not priced, None where it is."""
+        """Return the reason why the row is not priced, None if it is."""
         if self.gpu not in CARDS:
             return f"no card of {self.gpu}"
         if self.nodes > 1 and not self.rack and self.adapters.startswith("IB (Azure"):
@@ -166,12 +166,12 @@ def _fitted(row: dict[str, str]) -> bool:
     key = row["gpu"] + row["op"] + row["ranks"] + row["bytes"]
     if row["op"].startswith("moe"):
         key += row["sms"] + row["topk"] + row["hidden"]
-    # transfers of two ranks are too few to be split: their one share was read from all
+    # transfers of two ranks are too few to split: their one share was read from all
     return row["op"] == "p2p" or crc32(key.encode()) % 2 == 0
 
 
 def predict(row: Row) -> float:
-    """Return the seconds that the card says; the row must not be refused."""
+    """Return the seconds estimated from the card; the row must not be refused."""
     network = load_network(row.gpu, row.adapters)
     shape = shape_of(row)
     if row.operation == "p2p":
@@ -207,7 +207,7 @@ def load_network(gpu: str, adapters: str) -> Network:
 
 
 def shape_of(row: Row) -> GroupShape:
-    """Return how a row's ranks lie on domains."""
+    """Return the distribution of a row's ranks over domains."""
     if row.nodes == 1 or row.rack:
         return GroupShape.even(ranks=row.ranks, per_node=row.ranks)
     if row.gpu in ("GB200", "GB300"):

@@ -32,9 +32,9 @@ from tests.oracles.reference import evaluate
 __all__ = ["answer", "differences", "main"]
 
 ROUNDING = 1e-12
-"""Two sums of the same terms in other orders, or in other units, differ by less."""
+"""Relative difference of sums of the same terms in another order or other units, at most."""
 PATIENCE_S = 4.0
-"""Wall seconds that a core has beyond its limit; then its process is ended."""
+"""Wall seconds after its limit when the process of a core is ended."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ PATIENCE_S = 4.0
 
 
 def answer(instance: DeepInstance, limit_s: float) -> dict[str, Any]:
-    """Return what this process's core says, and what is wrong with it by the reference."""
+    """Return the answer of this process's core, and its errors according to the reference."""
     cpu, wall = time.process_time(), time.perf_counter()
     found = solve_tables(
         instance.tables, instance.budget_bytes, time_limit_s=limit_s, **instance.options
@@ -89,7 +89,7 @@ def _wrong(instance: DeepInstance, plan: TableChoice | TableSolution) -> Iterato
 
 
 # --------------------------------------------------------------------------------------------------
-# All answers of a checkout, in processes that are ended where they do not end themselves.
+# All answers of a checkout, from processes that are ended when they hang.
 
 
 def _answers(checkout: Path, first: int, count: int, limit_s: float) -> Iterator[dict[str, Any]]:
@@ -138,12 +138,12 @@ def _read(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
 
 
 def differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
-    """Return what cannot be true of both answers; equal optima of other bits are `rounding`."""
+    """Return contradictions between two answers; equal optima with other bits are `rounding`."""
     if not {a["status"], b["status"]} <= {"optimal", "infeasible", "time_limit"}:
         return []
     found = []
     for one, other in ((a, b), (b, a)):
-        # nothing is faster than a bound, nor slower than a plan that was found
+        # nothing is faster than a bound, or slower than a plan that was found
         if one["s_per_sample"] and other["s_per_sample"]:
             best, bound = one["s_per_sample"][0], other["bound_s_per_sample"]
             if best < bound * (1 - ROUNDING):
@@ -160,7 +160,7 @@ def differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
             found.append(f"optimum or alternatives differ by {worst:.2g}")
         elif worst > 0:
             found.append("rounding")
-        # a limit that ends the alternatives leaves the optimum what it is
+        # a limit that ends the alternatives does not change the optimum
         stopped = any(r["wall_s"] >= r["limit_s"] for r in (a, b))
         if len(a["s_per_sample"]) != len(b["s_per_sample"]) and not stopped:
             found.append("another number of alternatives")
@@ -206,7 +206,7 @@ def _compare(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> int:
 
 
 def _both(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Return whether both were answered, and not in a moment."""
+    """Return True if both were answered, and at least one took over 0.1 s."""
     return min(a.get("cpu_s", 0.0), b.get("cpu_s", 0.0)) > 0 and max(a["cpu_s"], b["cpu_s"]) > 0.1
 
 
@@ -236,7 +236,7 @@ def _records(
 
 
 def main() -> int:
-    """Ask both and print where they differ; 1 when an optimum does."""
+    """Run both cores and print their differences; return 1 if an optimum differs."""
     parser = argparse.ArgumentParser(description="Two cores on random deep problems.")
     parser.add_argument("--before", type=Path, required=True, help="a checkout, or its answers")
     parser.add_argument("--now", type=Path, default=ROOT, help="another, or its answers")

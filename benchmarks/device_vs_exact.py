@@ -1,14 +1,14 @@
-"""Holds what profile-model measures on a GPU against what it counts, and against itself.
+"""Compare measurements of profile-model on a GPU with its counts, and with each other.
 
 Run from the repository root, on a machine with a CUDA GPU:
-`python -m benchmarks.device_vs_exact [--models NAMES] [--summary]`. Three tables come out, for
+`python -m benchmarks.device_vs_exact [--models NAMES] [--summary]`. It prints three tables, for
 three models at two sequence lengths each, in bf16:
 
-    memory   bytes kept from forward to backward, counted exactly and as torch's allocator says
+    memory   bytes kept from forward to backward, counted exactly and by torch's allocator
     layers   forward of one layer, timed alone and as the difference of two whole forwards
     passes   backward over forward, recomputation over forward, optimizer step
 
-The exit status is 1 where memory is more than 1 % or time more than 10 % apart, 2 without a GPU.
+The exit status is 1 if memory differs by more than 1 % or time by more than 10 %, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def chosen_cells(cells: Sequence[ModelCell]) -> list[ModelCell]:
 
 
 def memory_row(measurement: ModelMeasurement) -> tuple[str, float | None]:
-    """Return a line of the first table, and the relative difference where there is one."""
+    """Return a line of the first table, and the relative difference if both figures exist."""
     found = measurement.bytes
     if measurement.status != "ok" or "device_activation" not in found:
         said = measurement.reason or "; ".join(measurement.notes) or "no figure of the device"
@@ -74,7 +74,7 @@ def memory_row(measurement: ModelMeasurement) -> tuple[str, float | None]:
 def layer_row(
     alone: ModelMeasurement, few: ModelMeasurement, many: ModelMeasurement
 ) -> tuple[str, float | None]:
-    """Return a line of the second table, and the relative difference where there is one."""
+    """Return a line of the second table, and the relative difference if both figures exist."""
     for cell in (alone, few, many):
         if cell.status != "ok":
             return f"  {cell.key:<52s} {cell.reason}", None
@@ -106,7 +106,7 @@ def pass_row(alone: ModelMeasurement) -> str:
 def _measured(
     name: str, seq_length: int, device: torch.device, max_seconds: float
 ) -> Iterator[ModelMeasurement]:
-    """Yield what the cells of one model at one length gave."""
+    """Yield the measurements of the cells of one model at one length."""
     spec = load_spec(name)
     options = ModelOptions(
         model=name,
@@ -179,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 Found = Sequence[tuple[str, Sequence[ModelMeasurement]]]
-"""Names of models with their lengths, and what their cells gave."""
+"""Names of models with their lengths, and the measurements of their cells."""
 Table = tuple[str, list[str], list[float | None]]
 
 

@@ -1,12 +1,12 @@
-"""Dry runs: how long they take, and predicted memory beside theirs for default and other plans.
+"""Dry runs: their duration, and their memory compared with predictions for default and other plans.
 
 `python -m benchmarks.dry_run [--only NAME ...] [--json LEDGER]`
 
-First one rank of all of llama2-7b at 64 and at 1,024 ranks, whose parameters and optimizer are
-compared with arithmetic. Then what searches with default options return for models and machines,
-and twelve plans of llama2-7b for 64 GPUs at 4,096 tokens: what the planner predicts of a stage
-beside what its first rank holds at the peak of a dry run, communicators on both sides, with the
-differences between them. docs/benchmarks.md says what causes them.
+First it runs one rank of all of llama2-7b at 64 and at 1,024 ranks and compares parameters and
+optimizer with arithmetic. Then it runs the plans that searches with default options return for
+several models and machines, and twelve plans of llama2-7b for 64 GPUs at 4,096 tokens. For each
+stage it prints predicted memory, peak memory of the first rank in the dry run, both with
+communicators, and the differences. docs/benchmarks.md explains their causes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _L = LayerStrategy
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A plan for 64 GPUs, and what its strategy file does not say."""
+    """A plan for 64 GPUs, with settings that its strategy file does not contain."""
 
     name: str
     plan: Plan
@@ -159,11 +159,12 @@ class Row:
     name: str
     stage: int
     predicted: dict[str, float]
-    """states (weights, gradients and optimizer), activations, passing (for a moment, shared), and
-    buffers of communicators and of receiving."""
+    """Bytes of states (weights, gradients and optimizer), activations, passing (transient and
+    shared memory), and buffers of communicators and of receiving.
+    """
     counted: DryRunRank
     kept_gathered: float
-    """Whole weights that ZeRO-2 keeps, in bytes."""
+    """Whole weights kept by ZeRO-2, bytes."""
     seconds: float
 
     @property
@@ -182,7 +183,7 @@ class Row:
 
     @property
     def difference(self) -> float:
-        """Predicted over dry run, less one."""
+        """Predicted over dry-run bytes, less one."""
         return sum(self.predicted.values()) / sum(self.found.values()) - 1
 
 
@@ -237,7 +238,7 @@ def _rows(
     *,
     sequence_parallel: bool = True,
 ) -> Iterator[Row]:
-    # shards of weights in bf16 beside fp32 ones, as the planner's recipe has them
+    # shards of weights in bf16 in addition to fp32 ones, as in the planner's recipe
     job = PlanJob(
         plan=plan,
         spec=spec,

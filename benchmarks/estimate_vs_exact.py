@@ -1,8 +1,8 @@
-"""Prints the estimated memory of every shipped model beside its exactly counted one.
+"""Print the estimated memory of every shipped model over its exactly counted memory.
 
-Run from the repository root: `python benchmarks/estimate_vs_exact.py [NAME ...]`. Both are of the
-model's own sequence lengths, bf16, with sequence parallelism; a figure is estimate over count.
-docs/estimates.md explains what is far from 1.
+Run from the repository root: `python benchmarks/estimate_vs_exact.py [NAME ...]`. Both use the
+model's own sequence lengths, bf16, and sequence parallelism; a figure is estimate over count.
+docs/estimates.md explains figures far from 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ DEGREES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def ratios(name: str, kernels: Kernels, *, sequence_parallel: bool = True) -> Iterator[Ratios]:
-    """Yield what an estimate and the shipped file of a model have in common."""
+    """Yield the ratios of all quantities that are in both the estimate and the shipped file of a
+    model.
+    """
     spec = load_spec(name)
     estimate = estimate_model(
         spec, CARD, batches=(1,), kernels=kernels, sequence_parallel=sequence_parallel
@@ -53,7 +55,7 @@ def ratios(name: str, kernels: Kernels, *, sequence_parallel: bool = True) -> It
             "states",
             _by_degree(ours_other.model_state_bytes, exact_other.model_state_bytes),
         )
-        # counted tables contain the peak of the loss, estimated ones have it apart
+        # counted tables include the peak of the loss, estimated ones list it separately
         peak = estimate.logits_peak_bytes_per_sample if position != "first" else 0.0
         kept = {t: v + peak / t for t, v in ours_other.activation_bytes_per_sample.items()}
         yield where, "activations", _by_degree(kept, exact_other.activation_bytes_per_sample)

@@ -1,8 +1,8 @@
-"""Prints estimated A100 documents of llama2-7b and gpt-6.7b beside the published measurements.
+"""Print estimated A100 documents of llama2-7b and gpt-6.7b against published measurements.
 
 Run from the repository root: `python benchmarks/estimate_vs_measured.py [--cases DIR]`. Reads the
-documented files of Galvatron's repository. The comparison is not blind: no constant was fitted by
-a procedure, but several were chosen with these files in view (docs/estimates.md lists them).
+documented files of Galvatron's repository. The comparison is not blind: no constant was fitted by a
+procedure, but several were chosen with these files in view (docs/estimates.md lists them).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CARD = "a100-80gb"
 
 
 def rows(cases: Path, kernels: Kernels = "eager") -> Iterator[Row]:
-    """Yield every quantity that both an estimate and a published file have."""
+    """Yield every quantity that is in both an estimate and a published file."""
     yield from _llama(cases, kernels)
     yield from _gpt(cases, kernels)
     for num_nodes, gpus in ((1, 4), (1, 8), (2, 8)):

@@ -1,6 +1,7 @@
-"""The questions of `bench_growth`: those with a target, and the points of lines that grow.
+"""Cases of `bench_growth`: those with a target, and points of growth lines.
 
-Inputs are estimated: a shipped model, some of them deeper than they are, on some nodes of H100.
+Inputs are estimated: shipped models, some with more layers than they have, on several nodes of
+H100.
 """
 
 from __future__ import annotations
@@ -14,22 +15,23 @@ __all__ = ["CASES", "Case"]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One question, what is measured of it, and what it should take."""
+    """One question, the kind of its measurement, and its target."""
 
     name: str
     kind: str = "first"
     """A key of `KINDS`."""
     target: float | None = None
-    """Seconds of CPU; of `limit` and `interrupt` the wall seconds beyond the limit; of
-    `dictionaries` seconds for each."""
+    """CPU seconds; `limit` and `interrupt`: wall seconds beyond the limit; `dictionaries`: seconds
+    each.
+    """
     model: str = "llama3-405b"
     cluster: tuple[int, int] = (128, 8)
     layers: int | None = None
-    """Layers in all; None: the model's own."""
+    """Total number of layers; None: the model's own."""
     types: int = 1
     """Layer types, in runs."""
     widths: int = 1
-    """Widths of their MLP, in turns: with 1, types differ in nothing but being types."""
+    """Number of MLP widths, in turns; with 1, layer types differ only in their index."""
     batches: tuple[int, ...] = (1024,)
     gib: float = 80.0
     times_smallest: float | None = None
@@ -37,9 +39,9 @@ class Case:
     resolve_gib: tuple[float, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
-    """Of a command."""
+    """Arguments of a command."""
     axis: str = ""
-    """What grows, where the case is a point of a line."""
+    """Quantity that grows along the line, empty for a single case."""
     size: float = 0.0
 
 
@@ -58,7 +60,7 @@ _HUGE = {**_SPACE, "default_dp_type": "any", "max_tp_deg": 64, "max_cp_deg": 4, 
 
 
 def _named() -> Iterator[Case]:
-    """Yield what has a target of its own."""
+    """Yield the cases with a target."""
     for layers in (126, 252, 300, 390, 396, 420, 500, 1000):
         yield Case(name=f"layers-{layers}", layers=layers, target=0.5, options=_SPACE)
     for layers in (252, 420, 500, 1000):
@@ -143,7 +145,7 @@ def _uniform() -> dict[str, Any]:
 
 
 def _points() -> Iterator[Case]:
-    """Yield the points of the lines whose exponents are wanted."""
+    """Yield the points of growth lines."""
     for layers in (32, 64, 126, 252, 500, 1000):
         yield Case(name=f"growth-layers-{layers}", layers=layers, axis="layers", size=layers,
                    options=_SPACE)  # fmt: skip

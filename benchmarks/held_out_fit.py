@@ -1,10 +1,10 @@
-"""How far fitted times are from measured ones at sequence lengths that the fit has not seen.
+"""Errors of fitted times at sequence lengths that the fit has not seen.
 
-`python -m benchmarks.held_out_fit [--model MODEL] [--device cpu|cuda] [--json LEDGER]`; a repeat
-is one `profile-model` over all lengths, of which the fits get those of `--seq` only. The planner's
-fit stands beside what it makes of one batch size, and beside the peer's fit. `--clock cpu` calls
-the profiler's timing itself and counts the seconds of this process on the CPU, in one thread: it
-asks whether the form is right where others keep the machine too busy for the wall's clock.
+`python -m benchmarks.held_out_fit [--model MODEL] [--device cpu|cuda] [--json LEDGER]`; a repeat is
+one `profile-model` over all lengths, and the fits see only those of `--seq`. The planner's fit is
+compared with its result from one batch size, and with the peer's fit. `--clock cpu` calls the
+profiler's timing itself and counts the CPU seconds of this process, in one thread: it tests the
+form of the fit on machines too busy for wall time.
 """
 
 from __future__ import annotations
@@ -55,11 +55,13 @@ FITS = {
     "peer": "peer",
 }
 """Name and heading of every fit. The peer fits a parabola (embedding and head: a line) through the
-times of one sample, unweighted and unconstrained, takes it times the batch, and twice the forward
-for the backward."""
+times of one sample, unweighted and unconstrained. It multiplies the result by the batch, and
+doubles the forward for the backward.
+"""
 TARGETS = {"inside": 0.10, "outside": 0.20}
-"""Largest error of the joint fit, of the median over the repeats. 10 % is where the planner calls
-a fit bad; one octave outside may be twice that."""
+"""Largest error of the joint fit, for the median over the repeats. The planner calls a fit bad at
+10 %; one octave outside the error may be twice that.
+"""
 MODEL: dict[str, Any] = {
     "format": "autopar-model",
     "version": 1,
@@ -83,22 +85,22 @@ _COMMAND = "from profiler.model.command import main; main()"
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A measured time that no fit has seen, in seconds for the batch, and what each fit says."""
+    """A measured time that no fit has seen, in seconds for the batch, and the time of each fit."""
 
     part: Part
     layer_type: int
-    """0 for what is not a layer."""
+    """Layer type; 0 for embedding, head and loss."""
     batch: int
     seq_length: int
     inside: bool
-    """Between the shortest and the longest length of the fit."""
+    """True if its length is between the shortest and the longest one of the fit."""
     measured_s: float
     fitted_s: Mapping[str, float]
-    """By the names of `FITS`."""
+    """Fitted seconds by the names of `FITS`."""
 
     @property
     def name(self) -> tuple[str, int, int, int]:
-        """What tells this cell from others of a repeat, in the order of the table."""
+        """Key of this cell within a repeat, in the order of the table."""
         return (self.part, self.layer_type, self.seq_length, self.batch)
 
     def error(self, fit: str) -> float:
@@ -194,7 +196,7 @@ def _cell(
     fits: Mapping[str, ComputeFit],
     peer_s: float,
 ) -> Cell:
-    """Return a cell of this (batch, length) with what every fit says of it."""
+    """Return a cell of this (batch, length) with the time of every fit."""
     batch, seq_length = size
     fitted = {name: float(fit.forward_s(np.array([float(batch)]))[0]) for name, fit in fits.items()}
     return Cell(
@@ -215,11 +217,11 @@ def _line(points: Sequence[tuple[int, float]], degree: int) -> NDArray[np.float6
 
 
 def _ignore(note: str) -> None:
-    """A note says that a fit is bad; here that is the question."""
+    """Ignore the note of a bad fit, because this benchmark measures the error."""
 
 
 def profiled(model: str, folder: Path, options: Sequence[str], dtype: str) -> ModelProfile:
-    """Return what one `profile-model` in sequence mode finds; it writes to `folder`."""
+    """Return the profile of one `profile-model` in sequence mode; it writes to `folder`."""
     command = [sys.executable, "-c", _COMMAND, "--model", model, "--mode", "sequence"]
     command += ["--tp", "1", "--layernum-min", "1", "--layernum-max", "2", "--dtype", dtype]
     done = subprocess.run(
@@ -242,9 +244,9 @@ def profiled(model: str, folder: Path, options: Sequence[str], dtype: str) -> Mo
 def counted(
     spec: ModelSpec, sizes: Sequence[tuple[int, int]], dtype: str, policy: Policy, seed: int
 ) -> ModelProfile:
-    """Return the times of these (batch, length) in seconds of this process, without memory.
+    """Return the times of these (batch, length) in CPU seconds of this process, without memory.
 
-    Sizes are measured in random order, so that a machine that changes does so for all alike.
+    Sizes are measured in random order, so that changes of the machine affect all alike.
     """
     import torch
 

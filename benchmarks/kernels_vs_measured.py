@@ -1,8 +1,9 @@
-"""Prints how far priced kernels are from measured ones, and how many prices a core makes a second.
+"""Print the errors of priced kernels against measured ones, and prices per second of one core.
 
-Run from the repository root: `python -m benchmarks.kernels_vs_measured [--kernels DIR]`. Reads the
-public tables of kernel times that the constants of the cards were fitted to half of, and says which
-half; without them it prices nothing but its speed. What kernels add up to is not scored here.
+Run from the repository root: `python -m benchmarks.kernels_vs_measured [--kernels DIR]`. It reads
+the public tables of kernel times to half of which the constants of the cards were fitted, and
+prints errors per half. Without the tables it prints only its speed. Sums of kernels are not scored
+here.
 """
 
 from __future__ import annotations
@@ -48,10 +49,11 @@ CARDS = {
 }
 """Card of each device of the tables; devices without one are not priced."""
 FRAMEWORKS = "ai-dynamo/"
-"""Source with several frameworks per shape, measured in short bursts: what surfaces are fitted to.
-Other sources run the same shapes in longer loops, and are scored apart."""
+"""Source with several frameworks per shape, measured in short bursts, to which surfaces are fitted.
+Other sources run the same shapes in longer loops and are scored separately.
+"""
 LEAST = (256, 512, 512)
-"""Smallest m, n, k that training has; below, times are those of launches."""
+"""Smallest m, n, k in training; times of smaller ones are dominated by kernel launches."""
 UNCACHED_BYTES = 1e8
 """Smaller tensors stay in the second-level cache between two runs of a benchmark."""
 UNGATED_TOPK = "22"
@@ -89,13 +91,13 @@ class Score:
     half: str
     rows: int
     median: float
-    """Of |priced / measured - 1|, percent, as the next two."""
+    """Median of |priced / measured - 1|, percent."""
     p90: float
     bias: float
 
 
 def seen(*shape: float) -> bool:
-    """Return whether the constants were fitted to a shape: half of all, by a checksum."""
+    """Return True if the constants were fitted to a shape: half of all, by a checksum."""
     return zlib.crc32(",".join(f"{size:.0f}" for size in shape).encode()) % 2 == 0
 
 

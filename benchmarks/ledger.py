@@ -1,9 +1,9 @@
-"""Prices every published training run from cards, stacks and sites, and prints how far off it is.
+"""Prices every published training run from cards, stacks and sites, and prints the errors.
 
 Each row is priced with its own settings. By source: rows, bias (median signed error), median and
-mean absolute error, 90th percentile, coverage of the 90 % interval; then what was not priced and
-why, and how well plans of one model on one cluster are ordered. The composed rows of
-`published_runs_single_node` are no measurements and are not here.
+mean absolute error, 90th percentile, coverage of the 90 % interval. Then follow the rows that were
+not priced, with reasons, and the order of plans of one model on one cluster. The composed rows of
+`published_runs_single_node` are not measurements and are not included.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ ACCURACY = (
 
 
 class Compared(Protocol):
-    """A measured run and what was estimated of it."""
+    """A measured run and its estimate."""
 
     @property
     def group(self) -> str:
-        """Its source."""
+        """Source of the row."""
 
     @property
     def run(self) -> Run:
-        """The job and its machine."""
+        """Job and machine of the row."""
 
     @property
     def total_s(self) -> float:
-        """Of a step, estimated."""
+        """Estimated seconds of a step."""
 
     @property
     def error(self) -> float:
@@ -85,12 +85,12 @@ class Priced(NamedTuple):
 
     @property
     def source(self) -> str:
-        """As the row names it."""
+        """Source as named in the row."""
         return self.row["source"]
 
     @property
     def total_s(self) -> float:
-        """Of a step, estimated."""
+        """Estimated seconds of a step."""
         return self.step.total_s
 
     @property
@@ -109,7 +109,7 @@ class Refused(NamedTuple):
 
 
 def group_of(row: Mapping[str, str]) -> str:
-    """Return the source of a row, those of one trainer and kind of machine together."""
+    """Return the source of a row; sources of one engine and kind of machine are merged."""
     name = row["source"]
     mixture = row["arch"].startswith("moe")
     if name.startswith("NVIDIA Megatron-Bridge"):
@@ -170,8 +170,8 @@ def classes_of(priced: Sequence[Compared]) -> list[dict[str, Any]]:
         by_class[_class_key(entry)].append(entry)
     found = []
     for (stack, experts, known), entries in sorted(by_class.items()):
-        # rows of one source share a cluster and say less of the next one: weighed as in the fit,
-        # where a source counts as the square root of its rows
+        # rows of one source share a cluster and are weaker evidence for others: weighed as in the
+        # fit, where a source counts as the square root of its rows
         of_source = Counter(entry.group for entry in entries)
         low, high = quantile_interval(
             [1.0 / (1.0 + entry.error) for entry in entries],
@@ -356,7 +356,9 @@ def _document(entries: Sequence[Priced | Refused], accuracy: Accuracy) -> dict[s
 def read_runs(
     runs: Path | None = None, settings: Path | None = None
 ) -> tuple[list[tuple[int, Mapping[str, str]]], dict[int, Any]]:
-    """Return the rows of a table by line number, and recipes' settings; default: the shipped."""
+    """Return the rows of a table by line number, and settings of recipes; default: the shipped
+    ones.
+    """
     if runs is not None:
         empty = dict.fromkeys(next(iter(read_csv(DATA, TABLES[0]))), "")
         # line 1 names the columns
@@ -376,7 +378,7 @@ def read_runs(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Price the rows and print, or write, what came out."""
+    """Price the rows and print or write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path, help="table of runs; default: those that are shipped")
     parser.add_argument("--settings", type=Path, help="recipes' settings by line number")

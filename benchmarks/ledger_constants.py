@@ -1,8 +1,9 @@
-"""The constants that no table of kernels can tell, and their fit to published training runs.
+"""Constants that no table of kernels determines, and their fit to published training runs.
 
-A whole pricing of all rows takes seconds, so the fit prices each row once per node of a grid of
-each constant that the row knows, and adds the changes up in the logarithm. Coordinate descent then
-runs on these sums. What is fitted to which rows is said by `ledger_fit` and `ledger_left_out`.
+A whole pricing of all rows takes seconds. So the fit prices each row once per node of a grid of
+each constant that affects the row, and adds the changes in the logarithm. Coordinate descent then
+runs on these sums. `ledger_fit` and `ledger_left_out` define which constants are fitted to which
+rows.
 """
 
 from __future__ import annotations
@@ -55,12 +56,14 @@ FITTED = (
     "torchtitan",
     "Megatron-MoE-ModelZoo",
 )
-"""Sources that the fit sees; all others are priced only, and so are a check of their own."""
+"""Sources used by the fit; all others are only priced, and so are a separate check."""
 
 _PRIOR_WEIGHT = 0.02
-"""Of a prior's squared distance, beside errors that count as sqrt(rows) times their size."""
+"""Weight of a prior's squared distance, relative to errors that count sqrt(rows) times their size.
+"""
 _MOST = 0.6
-"""Largest |ln(estimated / measured)| that counts: beyond, a row's settings are not understood."""
+"""Largest |ln(estimated / measured)| that counts: beyond it, a row's settings are not understood.
+"""
 
 _A100 = frozenset({"a100-40gb", "a100-80gb"})
 _HOPPER = frozenset({"h100-80gb", "h200"})
@@ -77,17 +80,17 @@ class Entry(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """One free constant."""
+    """One fitted constant."""
 
     name: str
     shipped: float
     width: float
     """Standard deviation of its logarithm, around the shipped value."""
     neutral: float
-    """What one would assume without any training run, and the deviation of that."""
+    """Value assumed without any training run; `doubt` is its deviation."""
     doubt: float
     basis: str
-    """Where the neutral value is from."""
+    """Source of the neutral value."""
     touches: Callable[[Run], bool]
     put: Callable[[Machine, float], Machine]
 
@@ -151,7 +154,7 @@ def _mixture(run: Run) -> bool:
 
 
 def _measured_site(run: Run) -> bool:
-    """Return whether the cluster's own clock, and with it its memory's rate, are known."""
+    """Return True if the cluster's own clock, and with it its memory rate, are known."""
     return run.machine.clock != run.machine.kernels.clock
 
 
@@ -361,7 +364,7 @@ def load_entries(*, use_site: bool = True) -> list[Entry]:
 
 
 def put(run: Run, values: Sequence[float]) -> Machine:
-    """Return the machine of a run with values of all constants that it knows."""
+    """Return the machine of a run with the given values of all constants that affect it."""
     machine = run.machine
     for constant, value in zip(CONSTANTS, values, strict=True):
         if constant.touches(run):
@@ -401,7 +404,7 @@ class Sensitivity:
         for index, (constant, (least, most)) in enumerate(zip(CONSTANTS, ranges, strict=True)):
             own = self.centre[index]
             others = np.linspace(least, most, nodes)
-            # the centre is a node of its own, which is known already
+            # the centre is a separate node, which is known already
             grid = np.unique(np.append(others[np.abs(others - own) > 1e-3 * (most - least)], own))
             touched = [row for row, entry in enumerate(entries) if constant.touches(entry.run)]
             changes = np.zeros((len(touched), len(grid)))
@@ -487,7 +490,7 @@ def fit(
                 tried = ratios[:, None] - own + sensitivity.change(index, values)
                 losses = misfit(groups, tried)
                 losses += _PRIOR_WEIGHT * ((values - centre) / deviation) ** 2
-                # the value in the middle is today's: no move without a gain
+                # the middle value is the current one: no move without a gain
                 best = int(np.argmin(losses))
                 if losses[best] < losses[6] - 1e-9:
                     logs[index], ratios = values[best], tried[:, best]

@@ -1,6 +1,6 @@
-"""Tables of docs/accuracy.md, written between their markers; the words around them are by hand.
+"""Tables of docs/accuracy.md, written between their markers; the text around them is hand-written.
 
-A table stands between `<!-- NAME: made by ... -->` and `<!-- end of NAME -->`.
+A table is between `<!-- NAME: made by ... -->` and `<!-- end of NAME -->`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _ERRORS = "rows | bias | median | MAPE | p90 | in the interval"
 
 
 def write_tables(tables: Mapping[str, str], page: Path = PAGE) -> None:
-    """Replace what stands between the markers of each table; raises ValueError without them."""
+    """Replace the text between the markers of each table; raises ValueError without them."""
     text = page.read_text(encoding="utf-8")
     for name, table in tables.items():
         pattern = re.compile(rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         if not pattern.search(text):
             raise ValueError(f"{page.name} has no markers of the table {name!r}")
-        # a function: backslashes of a table mean nothing
+        # a function, because backslashes of a table must stay literal
         text = pattern.sub(lambda found, table=table: f"{found[1]}{table}{found[2]}", text)  # type: ignore[misc]
     write_text(page, text)
 
@@ -66,13 +66,13 @@ def sources_table(statistics: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def reasons_table(refused: Counter[tuple[str, str]]) -> str:
-    """Return why rows have no estimate, from numbers of rows by source and reason."""
+    """Return the reasons for rows without an estimate, from numbers of rows by source and reason."""
     rows = (f"{group} | {number} | {reason}" for (group, reason), number in sorted(refused.items()))
     return _table("source | rows | reason", rows)
 
 
 def order_table(rankings: Iterable[tuple[str, int, float, float]]) -> str:
-    """Return how well plans of one model are ordered."""
+    """Return the ranking quality of plans of one model."""
     rows = (
         f"{key} | {number} | {order:.2f} | {100 * regret:.1f}"
         for key, number, order, regret in rankings
@@ -99,7 +99,7 @@ def left_out_table(cases: Sequence[Case]) -> str:
 
 
 def constants_table(constants: Sequence[Constant], fitted: Sequence[float]) -> str:
-    """Return the constants: shipped, fitted again, and what is assumed without any run."""
+    """Return the constants: shipped, fitted again, and assumed without any run."""
     rows = (
         f"{c.name} | {c.shipped:.3g} | {value:.3g} ({math.log(value / c.shipped) / c.width:+.1f}) "
         f"| {c.width:g} | {c.neutral:g} | {c.doubt:g} | {c.basis}"

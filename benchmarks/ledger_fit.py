@@ -1,9 +1,9 @@
-"""Fits the constants of training steps to published runs, and says how far that moves them.
+"""Fits the constants of training steps to published runs, and prints how far that moves them.
 
 `python -m benchmarks.ledger_fit [--rounds N]` prints the shipped value of every constant, the
-fitted one and its prior; `--left-out` leaves one source after the other out of the fit and prices
-its rows; `--docs` writes what came out into docs/accuracy.md. No card and no stack is written:
-their figures are changed by hand. Minutes long.
+fitted one and its prior. `--left-out` holds out one source after the other and prices its rows;
+`--docs` writes the results into docs/accuracy.md. No card and no stack is written: their figures
+are changed by hand. It runs for minutes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def fit_shipped(entries: Sequence[Entry], rounds: int) -> list[float]:
     priors = [(math.log(c.shipped), c.width) for c in CONSTANTS]
     groups = groups_of(entries)
     for number in range(rounds):
-        # three deviations to both sides at first, then ever nearer
+        # three deviations to both sides at first, then narrower ranges
         widths = [3.0 * constant.width / 3.0**number for constant in CONSTANTS]
         nodes = 5 if number == 0 else 3
         sensitivity = Sensitivity(entries, centre, ranges_around(centre, widths), nodes)
@@ -58,7 +58,7 @@ def fit_shipped(entries: Sequence[Entry], rounds: int) -> list[float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fit the constants, or leave sources out, and print what came out."""
+    """Fit the constants, or hold out sources, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2, help="grids around the last answer")
     parser.add_argument(

@@ -1,9 +1,9 @@
-"""Leaves one source after the other out of the fit, and prices its rows as those of a new cluster.
+"""Holds out one source after the other from the fit, and prices its rows as those of a new cluster.
 
-Without a source everything that was fitted starts from what tables of kernels say, or from a round
-assumption (`Constant.neutral`), its cluster is at the defaults of its card, and intervals are made
-of the errors of the other rows. What stays is what was counted or chosen by hand with all rows in
-sight: bytes per element, the shape of the formulas, GEMM surfaces.
+Without a source, every fitted constant starts from tables of kernels or from a round assumption
+(`Constant.neutral`). Its cluster has the defaults of its card, and intervals are made of the errors
+of the other rows. Figures that were counted or chosen by hand with all rows in sight do not change:
+bytes per element, the shape of the formulas, GEMM surfaces.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ LEFT_OUT: Mapping[str, tuple[str, ...]] = {
 
 _NODES = 6
 _DEVIATIONS = 1.5
-"""How far grids reach beyond both the shipped and the neutral value, in the narrower deviation."""
+"""Range of the grids beyond the shipped and the neutral value, in units of the narrower deviation.
+"""
 _FACTORS = np.geomspace(0.2, 1.0, 9)
-"""Of a cluster's links, beside what their card says."""
+"""Grid of measured over nominal bandwidth of a cluster's links."""
 _USUAL_FACTOR = 0.65
 """Networks reach .4 to 1.0 of nominal across nodes."""
 
@@ -73,17 +74,17 @@ class Estimated(NamedTuple):
 
 
 class Case(NamedTuple):
-    """The rows of a source, priced without it."""
+    """The rows of a source, priced with the source held out."""
 
     name: str
     found: Mapping[str, float]
-    """As `statistics_of` has it."""
+    """Errors in the format of `statistics_of`."""
     mape_with: float
     """Mean absolute error of the same rows with the shipped constants and sites."""
 
 
 def leave_out_each() -> Iterator[Case]:
-    """Yield each source of `LEFT_OUT`, clusters with their own site once more without and with."""
+    """Yield each source of `LEFT_OUT`; clusters with a site again without and with it."""
     entries = load_entries()
     neutral = [constant.neutral for constant in CONSTANTS]
     ranges = [_range(c.shipped, c.neutral, c.width) for c in CONSTANTS]
@@ -102,9 +103,9 @@ def leave_out_each() -> Iterator[Case]:
         exact = [_estimated(e.run, put(e.run, values)) for e in without]
         yield Case(name, _statistics(exact, accuracy), mape)
         if name == "BLOOM":
-            # what a datasheet says is no fit: its nodes have four adapters of 100 Gb/s
+            # datasheet figures are no fit: its nodes have four adapters of 100 Gb/s
             machines = [replace(put(e.run, values), factors=SiteFactors()) for e in rows]
-            # and leaves the site as little known as it was
+            # the knowledge of the site stays that of `without`
             known = [_estimated(e.run, m) for e, m in zip(without, machines, strict=True)]
             yield Case(
                 f"{name}, its adapters' nominal rate known", _statistics(known, accuracy), mape
@@ -133,7 +134,7 @@ def _statistics(rows: Sequence[Estimated], accuracy: Accuracy) -> Mapping[str, f
 def _accuracy(
     entries: Sequence[Entry], ratios: NDArray[np.float64], left: Sequence[str]
 ) -> Accuracy:
-    """Return the intervals of all rows but those that are left out."""
+    """Return the intervals of all rows except those held out."""
     others = [
         Estimated(entry.group, entry.run, entry.run.measured_s * math.exp(ratio))
         for entry, ratio in zip(entries, ratios, strict=True)
@@ -144,10 +145,10 @@ def _accuracy(
 
 
 def _from_three_runs(entries: Sequence[Entry], machines: Sequence[Machine]) -> Iterator[Estimated]:
-    """Yield every row as each three rows that are far apart in the table predict it.
+    """Yield every row as predicted from each three rows that are far apart in the table.
 
-    The factors in and across nodes are those of the least mean error of the three, beside a weak
-    prior; effects of both are added up in seconds. No row is predicted from itself.
+    The factors in and across nodes minimize the mean error of the three with a weak prior; effects
+    of both are added in seconds. No row is predicted from itself.
     """
     grid: dict[str, NDArray[np.float64]] = {}
     for key in ("in_node", "cross_node"):

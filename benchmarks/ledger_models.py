@@ -1,7 +1,7 @@
-"""Architectures that rows of published runs name without saying their sizes.
+"""Architectures that published runs name without giving their sizes.
 
-Figures are those of the models' public configurations. A name that is not here needs its sizes in
-the row.
+Figures are those of the models' public configurations. A name that is not listed here needs its
+sizes in the row.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Rows of published training runs as jobs on machines: what each row says, and what it leaves open.
+"""Rows of published training runs as jobs on machines, with assumed values for missing settings.
 
-What a row does not say is never guessed in silence: `_SOURCES` holds what the rows of a source have
-in common (its software, its network), a run lists what was taken, and a row that lacks more is
-refused by name.
+Missing settings are never guessed silently. `_SOURCES` defines the common settings of a source (its
+software, its network), a run lists the assumed ones, and a row that lacks more is refused by name.
 """
 
 from __future__ import annotations
@@ -59,48 +58,49 @@ __all__ = ["Run", "UnusableError", "recipe_parts", "run_of"]
 
 
 class UnusableError(Exception):
-    """A row lacks what a time needs; the text is the reason."""
+    """A row lacks a setting that its price needs; the message is the reason."""
 
 
 class Run(Record):
-    """One published run: what was trained and how, the machine, and how long a step took."""
+    """One published run: model and settings, machine, and measured step time."""
 
     source: str
     run: TrainingRun
     job: Job
-    """The same as a step is priced, with figures of the source's software."""
+    """The run as the step estimate prices it, with figures of the source's software."""
     machine: Machine
     measured_s: float
     site_known: bool
-    """Whether the cluster's own figures are in the machine."""
+    """True if the machine includes measured figures of the cluster."""
     taken: tuple[str, ...]
 
 
 class _Source(Record):
-    """What the rows of a source have in common and do not say."""
+    """Settings that the rows of a source share and do not state."""
 
     stack: str
     zero: Zero = 0
     sequence_parallel: bool = False
     overlap_tensor: bool = True
-    """False: tensor ranks wait for their collectives."""
+    """False if tensor ranks wait for their collectives."""
     dispatcher: Dispatcher = "alltoall"
     job: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Job` that no run holds: bytes that its software moves."""
     module: LayerModule = "te"
-    """Whose layers run."""
+    """Implementation of the layers."""
     taken: Mapping[str, str] = field(default_factory=dict)
     """Values of cells that rows leave empty."""
     site: str | None = None
     """Name of its cluster's document."""
     masked_counted: bool = False
-    """Its FLOP count scores that a causal mask leaves out."""
+    """True if its FLOP include scores that a causal mask skips."""
     ring_kernels: Mapping[str, str] = field(default_factory=dict)
-    """Attention kernel by card, where its software had another for ranks that share a sequence."""
+    """Attention kernel by card, if its software uses another one for ranks that share a sequence.
+    """
 
 
 _MEGATRON: Mapping[str, Any] = {"zero": 1, "sequence_parallel": True}
-"""What its recipes switch on unless a row says otherwise."""
+"""Defaults of its recipes, unless a row gives others."""
 _TITAN: Mapping[str, Any] = {"zero": 3, "module": "torchtitan"}
 _SOURCES: Mapping[str, _Source] = {  # by the start of a source's name
     "Korthikanti": _Source(
@@ -145,9 +145,9 @@ _SOURCES: Mapping[str, _Source] = {  # by the start of a source's name
         stack="megatron-core",
         **_MEGATRON,
         taken={"recompute": "none", "micro_batch": "1", "vpp": "1"},
-        # Its makers' tables of those releases have tokens/s beside FLOP/s: 57.9 GFLOP a token of
-        # LLAMA3-8B and 481 of LLAMA3-70B, which are theirs with the whole square of scores.
-        # Counted by halves, B200 would compute attention at 1.9 PFLOP/s in 16 bits: no kernel does.
+        # Its makers' tables of those releases list tokens/s and FLOP/s: 57.9 GFLOP a token of
+        # LLAMA3-8B and 481 of LLAMA3-70B, which includes the whole square of scores. Counted by
+        # halves, B200 would compute attention at 1.9 PFLOP/s in 16 bits: no kernel does.
         masked_counted=True,
         # With cuDNN's rate the three rows with cp are 26 to 40 % too fast, the one without 3 % too
         # slow; with FlashAttention-2's all are within 6 %, from 32 Ki to 1 Mi tokens.
@@ -226,18 +226,18 @@ _VPP: Mapping[str, str] = {
     "llama270b": "20",
     "nemotron22b": "10",
 }
-"""Chunks per stage of NeMo's own launcher recipes, where a table leaves them out."""
+"""Chunks per stage of NeMo's own launcher recipes, for tables without them."""
 _VOCABS: Mapping[str, str] = {"gpt3": "51200", "nemotron": "256000"}
 
 
 _MOST = 10**8
-"""Of anything that a row counts."""
+"""Largest count in a row."""
 
 
 def run_of(row: Mapping[str, str], settings: Mapping[str, Any], *, use_site: bool = True) -> Run:
-    """Return what a row says; raises UnusableError with the reason where that is not enough.
+    """Return the run of a row; raises UnusableError with the reason if settings are missing.
 
-    `use_site` false: as if nothing were known of the cluster but its card.
+    `use_site` false: as if only the card of the cluster were known.
     """
     name = row["source"]
     source = next((s for start, s in _SOURCES.items() if name.startswith(start)), None)
@@ -263,7 +263,7 @@ def run_of(row: Mapping[str, str], settings: Mapping[str, Any], *, use_site: boo
         taken.append(f"global_batch={job.global_batch}")
     site = _site_named(source.site) if source.site is not None and use_site else None
     machine = machine_of(card, stack, site)
-    # adapters by their nominal rate say nothing of what is reached
+    # nominal rates of adapters do not show the achieved ones
     known = site is not None and bool(site.known)
     return Run(
         source=name,
@@ -337,7 +337,7 @@ def _model(cells: Mapping[str, str]) -> Model:
 
 
 def _cut(model: Model, layers: int) -> Model:
-    """Return a model of which only some layers are kept: 1 dense one and mixtures."""
+    """Return a model with only some of its layers: 1 dense layer, and mixtures of experts."""
     if not layers or layers == model.num_layers:
         return model
     groups = model.layers
@@ -372,7 +372,7 @@ def _precision(name: str, source: _Source, cells: Mapping[str, str]) -> Precisio
 def _run(
     cells: Mapping[str, str], source: _Source, settings: Mapping[str, Any]
 ) -> tuple[TrainingRun, dict[str, Any]]:
-    """Return what a row trained and how, and fields of its `Job` that no run holds."""
+    """Return the training run of a row, and the fields of its `Job` that no run holds."""
     model = _model(cells)
     gpus = _count(cells, "num_gpus")
     tp, cp, pp = (_count(cells, key, 1) for key in ("tp", "cp", "pp"))
@@ -407,8 +407,7 @@ def _run(
         ),
     )
     strategy = Strategy(
-        # some tables print other degrees than their GPUs: figures are per GPU, and the degrees
-        # decide
+        # some tables print other degrees than their GPUs: figures are per GPU, so the degrees count
         gpus=tp * cp * pp * dp,
         layers=layers,
         ends=ends,
@@ -479,10 +478,10 @@ _DEEPSEEK_LONG = "Et|(tt|)*30mL"
 def recipe_parts(
     model: str, pp: int, vpp: int, *, mtp: int, given: str | None = None
 ) -> tuple[str, ...] | None:
-    """Return the parts of a pipeline, such as `tt`, that Megatron-Bridge's recipe of a model has.
+    """Return the parts of a pipeline, such as `tt`, in Megatron-Bridge's recipe of a model.
 
     given : the layout of a recipe, which may be for other degrees. None: the recipe has no layout
-    of so many parts.
+        of this number of parts.
     """
     name = re.sub(r"[^a-z0-9]", "", model.partition("(")[0].lower())
     recipe = {"deepseekv3": "deepseek_v3", "kimik2": "kimi_k2"}.get(name)
@@ -498,7 +497,7 @@ def recipe_parts(
 def _stages(
     cells: Mapping[str, str], settings: Mapping[str, Any], model: Model, pp: int
 ) -> tuple[tuple[Chunk, ...], ...]:
-    """Return the chunks of every stage: a recipe's, or as even as they are."""
+    """Return the chunks of every stage: those of a recipe, or an even partition."""
     layers, vpp = model.num_layers, _count(cells, "vpp", 1) if pp > 1 else 1
     if cells["source"].startswith("NVIDIA Megatron-Bridge"):
         given = settings.get("pp_layout")
@@ -522,7 +521,7 @@ _GRAPHS: Mapping[str, Literal["none", "partial"]] = {
 
 
 class _Said(Record):
-    """What a row's remarks and its recipe's settings decide."""
+    """Settings derived from a row's remarks and its recipe."""
 
     recompute: Recomputation = frozenset()
     graphs: Literal["none", "partial", "full"] = "none"
@@ -534,11 +533,11 @@ class _Said(Record):
     attention: str | None = None
     """Name of the card's kernel."""
     natural: bool = False
-    """True if tokens are routed as a router does."""
+    """True if the router decides the routing of tokens."""
     drops: bool = False
     """True if experts drop tokens beyond their capacity."""
     async_tp: bool | None = None
-    """Whether torchtitan overlaps its tensor-parallel collectives; None: it is another engine."""
+    """True if torchtitan overlaps tensor-parallel collectives; None for other engines."""
 
 
 def _said(cells: Mapping[str, str], settings: Mapping[str, Any], source: _Source) -> _Said:
@@ -576,7 +575,7 @@ def _graphs(settings: Mapping[str, Any]) -> Literal["none", "partial", "full"]:
 
 
 def _recomputed(cells: Mapping[str, str], settings: Mapping[str, Any]) -> Recomputation:
-    """Return what layers recompute: by the row, and first by its recipe."""
+    """Return the recomputation of layers: by the recipe if given, else by the row."""
     if settings.get("recompute_modules"):
         return frozenset(settings["recompute_modules"])
     text = cells["recompute"]
@@ -590,10 +589,10 @@ def _recomputed(cells: Mapping[str, str], settings: Mapping[str, Any]) -> Recomp
 
 
 def _adapters(source: str) -> Adapters:
-    """Return the adapters of a published run, as its recipe has them.
+    """Return the adapters of a published run, as in its recipe.
 
-    Of rank 16 both: beside all projections (Automodel examples/llm_benchmark, `*_proj`), or beside
-    queries, keys and values alone (Megatron-Bridge recipes/llama, `linear_qkv`).
+    Both have rank 16. Automodel adapts all projections (examples/llm_benchmark, `*_proj`);
+    Megatron-Bridge only queries, keys and values (recipes/llama, `linear_qkv`).
     """
     if "AutoModel" in source:
         return Adapters(rank=16)
@@ -633,14 +632,14 @@ def _stack(cells: Mapping[str, str], source: _Source) -> Stack:
 
 
 def _whole_batch(cells: Mapping[str, str], dp: int) -> int:
-    """Return the sequences of a step in whole micro-batches, as near as there are to the row's."""
+    """Return the sequences of a step in whole micro-batches, as near as possible to the row's."""
     unit = _count(cells, "micro_batch") * dp
     return max(1, round(_count(cells, "global_batch") / unit)) * unit
 
 
 def _measured_s(cells: Mapping[str, str], job: Job, source: _Source) -> float:
     if cells["iter_time_s"]:
-        # of so many sequences as are priced
+        # scaled to the number of priced sequences
         share = job.global_batch / _count(cells, "global_batch")
         return _positive(cells, "iter_time_s") * share
     tokens = job.global_batch * job.seq

@@ -1,12 +1,12 @@
-"""Prices the memory of measured Megatron-LM launches to the byte, and prints how far off it is.
+"""Prices the memory of measured Megatron-LM launches to the byte, and prints the errors.
 
 `python -m benchmarks.memory_goldens [--goldens FILE.csv.gz] [--json OUT] [--left-out]`
 
-Each row is read from its own arguments, environment, device and release. By class of launches:
-rows, configurations, and the shares of rows whose memory after a step, and at the peak, is within
-0.5, 2 and 5 % of what was measured; then what was not read, and why. Where the number of GPUs was
-not published, the power of two is taken whose memory after a step is nearest, and the class "world
-size inferred" says so.
+Each row is read from its own arguments, environment, device and release. By class of launches it
+prints rows, configurations, and the shares of rows whose steady-state memory, and peak, is within
+0.5, 2 and 5 % of the measurement; then the rows that were not read, with reasons. If the number of
+GPUs was not published, it is the power of two with the nearest memory after a step; such rows are
+in the class "world size inferred".
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def price_row(row: Mapping[str, str]) -> Priced | Refused:
 
 
 def _inferred(priced: Any, states_bytes: int) -> tuple[ReadRun, Account]:
-    """Return the account with the number of GPUs that meets the states best."""
+    """Return the account with the number of GPUs that fits the measured states best."""
     found, problem = [], InputError("no number of GPUs is legal")
     gpus = 1
     while gpus <= _MOST_GPUS:
@@ -180,7 +180,7 @@ def _architecture(run: Run) -> str:
 
 
 def classes_of(entry: Priced) -> Iterator[str]:
-    """Yield the classes of a row: all, its architecture, and what its launch turns on."""
+    """Yield the classes of a row: all, its architecture, and the features its launch turns on."""
     run = entry.read.run
     split, strategy, runtime = run.split, run.strategy, run.runtime
     yield "all"
@@ -213,7 +213,7 @@ def classes_of(entry: Priced) -> Iterator[str]:
 
 
 def errors_by_class(entries: Iterable[Priced]) -> dict[str, dict[str, Any]]:
-    """Return rows, configurations, and of states and peak the shares within, and the median."""
+    """Return rows, configurations, shares within the limits, and median error of states and peak."""
     by_class: dict[str, list[Priced]] = defaultdict(list)
     for entry in entries:
         for name in classes_of(entry):
@@ -237,7 +237,7 @@ def errors_by_class(entries: Iterable[Priced]) -> dict[str, dict[str, Any]]:
 def ratios_of(entries: Iterable[Priced]) -> list[Ratio]:
     """Return the ratios of measured over counted peaks of rows, with kinds and classes.
 
-    Activations on the host, of which there is one configuration, have errors of their own.
+    Activation offload has one measured configuration, so its errors are a separate kind.
     """
     return [
         Ratio(
@@ -252,9 +252,9 @@ def ratios_of(entries: Iterable[Priced]) -> list[Ratio]:
 
 
 def first_met() -> list[Ratio]:
-    """Return published peaks over what was counted before their causes were known.
+    """Return published peaks over the counts made before their causes of error were known.
 
-    They are what a kind of launch that no measured run is of looks like.
+    They represent a kind of launch that no measured run covers.
     """
     return [
         Ratio(
@@ -269,9 +269,9 @@ def first_met() -> list[Ratio]:
 
 
 def intervals_of(entries: Iterable[Priced]) -> dict[str, tuple[float, float]]:
-    """Return by kind the ends of the 90 % interval of measured over predicted peaks.
+    """Return the 90 % interval of measured over predicted peaks, by kind.
 
-    Launches of kinds with few runs have, beside their own, the published ones when first met.
+    Kinds with few runs also use the published peaks at their first count.
     """
     return odds.intervals_of([*ratios_of(entries), *first_met()])
 
@@ -301,7 +301,7 @@ def _print(entries: Sequence[Priced | Refused]) -> None:
 
 
 def _reason(entry: Refused) -> str:
-    """Return why a row is not read, without its name."""
+    """Return the reason why a row is not read, without its name."""
     return entry.reason.partition(": ")[2] or entry.reason
 
 
@@ -361,7 +361,7 @@ def _print_left_out(priced: Sequence[Priced]) -> None:
 
 
 def left_out_table(ratios: Sequence[Ratio]) -> str:
-    """Return how many peaks are inside intervals that they have not made: docs/memory.md."""
+    """Return the coverage of intervals by peaks that were held out of them, for docs/memory.md."""
     lines = [
         "| left out | rows | covered, as its own kind | as a kind with few runs |",
         "|---|---|---|---|",
@@ -397,7 +397,7 @@ def class_table(entries: Sequence[Priced]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Price the rows and print, or write, what came out."""
+    """Price the rows and print or write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--goldens", type=Path, help="table of runs; default: the shipped one")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write every row's bytes")

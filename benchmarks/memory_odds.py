@@ -1,8 +1,8 @@
-"""How sure peaks and the odds of running out of memory are, each run judged without itself.
+"""Reliability of peak intervals and OOM probabilities, each run judged with itself held out.
 
-Takes ratios of measured over counted peaks, wherever they are from; counts nothing. Errors are
-those of `autopar.price.risk`: nine of ten within an interval about the median, Student's t beyond.
-`benchmarks.memory_goldens --left-out` prints what is here.
+Takes ratios of measured over counted peaks from any source; counts nothing. Errors are those of
+`autopar.price.risk`: nine of ten within an interval about the median, Student's t beyond.
+`benchmarks.memory_goldens --left-out` prints these results.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ __all__ = [
 ]
 
 UNSEEN = "few runs"
-"""The kind of a launch that no measured run is like."""
+"""Kind of a launch that no measured run resembles."""
 _COVERAGE = 0.9
 _LEAST = 9
-"""Values that show nine tenths: of fewer, pooled ones speak."""
+"""Fewest values for an interval of nine tenths; smaller kinds use the pooled ones."""
 EDGES = (0.0, 0.001, 0.01, 0.1, 0.3, 0.7, 0.9, 0.99, 0.999, 1.0)
-"""Of the bins of odds."""
+"""Edges of the bins of probability."""
 _REACH = 0.06
 _STEPS = 121
-"""Fictitious capacities lie so far below and above each predicted peak, in so many even steps."""
+"""Number of fictitious capacities per predicted peak, evenly spaced from `_REACH` below to above
+it.
+"""
 
 
 class Ratio(NamedTuple):
@@ -56,26 +58,28 @@ class Ratio(NamedTuple):
 
 
 class Reliable(NamedTuple):
-    """Predicted odds beside what happened."""
+    """Predicted probability and observed frequency."""
 
     low: float
     high: float
     number: int
     """Pairs of a configuration and a fictitious capacity."""
     predicted: float
-    """Mean of the odds."""
+    """Mean of the predicted probabilities."""
     happened: float
     """Share whose measured peak was above the capacity."""
 
 
 def _farthest(ratios: Sequence[float]) -> float:
-    """Return the ninth decile by distance from 1: one bad repetition does not speak for all."""
+    """Return the ninth decile by distance from 1, so that one bad repetition does not decide."""
     ordered = sorted(ratios, key=lambda ratio: abs(math.log(ratio)))
     return ordered[(9 * (len(ordered) - 1)) // 10]
 
 
 def by_configuration(ratios: Iterable[Ratio]) -> dict[str, list[float]]:
-    """Return by kind one ratio of every configuration, whose rows repeat each other; `pooled`."""
+    """Return one ratio per configuration by kind, because its rows repeat each other; also
+    `pooled`.
+    """
     grouped: dict[tuple[str, str], list[float]] = defaultdict(list)
     for each in ratios:
         grouped[each.kind, each.config].append(each.ratio)
@@ -87,10 +91,10 @@ def by_configuration(ratios: Iterable[Ratio]) -> dict[str, list[float]]:
 
 
 def interval_of(ratios: Sequence[float]) -> tuple[float, float]:
-    """Return the ends between which the next of these ratios lies with 90 %.
+    """Return the interval that contains the next of these ratios with 90 % probability.
 
-    The median, and the distance of logarithms from it that (n + 1) 0.9 of n have at most: the next
-    of equals is as likely at any place among them.
+    It is centred on the median, with the distance of logarithms that (n + 1) 0.9 of n have at most:
+    the next of equals is as likely at any place among them.
     """
     logs = np.log(ratios)
     middle = float(np.median(logs))
@@ -103,9 +107,9 @@ def interval_of(ratios: Sequence[float]) -> tuple[float, float]:
 
 
 def intervals_of(ratios: Iterable[Ratio]) -> dict[str, tuple[float, float]]:
-    """Return by kind the ends of the 90 % interval; `pooled` is of all, for kinds not here.
+    """Return the 90 % interval by kind; `pooled` covers all, for kinds without an interval.
 
-    A kind of fewer than nine configurations is not here.
+    Kinds of fewer than nine configurations have no interval.
     """
     return {
         kind: interval_of(found)
@@ -115,7 +119,7 @@ def intervals_of(ratios: Iterable[Ratio]) -> dict[str, tuple[float, float]]:
 
 
 def covered(each: Ratio, intervals: Mapping[str, tuple[float, float]]) -> bool:
-    """Return whether a measured peak is inside the interval of its kind."""
+    """Return True if a measured peak is inside the interval of its kind."""
     low, high = intervals.get(each.kind, intervals["pooled"])
     return low <= each.ratio <= high
 
@@ -123,13 +127,13 @@ def covered(each: Ratio, intervals: Mapping[str, tuple[float, float]]) -> bool:
 def _without(
     ratios: Sequence[Ratio], out: Callable[[Ratio], bool]
 ) -> tuple[list[Ratio], dict[str, tuple[float, float]]]:
-    """Return what is left out, and the intervals of the others."""
+    """Return the held-out ratios, and the intervals of the others."""
     others = [each for each in ratios if not out(each)]
     return [each for each in ratios if out(each)], intervals_of(others)
 
 
 def configurations_left_out(ratios: Sequence[Ratio]) -> tuple[int, float]:
-    """Return rows and their coverage by intervals that their own configuration has not made."""
+    """Return the number of rows and their coverage with their own configuration held out."""
     inside: list[bool] = []
     for config in dict.fromkeys(each.config for each in ratios):
         out, intervals = _without(ratios, lambda each, config=config: each.config == config)  # type: ignore[misc]
@@ -140,8 +144,8 @@ def configurations_left_out(ratios: Sequence[Ratio]) -> tuple[int, float]:
 def classes_left_out(ratios: Sequence[Ratio]) -> Iterator[tuple[str, int, float, float]]:
     """Yield (class, rows, coverage as its own kind, coverage as a kind with few runs).
 
-    Intervals are of rows without the class: that of its kind is what a launch would get that nobody
-    knows to be unmeasured, the other one what it gets.
+    Intervals exclude the rows of the class. The first coverage is that of a launch not known to be
+    unmeasured, the second one that of a launch known to be.
     """
     for name in dict.fromkeys(name for each in ratios for name in sorted(each.classes)):
         out, intervals = _without(ratios, lambda each, name=name: name in each.classes)  # type: ignore[misc]
@@ -155,10 +159,10 @@ def classes_left_out(ratios: Sequence[Ratio]) -> Iterator[tuple[str, int, float,
 def reliability(
     ratios: Sequence[Ratio], reserve: tuple[float, float, float] | None = None
 ) -> list[Reliable]:
-    """Return by bins of odds how often a peak was above a fictitious capacity.
+    """Return by bins of probability how often a peak was above a fictitious capacity.
 
-    Capacities lie evenly about every counted peak; of each configuration its farthest repetition
-    counts, with the interval of the others. Bins without any pair are left out.
+    Capacities are evenly spaced about every counted peak. The farthest repetition of each
+    configuration counts, with the interval of the others. Empty bins are skipped.
     """
     pairs: list[tuple[float, bool]] = []
     configs = dict.fromkeys((each.kind, each.config) for each in ratios)
@@ -173,7 +177,7 @@ def reliability(
 
 
 def binned(pairs: Sequence[tuple[float, bool]]) -> Iterator[Reliable]:
-    """Yield the bins of (odds, whether it happened)."""
+    """Yield the bins of (probability, True if it happened)."""
     for low, high in pairwise(EDGES):
         last = high == EDGES[-1]
         inside = [pair for pair in pairs if low <= pair[0] < high or (last and pair[0] == high)]
@@ -188,7 +192,7 @@ def binned(pairs: Sequence[tuple[float, bool]]) -> Iterator[Reliable]:
 
 
 def odds_table(bins: Sequence[Reliable]) -> str:
-    """Return predicted odds and what happened as a table of docs/memory.md."""
+    """Return predicted probabilities and observed frequencies as a table of docs/memory.md."""
     lines = ["| odds of running out | pairs | mean | was above |", "|---|---|---|---|"]
     lines += [
         f"| {100 * each.low:g} to {100 * each.high:g} % | {each.number} "
@@ -199,9 +203,9 @@ def odds_table(bins: Sequence[Reliable]) -> str:
 
 
 def likelihoods(ratios: Sequence[Ratio]) -> dict[str, tuple[float, float]]:
-    """Return by kind the mean log density of left-out configurations: Student's t, normal.
+    """Return by kind the mean log density of held-out configurations: Student's t, normal.
 
-    Both with the same nine tenths; the larger one is the better description of what lies beyond.
+    Both have the same nine tenths; the larger density describes the tails better.
     """
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     values = by_configuration(ratios)

@@ -1,11 +1,12 @@
-"""Exact memory of llama2-7b and gpt-6.7b beside the published measurement, with every difference.
+"""Exact memory of llama2-7b and gpt-6.7b against the published measurement, difference by
+difference.
 
 `python -m benchmarks.memory_vs_published [--cases DIR] [--json LEDGER]`
 
 The published tables come from few raw figures of a training run on 8 GPUs with 8 samples, ZeRO-3
-and Megatron's sequence parallelism. The tables are computed again from them first, then every
-difference to our count is taken apart into terms, each with its cause. docs/benchmarks.md says
-what follows for a plan.
+and Megatron's sequence parallelism. The tables are first recomputed from them. Then every
+difference to our count is split into terms, each with its cause. docs/benchmarks.md describes the
+consequences for a plan.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def _text(row: Row) -> str:
 
 
 def main() -> int:
-    """Print every quantity; return 1 when a difference is left open."""
+    """Print every quantity; return 1 if a difference is not explained."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=Path, default=ROOT.parent / "shared/cases/galvatron")
     parser.add_argument("--json", type=Path, help="append the result to this file")

@@ -1,4 +1,4 @@
-"""What every benchmark result carries: machine, versions, commit, and the raw seconds."""
+"""Metadata of every benchmark result: machine, versions, commit, and the raw seconds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def timed(work: Callable[[], T], repeats: int) -> tuple[T, Timed]:
     """Return the last answer of `work()` and the CPU and wall seconds of every run."""
     cpu, wall = [], []
     for _ in range(repeats):
-        gc.collect()  # what an earlier run left behind is not this run's time
+        gc.collect()  # garbage of earlier runs must not count for this run
         wall_0, cpu_0 = time.perf_counter(), time.process_time()
         answer = work()
         cpu.append(time.process_time() - cpu_0)

@@ -1,7 +1,7 @@
-"""Modules and functions that one question crosses, from the command line to the printed answer.
+"""Modules and functions that one question runs, from the command line to the printed answer.
 
-`python -m benchmarks.modules_crossed [--names]` asks five questions in processes of their own, each
-watched by `sys.setprofile`, and prints how many modules of the product ran a function, how many
+`python -m benchmarks.modules_crossed [--names]` runs five questions in separate processes, each
+watched by `sys.setprofile`. It prints how many modules of the product ran a function, how many
 functions ran, and the largest number of modules on the stack at once. Fewer is easier to follow.
 """
 
@@ -69,7 +69,7 @@ with open({out!r}, "w") as file:
 
 
 def crossed(words: Sequence[str], folder: Path, root: Path = ROOT) -> Mapping[str, object]:
-    """Return what a command crosses: its exit code, (module, function) pairs, modules at once.
+    """Return the trace of a command: exit code, (module, function) pairs, most modules at once.
 
     root : the checkout whose packages run.
     """

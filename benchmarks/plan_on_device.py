@@ -1,18 +1,18 @@
 """One-rank plans on a device: predicted and measured time and memory, and the dry run's memory.
 
 `python -m benchmarks.plan_on_device [--device cuda] [--json LEDGER] [--commands]`: a model, numbers
-of layers, sequence lengths, batch sizes and checkpointing make a matrix. It drives the installed
-commands as processes, and keeps all that they write below `--work`:
+of layers, sequence lengths, batch sizes and checkpointing make a matrix. It runs the installed
+commands as processes and keeps their files below `--work`:
 
     profiler.hardware            the device, once
     profile-model                the model, at every sequence length
     autopar-search --evaluate    the prediction of every cell
-    profiler.plan --mode run     its measured steps and what the allocator gave out
+    profiler.plan --mode run     its measured steps and the peak of the allocator
     profile-plan --mode dryrun   its memory, counted without a device
 
-On a GPU the exit status is 1 where the median difference of time is more than 5 % or that of memory
-more than 2 %; on a CPU, whose times depend on what else runs, nothing is judged. Run again, it goes
-on where it was.
+On a GPU the exit status is 1 if the median difference of time is more than 5 % or that of memory
+more than 2 %. On a CPU, whose times depend on other processes, nothing is judged. A second run
+resumes the first.
 """
 
 from __future__ import annotations
@@ -85,19 +85,19 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What was found of a cell; seconds and bytes."""
+    """Results of one cell, in seconds and bytes."""
 
     cell: Cell
     predicted_s: float
     measured_s: float
     predicted_bytes: int
     measured_bytes: int
-    """The most that the allocator gave out, or counted storages on a CPU."""
+    """Peak allocated bytes of the allocator, or counted storages on a CPU."""
     dry_run_bytes: int
 
     @property
     def differences(self) -> tuple[float, float, float]:
-        """Predicted over measured time, the same of memory, dry run over measured; less one."""
+        """Return relative differences: predicted to measured time and memory, dry run to measured."""
         return (
             self.predicted_s / self.measured_s - 1.0,
             self.predicted_bytes / self.measured_bytes - 1.0,
@@ -129,9 +129,10 @@ def cells(arguments: argparse.Namespace) -> list[Cell]:
 
 
 def commands(arguments: argparse.Namespace, device: Device, cell: Cell) -> Iterator[Command]:
-    """Yield what a cell needs: device, model, prediction, run, dry run; the first two are shared.
+    """Yield the commands of a cell: device, model, prediction, run, dry run; the first two are
+    shared.
 
-    Raises OptionError where an option is out of its range.
+    Raises OptionError if an option is out of its range.
     """
     work: Path = arguments.work
     model = work / "model" / f"s{cell.seq_length}"
@@ -159,7 +160,7 @@ def commands(arguments: argparse.Namespace, device: Device, cell: Cell) -> Itera
     )
     title = f"measuring the model at {cell.seq_length} tokens"
     yield Command(name=f"model-s{cell.seq_length}", title=title, words=words, outputs=(model,))
-    # the links' folder is still to be measured, so it is no option that could be checked
+    # the links' folder is not measured yet, so it cannot be checked as an option
     lines.hardware, lines.profiles = str(work / "hardware"), str(model)
     plan = work / "plans" / f"{cell.name}.json"
     yield lines.price(_strategy(work, cell), plan, f"plans/{cell.name}", f"pricing {cell.name}")
@@ -178,9 +179,9 @@ def commands(arguments: argparse.Namespace, device: Device, cell: Cell) -> Itera
 
 
 def row(cell: Cell, run: dict[str, Any], dry_run: dict[str, Any]) -> Row:
-    """Return what the documents of a run and of a dry run say.
+    """Return the row of a cell from the documents of its run and its dry run.
 
-    The prediction is the run's, of the same plan; its memory is without communicators.
+    The prediction is that of the run for the same plan; its memory excludes communicators.
     """
     predicted = run["predicted"]
     return Row(
@@ -217,7 +218,7 @@ def _measured(
 
 
 def _summary(rows: Sequence[Row], device: Device) -> bool:
-    """Print medians and the largest differences; return whether they are within the targets."""
+    """Print medians and the largest differences; return True if they are within the targets."""
     fine = True
     names = ("time", "memory", "dry run")
     for index, (name, target) in enumerate(

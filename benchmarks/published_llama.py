@@ -1,7 +1,7 @@
-"""llama2-7b beside its published memory file: what leads from our count to every figure.
+"""Terms that explain the published memory file of llama2-7b from our count.
 
-The trainer behind the file runs bf16 with fused kernels, FSDP and Megatron's sequence parallelism;
-each term is one thing that it does otherwise, in bytes of the table it belongs to.
+The engine behind the file runs bf16 with fused kernels, FSDP and Megatron's sequence parallelism.
+Each term is one difference of that engine, in bytes of the table it belongs to.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from profiler.model.layers.vocab import VocabPart
 __all__ = ["TOKENS", "llama_rows"]
 
 TOKENS = 4096
-"""Of a sample of the published figures, whose keys say 2048."""
+"""Tokens per sample of the published figures, although their keys contain 2048."""
 BATCH = 8
-"""At which surroundings are counted, as `profile-model` does it."""
+"""Batch for the counts of embedding, head and loss, as in `profile-model`."""
 States = Literal["model_states", "activation"]
 _SPLIT = "vocabulary not padded"
 _PARTS: dict[str, VocabPart] = {"off": "only", "on_first": "first", "on_last": "last"}
 
 
 def llama_rows(cases: Path) -> Iterator[Row]:
-    """Yield every published quantity of llama2-7b beside ours at the tokens that were measured."""
+    """Yield every published quantity of llama2-7b and our count at the measured number of tokens."""
     folder = cases / "model"
     published = Published.read(folder / "memory_profiling_bf16_llama2-7b_all.json", 2048)
     published.check()
@@ -88,12 +88,14 @@ def _parameter_size(published: Published, whole: ExactMemory) -> Row:
 
 
 def _rotary_bytes() -> int:
-    """Return the table of angles that a layer of its trainer keeps, in fp32."""
+    """Return the bytes of the fp32 table of angles that a layer of its engine keeps."""
     return TOKENS * head_dim(_llama().layers[0]) * 4
 
 
 def _kept_around(published: Published, degree: int) -> Row:
-    """Return what embedding, head and loss keep on a rank, for one sample of each of its group."""
+    """Return the saved activations of embedding, head and loss on a rank, one sample per group
+    rank.
+    """
     run = Run(pp=1, tp=degree, vtp=degree)
     spec = _llama()
     ours = vocab_memory(spec, "only", degree=degree, batch=degree)
@@ -147,7 +149,7 @@ def _other(published: Published, where: str, kind: States) -> Iterator[Row]:
 
 
 def _state_terms(run: Run, part: VocabPart) -> dict[str, float]:
-    """Return what a table of states contains besides 16 bytes a parameter, in its unit."""
+    """Return the terms of a table of states other than 16 bytes a parameter, in its unit."""
     to_table = DEVICES / run.pp / run.vtp
     padding = (
         _counted_vocab(part, run.vtp, padded=False).num_parameters
@@ -170,11 +172,11 @@ def _state_terms(run: Run, part: VocabPart) -> dict[str, float]:
 
 
 def _allocator_terms(published: Published, run: Run) -> dict[str, float]:
-    """Return what blocks are larger than what is in them: a rest of 1 MiB or less is not split off.
+    """Return the unused bytes of allocator blocks: a rest of 1 MiB or less is not split off.
 
-    Segments are whole multiples of 2 MiB, so that four tensors of an odd number of MiB (a table's
-    weights, gradients and both moments) lie in blocks that are 1 MiB larger. A layer's share comes
-    from the run with a whole vocabulary, whose own slack the formula takes off.
+    Segments are whole multiples of 2 MiB, so four tensors of an odd number of MiB (a table's
+    weights, gradients and both moments) are in blocks that are 1 MiB larger. A layer's share comes
+    from the run with a whole vocabulary, whose slack the formula subtracts.
     """
     to_table = DEVICES / run.pp / run.vtp
     table = 4 * _vocab(_llama()) * _llama().layers[0].hidden_size / DEVICES * run.pp
@@ -189,7 +191,7 @@ def _allocator_terms(published: Published, run: Run) -> dict[str, float]:
 
 
 def _activation_terms(run: Run, part: VocabPart) -> dict[str, float]:
-    """Return what leads from our figure to the peak of a run, per sample of a vocabulary group."""
+    """Return the terms between our figure and the peak of a run, per sample of a vocabulary group."""
     spec = _llama()
     hidden, samples = spec.layers[0].hidden_size, run.vocab_samples
     plain = _counted_vocab(part, run.vtp, padded=False)
@@ -226,7 +228,7 @@ def _at_2048(folder: Path) -> Row:
     )
 
 
-# --- what is counted -----------------------------------------------------------------------
+# --- counts --------------------------------------------------------------------------------
 
 
 @cache

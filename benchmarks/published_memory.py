@@ -1,10 +1,10 @@
-"""Reads a published memory file: its raw figures, and how its tables follow from them.
+"""Reads a published memory file: its raw figures, and the derivation of its tables from them.
 
 A raw figure belongs to a run (pipeline, tensor and vocabulary degree) with 8 samples on 8 GPUs, one
-layer a stage: `ms` is allocated after a backward, `act` what a forward adds, `act_peak` the most
-of a step less `ms`. What its tables say of a layer is the second layer's share of a figure; what
-they say of the rest is a figure less its layers, times the ranks that share it, the least of all
-runs with that vocabulary degree.
+layer a stage. `ms` is allocated after a backward, `act` is added by a forward, `act_peak` is the
+peak of a step less `ms`. The table of a layer is the second layer's share of a figure. The tables
+of the rest are a figure less its layers, times the ranks that share it: the least of all runs with
+that vocabulary degree.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORKSPACES = 2 * 8.125 * MIB
 Figure = Literal["ms", "act", "act_peak"]
 _ROUNDING = 1e-6
 _CLOSED = 0.003
-"""A difference is explained when its terms leave less than this share of the published figure."""
+"""Share of the published figure: a difference is explained if its terms leave less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +40,13 @@ class Run:
 
     @property
     def key(self) -> str:
-        """Its name in the file."""
+        """Name in the file."""
         split = "_vtp" if self.vtp > 1 else ""
         return f"{self.pp}_{self.tp}_{self.dp}{split}_sp"
 
     @property
     def dp(self) -> int:
-        """Data ranks of a layer."""
+        """Data-parallel ranks of a layer."""
         return DEVICES // (self.pp * self.tp)
 
     @property
@@ -89,21 +89,21 @@ class Published:
         return float(self.data[run.key][key]) * MIB
 
     def per_layer(self, run: Run, what: Figure) -> float:
-        """Return what the second layer adds to a figure of a run without pipeline."""
+        """Return the increase of a figure by the second layer, in a run without pipeline."""
         return self.figure(run, what, 2) - self.figure(run, what, 1)
 
     def slack(self, run: Run, what: Figure) -> float:
-        """Return by how much a layer's share exceeds the least of both vocabulary degrees."""
+        """Return the excess of a layer's share over the least of both vocabulary degrees."""
         other = Run(pp=run.pp, tp=run.tp, vtp=run.tp if run.vtp == 1 else 1)
         return max(0.0, self.per_layer(run, what) - self.per_layer(other, what))
 
     def taken(self, where: str, kind: str, degree: int) -> Run | None:
-        """Return the run that a table's figure at a vocabulary degree is of; None: no such run."""
+        """Return the run that gave a table's figure at a vocabulary degree; None: no such run."""
         found = [(value, run) for value, run in self._candidates(where, kind) if run.vtp == degree]
         return min(found, key=lambda pair: pair[0])[1] if found else None
 
     def check(self) -> None:
-        """Compute the tables around the layers again; raises AssertionError where they differ."""
+        """Recompute the tables around the layers; raises AssertionError if they differ."""
         for where in ("off", "on_first", "on_last"):
             for kind in ("model_states", "activation"):
                 table = self.other(where)[kind]
@@ -113,7 +113,7 @@ class Published:
                     assert abs(table[str(degree)] - expected) < _ROUNDING, (where, kind, degree)
 
     def _candidates(self, where: str, kind: str) -> Iterator[tuple[float, Run]]:
-        """Yield what every run says of a table's figure, per sample or as if on one rank."""
+        """Yield the value of a table's figure in every run, per sample or as if on one rank."""
         for pp in (1,) if where == "off" else (2, 4):
             for tp in (t for t in (1, 2, 4, 8) if pp * t <= DEVICES):
                 for vtp in sorted({1, tp}):
@@ -137,23 +137,23 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One quantity, published and counted, in bytes; the terms lead from ours to theirs."""
+    """One quantity, published and counted, in bytes; the terms explain the difference."""
 
     quantity: str
     published_bytes: float
     ours_bytes: float
     terms: Mapping[str, float] = field(default_factory=dict)
     conjecture: bool = False
-    """True where a term is plausible and nothing else shows it."""
+    """True if a term is plausible but has no other evidence."""
 
     @property
     def rest_bytes(self) -> float:
-        """What the terms leave unexplained."""
+        """Difference that the terms do not explain, bytes."""
         return self.published_bytes - self.ours_bytes - sum(self.terms.values())
 
     @property
     def verdict(self) -> str:
-        """How far the terms close the difference: confirmed, a conjecture, or open."""
+        """State of the difference: confirmed, a conjecture, or open."""
         left = abs(self.rest_bytes) / self.published_bytes
         if self.conjecture:
             return f"conjecture, leaves {left:.1%}"

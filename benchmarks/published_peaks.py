@@ -1,13 +1,13 @@
-"""Published peaks of real models, by pipeline stage, beside what is counted from their launches.
+"""Published peaks of real models, by pipeline stage, compared with counts from their launches.
 
 `python -m benchmarks.published_peaks [--rows TEXT] [--json OUT] [--docs]`
 
-`benchmarks.memory_goldens` prices tests of the trainer itself, all of the last stage; here are
-tables that others printed (`tests/data/published_peaks.csv`). SimuMax measured 19 launches of four
-models on eight B200, every rank, allocated and reserved; its launcher says the arguments. Notes of
-Megatron-Bridge have two runs of Qwen3 30B, whose recipe says them.
-Korthikanti et al. (arXiv 2205.05198, figure 1) counted eight launches, which nobody could run.
-Other rows of `published_runs` that print a memory are named with the reason why they are not
+`benchmarks.memory_goldens` prices the engine's own tests, all of the last stage; this benchmark
+uses tables that others published (`tests/data/published_peaks.csv`). SimuMax measured 19 launches
+of four models on eight B200, every rank, allocated and reserved; its launcher contains the
+arguments. Notes of Megatron-Bridge list two runs of Qwen3 30B with arguments from its recipe.
+Korthikanti et al. (arXiv 2205.05198, figure 1) counted eight launches, which could not be run.
+Other rows of `published_runs` with a memory figure are listed with the reason why they are not
 compared.
 """
 
@@ -66,9 +66,9 @@ class Compared(NamedTuple):
     published_bytes: float
     ours_bytes: float
     reserved_bytes: tuple[float, float] | None
-    """Of the ranks of the stage the least and the most."""
+    """Least and most reserved bytes of the ranks of the stage; None: not published."""
     first_bytes: float | None = None
-    """What was counted before the causes of its error were known."""
+    """Bytes counted before the causes of its error were known; None: as `ours_bytes`."""
 
     @property
     def error(self) -> float:
@@ -111,7 +111,7 @@ _MODELS: Mapping[str, Mapping[str, Any]] = {
     "llama3_70b": _decoder(
         (8192, 28672, 64, 128256), group_query_attention=True, num_query_groups=8
     ),
-    # its launcher has 16 groups, where the model's card has 8
+    # its launcher sets 16 groups, where the model's card has 8
     "llama3_405b": _decoder(
         (16384, 53248, 128, 128256), group_query_attention=True, num_query_groups=16
     ),
@@ -164,7 +164,7 @@ _SIMUMAX: Mapping[str, Any] = {
     "--tokenizer-type": "NullTokenizer",
     "--train-iters": 3,
 }
-"""What its launcher gives every model, beside what is common."""
+"""Arguments that its launcher sets per model, in addition to the common ones."""
 _BRIDGE: Mapping[str, Any] = {
     "--expert-tensor-parallel-size": 1,
     "--grad-reduce-in-bf16": True,
@@ -173,7 +173,7 @@ _BRIDGE: Mapping[str, Any] = {
     "--moe-router-force-load-balancing": True,
     "--train-iters": 8,
 }
-"""What the recipe of Qwen3 30B sets."""
+"""Arguments of the recipe of Qwen3 30B."""
 _MICRO_BATCHES = 4
 _TRAINER = Release(date="2025-10-01")
 """Megatron-LM 0.14, whose stand-in tokenizer adds the end of document to the vocabulary."""
@@ -237,7 +237,7 @@ _STATES = ("weights", "gradients", "fp32 weights", "Adam moments")
 
 
 def _korthikanti() -> Iterator[Compared]:
-    """Yield the first stage of each: states of 18 bytes a parameter, and saved activations."""
+    """Yield the first stage of each launch: states of 18 bytes a parameter, and saved activations."""
     for row in read_csv(DATA, RUNS):
         if not (row["source"].startswith("Korthikanti") and row["peak_mem_gb"]):
             continue
@@ -251,7 +251,7 @@ def _korthikanti() -> Iterator[Compared]:
             "--max-position-embeddings": int(row["seq"]),
             "--micro-batch-size": int(row["micro_batch"]),
             "--global-batch-size": int(row["global_batch"]),
-            # gradients of 4 bytes beside weights of 2, as the figure has them
+            # gradients of 4 bytes with weights of 2, as in the figure
             "--bf16": True,
             "--attention-backend": "unfused",
             "--tensor-model-parallel-size": int(row["tp"]),
@@ -297,7 +297,9 @@ _REASONS = (
     ("Colossal-AI", "sizes of the model, recomputation and micro-batch are not printed"),
     ("torchtitan", "another trainer than Megatron-LM"),
 )
-"""Sources by the start of their name, and why rows of them are not compared; None: they are."""
+"""Sources by the start of their name, with the reason why their rows are not compared; None: they
+are.
+"""
 
 
 def not_compared() -> Counter[tuple[str, str]]:
@@ -314,7 +316,7 @@ def not_compared() -> Counter[tuple[str, str]]:
 
 
 def reserved_ratios(rows: Sequence[Compared]) -> list[float]:
-    """Return what the fullest rank of every measured stage reserved, over what it allocated."""
+    """Return reserved over allocated bytes of the peak rank of every measured stage."""
     return [
         row.reserved_bytes[1] / row.published_bytes
         for row in rows
@@ -323,10 +325,10 @@ def reserved_ratios(rows: Sequence[Compared]) -> list[float]:
 
 
 def reserve_odds(rows: Sequence[Compared]) -> tuple[float, list[odds.Reliable]]:
-    """Return how many of the fullest ranks are within 9 of 10, and bins of the odds of running out.
+    """Return the share of peak ranks inside the 90 % interval, and bins of OOM probability.
 
-    Odds are those of `autopar check`, on fictitious devices of which the context leaves as much as
-    was counted, times 0.9 to 1.2.
+    Probabilities are those of `autopar check`, on fictitious devices: the memory after the context
+    is the counted bytes times 0.9 to 1.2.
     """
     inside: list[bool] = []
     pairs: list[tuple[float, bool]] = []

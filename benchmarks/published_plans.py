@@ -1,12 +1,12 @@
-"""Published launches of mixtures beside the fastest that a search finds for the same job.
+"""Published MoE launches compared with the fastest plan of a search for the same job.
 
-`python -m benchmarks.published_plans` takes, of each model, machine, batch and precision that
-NVIDIA's tables of Megatron-Bridge have, the fastest published launch, prices it, and searches for
-the fastest that fits: both predicted in the same way, without CUDA graphs and with even routing.
-What a table leaves out is as the recipe of its release has it (`published_runs_settings`), and of
-the newest rows, whose recipes are not known, as by default: a fused dispatcher, no overlap of the
-exchanges, nothing computed again. Then five launches of one job (Qwen3-235B on 256 H100,
-Megatron-MoE-ModelZoo) are put in order, measured and predicted.
+`python -m benchmarks.published_plans` takes the fastest published launch of each model, machine,
+batch and precision in NVIDIA's tables of Megatron-Bridge, prices it, and searches for the fastest
+plan that fits. Both are predicted in the same way, without CUDA graphs and with even routing.
+Settings missing in a table are those of the recipe of its release (`published_runs_settings`). The
+newest rows have no known recipe and use defaults: a fused dispatcher, no overlap of dispatch and
+combine, no recomputation. Then five launches of one job (Qwen3-235B on 256 H100,
+Megatron-MoE-ModelZoo) are ranked, measured and predicted.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ class Published(NamedTuple):
     precision: str
     choice: Choice
     tokens_per_s: float
-    """Of a GPU, measured."""
+    """Measured tokens per second and GPU."""
 
 
 def even(layers: int, pp: int, vpp: int, mtp: int = 0) -> Any:
-    """Return chunks with as many layers each as others, the first ones one more."""
+    """Return chunks with an even number of layers; the first ones have one more if needed."""
     parts = pp * vpp
     sizes = [layers // parts + (at < layers % parts) for at in range(parts)]
     return chunks_of_sizes(sizes, pp, mtp=mtp)
 
 
 def _chunks(model: str, layers: int, pp: int, vpp: int, mtp: int) -> Any:
-    """Return the chunks of a recipe's layout, where it has one, else even ones."""
+    """Return the chunks of a recipe's layout if it has one, else even ones."""
     parts = recipe_parts(model, pp, vpp, mtp=mtp)
     if parts is None:
         return even(layers, pp, vpp, mtp)
@@ -119,10 +119,10 @@ def published() -> Iterator[Published]:
 
 
 def _told(degrees: Mapping[str, int], recipe: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the switches of a recipe, None for the usual one, that these degrees can have."""
+    """Return the switches of a recipe that these degrees support; None: the default recipe."""
     known = {"moe_flex_dispatcher_backend": "hybridep"} if recipe is None else recipe
     fused = degrees["ep"] > 1 and known.get("moe_flex_dispatcher_backend")
-    # merged directions need chunks where there are stages
+    # merged directions need virtual chunks if there are pipeline stages
     merged = degrees["ep"] > 1 and (degrees["pp"] == 1 or degrees["vpp"] > 1)
     modules = known.get("recompute_modules") or ()
     return {
@@ -211,7 +211,7 @@ def _line(one: Published, choice: Choice) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print published launches beside ours; return the exit code."""
+    """Print published launches and the plans of a search; return the exit code."""
     parser = argparse.ArgumentParser(description="published launches beside those of a search")
     parser.add_argument("--model", help="only of this model")
     asked = parser.parse_args(arguments)

@@ -1,8 +1,8 @@
-"""Published launches beside what `autopar check` says of them: time, memory, and better ones.
+"""Results of `autopar check` for published launches: time, memory, and better ones.
 
 `python -m benchmarks.published_recipes` prices five recipes of Megatron-Bridge and of
-Megatron-MoE-ModelZoo as their tables have them, and looks for faster launches next to each. What a
-table leaves out (fused kernels, overlaps) is what these trainers switch on by default.
+Megatron-MoE-ModelZoo as in their tables, and searches for faster launches next to each. Settings
+missing in a table (fused kernels, overlaps) are the defaults of these engines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["RECIPES", "Recipe", "main", "target"]
 
 
 class Recipe(NamedTuple):
-    """A launch with its measured step."""
+    """A launch with its measured step time."""
 
     name: str
     source: str
@@ -86,7 +86,7 @@ def _qwen(**more: Any) -> dict[str, Any]:
         moe_permute_fusion=True,
         expert_tensor_parallel_size=1,
         global_batch_size=2048,
-        # both tables are of routing that is forced to balance
+        # routing in both tables is forced to balance
         moe_router_force_load_balancing=True,
         **more,
     )
@@ -175,11 +175,11 @@ RECIPES = (
         ),
     ),
 )
-"""On H100; sizes from the public model cards."""
+"""Recipes on H100; sizes from the public model cards."""
 
 
 def target() -> Target:
-    """Return H100 with Megatron-Core, of which nothing was probed."""
+    """Return H100 with Megatron-Core, without probed figures."""
     return Target(
         machine=machine_of(load_card("h100-80gb"), load_stack("megatron-core")),
         accuracy=load_accuracy(),

@@ -1,13 +1,13 @@
 """Random questions: each answer is exported, read back and checked, as a user would do.
 
 `python -m benchmarks.random_questions [--questions 600] [--seed 1] [--part 1/2]` draws questions
-about shipped models, clusters of cards, engines and batches. Of every answer that is proven:
-
-- what `autopar export` writes is read by `autopar check` with the price of the search, in time and
+about shipped models, clusters of cards, engines and batches. For every proven answer:
+- `autopar check` must read the output of `autopar export` with the price of the search, in time and
   in the memory of every stage;
-- `autopar check` knows no launch next to it that fits and is faster: the search has proven that.
+- `autopar check` must find no launch next to it that fits and is faster: the search has proven
+that.
 
-It prints what broke either, and exits with 1 where a price differs.
+It prints what failed, and exits with 1 if a price differs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MODELS = ("llama2-7b", "llama3-8b", "llama3-70b", "qwen2.5-7b", "mixtral-8x7b", 
 CLUSTERS = ("h100:1x8", "h100:2x8", "h100:4x8", "h100:8x8", "a100-80gb:2x8", "a100-80gb:8x8",
             "gb200:4x4", "b200:2x8")  # fmt: skip
 ENGINES = ("megatron", "megatron", "torchtitan", "deepspeed", "accelerate")
-"""Megatron-LM twice: most questions are about it."""
+"""Engines to draw from; Megatron-LM twice, because most questions are about it."""
 SAME = 1e-9
-"""Relative difference of two seconds that are the same: sums in another order."""
+"""Relative difference below which two times are equal: sums in another order."""
 
 
 def drawn(seed: int) -> dict[str, str]:
@@ -53,7 +53,7 @@ def drawn(seed: int) -> dict[str, str]:
 
 
 def asked_of(folder: Path, asked: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield (kind, what) of one question: how it ended, and what is wrong with its answer."""
+    """Yield (kind, text) of one question: its outcome, and errors of its answer."""
     plan, files = folder / "plan.json", folder / "exported"
     try:
         found = ask("search", **asked, output_config_path=str(plan), top="1").to_dict()
@@ -87,7 +87,7 @@ def asked_of(folder: Path, asked: Mapping[str, str]) -> Iterator[tuple[str, str]
     step = again.get("step_time_s")
     if step is None or abs(step / predicted["step_time_s"] - 1.0) > SAME:
         yield "another time", f"{predicted['step_time_s']} as searched, {step} as checked"
-    # a search lists the first of stages that are alike, which is the fullest of them
+    # a search lists the first of equal stages, which has the largest peak of them
     peaks = [
         {one["stage"]: one["peak_bytes"] for one in each["stages"]} for each in (predicted, again)
     ]
@@ -99,7 +99,7 @@ def asked_of(folder: Path, asked: Mapping[str, str]) -> Iterator[tuple[str, str]
 
 
 def _checked(files: Sequence[Path], hardware: str) -> tuple[dict[str, Any] | None, str]:
-    """Return what check finds of the first file that is a launch, else why none is."""
+    """Return the result of check for the first file that is a launch, else the reason why none is."""
     why = ""
     for file in files:
         try:
@@ -113,7 +113,7 @@ def _checked(files: Sequence[Path], hardware: str) -> tuple[dict[str, Any] | Non
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Ask the questions and print what broke."""
+    """Run the questions and print what failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=600, help="how many [600]")
     parser.add_argument("--seed", type=int, default=1, help="of the first question [1]")
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 ends = [*asked_of(Path(folder), question)]
             finally:
                 os.chdir(home)
-        # one contradiction a question, whatever the number of better launches
+        # one contradiction per question, for any number of better launches
         kinds.update({kind for kind, _ in ends})
         for kind, what in ends:
             if kind not in ("answered", "no answer"):

@@ -2,11 +2,11 @@
 
 `python -m benchmarks.schedules [--instances N] [--seed S] [--write]`
 
-Stages are 2 to 16, chunks of a stage up to 8, micro-batches from one to four times the stages.
-Three in ten pipelines have stages that differ by a factor of two and more, in every kind of work
-for itself; of the others stages are within a tenth of each other, as those of returned plans.
-A third has messages that ranks wait for, of up to a twentieth of a chunk. Nothing may be below the
-replay, and what is in flight has to be the replay's. `--write` puts the table on its page.
+Pipelines have 2 to 16 stages, up to 8 chunks per stage, and one to four micro-batches per stage. In
+three of ten pipelines, stages differ by a factor of two and more, separately in every kind of work.
+In the others stages are within a tenth of each other, as in returned plans. A third has messages
+that ranks wait for, of up to a twentieth of a chunk. No formula may be below the replay, and the
+number in flight must equal the replay's. `--write` writes the table to its page.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _ROUNDING = 1e-12
 
 
 class Compared(NamedTuple):
-    """One pipeline: its formula over its replay, and whether as much is in flight."""
+    """One pipeline: formula over replay, and True if the numbers in flight are equal."""
 
     ratio: float
     near: bool
-    """Stages are within a tenth of each other."""
+    """True if stages are within a tenth of each other."""
     same_in_flight: bool
 
 
@@ -51,7 +51,7 @@ class Summary(NamedTuple):
 
 
 def _any_shape(schedule: Schedule, chance: random.Random) -> tuple[int, int, int]:
-    """Return stages, chunks and micro-batches that run."""
+    """Return a legal number of stages, chunks and micro-batches."""
     facts = SCHEDULES[schedule]
     while True:
         stages = chance.randint(2, 16)
@@ -65,7 +65,7 @@ def _seconds(stages: int, chance: random.Random, *, near: bool) -> list[list[flo
     """Return forwards and gradients of inputs and of weights of unequal stages."""
     if not near:
         return [[chance.lognormvariate(0.0, 0.7) for _ in range(stages)] for _ in range(3)]
-    # attention has no weights, so that gradients of inputs take longer than those of weights
+    # attention has no weights, so gradients of inputs take longer than those of weights
     kinds = [1.0, chance.uniform(0.9, 1.6), chance.uniform(0.4, 1.1)]
     sizes = [1 + chance.uniform(-0.05, 0.05) for _ in range(stages)]
     # head and embedding have other shares of each kind than layers
@@ -133,7 +133,7 @@ def table(summaries: Sequence[Summary]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; 1 where a formula is below a replay, or what is in flight is not its own."""
+    """Print the table; return 1 if a formula is below a replay, or a number in flight differs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,7 +1,7 @@
-"""How many evaluations each tuner takes to the best of a space that can be tried in full.
+"""Number of evaluations until each tuner finds the best point of a space that can be tried in full.
 
-`python -m benchmarks.tuners_vs_exhaustive [random|optuna|hyperopt|smac ...]`; what is not installed
-is said and left out.
+`python -m benchmarks.tuners_vs_exhaustive [random|optuna|hyperopt|smac ...]`; tuners that are not
+installed are reported and skipped.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ SPACE: dict[str, Any] = {
     "activations_offload": False,
     "optimizer_offload": False,
 }
-"""A 13-billion-parameter model on 64 processors: 9,216 points, two in five of which run."""
+"""Space of a 13-billion-parameter model on 64 processors: 9,216 points, two in five of which run.
+"""
 _EVALUATIONS = {"random": 9216, "optuna": 300, "hyperopt": 300, "smac": 300}
 _SEEDS = range(5)
 
@@ -60,7 +61,7 @@ def best_of_all() -> TuningResult:
 
 
 def evaluations_to(result: TuningResult, value: float) -> int | None:
-    """Return after how many evaluations a tuner had reached a rate; None if it did not."""
+    """Return the number of evaluations until a tuner reached a rate; None if it did not."""
     return next(
         (step.evaluations for step in result.trace if step.value >= value * (1 - 1e-12)), None
     )
