@@ -219,7 +219,7 @@ def _command(case: Case) -> dict[str, Any]:
 
 
 def _stage(case: Case) -> dict[str, Any]:
-    """Measure the CPU seconds of one call for a stage of two layers: the cost of the call itself."""
+    """Measure the CPU seconds of one call for a stage of two layers: call overhead only."""
     from search.planning.layered.core import solve_stage
 
     del case
@@ -236,7 +236,7 @@ def _stage(case: Case) -> dict[str, Any]:
 
 
 def _dictionaries(case: Case) -> dict[str, Any]:
-    """Measure the CPU seconds per execution of Calculon's model, given as a list of dictionaries."""
+    """Measure the CPU seconds per execution of Calculon's model, given as dictionaries."""
     from benchmarks.bench_analytic_calculon import APPLICATIONS, SYSTEM
     from search.closed_form.calculon import evaluate_many
     from search.closed_form.files import calculon_system

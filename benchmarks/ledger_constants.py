@@ -59,11 +59,9 @@ FITTED = (
 """Sources used by the fit; all others are only priced, and so are a separate check."""
 
 _PRIOR_WEIGHT = 0.02
-"""Weight of a prior's squared distance, relative to errors that count sqrt(rows) times their size.
-"""
+"""Weight of a prior's squared distance; errors count sqrt(rows) times their size."""
 _MOST = 0.6
-"""Largest |ln(estimated / measured)| that counts: beyond it, a row's settings are not understood.
-"""
+"""Largest |ln(estimated / measured)| that counts; beyond it, settings are not understood."""
 
 _A100 = frozenset({"a100-40gb", "a100-80gb"})
 _HOPPER = frozenset({"h100-80gb", "h200"})

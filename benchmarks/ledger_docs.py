@@ -66,7 +66,7 @@ def sources_table(statistics: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def reasons_table(refused: Counter[tuple[str, str]]) -> str:
-    """Return the reasons for rows without an estimate, from numbers of rows by source and reason."""
+    """Return the reasons for missing estimates, from numbers of rows by source and reason."""
     rows = (f"{group} | {number} | {reason}" for (group, reason), number in sorted(refused.items()))
     return _table("source | rows | reason", rows)
 

@@ -52,8 +52,7 @@ LEFT_OUT: Mapping[str, tuple[str, ...]] = {
 
 _NODES = 6
 _DEVIATIONS = 1.5
-"""Range of the grids beyond the shipped and the neutral value, in units of the narrower deviation.
-"""
+"""Range of grids beyond the shipped and the neutral value, in narrower deviations."""
 _FACTORS = np.geomspace(0.2, 1.0, 9)
 """Grid of measured over nominal bandwidth of a cluster's links."""
 _USUAL_FACTOR = 0.65

@@ -95,8 +95,7 @@ class _Source(Record):
     masked_counted: bool = False
     """True if its FLOP include scores that a causal mask skips."""
     ring_kernels: Mapping[str, str] = field(default_factory=dict)
-    """Attention kernel by card, if its software uses another one for ranks that share a sequence.
-    """
+    """Attention kernel by card for ranks that share a sequence, if it differs."""
 
 
 _MEGATRON: Mapping[str, Any] = {"zero": 1, "sequence_parallel": True}

@@ -213,7 +213,7 @@ def classes_of(entry: Priced) -> Iterator[str]:
 
 
 def errors_by_class(entries: Iterable[Priced]) -> dict[str, dict[str, Any]]:
-    """Return rows, configurations, shares within the limits, and median error of states and peak."""
+    """Return rows, configurations, shares within limits, and median error of states and peak."""
     by_class: dict[str, list[Priced]] = defaultdict(list)
     for entry in entries:
         for name in classes_of(entry):

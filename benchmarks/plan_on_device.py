@@ -97,7 +97,7 @@ class Row:
 
     @property
     def differences(self) -> tuple[float, float, float]:
-        """Return relative differences: predicted to measured time and memory, dry run to measured."""
+        """Return relative errors: predicted time, predicted memory, dry-run memory."""
         return (
             self.predicted_s / self.measured_s - 1.0,
             self.predicted_bytes / self.measured_bytes - 1.0,

@@ -33,7 +33,7 @@ _PARTS: dict[str, VocabPart] = {"off": "only", "on_first": "first", "on_last": "
 
 
 def llama_rows(cases: Path) -> Iterator[Row]:
-    """Yield every published quantity of llama2-7b and our count at the measured number of tokens."""
+    """Yield every published quantity of llama2-7b and our count at the measured tokens."""
     folder = cases / "model"
     published = Published.read(folder / "memory_profiling_bf16_llama2-7b_all.json", 2048)
     published.check()
@@ -191,7 +191,7 @@ def _allocator_terms(published: Published, run: Run) -> dict[str, float]:
 
 
 def _activation_terms(run: Run, part: VocabPart) -> dict[str, float]:
-    """Return the terms between our figure and the peak of a run, per sample of a vocabulary group."""
+    """Return the terms from our figure to the peak of a run, per sample of a vocabulary group."""
     spec = _llama()
     hidden, samples = spec.layers[0].hidden_size, run.vocab_samples
     plain = _counted_vocab(part, run.vtp, padded=False)

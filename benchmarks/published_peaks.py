@@ -237,7 +237,7 @@ _STATES = ("weights", "gradients", "fp32 weights", "Adam moments")
 
 
 def _korthikanti() -> Iterator[Compared]:
-    """Yield the first stage of each launch: states of 18 bytes a parameter, and saved activations."""
+    """Yield the first stages: states of 18 bytes a parameter, and saved activations."""
     for row in read_csv(DATA, RUNS):
         if not (row["source"].startswith("Korthikanti") and row["peak_mem_gb"]):
             continue

@@ -99,7 +99,7 @@ def asked_of(folder: Path, asked: Mapping[str, str]) -> Iterator[tuple[str, str]
 
 
 def _checked(files: Sequence[Path], hardware: str) -> tuple[dict[str, Any] | None, str]:
-    """Return the result of check for the first file that is a launch, else the reason why none is."""
+    """Return the result of check for the first file that is a launch, else the reason."""
     why = ""
     for file in files:
         try:

@@ -49,8 +49,7 @@ SPACE: dict[str, Any] = {
     "activations_offload": False,
     "optimizer_offload": False,
 }
-"""Space of a 13-billion-parameter model on 64 processors: 9,216 points, two in five of which run.
-"""
+"""Space of a 13-billion-parameter model on 64 processors: 9,216 points; two in five run."""
 _EVALUATIONS = {"random": 9216, "optuna": 300, "hyperopt": 300, "smac": 300}
 _SEEDS = range(5)
 

@@ -1,9 +1,9 @@
-"""Run the commands that pages show, and write what they print below them.
+"""Run the commands shown on pages, and write their output below them.
 
-A block of code without a language holds commands as they are typed; a `text` block that follows it
-is what they print, and is written here: stdout, then stderr; of a block that cuts an answer short
-(`| head`) stdout alone. A block with a `title` is a file of that name, which is there before the
-commands. The blocks of a section run one after the other in one empty folder.
+A block of code without a language contains commands as typed. A `text` block after it is their
+output, which this script writes: stdout, then stderr; only stdout if the block cuts an answer short
+(`| head`). A block with a `title` is a file of that name, created before the commands. The blocks
+of a section run one after the other in one empty folder.
 
     python docs/make_answers.py [PAGE...] [--check]
 """
@@ -34,7 +34,7 @@ _SHELL = ""
 _ANSWER = "text"
 _PROGRESS = re.compile(r"^autopar-explore: \d+ of \d+ combinations searched\n", re.MULTILINE)
 _CLOCK = re.compile(r"\b\d[\d.]*(?= s of CPU\b)|(?<=: )[\d,]+(?= tokens/s per GPU with )")
-"""What is another number every time: CPU seconds, and ways out that are looked for in so many."""
+"""Figures that differ in every run: CPU seconds, and suggestions limited by them."""
 _CUT = re.compile(r" (?:\||>) ")
 _ROWS = re.compile(r"(<!-- accuracy: [^\n]*-->\n).*?(<!-- end of accuracy -->)", re.DOTALL)
 _SOURCES = {
@@ -53,13 +53,13 @@ class FailedError(Exception):
 
 
 def sections(text: str) -> list[str]:
-    """Return a page in the pieces that run by themselves: each second heading begins one."""
+    """Return the sections of a page that run separately: each second-level heading begins one."""
     starts = [found.start() for found in _SECTION.finditer(text)]
     return [text[a:b] for a, b in zip([0, *starts], [*starts, len(text)], strict=True)]
 
 
 def answered(section: str) -> str:
-    """Return a section with what its commands print now.
+    """Return a section with the current output of its commands.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def _pieces(section: str, folder: Path) -> Iterator[str]:
 
 
 def _printed(commands: str, folder: Path) -> str:
-    """Return what commands write to a terminal of 100 columns."""
+    """Return the output of commands on a terminal of 100 columns."""
     scripts = Path(sys.executable).parent
     environment = {
         **os.environ,
@@ -109,11 +109,11 @@ def _printed(commands: str, folder: Path) -> str:
         timeout=600,
         check=False,
     )
-    # 2 and 3 are answers as well: what is wrong, or why nothing fits
+    # 2 and 3 are answers as well: errors of the input, or the reason why nothing fits
     if done.returncode not in (0, 2, 3) or "internal error" in done.stderr:
         raise FailedError(f"{commands}exit code {done.returncode}\n{done.stderr[-2000:]}")
     said = "" if _CUT.search(commands) else done.stderr
-    # what is wrong comes first, as on a screen; notes on an answer come behind it
+    # errors come first, as on a screen; notes on an answer follow it
     text = said + done.stdout if done.returncode else done.stdout + said
     text = _PROGRESS.sub("", _CLOCK.sub("...", text))
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
@@ -131,7 +131,7 @@ def accuracy_table(page: str) -> str:
 
 
 def page_of_today(name: str) -> str:
-    """Return a page as its commands answer today."""
+    """Return a page with the current output of its commands."""
     text = (DOCS / name).read_text(encoding="utf-8")
     if _ROWS.search(text):
         rows = accuracy_table((DOCS / "accuracy.md").read_text(encoding="utf-8"))
@@ -140,7 +140,7 @@ def page_of_today(name: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages, or with `--check` name those that are of another day."""
+    """Write the pages, or with `--check` list those that are out of date."""
     names = [name for name in arguments if name != "--check"] or PAGES
     stale = []
     for name in names:

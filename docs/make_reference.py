@@ -1,7 +1,7 @@
 """Write docs/reference from the code: options, exit codes, rules of launches, keys of documents.
 
-The dataclasses of the commands, the tree of errors and the models of the documents are the one
-place that knows them; a test compares the pages with what is written here.
+The only sources are the dataclasses of the commands, the tree of errors and the models of the
+documents; a test compares the pages with this script's output.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from autopar.run.rules import Rule
 FOLDER = Path(__file__).resolve().parent / "reference"
 NOTE = "<!-- Written by docs/make_reference.py: `make docs-reference`. -->\n"
 _GUARD = 1e6
-"""Upper bounds from here on only keep typing errors out."""
+"""Upper bound from which on a bound only catches typing errors."""
 _KINDS = {
     "int": "integer",
     "float": "number",
@@ -39,7 +39,7 @@ _KINDS = {
 
 
 def pages() -> dict[str, str]:
-    """Return name of a page -> its text, of all pages of the reference."""
+    """Return all pages of the reference: name -> text."""
     found = {name: "".join(_command_page(name, own)) for name, own in _commands().items()}
     found["json"] = "".join(_json_page())
     found["exit-codes"] = "".join(_exit_page())
@@ -74,7 +74,7 @@ def _typed(text: str) -> str:
 
 
 def _commands() -> dict[str, list[Command]]:
-    """Return name of a page -> the command lines that it shows."""
+    """Return the command lines of every page: name -> commands."""
     found: dict[str, list[Command]] = {}
     for _, module, _ in SUBCOMMANDS.values():
         own = [one for one in vars(import_module(module)).values() if isinstance(one, Command)]
@@ -132,7 +132,7 @@ def _takes(row: Row) -> str:
 
 
 def _spellings(command: Command, nested: bool) -> Iterator[str]:
-    """Yield what else an option may be called, and what is answered to those of the peers."""
+    """Yield the other spellings of options, and the answers to the peers' spellings."""
     names = {row.name for row in command.rows}
     others = []
     for alias, targets in sorted(alias_tables().aliases.items()):
@@ -312,7 +312,7 @@ def rule_tables() -> dict[str, tuple[Rule, ...]]:
 
 
 def broken() -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """Yield every rule, the options that break it, and what is answered to them."""
+    """Yield every rule, options that break it, and the message that they cause."""
     from search.commands.search import run
 
     for title, words in BROKEN:
@@ -329,7 +329,7 @@ def broken() -> Iterator[tuple[str, tuple[str, ...], str]]:
 
 
 _MOST_PARTS = 25
-"""Parts of a document that are shown with it; of more only the document's own keys are."""
+"""Largest number of parts of a document that are shown; with more, only its own keys are."""
 
 
 def _json_page() -> Iterator[str]:
@@ -380,7 +380,7 @@ def _keys(schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _plain(pattern: str) -> str:
-    """Return the pattern of a key as people write it: N for a number."""
+    """Return the pattern of a key in readable form: N for a number."""
     number = r"(?:[1-9][0-9]{0,8})"
     one = r"(?:0|[1-9][0-9]{0,8})"
     text = pattern.removeprefix("^").removesuffix("$").replace(one, "N").replace(number, "N")

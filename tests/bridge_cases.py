@@ -47,7 +47,7 @@ MODELS = {
 CARDS = {"H100-SXM": "h100-80gb", "GB200": "gb200", "GB300": "gb300", "B200": "b200",
          "B300": "b300"}  # fmt: skip
 DTYPES = {"MXFP8": "fp8_mx", "FP8-MX": "fp8_mx", "BF16": "bf16", "NVFP4": "nvfp4"}
-"""Of tables; the others are scales of a tensor."""
+"""Precisions by their names in tables; all others are fp8 with a scale per tensor."""
 
 
 @cache
@@ -67,7 +67,7 @@ def dtype_of(row: Mapping[str, str]) -> str:
 
 
 def words_of_row(line: int) -> list[str]:
-    """Return the arguments of `setup_experiment.py` that a row and its recipe's settings are."""
+    """Return the arguments of `setup_experiment.py` for a row and its recipe's settings."""
     row, settings = runs()[line], read_runs()[1].get(line, {})
     model = model_of(row)
     assert model is not None, row["model"]
@@ -119,14 +119,14 @@ QWEN = spread("-m qwen -mr qwen3_235b_a22b -g h100 -c bf16 -ng 256 -gb 2048")
 def checked(
     folder: Path, words: list[str], *, gpu: str = "h100-80gb", world: int | None = None
 ) -> CheckedFile:
-    """Return what a script with these arguments says."""
+    """Return the check of a script with these arguments."""
     path = folder / "launch.sh"
     path.write_text(f"{SETUP} \\\n    {' '.join(words)}\n", encoding="utf-8")
     return read_checked(str(path), world_size=world, gpu=gpu)
 
 
 def recipe_run(folder: Path, words: str, *, gpus: int = 64, gpu: str = "h100-80gb") -> CheckedFile:
-    """Return what a script that runs a library recipe says."""
+    """Return the check of a script that runs a library recipe."""
     path = folder / "recipe.sh"
     path.write_text(
         f"torchrun --nnodes {gpus // 8} --nproc-per-node 8 run_recipe.py {words}\n",
@@ -136,7 +136,7 @@ def recipe_run(folder: Path, words: str, *, gpus: int = 64, gpu: str = "h100-80g
 
 
 def overrides(folder: Path, document: Mapping[str, Any], *, name: str, gpus: int) -> CheckedFile:
-    """Return what a YAML file of overrides says."""
+    """Return the check of a YAML file of overrides."""
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
     return read_checked(str(path), world_size=gpus, gpu="h100-80gb")
@@ -148,7 +148,7 @@ def texts(file: CheckedFile, kind: str | None = None) -> list[str]:
 
 
 def target(card: str = "h100-80gb") -> Target:
-    """Return a device with the software of the file's trainer."""
+    """Return a device with the software of the file's engine."""
     return Target(
         machine=machine_of(card_named(card), stack_named("megatron-core")),
         accuracy=load_accuracy(),

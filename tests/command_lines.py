@@ -1,4 +1,4 @@
-"""Command lines that rows of tables are made of: a base, and what a row says otherwise."""
+"""Command lines of table rows: a base command and the options that a row changes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _REPEAT = frozenset({"pin", "forbid", "price", "sweep", "why-not"})
 
 
 def last_said(words: Iterable[object], command: str = "") -> list[str]:
-    """Return the words without options that come again behind them, in these or in other words.
+    """Return the words without options that are repeated later, also under another spelling.
 
-    Commands refuse what is said twice; a row replaces what its base says.
+    Commands refuse repeated options; a row replaces those of its base.
     """
     words = [str(word) for word in words]
     if command == "autopar-explore" and words and words[0].startswith("-"):
@@ -27,7 +27,7 @@ def last_said(words: Iterable[object], command: str = "") -> list[str]:
     seen: set[str] = set()
     for group in reversed(groups[1:]):
         name = group[0][2:].partition("=")[0].replace("_", "-").lower()
-        # profilers have lengths in two ways, whose names are one elsewhere
+        # two options of profilers for lengths are aliases of one option elsewhere
         others = () if command == "profile-model" else alias_tables().aliases.get(name, ())
         own = {name, *others} - _REPEAT
         if not own & seen:

@@ -1,4 +1,4 @@
-"""What every test shares: reproducible property tests, published figures, golden files."""
+"""Shared fixtures and settings: reproducible property tests, published figures, golden files."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ GOLDEN = ROOT / "tests" / "golden"
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Threads of torch and numpy wait for each other in loops: on cores that processes share they take
-# more time than they save. Read when the libraries are imported, here and in what tests start.
+# Threads of torch and numpy wait in busy loops: on cores that processes share they take more time
+# than they save. Read when the libraries are imported, here and in processes that tests start.
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
-# One profile for everybody: a failure on one machine is a failure on all of them.
+# One profile for all machines: a failure on one is a failure on all of them.
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 settings.load_profile("ci")
 
@@ -40,9 +40,9 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def cases_dir() -> Path:
-    """Return the folder of other projects' own files, which stands beside a developer's checkout.
+    """Return the folder of other projects' files, next to a developer's checkout.
 
-    Only what may not lie in this repository is read there; published figures are in `data_dir`.
+    It contains only files that may not be in this repository; published figures are in `data_dir`.
     """
     path = ROOT.parent / "shared" / "cases"
     if not path.is_dir():

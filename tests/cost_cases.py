@@ -44,7 +44,7 @@ TOY_PLAN = Plan(
     global_batch=32,
     num_microbatches=4,
 )
-"""Of the toy model: two stages, one layer of four another strategy than the rest."""
+"""Plan of the toy model: two stages, and a different strategy for one layer of four."""
 
 
 def toy_spec(**layer: object) -> ModelSpec:

@@ -47,8 +47,10 @@ HETEROGENEOUS = Plan(
     num_microbatches=4,
     default_dp_type="zero2",
 )
-"""Per-layer degrees, strided groups, Ulysses, ZeRO-3 and recomputation on some layers, stages of
-different length, embedding and head of a degree of their own."""
+"""Per-layer degrees, strided groups, Ulysses, ZeRO-3 and recomputation on some layers.
+
+Stages differ in length, and embedding and head have a separate degree.
+"""
 
 
 def job(plan: Plan, spec: ModelSpec = SMALL, *, model: str = "small", **fields: object) -> Job:

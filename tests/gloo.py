@@ -2,12 +2,13 @@
 
     results = run_ranks(function, 2, argument)
 
-`function(argument)` runs in every rank, with torch.distributed set up; `results[rank]` is what it
-returned. It and its arguments are pickled: a function at the top of a module, plain values back.
+`function(argument)` runs in every rank, with torch.distributed set up; `results[rank]` is its
+result. Function and arguments are pickled, so use a function at the top of a module and plain
+values.
 
-Ranks are copies of the one process of a session that has torch imported (tests/warm.py). Each
-serves one call: what a call leaves behind, such as a default type, a seed, a hook or a hanging
-thread, ends with its ranks, and torch is imported once however many calls and ranks there are.
+Ranks are copies of the only process of a session that has torch imported (tests/warm.py). Each
+serves one call. Effects of a call, such as a default type, a seed, a hook or a hanging thread, end
+with its ranks, and torch is imported once for any number of calls and ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tests import warm
 
 
 class RanksFailedError(AssertionError):
-    """Some ranks raised, died or did not finish; the message says which, and how."""
+    """Some ranks raised, died or did not finish; the message lists them with their causes."""
 
 
 def run_ranks(
@@ -36,7 +37,7 @@ def run_ranks(
     timeout_s: float = 120.0,
     backend: str = "gloo",
 ) -> list[Any]:
-    """Return what `function(*arguments)` returned on each rank, in rank order.
+    """Return the results of `function(*arguments)` in rank order.
 
     Raises RanksFailedError when a rank raises, dies, or is not done after `timeout_s`. No process
     outlives the call.
@@ -115,7 +116,7 @@ def _rank(
     backend: str,
     environment: dict[str, str],
 ) -> None:
-    """Be one rank: join the group, run the function, send what came of it."""
+    """Run one rank: join the group, call the function, send its result."""
     warm.renew_environment(environment)
     try:
         import torch
@@ -137,7 +138,7 @@ def _rank(
         )
         try:
             result = function(*arguments)
-            dist.barrier()  # nobody hangs up on a rank that is still listening
+            dist.barrier()  # no rank hangs up on another that is still listening
         finally:
             dist.destroy_process_group()
         pipe.send((True, result))

@@ -18,7 +18,7 @@ __all__ = ["often"]
 def often(
     few: int, many: int, *values: st.SearchStrategy[Any], **named: st.SearchStrategy[Any]
 ) -> Callable[[Callable[..., None]], Callable[[int], None]]:
-    """Return a decorator that makes of a property a test with few examples and a slow one."""
+    """Return a decorator that turns a property into a test with few examples and a slow one."""
 
     def decorate(check: Callable[..., None]) -> Callable[[int], None]:
         def test(examples: int) -> None:

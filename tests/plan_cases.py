@@ -60,7 +60,7 @@ SHARED = _model(
     shared_expert_gate=True,
     router_biases=True,
 )
-"""A mixture beside an MLP that every token visits."""
+"""A mixture of experts with a shared MLP."""
 
 LATENT = _model(
     "latent",
@@ -76,7 +76,7 @@ NORMED = _model(
     num_norms=4,
     norm_parameters_per_hidden=4,
 )
-"""Norms of heads, and behind attention and MLP, beside a window and sinks."""
+"""Norms of heads and after attention and MLP, with a window and sinks."""
 
 _ENCODER = LayerSpec(
     num_layers=2,
@@ -141,7 +141,7 @@ _SCHEDULES: dict[tuple[bool, bool], PipelineType] = {
     (True, False): "interleaved",
     (True, True): "looped_bfs",
 }
-"""By whether stages have several chunks, and whether all forwards come first."""
+"""Shape by (True if stages have several chunks, True if all forwards come first)."""
 
 
 def make_job(
@@ -159,7 +159,7 @@ def make_job(
     chunks: Sequence[int] = (),
     **others: Any,
 ) -> PlanJob:
-    """Return a plan of one strategy for all layers or of one for each, and its model."""
+    """Return a plan with its model; `layers`: one strategy for all layers, or one for each."""
     strategies = layers * sum(stages) if len(layers) == 1 else layers
     plan = Plan(
         world_size=world,
@@ -178,17 +178,17 @@ def make_job(
 
 
 def jobs(world: int) -> dict[str, PlanJob]:
-    """Return the plans of so many ranks that are always run."""
+    """Return the plans of `world` ranks that are always run."""
     return {2: _two, 4: _four}[world]()
 
 
 def folded_jobs(world: int) -> dict[str, PlanJob]:
-    """Return plans of so many ranks with experts and sequences divided, chunks, recomputation."""
+    """Return plans of `world` ranks with divided experts and sequences, chunks, recomputation."""
     zero3 = _L(zero3=True)
     sent: dict[str, Any] = {"model": MOE, "routing": "top_k"}
     twice: dict[str, Any] = {"stages": (2, 2), "v": 2, "m": 4}
     biased = replace(SHARED, layers=(replace(SHARED.layers[0], biases=True, qk_norms=True),))
-    # one norm, or four, and norms of heads, of attention that context ranks divide
+    # one norm, or four, and norms of heads, in attention that context ranks divide
     lone, normed = (
         _model("norms", num_norms=n, norm_parameters_per_hidden=n, qk_norms=n > 1) for n in (1, 4)
     )
@@ -291,7 +291,7 @@ def short_jobs() -> dict[str, PlanJob]:
 
 
 def slow_jobs(world: int) -> dict[str, PlanJob]:
-    """Return the plans that take their time: of other numbers of ranks, and in bf16."""
+    """Return the slow plans: with other numbers of ranks, and in bf16."""
     return {2: _two_more, 3: _three, 4: _four_more, 6: _six}[world]()
 
 

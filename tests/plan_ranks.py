@@ -1,8 +1,8 @@
-"""What every rank of a real process group does to compare plans with one process.
+"""Comparison of plans with a single process, run by every rank of a real process group.
 
-The reference here is apart from the executor's own: one model, the whole global batch at once
-without micro-batches, and torch's plain AdamW. A rank compares what it holds itself: losses and
-norms, the gradient of every parameter in every step, and the weights after the last one.
+The reference is independent of the executor: one model, the whole global batch at once without
+micro-batches, and torch's plain AdamW. A rank compares its own results: losses and norms, the
+gradient of every parameter in every step, and the weights after the last one.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from profiler.plan.units import gradient_of
 
 _WHOLE = Layout(cube=Cube(factors=(1,)), kind="tp", tensor_axes=(), zero="ddp")
 _NOISE = 1e-4
-"""Gradients so much smaller than the largest are rounding, which AdamW makes large steps of."""
+"""Share of the largest gradient below which gradients are rounding, which AdamW turns into large
+steps.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """What a rank found: relative differences from one process."""
+    """Relative differences of one rank from a single process."""
 
     loss: tuple[float, ...]
     grad_norm: tuple[float, ...]
@@ -46,9 +48,9 @@ class Compared:
 
 
 def compare_all(jobs: Mapping[str, PlanJob], num_steps: int = 2) -> dict[str, Compared]:
-    """Return by name what this rank finds of every plan, one after the other.
+    """Return the comparisons of every plan on this rank by name, run one after the other.
 
-    A warning of Python's is an error here, as it is in all tests.
+    A Python warning is an error here, as in all tests.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -59,7 +61,7 @@ def _other_halves(seen: Any) -> Any:
     def swapped(rank: int, source: int, length: int, *, causal: bool) -> tuple[slice, slice]:
         front, back = slice(length // 2), slice(length // 2, None)
         rows, columns = seen(rank, source, length, causal=causal)
-        # a part from somewhere on is the back one, all of it has no ends
+        # a part with an offset is the back one; the whole has no ends
         rows = front if rows.start else rows
         return rows, back if columns.stop else columns
 
@@ -67,7 +69,7 @@ def _other_halves(seen: Any) -> Any:
 
 
 BREAKS: dict[str, tuple[Any, str, Any]] = {
-    # no axes: every rank keeps the gradients of its own tokens
+    # without axes every rank keeps the gradients of its own tokens
     "gradients of experts are not summed": (Layout, "expert_sync_axes", lambda old: ()),
     "front and back of a sequence are swapped": (context, "_seen", _other_halves),
     "gradients of keys stay with the next rank": (
@@ -81,18 +83,18 @@ BREAKS: dict[str, tuple[Any, str, Any]] = {
         recompute._Again, "part", lambda old: lambda self, at: old(self, at) / 2
     ),
 }  # fmt: skip
-"""What a mistake in the executor would be: owner, attribute, and the attribute that replaces it."""
+"""Mistakes in the executor: owner, attribute, and a function that returns the wrong attribute."""
 
 
 def compare_broken(jobs: Mapping[str, PlanJob], what: str) -> dict[str, Compared]:
-    """Return the same of an executor with a mistake in it; this process runs nothing afterwards."""
+    """Return the comparisons for an executor with a mistake; the process ends after them."""
     owner, name, change = BREAKS[what]
     setattr(owner, name, change(getattr(owner, name)))
     return compare_all(jobs, num_steps=1)
 
 
 def run_all(jobs: Mapping[str, PlanJob]) -> dict[str, RunResult | None]:
-    """Return by name what a run of every plan returns on this rank, with two timed steps."""
+    """Return the result of every plan on this rank by name, with two timed steps."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return {
@@ -102,9 +104,9 @@ def run_all(jobs: Mapping[str, PlanJob]) -> dict[str, RunResult | None]:
 
 
 def overflow_on_rank(job: PlanJob, where: int) -> list[tuple[float, float, bool]]:
-    """Return norm, next scale and whether weights changed, of two steps on this rank.
+    """Return norm, next scale and True if weights changed, for two steps on this rank.
 
-    In the first one, a gradient of the rank `where` alone is infinite.
+    In the first step, only a gradient of the rank `where` is infinite.
     """
     device = torch.device("cpu")
     groups = open_groups(job, check_job(job), rank=dist.get_rank(), device_type="cpu")
@@ -164,7 +166,7 @@ def _compare(job: PlanJob, num_steps: int) -> Compared:
 
 
 def _before_stepping(stage: Stage, look: Any) -> None:
-    """Call `look` when the next gradients are whole, before the optimizers take them."""
+    """Call `look` when the next gradients are complete, before the optimizers use them."""
     step = type(stage).step
 
     def looked() -> None:
@@ -196,7 +198,7 @@ def _weights(stage: Stage, wanted: _Reference, rate: float) -> Iterator[tuple[st
 
 
 def _held(stage: Stage) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name in the whole model, parameter and piece of all that a rank holds."""
+    """Yield (name in the whole model, parameter, piece) of all parameters of a rank."""
     for part in stage.parts:
         for name, parameter in part.holder.named_parameters():
             where, own = part.name, name
@@ -267,7 +269,7 @@ class _Reference:
 
 @contextmanager
 def _logged() -> Iterator[list[str]]:
-    """Collect what torch's loggers warn of."""
+    """Collect the warnings of torch's loggers."""
     said: list[str] = []
 
     class _Collect(logging.Handler):
@@ -275,7 +277,7 @@ def _logged() -> Iterator[list[str]]:
             said.append(record.getMessage())
 
     handler = _Collect(logging.WARNING)
-    # some of torch's loggers keep what they are told from those above them
+    # some of torch's loggers do not pass messages to their parents
     names = ["torch", *(n for n in logging.root.manager.loggerDict if n.startswith("torch."))]
     loggers = [logging.getLogger(name) for name in names]
     loggers = [each for each in loggers if each.name == "torch" or not each.propagate]

@@ -1,7 +1,7 @@
-"""What every process of tests/warm.py has imported when it starts; nothing here is used directly.
+"""Imports of every process of tests/warm.py; nothing here is used directly.
 
-These take seconds to import, and do the same in each process. Nothing may be run here that starts
-threads or opens a device: processes are copies of the one that imported this.
+These modules take seconds to import, and behave the same in each process. Nothing may run here that
+starts threads or opens a device: processes are copies of the one that imported this.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import typer
 import autopar.documents.model
 import autopar.documents.spec
 
-if importlib.util.find_spec("torch") is not None:  # planning is tested without it as well
+if importlib.util.find_spec("torch") is not None:  # planning is tested without torch as well
     import torch._dynamo
     import torch.distributed.fsdp
     import torch.distributed.tensor.parallel
@@ -39,5 +39,5 @@ __all__ = [
     "typer",
 ]
 
-# what is here stays as it is, so that copies go on sharing its memory
+# frozen objects do not change, so copies continue to share their memory
 gc.freeze()

@@ -1,4 +1,4 @@
-"""Random runs that engines train, for whatever reads, writes or prices runs."""
+"""Random runs of engines, for tests of code that reads, writes or prices runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "s
 
 
 def some(runs: st.SearchStrategy[Run], number: int) -> list[Run]:
-    """Return so many runs, the same in every test."""
+    """Return `number` runs, the same in every test."""
     found: list[Run] = []
 
     @settings(max_examples=number, derandomize=True, database=None, deadline=None)
@@ -65,7 +65,7 @@ class _Draw:
 
 
 class _Recompute(NamedTuple):
-    """Arguments of `run_of` that say what is recomputed."""
+    """Arguments of `run_of` for recomputation."""
 
     recompute: Any = frozenset()
     unit: int = 1
@@ -81,7 +81,7 @@ class _Recompute(NamedTuple):
 
 
 class _States(NamedTuple):
-    """How a run of Megatron-LM keeps its states."""
+    """Sharding and placement of the states of a Megatron-LM run."""
 
     zero: int
     replicas: int
@@ -92,7 +92,7 @@ class _States(NamedTuple):
 
 @st.composite
 def megatron_runs(draw: st.DrawFn) -> Run:
-    """Return a run that Megatron-LM takes: any architecture, split and trained in any way."""
+    """Return a run that Megatron-LM accepts: any architecture, split and trained in any way."""
     d = _Draw(draw)
     one, yes = d.one, d.yes
     gpu = one("A100", "H100", "GB200")
@@ -125,7 +125,7 @@ def megatron_runs(draw: st.DrawFn) -> Run:
             (True,) * layers,
             tuple(n % 2 == 0 for n in range(layers)),
             (False, *(True,) * (layers - 1)),
-            # a mixture somewhere
+            # at least one mixture
             (True, *draw(st.lists(st.booleans(), min_size=layers - 1, max_size=layers - 1))),
         )
     modules = recompute.modules
@@ -248,7 +248,7 @@ def megatron_runs(draw: st.DrawFn) -> Run:
 
 
 def _context(d: _Draw, tp: int, cp: int) -> dict[str, Any]:
-    """Return how context ranks exchange."""
+    """Return the communication type of context parallelism."""
     kinds: list[dict[str, Any]] = [{}]
     if cp > 1:
         kinds.append({"cp_kind": "all-gather"})
@@ -269,7 +269,7 @@ def _recompute(d: _Draw, *, mixed: bool) -> _Recompute:
 
 
 def _recipes(gpu: str, recompute: _Recompute) -> tuple[str, ...]:
-    """Return the recipes of 8 bits that a device has and what is computed again allows."""
+    """Return the fp8 recipes that a device supports and the recomputation allows."""
     found = ["tensorwise", "blockwise"]
     if not recompute.modules & {"moe_act", "layernorm"}:
         found.append("delayed")
@@ -292,29 +292,29 @@ def _states(d: _Draw, *, pp: int, ranks: int) -> _States:
 
 
 def _with_states(d: _Draw, kept: _States, precision: Precision) -> tuple[Optimizer, bool]:
-    """Return an optimizer whose states are small, or on the host, where they are sharded.
+    """Return an optimizer with small states, or with states on the host if they are sharded.
 
-    The second is whether copies run beside updates of the host.
+    The second value is True if copies overlap with updates of the host.
     """
     if kept.zero != 1:
         return kept.optimizer, False
     moments, offload = d.one(8, 6, 4, 3), d.one(0.0, 0.0, 0.5, 1.0)
     aware = moments != 8 or d.yes()
-    # what a bf16 weight has of its fp32 one is not kept twice on the device
+    # the fp32 weight is not stored in addition to the bf16 one on the device
     twice = precision.kind != "bf16" or precision.fp8_weights or offload > 0
     optimizer = replace(
         kept.optimizer,
         moments_bytes=moments,
         master_bytes=2 if aware and not twice else 4,
         offload=offload,
-        # the host's optimizer is of the precision-aware one alone, which takes fp32 weights along
+        # only the precision-aware optimizer runs on the host, and it includes fp32 weights
         offload_master=offload > 0,
     )
     return optimizer, offload > 0 and d.yes()
 
 
 def _host_states(d: _Draw, keeper: str, zero: int) -> Optimizer:
-    """Return the states of a run of torch: on the device, or some of them on the host."""
+    """Return the optimizer of a torch run: states on the device, or some of them on the host."""
     kind = d.one("adam", "adam8bit")
     adam: Any = "deepspeed" if keeper == "deepspeed" else "torch"
     if not zero or d.yes():
@@ -359,7 +359,7 @@ def _experts(
 
 
 def _chunks(d: _Draw, layers: int, pp: int, vpp: int, mtp: int) -> tuple[tuple[Chunk, ...], ...]:
-    """Return even chunks where there are some, with ends that count or not, or any others."""
+    """Return even chunks if possible, with ends that count or not, or any others."""
     if pp > 1 and d.yes():
         ends = (d.one(0, 1), d.one(0, 1))
         try:
@@ -370,14 +370,14 @@ def _chunks(d: _Draw, layers: int, pp: int, vpp: int, mtp: int) -> tuple[tuple[C
 
 
 def _sizes(d: _Draw, layers: int, parts: int) -> list[int]:
-    """Return layers of so many parts; a part may have none."""
+    """Return the number of layers of each part; a part may have none."""
     cuts = sorted(d.draw(st.lists(st.integers(0, layers), min_size=parts - 1, max_size=parts - 1)))
     return [until - start for start, until in pairwise((0, *cuts, layers))]
 
 
 @st.composite
 def titan_runs(draw: st.DrawFn) -> Run:
-    """Return a run that torchtitan 0.2 takes: one of its flavours, split and trained."""
+    """Return a run that torchtitan 0.2 accepts: one of its flavours, split and trained."""
     d = _Draw(draw)
     one, yes = d.one, d.yes
     # 0.2 has no Llama 2
@@ -404,7 +404,7 @@ def titan_runs(draw: st.DrawFn) -> Run:
         own = cp if etp == tp else cp * tp
         ep = own * one(*(n for n in (1, 2, 4) if shard % n == 0))
         etp = etp if ep > 1 else tp
-    # V-shaped ones want one for each part of the model
+    # V-shaped schedules need one for each part of the model
     micro, number = one(1, 2), pp * one(2, 4)
     zero = (3 if pp == 1 or yes() else 2) if sharded else 0
     if sharded and pp == 1 and yes():
@@ -481,9 +481,9 @@ def torch_runs(draw: st.DrawFn, *, keeper: Literal["deepspeed", "accelerate"]) -
     cp = one(1, 1, 2) if keeper == "accelerate" else 1
     zero = one(0, 1, 2, 3) if keeper == "deepspeed" else one(0, 2, 3) if cp == 1 else one(2, 3)
     if keeper == "deepspeed" and tp > 1:
-        # its tensor groups have no sharded weights beside them
+        # its tensor groups support no sharded weights
         zero = min(zero, 2)
-    # copies of tensor groups are of parts alone
+    # replicas of tensor groups contain only parts
     shard = one(1, 2, 4) if zero or tp == 1 else 1
     split = shard > 1 or tp * cp == 1
     replicas = one(1, 2) if keeper == "accelerate" and zero and split else 1
@@ -496,7 +496,7 @@ def torch_runs(draw: st.DrawFn, *, keeper: Literal["deepspeed", "accelerate"]) -
     buckets = Buckets(
         reduce=one(500_000_000, 1 << 20),
         allgather=one(500_000_000, 1 << 20),
-        # of buckets that are no copies there is no second one
+        # without contiguous buckets there is no second one to overlap
         overlap=one(None, *((True,) if contiguous else ())),
         sub_group=one(10**9, 10**8),
         contiguous=contiguous,

@@ -1,4 +1,4 @@
-"""Makes runs of few words for tests: a decoder, and how it is split and trained."""
+"""Concise constructors of runs for tests: a decoder, and how it is split and trained."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def decoder(
     rotary_share: float = 1.0,
     **more: Any,
 ) -> Model:
-    """Return a decoder of equal layers, but for mixtures and windows; defaults are those of GPT.
+    """Return a decoder of equal layers, except for mixtures and windows; defaults are those of GPT.
 
-    width : of the MLP. mixtures : for every layer whether it is one; None: all, where there are
-    experts. more : fields of `Model`, such as `vocab`, `tied` or `mtp`.
+    width : MLP width. mixtures : True for every layer that is one; None: all layers if there are
+        experts. more : fields of `Model`, such as `vocab`, `tied` or `mtp`.
     """
     size = head_width or hidden // heads
     if latent is not None:
@@ -102,7 +102,7 @@ def decoder(
 def attention_of(
     *, heads: int, kv_heads: int, width: int, value_width: int | None = None, **more: Any
 ) -> Attention:
-    """Return attention whose values are as wide as its keys unless said; more : other fields."""
+    """Return attention whose values default to the width of its keys; more : other fields."""
     return Attention(
         heads=heads,
         kv_heads=kv_heads,
@@ -113,7 +113,7 @@ def attention_of(
 
 
 def llama(**more: Any) -> Model:
-    """Return a decoder as those of Llama: what is not said is theirs, sizes but for `decoder`'s."""
+    """Return a decoder with the defaults of Llama, and sizes as those of `decoder`."""
     usual = {"gated": True, "biases": False, "tied": False, "norm": "rms", "positions": "rotary"}
     return decoder(**{**usual, "dropout": 0.0, "attention_dropout": 0.0, **more})
 
@@ -141,10 +141,11 @@ def run_of(
 ) -> Run:
     """Return a legal run of a model whose layers are split alike.
 
-    gpus : default: those of one data rank. stages : default: even ones of `pp` and `vpp`.
-    global_batch : default: one micro-batch. recompute, unit : of all layers; block : full, of the
-    first so many of a chunk; every : full, of every so-manieth. wide_ends : layers at both ends in
-    16 bits. more : fields of `Split`, `Strategy` and `Run`, and records of `Runtime` by name.
+    gpus : default: those of one data-parallel rank. stages : default: even ones of `pp` and `vpp`.
+        global_batch : default: one micro-batch. recompute, unit : for all layers; block : full, for
+        the first `block` layers of a chunk; every : full, for one layer in `every`. wide_ends :
+        layers at both ends in 16 bits. more : fields of `Split`, `Strategy` and `Run`, and records
+        of `Runtime` by name.
     """
     strategies = {name: more.pop(name) for name in _STRATEGY if name in more}
     runs = {name: more.pop(name) for name in _RUN if name in more}
@@ -186,9 +187,10 @@ def run_of(
 
 
 def torch_run(model: Model, keeper: str = "torchtitan", **more: Any) -> Run:
-    """Return a legal run of layers of torch, with ZeRO-3 and one micro-batch a reduction.
+    """Return a legal run of torch layers, with ZeRO-3 and one micro-batch a reduction.
 
-    keeper : of the states. more : fields of `Kernels` and `States`, and what `run_of` takes.
+    keeper : library that shards the states. more : fields of `Kernels` and `States`, and arguments
+        of `run_of`.
     """
     kernels, states = (
         {name: more.pop(name) for name in record.__struct_fields__ if name in more}
@@ -205,9 +207,9 @@ def torch_run(model: Model, keeper: str = "torchtitan", **more: Any) -> Run:
 
 
 def told(run: Run, **records: Any) -> Run:
-    """Return a run whose engine is told otherwise.
+    """Return a run with other settings of its engine.
 
-    records : fields of `Runtime`; of a record in it a dictionary of what changes is enough.
+    records : fields of `Runtime`; a dictionary of changes is enough for a record in it.
     """
     own = {
         name: replace(getattr(run.runtime, name), **one) if isinstance(one, dict) else one

@@ -78,7 +78,7 @@ def job_with(job: Job, **changes: Any) -> Job:
 
 
 def dense_case(seed: int) -> tuple[Site, Machine, Job]:
-    """Return a dense job on a machine; every field of both is used by some seeds."""
+    """Return a dense job on a machine; the seeds together use every field of both."""
     draw = random.Random(seed)
     name, stack = draw.choice(CARDS), draw.choice(STACKS)
     card = card_named(name)
@@ -102,7 +102,7 @@ def dense_case(seed: int) -> tuple[Site, Machine, Job]:
 
 
 def _cluster(card: str, figures: Mapping[str, float]) -> Cluster:
-    """Return a cluster of a card's devices with these figures, as its document would say them."""
+    """Return a cluster of a card's devices with these figures, as read from its document."""
     entries = {
         key: {"value": value, "quality": "measured", "source": "drawn"}
         for key, value in figures.items()
@@ -122,7 +122,7 @@ def _dense_job(draw: random.Random, machine: Machine) -> Job:
     preferred = next(name for name in (*machine.stack.attention, *known) if name in known)
     unfused = "unfused" in (kernel, *machine.stack.attention[:1]) or precision == "fp32"
     if cp > 1 and unfused and kernel not in known:
-        kernel = preferred  # attention that writes its scores has no rings
+        kernel = preferred  # attention that writes its scores supports no rings
     blocks = tuple(_block(draw, tp) for _ in range(draw.choice((1, 1, 2))))
     layers = sum(block.number for block in blocks)
     vpp = draw.choice([v for v in (1, 1, 2, 5) if v == 1 or (pp > 1 and pp * v <= layers + 2)])
@@ -171,18 +171,20 @@ def _dense_job(draw: random.Random, machine: Machine) -> Job:
         job,
         blocks=_with_offload(draw, job.blocks),
         state_bytes=draw.choice((12.0, 12.0, 6.0)),
-        # of a number of ranks that each of them may divide
+        # a number of replicas that may divide the ranks
         replicas=draw.choice((1, 1, job.dp)) if job.cp > 1 and job.zero else 1,
         optimizer_offload=draw.choice((0.0, 0.0, 0.3, 1.0)),
         offloaded_master=draw.random() < 0.5,
         overlap_offload=draw.random() < 0.5,
-        # trainers keep those on the host that they shard
+        # engines offload only what they shard
         offloaded_weights=job.zero == 3 and draw.random() < 0.5,
     )
 
 
 def _context(draw: random.Random, cp: int) -> dict[str, Any]:
-    """Return how context ranks exchange: rings, heads, both, or all keys and values."""
+    """Return the communication type of context parallelism: rings, heads, both, or all keys and
+    values.
+    """
     if cp == 1 or draw.random() < 0.4:
         return {}
     if draw.random() < 0.4:
@@ -192,7 +194,7 @@ def _context(draw: random.Random, cp: int) -> dict[str, Any]:
 
 
 def _with_offload(draw: random.Random, blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-    """Return blocks of some of which activations wait on the host, few and many bytes a layer."""
+    """Return blocks, some with activation offload of few or many bytes a layer."""
     return tuple(
         replace(block, offloaded_bytes=draw.choice((0.0, 0.0, 1e6, 1e8, 1e9))) for block in blocks
     )
@@ -216,7 +218,7 @@ def _block(draw: random.Random, tp: int) -> Block:
 
 
 def mixture_case(seed: int) -> tuple[Machine, Job]:
-    """Return a job with experts, and of some seeds latent attention, windows and mixers."""
+    """Return a job with experts; some seeds add latent attention, windows and mixers."""
     draw = random.Random(seed)
     _, machine, job = dense_case(draw.randrange(10**6))
     ranks = job.tp * job.cp * job.dp
@@ -257,7 +259,7 @@ def mixture_case(seed: int) -> tuple[Machine, Job]:
 
 
 def any_case(seed: int) -> tuple[Machine, Job]:
-    """Return a dense job of an even seed, and one with experts of an odd one."""
+    """Return a dense job for an even seed, and one with experts for an odd one."""
     if seed % 2:
         return mixture_case(seed)
     _, machine, job = dense_case(seed)

@@ -3,11 +3,11 @@
     process = command("profile-model", "--model", "tiny.json", cwd=folder)
     out, err = process.communicate(60)
 
-They are processes like any others, with a number to send signals to, an environment, a working
-directory, streams and an exit code. Nothing is left in them by an earlier test, since nobody uses
-the process that they are copies of. What they do not show is that a command starts by itself: each
-has a test with a new interpreter, too. Settings that are read while torch is imported come too
-late: those tests start an interpreter as well.
+They are ordinary processes, with a number to send signals to, an environment, a working directory,
+streams and an exit code. Earlier tests leave no trace in them, because no test uses the process
+that they are copies of. They do not prove that a command starts by itself: each command also has a
+test with a new interpreter. Settings that are read while torch is imported come too late: such
+tests start an interpreter as well.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @cache
 def context() -> ForkServerContext:
-    """Return the maker of warm processes; the one that they are copies of ends with the session."""
+    """Return the context of warm processes; the process that they copy ends with the session."""
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(["tests.preloaded"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)  # the first folder that it looks for modules in
-        # a copy has one thread of its own, and none that libraries have started before
+        patch.chdir(ROOT)  # the first folder of its module search path
+        # a copy has one thread, and none that libraries started before
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("OPENBLAS_NUM_THREADS", "1")
         forkserver.ensure_running()
@@ -51,7 +51,7 @@ def context() -> ForkServerContext:
 
 
 def command(name: str, *arguments: object, **others: Any) -> Warm:
-    """Start a command of the project by the name that it is installed under; see `Warm`."""
+    """Start a command of the project by its installed name; see `Warm`."""
     (entry,) = importlib.metadata.entry_points(group="console_scripts", name=name)
     return Warm(_call, entry.module, entry.attr, name=name, arguments=arguments, **others)
 
@@ -64,9 +64,9 @@ def module(name: str, *arguments: object, **others: Any) -> Warm:
 def new_interpreter(
     code: str, *arguments: str, cwd: Path = ROOT, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Return how code ended in a new interpreter, in which nothing has been imported yet.
+    """Return the result of code in a new interpreter without any imports.
 
-    environment : variables beside those of this process.
+    environment : variables in addition to those of this process.
     """
     kept = {k: v for k, v in os.environ.items() if k != "AUTOPAR_DEBUG"}
     return subprocess.run(
@@ -81,18 +81,18 @@ def new_interpreter(
 
 
 def renew_environment(environment: Mapping[str, str]) -> None:
-    """Make the environment of this process a certain one: it began with that of another time."""
+    """Replace the environment of this process, which was copied at another time."""
     os.environ.clear()
     os.environ.update(environment)
 
 
 class Warm:
-    """A running process: what `subprocess.Popen` offers as far as tests use it, texts in pipes.
+    """A running process: the part of `subprocess.Popen` that tests use, with text in pipes.
 
     Leaving its context ends the process.
 
     cwd : working directory.
-    env : whole environment; that of this process without one.
+    env : whole environment; default: that of this process.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Warm:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code once there is one."""
+        """Wait for the process and return its exit code."""
         self._process.join(timeout)
         code = self.returncode
         if code is None:
@@ -157,7 +157,7 @@ class Warm:
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal, unless the process has ended."""
         if self.returncode is None:
-            # its parent, which is not this process, may have seen it end already
+            # its parent, another process, may have reaped it already
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
@@ -185,7 +185,7 @@ class Warm:
         return texts[0], texts[1]
 
     def completed(self, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
-        """Return how the process ended."""
+        """Return the result of the process."""
         with self:
             out, err = self.communicate(timeout)
             return subprocess.CompletedProcess(self.args, self.wait(), out, err)
@@ -200,12 +200,12 @@ def _begin(
     out: Connection,
     err: Connection,
 ) -> None:
-    """Make this copy the process that was asked for."""
+    """Turn this copy into the requested process."""
     os.dup2(out.fileno(), 1)
     os.dup2(err.fileno(), 2)
     out.close()
     err.close()
-    # those of the process that this is a copy of wrote elsewhere
+    # the streams of the copied process wrote elsewhere
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(  # noqa: SIM115
         2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False
@@ -217,11 +217,11 @@ def _begin(
 
 
 def _call(name: str, function: str) -> None:
-    """Do what an entry point does."""
+    """Call an entry point."""
     getattr(importlib.import_module(name), function)()
 
 
 def _run_module(name: str) -> None:
-    """Do what `python -m` does."""
+    """Run a module like `python -m`."""
     sys.path[0] = ""  # where `python -m` puts the working directory
     runpy.run_module(name, run_name="__main__", alter_sys=True)

@@ -1,7 +1,7 @@
-"""What the site has beside docs/: pages that stand elsewhere in the repository.
+"""Pages of the site from files outside docs/, and links that work on the site.
 
-mkdocs calls these functions. Links between the files of the repository stay as they are written,
-for who reads them there; on the site they lead to the page that holds the file, or to nothing.
+mkdocs calls these functions. Links in the files of the repository do not change. On the site they
+lead to the page of the file, or become plain text.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ ELSEWHERE = {
 }
 """File of the repository -> page of the site."""
 _CONTENTS = 2
-"""Headings from which on a page has a table of contents."""
+"""Number of headings from which a page has a table of contents."""
 _LINK = re.compile(r"(?<!!)\[([^\]\n]*(?:\[[^\]\n]*\][^\]\n]*)*)\]\(([^)\s]+)\)")
 
 
 def on_files(files: Any, *, config: Any) -> Any:
-    """Add the pages that stand outside of docs/."""
+    """Add the pages from files outside docs/."""
     from mkdocs.structure.files import File
 
     for name, page in ELSEWHERE.items():
@@ -34,14 +34,14 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
-    """Return a page whose links hold on the site; a short one has no table of contents."""
+    """Return a page whose links work on the site; a short page has no table of contents."""
     if len(re.findall("^## ", markdown, re.MULTILINE)) < _CONTENTS:
         page.meta.setdefault("hide", ["toc"])
     there = {page: name for name, page in ELSEWHERE.items()}
     uri = page.file.src_uri
     source = there.get(uri, f"docs/{uri}")
     if uri == ELSEWHERE["CHANGELOG.md"]:
-        # it has every word, and would be the first answer to each of them
+        # it contains every word, and would be the first result of every search
         page.meta.setdefault("search", {"exclude": True})
     return "".join(
         text if is_code else _LINK.sub(lambda found: _link(found, source, uri), _apart(text))
@@ -50,7 +50,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
 
 
 def _numbered(markdown: str) -> str:
-    """Return a page in whose numbered lists what belongs to a point is indented by four spaces."""
+    """Return a page whose continuation lines in numbered lists are indented by four spaces."""
     lines: list[str] = []
     inside = fenced = False
     for line in markdown.split("\n"):
@@ -64,9 +64,9 @@ def _numbered(markdown: str) -> str:
 
 
 def _apart(text: str) -> str:
-    """Return a text as Python-Markdown wants what GitHub reads as well.
+    """Return a text that Python-Markdown renders like GitHub.
 
-    Tables and lists stand apart; in the code of a table a bar needs no backslash.
+    Tables and lists need blank lines around them; in the code of a table a bar needs no backslash.
     """
     text = re.sub(
         r"^\|.*$",
@@ -81,7 +81,7 @@ def _apart(text: str) -> str:
 
 
 def _pieces(markdown: str) -> list[tuple[bool, str]]:
-    """Return the page in pieces, each with whether it is a block of code."""
+    """Return the page as pieces (True if a block of code, text)."""
     found, end = [], 0
     for block in re.finditer(r"^( *)(```+).*?^\1\2 *$", markdown, re.DOTALL | re.MULTILINE):
         found += [(False, markdown[end : block.start()]), (True, block[0])]
@@ -90,7 +90,7 @@ def _pieces(markdown: str) -> list[tuple[bool, str]]:
 
 
 def _link(found: re.Match[str], source: str, uri: str) -> str:
-    """Return a link as the site has it; the words alone where it leads out of the site."""
+    """Return a link in the form of the site; only its text if it leads out of the site."""
     words, target = found.groups()
     path, hash_, anchor = target.partition("#")
     if "://" in target or not path:
