@@ -119,9 +119,7 @@ def _outcome(result: SearchResult) -> dict[str, Any]:
 
 
 _REPEATED_S = 0.3
-"""Seconds below which the question is repeated in the process: the first answer imports modules
-too.
-"""
+"""Seconds below which a case is repeated, because the first answer also imports modules."""
 
 
 def _first(case: Case) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""Stage problems of the public peer: CPU seconds of our solver, the peer's and a dense 1-MB
-program.
+"""Stage problems of the public peer: CPU seconds of ours, the peer's and a dense 1-MB program.
 
 `python -m benchmarks.bench_stage_cases [--cases DIR] [--repeats N] [--json LEDGER]`; the dense
 program is `autopar_bench`, which `make bench` builds.

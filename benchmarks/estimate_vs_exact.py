@@ -27,9 +27,7 @@ DEGREES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def ratios(name: str, kernels: Kernels, *, sequence_parallel: bool = True) -> Iterator[Ratios]:
-    """Yield the ratios of all quantities that are in both the estimate and the shipped file of a
-    model.
-    """
+    """Yield the ratios of all quantities in both the estimate and the shipped file of a model."""
     spec = load_spec(name)
     estimate = estimate_model(
         spec, CARD, batches=(1,), kernels=kernels, sequence_parallel=sequence_parallel

@@ -21,9 +21,7 @@ class Case:
     kind: str = "first"
     """A key of `KINDS`."""
     target: float | None = None
-    """CPU seconds; `limit` and `interrupt`: wall seconds beyond the limit; `dictionaries`: seconds
-    each.
-    """
+    """CPU seconds; `limit`, `interrupt`: wall seconds beyond it; `dictionaries`: seconds each."""
     model: str = "llama3-405b"
     cluster: tuple[int, int] = (128, 8)
     layers: int | None = None

@@ -356,9 +356,7 @@ def _document(entries: Sequence[Priced | Refused], accuracy: Accuracy) -> dict[s
 def read_runs(
     runs: Path | None = None, settings: Path | None = None
 ) -> tuple[list[tuple[int, Mapping[str, str]]], dict[int, Any]]:
-    """Return the rows of a table by line number, and settings of recipes; default: the shipped
-    ones.
-    """
+    """Return the rows of a table by line number, and recipes' settings; default: the shipped."""
     if runs is not None:
         empty = dict.fromkeys(next(iter(read_csv(DATA, TABLES[0]))), "")
         # line 1 names the columns

@@ -43,9 +43,7 @@ EDGES = (0.0, 0.001, 0.01, 0.1, 0.3, 0.7, 0.9, 0.99, 0.999, 1.0)
 """Edges of the bins of probability."""
 _REACH = 0.06
 _STEPS = 121
-"""Number of fictitious capacities per predicted peak, evenly spaced from `_REACH` below to above
-it.
-"""
+"""Number of fictitious capacities per peak, evenly spaced within `_REACH` of it."""
 
 
 class Ratio(NamedTuple):
@@ -77,9 +75,7 @@ def _farthest(ratios: Sequence[float]) -> float:
 
 
 def by_configuration(ratios: Iterable[Ratio]) -> dict[str, list[float]]:
-    """Return one ratio per configuration by kind, because its rows repeat each other; also
-    `pooled`.
-    """
+    """Return one ratio per configuration by kind, as its rows repeat each other; also `pooled`."""
     grouped: dict[tuple[str, str], list[float]] = defaultdict(list)
     for each in ratios:
         grouped[each.kind, each.config].append(each.ratio)

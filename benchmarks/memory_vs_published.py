@@ -1,5 +1,4 @@
-"""Exact memory of llama2-7b and gpt-6.7b against the published measurement, difference by
-difference.
+"""Exact memory of llama2-7b and gpt-6.7b against published memory, difference by difference.
 
 `python -m benchmarks.memory_vs_published [--cases DIR] [--json LEDGER]`
 

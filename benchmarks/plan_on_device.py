@@ -129,8 +129,7 @@ def cells(arguments: argparse.Namespace) -> list[Cell]:
 
 
 def commands(arguments: argparse.Namespace, device: Device, cell: Cell) -> Iterator[Command]:
-    """Yield the commands of a cell: device, model, prediction, run, dry run; the first two are
-    shared.
+    """Yield a cell's commands: device, model, prediction, run, dry run; the first two are shared.
 
     Raises OptionError if an option is out of its range.
     """

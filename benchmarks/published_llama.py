@@ -93,9 +93,7 @@ def _rotary_bytes() -> int:
 
 
 def _kept_around(published: Published, degree: int) -> Row:
-    """Return the saved activations of embedding, head and loss on a rank, one sample per group
-    rank.
-    """
+    """Return the saved bytes of embedding, head and loss on a rank, one sample per group rank."""
     run = Run(pp=1, tp=degree, vtp=degree)
     spec = _llama()
     ours = vocab_memory(spec, "only", degree=degree, batch=degree)

@@ -297,9 +297,7 @@ _REASONS = (
     ("Colossal-AI", "sizes of the model, recomputation and micro-batch are not printed"),
     ("torchtitan", "another trainer than Megatron-LM"),
 )
-"""Sources by the start of their name, with the reason why their rows are not compared; None: they
-are.
-"""
+"""Sources by the start of their name, with the reason for no comparison; None: compared."""
 
 
 def not_compared() -> Counter[tuple[str, str]]:

@@ -28,9 +28,7 @@ from profiler.plan.units import gradient_of
 
 _WHOLE = Layout(cube=Cube(factors=(1,)), kind="tp", tensor_axes=(), zero="ddp")
 _NOISE = 1e-4
-"""Share of the largest gradient below which gradients are rounding, which AdamW turns into large
-steps.
-"""
+"""Share of the largest gradient below which all is rounding, which AdamW steps amplify."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -182,9 +182,7 @@ def _dense_job(draw: random.Random, machine: Machine) -> Job:
 
 
 def _context(draw: random.Random, cp: int) -> dict[str, Any]:
-    """Return the communication type of context parallelism: rings, heads, both, or all keys and
-    values.
-    """
+    """Return the type of context parallelism: rings, heads, both, or all keys and values."""
     if cp == 1 or draw.random() < 0.4:
         return {}
     if draw.random() < 0.4:

@@ -1,6 +1,6 @@
-"""Slow, simple answers that the planner is compared with: exhaustive search and integer programs.
+"""Slow, simple solutions that the planner is compared with: exhaustive search and integer programs.
 
-No answer here uses the planner or its cost code; all are written from the problem statement at the
-top of `search/planning/cost/tables.py`. `dump` alone calls the planner, to store answers that these
+None of them uses the planner or its cost code; all are written from the problem statement at the
+top of `search/planning/cost/tables.py`. Only `dump` calls the planner, to store answers that these
 confirm.
 """

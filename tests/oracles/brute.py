@@ -1,7 +1,7 @@
-"""Every plan of a small instance, priced; the optimum is then a matter of looking it up.
+"""Every plan of a small instance, priced, so that the optimum can be looked up.
 
-`drop` leaves out single terms of the step time or of the memory, which shows what a planner
-without that term would answer.
+`drop` removes single terms of the step time or of the memory. This shows the answer of a planner
+without that term.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class BruteSolution:
 
     @property
     def plan(self) -> tuple[int, tuple[int, ...], tuple[int, ...], int]:
-        """Return what identifies the plan."""
+        """Return the key of the plan: candidate, stage sizes, strategies, vocabulary strategy."""
         return self.candidate, self.stage_sizes, self.strategy_index, self.vocab_index
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StageInstance:
-    """A problem of `solve_stage`; arrays as it takes them."""
+    """A problem of `solve_stage`, with arrays in its format."""
 
     seed: int
     time_s: NDArray[np.float64]

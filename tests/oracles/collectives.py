@@ -1,7 +1,7 @@
-"""A plain second writing of the collective formulas: one size, one loop, no arrays.
+"""An independent implementation of the collective formulas: one size, one loop, no arrays.
 
 Without it, `autopar.rates.collectives` would be compared with itself. It is written from the
-formulas as docs/estimates.md states them and shares no line with the product.
+formulas in docs/estimates.md and shares no line with the product.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Random planning problems of real depth: 20 to 400 layers, up to 64 stages, types in any pattern.
 
-Too large for exhaustive search. What is known of them: answers of another core (compare_cores in
-benchmarks), and that an equal problem in other words has the same optimum. `small` ones are of a
-size that an integer program solves.
+They are too large for exhaustive search. They are tested with answers of another core
+(compare_cores in benchmarks), and with equivalent problems, which must have the same optimum. An
+integer program solves the `small` ones.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ PATTERNS = ("one", "runs", "alternating", "periodic", "shuffled", "ends", "spars
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DeepInstance:
-    """A planning problem, its restrictions, and what is special about it."""
+    """A planning problem with its restrictions and its special features."""
 
     seed: int
     tables: PlanTables
     budget_bytes: int
     options: dict[str, Any]
-    """What `solve_tables` takes besides."""
+    """Further options of `solve_tables`."""
     labels: tuple[str, ...]
 
     @property
@@ -62,7 +62,7 @@ def deep_instance(seed: int, *, small: bool = False) -> DeepInstance:
         labels = [label for label in labels if label != "inexact"] + ["grains"]
     shape = _draw_shape(rng, labels[0] == "gpipe", small)
     pattern = str(rng.choice(PATTERNS)) if shape.types > 1 else "one"
-    if shape.types > 1 and pattern == "one":  # the order of draws stays what seeds are known by
+    if shape.types > 1 and pattern == "one":  # seeds fix the order of draws
         pattern = "shuffled"
     tables = random_tables(rng, shape, set(labels))
     tables = replace(tables, layer_type=_pattern(rng, pattern, shape))
@@ -86,13 +86,13 @@ def deep_instance(seed: int, *, small: bool = False) -> DeepInstance:
 
 
 def _draw_shape(rng: Rng, gpipe: bool, small: bool) -> Shape:
-    # a third is shallow, so that most of them are solved in a moment
+    # a third is shallow, so that most of these are solved in a moment
     shallow = rng.random() < 0.35
     layers = int(20 * (3 if shallow else 20) ** rng.random())
     layers = int(rng.integers(8, 15)) if small else layers
     most = 3 if small else 8 if shallow else min(64, layers)
     stages = [int(most ** rng.random()) for _ in range(int(rng.integers(1, 3 if small else 5)))]
-    if rng.random() < 0.5:  # powers of two, as real worlds have them
+    if rng.random() < 0.5:  # powers of two, as in real clusters
         stages = [2 ** (p.bit_length() - 1) for p in stages]
     candidates = set()
     for n, p in enumerate(stages):
@@ -122,7 +122,7 @@ def _pattern(rng: Rng, pattern: str, shape: Shape) -> NDArray[np.int32]:
         found = np.searchsorted(cuts, at, side="right")
     elif pattern == "alternating":
         found = at % types
-    elif pattern == "periodic":  # such as one layer of another kind in every so many
+    elif pattern == "periodic":  # for example, one layer of another kind in every period
         period = int(rng.integers(types, max(types + 1, min(layers, 3 * types + 6))))
         found = np.maximum(0, at % period - (period - types))
     elif pattern == "ends":  # the first layers differ, and the last
@@ -139,7 +139,7 @@ def _pattern(rng: Rng, pattern: str, shape: Shape) -> NDArray[np.int32]:
 
 
 def _smoothed(rng: Rng, tables: PlanTables) -> PlanTables:
-    """Make the types nearly alike, as layers of one model are, and stages of equal tables too."""
+    """Make the types nearly alike, like layers of one model, and stages of equal tables too."""
     changed: dict[str, Any] = {}
     spread = float(rng.choice([0.0, 1e-3, 0.05]))
     for name in ("forward_s", "backward_s", "tail_s", "static_bytes", "activation_bytes"):
@@ -176,11 +176,11 @@ def _draw_options(rng: Rng, shape: Shape) -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Budgets: between what the smallest strategies need and what the fastest do.
+# Budgets: between the needs of the smallest and of the fastest strategies.
 
 
 def _draw_budget(rng: Rng, tables: PlanTables) -> tuple[str, int]:
-    """Return a word for how tight it is, and the bytes."""
+    """Return a word for the tightness of the budget, and its bytes."""
     least = _needed(tables, lambda kept, work: kept)
     fastest = max(least, _needed(tables, lambda kept, work: work))
     draw = rng.random()
@@ -199,12 +199,11 @@ def _needed(
     tables: PlanTables,
     weight: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]],
 ) -> int:
-    """Return bytes that suffice for strategies of least weight, 0 where none is valid.
+    """Return a budget that suffices for the strategies of least weight, 0 if none is valid.
 
-    weight : of bytes kept and seconds of a micro-batch, (K, S).
-
-    Stages are filled one after the other, so the division is the best for these strategies, but
-    for transients, of which every stage is charged the largest.
+    weight : of kept bytes and seconds of a micro-batch, (K, S).
+    Stages are filled one after the other, so the division is the best for these strategies except
+    for transients: every stage is charged the largest.
     """
     found = []
     for n, m in zip(tables.candidate_table, tables.candidate_microbatches, strict=True):
@@ -233,7 +232,7 @@ def _needed(
 def _vocab_bytes(
     tables: PlanTables, n: int, e: int, j: int, p: int, held: int, many: int
 ) -> tuple[int, int]:
-    """Return what stage j keeps besides its layers, and the vocabulary's transients."""
+    """Return the bytes that stage j keeps besides its layers, and the vocabulary's transients."""
     kind = 0 if p == 1 else 1 if j == 0 else 3 if j == p - 1 else 2
     kept, above = int(tables.stage_fixed_bytes[n, kind]), 0
     if kind != 2:
@@ -246,7 +245,7 @@ def _vocab_bytes(
 
 
 def _smallest(before: list[NDArray[np.int64]], own: list[tuple[int, int]], extra: int) -> int:
-    """Return the smallest budget in which stages, filled to the brim in turn, hold all layers."""
+    """Return the smallest budget in which stages, filled one after the other, hold all layers."""
     layers, stages = before[0].size - 1, len(before)
     low, high = 0, max(int(b[-1]) for b in before) + sum(map(sum, own)) + extra
     while low < high:
@@ -254,7 +253,7 @@ def _smallest(before: list[NDArray[np.int64]], own: list[tuple[int, int]], extra
         at = 0
         for j, (kept, above) in enumerate(own):
             room = middle - kept - above - extra + int(before[j][at])
-            # every stage behind this one has a layer too
+            # every later stage needs a layer, too
             end = min(
                 int(np.searchsorted(before[j], room, side="right")) - 1, layers - stages + j + 1
             )
@@ -269,11 +268,11 @@ def _smallest(before: list[NDArray[np.int64]], own: list[tuple[int, int]], extra
 
 
 # --------------------------------------------------------------------------------------------------
-# The same problem in other words.
+# Equivalent problems.
 
 
 def split_types(instance: DeepInstance) -> DeepInstance:
-    """Return the problem with every type as two that differ in nothing, layer by layer in turns."""
+    """Return the problem with every type split into two equal ones, alternating by layer."""
     t = instance.tables
     changed: dict[str, Any] = {"layer_type": 2 * t.layer_type + np.arange(len(t.layer_type)) % 2}
     k = t.valid.shape[1]

@@ -1,9 +1,10 @@
-"""Planning problems as text, with their answers: what crosses the binding, for tests in C++.
+"""Planning problems as text, with their answers, for tests of the core in C++.
 
-`python -m tests.oracles.dump` rewrites `tests/data/planner`. A file holds any number of problems:
+`python -m tests.oracles.dump` rewrites `tests/data/planner`. A file contains any number of
+problems:
 
     problem NAME
-    oracle WHO RATE         who else knows the optimum (see ORACLES), and its samples per second
+    oracle WHO RATE         independent solver (see ORACLES), and its samples per second
     gpipe 0|1
     division N...           required layers per stage; nothing when free
     budget BYTES
@@ -59,12 +60,12 @@ _SCALARS = ("gpipe", "division", "budget", "alternatives", "uniform")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """One call of the C++ planner and its answer, a dict as the binding returns it."""
+    """One call of the C++ planner and its answer, a dict in the format of the binding."""
 
     name: str
     oracle: str
     samples_per_s: float
-    """The optimum as the oracle knows it; -1 when nothing fits."""
+    """Throughput of the optimum according to the oracle; -1 if nothing fits."""
     arrays: dict[str, NDArray[Any]]
     gpipe: bool
     division: tuple[int, ...]
@@ -75,7 +76,7 @@ class Problem:
 
 
 def answer_of(problem: Problem) -> dict[str, Any]:
-    """Return the answer of today's core, as the binding returns it."""
+    """Return the answer of the current core, in the format of the binding."""
     found: dict[str, Any] = core.search_plan(
         problem.arrays,
         problem.gpipe,
@@ -89,7 +90,7 @@ def answer_of(problem: Problem) -> dict[str, Any]:
 
 
 def _captured(name: str, call: Callable[[], object]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what the only call of the core inside `call` was given, and what it answered."""
+    """Return arguments and answer of the only core call inside `call`."""
     calls: list[tuple[dict[str, Any], dict[str, Any]]] = []
     original = core.search_plan
 
@@ -239,7 +240,7 @@ def real_problem(name: str) -> Problem:
     model, hardware, options = REAL[name]
     values: dict[str, Any] = {"sp_space": "tp+sp", "default_dp_type": "zero2", "top": 0, **options}
     inputs = InputSpec(model=model, hardware=hardware)
-    # a memory constraint that is not said to be given follows the card
+    # without an explicit memory constraint, it is that of the card
     given = {"memory-constraint"} if "memory_constraint_bytes" in options else set()
     planner = open_session(inputs, SearchOptions(**values), given).planner
     handed: list[PlanTables] = []
@@ -263,7 +264,7 @@ def real_problem(name: str) -> Problem:
 
 
 def _real(value: float) -> str:
-    """Return a real number as exact text without idle zeros."""
+    """Return a real number as exact text without trailing zeros."""
     if value == 0 or not np.isfinite(value):
         return str(value) if value else "0"
     mantissa, exponent = float(value).hex().split("p")
@@ -335,7 +336,7 @@ def _array(words: list[str]) -> NDArray[Any]:
 
 
 def read_problems(path: Path) -> Iterator[Problem]:
-    """Yield the problems of a file; raises ValueError for a line that is not of the format."""
+    """Yield the problems of a file; raises ValueError for an invalid line."""
     fields: dict[str, Any] = {}
     answer: dict[str, Any] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -371,7 +372,7 @@ def read_problems(path: Path) -> Iterator[Problem]:
 
 
 def problem_texts() -> dict[str, Callable[[], Iterable[Problem]]]:
-    """Return file name -> what makes its problems."""
+    """Return file name -> function that makes its problems."""
     return {
         "small.dump": lambda: map(small_problem, range(36)),
         "wild.dump": lambda: map(wild_problem, range(40)),
@@ -381,7 +382,7 @@ def problem_texts() -> dict[str, Callable[[], Iterable[Problem]]]:
 
 
 def main() -> int:
-    """Write the files; a problem whose oracle disagrees stops it."""
+    """Write the files; stops if an oracle disagrees."""
     head = "# Written by `python -m tests.oracles.dump`, which documents the format.\n"
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, problems in problem_texts().items():

@@ -1,10 +1,10 @@
-"""Galvatron's formulas, written independently, and a plan's T with single terms switched to them.
+"""Galvatron's formulas, implemented independently, and a plan's T with single terms replaced.
 
-Source: galvatron.md section 3.2 (`Peer`: its newest release, to 1e-6 of its figures; `PeerV24`:
-its v2.4.0, to 1e-3). `step_s` is its whole figure; `PlanCosts` holds a plan's cost term by term,
-`switched` replaces terms by Galvatron's, and `attribution` walks from our T to its figure one term
-at a time. Plans whose micro-batch is no whole number of samples per rank, which Galvatron floors,
-start with the term `samples`: our T of the samples that it counts.
+Source: galvatron.md section 3.2 (`Peer`: its newest release, to 1e-6 of its figures; `PeerV24`: its
+v2.4.0, to 1e-3). `step_s` is its whole figure. `PlanCosts` contains a plan's cost term by term,
+`switched` replaces terms by Galvatron's, and `attribution` changes our T into its figure one term
+at a time. Galvatron floors micro-batches to whole samples per rank. Plans with other ones start
+with the term `samples`: our T for the floored samples.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ TERMS = (
     "tail",
     "pipeline",
 )
-"""What can be switched; `tail` is gradient reduction and optimizer, `pipeline` the formula of T."""
+"""Terms to switch; `tail` is gradient reduction and optimizer, `pipeline` the formula of T."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCosts:
-    """Seconds of a plan by term: per layer, or per stage where a stage is the natural place."""
+    """Seconds of a plan by term, per layer or per stage."""
 
     num_microbatches: int
     stage_of_layer: tuple[int, ...]
     forward: dict[str, list[float]]
-    """Per layer: compute, tp, ulysses, zero3."""
+    """Seconds per layer: compute, tp, ulysses, zero3."""
     backward: dict[str, list[float]]
     vocab: list[tuple[float, float]]
-    """Per stage: forward and backward of embedding and head."""
+    """Seconds of embedding and head per stage: forward and backward."""
     redistribution: list[tuple[float, float]]
     transfers: list[float]
-    """Per stage: time that a micro-batch's transfers add to it."""
+    """Seconds per stage that a micro-batch's transfers add."""
     tail: list[float]
-    """Per stage, once a step (ours), or with its sync minus without (Galvatron's)."""
+    """Seconds per stage, once a step (ours), or with its sync minus without (Galvatron's)."""
     peer_pipeline: bool = False
 
     def step_time_s(self) -> float:
@@ -81,10 +81,10 @@ class PlanCosts:
 
 
 class Peer:
-    """Galvatron's numbers for one model on one cluster, in ms and MB (2^20 bytes), bf16."""
+    """Galvatron's figures for one model on one cluster, in ms and MB (2^20 bytes), bf16."""
 
     vocab_zero3 = (0.5, 0.5)
-    """Shares of the embedding's message, forward and backward; the no-sync list is what counts."""
+    """Shares of the embedding's message, forward and backward; only the no-sync list counts."""
 
     def __init__(self, spec: ModelSpec, model: ModelProfile, hardware: HardwareProfile) -> None:
         self.spec, self.model, self.hardware = spec, model, hardware
@@ -107,7 +107,7 @@ class Peer:
         return MIB / MS / self.hardware.allreduce_bytes_per_s[size, consecutive]
 
     def collective_ms(self, operation: str, megabytes: float, size: int) -> float:
-        """Return the table's entry for this very size, else the unweighted line through all."""
+        """Return the table's entry for this size, else the unweighted line through all entries."""
         # the peer prices all-gathers by the all-reduces of sp_time, which are not its bandwidths'
         timed = {("allreduce", group): c for group, c in self.hardware.sequence_curves.items()}
         curve = {**self.hardware.curves, **timed}[operation, size]
@@ -205,7 +205,7 @@ class PeerV24(Peer):
         self.tensor_space = tensor_space
 
     def layer(self, plan: Plan, s: LayerStrategy) -> dict[str, float]:
-        """As `Peer.layer`; batches are not floored."""
+        """Return `Peer.layer` without floored batches."""
         parts = super().layer(plan, s)
         ranks = plan.world_size // plan.num_stages
         d = ranks // s.tp
@@ -332,7 +332,7 @@ def switched(costs: PlanCosts, peer: Peer, plan: Plan, terms: Collection[str]) -
 
 
 def step_s(peer: Peer, plan: Plan) -> float:
-    """Return Galvatron's own figure for a plan, in seconds; nothing of ours is in it."""
+    """Return Galvatron's own figure for a plan, in seconds, without any term of ours."""
     empty = PlanCosts(
         num_microbatches=plan.num_microbatches,
         stage_of_layer=plan.stage_of_layer(),

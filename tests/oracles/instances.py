@@ -41,14 +41,14 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Instance:
-    """A planning problem and what is special about it."""
+    """A planning problem with its special features."""
 
     seed: int
     tables: PlanTables
     budget_bytes: int
     labels: frozenset[str]
     space: PlanSpace | None = None
-    """All plans priced; None where there are too many."""
+    """All plans with prices; None if there are too many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ def small_instance(seed: int, *, grains: bool = False) -> Instance:
     labels = _labels(rng, seed)
     if grains:
         labels = labels - {"inexact"} | {"grains"}
-    least = 1 if seed % 6 == 5 else 1_000  # small ones find what large ones hide
+    least = 1 if seed % 6 == 5 else 1_000  # small problems find errors that large ones hide
     shape = _draw_shape(rng, labels, seed)
     while not least <= shape.num_plans <= MAX_PLANS:
         shape = _draw_shape(rng, labels, seed)
@@ -130,7 +130,7 @@ def large_instance(seed: int) -> Instance:
         candidates=tuple(candidates),
     )
     tables = random_tables(rng, shape, labels)
-    # Memory of random plans tells where a budget binds: the peak of a typical plan is above it.
+    # Memory of random plans shows where a budget binds: the peak of a typical plan is above it.
     peaks = []
     for _ in range(400):
         q = int(rng.integers(len(candidates)))
@@ -304,7 +304,7 @@ def random_tables(rng: Rng, shape: Shape, labels: set[str]) -> PlanTables:
 def _tempt(
     fields: dict[str, Any], valid: NDArray[np.bool_], vocab_valid: NDArray[np.bool_]
 ) -> None:
-    """Make invalid rows look free, so that whoever reads them is found out."""
+    """Make invalid rows look free, so that code which reads them is found."""
     for name, table in fields.items():
         if name.startswith("vocab_"):
             table *= vocab_valid[:, None, :]
@@ -361,7 +361,7 @@ def _budget(rng: Rng, space: PlanSpace, labels: set[str]) -> int:
 
 
 def _facts(tables: PlanTables) -> set[str]:
-    """Return what can be seen in the tables themselves."""
+    """Return the features that the tables themselves show."""
     found = set()
     if len(set(tables.layer_type.tolist())) > 1:
         found.add("several layer types")

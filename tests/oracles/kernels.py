@@ -1,7 +1,7 @@
 """GEMM and attention times written plainly: one shape at a time, read from the card's own JSON.
 
-Independent of `autopar.rates`: no arrays, no shared constants, no reader. What the constants
-mean is in docs/estimates.md.
+Independent of `autopar.rates`: no arrays, no shared constants, no reader. docs/estimates.md
+explains the constants.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _peak(card: dict[str, Any], dtype: str) -> float:
 
 
 def roofline_s(name: str, m: int, n: int, k: int, dtype: str) -> float:
-    """Return the seconds that no GEMM of the card's datasheet can beat."""
+    """Return a lower bound of GEMM seconds from the card's datasheet."""
     card = _card(name)
     result = max(WIDTHS[dtype], 2)
     moved = (m * k + n * k) * WIDTHS[dtype] + m * n * result
@@ -72,7 +72,7 @@ def gemm_time_s(
                 time += value.get("split_s", 2e-6) + 4 * m * n * (splits + 1) / (0.8 * memory)
             times.append(time)
     time = min(times)
-    # a run's clock has fallen already, and falls by less
+    # the clock of a run is reduced already, and falls by less
     fall = value.get("slowdown", 0.0) * (0.4 if sustained else 1.0)
     time *= 1 + fall * math.log(1 + time * 1000)
     width = WIDTHS[dtype]
@@ -102,7 +102,7 @@ def attention_time_s(
     value = entry["backward" if backward and "backward" in entry else "forward"]["value"]
     # a query at position i sees i keys and half of itself: (1/2 + 3/2 + ...) = seq / 2 on average
     keys = sum(i + 0.5 for i in range(seq)) / seq if causal else float(seq)
-    # two products forward; five backward, of which the scores are computed again
+    # two GEMMs forward; five backward, including recomputed scores
     flop_per_pair = (10 if backward else 4) * width
     half = value["prologue_keys"] / 2
     sms = card["device"]["num_sms"]["value"]

@@ -1,9 +1,9 @@
-"""The memory of a run, written a second time: sums over layers, a pipeline played move by move.
+"""An independent implementation of the memory of a run: sums over layers, and a stepwise pipeline.
 
 Without it `autopar.price` would be compared with itself. It is written from the formulas of
-docs/memory.md and shares nothing with the product but the record of a run. The allocator here
-keeps a plain list of holes, and the pipeline a list of what is live. Muon, Megatron-FSDP and 8-bit
-weights are not here.
+docs/memory.md and shares only the record of a run with the product. Its allocator keeps a plain
+list of holes, and its pipeline a list of live tensors. Muon, Megatron-FSDP and 8-bit weights are
+not supported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MIB = 1048576
 
 
 class _Sizes(NamedTuple):
-    """What every formula needs, by the letters of the page."""
+    """Sizes used by every formula, named by the letters of docs/memory.md."""
 
     t: int
     p: int
@@ -48,7 +48,7 @@ def _sizes(run: Run) -> _Sizes:
 
 
 def _modules(run: Run) -> frozenset[str]:
-    """Return what layers recompute that are not recomputed as a whole, MTP layers among them."""
+    """Return the modules recomputed in layers without full recomputation, MTP layers included."""
     found = [split.recompute for split in run.strategy.each_layer if split.recompute != "full"]
     return frozenset().union(*found)
 
@@ -144,7 +144,7 @@ def _chunk(run: Run, s: _Sizes, chunk: Chunk) -> list[tuple]:
 
 
 class _Blocks:
-    """Holes in a plain list; the smallest that fits is taken."""
+    """Allocator with a plain list of holes; the smallest hole that fits is taken."""
 
     def __init__(self, expandable: bool) -> None:
         self.expandable = expandable
@@ -230,7 +230,7 @@ def _buffers(run: Run, s: _Sizes, weights: list[tuple]) -> list[tuple]:
 
 
 def _states(run: Run, s: _Sizes, chunks: list[list[tuple]]) -> tuple[int, int]:
-    """Return the bytes of states after a step, and of them what fp16 has only then."""
+    """Return the bytes of states after a step, and the part that fp16 has only then."""
     precision = run.runtime.precision
     kind = precision.kind
     gradient = 4 if kind == "fp32" or (kind == "bf16" and not precision.gradients_bf16) else 2
@@ -265,7 +265,7 @@ def _states(run: Run, s: _Sizes, chunks: list[list[tuple]]) -> tuple[int, int]:
 
 
 def _kept(run: Run, s: _Sizes, stage: int, chunks: list[list[tuple]]) -> tuple[int, int]:
-    """Return workspaces and kept buffers, and of them the inputs of a pipeline."""
+    """Return the bytes of workspaces and kept buffers, and the part for pipeline inputs."""
     kernels, model, split = run.kernels, run.model, run.split
     experts = run.runtime.experts
     x = model.experts
@@ -319,7 +319,7 @@ def _kept(run: Run, s: _Sizes, stage: int, chunks: list[list[tuple]]) -> tuple[i
 
 
 def states_bytes(run: Run, stage: int) -> int:
-    """Return what a rank of a stage has allocated after a step."""
+    """Return the allocated bytes of a rank of a stage after a step."""
     s = _sizes(run)
     chunks = [_chunk(run, s, chunk) for chunk in run.strategy.stages[stage]]
     return _states(run, s, chunks)[0] + _kept(run, s, stage, chunks)[0]
@@ -378,7 +378,7 @@ def _attention(run: Run, s: _Sizes, layer: Layer, again: frozenset[str]) -> list
 
 
 def _routed(run: Run, s: _Sizes) -> int:
-    """Return the tokens of the busiest rank of experts."""
+    """Return the tokens of the busiest expert rank."""
     x, split = run.model.experts, run.split
     skew = 1.1 if x.number == split.ep else 1.025
     if run.steps is None or run.steps >= 1000:
@@ -389,7 +389,7 @@ def _routed(run: Run, s: _Sizes) -> int:
 
 
 def _behind(run: Run, s: _Sizes, layer: Layer, again: frozenset[str]) -> tuple[list[int], int]:
-    """Return what a layer saves from its second norm on, and the output of its first product."""
+    """Return the bytes a layer saves from its second norm on, and its first GEMM's output."""
     split, x, fp8 = run.split, layer.experts, run.runtime.precision.fp8
     kernels, told = run.kernels, run.runtime.experts
     thin = 1 if fp8 else s.e
@@ -413,7 +413,7 @@ def _behind(run: Run, s: _Sizes, layer: Layer, again: frozenset[str]) -> tuple[l
     elif "moe" not in again:
         routed = _routed(run, s)
         inner = routed * (x.width // split.etp)
-        # grouped products of 8 bits keep two copies
+        # grouped fp8 GEMMs keep two copies
         copies = (2 if told.grouped else 1) if fp8 else s.e
         first = gates * inner * s.e
         sizes += [routed * s.h * copies, first]
@@ -463,13 +463,13 @@ def _saved(run: Run, s: _Sizes, chunk: Chunk) -> list[int]:
 
 
 def _kept_layers(run: Run, chunk: Chunk) -> int:
-    """Return the layers of a chunk, with MTP layers, that are not recomputed as a whole."""
+    """Return the layers of a chunk without full recomputation, MTP layers included."""
     splits = [run.strategy.each_layer[number] for number in chunk.layers]
     return sum(split.recompute != "full" for split in splits) + chunk.mtp
 
 
 def _backward(run: Run, s: _Sizes, chunk: Chunk) -> int:
-    """Return what a chunk's backward adds to what is live, less what it has freed, at its most."""
+    """Return the peak of (allocated - freed) bytes in the backward of a chunk."""
     if not chunk.layers and not chunk.mtp:
         return 0
     number = -1 if chunk.mtp else chunk.layers[-1]
@@ -480,7 +480,7 @@ def _backward(run: Run, s: _Sizes, chunk: Chunk) -> int:
         again = split.recompute_unit * sum(_layer_saved(run, s, layer, modules))
     whole = s.scattered * s.h * s.e
     behind = _behind(run, s, layer, modules)[0]
-    # modules are computed again, each before its own backward
+    # modules are recomputed, each before its own backward
     all_behind, first = _behind(run, s, layer, frozenset())
     late = sum(all_behind) - sum(behind)
     core = _attention(run, s, layer, modules - {"core_attn"})
@@ -496,7 +496,7 @@ def _backward(run: Run, s: _Sizes, chunk: Chunk) -> int:
 
 
 def _dispatched(run: Run, s: _Sizes, chunk: Chunk) -> int:
-    """Return tokens between ranks of experts when the last mixture of a chunk is done."""
+    """Return the bytes of dispatched tokens after the last MoE layer of a chunk."""
     if not chunk.layers and not chunk.mtp:
         return 0
     x = run.model.each_layer[-1 if chunk.mtp else chunk.layers[-1]].experts
@@ -504,7 +504,7 @@ def _dispatched(run: Run, s: _Sizes, chunk: Chunk) -> int:
         return 0
     routed, ranks = _routed(run, s), run.split.ep * run.split.etp
     dispatcher, several = run.runtime.experts.dispatcher, x.number // run.split.ep > 1
-    # one of either, two where they are both sent and sorted; of what goes in the last one is saved
+    # copies by (sent, sorted): two if both are needed; of the input of the last GEMM one is saved
     copies = {(False, False): 2, (True, False): 3, (False, True): 3, (True, True): 4}
     shared = s.scattered * s.h * s.e if x.shared_width else 0
     everyone = s.scattered * ranks
@@ -522,7 +522,7 @@ def _head(run: Run, s: _Sizes, mtp: int) -> int:
         halves = s.tokens * s.h
         if run.split.sequence_parallel and s.t > 1:
             halves += s.scattered * s.h
-        # what was in front of it is sent no more where stages follow each other once
+        # the input is no longer sent where stages follow each other once
         halves -= s.scattered * s.h if s.p > 1 and s.v == 1 else 0
         return (numbers * (1 + mtp) + halves) * s.e
     each = 4 + (2 if s.e == 2 else 0) + 4 * mtp
@@ -532,7 +532,7 @@ def _head(run: Run, s: _Sizes, mtp: int) -> int:
 
 
 def peak_bytes(run: Run, stage: int) -> int:
-    """Return what a rank of a stage has allocated at most, by playing its moves one by one."""
+    """Return the peak allocated bytes of a rank of a stage, by playing its moves one by one."""
     s = _sizes(run)
     split, kernel = run.split, run.kernels.attention
     chunks = run.strategy.stages[stage]
@@ -555,7 +555,7 @@ def peak_bytes(run: Run, stage: int) -> int:
     saved = []
     for c in chunks:
         blocks = [(n, _come_and_go(n, expandable)) for n in _saved(run, s, c)]
-        # masks, of which a layer has two and the embedding one, land in what was copied
+        # masks, two per layer and one of the embedding, reuse the copied blocks
         masks = int(c.embeds) + 2 * _kept_layers(run, c) if mask else 0
         more = _come_and_go(mask, expandable, hole) - _come_and_go(mask, expandable)
         saved.append(sum(block for _, block in blocks) + masks * more)

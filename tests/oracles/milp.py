@@ -1,9 +1,9 @@
-"""The planning problem as an integer program for HiGHS: an answer for sizes beyond brute force.
+"""The planning problem as an integer program for HiGHS, for sizes beyond brute force.
 
-p and m are enumerated outside: one program per candidate, which minimises T. Binary x[l, s, j]
-says that layer l runs strategy s on stage j, v[e] chooses the vocabulary strategy. Redistribution
-is a flow y[l, j, a, b] of layout a into layer l's layout b on stage j, whose margins are the two
-layers' choices: with integral x it is their product, and it is charged to the receiving stage.
+p and m are enumerated outside: one program per candidate, which minimises T. Binary x[l, s, j] is 1
+if layer l runs strategy s on stage j; v[e] chooses the vocabulary strategy. Redistribution is a
+flow y[l, j, a, b] from layout a to layer l's layout b on stage j, whose margins are the choices of
+the two layers. With integral x it is their product. It is charged to the receiving stage.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INF = float("inf")
 
 @dataclass(frozen=True, kw_only=True)
 class MilpSolution:
-    """The optimum over all candidates; `step_time_s` is that of the rounded plan, recomputed."""
+    """Optimum over all candidates; `step_time_s` is recomputed from the rounded plan."""
 
     status: str
     candidate: int = -1

@@ -1,7 +1,7 @@
-"""Problems in which one term of the step time or of the memory is gone.
+"""Problems without one term of the step time or of the memory.
 
-A planner that solves the mutated problem answers as one would that lacks the term. The instance
-set is good enough when every such answer is wrong for at least one instance.
+The solution of a mutated problem is the answer of a planner that lacks the term. The instance set
+is good enough if every such answer is wrong for at least one instance.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ MANY = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Mutation:
-    """How to take one term out of a problem."""
+    """A way to remove one term from a problem."""
 
     term: str
-    """As `brute.PlanSpace` names it."""
+    """Name of the term in `brute.PlanSpace`."""
     mutate: Callable[[PlanTables, int], Problem]
     keep: Callable[[PlanTables, int], bool] = lambda tables, candidate: True
-    """Candidates for which `mutate` takes out this term and nothing else."""
+    """True for candidates for which `mutate` removes only this term."""
     needs: frozenset[str] = frozenset()
-    """Labels of the instances it is for."""
+    """Labels that an instance must have."""
     exact: bool = True
-    """The term is gone completely, as opposed to weakened."""
+    """True if the term is removed completely, False if it is weakened."""
 
 
 def restricted(instance: Instance, mutation: Mutation) -> PlanTables | None:
@@ -75,7 +75,7 @@ def restricted(instance: Instance, mutation: Mutation) -> PlanTables | None:
 
 
 def is_wrong(tables: PlanTables, budget_bytes: int, truth: BruteSolution, answer: Any) -> bool:
-    """Say whether an answer has another status, does not fit, or is slower than the optimum."""
+    """Return True if an answer has another status, does not fit, or is slower than the optimum."""
     if answer.status != truth.status:
         return True
     if truth.status == "infeasible":
@@ -92,7 +92,7 @@ def is_wrong(tables: PlanTables, budget_bytes: int, truth: BruteSolution, answer
 
 
 def zero(*names: str) -> Callable[[PlanTables, int], Problem]:
-    """Return a mutation that empties arrays."""
+    """Return a mutation that zeroes arrays."""
 
     def mutate(tables: PlanTables, budget_bytes: int) -> Problem:
         emptied: dict[str, Any] = {name: np.zeros_like(getattr(tables, name)) for name in names}
@@ -115,7 +115,7 @@ def zero_moves(rows: slice, columns: slice) -> Callable[[PlanTables, int], Probl
 
 
 def per_candidate(tables: PlanTables) -> PlanTables:
-    """Return the same problem with a table of its own for every candidate."""
+    """Return the same problem with a separate table for every candidate."""
     n = tables.candidate_table
     copies: dict[str, Any] = {}
     for name, table in asdict(tables).items():
@@ -137,7 +137,7 @@ def _times(table: Any, factors: Iterable[int], axis: int) -> Any:
 
 
 def no_bottleneck(tables: PlanTables, budget_bytes: int) -> Problem:
-    """As few micro-batches as the schedule allows, with the batch and memory of all of them."""
+    """Reduce micro-batches to the fewest possible, with the batch and memory of all of them."""
     tables = per_candidate(tables)
     m = tables.candidate_microbatches.astype(np.int64)
     gpipe = tables.pipeline_type == "gpipe"
@@ -158,7 +158,7 @@ def no_bottleneck(tables: PlanTables, budget_bytes: int) -> Problem:
 
 
 def no_sum(tables: PlanTables, budget_bytes: int) -> Problem:
-    """So many micro-batches that only the bottleneck counts; tails grow with them."""
+    """Increase micro-batches until only the bottleneck counts; tails grow with them."""
     tables = per_candidate(tables)
     m = tables.candidate_microbatches
     changed: dict[str, Any] = {
@@ -178,7 +178,7 @@ def no_sum(tables: PlanTables, budget_bytes: int) -> Problem:
 
 
 def no_in_flight(tables: PlanTables, budget_bytes: int) -> Problem:
-    """GPipe that keeps one micro-batch: everything else a multiple larger."""
+    """Keep one micro-batch with GPipe: everything else is a multiple larger."""
     tables = per_candidate(tables)
     m = np.where(tables.table_stages > 1, tables.candidate_microbatches, 1).tolist()
     scale = lcm(*m)
@@ -193,7 +193,7 @@ def _stages(tables: PlanTables, candidate: int) -> int:
     return int(tables.table_stages[tables.candidate_table[candidate]])
 
 
-OWN = frozenset({"own vocab layout"})  # the vocabulary's layout is the last one, its alone
+OWN = frozenset({"own vocab layout"})  # the vocabulary has a separate layout, the last one
 LAYERS, VOCAB = slice(None, -1), slice(-1, None)
 
 MUTATIONS = (

@@ -24,7 +24,7 @@ class Evaluation:
 
     @property
     def peak_bytes(self) -> int:
-        """Return the memory of the fullest stage."""
+        """Return the memory of the peak stage, bytes."""
         return max(self.stage_bytes)
 
 

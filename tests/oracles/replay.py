@@ -1,4 +1,4 @@
-"""The event replay of one training step in plain Python, as a yardstick for the compiled one.
+"""The event replay of one training step in plain Python, the reference of the compiled one.
 
 A stage runs its micro-batches in the order of its schedule; an activation or gradient leaves when
 its computation ends, transfers do not occupy the stages, and each direction of a link carries one
@@ -25,11 +25,11 @@ def replay(
     num_microbatches: int,
     pipeline_type: PipelineType,
 ) -> ReplayResult:
-    """Return one step of p stages and m micro-batches with its timeline, however long it is."""
+    """Return one step of p stages and m micro-batches with its timeline, of any length."""
     p, m = len(forward_s), num_microbatches
     orders = [_order(j, p, m, pipeline_type) for j in range(p)]
     arrival = [[[0.0] * m, [0.0] * m] for _ in range(p)]  # stage, direction, micro-batch
-    # micro-batches come in order, so a count says which are there; the ends wait for nobody
+    # micro-batches come in order, so a count identifies those that arrived; the ends never wait
     arrived = [[m if j == 0 else 0, m if j == p - 1 else 0] for j in range(p)]
     link_free = [[0.0, 0.0] for _ in range(p)]  # of the sender, by direction
     clock = [0.0] * p
@@ -76,7 +76,7 @@ def _order(j: int, p: int, m: int, pipeline_type: PipelineType) -> list[tuple[in
     """Return the (direction, micro-batch) sequence of stage j of p."""
     if pipeline_type == "gpipe":
         return [(kind, i) for kind in (_FORWARD, _BACKWARD) for i in range(m)]
-    # as many forwards as stages follow, so that a gradient meets its micro-batch without waiting
+    # one warm-up forward per later stage, so that a gradient meets its micro-batch without waiting
     warm_up = min(m, p - 1 - j)
     order = [(_FORWARD, i) for i in range(warm_up)]
     for i in range(m - warm_up):

@@ -1,4 +1,4 @@
-"""Which rules degrees break, stated again without the table: plain branches for one launch."""
+"""Rules that degrees break, implemented without the table: plain branches for one launch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _grid(v: Mapping[str, int]) -> Iterator[str]:
         if v["global_batch"] // samples * samples != v["global_batch"]:
             yield "batch.whole"
     expert = v["ep"] * v["etp"] * v["pp"]
-    # one rank for all experts is no grid of its own
+    # one rank for all experts forms no separate grid
     if expert != v["pp"] and v["world"] // expert * expert != v["world"]:
         yield "grid.experts"
     stages = v["pp"] * v["vpp"]
@@ -51,7 +51,7 @@ def _widths(v: Mapping[str, int]) -> Iterator[str]:
 
 def _sequence(v: Mapping[str, int], sequence_parallel: bool) -> Iterator[str]:
     tensor = v["tp"] if sequence_parallel else 1
-    # a ring has an early and a late piece a rank
+    # a ring has an early and a late piece per rank
     pieces = tensor if v["cp"] == 1 else 2 * v["cp"] * tensor
     if v["seq_length"] not in range(0, v["seq_length"] + 1, pieces):
         names = {(True, False): "sequence.context", (False, True): "sequence.tensor"}

@@ -1,10 +1,10 @@
-"""The time of a training step of a dense model, written a second time: numbers, loops, no arrays.
+"""An independent implementation of the step time of a dense model: numbers, loops, no arrays.
 
-Without it `autopar.rates.layer` and `autopar.price.step` would be compared with themselves.
-It is written from the formulas of docs/estimates.md, reads the constants of cards and stacks from
-their JSON files, and shares no line with the product but the seconds of a collective, which
-`tests.oracles.collectives` writes a second time. Mixtures, latent attention, windows and mixers are
-not here.
+Without it `autopar.rates.layer` and `autopar.price.step` would be compared with themselves. It is
+written from the formulas of docs/estimates.md and reads the constants of cards and stacks from
+their JSON files. It shares only the seconds of a collective with the product, which
+`tests.oracles.collectives` implements again. Mixtures of experts, latent attention, windows and
+mixers are not supported.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ TILES = "256x256 256x128 128x256 128x128 256x64 64x256 128x64 64x128 64x64 64x32
 
 
 class Site(NamedTuple):
-    """A machine: names of documents, the card's network, and what was measured of the cluster."""
+    """A machine: names of documents, the card's network, and measured figures of the cluster."""
 
     card: str
     stack: str
     network: Network
     clock: float
     memory_share: float | None
-    """Of elementwise kernels; None: the card's."""
+    """Achieved memory bandwidth share of elementwise kernels; None: the card's."""
     factors: SiteFactors
 
 
@@ -72,7 +72,7 @@ class _Device:
         return moved / (share * self.hbm) + launches * self.launch
 
     def product(self, m: float, n: float, k: float, dtype: str, batch: float = 1) -> float:
-        """Return the seconds of products of one shape in a run; nothing of alignment."""
+        """Return the seconds of GEMMs of one shape in a run, without effects of alignment."""
         surfaces = self.kernels["gemm"]
         value = surfaces[dtype if dtype in surfaces else SAME[dtype]]["value"]
         clock = self.clock
@@ -95,7 +95,7 @@ class _Device:
                 if parts > 1:
                     time += value.get("split_s", 2e-6) + 4 * m * n * (parts + 1) / (0.8 * self.hbm)
                 best = min(best, time)
-        # a run's clock has fallen already, and falls less with long kernels
+        # the clock of a run is reduced already, and falls less in long kernels
         fall = value.get("slowdown", 0.0) * 0.4
         best *= 1 + fall * math.log(1 + best / 1e-3)
         width = WIDTHS[dtype]
@@ -115,7 +115,7 @@ class _Device:
         causal: bool,
         backward: bool,
     ) -> float:
-        """Return the seconds of a flash kernel; a causal query is among the last of the keys."""
+        """Return the seconds of a flash kernel; causal queries are the last ones of the keys."""
         entry = self.kernels["attention"][kernel]
         value = entry["backward" if backward and "backward" in entry else "forward"]["value"]
         per_pair = (10 if backward else 4) * width
@@ -200,11 +200,11 @@ class _Step:
         return forward, inner + outer
 
     def plain(self) -> str:
-        """Return the precision of what is never taken in less than 16 bits."""
+        """Return the precision of tensors that always have at least 16 bits."""
         return "bf16" if WIDTHS[self.job.precision] < 2 else self.job.precision
 
     def sent(self) -> float:
-        """Return the bytes of a number that ranks send each other."""
+        """Return the bytes of one number in communication."""
         return WIDTHS[self.plain()]
 
     def elementwise(self, what: str, elements: float, gated: bool = False) -> tuple[float, float]:
@@ -240,7 +240,7 @@ class _Step:
         kv_heads, part = max(1.0, attention.kv_heads / job.tp), job.seq / job.cp
         ranks, found = job.cp, []
         if job.heads_exchanged:
-            # each rank has all tokens of some heads
+            # each rank has all tokens of a part of the heads
             group = job.cp // job.rings
             kv_heads = max(1.0, attention.kv_heads / job.tp / group)
             heads, part, ranks = heads / group, job.seq / job.rings, job.rings
@@ -265,10 +265,10 @@ class _Step:
                 found.append(visit(job.seq, causal=False))
                 continue
             if job.keys_gathered and job.cp > 1:
-                # of the causal triangle a rank has one of cp equal shares
+                # a rank has one of cp equal shares of the causal triangle
                 found.append(visit(job.seq, causal=False, part=part / 2))
                 continue
-            # one's own keys, then those of each other rank
+            # local keys first, then those of each other rank
             time = visit(part, causal=True)
             for _ in range(ranks - 1):
                 time += visit(part / 2 if job.ring_balanced else part, causal=False)
@@ -315,7 +315,7 @@ class _Step:
         return found
 
     def tensor(self, block: Block) -> tuple[float, float, int]:
-        """Return what tensor ranks send in a layer: forward, backward, number of collectives."""
+        """Return TP communication of a layer: forward and backward seconds, number of collectives."""
         job, size = self.job, self.tokens * block.hidden * self.sent()
         if job.tp == 1:
             return 0.0, 0.0, 0
@@ -327,7 +327,7 @@ class _Step:
         return 2 * (gather + scatter), 2 * (scatter + self.overlap["regather"] * gather), 10
 
     def ring(self, block: Block) -> tuple[float, float, int]:
-        """Return what a ring of keys and values adds to its attention."""
+        """Return the time that a ring of keys and values adds to its attention."""
         job, attention = self.job, block.attention
         assert attention is not None
         if job.cp == 1:
@@ -350,7 +350,7 @@ class _Step:
         return self.passed(block, heads, job.cp)
 
     def passed(self, block: Block, heads: float, ranks: int) -> tuple[float, float, int]:
-        """Return what is seen of keys and values that go round so many ranks."""
+        """Return the exposed time of keys and values in a ring of `ranks` ranks."""
         job, attention = self.job, block.attention
         assert attention is not None
         size = self.tokens * 2 * heads * attention.width * self.sent()
@@ -362,7 +362,7 @@ class _Step:
         return found[0], found[1], 3 * (ranks - 1)
 
     def layer(self, block: Block) -> dict[str, float]:
-        """Return the seconds of a layer's micro-batch by term; `waited` is the host's."""
+        """Return the seconds of a layer's micro-batch by term; `waited` is host overhead."""
         job, parts = self.job, self.parts(block)
         terms = dict.fromkeys(["gemm", "attention", "memory", "cast", "recompute"], 0.0)
         for term, _, forward, backward in parts:
@@ -382,7 +382,7 @@ class _Step:
             terms["recompute"] = sum(part[2] for part in parts if part[1] in job.recompute)
             if "core_attn" in job.recompute:
                 terms["recompute"] += ring
-        # down beside the layer's forward, up beside all that its backward takes
+        # copies to the host overlap the layer's forward, copies back its whole backward
         ahead = sum(part[2] for part in parts) + shown * forward + ring
         copied = block.offloaded_bytes / self.link if block.offloaded_bytes else 0.0
         behind = sum(terms.values()) - ahead
@@ -398,7 +398,7 @@ class _Step:
     # Weights
 
     def weights(self, block: Block) -> float:
-        """Return the parameters of a layer: matrices, and a weight of each of two norms."""
+        """Return the parameters of a layer: matrices, and the weights of two norms."""
         attention, mlp, h = block.attention, block.mlp, block.hidden
         assert attention is not None
         assert isinstance(mlp, Mlp)
@@ -418,7 +418,7 @@ class _Step:
         return self.sharded_sum(self.sent() * weights) / self.overlap["sharded_network"]
 
     def sharding(self, block: Block, device: float) -> float:
-        """Return what ZeRO-3's traffic adds to a layer whose kernels take `device`."""
+        """Return the time that ZeRO-3 communication adds to a layer whose kernels take `device`."""
         own = self.weights(block) / self.job.tp
         traffic = (2 if self.job.reshard else 1) * self.gather(own) + self.scatter(own)
         both = max(device, traffic) + self.overlap["fully_sharded"] * min(device, traffic)
@@ -428,7 +428,7 @@ class _Step:
     # Stages and the step
 
     def split(self) -> list[list[tuple[Block, int]]]:
-        """Return blocks and layers of every stage: the ends are the last to get one more."""
+        """Return blocks and layers of every stage: the ends are the last to get one more layer."""
         job = self.job
         layers = [block for block in job.blocks for _ in range(block.number)]
         counts = [len(layers) // job.pp for _ in range(job.pp)]
@@ -439,12 +439,12 @@ class _Step:
         for count in counts:
             mine, layers = layers[:count], layers[count:]
             stages.append([(block, mine.count(block)) for block in dict.fromkeys(mine)])
-        # modules of further tokens: each a layer as the last, where the head is
+        # MTP layers: each is like the last layer, on the stage of the head
         stages[-1] += [(job.blocks[-1], 1)] * job.mtp
         return stages
 
     def stage(self, index: int, blocks: list[tuple[Block, int]]) -> tuple[dict[str, float], float]:
-        """Return the terms of a micro-batch on a stage, and the parameters of a rank."""
+        """Return the terms of a micro-batch on a stage, and the parameters per rank."""
         job = self.job
         terms: dict[str, float] = {}
         weights = 0.0
@@ -486,13 +486,13 @@ class _Step:
         return terms, weights
 
     def embedding(self, table: float) -> float:
-        """Return the lookup and the gradient of the table."""
+        """Return the seconds of the lookup and of the gradient of the table."""
         moved = self.tokens * self.job.blocks[0].hidden * 8
         more = 0.0 if self.job.frozen else table * (2 + self.added)
         return self.device.moving(moved, "permute") + self.device.moving(moved + more, "permute")
 
     def joining(self, table: float) -> dict[str, float]:
-        """Return what joins a token's embedding and a hidden state in front of a further layer."""
+        """Return the terms of joining token embedding and hidden state before an MTP layer."""
         job, h = self.job, self.job.blocks[-1].hidden
         kept = self.tokens * h / (job.tp if job.sequence_parallel else 1)
         memory = self.embedding(table) + sum(self.elementwise("norm", 2 * kept))
@@ -510,7 +510,7 @@ class _Step:
         }
 
     def head(self) -> dict[str, float]:
-        """Return final norm, head and loss, and what tensor ranks send there."""
+        """Return the terms of final norm, head and loss, TP communication included."""
         job, n, h = self.job, self.tokens, self.job.blocks[-1].hidden
         unit = 128 * job.tp
         columns = (job.vocab + unit - 1) // unit * unit / job.tp
@@ -525,7 +525,7 @@ class _Step:
         return {"gemm": gemm, "memory": memory, "tensor": sends}
 
     def transfer(self) -> float:
-        """Return what stages wait for a micro-batch's messages."""
+        """Return the seconds that stages wait for the messages of a micro-batch."""
         job = self.job
         if job.pp == 1:
             return 0.0
@@ -534,7 +534,7 @@ class _Step:
         return (0.6 * job.vpp if job.vpp > 1 else 2) * once
 
     def reduction(self, weights: float) -> float:
-        """Return the seconds of adding up gradients among data ranks."""
+        """Return the seconds of the data-parallel gradient reduction."""
         job = self.job
         if job.zero == 3 or job.frozen:
             return 0.0
@@ -547,7 +547,7 @@ class _Step:
         return self.sharded_sum(weights * self.reduced) + gathered
 
     def sharded_sum(self, size: float) -> float:
-        """Return the seconds of adding up gradients of which each rank keeps a part."""
+        """Return the seconds of a gradient reduction in which each rank keeps one shard."""
         shards = self.job.dp * self.job.cp // self.job.replicas
         near = self.collective("reducescatter", size, shards, self.job.tp)
         stride = self.job.tp * shards
@@ -567,7 +567,7 @@ class _Step:
         return self.device.moving(moved, "optimizer", 4) + self.host_update(away)
 
     def host_update(self, away: float) -> float:
-        """Return the seconds of the host's Adam on so many parameters, and of its copies."""
+        """Return the seconds of the host's Adam on `away` parameters, and of its copies."""
         job = self.job
         if not away:
             return 0.0

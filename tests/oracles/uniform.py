@@ -1,7 +1,7 @@
-"""Small questions for one set of degrees, and their answers by pricing every launch there is.
+"""Small search questions for uniform plans, answered by pricing every launch.
 
-Nothing here bounds or skips anything: all products of all values are tried, what an engine refuses
-is left out, every other launch has its step priced by itself and each of its stages counted.
+Nothing here bounds or skips anything. All combinations of all values are tried. Those that an
+engine refuses are excluded; for every other launch, the step is priced and each stage counted.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Priced:
     choice: Choice
     run: Run
     seconds: float
-    """Of a step for each of its sequences."""
+    """Step seconds per sequence."""
     peaks: tuple[int, ...]
-    """Of every stage, in bytes."""
+    """Peak bytes of every stage."""
     host: float
-    """Of the stage with the most on the host, in bytes."""
+    """Host bytes of the stage with the most of them."""
 
     def fits(self, target: Target) -> bool:
         return self.fits_device(target) and self.host <= _host_room(target)
@@ -63,13 +63,13 @@ def _host_room(target: Target) -> float:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Question:
-    """A question that is small enough to try everything."""
+    """A question that is small enough for exhaustive search."""
 
     seed: int
     uniform: Uniform
     fixed: Fixed
     memory_bytes: float
-    """Of a device: as much as the instance wants, none or little."""
+    """Device memory in bytes; depending on the instance ample, scarce or too small."""
     priced: tuple[Priced, ...]
 
     @cached_property
@@ -86,13 +86,13 @@ class Question:
 
     @cached_property
     def least_on_host(self) -> float | None:
-        """Of launches that fit on the device, the least on the host; None where there is none."""
+        """Least host bytes of the launches that fit on the device; None if none fits."""
         fits = [one for one in self.priced if one.fits_device(self.target)]
         return min((one.host for one in fits), default=None)
 
     @cached_property
     def smallest(self) -> int:
-        """The peak of the launch whose fullest stage is the emptiest, in bytes."""
+        """Bytes of the smallest peak of any launch."""
         return min(max(one.peaks) for one in self.priced)
 
 
@@ -101,7 +101,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def every_choice(prices: Prices, fixed: Fixed) -> Iterator[Choice]:
-    """Yield all products of all values that somebody has left, whether they can be run or not."""
+    """Yield all combinations of the values that the user has not fixed, legal or not."""
     engine, job = prices.engine, prices.job
     model, world = job.model, job.world
 
@@ -145,7 +145,7 @@ def every_choice(prices: Prices, fixed: Fixed) -> Iterator[Choice]:
 
 
 def _splits(engine: EngineSpace, job: Job, tp: int) -> list[int]:
-    """Return the tensor degrees of experts that an engine has beside a tensor degree."""
+    """Return the expert tensor degrees of an engine for a tensor degree."""
     if job.model.experts is None:
         return [1]
     if engine.name == "megatron":
@@ -158,7 +158,7 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
     spread = one.ep > 1
     zeros = engine.zero if one.pp == 1 else engine.zero_with_stages
     if job.world == one.tp * one.pp == one.ep * one.etp * one.pp and fixed.zero is None:
-        # without data ranks all shardings are one launch: the first that there is
+        # without data ranks all shardings are one launch: the first one counts
         zeros = [
             zero
             for zero in zeros
@@ -211,7 +211,7 @@ def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> 
 
 
 def _hosted(engine: EngineSpace, model: Model) -> list[str]:
-    """Return what an engine can put on the host of a layer's activations."""
+    """Return the modules of a layer whose activations an engine can offload."""
     if engine.name != "megatron":
         return ["none"]
     modules = ["core_attn", "qkv_linear", "attn_proj"]
@@ -226,7 +226,7 @@ def _hosted(engine: EngineSpace, model: Model) -> list[str]:
 
 
 def _copies(engine: EngineSpace, job: Job, one: Choice, zero: int) -> list[int]:
-    """Return the numbers of copies of what is sharded, of which each has two ranks at least."""
+    """Return the numbers of HSDP replicas; each replica has at least two ranks."""
     known = {"megatron": (1,), "torchtitan": (2, 3), "accelerate": (2, 3), "deepspeed": ()}
     if zero not in known[engine.name]:
         return [1]
@@ -238,7 +238,7 @@ def _copies(engine: EngineSpace, job: Job, one: Choice, zero: int) -> list[int]:
 def _pipelines(
     engine: EngineSpace, job: Job, stages: int, micro_batches: int
 ) -> Iterator[tuple[Schedule, int]]:
-    """Yield the schedules and chunks that an engine's pipeline of so many stages runs."""
+    """Yield the schedules and rounds of an engine's pipeline with `stages` stages."""
     if stages == 1:
         yield "1f1b", 1
         return
@@ -286,7 +286,7 @@ def priced(uniform: Uniform, fixed: Fixed) -> tuple[Priced, ...]:
 
 
 def _tight_for_hosted(target: Target, every: tuple[Priced, ...]) -> float | None:
-    """Return the memory at which a launch with modules on the host is the fastest that fits."""
+    """Return the memory at which a launch with activation offload is the fastest that fits."""
 
     def needs(one: Priced) -> float:
         share = reserve_share(kind_of(one.run), target.oom_risk)
@@ -359,7 +359,7 @@ def _some(draw: random.Random, values: list[int], most: int) -> tuple[int, ...]:
 
 
 def question(seed: int, *, most: int = 120) -> Question:
-    """Return a random question of no more than so many launches."""
+    """Return a random question with at most `most` launches."""
     draw = random.Random(seed)
     while True:
         found = _drawn(seed, draw, most)
@@ -374,27 +374,27 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
     stages = [1, 2, 3, 4]
     zero: tuple[int, ...] | None = None
     if seed % 4 == 3 and _training(seed) in (Training(), Training(offload=1.0)):
-        # of one trainer alone pipelines have many schedules, and then a few of them; it has
-        # neither adapters nor moments of fewer bits
+        # only one engine has many schedules, so few of them are drawn; it has neither adapters nor
+        # 8-bit moments
         engine, model, stages = engine_space("torchtitan"), replace(model, tied=False), [2, 3, 4]
         schedules = tuple(draw.sample(engine.schedules, 3))
     if seed % 4 == 1 and (engine is not spaces()[0] or model.experts is None):
-        # as many questions of mixtures, with all that can be done about them
+        # limits the questions of mixtures with all remedies
         return None
     if engine.name == "torchtitan" and random.Random(seed).random() < 0.4:
-        # as far as these have such orders
+        # as far as these schedules are supported
         engine = engine_space("torchtitan", compiled=True)
         schedules = tuple(s for s in schedules or engine.schedules if s in engine.schedules)
     card = draw.choice(_CARDS)
     world = draw.choice([4, 8, 8, 16, 24, 32, 64])
     copies = draw.choice([None, None, (1,), (2, 4)])
     if seed % 8 == 2:
-        # several nodes, each of which could have a copy of its own
+        # several nodes, each of which can hold a replica
         engine, world, stages, zero = engine_space("torchtitan"), 64, [1], (3,)
         copies = draw.choice([None, (1, 8), (1, 2, 8)])
     seq = draw.choice([512, 1024, 2048])
     if seed % 4 == 0:
-        # of so many tokens tensors are large enough to go to the host
+        # with this number of tokens, tensors are large enough to be offloaded
         seq *= 4
     batches = draw.choice([(64,), (48,), (32, 64), (128,)])
     job = Job(
@@ -448,7 +448,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
 
 
 def _offloads(seed: int, engine: EngineSpace, model: Model) -> tuple[str, ...]:
-    """Return what may be on the host: nothing, or some sets, of mixtures most often of experts."""
+    """Return the modules that may be offloaded: none, or some sets, for MoE mostly experts."""
     draw = random.Random(f"modules on the host {seed}")
     sets = _hosted(engine, model)[1:]
     if not sets or draw.random() < 0.2:
@@ -458,7 +458,7 @@ def _offloads(seed: int, engine: EngineSpace, model: Model) -> tuple[str, ...]:
 
 
 def _on_host(seed: int, target: Target, every: tuple[Priced, ...]) -> Target:
-    """Return a target whose host lacks room for some of the launches most often, or for all."""
+    """Return a target with host memory for only some launches in most cases, or for all."""
     draw = random.Random(f"memory of the host {seed}")
     sizes = sorted({one.host for one in every if one.host})
     if not sizes or draw.random() < 0.3:
@@ -470,7 +470,7 @@ def _on_host(seed: int, target: Target, every: tuple[Priced, ...]) -> Target:
 
 
 def _training(seed: int) -> Training:
-    """Return of every eighth question adapters, or states of fewer bits or on the host."""
+    """Return, for every eighth question, adapters, 8-bit states or optimizer offload."""
     kinds = (
         Training(lora_rank=8),
         Training(optimizer="adam-bf16"),
@@ -481,17 +481,17 @@ def _training(seed: int) -> Training:
 
 
 def _memory(draw: random.Random, target: Target, every: tuple[Priced, ...]) -> float:
-    """Return the memory of a device: of six questions three bind or more, one has no answer."""
+    """Return device memory in bytes: in three of six questions it binds, in one nothing fits."""
     fullest = sorted(max(one.peaks) for one in every)
     kind = draw.randrange(6)
     if kind >= 4:
-        # about what the first of the fastest launches takes whose modules on the host make it fit
+        # about the peak of the first of the fastest launches that fit only with activation offload
         tight = _tight_for_hosted(target, every)
         if tight is not None:
             return tight
     if kind == 0:
         return 0.9 * fullest[0]
     if kind <= 3:
-        # about what one of them takes beside context and reserve
+        # about the peak of one of them plus context and reserve
         return 1.1 * draw.choice(fullest) + (1 << 30)
     return target.machine.card.memory_bytes

@@ -1,8 +1,8 @@
-"""Random planning problems without manners, and the best plans that differ from better ones.
+"""Random planning problems with extreme values, and the best plans that differ from better ones.
 
 Up to five layer types in any order, whole fields of zeros or far too large, moves that cost even
-where nothing moves, budgets on the byte, and every restriction a search takes. Known defects are
-named by their seed, so draws keep their order: new kinds of problems are drawn last.
+where nothing moves, budgets on the byte, and every restriction of a search. Known defects are named
+by their seed, so draws keep their order: new kinds of problems are drawn last.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ BYTE_FIELDS = tuple(name for name in PlanTables.__struct_fields__ if name.endswi
 TAIL_FIELDS = ("tail_s", "vocab_tail_s")
 MOVE_FIELDS = ("redistribute_forward_s", "redistribute_backward_s")
 NO_PLAN = -1.0
-"""The throughput where there is no plan."""
+"""Throughput if there is no plan."""
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What the planner tells plans apart by."""
+    """Features by which the planner distinguishes plans."""
 
     num_stages: int
     dp: str
@@ -42,7 +42,7 @@ class Kind:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WildInstance:
-    """A planning problem, its restrictions, and the plans that keep to them."""
+    """A planning problem, its restrictions, and the plans that satisfy them."""
 
     seed: int
     tables: PlanTables
@@ -55,7 +55,7 @@ class WildInstance:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return what `solve_tables` takes besides tables and budget."""
+        """Return the options of `solve_tables` besides tables and budget."""
         return {
             "alternatives": self.alternatives,
             "uniform": self.uniform,
@@ -69,7 +69,7 @@ class WildInstance:
         return min((int(b.peak_bytes.min()) for b in self.blocks), default=0)
 
     def kind(self, plan: TableChoice | TableSolution) -> Kind:
-        """Return what the plan is told apart by."""
+        """Return the features of a plan that distinguish it."""
         n = self.tables.candidate_table[plan.candidate]
         return Kind(
             num_stages=int(self.tables.table_stages[n]),
@@ -79,7 +79,7 @@ class WildInstance:
         )
 
     def samples_per_s(self, plan: TableChoice | TableSolution) -> float:
-        """Return the throughput that the plan claims."""
+        """Return the throughput that the plan reports."""
         batch = float(self.tables.candidate_batch[plan.candidate])
         return batch / plan.step_time_s if plan.step_time_s else float("inf")
 
@@ -98,8 +98,8 @@ class WildInstance:
     def best_samples_per_s(self, better: Iterable[Kind] = ()) -> float:
         """Return the throughput of the best plan that differs from all `better` ones.
 
-        It has another number of stages, data parallel type or vocabulary strategy, or leaves out
-        a layout that the better plan uses. NO_PLAN when nothing of the sort fits.
+        It has another number of stages, data-parallel type or vocabulary strategy, or does not use
+        a layout that the better plan uses. NO_PLAN if no such plan fits.
         """
         better = tuple(better)
         return max((self._best_of(b, better) for b in self.blocks), default=NO_PLAN)
@@ -185,7 +185,7 @@ def _draw_shape(rng: Rng) -> tuple[Shape, set[str]]:
 
 
 def _distort(rng: Rng, tables: PlanTables) -> PlanTables:
-    """Shuffle the layer types, then blow up or blank out one group of fields."""
+    """Shuffle the layer types, then enlarge or zero one group of fields."""
 
     def edit(names: Iterable[str], share: float, change: Callable[[Array], Array]) -> None:
         nonlocal tables
@@ -232,7 +232,7 @@ def _restricted(
     division: tuple[int, ...],
     allowed: NDArray[np.bool_] | None,
 ) -> tuple[Block, ...]:
-    """Return the blocks with the plans that keep to the restrictions."""
+    """Return the blocks with only the plans that satisfy the restrictions."""
     kept = []
     for b in blocks:
         if division and b.stage_sizes != division:

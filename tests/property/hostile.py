@@ -2,8 +2,8 @@
 
     run = make(17, folder)
 
-fills a folder with good files, spoils what the run is about, and says what to start. Equal seeds
-make equal runs. Nothing here starts a process; `hostile_runs` does.
+fills a folder with good files, spoils those that the run tests, and returns the command to start.
+Equal seeds make equal runs. Nothing here starts a process; `hostile_runs` does.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ class Base:
     """A command line that works in the folder of `prepare_good`."""
 
     name: str
-    """Of the command, in `SUBCOMMANDS`."""
+    """Name of the command in `SUBCOMMANDS`."""
     arguments: tuple[str, ...]
     reads: tuple[str, ...] = ()
-    """Files of the folder that it reads."""
+    """Files of the folder that the command reads."""
     outputs: tuple[str, ...] = ()
     """Options that name files or folders to write."""
     weight: int = 1
-    """How often it is taken, of the sum of all."""
+    """Relative frequency among all bases."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One process to start, and what it may change."""
+    """One process to start, with the files that it must not change."""
 
     seed: int
     name: str
@@ -69,13 +69,13 @@ class Run:
     what: str
     arguments: tuple[str, ...]
     inputs: tuple[str, ...] = ()
-    """Files that must be afterwards what they were before."""
+    """Files that the process must leave unchanged."""
     stdout: str = "file"
-    """file, ascii, closed, full, terminal."""
+    """Kind of stdout: file, ascii, closed, full or terminal."""
     environment: dict[str, str | None] = field(default_factory=dict)
     """Variables to set, None removes one."""
     gone: bool = False
-    """The working directory does not exist any more."""
+    """True if the working directory no longer exists."""
 
 
 _MEASURED_FILES = tuple(one.file for one in DOCUMENTS if one.arguments == MEASURED)
@@ -261,7 +261,7 @@ PLAUSIBLE = (
     ),
     *("1,2", "8,16", "1e-6", "1e6"),
 )
-"""What may be meant, however large."""
+"""Plausible values of any size."""
 WORDS = (
     *("", " ", "none", "null", "-", "--", "---", "=", "a=b", ".", "..", "../..", "x" * 256),
     *("y" * 5000, "z" * 100_000, "é" * 200, "\x07bell", "\x1b]0;title\x07", "\x1b[2Jgone", "a\nb"),
@@ -311,7 +311,7 @@ ENVIRONMENTS: tuple[dict[str, str | None], ...] = (
 
 
 def prepare_good(folder: Path) -> None:
-    """Fill a folder with what every base reads, and with canaries."""
+    """Fill a folder with the files of every base, and with canaries."""
     prepare(folder, ROOT)
     prepare_explore(folder, ROOT)
     prepare_exports(folder)
@@ -339,7 +339,7 @@ def prepare_good(folder: Path) -> None:
             one.bind("socket")
         finally:
             os.chdir(start)
-    # devices of our own: never those that the machine needs
+    # separate devices, so that those of the machine stay safe
     for name, minor in (("null", 3), ("full", 7)):
         with contextlib.suppress(OSError):
             os.mknod(folder / name, 0o666 | stat.S_IFCHR, os.makedev(1, minor))
@@ -387,7 +387,7 @@ def _rows(name: str, first: str) -> tuple[Any, ...]:
 
 
 _NEVER = {"ray", "ray-search", "tuner", "plot", "plot-format", "timeout"}
-"""Options that ask for others' packages, or draw for a second."""
+"""Options that need other projects' packages, or draw for a second."""
 
 
 def make(seed: int, folder: Path, *, kind: str | None = None) -> Run:
@@ -455,7 +455,7 @@ def _words(draw: random.Random, base: Base, folder: Path) -> dict[str, Any]:
         elif arguments:
             arguments[draw.randrange(len(arguments))] = value
         said.append(f"--{row.name} {_short(value)}")
-    # arguments of a process hold no zero bytes
+    # arguments of a process contain no zero bytes
     return {
         "arguments": tuple(one.replace("\x00", "\x01") for one in arguments),
         "what": "; ".join(said),
@@ -495,7 +495,7 @@ def _document(draw: random.Random, base: Base, folder: Path) -> dict[str, Any]:
 
 
 def _change(draw: random.Random, data: Any) -> str:
-    """Change one place of a document and say which."""
+    """Change one place of a document and return its description."""
     node, trail = data, []
     while True:
         keys = sorted(node) if isinstance(node, dict) else range(len(node))
@@ -613,7 +613,7 @@ _TARGETS = (
 
 
 def _output(draw: random.Random, base: Base, folder: Path) -> dict[str, Any]:
-    """Send what the command writes where it cannot or must not go."""
+    """Redirect an output of the command to a place that is impossible or forbidden."""
     arguments = list(base.arguments)
     options = draw.sample(base.outputs, draw.choice((1, min(2, len(base.outputs)))))
     target = draw.choice(_TARGETS)
@@ -624,7 +624,7 @@ def _output(draw: random.Random, base: Base, folder: Path) -> dict[str, Any]:
             (folder / "input_link").symlink_to(target)
             target = "input_link"
     for option in options:
-        # what stands twice is another case
+        # repeated options are another case
         if f"--{option}" in arguments:
             arguments[arguments.index(f"--{option}") + 1] = target
         else:
@@ -638,7 +638,7 @@ def _output(draw: random.Random, base: Base, folder: Path) -> dict[str, Any]:
 
 
 def _environment(draw: random.Random, base: Base, folder: Path) -> dict[str, Any]:
-    """Start the command where little is as usual."""
+    """Start the command in an unusual environment."""
     chosen = draw.choice(ENVIRONMENTS)
     gone = draw.random() < 0.15
     arguments = base.arguments

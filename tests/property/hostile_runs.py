@@ -1,4 +1,5 @@
-"""Starts the runs of `hostile` under limits, watches what they touch, and says how each ended.
+"""Starts the runs of `hostile` under limits, watches the files they touch, and classifies their
+ends.
 
     python -m tests.property.hostile_runs 17 [KIND]
 
@@ -35,9 +36,9 @@ from tests.warm import Warm, context
 LIMIT_S = 20.0
 LIMIT_BYTES = 4 << 30
 LONGEST = 300
-"""Characters of a sentence."""
+"""Largest number of characters of a sentence."""
 OUTCOMES = ("ok", "refused", "infeasible", "said")
-"""What may happen: done, exit 2, exit 3, and exit 1 of commands that have a use for it."""
+"""Allowed outcomes: done, exit 2, exit 3, and exit 1 of commands that define it."""
 BAD = (
     "TRACEBACK",
     "INTERNAL",
@@ -51,8 +52,9 @@ BAD = (
     "SENTENCES",
     "NONSENSE",
 )
-"""What must not: besides what the names say, a warning of Python, a sentence that is too long, a
-control character on a stream, no or several sentences with a refusal, nan or inf as a result."""
+"""Forbidden outcomes, also for: a Python warning, a sentence that is too long, a control character
+on a stream, no or several sentences with a refusal, nan or inf as a result.
+"""
 _STYLE = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\")
 _STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029]")
 _EXTRA_USE_OF_1 = {"profile show", "plan", "profile model", "verify"}
@@ -60,10 +62,10 @@ _EXTRA_USE_OF_1 = {"profile show", "plan", "profile model", "verify"}
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a process ended."""
+    """Exit code, peak memory and output of a process."""
 
     code: int | None
-    """None: it was killed after the limit of time."""
+    """Exit code; None if it was killed at the time limit."""
     peak_bytes: int
     wall_s: float
     cpu_s: float
@@ -73,7 +75,7 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """A run, how it ended and what that is called."""
+    """A run, its end and the class of that end."""
 
     run: Run
     ended: Ended
@@ -82,7 +84,7 @@ class Done:
     folder: str
 
     def command(self) -> str:
-        """Return what repeats this run."""
+        """Return the command that repeats this run."""
         return f".venv/bin/python -m tests.property.hostile_runs {self.run.seed} {self.run.kind}"
 
 
@@ -118,11 +120,11 @@ _USED = (
     ),
     *("profiler.plan.question", "profiler.plan.report", "profiler.plan.arithmetic"),
 )
-"""Modules that commands import when they are needed."""
+"""Modules that commands import on demand."""
 
 
 def serve(connection: Connection) -> None:
-    """Start a copy of this process for each job that comes, and answer how it ended."""
+    """Start a copy of this process for each job, and send its result."""
     for name, (_, module, _) in SUBCOMMANDS.items():
         if name not in ("profile hardware", "profile site"):  # torchrun starts them
             import_module(module)
@@ -140,7 +142,7 @@ def _one(job: dict[str, Any]) -> tuple[int | None, int, float, float]:
     if job["stdout"] == "terminal":
         master, slave = os.openpty()
     with contextlib.suppress(OSError):
-        # somebody who reads, as every pipe has
+        # a pipe needs a reader
         fifo = os.open(Path(job["cwd"]) / "fifo", os.O_RDWR | os.O_NONBLOCK)
     start = time.monotonic()
     pid = os.fork()
@@ -169,7 +171,7 @@ def _one(job: dict[str, Any]) -> tuple[int | None, int, float, float]:
         time.sleep(0.002)
     wall_s = time.monotonic() - start
     with contextlib.suppress(OSError):
-        os.killpg(pid, signal.SIGKILL)  # whatever it left behind
+        os.killpg(pid, signal.SIGKILL)  # child processes of the command
     for handle in (master, fifo):
         if handle >= 0:
             os.close(handle)
@@ -253,7 +255,7 @@ def _streams(job: dict[str, Any], slave: int) -> None:
 
 
 class Runner:
-    """Runs seeds one after another, each in a folder of its own below one."""
+    """Runs seeds one after another, each in a separate folder below one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -271,7 +273,7 @@ class Runner:
         self._server.stderr.close()
 
     def run(self, seed: int, *, kind: str | None = None, keep: bool = False) -> Done:
-        """Run a seed and return how it ended; what it wrote is removed."""
+        """Run a seed and return its result; its output is removed."""
         top = self.folder / f"run{seed}"
         here = top / "a" / "b"
         here.mkdir(parents=True)
@@ -319,7 +321,7 @@ class Runner:
 
 @contextlib.contextmanager
 def runner(folder: Path) -> Iterator[Runner]:
-    """Give a runner, and end it."""
+    """Yield a runner, and end it afterwards."""
     one = Runner(folder)
     try:
         yield one
@@ -328,7 +330,7 @@ def runner(folder: Path) -> Iterator[Runner]:
 
 
 def _state(here: Path, inputs: tuple[str, ...]) -> dict[str, tuple[object, ...]]:
-    """Return what must stay: kinds of special files, content of inputs, where links lead."""
+    """Return the state that must not change: special files, content of inputs, targets of links."""
     special = ("null", "full", "fifo", "socket", "loop", "dangling", "canary_link")
     found: dict[str, tuple[object, ...]] = {}
     for name in (*special, *inputs):
@@ -354,7 +356,7 @@ def _remove(top: Path) -> None:
 
 
 def classify(run: Run, ended: Ended, touched: list[str]) -> tuple[str, str]:
-    """Return what a run is called, one of `OUTCOMES` or of `BAD`, and what shows it."""
+    """Return the class of a run, in `OUTCOMES` or `BAD`, and the evidence for it."""
     out, err = (raw.decode("utf-8", "replace") for raw in (ended.out, ended.err))
     if run.stdout == "terminal":
         out = _STYLE.sub("", out).replace("\r\n", "\n")
@@ -380,7 +382,7 @@ def classify(run: Run, ended: Ended, touched: list[str]) -> tuple[str, str]:
 
 
 def _sentences(run: Run, ended: Ended, out: str, err: str, last: str) -> tuple[str, str]:
-    """Return what a run is called that has ended in a way of its own choice."""
+    """Return the class of a run that ended by itself, and the evidence for it."""
     if ended.code == 0:
         if "--help" not in run.arguments and re.search(
             r"(?<![\w/.'\"=-])(?:nan|inf)\b(?![/.])", out
@@ -395,7 +397,7 @@ def _sentences(run: Run, ended: Ended, out: str, err: str, last: str) -> tuple[s
         return "said", last
     if not said:
         return "SENTENCES", f"exit code {ended.code} and no word"
-    # an escape stands for one character of a stream that lacks it
+    # an escape replaces a character that the encoding of the stream lacks
     plain = re.sub(r"\\x[0-9a-f]{2}|\\u[0-9a-f]{4}", "?", said)
     longest = max(plain.split("\n"), key=len)
     if len(longest) >= LONGEST:
@@ -406,7 +408,7 @@ def _sentences(run: Run, ended: Ended, out: str, err: str, last: str) -> tuple[s
 
 
 def repeat(seed: int, kind: str | None = None) -> int:
-    """Run a seed again and print everything; return 1 where it ends as it must not."""
+    """Run a seed again and print everything; return 1 if its end is forbidden."""
     folder = Path(tempfile.mkdtemp(prefix="hostile-"))
     with runner(folder) as one:
         done = one.run(seed, kind=kind, keep=True)

@@ -1,7 +1,7 @@
-"""Input that is read although it can hardly be meant, and what a command says of it.
+"""Input that is valid but implausible, and the notes of a command about it.
 
 Every row starts from a command line that works, in the folder of `hostile.prepare_good`, and
-changes one thing. What is said is what the good run does not say.
+changes one thing. Its notes are those that the good run does not print.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _SHAPE = "1nodes_8gpus_per_node.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Suspicion:
-    """One thing that is odd."""
+    """One implausible input."""
 
     what: str
     name: str
     good: tuple[str, ...]
-    """Arguments of the run that it is compared with."""
+    """Arguments of the run for comparison."""
     more: tuple[str, ...] = ()
     edit: Callable[[Path], None] | None = None
     environment: tuple[tuple[str, str], ...] = ()
 
     def run(self, *, good: bool = False) -> Run:
-        """Return the run, or the one that it is compared with."""
+        """Return the run, or the run for comparison."""
         return Run(
             seed=0,
             name=self.name,
@@ -209,7 +209,7 @@ SUSPICIOUS = (
 
 
 def news(good: str, found: str) -> list[str]:
-    """Return the sentences and notes of a text that another does not have; wrapped ones joined."""
+    """Return the sentences and notes of a text that another one lacks; wrapped ones are joined."""
     old = set(_items(good))
     return [one for one in _items(found) if one not in old]
 

@@ -1,6 +1,6 @@
-"""Machines and models of any numbers: every figure of the closed forms is finite, or refused.
+"""Machines and models with any numbers: every figure of the closed forms is finite, or refused.
 
-Nothing that is no number is ever among the best, whichever way a question comes in.
+No NaN is ever among the best, for any way to ask a question.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def numbers(document: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]
 
 
 def with_numbers(document: Any, changes: list[tuple[int, object]]) -> Any:
-    """Return a copy with some numbers replaced: (which one, by what)."""
+    """Return a copy with some numbers replaced: (index, new value)."""
     changed, places = copy.deepcopy(document), numbers(document)
     for which, value in changes:
         *folders, last = places[which % len(places)]
@@ -58,7 +58,7 @@ def with_numbers(document: Any, changes: list[tuple[int, object]]) -> Any:
 
 
 def changes_of(legal: list[Any], hostile: list[Any]) -> st.SearchStrategy[list[tuple[int, object]]]:
-    """Return what draws numbers to replace, and by what; three in four have legal ones alone."""
+    """Return a strategy of (index, new value); three in four examples have only legal values."""
     several = [
         st.lists(st.tuples(st.integers(0, 63), st.sampled_from(values)), max_size=6)
         for values in (legal, legal, legal, legal + hostile)
@@ -107,7 +107,7 @@ EXECUTION: dict[str, Any] = {
 
 
 def finite(figures: dict[str, Any]) -> bool:
-    """Return whether all figures are finite; a bandwidth that nothing could provide is infinite."""
+    """Return True if all figures are finite; an impossible bandwidth may be infinite."""
     return not any(
         math.isnan(value) or (math.isinf(value) and not name.endswith("_bw_req"))
         for name, value in figures.items()
@@ -174,7 +174,7 @@ def test_calculon(machine: Any, sizes: Any) -> None:
 
 
 def said(run: Any, words: list[str]) -> tuple[int, str, str]:
-    """Return the exit code of a command, and what it printed to stdout and stderr."""
+    """Return the exit code of a command, and its stdout and stderr."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = run(words)
@@ -193,7 +193,7 @@ def said(run: Any, words: list[str]) -> tuple[int, str, str]:
 def test_commands_name_file_and_key_of_a_rate_that_no_machine_has(
     key: str, value: float, tmp_path: Path
 ) -> None:
-    """Neither `inf s` nor a rank for what is no number."""
+    """Neither `inf s` nor a rank is printed for NaN."""
     path = tmp_path / "machine.json"
     path.write_text(json.dumps(TENSOR2D | {key: value}), encoding="utf-8")
     one = ["--strategy", "1d", "--config", "dp=2,tp=2,pp=2,mbs=1", "--batch", "16"]
@@ -221,7 +221,7 @@ def test_commands_name_file_and_key_of_a_rate_that_no_machine_has(
 def test_commands_name_file_and_key_of_a_calculon_machine(
     place: tuple[Any, ...], value: object, tmp_path: Path
 ) -> None:
-    """Curves and collectives of it, too."""
+    """Also with changed curves and collectives."""
     system = copy.deepcopy(CALCULON)
     inner = system
     for key in place[:-1]:
@@ -240,6 +240,6 @@ def test_commands_name_file_and_key_of_a_calculon_machine(
 
 
 def test_heads_without_a_width_are_refused() -> None:
-    """Their products would have less than no FLOP."""
+    """Their GEMMs would have negative FLOP."""
     with pytest.raises(InputError, match=r"key 'e': the value is 8, expected at least h = 16"):
         survey("1d", MODEL | {"e": 8}, 8, 16, TENSOR2D)

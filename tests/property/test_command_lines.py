@@ -1,4 +1,4 @@
-"""Whatever is on a command line, leaving out typer's conversion of texts changes no value."""
+"""For any command line, skipping typer's conversion of texts changes no value."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def of_typer(name: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    """Import every command before anything is drawn: their modules may draw numbers themselves."""
+    """Import every command before any draw, because their modules may draw numbers themselves."""
     for name in EVERY:
         command(name)
 
 
 def words(row: Row) -> st.SearchStrategy[list[str]]:
-    """Return how an option may be written."""
+    """Return the spellings of an option."""
     if row.positional:
         return VALUES.map(lambda value: [value])
     if row.flaglike:
@@ -66,7 +66,7 @@ def words(row: Row) -> st.SearchStrategy[list[str]]:
 
 @st.composite
 def lines(draw: st.DrawFn) -> tuple[str, list[str]]:
-    """Return a command and the words of a command line of it."""
+    """Return a command and the words of one of its command lines."""
     name = draw(st.sampled_from(EVERY))
     some = st.sampled_from(command(name).rows).flatmap(words)
     parts = draw(st.lists(st.one_of(some, VALUES.map(lambda value: [value])), max_size=8))

@@ -1,4 +1,4 @@
-"""What is printed where no terminal is: by hand or by rich, the same characters."""
+"""Output to files: plain printing and rich give the same characters."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tables(draw: st.DrawFn) -> Table:
 
 
 def printed(what: object, *, by_rich: bool, soft_wrap: bool = False) -> str:
-    """Return what a console prints into a file, as it does or always by rich."""
+    """Return the output of a console to a file, by its own choice or always by rich."""
     stream = io.StringIO()
     console = Console(stream)
     with patch.object(module, "_is_plain", (lambda text: False) if by_rich else module._is_plain):
@@ -56,7 +56,7 @@ def printed(what: object, *, by_rich: bool, soft_wrap: bool = False) -> str:
 @example("a" * 101, False)
 @settings(deadline=None, max_examples=300)
 def test_texts_are_the_same_by_hand(text: str, soft_wrap: bool) -> None:
-    """Plain text and what only rich can set."""
+    """Plain text, and text that only rich can render."""
     what = escape(text)
     by_hand = printed(what, by_rich=False, soft_wrap=soft_wrap)
     assert by_hand == printed(what, by_rich=True, soft_wrap=soft_wrap)

@@ -1,4 +1,4 @@
-"""What msgspec takes at once is what the walk over the types reads, and damage has its key."""
+"""msgspec reads valid documents like the walk over the types, and damage is reported with its key."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ STRATEGY = {
     "embed_sdp": 0,
 }
 _FREE = ("config.json",)
-"""With objects that others define, whose keys are not all looked at."""
+"""Documents with objects defined by others, not all of whose keys are checked."""
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, 2, 3, -1, 7, 10**9, 10**400, 2**53 + 1),
     *(0.0, 1.0, 0.5, -0.5, 1e-9, 1e300, math.nan, math.inf, -math.inf),
@@ -125,7 +125,7 @@ def _documents() -> Iterator[tuple[str, Any, Any]]:
 
 
 def _shortened(value: Any) -> Any:
-    """Return a document with the first items of its lists and tables: one of a kind is enough."""
+    """Return a document with only the first items of its lists and tables."""
     if isinstance(value, list):
         return [_shortened(item) for item in value[:3]]
     if isinstance(value, dict):
@@ -135,7 +135,7 @@ def _shortened(value: Any) -> Any:
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Return every container of a document with each of its keys."""
+    """Return every pair of a container of a document and one of its keys."""
     items: list[tuple[Any, Any]] = []
     if isinstance(value, dict):
         items = list(value.items())
@@ -146,7 +146,7 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _damaged(content: Any, draw: random.Random) -> Any:
-    """Return a document with one to three things changed."""
+    """Return a document with one to three changes."""
     document = copy.deepcopy(content)
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         places = _places(document)
@@ -210,12 +210,12 @@ def test_what_is_read_at_once_is_what_the_walk_reads(
 
 @pytest.mark.parametrize(("name", "kind", "content"), ALL, ids=[name for name, _, _ in ALL])
 def test_every_number_that_is_none_is_refused(name: str, kind: Any, content: Any) -> None:
-    """Of all that are not finite, at once: each by its key."""
+    """All numbers that are not finite are refused at once, each with its key."""
     document = copy.deepcopy(content)
     numbers = [(at, key) for at, key in _places(document) if type(at[key]) is float]
     before = {key for key, _ in faults(kind, document)}
     for at, key in numbers:
         at[key] = math.nan
     found = {key for key, _ in faults(kind, document)} - before
-    # what nobody reads, such as options and predictions, may hold anything
+    # unread content, such as options and predictions, may be anything
     assert len(found) == len(numbers) or name in _FREE

@@ -1,4 +1,4 @@
-"""Whatever stands in a document, a reader returns a profile or raises a DocumentError."""
+"""For any content of a document, a reader returns a profile or raises a DocumentError."""
 
 from __future__ import annotations
 

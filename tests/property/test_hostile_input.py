@@ -1,8 +1,7 @@
-"""Whatever a command is given, it answers: no traceback, no hang, nothing touched, no silence.
+"""For any input, a command answers: no traceback, no hang, no file changed, no silence.
 
-A run is a seed of `tests.property.hostile`; how one ends is judged in `hostile_runs`. What can be
-read and is hardly meant stands in `suspicious`, and what is said of it in
-`tests/golden/suspicious_input.md`.
+A run is a seed of `tests.property.hostile`; `hostile_runs` classifies its end. Valid but
+implausible input is in `suspicious`, and the notes about it in `tests/golden/suspicious_input.md`.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ FEW, MANY, PART = 120, 5_000, 500
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    """Give what runs seeds; its processes end with the module."""
+    """Yield the runner of seeds; its processes end with the module."""
     with runner(tmp_path_factory.mktemp("hostile")) as one:
         yield one
 
 
 def report(found: list[Done]) -> str:
-    """Return the table of counts by class, and every run that ended as it must not."""
+    """Return the table of counts by class, and every run with a forbidden end."""
     counts = Counter(done.outcome for done in found)
     cpu_s = sum(done.ended.cpu_s for done in found)
     wall_s = max(done.ended.wall_s for done in found)
@@ -56,7 +55,7 @@ def report(found: list[Done]) -> str:
 
 
 def judge(found: list[Done]) -> None:
-    """Print the table and fail where a run ended as it must not."""
+    """Print the table and fail if a run has a forbidden end."""
     text = report(found)
     print(text)
     assert not any(done.outcome in BAD for done in found), text
@@ -72,7 +71,7 @@ def test_hostile_input_is_answered(runs: Runner, kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, MANY, PART))
 def test_much_hostile_input_is_answered(runs: Runner, first: int) -> None:
-    """Thousands of runs; the seed decides what is spoilt."""
+    """Thousands of runs; the seed selects the damage."""
     judge([runs.run(seed) for seed in range(first, first + PART)])
 
 
@@ -102,7 +101,7 @@ def test_much_hostile_input_is_answered(runs: Runner, first: int) -> None:
 def test_what_must_not_happen_is_recognised(
     outcome: str, code: int | None, out: str, err: str, touched: list[str]
 ) -> None:
-    """Each class by an example, so that a run of nothing but good ones means something."""
+    """Each class has an example, so that a series of only good runs is meaningful."""
     run = Run(seed=0, name="search", kind="words", what="", arguments=())
     ended = Ended(
         code=code, peak_bytes=0, wall_s=0.0, cpu_s=0.0, out=out.encode(), err=err.encode()
@@ -112,7 +111,7 @@ def test_what_must_not_happen_is_recognised(
 
 @pytest.fixture(scope="module")
 def answers(runs: Runner) -> dict[Suspicion, tuple[Done, list[str]]]:
-    """Run every row of the table beside the run that it is compared with."""
+    """Return the results of every row and of its run for comparison."""
     said: dict[tuple[str, tuple[str, ...]], str] = {}
     found = {}
     for place, row in enumerate(SUSPICIOUS):
@@ -127,7 +126,7 @@ def answers(runs: Runner) -> dict[Suspicion, tuple[Done, list[str]]]:
 def text(
     runs: Runner, run: Run, name: str, edit: Callable[[Path], None] | None
 ) -> tuple[Done, str]:
-    """Return how a run ended and all that it printed."""
+    """Return the result of a run and its whole output."""
     folder = runs.folder / name / "here"
     folder.mkdir(parents=True)
     prepare_good(folder)
@@ -140,7 +139,7 @@ def text(
 def test_suspicious_input_is_spoken_of(
     answers: dict[Suspicion, tuple[Done, list[str]]], golden: Callable[[str, str], None]
 ) -> None:
-    """The page of what is accepted, and what is said of it."""
+    """The page lists accepted input and the notes about it."""
     lines = ["# Suspicious input", "", HEAD, "", "| what | command | exit | what is said |"]
     lines += ["|---|---|---|---|"]
     for row, (done, said) in answers.items():

@@ -52,7 +52,7 @@ def test_gemm_is_the_oracle(
         expected = gemm_time_s(name, m, n, k, dtype, batch=many, **run)
         found = gemm_s(CARDS[name], m, n, k, dtype=dtype, batch=many, **run)
         assert float(found) == pytest.approx(expected, rel=1e-9)
-        # a single product is remembered, those of an array are priced together
+        # a single GEMM is cached, those of an array are priced together
         assert (gemm_s(CARDS[name], [m, m], n, k, dtype=dtype, batch=many, **run) == found).all()
 
 
@@ -90,7 +90,7 @@ def test_no_gemm_beats_the_roofline(surface: tuple[str, str], m: int, n: int, k:
 
 @given(surfaces, sizes, sizes, sizes, st.integers(1, 1024))
 def test_gemm_is_monotone(surface: tuple[str, str], m: int, n: int, k: int, more: int) -> None:
-    """A larger product takes no less time, on either side or inside."""
+    """A larger GEMM takes no less time, in any dimension."""
     name, dtype = surface
     base = float(gemm_s(CARDS[name], m, n, k, dtype=dtype))
     step = 8 * more
@@ -100,7 +100,7 @@ def test_gemm_is_monotone(surface: tuple[str, str], m: int, n: int, k: int, more
 
 @given(surfaces, sizes, sizes, sizes)
 def test_work_is_conserved(surface: tuple[str, str], m: int, n: int, k: int) -> None:
-    """Two halves take no less than the whole; a linear layer is its three products."""
+    """Two halves take no less than the whole; a linear layer is its three GEMMs."""
     name, dtype = surface
     card = CARDS[name]
     whole = float(gemm_s(card, 2 * m, n, k, dtype=dtype))
@@ -183,7 +183,7 @@ def test_arrays_are_scalars(name: str) -> None:
 
 @given(st.sampled_from(sorted(CARDS)), st.floats(0, 1e12))
 def test_memory_bound_is_no_faster_than_hbm(name: str, moved: float) -> None:
-    """Whatever the class, bytes take their time at the datasheet's rate and a launch."""
+    """In every class, bytes take their time at the datasheet's rate plus a kernel launch."""
     card = CARDS[name]
     launch = card.section.memory_launch["launch_s"]
     for kind in ("elementwise", "norm", "softmax", "permute", "optimizer"):

@@ -1,4 +1,4 @@
-"""What one launch says otherwise than another one is all that makes it the other one."""
+"""The settings in which one launch differs from another define it completely."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANY = megatron_runs() | titan_runs() | torch_runs(keeper="accelerate")
 
 @often(30, 400, ANY, ANY)
 def test_settings_make_one_launch_of_another(run: Run, usual: Run) -> None:
-    """Through JSON, of whatever trainers, sizes and stages the two are."""
+    """Settings survive JSON, for any engines, sizes and stages of the two launches."""
     settings = json.loads(json.dumps(settings_of(run, usual)))
 
     assert with_settings(usual, settings, FILE) == run
@@ -28,7 +28,7 @@ def test_settings_make_one_launch_of_another(run: Run, usual: Run) -> None:
 
 @often(10, 100, ANY)
 def test_a_launch_has_no_settings_beside_itself(run: Run) -> None:
-    """So that a launch that a search found has none in its file."""
+    """So the file of a launch found by a search contains none."""
     assert settings_of(run, run) == {}
 
 
@@ -58,7 +58,7 @@ def _run() -> Run:
     ],
 )
 def test_settings_that_no_launch_takes_are_refused(settings: dict[str, object], said: str) -> None:
-    """An unknown field, another type, and what the launch itself refuses."""
+    """An unknown field, another type, and a value that the launch refuses."""
     with pytest.raises(DocumentError) as raised:
         with_settings(_run(), settings, FILE)
 

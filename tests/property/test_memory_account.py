@@ -1,4 +1,4 @@
-"""Properties of the memory of runs: equal to a second writing, to the byte, and monotone."""
+"""Properties of the memory of runs: equal to an independent implementation, and monotone."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ BASE: dict[str, Any] = {
     st.sampled_from((1, 2, 4, 8, 48)),
 )
 def test_any_arguments_are_priced_or_refused(arguments: dict[str, Any], world: int) -> None:
-    """Whatever stands behind a flag: bytes above nothing, or one sentence."""
+    """For any values of flags: a positive number of bytes, or one sentence."""
     problem = ""
     accounts = []
     try:

@@ -1,4 +1,4 @@
-"""Whatever stands in a model's file, `profile-model` counts its memory or says one sentence."""
+"""For any content of a model file, `profile-model` counts its memory or prints one sentence."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ KEYS = st.sampled_from(
      "tie_word_embeddings", "make_vocab_size_divisible_by", "extra_head_parameters", "rotary_base",
      "rotary_scaling_factor", "rope_theta", "rope_scaling", "rope_parameters", "x", ""]
 )  # fmt: skip
-# small or impossible: what lies between is legal, and slow to count in numbers
+# small or impossible values: those between are legal, and slow to count in numbers
 VALUES = st.one_of(
     st.none(),
     st.booleans(),
@@ -72,7 +72,7 @@ def counts_or_says(folder: Path, raw: bytes, capsys: pytest.CaptureFixture[str])
     path = folder / "model.json"
     path.write_bytes(raw)
     capsys.readouterr()
-    # one length and degree: the count itself is not what is tested
+    # one length and degree, because the count itself is not tested
     arguments = ["--model", str(path), "--source", "exact", "--tp", "1", "--seq", "8", "--force"]
     code = model_cli.run([*arguments, "--device", "cpu", "--out", str(folder / "out")])
     err = capsys.readouterr().err
@@ -103,7 +103,7 @@ def test_changed_models(
 
 
 def test_no_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Any bytes, and any JSON, in the place of a model."""
+    """Any bytes, and any JSON, instead of a model."""
     documents = st.recursive(VALUES, st.lists).map(lambda value: json.dumps(value).encode())
 
     @settings(max_examples=10, suppress_health_check=SLOW_TO_MAKE)

@@ -1,6 +1,6 @@
-"""Why an engine has no launch: found exactly where the search has none, and true.
+"""Obstacles of an engine: found exactly if the search has no launch, and true.
 
-The search itself decides what is legal, and the arithmetic of every rule is done here again.
+The search itself decides which launches are legal; the arithmetic of every rule is repeated here.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _TRAINED = (
 )
 _WITHOUT_ZERO = {("megatron", 2), ("torchtitan", 1), ("accelerate", 1)}
 _MEMORY = 1e15
-"""Of a device on which everything fits."""
+"""Device memory in bytes that fits every launch."""
 
 
 def _drawn(seed: int) -> tuple[EngineSpace, Job, Fixed]:
-    """Return a trainer, a small job and values of which many are of no launch."""
+    """Return an engine, a small job and values, many of which have no launch."""
     draw = random.Random(seed)
     engine = draw.choice([spaces()[0], *spaces()])
     job = Job(
@@ -83,7 +83,7 @@ def _drawn(seed: int) -> tuple[EngineSpace, Job, Fixed]:
 
 
 def _is_there(engine: EngineSpace, job: Job, fixed: Fixed) -> bool:
-    """Return whether the search finds a launch where memory is no matter."""
+    """Return True if the search finds a launch with unlimited memory."""
     machine = machine_of(load_card(job.gpu), load_stack(engine.stack))
     target = Target(machine=machine, accuracy=load_accuracy(), site_known=False, oom_risk=0.05)
     try:
@@ -95,7 +95,7 @@ def _is_there(engine: EngineSpace, job: Job, fixed: Fixed) -> bool:
 
 
 def _no_layout(fixed: Fixed) -> bool:
-    """Return whether chunks are asked for that layers may not lie in, which no rule says."""
+    """Return True if the chunks allow no layer layout, which no rule states."""
     blocks = any(word.startswith("block") for word in fixed.recompute or ())
     chunks = fixed.schedule is not None and "1f1b" not in fixed.schedule
     return blocks or chunks or bool(fixed.vpp and set(fixed.vpp) != {1})
@@ -103,7 +103,7 @@ def _no_layout(fixed: Fixed) -> bool:
 
 @often(60, 1500, st.integers(0, 10**6))
 def test_there_is_an_obstacle_where_the_search_has_no_launch(seed: int) -> None:
-    """And nowhere else; what it says is true, and what it advises has a launch."""
+    """There is none elsewhere. Its statement is true, and its advice has a launch."""
     engine, job, fixed = _drawn(seed)
     found = obstacle(engine, job, fixed)
     there = _is_there(engine, job, fixed)
@@ -118,7 +118,7 @@ def test_there_is_an_obstacle_where_the_search_has_no_launch(seed: int) -> None:
 
 
 def _changed(job: Job, fixed: Fixed, remedy: str) -> tuple[Job, Fixed] | None:
-    """Return the job and the values that a remedy leaves; None without one."""
+    """Return the job and the values after a remedy; None without one."""
     names = {
         "micro-batch-size": "micro_batch",
         "global-batch-size": "global_batch",
@@ -144,7 +144,7 @@ def _changed(job: Job, fixed: Fixed, remedy: str) -> tuple[Job, Fixed] | None:
     option, texts, _ = found.groups()
     name = names.get(option, option.replace("-", "_"))
     values = [word.strip("'") for word in texts.split(" or ")]
-    # each of them does, so the last one
+    # each value works, so the last one is taken
     last: Any = int(values[-1]) if values[-1].isdigit() else values[-1]
     if name == "global_batch":
         return replace(job, global_batches=(last,)), fixed
@@ -159,7 +159,7 @@ def _changed(job: Job, fixed: Fixed, remedy: str) -> tuple[Job, Fixed] | None:
 
 
 def is_true(found: Notice, engine: EngineSpace, job: Job) -> bool:
-    """Return whether a rule is broken, by its own values, which are those of the job."""
+    """Return True if a rule is broken by its own values, which must be those of the job."""
     model, values = job.model, found.values
     own = {
         "world": job.world,
@@ -270,7 +270,7 @@ _HOLDS: dict[str, _Holds] = {
         or v.tp > (job.domain or job.world)
         or (job.domain or job.world) % v.tp > 0
     ),
-    # what is refused of a training, whatever the degrees
+    # constraints on a training, for all degrees
     "engine.training": lambda engine, job, v: job.training != Training(),
     "megatron.window.rings": lambda engine, job, v: (
         engine.name == "megatron" and job.model.attention.window is not None
@@ -301,4 +301,4 @@ _HOLDS: dict[str, _Holds] = {
     "transformers.etp": lambda engine, job, v: v.etp != v.tp,
     "transformers.latent": lambda engine, job, v: job.model.attention.latent is not None,
 }
-"""Id of an obstacle -> whether it holds, stated again."""
+"""Id of an obstacle -> check that it holds, implemented again."""

@@ -49,7 +49,7 @@ ODD: st.SearchStrategy[Any] = st.sampled_from(
 
 
 def packed(pack: Callable[[], Any]) -> Any:
-    """Return the packed rows, or the sentence and the kind of the refusal."""
+    """Return the packed rows, or the message and the kind of the refusal."""
     try:
         return pack().tolist()
     except (InputError, OverflowError, TypeError, ValueError) as error:
@@ -57,7 +57,7 @@ def packed(pack: Callable[[], Any]) -> Any:
 
 
 def one_by_one(pack: Callable[[], Any]) -> Any:
-    """Return the same without the compiled columns."""
+    """Return the same result without the compiled columns."""
     columns = mock.Mock(return_value=None)
     with (
         mock.patch("search.closed_form.calculon.engine.plain_columns", columns),
@@ -70,7 +70,7 @@ def one_by_one(pack: Callable[[], Any]) -> Any:
 
 @st.composite
 def executions(draw: st.DrawFn) -> list[Any]:
-    """A few executions, most of them plain, some with a key or a value that is odd."""
+    """A few executions, most of them plain, some with an invalid key or value."""
     documents: list[Any] = []
     for _ in range(draw(st.integers(0, 4))):
         document: dict[Any, Any] = dict(PLAIN)
@@ -94,7 +94,7 @@ def executions(draw: st.DrawFn) -> list[Any]:
 
 @often(120, 500, documents=executions())
 def test_executions_are_packed_as_one_by_one(documents: list[Any]) -> None:
-    """Whatever their values are, and whichever of them is wrong first."""
+    """For any values, and whichever document is invalid first."""
     assert repr(packed(lambda: pack_executions(documents))) == repr(
         one_by_one(lambda: pack_executions(documents))
     )

@@ -1,4 +1,4 @@
-"""Times of schedules never fall below the replay of their order, however unequal stages are."""
+"""Schedule formulas never fall below the replay of their order, for any unequal stages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROUNDING = 1 + 1e-12
 def _any_pipeline(
     schedule: Schedule, chance: random.Random
 ) -> tuple[list[list[float]], dict[str, int]]:
-    """Return seconds of unequal stages, some of them almost nothing, and a shape that runs."""
+    """Return seconds of unequal stages, some almost zero, and a legal shape."""
     facts = SCHEDULES[schedule]
     while True:
         stages = chance.randint(2, 10)
@@ -49,7 +49,7 @@ def test_no_step_is_faster_than_its_bound_says(schedule: Schedule, seed: int) ->
 def test_stages_within_a_tenth_are_priced_within_three_percent(
     schedule: Schedule, seed: int
 ) -> None:
-    """Of stages whose forwards and backwards differ together, as layers make them differ."""
+    """Forwards and backwards of stages differ together, as those of layers do."""
     chance = random.Random(seed)
     seconds, shape = _any_pipeline(schedule, chance)
     if shape.get("group", 0) > shape["micro_batches"]:
@@ -75,7 +75,7 @@ def test_a_slower_stage_makes_no_step_faster(schedule: Schedule, seed: int) -> N
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_study_of_the_page_holds(schedule: Schedule) -> None:
-    """A part of its pipelines: none below, near stages within 3 %, as much in flight."""
+    """For some of its pipelines: none below, near stages within 3 %, equal numbers in flight."""
     found = summary_of(schedule, list(compare(schedule, 30, seed=1)))
     assert found.below == 0
     assert found.same_in_flight == found.instances == 30

@@ -52,7 +52,7 @@ def opened(name: str, hardware: str, pipeline: str = "1f1b") -> Session:
 
 
 def random_plan(session: Session, rng: random.Random) -> Plan | None:
-    """Return a legal plan drawn from everything that may be combined, None for an illegal draw."""
+    """Return a random legal plan of all possible combinations, None for an illegal draw."""
     world, layers = session.hardware.world_size, session.spec.num_layers
     p = rng.choice([d for d in divisors(world) if d <= layers])
     ranks = world // p
@@ -114,7 +114,7 @@ def draws(pipeline: str, number: int, published: bool) -> Iterator[tuple[Session
 @pytest.mark.parametrize("number", [80, pytest.param(NUM_PLANS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("pipeline", ["1f1b", "gpipe"])
 def test_step_time_is_never_below_the_replay(pipeline: str, number: int) -> None:
-    """On random legal plans, good and bad: T is an upper bound of what is replayed.
+    """For random legal plans, good and bad, T is an upper bound of the replay.
 
     GPipe's formula is exact up to the tail, which it takes from the slowest stage.
     """
@@ -159,7 +159,7 @@ def test_slow_links_do_not_put_the_replay_above(pipeline: str, slower: float) ->
 
 
 def speed(result: SearchResult) -> float:
-    """Return the throughput of an answer, after checking what every answer promises."""
+    """Return the throughput of an answer, after checking the properties of every answer."""
     if result.prediction is None:
         assert result.status == "infeasible"
         return 0.0
@@ -198,7 +198,7 @@ def planner_of(session: Session, options: dict[str, Any]) -> Planner:
 def test_resolving_is_as_a_fresh_search(
     search: tuple[Session, dict[str, Any]], budgets_gib: list[float]
 ) -> None:
-    """Whatever was solved before, the answer, its bound and its reason are those of a new one."""
+    """After any earlier searches, the answer, its bound and its reason are those of a new planner."""
     session, options = search
     planner = planner_of(session, options)
     speed(planner.solve())
@@ -266,7 +266,7 @@ def first_stage(plan: Plan) -> tuple[LayerStrategy, ...]:
 
 
 def solved(session: Session, options: dict[str, Any]) -> SearchResult | None:
-    """Return the answer, None where rules and options leave nothing to search."""
+    """Return the answer, None if rules and options leave an empty search space."""
     try:
         return planner_of(session, options).solve()
     except OptionError:
@@ -327,7 +327,7 @@ def test_forbidden_rules_are_obeyed(
 
 @often(12, 40, searches, st.integers(0, 10**6))
 def test_no_random_plan_is_faster(search: tuple[Session, dict[str, Any]], seed: int) -> None:
-    """Legal, fitting plans of the same batch that anyone may think of lose or tie."""
+    """Random legal plans of the same batch that fit are slower or tie."""
     session, options = search
     planner = planner_of(session, {**options, "default_dp_type": "any", "sp_space": "tp+sp"})
     rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""The planner and the bottom-up step price one plan alike, where both are of one card and stack."""
+"""The planner and the bottom-up step price a plan alike if both use one card and stack."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.step_cases import STACKS
 
 seeds = st.integers(0, 10**6)
 _GPUS = 8
-"""Of one node: across nodes, documents know two strides of groups, and the step knows all."""
+"""GPUs of one node: across nodes, documents know two strides of groups, and the step knows all."""
 _STEP = 0.12
 _MEDIAN = 0.015
 _TERMS = {
@@ -39,9 +39,10 @@ _TERMS = {
     # ZeRO-3's last scatter is traffic of the step in one, and of the reduction in the other
     "data parallel": (("sharding", "gradients"), ("zero3", "sync", "gradient_sync"), 0.06),
 }
-"""Names in the step and in the planner, and by what share of a step they may differ: a line through
-times of several batches, messages read off curves, a look-up that is not divided, embedding and
-head apart from the layers' waiting and from what their reduction hides under."""
+"""Names in the step and in the planner, and their allowed difference as a share of a step. Causes
+are a line through times of several batches, messages read off curves, an undivided look-up, and
+embedding and head without the layers' waiting and overlap.
+"""
 
 
 @cache
@@ -106,7 +107,7 @@ def _priced(seed: int) -> tuple[Prediction, StepTime]:
 @pytest.mark.whole
 @often(25, 400, seeds)
 def test_every_term_is_that_of_the_step(seed: int) -> None:
-    """Within a few percent of the step, and so is the whole of it."""
+    """Terms and the whole step agree within a few percent of the step."""
     found, step = _priced(seed)
     assert abs(found.step_time_s / step.total_s - 1.0) < _STEP
     for name, (own, planned, share) in _TERMS.items():
@@ -117,7 +118,7 @@ def test_every_term_is_that_of_the_step(seed: int) -> None:
 
 @pytest.mark.whole
 def test_steps_differ_by_a_percent_in_the_middle() -> None:
-    """Of eighty plans; all terms are there in some, or their comparison would be of nothing."""
+    """The median over eighty plans; all terms occur in some of them, so that each is compared."""
     priced = [_priced(seed) for seed in range(80)]
     shares = [found.step_time_s / step.total_s - 1.0 for found, step in priced]
     assert float(np.median(np.abs(shares))) < _MEDIAN

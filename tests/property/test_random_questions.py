@@ -1,8 +1,8 @@
-"""Random planning questions: what must hold of every answer.
+"""Properties of the answers to random planning questions.
 
 Questions draw a shipped model, a cluster of cards, a schedule, a memory constraint and a batch.
-More of a resource is never slower, a rule never faster, a plan that is priced again costs what the
-search said, and a question that is asked again has the same answer.
+More of a resource is never slower, and a rule never faster. A plan that is priced again costs as
+much as in the search, and a repeated question has the same answer.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.whole
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
 ROUNDING = 1e-9
-"""Sums in another order."""
+"""Relative difference of sums in another order, at most."""
 LIMIT_S = 5.0
-"""Of one search; what was stopped by it says nothing."""
+"""Time limit of one search in seconds; stopped searches are not compared."""
 
 
 MODELS = (
@@ -75,7 +75,7 @@ def drawn(seed: int) -> Question:
 
 
 def opened(seed: int) -> Session | None:
-    """Return the session of a question, None where its memory or batch cannot be asked for."""
+    """Return the session of a question, None if its memory or batch is invalid."""
     question = drawn(seed)
     options = replace(question.options, time_limit_s=LIMIT_S)
     try:
@@ -96,7 +96,7 @@ def solved(planner: Planner, memory: float) -> SearchResult | None:
 
 
 def check(seed: int) -> bool:
-    """Check all that must hold of one question; return whether it could be asked."""
+    """Check all properties for one question; return True if the question was valid."""
     session = opened(seed)
     if session is None:
         return False
@@ -149,6 +149,6 @@ SLOW = [pytest.param(range(at, at + 100), marks=pytest.mark.slow) for at in rang
 
 @pytest.mark.parametrize("seeds", [range(12), *SLOW], ids=str)
 def test_answers_are_monotone_and_the_same_when_asked_again(seeds: range) -> None:
-    """Nearly all questions can be asked, so that the checks are of something."""
+    """Nearly all questions are valid, so that the checks are meaningful."""
     asked = sum(check(seed) for seed in seeds)
     assert asked > 0.9 * len(seeds)

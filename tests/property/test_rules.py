@@ -121,7 +121,7 @@ def test_arrays_agree_with_numbers() -> None:
 
 
 def test_an_unknown_value_leaves_a_rule_undecided() -> None:
-    """What only a running script knows breaks nothing."""
+    """Values known only to a running script break no rule."""
     values = {"world": 64, "tp": 3, "cp": 1, "pp": 4, "heads": None, "ffn_hidden_size": 11008}
 
     assert [one.id for one in broken(GENERAL, values)] == ["grid.dense", "ffn.tensor"]
@@ -129,7 +129,7 @@ def test_an_unknown_value_leaves_a_rule_undecided() -> None:
 
 
 def test_the_nearest_value_keeps_all_rules() -> None:
-    """The smaller of two that are as near comes first."""
+    """Of two equally near values, the smaller one is returned."""
     values = {"world": 64, "tp": 3, "cp": 1, "pp": 4, "heads": 32, "kv_heads": 8}
     rules = (*GRID, HEADS, COPIED_KEYS)
 
@@ -166,7 +166,7 @@ TABLES: dict[str, tuple[Rule, ...]] = {
 
 
 def test_rules_of_arguments_read_values_that_there_are() -> None:
-    """A flag that no release has, or a misspelt value, would be absent for ever."""
+    """A flag without any release, or a misspelt value, would never be found."""
     flags = set()
     for rule in TABLES["megatron"]:
         for name in rule.over:
@@ -178,11 +178,11 @@ def test_rules_of_arguments_read_values_that_there_are() -> None:
 
 
 RENAMED = {"batch-size", "warmup", "model-parallel-size", "checkpoint-activations"}
-"""Flags that releases of today end with."""
+"""Final parts of flags in current releases."""
 
 
 def test_rows_of_any_engine_are_asked_of_runs_choices_and_layers() -> None:
-    """Once each: what one of them left out, a search would offer and a check refuse."""
+    """Each exactly once: a missing rule would let a search offer a launch that a check refuses."""
     for rules in (RUN, obstacle.GENERAL, LAYER):
         assert {*ANY} <= {*rules}
     ids = [one.id for one in obstacle.GENERAL]

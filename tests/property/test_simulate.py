@@ -1,7 +1,7 @@
 """The event replay and the step time T of the cost model, on random pipelines.
 
-Where T is not above the replay is part of what is known: see the pinned pipelines in
-`tests/unit/planning/layered/test_simulate.py`. The draws here say for which pipelines it is.
+`tests/unit/planning/layered/test_simulate.py` pins pipelines for which T is below the replay. The
+draws here define those for which it is not.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def test_the_compiled_replay_is_the_plain_one(
 def test_a_long_step_follows_from_a_part_of_it(
     times: list[tuple[float, ...]], pipeline_type: PipelineType, extra: int
 ) -> None:
-    """As if every micro-batch were replayed, which a step of millions has no room for."""
+    """Equal to a replay of every micro-batch, for which a step of millions has no memory."""
     columns = [list(column) for column in zip(*times, strict=True)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "_MOST_MICROBATCHES", 0)

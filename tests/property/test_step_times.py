@@ -1,4 +1,4 @@
-"""What holds for the time of any step, dense or of experts, on any machine."""
+"""Properties of the time of any step, dense or with experts, on any machine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_terms_add_up(seed: int) -> None:
 
 @often(30, 500, seeds, st.sampled_from(["bf16", "fp8", "mxfp8"]))
 def test_a_layer_is_the_sum_of_its_halves(seed: int, precision: Any) -> None:
-    """What is kept of a layer, experts by the tokens that they see, takes as long as the whole."""
+    """The cached parts of a layer, experts by their tokens, take as long as the whole layer."""
     machine, job = any_case(seed)
     job = replace(job, precision=precision)
     known = KnownLayers(machine)
@@ -62,7 +62,7 @@ def test_a_layer_is_the_sum_of_its_halves(seed: int, precision: Any) -> None:
         try:
             whole = layer_times(machine, job, replace(block, number=1))
         except InputError:
-            continue  # the card has no such products
+            continue  # the card supports no such GEMMs
         kept = known.times(job, block)
         assert seconds_of_times(machine, job, kept) == pytest.approx(
             seconds_of_times(machine, job, whole), rel=1e-12
@@ -122,7 +122,7 @@ def test_the_order_of_layers_does_not_matter(seed: int, order: random.Random) ->
         parts += [replace(block, number=count) for count in counts]
     found = step_time(machine, replace(job, blocks=tuple(parts)))
     assert found.terms_s == pytest.approx(expected.terms_s, rel=1e-9, abs=1e-15)
-    # a module of further tokens is as whichever layer is the last
+    # an MTP layer is like the last layer, whichever that is
     alone = job_with(job, pp=1, vpp=1, mtp=0)
     order.shuffle(parts)
     shuffled = replace(alone, blocks=tuple(parts))
@@ -192,7 +192,7 @@ def test_stages_hold_every_layer_once(numbers: list[int], pp: int) -> None:
 def test_any_degrees_have_a_time_or_a_sentence(
     card: str, stack: str, changes: dict[str, Any]
 ) -> None:
-    """No other exception than the sentence, and no time that is none."""
+    """Only the expected error is raised, and no time is NaN or negative."""
     machine = machine_of(card_named(card), stack_named(stack))
     job = replace(DENSE, precision="fp16", **changes)
     try:
@@ -209,7 +209,7 @@ def test_any_degrees_have_a_time_or_a_sentence(
 
 
 def test_cases_are_of_all_kinds() -> None:
-    """Random jobs are worth their name: each term is there in some, and none in all others."""
+    """Random jobs are diverse: each term occurs in some, and none in all others."""
     seen = dict.fromkeys(TERMS, 0)
     for seed in range(30):
         machine, job = any_case(seed)

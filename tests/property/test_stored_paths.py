@@ -1,4 +1,4 @@
-"""Paths in plan and launch files: what is written from one folder is found from every other."""
+"""Paths in plan and launch files: those written from one folder are found from every other."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from autopar.documents.catalog import (
 from autopar.errors import DocumentError
 
 FOLDERS = st.sampled_from([".", "a", "a/b", "c", "c/d/e", "link"])
-"""`link` leads to c/d, so that the folder above it is not the folder that it lies in."""
+"""`link` leads to c/d, so that its parent is not the folder that contains it."""
 INPUTS = st.sampled_from(["m.json", "a/m.json", "a/b/hw", "c/d/m.json", "llama2-7b/model.json"])
 
 
 @contextmanager
 def tree() -> Iterator[Path]:
-    """Give a folder with folders, inputs and a link; the working folder is restored."""
+    """Yield a folder with folders, inputs and a link; the working folder is restored."""
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as name:
         root = Path(name).resolve()
@@ -45,7 +45,7 @@ def tree() -> Iterator[Path]:
 def test_what_was_typed_is_found_from_everywhere(
     at: str, wanted: str, file: str, reader: str
 ) -> None:
-    """Through links too, and never the file of the same name that lies where one stands."""
+    """Also through links, and never the file of the same name in the working folder."""
     with tree() as root:
         os.chdir(root / at)
         typed = os.path.relpath(root / wanted, (root / at).resolve())
@@ -76,7 +76,7 @@ def test_names_and_absolute_paths_stay(at: str, file: str) -> None:
 
 
 def test_a_folder_that_is_called_like_a_shipped_model_stays_a_folder() -> None:
-    """Where its `model.json` was what the name meant."""
+    """Its `model.json` was the meaning of the name."""
     with tree() as root:
         os.chdir(root)
         stored = portable_options({"model": "llama2-7b"}, "plan.json")
@@ -86,7 +86,7 @@ def test_a_folder_that_is_called_like_a_shipped_model_stays_a_folder() -> None:
 
 
 def test_a_file_in_a_clone_is_a_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path to what is shipped was typed as a path, and sources of a plan are told by name."""
+    """A path to a shipped file was typed as a path; sources of a plan are stored by name."""
     monkeypatch.chdir(root)
     typed = "models/llama2-7b/model.json"
     with tree() as elsewhere:
@@ -95,7 +95,7 @@ def test_a_file_in_a_clone_is_a_file(root: Path, monkeypatch: pytest.MonkeyPatch
         found, _ = located_options(stored, "plan.json")
         assert Path(str(found["model"])).resolve() == (root / typed).resolve()
         assert portable_path(root / typed, "plan.json") == typed
-        # of software there may be a name alone
+        # software may be given by name only
         assert portable_path("megatron-core", elsewhere / "a" / "plan.json") == "megatron-core"
 
 
@@ -109,7 +109,7 @@ def test_a_card_of_ones_own_keeps_its_shape() -> None:
 
 
 def test_what_did_not_come_along_is_named() -> None:
-    """All of it, with what helps; what is typed is not missing."""
+    """All missing files are named, with a remedy; typed paths are not missing."""
     stored = {"model": "../x/m.json", "hardware": "../x/card.json:2x8", "stack": "megatron-core"}
     with tree() as root:
         os.chdir(root)

@@ -1,4 +1,4 @@
-"""Launches that are written for a trainer and read back: the same launch, and nothing idle."""
+"""Launches written for an engine and read back: the same launch, without idle settings."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.run_cases import megatron_runs, some, titan_runs, torch_runs
 NOT_IN_BRIDGE = tuple(
     f"Megatron-Bridge cannot say {what}: "
     for what in (
-        # its own rows of positions are those of a sequence
+        # its learned positions equal the sequence length
         "max positions",
-        # of recipes that have no section of overlaps
+        # recipes without a section of overlaps
         "overlap.tensor",
         "kernels.deferred head",
         # arguments of Megatron-LM without a key
@@ -39,7 +39,7 @@ def place_of(run: Run) -> Place:
 
 
 def read_back(run: Run, engine: str) -> None:
-    """Check that what is written is the launch again, and that nothing of it is idle or unknown."""
+    """Check that the written files are read as the same launch, without idle or unknown settings."""
     found = written(run, engine=engine, place=place_of(run))
 
     assert found.losses == ()
@@ -47,7 +47,7 @@ def read_back(run: Run, engine: str) -> None:
     said = [
         one
         for one in checked(found, run).findings
-        # what ranks that share nothing compute in is said whether or not a file asks for it
+        # the precision of ranks without sharding is reported whether or not a file sets it
         if one.kind not in ("read", "environment") and "mixed_precision_param" not in one.text
     ]
     assert said == []
@@ -61,11 +61,11 @@ def test_megatron_says_all_of_a_launch(run: Run) -> None:
 
 SPOKEN_OF_TIME = frozenset(
     {
-        # who dispatches, and where early gathering begins, is not priced apart
+        # dispatcher and start of early gathering have no separate price
         *("moe-flex-dispatcher-backend", "overlap-param-gather"),
-        # the vocabulary's size stands beside it
+        # the vocabulary size is given separately
         "tokenizer-type",
-        # of 4 bits there is one
+        # there is only one 4-bit recipe
         "fp4-recipe",
     }
 )
@@ -74,7 +74,7 @@ SPOKEN_OF_TIME = frozenset(
 
 @pytest.mark.whole
 def test_each_flag_that_is_written_says_something() -> None:
-    """Without it some launch is read as another one, or as none."""
+    """Without each flag, some launch is read as another one, or not at all."""
     silent, heard = set[str](), set[str]()
     for run in some(megatron_runs(), 60):
         found = written(run, engine="megatron", place=place_of(run))
@@ -114,14 +114,14 @@ def test_deepspeed_says_all_of_a_launch(run: Run) -> None:
 
 @often(40, 400, torch_runs(keeper="accelerate") | torch_runs(keeper="deepspeed"))
 def test_accelerate_says_all_of_a_launch(run: Run) -> None:
-    """The same of accelerate, whose plug-in is handed what DeepSpeed keeps."""
+    """The configuration of a launch for accelerate, whose plug-in receives DeepSpeed's settings."""
     read_back(run, "accelerate")
 
 
 @pytest.mark.whole
 @often(40, 600, megatron_runs())
 def test_bridge_says_all_of_a_launch_that_it_can(run: Run) -> None:
-    """Overrides of a recipe are the launch again, but for what no key of theirs says."""
+    """Overrides of a recipe are that launch again, except for settings without a key."""
     found = written(run, engine="megatron-bridge", place=place_of(run))
 
     assert [one for one in found.losses if not one.what.startswith(NOT_IN_BRIDGE)] == []

@@ -1,7 +1,7 @@
-"""The closed-form Calculon model in plain Python: what the compiled engine is tested against.
+"""The closed-form Calculon model in plain Python, against which the compiled engine is tested.
 
-It shares the documents, the named defects and nothing else with the product: no number of the
-engine is in it. Source: Calculon (SC'23), doi 10.1145/3581784.3607102.
+It shares only the documents and the named defects with the product: no number of the engine is in
+it. Source: Calculon (SC'23), doi 10.1145/3581784.3607102.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def evaluate(
     compat: bool | Quirks = False,
     layers: bool = False,
 ) -> dict[str, Any]:
-    """Return and raise what `search.closed_form.calculon.evaluate` must."""
+    """Return or raise the results of `search.closed_form.calculon.evaluate`."""
     a = load_document(Application, application)
     x = load_document(Execution, execution)
     s = load_document(System, system)

@@ -16,7 +16,7 @@ from tests.oracles.calculon.shape import Shape
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a processor of an execution has: engines for its datatype, memories, its tiers."""
+    """Processor of an execution: engines for its datatype, memories, network tiers."""
 
     matrix: Rate
     vector: Rate
@@ -59,13 +59,13 @@ class Pair:
         return Pair(base=max(0.0, self.base), edge=max(0.0, self.edge))
 
     def chunk(self, blocks: int) -> float:
-        """Return the sum over a chunk of so many blocks, of which one is the edge block."""
+        """Return the sum over a chunk of `blocks` blocks, one of which is the edge block."""
         return (blocks - 1) * self.base + self.edge
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """One pass over a block, communication apart."""
+    """One pass over a block; communication is counted separately."""
 
     flops: float = 0.0
     flops_s: float = 0.0
@@ -75,7 +75,7 @@ class Work:
     link_bytes: Pair = Pair()
     link_s: Pair = Pair()
     exposed_s: Pair = Pair()
-    """Communication of the tensor group: bytes, time on the network, time nothing hides."""
+    """Communication of the tensor group: bytes, network time, exposed time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Spaces:
     working: float
     """Activations of the block that is running."""
     stored: float
-    """Activations from forward to backward."""
+    """Saved activations, from forward to backward."""
     weight_gradient: float = 0.0
     whole_weight_gradient: float = 0.0
     activation_gradient: float = 0.0
@@ -95,7 +95,7 @@ class Spaces:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Everything that the step needs to know of a block."""
+    """All figures of a block that the step uses."""
 
     fw: Work
     agrad: Work
@@ -117,7 +117,7 @@ class LayerTiming:
     flops_s: float
     memory_s: float
     alone_s: float
-    """Without a collective beside it."""
+    """Seconds without a concurrent collective."""
     processing_s: float
     link_bytes: float
     link_s: float
@@ -168,7 +168,7 @@ _Times = dict[tuple[int, Stage, bool], LayerTiming]
 def layer_timing(
     shape: Shape, layer: Layer, machine: Machine, stage: Stage, *, edge: bool
 ) -> LayerTiming:
-    """Return how long a layer takes in a stage, and how long its collective."""
+    """Return the seconds of a layer in a stage, and of its collective."""
     engine = machine.matrix if layer.matrix and stage != "optim" else machine.vector
     flops_s = engine.seconds(layer.flops[stage])
     memory_s = machine.memory.seconds(layer.bytes[stage])
@@ -232,7 +232,7 @@ def _tiles(
     alone_s: float,
     link_s: float,
 ) -> tuple[float, float]:
-    """Return processing and exposed time of a layer in t tiles beside its collective."""
+    """Return processing and exposed seconds of a layer in t tiles with its collective."""
     if link_s == 0.0:
         return alone_s, 0.0
     t = shape.tensor
@@ -251,7 +251,7 @@ def _tiles(
 
 
 def _counted(shape: Shape, layer: Layer) -> bool:
-    """Return whether FLOP and bytes of a layer are the block's, and not its communication's."""
+    """Return True if FLOP and bytes of a layer count for the block, not for its communication."""
     return layer.tiled or not layer.communicates or shape.quirks.communication_flops
 
 
@@ -275,7 +275,7 @@ def _again(shape: Shape, layers: tuple[Layer, ...], times: _Times) -> Work:
                 continue
             timing = times[n, "fw", edge]
             beside = layer.tiled and not shape.quirks.recommunication_as_forward
-            # the slowdown beside a repeated collective is counted with the weight gradient
+            # the slowdown during a repeated collective is counted with the weight gradient
             result += timing.alone_s if beside else timing.processing_s
         return result
 

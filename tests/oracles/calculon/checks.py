@@ -1,4 +1,4 @@
-"""What an execution must satisfy before it is priced, in a fixed order."""
+"""Constraints on an execution, checked before pricing in a fixed order."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def check_execution(application: Application, x: Execution, system: System, quir
 
 
 def check_shape(application: Application, x: Execution, shape: Shape, system: System) -> None:
-    """Raise InfeasibleExecution where blocks, sequence or heads cannot be divided as asked."""
+    """Raise InfeasibleExecution where blocks, sequence or heads do not divide."""
     if x.pipeline_interleaving > shape.blocks:
         raise InfeasibleExecution(
             "Pipeline interleaving must be less than or equal to the number of blocks per processor"
@@ -137,7 +137,7 @@ def check_memory(tier: int, needed_bytes: float, capacity_bytes: float) -> None:
 
 
 def check_published(x: Execution) -> None:
-    """Raise InfeasibleExecution where an execution asks for what the published model lacks."""
+    """Raise InfeasibleExecution where an execution uses options that the published model lacks."""
     for name, unknown in (("attention_type", "flash"), ("structure_type", "llama")):
         if getattr(x, name) == unknown:
             raise _contradiction(
@@ -146,7 +146,7 @@ def check_published(x: Execution) -> None:
 
 
 def published_application(application: Application) -> Application:
-    """Return what the published model knows of an application."""
+    """Return an application without the fields that the published model lacks."""
     fields = ("attn_kv_heads", "vocab_size", "tied_embeddings", "causal")
     return replace(
         application,
@@ -167,7 +167,7 @@ def _check_tiers(x: Execution, system: System, quirks: Quirks) -> None:
         network = system.networks[tier]
         if used[tier] > network.size:
             raise InfeasibleExecution(f"Network tier{tier} isn't big enough")
-        # several groups may fill a domain together, if there are processors for whole domains
+        # several groups may fill a domain together if processors make up whole domains
         full = network.size % used[tier] == 0 and (
             quirks.divisor_fills_tier or x.num_procs % network.size == 0
         )

@@ -1,4 +1,4 @@
-"""Gradients and weights between data-parallel processors, and what hides them.
+"""Data-parallel communication of gradients and weights, and its overlap.
 
 Source: Calculon (SC'23), doi 10.1145/3581784.3607102; corrections are named in `quirks`.
 """
@@ -15,7 +15,7 @@ from tests.oracles.calculon.shape import Shape
 
 @dataclass(frozen=True, kw_only=True)
 class DataParallel:
-    """One block's reduction, and a whole step's share that nothing hides."""
+    """Reduction of one block, and the exposed communication of a whole step."""
 
     block_bytes: float = 0.0
     block_s: float = 0.0
@@ -30,8 +30,8 @@ def data_parallel_of(
 ) -> DataParallel:
     """Return the communication of the data-parallel group.
 
-    With overlap, the block that is reduced last is exposed; the blocks of the last chunk hide
-    under the blocks behind them, and those of other chunks under a chunk of every stage.
+    With overlap, the block that is reduced last is exposed. The blocks of the last chunk are hidden
+    by the blocks after them, those of other chunks by a chunk of every stage.
     """
     if x.data_par == 1 or not shape.training:
         return DataParallel()
@@ -54,7 +54,7 @@ def data_parallel_of(
     computing_s += 0.0 if sharded else block.optim.flops_s
     slowed_s = computing_s * tier.processor_usage
 
-    # all chunks but the last, each beside a chunk of every stage
+    # all chunks but the last: each is hidden by a chunk of every stage
     windows_s, chunk_s = window.chunk(c), c * one_s
     slots = shape.microbatches % p or p
     hits = min(chunk_s // whole.chunk(c), slots) if shares_pipeline else 0
@@ -62,7 +62,7 @@ def data_parallel_of(
     exposed_s = one_s + (v - 1) * (over_s if over_s > 0 else chunk_s * tier.processor_usage)
     room_chunks_s = (v - 1) * (p * windows_s + p * c * slowed_s - back_s)
 
-    # the last chunk, beside the blocks that follow
+    # the last chunk: hidden by the blocks that follow
     hidden_s = (c - 1) * one_s
     if q.tail_windows:
         both = (whole.base + whole.edge) / 2

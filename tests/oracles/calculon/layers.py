@@ -1,6 +1,6 @@
-"""The operations of one transformer block on one processor, as a table that can be read.
+"""The operations of one transformer block on one processor, as a readable table.
 
-Sizes are of one microbatch. The sums and the table of the compiled engine are checked against it.
+Sizes are per micro-batch. The sums and the table of the compiled engine are checked against it.
 Source: Calculon (SC'23), doi 10.1145/3581784.3607102; corrections are named in `quirks`.
 """
 
@@ -37,34 +37,34 @@ STAGES: tuple[Stage, ...] = ("fw", "agrad", "wgrad", "optim")
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One operation of a block: what it computes, moves, keeps and communicates."""
+    """One operation of a block: computation, traffic, saved tensors and communication."""
 
     name: str
     matrix: bool
-    """On the matrix engine; else on the vector engine. Optimizer steps are always vector work."""
+    """True on the matrix engine, else vector engine; optimizer steps are always vector work."""
     flops: Mapping[Stage, float]
     bytes: Mapping[Stage, float]
     inputs: float
     outputs: float
-    """Elements."""
+    """Output size in elements."""
     weight_bytes: float
     activation_bytes: float
     weight_gradient_bytes: float
-    """Sharded with the optimizer."""
+    """Bytes of the weight gradient, sharded with the optimizer."""
     whole_gradient_bytes: float
-    """Of the fp32 gradient before it is sharded."""
+    """Bytes of the fp32 gradient before sharding."""
     activation_gradient_bytes: float
     optimizer_bytes: float
     communicates: Literal["F", "G"] | None = None
-    """F gathers in front of column-parallel layers, G reduces behind row-parallel ones."""
+    """F gathers before column-parallel layers, G reduces after row-parallel ones; None: neither."""
     tiled: bool = False
-    """The communication overlaps the layer's own tiles."""
+    """True if the communication overlaps the layer's own tiles."""
     recomputed: bool = False
     recommunicated: bool = False
     reused: bool = False
-    """Shares its activation with another layer."""
+    """True if it shares its activation with another layer."""
     kept: bool = True
-    """The activation is stored from forward to backward."""
+    """True if the activation is stored from forward to backward."""
     output_kept: bool = True
 
 
@@ -140,7 +140,7 @@ def _projections(s: Shape) -> list[_Row]:
 
 
 def _written_attention(s: Shape) -> list[_Row]:
-    """Attention that writes its scores."""
+    """Return the rows of attention that writes its scores to memory."""
     att = s.recompute_attention
     lanes = s.microbatch * s.heads // s.tensor
     scores = lanes * s.seq * s.seq
@@ -149,7 +149,7 @@ def _written_attention(s: Shape) -> list[_Row]:
     sums = batched_product(lanes, s.seq, s.seq, s.head_size)
     again = {"recomputed": att, "output_kept": not att}
     end = _row(f"{name}_Attn", sums, recomputed=s.recompute_all)
-    if s.gated:  # without dropout, what the softmax made is what the sums keep
+    if s.gated:  # without dropout, the value GEMM saves the softmax output
         return [
             _row(f"{name}_Key_Query", products, recomputed=att),
             _row(f"{name}_SoftMax", softmax(s, scores), reused=True, kept=False, **again),
@@ -164,7 +164,7 @@ def _written_attention(s: Shape) -> list[_Row]:
 
 
 def _flash_attention(s: Shape) -> list[_Row]:
-    # backward recomputes the scores itself, so only full recomputation repeats it
+    # backward recomputes the scores anyway, so only full recomputation repeats it
     return [_row("AttnBlock_Flash", flash(s), recomputed=s.recompute_all)]
 
 
@@ -192,7 +192,7 @@ def _feed_forward(s: Shape) -> list[_Row]:
 
 
 def _reduced(s: Shape, name: str, link: str, inputs: float) -> list[_Row]:
-    """The row-parallel product at the end of a half, and its reduction."""
+    """Return the row-parallel GEMM at the end of a half, and its reduction."""
     full = s.recompute_all
     if s.tiled:
         product = tiled_reduce(s, inputs, s.hidden)

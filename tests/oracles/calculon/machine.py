@@ -26,7 +26,7 @@ class Rate:
         raise AssertionError("the last step of a curve starts at 0")
 
     def seconds(self, amount: float) -> float:
-        """Return the time of one operation; none takes none."""
+        """Return the seconds of one operation; an amount of 0 takes no time."""
         return amount / (self.peak_per_s * self.efficiency(amount)) if amount else 0.0
 
 
@@ -38,13 +38,13 @@ class Collective:
     offset: float
 
     def traffic_bytes(self, size_bytes: float, ranks: int) -> float:
-        """Return what crosses the slowest link, for a buffer of `size_bytes`."""
+        """Return the bytes that cross the slowest link, for a buffer of `size_bytes`."""
         return size_bytes * self.scalar * (1.0 + self.offset / ranks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tier:
-    """One network; collectives run on one."""
+    """One network tier; a collective runs on exactly one."""
 
     bytes_per_s: float
     latency_s: float
@@ -52,7 +52,7 @@ class Tier:
     collectives: Mapping[str, Collective]
 
     def seconds(self, operation: str, size_bytes: float, ranks: int) -> float:
-        """Return the time of one operation; one without bytes still has the latency."""
+        """Return the seconds of one operation; one without bytes still pays the latency."""
         traffic = self.collectives[operation].traffic_bytes(size_bytes, ranks)
         return self.latency_s + traffic / self.bytes_per_s
 
@@ -70,7 +70,7 @@ def memory_rate(memory: Any) -> Rate:
 
 
 def tier_of(network: Any) -> Tier:
-    """Return a network of a document: GB/s of 1e9 bytes, of which the efficiency is reached."""
+    """Return a network of a document: GB/s of 1e9 bytes, multiplied by its efficiency."""
     return Tier(
         bytes_per_s=network.bandwidth * 1e9 * network.efficiency,
         latency_s=network.latency,

@@ -16,20 +16,20 @@ from tests.oracles.calculon.vocab import Vocab
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes by what they are, offloaded or not, and sums of both memories."""
+    """Bytes by category, offloaded or not, and sums of both memories."""
 
     weights: float
     activations: float
-    """Of the running block and of all that wait for their backward."""
+    """Bytes of the running block and of all that wait for their backward."""
     smallest_activations: float
-    """With activations offloaded: of the running block and the next."""
+    """Bytes of the running block and the next, with activation offload."""
     checkpoint: float
-    """Of one block."""
+    """Bytes of one block."""
     checkpoints: float
     weight_gradients: float
     optimizer: float
     vocab: float
-    """Embedding, head and logits: what the fuller of the first and the last stage adds."""
+    """Bytes of embedding, head and logits: the larger of the first and the last stage."""
     tables: int
     """Vocabulary tables on the processor."""
     first: float
@@ -37,7 +37,7 @@ class Memory:
 
 
 def memory_of(x: Execution, shape: Shape, block: Block, vocab: Vocab) -> Memory:
-    """Return the memory that an execution needs; needs no times."""
+    """Return the memory of an execution; needs no times."""
     s = block.spaces
     k, v, p = shape.blocks, shape.chunks, x.pipeline_par
     full = shape.recompute_all
@@ -57,7 +57,7 @@ def memory_of(x: Execution, shape: Shape, block: Block, vocab: Vocab) -> Memory:
     if p > 1 and shape.training and not x.activations_offload:
         fewer = k * (checkpoint if full else s.stored) * (live - min(live, ((v - 1) * p + 1) / v))
     around = tables * vocab.table_bytes + max(0.0, vocab.logits_bytes - fewer)
-    # of an offloaded tensor the running block and the next stay in the first memory
+    # of an offloaded tensor, the current block and the next stay in the first memory
     first = 2 * s.weight if x.weight_offload else k * s.weight
     first += smallest + 2 * checkpoint if x.activations_offload else activations + checkpoints
     if x.optimizer_offload:

@@ -1,7 +1,7 @@
 """Types of operations: FLOP, traffic and tensors of each, in elements unless they end in `_bytes`.
 
-Counts per element: layer norms 9 forward, 14 and 7 backward; RMS norms 4, 6 and 3; softmax 5 and
-8; GELU 8 and 13; dropout 1; a matrix product 2 per multiplication. Source: Calculon (SC'23), doi
+Counts per element: layer norms 9 forward, 14 and 7 backward; RMS norms 4, 6 and 3; softmax 5 and 8;
+GELU 8 and 13; dropout 1; a GEMM 2 per multiplication. Source: Calculon (SC'23), doi
 10.1145/3581784.3607102.
 """
 
@@ -14,10 +14,10 @@ from tests.oracles.calculon.shape import Shape
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """Numbers of one operation on one processor; None takes the rule of most types.
+    """Figures of one operation on one processor; None uses the rule of most types.
 
-    That is: forward moves inputs, outputs and parameters, backward parameters, activation and its
-    gradient; what is kept has the bytes of the datatype.
+    That rule is: forward moves inputs, outputs and parameters, backward parameters, activation and
+    its gradient; saved tensors have the bytes of the datatype.
     """
 
     matrix: bool = False
@@ -37,7 +37,7 @@ class Kind:
 
 
 def fork(shape: Shape, elements: float, ways: int) -> Kind:
-    """Return a tensor that goes several ways: its gradients are added in backward."""
+    """Return a tensor with several consumers, whose gradients are added in backward."""
     return Kind(
         agrad_flops=ways * elements,
         inputs=elements,
@@ -76,7 +76,7 @@ def rms_norm(shape: Shape, elements: float) -> Kind:
 
 
 def linear(shape: Shape, inputs: float, outputs: float) -> Kind:
-    """Return a matrix product over the tokens of a microbatch, without bias."""
+    """Return a GEMM over the tokens of a micro-batch, without bias."""
     flops = 2 * shape.tokens * inputs * outputs
     return Kind(
         matrix=True,
@@ -92,7 +92,7 @@ def linear(shape: Shape, inputs: float, outputs: float) -> Kind:
 
 
 def batched_product(lanes: float, rows: float, inner: float, columns: float) -> Kind:
-    """Return `lanes` products of (rows, inner) by (inner, columns)."""
+    """Return `lanes` GEMMs of (rows, inner) by (inner, columns)."""
     flops = 2 * lanes * rows * inner * columns
     inputs = lanes * (rows * inner + inner * columns)
     outputs = lanes * rows * columns
@@ -140,7 +140,7 @@ def dropout(shape: Shape, elements: float) -> Kind:
 
 
 def gelu(shape: Shape, elements: float) -> Kind:
-    """Return a GELU, which keeps nothing when it is fused with its linear layer."""
+    """Return a GELU, which saves nothing if it is fused with its linear layer."""
     kept = 0 if shape.fused_activation else elements
     return Kind(
         fw_flops=8 * elements,
@@ -154,7 +154,7 @@ def gelu(shape: Shape, elements: float) -> Kind:
 
 
 def gated_silu(shape: Shape, elements: float) -> Kind:
-    """Return SiLU of one half times the other half, which backward needs both."""
+    """Return SiLU of one half times the other half; backward needs both."""
     return Kind(
         fw_flops=6 * elements,
         agrad_flops=10 * elements,
@@ -167,10 +167,10 @@ def gated_silu(shape: Shape, elements: float) -> Kind:
 
 
 def flash(shape: Shape) -> Kind:
-    """Return attention that keeps its inputs and one number per query and head (4 bytes).
+    """Return attention that saves its inputs and one number per query and head (4 bytes).
 
-    Backward computes the scores again: 5 products where forward has 2. With a causal mask half of
-    the scores are skipped. Source: FlashAttention-2, arXiv 2307.08691.
+    Backward recomputes the scores: 5 GEMMs where forward has 2. With a causal mask half of the
+    scores are skipped. Source: FlashAttention-2, arXiv 2307.08691.
     """
     e = shape.element_bytes
     lanes = shape.microbatch * shape.heads / shape.tensor
@@ -206,17 +206,17 @@ def residual(elements: float) -> Kind:
 
 
 def gather(shape: Shape) -> Kind:
-    """Return the collective in front of column-parallel layers, backward its mirror image."""
+    """Return the collective before column-parallel layers; backward is its mirror image."""
     return _collective(shape, forward=False)
 
 
 def reduce(shape: Shape) -> Kind:
-    """Return the collective behind a row-parallel layer, backward its mirror image."""
+    """Return the collective after a row-parallel layer; backward is its mirror image."""
     return _collective(shape, forward=True)
 
 
 def _collective(shape: Shape, *, forward: bool) -> Kind:
-    """Return a collective that adds in forward (or backward), and gathers the other way."""
+    """Return a collective that reduces in forward (or backward), and gathers in the other pass."""
     if shape.tensor == 1:
         return Kind(communicates=True)
     size = shape.elements

@@ -14,7 +14,7 @@ from tests.oracles.calculon.shape import Shape
 
 @dataclass(frozen=True, kw_only=True)
 class Transfers:
-    """What one microbatch sends to the next stage, and its gradient to the previous one."""
+    """Transfers of one micro-batch: activations to the next stage, gradient to the previous one."""
 
     forward_bytes: float
     backward_bytes: float
@@ -27,7 +27,7 @@ class Offload:
     """Bytes of one block that move between the memories while it runs."""
 
     stored_bytes: float
-    """Activations or checkpoints from forward to backward, offloaded or not."""
+    """Bytes of activations or checkpoints from forward to backward, offloaded or not."""
     forward_bytes: float
     backward_bytes: float
 
@@ -39,22 +39,22 @@ class Passes:
     transfers: Transfers
     offload: Offload
     memory_s: float
-    """Of the gradients' traffic, which offload competes with."""
+    """Seconds of gradient traffic, which competes with offload."""
     forward_s: Pair
     backward_s: Pair
-    """With communication, without offload."""
+    """Seconds with communication, without offload."""
     offload_forward_s: Pair
     offload_backward_s: Pair
-    """That nothing hides."""
+    """Exposed seconds of offload."""
 
     @property
     def whole_forward_s(self) -> Pair:
-        """Return the forward with what offload adds."""
+        """Return the seconds of the forward with exposed offload."""
         return self.forward_s + self.offload_forward_s
 
     @property
     def whole_backward_s(self) -> Pair:
-        """Return the backward with what offload adds."""
+        """Return the seconds of the backward with exposed offload."""
         return self.backward_s + self.offload_backward_s
 
 
@@ -90,7 +90,7 @@ def passes_of(x: Execution, shape: Shape, block: Block, machine: Machine) -> Pas
 
 
 def checkpoint_bytes(shape: Shape) -> float:
-    """Return what a recomputed block keeps: its input."""
+    """Return the saved bytes of a recomputed block: its input."""
     if not (shape.training and shape.recompute_all):
         return 0.0
     whole = float(shape.elements * shape.element_bytes)
@@ -99,7 +99,7 @@ def checkpoint_bytes(shape: Shape) -> float:
 
 
 def offload_of(x: Execution, shape: Shape, block: Block) -> Offload:
-    """Return what one block moves: the busier direction of the link."""
+    """Return the bytes that one block moves, in the busier direction of the link."""
     s = block.spaces
     stored = checkpoint_bytes(shape) if shape.recompute_all else s.stored
     weights = s.weight if x.weight_offload else 0.0
@@ -110,7 +110,7 @@ def offload_of(x: Execution, shape: Shape, block: Block) -> Offload:
     if shape.training and shape.quirks.offload_sums:
         backward = weights + activations + states
     elif shape.training:
-        # in: what backward and the optimizer read; out: what they leave
+        # in: reads of backward and optimizer; out: their results
         backward = max(weights + activations + states, weights + gradients + states)
     return Offload(
         stored_bytes=stored, forward_bytes=max(weights, activations), backward_bytes=backward

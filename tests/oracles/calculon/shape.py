@@ -1,4 +1,4 @@
-"""Sizes of one execution that everything else is made of."""
+"""Sizes of one execution, from which all figures are derived."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from search.closed_form.calculon.engine import Quirks
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One microbatch of one execution, as a processor of the first stage sees it."""
+    """One micro-batch of one execution on a processor of the first stage."""
 
     quirks: Quirks
     hidden: int
@@ -20,43 +20,43 @@ class Shape:
     heads: int
     head_size: int
     microbatch: int
-    """Samples."""
+    """Samples of a micro-batch."""
     tokens: int
     element_bytes: int
     tensor: int
     shards: int
     """Processors that share optimizer states and gradients; 1 without sharding."""
     blocks: int
-    """On a processor of the first stage, the largest."""
+    """Blocks on a processor of the first stage, the largest."""
     missing_blocks: int
-    """That later stages have less."""
+    """Blocks that later stages have less than the first."""
     chunk_blocks: int
     chunks: int
     microbatches: int
     fused_activation: bool
     kv_heads: int
-    """Heads of keys and values; a processor has at least one."""
+    """Heads of keys and values, at least one per processor."""
     flash: bool
-    """Attention without scores in memory."""
+    """True for attention without scores in memory."""
     causal: bool
-    """Flash attention skips what a causal mask hides."""
+    """True if flash attention skips the masked scores of a causal mask."""
     gated: bool
-    """Feed-forward layers with a gate, RMSNorm, no dropout."""
+    """True for gated feed-forward layers, RMSNorm and no dropout."""
     vocab: int
-    """Rows of the embedding on a processor; 0 where it is left out."""
+    """Rows of the embedding on a processor; 0 without embedding."""
     tied: bool
     rs: bool
-    """Tensor parallelism scatters the sequence between layers (`rs_ag`)."""
+    """True if tensor parallelism scatters the sequence between layers (`rs_ag`)."""
     rs_at_edges: bool
-    """... between blocks, so towards other stages only (`p2p_rs_ag`)."""
+    """True if it scatters the sequence between stages only (`p2p_rs_ag`)."""
     tiled: bool
-    """Collectives overlap the tiles of their linear layer (`ring`, `pipe`)."""
+    """True if collectives overlap the tiles of their linear layer (`ring`, `pipe`)."""
     pipe: bool
     training: bool
     recompute_all: bool
     recompute_attention: bool
     regather_attention: bool
-    """The input of the attention is gathered again in backward."""
+    """True if the input of the attention is gathered again in backward."""
     regather_mlp: bool
 
     @property
@@ -66,7 +66,7 @@ class Shape:
 
     @property
     def local_elements(self) -> float:
-        """Return those on one processor between layers."""
+        """Return the elements of the residual stream on one processor between layers."""
         return self.elements / self.tensor if self.rs else self.elements
 
     @property
@@ -76,7 +76,7 @@ class Shape:
 
     @property
     def shared_kv(self) -> bool:
-        """Return whether some processors have the same keys and values."""
+        """Return True if some processors share keys and values."""
         return self.kv_heads % self.tensor != 0
 
 

@@ -72,7 +72,7 @@ _TIMES = (
     "bw_offload_exposed_time",
 )
 _PARTS = tuple(name for name in _TIMES if not name.endswith("_link_time"))
-"""What a step's time is the sum of."""
+"""Terms whose sum is the step time."""
 
 
 def _times(
@@ -112,7 +112,7 @@ def _times(
 
 
 def _bubble_s(x: Execution, shape: Shape, passes: Passes) -> float:
-    """Return how long the first stage waits for the others, which may have fewer blocks."""
+    """Return the seconds that the first stage waits for the others, which may have fewer blocks."""
     p, m, v, c = x.pipeline_par, shape.microbatches, shape.chunks, shape.chunk_blocks
     both = passes.whole_forward_s + passes.whole_backward_s
     extra = (v - 1) * (p - m % p) if m % p else 0
@@ -181,7 +181,7 @@ def _spaces(shape: Shape, block: Block, memory: Memory) -> dict[str, float | Non
 
 
 def _requirements(shape: Shape, block: Block, passes: Passes) -> dict[str, float]:
-    """Return the bandwidths of the second memory that would hide what is offloaded."""
+    """Return the bandwidths of the second memory that would hide the offload."""
     s, o = block.spaces, passes.offload
     only_edge = shape.chunk_blocks == 1 and not shape.quirks.latency_without_neighbour
 
@@ -225,7 +225,7 @@ def _efficiencies(shape: Shape, block: Block, machine: Machine, total_s: float) 
 
 
 def _ratio(amount: float, window: float) -> float:
-    """Return what a window must hide per second; one that nothing is left of hides nothing."""
+    """Return the amount per second that a window must hide; an empty window hides nothing."""
     if window == 0.0:
         return math.inf if amount > 0.0 else 0.0
     return amount / window

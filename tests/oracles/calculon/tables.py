@@ -16,8 +16,8 @@ _LINKS: dict[Stage, str] = {"fw": "fw_tp_comm", "agrad": "bw_tp_comm", "wgrad": 
 def layer_table(shape: Shape, layers: Iterable[Layer], machine: Machine) -> list[dict[str, Any]]:
     """Return a row per operation: FLOP, bytes and seconds of every stage, and its tensors.
 
-    Sizes of inputs and outputs are in elements; a tile is what one step of an overlapped
-    collective moves.
+    Inputs and outputs are in elements; a tile is the volume of one step of an overlapped
+    collective.
     """
     return [_row(shape, layer, machine) for layer in layers]
 

@@ -1,8 +1,8 @@
-"""What surrounds the blocks: embedding on the first stage, head and loss on the last.
+"""Layers around the blocks: embedding on the first stage, head and loss on the last.
 
-The published model leaves them out. The vocabulary is divided by the tensor group, as
-Megatron-LM does: the look-up is reduced over the group, the head gathers its input, and the loss
-exchanges its maximum, its sum and the logit of the label, 4 bytes per token each.
+The published model has none of them. The tensor group divides the vocabulary, as in Megatron-LM.
+The look-up is reduced over the group, the head gathers its input, and the loss exchanges its
+maximum, its sum and the logit of the label, 4 bytes per token each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tests.oracles.calculon.block import Machine
 from tests.oracles.calculon.shape import Shape
 
 _LOSS_FLOPS = 7.0
-"""Per logit: maximum, difference, exponential and sum forward; difference and scale backward."""
+"""FLOP per logit: maximum, difference, exponential, sum forward; difference and scale backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,19 +21,19 @@ class Vocab:
     """Embedding, head and loss of one processor."""
 
     embedding_s: float = 0.0
-    """Look-up and its gradient, for one microbatch, on the first stage."""
+    """Seconds of look-up and its gradient, for one micro-batch on the first stage."""
     head_s: float = 0.0
-    """Head and loss, forward and backward, for one microbatch, on the last stage."""
+    """Seconds of head and loss, forward and backward, for one micro-batch on the last stage."""
     optimizer_s: float = 0.0
-    """Of one table."""
+    """Seconds of the optimizer for one table."""
     table_bytes: float = 0.0
-    """Weights, gradients and optimizer states of one table."""
+    """Bytes of weights, gradients and optimizer states of one table."""
     logits_bytes: float = 0.0
-    """Logits and their gradient, while the loss runs."""
+    """Bytes of logits and their gradient, while the loss runs."""
 
 
 def vocab_of(shape: Shape, machine: Machine) -> Vocab:
-    """Return what surrounds the blocks; nothing where the vocabulary is unknown."""
+    """Return the layers around the blocks; zeros if the vocabulary is unknown."""
     if not shape.vocab:
         return Vocab()
     s, e, t = shape, shape.element_bytes, shape.tensor
@@ -54,7 +54,7 @@ def vocab_of(shape: Shape, machine: Machine) -> Vocab:
         whole = s.elements * e
         around = ("reduce_scatter", "all_gather") if s.rs else ("all_reduce",)
         link_s = sum(machine.tensor.seconds(name, whole, t) for name in around)
-        # forward of one is backward of the other, so each pays the pair once
+        # the forward of one is the backward of the other, so each pays for the pair once
         embedding_s += link_s
         head_s += link_s + 3 * machine.tensor.seconds("all_reduce", 4 * s.tokens, t)
     optimizer = (12 if e < 4 else 8) * parameters / s.shards

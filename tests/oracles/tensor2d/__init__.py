@@ -1,6 +1,6 @@
-"""The model of arXiv 2410.00273 to be read: the oracle of the compiled one, with the same figures.
+"""A readable model of arXiv 2410.00273: the oracle of the compiled one, with the same figures.
 
-It shares documents and switches with the product, and nothing that is computed.
+It shares documents and switches with the product, but no computation.
 """
 
 from __future__ import annotations

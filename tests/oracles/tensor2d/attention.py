@@ -43,9 +43,9 @@ def plain_attention_rows(s: Sizes, attention: str, *, recompute: bool = False) -
     logits, softmax, dropout, attend = rows
     drops = (dropout,) if s.gpt else ()
     if not recompute:
-        # without dropout, what the softmax made is what the last product keeps
+        # without dropout, the last GEMM saves the softmax output
         return (logits, softmax if s.gpt else replace(softmax, kept=0.0), *drops, attend)
-    # what the softmax made is the first part of what the last product keeps
+    # the softmax output is the first part of the tensors that the last GEMM saves
     return (
         replace(logits, recomputed=True),
         *(replace(row, kept=0.0, recomputed=True) for row in (softmax, *drops)),
@@ -54,7 +54,7 @@ def plain_attention_rows(s: Sizes, attention: str, *, recompute: bool = False) -
 
 
 def flash_row(s: Sizes) -> Row:
-    """Return attention that keeps no scores."""
+    """Return attention that saves no scores."""
     seq, q, rho = s.local_seq, s.heads_width, s.matrix_per_vector
     h, shared, keys = _heads(s)
     seen = (s.model.l + 1) / 2 if s.model.causal else float(s.model.l)
@@ -63,7 +63,7 @@ def flash_row(s: Sizes) -> Row:
     forward, backward = _gathered(s, 2 * keys)
     again = 2 * parts + 2 * keys if s.quirks.flash_traffic else 4 * keys
     drops = 1 if s.gpt else 0
-    # the queries that a key meets, on a GPU
+    # queries per key on one GPU
     met = shared * seq * seen / s.model.l
     return Row(
         name="fusedla",
@@ -86,7 +86,7 @@ def flash_row(s: Sizes) -> Row:
 
 
 def _heads(s: Sizes) -> tuple[int, int, int]:
-    """Return queries' heads times samples, heads that share a key, and elements of all keys."""
+    """Return query heads times samples, heads that share a key, and elements of all keys."""
     heads = s.model.h // s.columns
     keys = s.batch * s.key_heads * s.model.l * s.heads_width
     return s.batch * heads, heads // s.key_heads, keys
@@ -203,7 +203,7 @@ def _summa_attention(s: Sizes) -> tuple[float, int, float, int, int]:
 
 
 def _gathered(s: Sizes, volume: float) -> tuple[tuple[Link, ...], tuple[Link, ...]]:
-    """Return the collectives of keys and values whose sequence is divided, forward, backward."""
+    """Return the collectives of keys and values with a divided sequence, forward and backward."""
     if s.strategy == "1d":
         return (), ()
     gather = over_rows(s, "allgather", volume)

@@ -1,4 +1,4 @@
-"""What a candidate must satisfy before it is priced."""
+"""Constraints on a candidate, checked before pricing."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from search.closed_form.tensor2d.documents import Model, Strategy, System
 from tests.oracles.tensor2d.step import Candidate
 
 Attention = Literal["flash", "plain", "summa"]
-"""Without scores in memory; with them; with them and products that are SUMMA, too."""
+"""flash: no scores in memory; plain: scores in memory; summa: scores in memory, and SUMMA GEMMs."""
 
 
 def candidate_of(
     strategy: Strategy, config: Mapping[str, int], placement: Mapping[str, int]
 ) -> Candidate:
-    """Return the candidate of published names.
+    """Return the candidate from its published names.
 
     Raises
     ------
-    InfeasibleExecution: a name is missing, unknown, or its value no positive integer.
+    InfeasibleExecution: a name is missing or unknown, or its value is no positive integer.
     """
     if strategy not in get_args(Strategy):
         raise _contradiction(
@@ -124,7 +124,7 @@ def check_attention(
     recompute: bool,
     compat: bool,
 ) -> None:
-    """Raise InfeasibleExecution where this attention is unknown, or not one of a candidate's."""
+    """Raise InfeasibleExecution if this attention is unknown, or not possible for the candidate."""
     if attention not in get_args(Attention):
         raise _contradiction(
             f"attention: the value is {shorten(attention)}, expected one of "
@@ -149,7 +149,7 @@ def check_attention(
 def _counts(
     where: str, given: Mapping[str, int], required: tuple[str, ...], optional: tuple[str, ...]
 ) -> dict[str, int]:
-    """Return the numbers, those of NumPy as plain ones."""
+    """Return the numbers as plain integers, NumPy's included."""
     for name in given:
         if name not in required and name not in optional:
             raise _contradiction(f"{where}.{name}: is unknown, expected {', '.join(required)}")

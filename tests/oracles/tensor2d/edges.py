@@ -1,7 +1,7 @@
-"""What surrounds the layers: embedding on the first stage, head and loss on the last.
+"""Layers around the stack: embedding on the first stage, head and loss on the last.
 
-The published model leaves them out. Columns divide the vocabulary, padded to a multiple of them,
-and look-ups of tokens that a GPU has not are reduced; under SUMMA columns divide the hidden size
+The published model has none of them. Columns divide the vocabulary, padded to a multiple of them,
+and look-ups of tokens outside a GPU's part are reduced; under SUMMA columns divide the hidden size
 and rows the vocabulary. The loss exchanges its maximum, its sum and the logit of the label, 4 bytes
 per token each.
 """
@@ -16,7 +16,7 @@ _WORD = 2
 
 
 def embedding_rows(s: Sizes) -> tuple[Row, ...]:
-    """Return the look-up, which backward adds its gradients to."""
+    """Return the embedding look-up, to which backward adds its gradients."""
     e, link = s.model.e, over_columns
     n = volume = float(s.batch * s.local_seq * e)
     if s.strategy == "2d":
@@ -35,7 +35,7 @@ def embedding_rows(s: Sizes) -> tuple[Row, ...]:
 
 
 def head_rows(s: Sizes) -> tuple[Row, ...]:
-    """Return the last norm, the product with the output matrix, and the loss."""
+    """Return the last norm, the output GEMM, and the loss."""
     local = _local_vocab(s)
     r = s.batch * s.local_seq
     n = r * local

@@ -1,4 +1,4 @@
-"""The operations of one transformer layer on one GPU, as a table that can be read.
+"""The operations of one transformer layer on one GPU, as a readable table.
 
 Volumes are in elements. The compiled engine is checked against this table. Source: arXiv
 2410.00273; corrections are named in `quirks`.
@@ -27,7 +27,7 @@ _GPT_ONLY = ("fc1-bias", "dpr1", "fc2-bias", "dpr2", "vproj-bias", "dpr_v")
 def layer_rows(s: Sizes, *, attention: str = "flash", recompute: bool = False) -> tuple[Row, ...]:
     """Return the rows of one layer, feed-forward before attention.
 
-    attention : 'flash', 'plain', or 'summa' for plain attention whose products are SUMMA too.
+    attention : 'flash', 'plain', or 'summa' for plain attention with SUMMA GEMMs.
     """
     m, f, e = s.model, s.model.f, s.model.e
     l2, m1 = s.local_seq, s.columns
@@ -74,17 +74,17 @@ def layer_rows(s: Sizes, *, attention: str = "flash", recompute: bool = False) -
 
 
 def product_row(s: Sizes, name: str, inputs: int, outputs: int) -> Row:
-    """Return a product of the strategy; columns divide the outputs but for fc2 and vproj."""
+    """Return a GEMM of the strategy; columns divide the outputs, except for fc2 and vproj."""
     return (_summa if s.strategy == "2d" else _linear)(s, name, inputs, outputs)
 
 
 def norm_row(s: Sizes, name: str) -> Row:
-    """Return a norm of the strategy, with what it gathers or reduces."""
+    """Return a norm of the strategy, with its gathers or reductions."""
     return (_norm2 if s.strategy == "2d" else _norm)(s, name)
 
 
 def _linear(s: Sizes, name: str, inputs: int, outputs: int) -> Row:
-    """A product over the heads' group: columns divide the outputs of fc1 and qkv, else inputs."""
+    """Return a GEMM whose outputs (fc1 and qkv) or inputs are divided by the columns."""
     b, seq, m1, t1 = s.batch, s.local_seq, s.columns, s.columns_in_domain
     split_inputs = name in ("fc2", "vproj")
     i = inputs // m1 if split_inputs else inputs
@@ -153,7 +153,7 @@ def _activation(name: str, n: float) -> Row:
 
 
 def _gated(n: float) -> Row:
-    """Return SiLU of one half times the other half, which backward needs both."""
+    """Return SiLU of one half times the other half; backward needs both."""
     return Row(
         name="act1",
         matrix=False,
@@ -164,7 +164,7 @@ def _gated(n: float) -> Row:
 
 
 def _norm_work(s: Sizes, n: float, rows: float) -> tuple[int, float, float]:
-    """Return the parameters of a column, as many as statistics of a row, and FLOP of both passes.
+    """Return parameters per column (as many as statistics per row), and FLOP of both passes.
 
     An RMS norm has squares, their sum and two scalings.
     """

@@ -1,4 +1,4 @@
-"""Time of a collective over GPUs of which some share a fast domain.
+"""Time of a collective over GPUs, some of which share a fast domain.
 
 Source: arXiv 2410.00273; corrections are named in `quirks`.
 """
@@ -19,7 +19,7 @@ def collective_s(
     """Return the seconds of a collective.
 
     volume_gb : the whole (gathered, or not yet reduced) tensor, 1e9 bytes.
-    ranks, in_domain : size of the group, and how many of it share a domain; it divides `ranks`.
+    ranks, in_domain : size of the group, and its ranks per domain, which divide `ranks`.
     """
     if not volume_gb > 0 or ranks == 1:
         return 0.0
@@ -51,7 +51,7 @@ def transfer_s(system: System, quirks: Quirks, volume_gb: float, *, fast: bool) 
 
 
 def hop_s(system: System, quirks: Quirks, volume_gb: float, pipeline: int, in_domain: int) -> float:
-    """Return the mean seconds of a transfer to the next stage, over stages of which some share."""
+    """Return the mean seconds of a transfer to the next stage; some stages share a domain."""
     if pipeline == 1:
         return 0.0
     if in_domain == 1:

@@ -1,4 +1,4 @@
-"""What the operations of one layer on one GPU are made of: rows, their collectives, and sizes.
+"""Data types of the operations of one layer on one GPU: rows, their collectives, and sizes.
 
 Volumes are in elements. Source: arXiv 2410.00273; corrections are named in `quirks`.
 """
@@ -30,7 +30,7 @@ class Pass:
     """Elements read and written."""
     links: tuple[Link, ...] = ()
     loops: tuple[tuple[Link, ...], ...] = ()
-    """Of a SUMMA product: the collectives of each loop over panels."""
+    """Collectives of each loop over panels of a SUMMA GEMM; empty for other operations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +41,13 @@ class Row:
     matrix: bool
     weights: float = 0.0
     kept: float = 0.0
-    """Elements from forward to backward."""
+    """Elements saved from forward to backward."""
     forward: Pass
     backward: Pass
     panels: int = 0
-    """Of a SUMMA product; 0 for everything else."""
+    """Panels of a SUMMA GEMM; 0 for all other operations."""
     recomputed: bool = False
-    """Its forward is repeated in backward."""
+    """True if its forward is repeated in backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +60,9 @@ class Sizes:
     batch: int
     """Samples of a micro-batch."""
     columns: int
-    """m1: the group that divides heads and hidden size."""
+    """m1: size of the group that divides heads and hidden size."""
     rows: int = 1
-    """m2: the group that divides the sequence."""
+    """m2: size of the group that divides the sequence."""
     columns_in_domain: int = 1
     rows_in_domain: int = 1
     panels: int = 1
@@ -77,43 +77,43 @@ class Sizes:
 
     @property
     def local_seq(self) -> float:
-        """Return the tokens of a sample that a row of GPUs has."""
+        """Return the tokens of a sample in one row of GPUs."""
         if self.quirks.dropped_rows:
             return self.model.l // self.rows
         return self.model.l / self.rows
 
     @property
     def key_heads(self) -> int:
-        """Return the heads of keys and values on a GPU; columns share one where there are fewer."""
+        """Return the key and value heads on a GPU; columns share one if there are fewer."""
         return max(self.model.key_heads // self.columns, 1)
 
     @property
     def qkv_width(self) -> int:
-        """Return the outputs of the qkv product over all columns."""
+        """Return the outputs of the qkv GEMM over all columns."""
         if self.model.kv_heads is None:
             return 3 * self.model.e
         return self.model.e + 2 * self.key_heads * self.columns * self.heads_width
 
     @property
     def gpt(self) -> bool:
-        """Return whether blocks have biases, dropout, a shift in norms, and no gate."""
+        """Return True if blocks have biases, dropout, a shift in norms, and no gate."""
         return self.model.structure == "gpt"
 
     def scattered(self, seq: float, columns: int) -> float:
-        """Return the tokens of the micro-batch that a GPU of the columns has between layers."""
+        """Return the tokens of the micro-batch on one GPU of the columns between layers."""
         if self.quirks.dropped_rows:
             return self.batch * (seq // columns)
         return self.batch * seq / columns
 
 
 def dropout_row(s: Sizes, name: str, n: float) -> Row:
-    """Return dropout of n elements, which keeps its mask."""
+    """Return dropout of n elements, which saves its mask."""
     one = Pass(flops=n, traffic=(2 + s.mask) * n)
     return Row(name=name, matrix=False, kept=s.mask * n, forward=one, backward=one)
 
 
 def panel_writes(s: Sizes, outputs: float) -> float:
-    """Return what a SUMMA product writes: its outputs once for each panel."""
+    """Return the elements that a SUMMA GEMM writes: its outputs once per panel."""
     alone = s.columns == s.rows == 1 and not s.quirks.repeated_panels
     return outputs if alone else s.panels * outputs
 
@@ -129,5 +129,5 @@ def over_rows(s: Sizes, operation: str, volume: float) -> Link:
 
 
 def rank_link(operation: str, volume: float, ranks: int, in_domain: int) -> Link:
-    """Return a collective, without volume where there is one rank."""
+    """Return a collective, without volume for a single rank."""
     return Link(operation, volume if ranks > 1 else 0.0, ranks, in_domain)

@@ -14,7 +14,7 @@ from search.closed_form.tensor2d.exploration import assignments
 from tests.oracles.tensor2d.step import Candidate
 
 _SMALLEST_SHARD = 128
-"""Rows or columns that a GPU has at least."""
+"""Fewest rows or columns of a GPU."""
 _SMALLEST_PANEL = 512
 
 

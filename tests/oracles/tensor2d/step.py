@@ -26,7 +26,7 @@ _LAUNCH_S = 20e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """Degrees of one execution, and how many ranks of each group share a fast domain."""
+    """Degrees of one execution, and the ranks of each group that share a fast domain."""
 
     data: int
     columns: int
@@ -48,13 +48,13 @@ class PassTime:
     link_s: float
     compute_s: float
     memory_s: float
-    """Of the memory traffic that computing does not hide."""
+    """Seconds of memory traffic that computation does not hide."""
     intensity: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowTime:
-    """Both passes over one row."""
+    """Times of both passes over one row."""
 
     row: Row
     forward: PassTime
@@ -139,7 +139,7 @@ def sizes_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """Over the rows of a layer, or of what surrounds the layers, for one micro-batch."""
+    """Sums over the rows of a layer, or of the layers around the stack, for one micro-batch."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -163,7 +163,7 @@ class Sums:
 
 
 def sum_rows(rows: Iterable[RowTime]) -> Sums:
-    """Return the sums over rows; what is recomputed is in them as `row_time` counts it."""
+    """Return the sums over rows, with recomputation counted as in `row_time`."""
     times = list(rows)
     return Sums(
         forward_s=sum(r.forward.time_s for r in times),
@@ -208,10 +208,10 @@ def step_statistics(
 ) -> dict[str, Any]:
     """Return the statistics of a candidate under their published names.
 
-    attention, recompute : as `layer_rows` takes them.
+    attention, recompute : as in `layer_rows`.
 
-    With a vocabulary, times and FLOP are those of the slower of the first and the last stage, the
-    bubble has what the other one adds, and memory is that of the stage which needs more.
+    With a vocabulary, times and FLOP are those of the slower of the first and the last stage. The
+    bubble includes the time of the other one, and memory is that of the stage that needs more.
     """
     c = candidate
     sizes = sizes_of(model, strategy, c, system, quirks)
@@ -297,10 +297,10 @@ def _data_s(
     system: System,
     quirks: Quirks,
 ) -> float:
-    """Return the time of data parallelism that nothing hides.
+    """Return the exposed seconds of data-parallel communication.
 
-    A layer hides that of the next one; the first has none before it. What surrounds the layers is
-    one more. A matrix that two stages share has its gradients added up between them.
+    A layer hides that of the next one; the first has none before it. Embedding and head count as
+    one more layer. The gradients of a matrix shared by two stages are reduced between them.
     """
     spread = strategy == "2d-seqp"
     ranks = c.data * (c.rows if spread else 1)
