@@ -1,14 +1,14 @@
-"""Hierarchy of all errors that are meant for users.
+"""Base classes of the errors that are meant for users; modules derive further ones.
 
     AutoparError                 base; carries the exit code of the command line
     |-- InputError        (2)    a value the user gave is unusable
     |   |-- RuleError            ... a run breaks rules (`autopar.run.rules`); names their ids
     |   |-- DocumentError (2)    ... inside a file: names file, key, value and the remedy
-    |   |   `-- VariantError     ... the file was measured with another sequence parallelism
+    |   |   `-- VariantError     ... a memory file with tables of other sequence parallelism
     |   |-- OptionError   (2)    ... on the command line: names the option and the remedy
     |   `-- UnsupportedError     ... for one engine, and maybe not for another
     |-- InfeasibleError   (3)    the question is valid and has no answer
-    |   `-- InfeasibleExecution  ... one execution of an analytic model cannot run
+    |   `-- InfeasibleExecution  ... one closed-form execution; (2) if it contradicts itself
     `-- InstallError      (1)    the installation is incomplete; names the command that completes it
 
 Every message is one sentence that a user can act on, and one table lists the exit codes of

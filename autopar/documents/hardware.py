@@ -498,7 +498,7 @@ def _bandwidth_doubts(
     memory_bytes_per_s: float | None,
     unit: str,
 ) -> Iterator[Doubt]:
-    """Yield bandwidths that contradict those of other groups on the same links."""
+    """Yield doubts about bandwidths that exceed any link or memory, or contradict other groups."""
     num_nodes, gpus_per_node = shape
     families: dict[tuple[bool, bool], list[Figure]] = {}
     for entry in entries:

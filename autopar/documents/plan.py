@@ -346,7 +346,7 @@ _REMEDY = "write the plan again with autopar-search"
 
 
 class _Answer(_Entry):
-    """Keys at the start of both documents."""
+    """First keys of the plan file and of the `--json` result: status, step time, throughput."""
 
     status: _Text | None = None
     """`optimal`, `time_limit`, `infeasible`, or `evaluated` for a plan that was priced."""

@@ -227,9 +227,10 @@ def bare_spec(
     num_heads: Sequence[int] | None = None,
     name: str = "custom",
 ) -> ModelSpec:
-    """Return a spec with sizes only, for documented files alone (no divisibility checks).
+    """Return a spec of sizes only, for measured files of a model without a description.
 
-    Every argument contains one value per layer type; shorter ones contain one value for all.
+    Each list has one value per layer type, or one value for all. Without `num_heads`, divisibility
+    is not checked.
     """
     types = max(len(num_layers), len(seq_length), len(hidden_size), len(num_heads or ()))
     columns: dict[str, Sequence[Any]] = {

@@ -112,7 +112,7 @@ class _Qwen3Moe(Qwen3):
 
 
 class _Qwen2Moe(_Qwen3Moe):
-    """Qwen3-MoE structure with a gated shared expert."""
+    """Qwen3-MoE layers with a gated shared expert, QKV biases, and no query and key norms."""
 
     qkv_biases = True
     qk_norms = False

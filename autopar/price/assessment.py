@@ -118,7 +118,7 @@ def assess(
     timing: Timing | None = None,
     count: Callable[[Run, int], Account] = account_of,
 ) -> Assessment:
-    """Return the price of a run.
+    """Return memory per stage, OOM probability, step time and throughput of a run.
 
     stages : stages to count; None: all of them.
     timing : step time if known; None: the result of `timing_of`.

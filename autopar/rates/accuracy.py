@@ -131,7 +131,7 @@ def _shipped() -> Accuracy:
 
 
 def load_accuracy() -> Accuracy:
-    """Return the shipped errors; raises InputError."""
+    """Return the shipped prediction errors; raises InputError if their file is unusable."""
     return read_accuracy(catalog.find_document("accuracy", "accuracy file", "published"))
 
 

@@ -409,13 +409,14 @@ def moe_exchange_time_s(
 ) -> F64:
     """Return the seconds of one `dispatch` or `combine` of `tokens` per rank, as an array.
 
-    shape : the expert-parallel group. num_sms : multiprocessors that copy.
+    shape : expert-parallel group. num_sms : SMs used for copying.
+    fused : True for DeepEP or HybridEP; False for the all-to-alls of the framework.
 
-    Inside a domain, copying and the link run at the same time: (copies^4 + link^4)^(1/4). A token
-    crosses to another domain once, and the adapters are a third term of that sum. Without
-    `network.exchange` the time is that of an all-to-all of the distinct copies at 1.3 of its rate;
-    if not `fused` (all-to-alls of the framework), 3.3 times that. Raises KeyError for another
-    direction.
+    Copying, the link and the adapters overlap: base + (copying^4 + link^4 + adapters^4)^(1/4). A
+    fused dispatcher sends a token to another domain once. Without `network.exchange` the part
+    inside a domain is an all-to-all of the distinct copies at 1.3 times its rate. Unfused, that
+    part takes 3.3 times as long, and a token crosses once per destination rank. Raises KeyError
+    for another direction.
     """
     side = {"dispatch": 0, "combine": 1}[direction]
     number = np.asarray(tokens, dtype=np.float64)

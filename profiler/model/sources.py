@@ -1,6 +1,7 @@
 """Sources of `--model`: a shipped model or file, a Hugging Face model, or a custom module.
 
-`load_source` reads the model and runs a trial, so that errors are reported before measuring.
+`load_source` checks the sizes of a described model, and runs a trial forward of a module, so that
+errors are reported before measuring.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ def load_source(
     dtype: str = "bf16",
     sizes: SizeOptions = SizeOptions(),
 ) -> ModelSource:
-    """Return the source of `--model`, after a trial.
+    """Return the source of `--model`, after a trial forward of a module.
 
     seq_lengths : lengths to measure, for a module. None means the length of its factory, or 2,048
     if it defines none.

@@ -268,7 +268,7 @@ def _portable(asked: Mapping[str, object], json_path: str | None) -> dict[str, o
 
 
 def _batch_lines(found: Answer) -> list[str]:
-    """Return a message if ranks cannot share the batch and a larger batch is faster."""
+    """Return a message if the batch is uneven over ranks and the next even one is faster."""
     from search.planning.uniform.answer import better_batch
 
     best, job = found.fastest, found.question.job

@@ -1,4 +1,4 @@
-"""Export of a per-layer plan to an engine: from a job to files and losses.
+"""Export of a per-layer plan to an engine: files, command, and plan features that are lost.
 
 An engine with one set of degrees gets the nearest plan that it can run (`search.engines.nearest`).
 This plan becomes a `Choice`, then a `Run` by the search space of the engine, then files by its

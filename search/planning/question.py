@@ -326,7 +326,7 @@ def _loaded(
 def _placed(
     inputs: InputSpec, options: SearchOptions, once: Once
 ) -> tuple[ModelSpec, ModelProfile, HardwareProfile]:
-    """Return the inputs; `--memory-of` replaces the memory unless a memory file is given."""
+    """Return (spec, profile, hardware); `--memory-of` sets the memory without a memory file."""
     spec, profile, hardware = load_placed(inputs, options, once)
     if options.memory_of is not None and inputs.memory_profiling_path is None:
         from search.planning.cost.engine_memory import with_memory_of

@@ -35,7 +35,7 @@ class Reached(Record):
 
 
 def clusters_of(nodes: int, per_node: int) -> tuple[tuple[int, int], ...]:
-    """Return (nodes, GPUs per node) of a cluster and its parts, smallest first."""
+    """Return (nodes, GPUs per node) of a cluster and its even divisions, smallest first."""
     parts = [(1, gpus) for gpus in divisors(per_node) if gpus < per_node]
     return (*parts, *((number, per_node) for number in divisors(nodes)))
 

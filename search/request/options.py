@@ -278,9 +278,10 @@ class SearchOptions:
 
 
 def widest(world: int) -> dict[str, Any]:
-    """Return the options that restrict the search space, each with its least restrictive value.
+    """Return the search-space limits that can be lifted, each with its least restrictive value.
 
-    Degrees come first, then kinds, then switches.
+    Not included: `pin`, `pipeline_type`, `strided_tp` and the global batch. The order is the one
+    in which limits are lifted: degrees, strategy types and rules, then the `disable_` switches.
     """
     names = [row.name for row in fields(SearchOptions)]
     return {

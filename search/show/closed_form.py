@@ -458,7 +458,7 @@ _TENSOR2D_LAYERS = {
 
 
 def _rate(per_s: float) -> str:
-    """Return a rate per second, without an exponent."""
+    """Return a rate per second as text: whole numbers from 10,000, else 5 significant digits."""
     return f"{per_s:,.0f}" if per_s >= 1e4 else f"{per_s:.5g}"
 
 

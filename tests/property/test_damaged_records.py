@@ -1,4 +1,4 @@
-"""msgspec reads valid documents like the walk over the types, and damage is reported with its key."""
+"""msgspec reads valid documents like the walk over types; damage is reported with its key."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def planner_of(session: Session, options: dict[str, Any]) -> Planner:
 def test_resolving_is_as_a_fresh_search(
     search: tuple[Session, dict[str, Any]], budgets_gib: list[float]
 ) -> None:
-    """After any earlier searches, the answer, its bound and its reason are those of a new planner."""
+    """After earlier searches, the answer, its bound and its reason are those of a new planner."""
     session, options = search
     planner = planner_of(session, options)
     speed(planner.solve())

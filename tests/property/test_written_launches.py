@@ -39,7 +39,7 @@ def place_of(run: Run) -> Place:
 
 
 def read_back(run: Run, engine: str) -> None:
-    """Check that the written files are read as the same launch, without idle or unknown settings."""
+    """Check that written files are read as the same run, without idle or unknown settings."""
     found = written(run, engine=engine, place=place_of(run))
 
     assert found.losses == ()

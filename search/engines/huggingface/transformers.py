@@ -94,7 +94,7 @@ def _stand_in(job: Job) -> Model:
 
 
 def _config(model: Model, seq: int, place: Place, title: str) -> dict[str, Any]:
-    """Return the `config.json` of a model, as Llama, Mixtral, Qwen 2 or Qwen 3.
+    """Return a model as a `config.json` of type llama, mixtral, qwen2, qwen3 or qwen3_moe.
 
     Raises UnsupportedError for a model with parts that these configurations lack.
     """

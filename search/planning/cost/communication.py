@@ -187,7 +187,7 @@ _KIND = {kind: number for number, kind in enumerate(_KINDS)}
 
 
 class Message(NamedTuple):
-    """Equal operations of `num_bytes` each, in groups of the same shape (n,)."""
+    """One type of collective for n rows: bytes and group index of each row, both of shape (n,)."""
 
     operation: str
     num_bytes: F64

@@ -709,7 +709,7 @@ def repeated(rows: Rows) -> Rows:
 
 
 def _draw(cell: MeasuredTime, generator: np.random.Generator) -> F64:
-    """Return replicas of a time: quantiles of 5 to 95 %, linear from low over median to high."""
+    """Return random replicas of a time, piecewise linear in its 5, 50 and 95 % quantiles."""
     # values outside the percentiles are unknown
     quantile = generator.uniform(0.05, 0.95, NUM_REPLICAS)
     # a percentile that was not measured equals the median

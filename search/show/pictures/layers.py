@@ -17,7 +17,7 @@ from autopar.run.strategy import Chunk
 
 
 class Piece(NamedTuple):
-    """A part of a piece of work, as a share of its time."""
+    """Kernel, message or wait within a `Work`, as a share of its time."""
 
     term: str
     name: str
