@@ -315,7 +315,7 @@ class _Step:
         return found
 
     def tensor(self, block: Block) -> tuple[float, float, int]:
-        """Return forward and backward seconds of TP communication, and its number of collectives."""
+        """Return forward and backward seconds of TP communication, and its collectives."""
         job, size = self.job, self.tokens * block.hidden * self.sent()
         if job.tp == 1:
             return 0.0, 0.0, 0
