@@ -120,7 +120,7 @@ def megatron_runs(draw: st.DrawFn) -> Run:
         ep = one(*(n for n in (1, 2, 4) if (world // pp) % n == 0))
         etps = [n for n in (1, 2) if (world // pp) % (ep * n) == 0]
         etp = 1 if model_biases else one(*etps)
-        sizes, kernels = _experts(d, ep, gated=gated, recompute=recompute)
+        sizes, kernels = _experts(d, ep, etp, gated=gated, recompute=recompute)
         pattern = one(
             (True,) * layers,
             tuple(n % 2 == 0 for n in range(layers)),
@@ -336,9 +336,12 @@ def _offload(d: _Draw) -> tuple[frozenset[str], ActivationOffload]:
 
 
 def _experts(
-    d: _Draw, ep: int, *, gated: bool, recompute: _Recompute
+    d: _Draw, ep: int, etp: int, *, gated: bool, recompute: _Recompute
 ) -> tuple[Experts, ExpertKernels]:
     dispatcher = d.one("allgather", "alltoall", "flex")
+    if ep * etp == 1 and dispatcher == "flex":
+        # The flex dispatcher of Megatron-LM needs more than one expert rank.
+        dispatcher = "alltoall"
     sizes = Experts(
         number=ep * d.one(2, 3),
         per_token=d.one(1, 2),

@@ -237,17 +237,18 @@ def _fixed(rule: str, fixed: Fixed) -> Fixed:
     """
     from search.request.degrees import DegreeOptions, fixed_of
 
-    known = {row.name for row in rows_of(DegreeOptions)}
-    typed: dict[str, str] = {}
+    known = {row.name: row for row in rows_of(DegreeOptions)}
+    typed: dict[str, object] = {}
     for part in rule.split(","):
         name, _, value = (text.strip() for text in part.partition("="))
         name = name.replace("_", "-")
         if name not in known or not value:
-            hint = did_you_mean(name, known, 0.5)
+            hint = "" if name in known else did_you_mean(name, tuple(known), 0.5)
             raise OptionError(
                 f"--why-not: expected degrees of a launch such as tp=8,pp=2, got {part!r:.60}{hint}"
             )
-        typed[name] = value
+        # A command line gives flags without a value; another value is refused by the option.
+        typed[name] = value == "1" if known[name].flaglike and value in ("0", "1") else value
     try:
         asked = fixed_of(build_request(typed).degrees)
     except OptionError as error:

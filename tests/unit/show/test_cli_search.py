@@ -13,6 +13,7 @@ from autopar.documents.plan import PlanDocument, write_strategy
 from autopar.records import replace
 from autopar.run.plan import Prediction
 from search.commands import explain as explain_cli, search as cli
+from search.engines.choice import Fixed
 from search.planning.layered.prediction import SearchResult
 from search.show.files import plan_document
 from tests.unit.cli_results import (
@@ -247,3 +248,12 @@ def test_nothing_found_in_time_is_exit_3(fixed: Any, capsys: pytest.CaptureFixtu
     out, err = capsys.readouterr()
     assert json.loads(out)["status"] == "time_limit"
     assert err == ("autopar-search: no plan was found within --time-limit 0.5; give more seconds\n")
+
+
+@pytest.mark.parametrize(
+    ("rule", "field", "value"),
+    [("compile=0", "compiled", False), ("moe-overlap=1", "overlap_experts", True)],
+)
+def test_why_not_takes_switches(rule: str, field: str, value: bool) -> None:
+    """A switch is 0 or 1, as behind the option of a search."""
+    assert getattr(explain_cli._fixed(rule, Fixed()), field) is value
