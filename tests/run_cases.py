@@ -338,10 +338,9 @@ def _offload(d: _Draw) -> tuple[frozenset[str], ActivationOffload]:
 def _experts(
     d: _Draw, ep: int, etp: int, *, gated: bool, recompute: _Recompute
 ) -> tuple[Experts, ExpertKernels]:
-    dispatcher = d.one("allgather", "alltoall", "flex")
-    if ep * etp == 1 and dispatcher == "flex":
-        # The flex dispatcher of Megatron-LM needs more than one expert rank.
-        dispatcher = "alltoall"
+    drawn = d.one("allgather", "alltoall", "flex")
+    # The flex dispatcher of Megatron-LM needs more than one expert rank.
+    dispatcher = "alltoall" if drawn == "flex" and ep * etp == 1 else drawn
     sizes = Experts(
         number=ep * d.one(2, 3),
         per_token=d.one(1, 2),
@@ -355,7 +354,7 @@ def _experts(
         fused_weighting=gated or d.yes(),
         fused_mlp=d.one(False, False, True),
         skew=d.one(None, 1.0),
-        capacity=d.one(None, 1.25) if dispatcher != "flex" else None,
+        capacity=d.one(None, 1.25) if drawn != "flex" else None,
         router_fp32=d.yes(),
     )
     return sizes, kernels
