@@ -1,4 +1,4 @@
-"""Analysis of a user's run: faster alternatives, and the gain or loss of low precision."""
+"""Analysis of a user's run: faster alternatives."""
 
 from __future__ import annotations
 

@@ -214,20 +214,6 @@ _UNDERSCORED = {"--override-opt_param-scheduler", "--use-checkpoint-opt_param-sc
 """Flags that Megatron-LM itself spells with underscores."""
 
 
-def run_of_configuration(
-    source: Configuration, *, world_size: int | None = None, gpu: str = "H100"
-) -> ReadRun:
-    """Return the run of a script, YAML or JSON; raises InputError as `read_run` does."""
-    arguments, environment = arguments_of_configuration(source)
-    return read_run(
-        arguments,
-        world_size=world_size or source.world_size,
-        environment=environment,
-        gpu=gpu,
-        source=str(source.path),
-    )
-
-
 def _steps(words: LaunchArguments, batch: int) -> int | None:
     """Return the number of steps until a run ends or exits; None where it is not given.
 

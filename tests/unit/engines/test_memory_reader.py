@@ -11,7 +11,7 @@ import pytest
 from autopar.errors import DocumentError, InputError
 from autopar.run.run import Run
 from search.engines.arguments import words_of
-from search.engines.megatron.read import read_run, run_of_configuration
+from search.engines.megatron.read import arguments_of_configuration, read_run
 from search.engines.megatron.release import Release
 from search.engines.text import read_configuration
 
@@ -402,7 +402,10 @@ def test_scripts_and_yaml_are_read_alike(tmp_path: Path) -> None:
 
     def read_file(path: Path) -> Run:
         world = 8 if path == yaml else None
-        return run_of_configuration(read_configuration(path), world_size=world).run
+        source = read_configuration(path)
+        arguments, environment = arguments_of_configuration(source)
+        world_size = world or source.world_size
+        return read_run(arguments, world_size=world_size, environment=environment).run
 
     found = {path: read_file(path) for path in (script, yaml, plain)}
     assert found[script].strategy == found[yaml].strategy == found[plain].strategy

@@ -16,7 +16,7 @@ import pytest
 from autopar.price.account import account_of
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
 from autopar.run.run import Run
-from search.engines.megatron.read import run_of_configuration
+from search.engines.megatron.read import arguments_of_configuration, read_run
 from search.engines.plans import Job, lower_for
 from search.engines.text import read_configuration
 from search.planning.cost.engine_memory import with_megatron_memory
@@ -95,7 +95,8 @@ def handed(plan: Plan, asked: Session, model: str, gpu: str, folder: Path) -> Ru
     path = folder / "arguments.sh"
     path.write_text(lowered.files["megatron_args.sh"])
     world = asked.hardware.world_size
-    return run_of_configuration(read_configuration(path), world_size=world, gpu=gpu).run
+    arguments, environment = arguments_of_configuration(read_configuration(path))
+    return read_run(arguments, world_size=world, environment=environment, gpu=gpu).run
 
 
 @pytest.mark.parametrize(
