@@ -27,17 +27,17 @@ from tests.step_cases import STACKS
 seeds = st.integers(0, 10**6)
 _GPUS = 8
 """GPUs of one node: across nodes, documents know two strides of groups, and the step knows all."""
-_STEP = 0.12
-_MEDIAN = 0.015
+_STEP = 0.18
+_MEDIAN, _TWENTIETH = 0.01, 0.07
 _TERMS = {
-    "compute": (("gemm", "attention", "memory"), ("forward", "backward", "vocab"), 0.06),
+    "compute": (("gemm", "attention", "memory"), ("forward", "backward", "vocab"), 0.10),
     "recomputation": (("recompute",), ("recompute",), 0.01),
-    "tensor parallel": (("tensor",), ("tp",), 0.03),
-    "optimizer": (("optimizer",), ("optimizer",), 0.015),
-    "transfers": (("transfer",), ("transfer",), 0.015),
-    "host": (("host",), ("host",), 0.10),
+    "tensor parallel": (("tensor",), ("tp",), 0.02),
+    "optimizer": (("optimizer",), ("optimizer",), 0.02),
+    "transfers": (("transfer",), ("transfer",), 0.02),
+    "host": (("host",), ("host",), 0.12),
     # ZeRO-3's last scatter is traffic of the step in one, and of the reduction in the other
-    "data parallel": (("sharding", "gradients"), ("zero3", "sync", "gradient_sync"), 0.06),
+    "data parallel": (("sharding", "gradients"), ("zero3", "sync", "gradient_sync"), 0.16),
 }
 """Names in the step and in the planner, and their allowed difference as a share of a step. Causes
 are a line through times of several batches, messages read off curves, an undivided look-up, and
@@ -89,12 +89,14 @@ def _priced(seed: int) -> tuple[Prediction, StepTime]:
     # ZeRO-3 scatters gradients once a step in the one, in every micro-batch in the other
     late = draw.random() < 0.8 and not (strategy.zero3 and m > 1)
     overlapped = draw.random() < 0.7
+    # the step's ZeRO-3 scatters gradients in the type of the weights
     options = SearchOptions(
         memory_constraint_bytes=LARGEST_MEMORY_GIB * GIB,
         time_profile_mode="batch",
         sequence_parallel=sp,
         async_grad_reduce=late,
         tp_overlap=overlapped,
+        fp32_gradients=not strategy.zero3,
     )
     spec, profile, hardware = _documents(card, stack, layers, hidden, sp)
     found = Planner.from_documents(spec, profile, hardware, options).evaluate(plan)
@@ -118,10 +120,11 @@ def test_every_term_is_that_of_the_step(seed: int) -> None:
 
 @pytest.mark.whole
 def test_steps_differ_by_a_percent_in_the_middle() -> None:
-    """The median over eighty plans; all terms occur in some of them, so that each is compared."""
+    """Median and 95 % quantile of eighty plans; every term occurs in some of them."""
     priced = [_priced(seed) for seed in range(80)]
     shares = [found.step_time_s / step.total_s - 1.0 for found, step in priced]
     assert float(np.median(np.abs(shares))) < _MEDIAN
+    assert float(np.quantile(np.abs(shares), 0.95)) < _TWENTIETH
     for name, (own, planned, _) in _TERMS.items():
         assert sum(sum(step.terms_s[term] for term in own) > 0 for _, step in priced) > 5, name
         seen = (sum(found.waterfall_s.get(part, 0.0) for part in planned) for found, _ in priced)
