@@ -120,7 +120,7 @@ docs-schemas: $(VENV)/.stamp-built ## write the JSON Schemas of the documents to
 docs-reference: $(VENV)/.stamp-built ## write docs/reference: options, exit codes, rules, keys
 	$(PY) docs/make_reference.py
 
-gallery: $(VENV)/.stamp-built ## run the commands of docs/questions and the gallery again
+gallery: $(VENV)/.stamp-built ## run the commands of docs/guides again
 	$(PY) docs/make_answers.py
 
 format: $(VENV)/.stamp-dev ## rewrite Python and C++ in the house style

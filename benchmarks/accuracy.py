@@ -2,8 +2,8 @@
 
 `python -m benchmarks.accuracy [--cases DIR] [--rows] [--csv PATH]`. Every table covers one source.
 The closed forms were not fitted to these rows; constants of the planner's estimates were
-(docs/accuracy.md). `accuracy_rows.py` lists the values that replace missing settings, and unusable
-rows are counted by reason.
+(docs/concepts/accuracy.md). `accuracy_rows.py` lists the values that replace missing settings, and
+unusable rows are counted by reason.
 """
 
 from __future__ import annotations

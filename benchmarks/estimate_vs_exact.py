@@ -2,7 +2,7 @@
 
 Run from the repository root: `python benchmarks/estimate_vs_exact.py [NAME ...]`. Both use the
 model's own sequence lengths, bf16, and sequence parallelism; a figure is estimate over count.
-docs/estimates.md explains figures far from 1.
+docs/concepts/estimates.md explains figures far from 1.
 """
 
 from __future__ import annotations

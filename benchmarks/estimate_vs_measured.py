@@ -2,7 +2,7 @@
 
 Run from the repository root: `python benchmarks/estimate_vs_measured.py [--cases DIR]`. Reads the
 documented files of Galvatron's repository. The comparison is not blind: no constant was fitted by a
-procedure, but several were chosen with these files in view (docs/estimates.md lists them).
+procedure, but several were chosen with these files in view (docs/concepts/estimates.md lists them).
 """
 
 from __future__ import annotations

@@ -388,7 +388,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--docs",
         action="store_true",
-        help="write the tables of docs/accuracy.md",
+        help="write the tables of docs/concepts/accuracy.md",
     )
     asked = parser.parse_args(arguments)
     if asked.docs and asked.runs is not None:

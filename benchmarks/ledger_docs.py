@@ -1,4 +1,4 @@
-"""Tables of docs/accuracy.md, written between their markers; the text around them is hand-written.
+"""Tables of docs/concepts/accuracy.md, written between their markers; other text is hand-written.
 
 A table is between `<!-- NAME: made by ... -->` and `<!-- end of NAME -->`.
 """
@@ -30,7 +30,7 @@ __all__ = [
     "write_tables",
 ]
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "accuracy.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "concepts" / "accuracy.md"
 _ERRORS = "rows | bias | median | MAPE | p90 | in the interval"
 
 

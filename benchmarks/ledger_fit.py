@@ -2,8 +2,8 @@
 
 `python -m benchmarks.ledger_fit [--rounds N]` prints the shipped value of every constant, the
 fitted one and its prior. `--left-out` holds out one source after the other and prices its rows;
-`--docs` writes the results into docs/accuracy.md. No card and no stack is written: their figures
-are changed by hand. It runs for minutes.
+`--docs` writes the results into docs/concepts/accuracy.md. No card and no stack is written: their
+figures are changed by hand. It runs for minutes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--left-out", action="store_true", help="fit without each source, and price its rows"
     )
-    parser.add_argument("--docs", action="store_true", help="write the table into docs/accuracy.md")
+    parser.add_argument(
+        "--docs", action="store_true", help="write the table into docs/concepts/accuracy.md"
+    )
     asked = parser.parse_args(arguments)
     start = time.process_time()
     if asked.left_out:

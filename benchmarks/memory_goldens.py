@@ -55,7 +55,7 @@ __all__ = [
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
 TABLE = "memory_goldens"
-PAGE = ROOT / "docs" / "memory.md"
+PAGE = ROOT / "docs" / "concepts" / "memory.md"
 WITHIN = (0.005, 0.02, 0.05)
 _MOST_GPUS = 4096
 
@@ -361,7 +361,7 @@ def _print_left_out(priced: Sequence[Priced]) -> None:
 
 
 def left_out_table(ratios: Sequence[Ratio]) -> str:
-    """Return the coverage of intervals by peaks that were held out of them, for docs/memory.md."""
+    """Return the coverage of intervals by held-out peaks, for docs/concepts/memory.md."""
     lines = [
         "| left out | rows | covered, as its own kind | as a kind with few runs |",
         "|---|---|---|---|",
@@ -382,7 +382,7 @@ def _whole(text: str | None) -> int | None:
 
 
 def class_table(entries: Sequence[Priced]) -> str:
-    """Return the errors of every class as a table of docs/memory.md."""
+    """Return the errors of every class as a table of docs/concepts/memory.md."""
     heads = ["class", "rows", "configurations"]
     for what in ("states", "peak"):
         heads += [f"{what} within 0.5 / 2 / 5 %", "median"]
@@ -405,7 +405,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--left-out", action="store_true", help="print the coverage of intervals without a class"
     )
-    parser.add_argument("--docs", action="store_true", help="write the table of docs/memory.md")
+    parser.add_argument(
+        "--docs", action="store_true", help="write the table of docs/concepts/memory.md"
+    )
     asked = parser.parse_args(arguments)
     if asked.docs and asked.goldens is not None:
         parser.error("--docs is of the shipped rows, and --goldens names others")

@@ -188,7 +188,7 @@ def binned(pairs: Sequence[tuple[float, bool]]) -> Iterator[Reliable]:
 
 
 def odds_table(bins: Sequence[Reliable]) -> str:
-    """Return predicted probabilities and observed frequencies as a table of docs/memory.md."""
+    """Return predicted probabilities and observed frequencies, for docs/concepts/memory.md."""
     lines = ["| odds of running out | pairs | mean | was above |", "|---|---|---|---|"]
     lines += [
         f"| {100 * each.low:g} to {100 * each.high:g} % | {each.number} "

@@ -4,8 +4,8 @@
 
 The published tables come from few raw figures of a training run on 8 GPUs with 8 samples, ZeRO-3
 and Megatron's sequence parallelism. The tables are first recomputed from them. Then every
-difference to our count is split into terms, each with its cause. docs/benchmarks.md describes the
-consequences for a plan.
+difference to our count is split into terms, each with its cause. docs/concepts/accuracy.md
+describes the consequences for a plan.
 """
 
 from __future__ import annotations

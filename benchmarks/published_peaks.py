@@ -48,7 +48,7 @@ __all__ = [
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
-PAGE = ROOT / "docs" / "memory.md"
+PAGE = ROOT / "docs" / "concepts" / "memory.md"
 PEAKS = "published_peaks"
 RUNS = "published_runs"
 
@@ -366,7 +366,7 @@ def errors_by_source(rows: Sequence[Compared]) -> dict[str, dict[str, float]]:
 
 
 def summary_table(rows: Sequence[Compared]) -> str:
-    """Return the errors of every source as a table of docs/memory.md."""
+    """Return the errors of every source as a table of docs/concepts/memory.md."""
     lines = ["| source | stages | median | worst |", "|---|---|---|---|"]
     for name, found in errors_by_source(rows).items():
         median, worst = (f"{100 * found[key]:.2f} %" for key in ("median", "worst"))
@@ -375,7 +375,7 @@ def summary_table(rows: Sequence[Compared]) -> str:
 
 
 def peaks_table(rows: Sequence[Compared]) -> str:
-    """Return every compared stage as a table of docs/memory.md."""
+    """Return every compared stage as a table of docs/concepts/memory.md."""
     lines = [
         "| launch | stage | published, GiB | ours | error | reserved over allocated |",
         "|---|---|---|---|---|---|",
@@ -415,7 +415,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", metavar="TEXT", help="print rows whose name has TEXT, by terms")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write every row's bytes")
-    parser.add_argument("--docs", action="store_true", help="write the tables of docs/memory.md")
+    parser.add_argument(
+        "--docs", action="store_true", help="write the tables of docs/concepts/memory.md"
+    )
     asked = parser.parse_args(arguments)
     rows = published_peaks()
     if asked.rows is not None:

@@ -24,7 +24,7 @@ from benchmarks.ledger_docs import write_tables
 
 __all__ = ["Compared", "Summary", "compare", "main", "summary_of", "table"]
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "cost-model.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "concepts" / "cost-model.md"
 _ROUNDING = 1e-12
 
 

@@ -1,15 +1,17 @@
 """Run the commands shown on pages, and write their output below them.
 
-A block of code without a language contains commands as typed. A `text` block after it is their
-output, which this script writes: stdout, then stderr; only stdout if the block cuts an answer short
-(`| head`). A block with a `title` is a file of that name, created before the commands. The blocks
-of a section run one after the other in one empty folder.
+A block of code without a language contains commands as typed. A `text` block directly after it is
+their output, which this script writes: stdout, then stderr; only stdout if the block cuts an answer
+short (`| head`). A block with a `title` is a file of that name, created before the commands. The
+blocks of a section run one after the other in one empty folder. A section without such output is
+not run.
 
     python docs/make_answers.py [PAGE...] [--check]
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -24,9 +26,7 @@ DOCS = Path(__file__).resolve().parent
 PAGES = (
     "../README.md",
     "index.md",
-    *(f"questions/{path.name}" for path in sorted((DOCS / "questions").glob("*.md"))),
-    *(f"coming-from/{path.name}" for path in sorted((DOCS / "coming-from").glob("*.md"))),
-    "gallery.md",
+    *(f"guides/{path.name}" for path in sorted((DOCS / "guides").glob("*.md"))),
 )
 _BLOCK = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _SECTION = re.compile(r"^## .*$", re.MULTILINE)
@@ -44,7 +44,7 @@ _SOURCES = {
     "torchtitan": "torchtitan",
     "BLOOM": "BLOOM, on a slow network",
 }
-"""Left-out sources of docs/accuracy.md that the README shows, and their names there."""
+"""Left-out sources of docs/concepts/accuracy.md that the README shows, and their names there."""
 _VERSION = re.compile(r"(?<=of autopar )[\w.]+")
 
 
@@ -56,6 +56,15 @@ def sections(text: str) -> list[str]:
     """Return the sections of a page that run separately: each second-level heading begins one."""
     starts = [found.start() for found in _SECTION.finditer(text)]
     return [text[a:b] for a, b in zip([0, *starts], [*starts, len(text)], strict=True)]
+
+
+def shows_answers(section: str) -> bool:
+    """Return whether this script writes the output of commands in a section."""
+    blocks = list(_BLOCK.finditer(section))
+    return any(
+        (one[1], two[1]) == (_SHELL, _ANSWER) and not section[one.end() : two.start()].strip()
+        for one, two in itertools.pairwise(blocks)
+    )
 
 
 def answered(section: str) -> str:
@@ -120,7 +129,7 @@ def _printed(commands: str, folder: Path) -> str:
 
 
 def accuracy_table(page: str) -> str:
-    """Return the held-out errors of some sources; page : docs/accuracy.md."""
+    """Return the held-out errors of some sources; page : docs/concepts/accuracy.md."""
     table = page.partition("<!-- left-out:")[2].partition("<!-- end of left-out -->")[0]
     rows = {cells[0]: cells for cells in (line.split(" | ") for line in table.splitlines())}
     lines = ["| source | runs | median error | inside the 90 % interval |", "|---|---|---|---|"]
@@ -134,9 +143,14 @@ def page_of_today(name: str) -> str:
     """Return a page with the current output of its commands."""
     text = (DOCS / name).read_text(encoding="utf-8")
     if _ROWS.search(text):
-        rows = accuracy_table((DOCS / "accuracy.md").read_text(encoding="utf-8"))
+        rows = accuracy_table((DOCS / "concepts" / "accuracy.md").read_text(encoding="utf-8"))
         text = _ROWS.sub(lambda found: f"{found[1]}{rows}{found[2]}", text)
-    return _VERSION.sub(autopar.__version__, "".join(map(answered, sections(text))))
+    return _VERSION.sub(
+        autopar.__version__,
+        "".join(
+            answered(section) if shows_answers(section) else section for section in sections(text)
+        ),
+    )
 
 
 def main(arguments: list[str]) -> int:

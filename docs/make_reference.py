@@ -25,6 +25,10 @@ from autopar.run.rules import Rule
 
 FOLDER = Path(__file__).resolve().parent / "reference"
 NOTE = "<!-- Written by docs/make_reference.py: `make docs-reference`. -->\n"
+MARKER = "<!-- Below: written by docs/make_reference.py. -->\n\n"
+"""Line that ends the hand-written part of a page."""
+HAND_WRITTEN = frozenset({"files.md"})
+"""Pages of the folder that no code writes."""
 _GUARD = 1e6
 """Upper bound from which on a bound only catches typing errors."""
 _KINDS = {
@@ -41,11 +45,20 @@ _KINDS = {
 def pages() -> dict[str, str]:
     """Return all pages of the reference: name -> text."""
     found = {name: "".join(_command_page(name, own)) for name, own in _commands().items()}
-    found["json"] = "".join(_json_page())
+    found["json"] = _hand_written("json") + "".join(_json_page())
     found["exit-codes"] = "".join(_exit_page())
     found["rules"] = "".join(_rules_page())
     found["index"] = "".join(_index_page())
     return {f"{name}.md": text.rstrip() + "\n\n" + NOTE for name, text in found.items()}
+
+
+def _hand_written(name: str) -> str:
+    """Return the part of a page above the marker, with the marker; it is written by hand."""
+    text = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+    above, marker, _ = text.partition(MARKER)
+    if not marker:
+        raise ValueError(f"docs/reference/{name}.md has no line {MARKER.strip()}")
+    return above + marker
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -252,13 +265,13 @@ def _rules_page() -> Iterator[str]:
     yield (
         "A run that breaks a rule is an input error (exit code 2): the rule with its arithmetic, "
         "and the nearest values that keep all rules. Each row was run. "
-        "[Launches](../launches.md) lists the degrees.\n\n"
+        "[Degrees](../guides/fastest.md#degrees) are listed in the guide.\n\n"
     )
     rows = ((title, _typed(" ".join(words)), _cell(answer)) for title, words, answer in broken())
     yield from _table(("rule", "`autopar-search` with", "answers"), rows)
     yield (
         "\n## Ids\n\n"
-        "Every rule has an id. In `--json`, `findings` of [`autopar-check`](../check.md), "
+        "Every rule has an id. In `--json`, `findings` of [`autopar-check`](../guides/check.md), "
         "`error.rules` and `engines[].rules` contain the id of a broken rule, the values that it "
         "reads, and the sentence. In Python, `broken` of an `autopar.run.rules.RuleError` lists "
         "them. "
@@ -333,13 +346,13 @@ _MOST_PARTS = 25
 
 
 def _json_page() -> Iterator[str]:
-    yield "# JSON\n\n"
+    yield "## Keys of documents\n\n"
     yield (
         "Every file that is read or written, and what `--json` prints, from the JSON Schemas. "
-        "[File formats](../formats.md) says the same in words, with examples.\n\n"
+        "[File formats](files.md) says the same in words, with examples.\n\n"
     )
     for role, schema in json_schemas().items():
-        yield f"## {role}\n\n{_cell(schema.get('description', ''))} "
+        yield f"### {role}\n\n{_cell(schema.get('description', ''))} "
         yield f"[Schema](../schemas/{role}.schema.json).\n\n"
         yield from _keys(schema)
         parts = {
@@ -431,7 +444,7 @@ def _index_page() -> Iterator[str]:
     others = (
         ("[Exit codes](exit-codes.md)", "of all commands"),
         ("[JSON](json.md)", "every key of every file, and of `--json`"),
-        ("[File formats](../formats.md)", "the same in words, with units and examples"),
+        ("[File formats](files.md)", "the same in words, with units and examples"),
         ("[Rules of launches](rules.md)", "what no trainer runs, and what is answered"),
         (
             "[Unusable input](../../tests/golden/bad_input.md)",
@@ -446,7 +459,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     found = pages()
     for stale in FOLDER.glob("*.md"):
-        if stale.name not in found:
+        if stale.name not in {*found, *HAND_WRITTEN}:
             stale.unlink()
     for name, text in found.items():
         (FOLDER / name).write_text(text, encoding="utf-8")

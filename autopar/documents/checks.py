@@ -116,7 +116,7 @@ def published(
     """Return the decorator of a document's record, whose JSON Schema is published.
 
     role : name of the document in plans, sidecars and docs/schemas.
-    example : example of a document that docs/formats.md does not show.
+    example : example of a document that docs/reference/files.md does not show.
     required : keys that a file must contain, although a document made in Python has defaults for
     them.
     """

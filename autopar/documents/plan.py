@@ -535,7 +535,8 @@ class AnswerDocument(Entry, forbid_unknown_fields=False):
     """Output of `--json` of every command: these keys, then `error` or those of the command.
 
     The other keys depend on the command (`allOf`): `LaunchAnswer` or `PlanAnswer` of autopar-search
-    and autopar-explain, an `exploration` of autopar-explore; docs/json.md lists the others.
+    and autopar-explain, an `exploration` of autopar-explore;
+    docs/reference/json.md lists the others.
     """
 
     schema_: Literal["autopar/answer/1"] = field(name="schema")
@@ -543,7 +544,7 @@ class AnswerDocument(Entry, forbid_unknown_fields=False):
     release: _Text
     """Release of autopar."""
     exit_code: _Count
-    """Exit code of the command; docs/json.md has the table."""
+    """Exit code of the command; docs/reference/json.md has the table."""
     question: dict[str, Any]
     """Options as given, without those that name output files."""
     notices: list[_Text]

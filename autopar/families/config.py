@@ -119,7 +119,7 @@ def _unknown(path: Path, data: Mapping[str, Any]) -> DocumentError:
         + (f" (the nearest is {near})" if near else ""),
         key="model_type",
         remedy=f"or describe the model in a model.json: {_smallest(data)} with what stands for "
-        f"{_OPEN} (docs/estimates.md)",
+        f"{_OPEN} (docs/concepts/estimates.md)",
     )
 
 

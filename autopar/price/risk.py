@@ -2,9 +2,9 @@
 
 The prediction itself is in `autopar.price.account`. Reserved memory at the peak differs from it for
 two reasons. The error of the prediction is known by kind of run from measured runs
-(docs/memory.md). The allocator's overhead is known from published pairs of allocated and reserved
-memory. The logarithm of the first is Student's t with two degrees of freedom, that of the second is
-normal, and both are independent.
+(docs/concepts/memory.md). The allocator's overhead is known from published pairs of allocated and
+reserved memory. The logarithm of the first is Student's t with two degrees of freedom, that of the
+second is normal, and both are independent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PEAK_RATIOS: Mapping[LaunchKind, tuple[float, float]] = {
 `benchmarks.memory_goldens.intervals_of` from the shipped runs."""
 _TORCH_RATIOS = (1.07, 1.23)
 """90 % interval of reserved bytes over the predicted peak for engines with torch layers, allocator
-blocks included. From twenty peaks in torchtitan's tables (docs/memory.md)."""
+blocks included. From twenty peaks in torchtitan's tables (docs/concepts/memory.md)."""
 _OFFLOADED_RATIOS = (0.94, 1.03)
 """90 % interval of measured over predicted peaks for Megatron-LM with activation offload. One
 configuration is measured: its two peaks are 0.958 and 0.962 of the predicted ones."""

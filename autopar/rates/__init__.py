@@ -1,7 +1,7 @@
 """Estimated profiles: typed documents made in memory from a datasheet card and a model spec.
 
 Nothing here is measured. Every result has `estimated=True` and names its card as its source;
-`docs/estimates.md` compares the estimates with published measurements.
+`docs/concepts/estimates.md` compares the estimates with published measurements.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 //
 // Each list is the only definition: the fields of a `Quirks`, and in Python the names and meanings
 // of its switches, are generated from it. All off is the corrected model and the default; all on
-// reproduces published figures (`compat`). Numbers are those of docs/analytic.md.
+// reproduces published figures (`compat`). Numbers are those of docs/concepts/closed-form.md.
 #pragma once
 
 namespace autopar::analytic {

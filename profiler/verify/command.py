@@ -253,7 +253,7 @@ def _subject(options: VerifyOptions, lines: Lines, spec: ModelSpec) -> Subject:
 
 
 # --------------------------------------------------------------------------------------------------
-# The JSON document of `autopar-verify`; docs/verify.md explains its keys.
+# The JSON document of `autopar-verify`; docs/guides/verify.md explains its keys.
 
 
 FORMAT = "autopar-verify"

@@ -32,7 +32,7 @@ class CheckSpec:
     """Options of the check: launch scripts, cluster and output."""
 
     files: tuple[str, ...] = option(
-        help="launch script or configuration of a trainer that is read (docs/check.md)",
+        help="launch script or configuration of a trainer that is read (docs/guides/check.md)",
         panel=_WHAT,
         positional=True,
         metavar="FILE",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ALIKE = 0.005
 """Median relative difference of step times between the planner and the uniform search for one plan
-(docs/analytic.md). A per-layer plan must be faster by more than this fraction."""
+(docs/concepts/closed-form.md). A per-layer plan must be faster by more than this fraction."""
 
 
 def _uniform(name: str, title: str, folder: str, forms: str, **more: Any) -> Engine:

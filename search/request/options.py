@@ -392,7 +392,7 @@ class OutputSpec:
     html_path: str | None = option(
         None,
         name="html",
-        help="write a page with pictures of the answer (docs/pictures.md)",
+        help="write a page with pictures of the answer (docs/guides/pictures.md)",
         brief="write a page with pictures of the answer",
         panel=_OUT,
         metavar="FILE",

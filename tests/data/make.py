@@ -32,7 +32,7 @@ MEMORY = "memory_goldens"
 _CALCULON = "Calculon (SC'23, doi 10.1145/3581784.3607102)"
 _TENSOR2D = "the performance model of arXiv 2410.00273"
 _GALVATRON = "Galvatron's search engine, its newest release and v2.4.0"
-_OWN_UNITS = "the program's own, under its own names; docs/analytic.md lists them"
+_OWN_UNITS = "the program's own, under its own names; docs/concepts/closed-form.md lists them"
 
 
 def columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -606,7 +606,7 @@ _COMMANDS = {
 @TABLE.works("command names `calculon ...`")
 def _(lab: Lab) -> None:
     """A table from each of them and its options to ours, whose options exist."""
-    page = (ROOT / "docs" / "explore.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "concepts" / "closed-form.md").read_text(encoding="utf-8")
     table = page.split("## From Calculon's command line")[1].split("\n## ")[0]
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")]
     theirs = " ".join(left for left, *_ in rows)

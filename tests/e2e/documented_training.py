@@ -406,7 +406,7 @@ LLAMA += ("--engine", "galvatron")
 def _(lab: Lab) -> None:
     text = exported(lab, *LLAMA).path("g", "train_dist.yaml").read_text(encoding="utf-8")
     assert 'load: "${oc.env:LOAD,null}"' in text
-    page = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "export.md").read_text(encoding="utf-8")
     assert "convert_checkpoints.py import" in page
 
 

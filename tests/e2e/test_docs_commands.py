@@ -13,6 +13,7 @@ import pytest
 
 import autopar
 from autopar.rates import command as estimate_cli
+from docs.make_answers import sections, shows_answers
 from profiler.plan import command as plan_cli
 from profiler.show import command as show_cli
 from profiler.verify import command as verify_cli
@@ -30,18 +31,16 @@ pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `mak
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = (
-    "docs/quickstart.md",
-    "docs/cli.md",
-    "docs/hardware.md",
-    "docs/model.md",
-    "docs/estimates.md",
-    "docs/analytic.md",
-    "docs/explore.md",
-    "docs/pictures.md",
-    "docs/plan.md",
-    "docs/export-torchtitan.md",
-    "docs/export-deepspeed.md",
-    "docs/running-job.md",
+    "docs/guides/quickstart.md",
+    "docs/guides/measure-cluster.md",
+    "docs/guides/measure-model.md",
+    "docs/concepts/estimates.md",
+    "docs/concepts/closed-form.md",
+    "docs/guides/other-gpus.md",
+    "docs/guides/pictures.md",
+    "docs/guides/check-a-plan.md",
+    "docs/guides/export.md",
+    "docs/guides/launch.md",
 )
 RUN = {
     "autopar-search": cli.run,
@@ -58,8 +57,12 @@ BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 
 
 def plain_blocks(text: str) -> list[str]:
-    """Return the code blocks without a language; those with one may need what is not here."""
-    return [block for _, language, block in BLOCK.findall(text) if not language]
+    """Return the code blocks without a language; those with one may need what is not here.
+
+    Sections whose answers `make gallery` writes are excluded: it runs their commands in a shell.
+    """
+    kept = "".join(part for part in sections(text) if not shows_answers(part))
+    return [block for _, language, block in BLOCK.findall(kept) if not language]
 
 
 def commands(page: str) -> Iterator[list[str]]:
@@ -110,7 +113,7 @@ def test_commands_run_as_printed(
 @pytest.mark.parametrize("name", ["megatron", "torchtitan"])
 def test_running_job_shows_what_is_predicted(name: str, folder: Path) -> None:
     """The figures beside the logs are those of the plans that the page searches for."""
-    page = "docs/running-job.md"
+    page = "docs/guides/launch.md"
     text = (ROOT / page).read_text(encoding="utf-8")
     (words,) = (words for words in commands(page) if words[-1] == f"{name}.json")
     assert cli.run(words[1:]) == 0
@@ -146,7 +149,7 @@ def test_tables_of_the_running_job_are_of_today(
     name: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every tensor degree of a table, searched with the command above it."""
-    page = "docs/running-job.md"
+    page = "docs/guides/launch.md"
     text = (ROOT / page).read_text(encoding="utf-8")
     (words,) = (words for words in commands(page) if words[-1] == f"{name}.json")
     table = text.partition(f"{name}.json")[2].partition("| `T` |")[2].partition("\n\n")[0]
@@ -170,11 +173,11 @@ def test_tables_of_the_running_job_are_of_today(
 
 
 def test_python_examples_run(folder: Path) -> None:
-    """docs/python.md shows every name of the interface, and its examples run in their order."""
-    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    """docs/guides/python.md shows every name of the interface; its examples run in their order."""
+    page = (ROOT / "docs" / "guides" / "python.md").read_text(encoding="utf-8")
     code = "".join(block for _, language, block in BLOCK.findall(page) if language == "python")
 
-    exec(compile(code, "docs/python.md", "exec"), {})
+    exec(compile(code, "docs/guides/python.md", "exec"), {})
     shown = set(re.findall(r"autopar\.(\w+)", code))
     assert set(autopar.__all__) - shown == set()
     assert shown - set(autopar.__all__) <= {"documents"}, "no name of the interface"
@@ -188,12 +191,19 @@ def test_documentation_shows_commands() -> None:
     assert len(found) >= 10
 
 
-@pytest.mark.parametrize("end", ["--top 2\n", "--global-batch 512\n"])
+@pytest.mark.parametrize(
+    ("page", "end"),
+    [("concepts/closed-form.md", "--top 2\n"), ("guides/other-gpus.md", "--global-batch 512\n")],
+)
 def test_golden_exploration_shows_what_is_printed(
-    end: str, folder: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+    page: str,
+    end: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
-    """The answers in docs/explore.md are those of today."""
-    path = ROOT / "docs" / "explore.md"
+    """The answers of `autopar-explore` on two pages are those of the current code."""
+    path = ROOT / "docs" / page
     text = path.read_text(encoding="utf-8")
     blocks = plain_blocks(text)
     place = next(n for n, block in enumerate(blocks) if block.endswith(end))
@@ -209,8 +219,8 @@ def test_golden_exploration_shows_what_is_printed(
 def test_golden_comparison_shows_what_is_printed(
     folder: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
-    """The plans of docs/analytic.md in four models, one and all, are the ones of today."""
-    path = ROOT / "docs" / "analytic.md"
+    """The plans of docs/concepts/closed-form.md in four models are those of the current code."""
+    path = ROOT / "docs" / "concepts" / "closed-form.md"
     text = path.read_text(encoding="utf-8")
     blocks = plain_blocks(text)
     for place, block in enumerate(blocks):

@@ -24,9 +24,10 @@ pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `mak
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
-LONG = {"gallery.md", "questions/fastest.md", "questions/small-gpus.md"}
+LONG = {"guides/gallery.md", "guides/fastest.md", "guides/small-gpus.md"}
 """Pages whose searches take more than a few seconds."""
-TABLES = sorted(path.name for path in (DOCS / "coming-from").glob("*.md") if path.stem != "index")
+TABLES = ("Galvatron", "PaddleNLP", "Calculon", "SimuMax", "AIConfigurator")
+"""Sections of guides/coming-from.md."""
 _OPTION = re.compile(r"--[a-z][\w-]*")
 _OURS = ("autopar", "profile-", "torchrun")
 
@@ -75,14 +76,49 @@ def test_the_site_asks_nobody() -> None:
         assert "//" not in re.sub(r"^\s*//.*$", "", path.read_text("utf-8"), flags=re.MULTILINE)
 
 
+def test_former_pages_lead_to_their_new_places() -> None:
+    """Each redirect names a page of the menu and, for a part of it, a section."""
+    listed = set(paths(menu()["nav"]))
+    assert set(hooks.MOVED) & listed == set(), "a page and its redirect have one address"
+    assert {target.partition("#")[0] for target in hooks.MOVED.values()} <= listed
+    for target in hooks.MOVED.values():
+        page, _, section = target.partition("#")
+        text = (DOCS / page).read_text("utf-8")
+        heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+        assert not section or section in {
+            re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads
+        }, target
+    found = hooks.redirects()
+    assert 'url=../guides/fastest.html"' in found["questions/fastest.html"]
+    assert 'url=guides/other-gpus.html#what-if"' in found["explore.html"]
+
+
+def test_llms_text_lists_every_page(tmp_path: Path) -> None:
+    """llms.txt has a line for each page of the menu, with a sentence; the build writes it."""
+    site = menu()
+    hooks.on_post_build(config={**site, "site_dir": tmp_path})
+    lines = (tmp_path / "llms.txt").read_text("utf-8").splitlines()
+    found = [re.fullmatch(r"- \[.+\]\((.+)\.html\): \S.*[.?!:]", line) for line in lines[3:]]
+    assert lines[0] == "# autopar"
+    assert [f"{row[1]}.md" for row in found if row] == list(paths(site["nav"]))
+    assert [line for line in lines if line.startswith("## ")] == [
+        "## Start",
+        "## Guides",
+        "## Concepts",
+        "## Reference",
+        "## Development",
+    ]
+    assert (tmp_path / "cli.html").is_file()
+
+
 @pytest.mark.parametrize(
     ("page", "link", "there"),
     [
-        ("cli.md", "[x](../tests/golden/bad_input.md)", "[x](reference/bad-input.md)"),
-        ("questions/a.md", "[x](../cli.md#b)", "[x](../cli.md#b)"),
-        ("changelog.md", "[x](docs/cli.md)", "[x](cli.md)"),
+        ("a.md", "[x](../tests/golden/bad_input.md)", "[x](reference/bad-input.md)"),
+        ("guides/a.md", "[x](../b.md#c)", "[x](../b.md#c)"),
+        ("changelog.md", "[x](docs/guides/b.md)", "[x](guides/b.md)"),
         ("reference/bad-input.md", "[x](../../README.md)", "[x](../index.md)"),
-        ("accuracy.md", "[x](../tests/data/README.md)", "x (`tests/data/README.md`)"),
+        ("a.md", "[x](../tests/data/README.md)", "x (`tests/data/README.md`)"),
         ("a.md", "[x](https://example.org/y)", "[x](https://example.org/y)"),
         ("a.md", "```\n[x](../README.md)\n```", "```\n[x](../README.md)\n```"),
         ("a.md", "| `a\\|b` \\| c |", "| `a|b` \\| c |"),
@@ -110,7 +146,7 @@ def test_golden_reference_is_of_today(request: pytest.FixtureRequest) -> None:
     found = {path.name: path.read_text("utf-8") for path in make_reference.FOLDER.glob("*.md")}
     expected = make_reference.pages()
 
-    assert set(found) == set(expected)
+    assert set(found) == set(expected) | make_reference.HAND_WRITTEN
     stale = [name for name, text in expected.items() if found[name] != text]
     assert stale == [], "run `make docs-reference`"
 
@@ -149,14 +185,14 @@ def test_golden_answers_are_of_today(page: str, request: pytest.FixtureRequest) 
 
 
 def test_the_readme_shows_held_out_errors_of_the_page() -> None:
-    """Its rows are those of docs/accuracy.md, whose tables the fit writes."""
+    """Its rows are those of docs/concepts/accuracy.md, whose tables the fit writes."""
     head = "| left out | rows | bias | median | MAPE | p90 | in the interval | as shipped |\n"
     rows = (f"| {name} | 9 | -1.0 | 2.0 | 3.0 | 4.0 | 95 | 1.0 |" for name in make_answers._SOURCES)
     page = f"<!-- left-out: made -->\n{head}{chr(10).join(rows)}\n<!-- end of left-out -->\n"
     assert make_answers.accuracy_table(page).splitlines()[2:] == [
         f"| {name} | 9 | 2.0 % | 95 % |" for name in make_answers._SOURCES.values()
     ]
-    found = make_answers.accuracy_table((DOCS / "accuracy.md").read_text("utf-8"))
+    found = make_answers.accuracy_table((DOCS / "concepts" / "accuracy.md").read_text("utf-8"))
     assert found in (ROOT / "README.md").read_text("utf-8")
 
 
@@ -191,11 +227,12 @@ def known_options() -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("page", TABLES)
-def test_tables_name_what_there_is(page: str) -> None:
+@pytest.mark.parametrize("tool", TABLES)
+def test_tables_name_what_there_is(tool: str) -> None:
     """Each command and option of ours in the tables for who comes from elsewhere exists."""
     known = known_options()
-    text = (DOCS / "coming-from" / page).read_text("utf-8")
+    page = (DOCS / "guides" / "coming-from.md").read_text("utf-8")
+    (text,) = (part for part in make_answers.sections(page) if part.startswith(f"## {tool}\n"))
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     said = [code for row in rows if len(row) > 1 for code in re.findall(r"`([^`]+)`", row[1])]
     ours = [code for code in said if code.startswith(_OURS)]
@@ -208,11 +245,19 @@ def test_tables_name_what_there_is(page: str) -> None:
         assert unknown == set(), f"{code}: {unknown}"
 
 
-def test_pages_of_questions_name_commands_that_run() -> None:
-    """Words in the running text that look like options of ours are options of some command."""
+def test_answered_sections_name_options_that_exist() -> None:
+    """Words around shown answers that look like options of ours are options of some command."""
     known = {option for options in known_options().values() for option in options}
-    for path in (DOCS / "questions").glob("*.md"):
-        prose = make_answers._BLOCK.sub("", path.read_text("utf-8"))
+    found = [
+        (path, section)
+        for path in (DOCS / "guides").glob("*.md")
+        if path.name not in {"coming-from.md", "gallery.md"}
+        for section in make_answers.sections(path.read_text("utf-8"))
+        if make_answers.shows_answers(section)
+    ]
+    assert len(found) > 5, "the pages of the guides show answers"
+    for path, section in found:
+        prose = make_answers._BLOCK.sub("", section)
         codes = re.findall(r"`([^`]+)`", prose)
         words = {word for code in codes for word in _OPTION.findall(code)}
         assert words - known == set(), path.name
@@ -220,7 +265,7 @@ def test_pages_of_questions_name_commands_that_run() -> None:
 
 
 def test_a_first_screen_that_is_explained_is_one_of_the_gallery() -> None:
-    """docs/launches.md goes through the figures of an answer, which the gallery has of today."""
-    text = (DOCS / "launches.md").read_text(encoding="utf-8")
+    """docs/guides/fastest.md goes through the figures of an answer that the gallery shows."""
+    text = (DOCS / "guides" / "fastest.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"^```\n(llama3-70b .*?)\n\.\.\.\n```$", text, re.DOTALL | re.MULTILINE)
-    assert shown in (DOCS / "gallery.md").read_text(encoding="utf-8")
+    assert shown in (DOCS / "guides" / "gallery.md").read_text(encoding="utf-8")

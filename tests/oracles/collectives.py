@@ -1,7 +1,7 @@
 """An independent implementation of the collective formulas: one size, one loop, no arrays.
 
 Without it, `autopar.rates.collectives` would be compared with itself. It is written from the
-formulas in docs/estimates.md and shares no line with the product.
+formulas in docs/concepts/estimates.md and shares no line with the product.
 """
 
 from __future__ import annotations

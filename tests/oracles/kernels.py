@@ -1,7 +1,7 @@
 """GEMM and attention times written plainly: one shape at a time, read from the card's own JSON.
 
-Independent of `autopar.rates`: no arrays, no shared constants, no reader. docs/estimates.md
-explains the constants.
+Independent of `autopar.rates`: no arrays, no shared constants, no reader.
+docs/concepts/estimates.md explains the constants.
 """
 
 from __future__ import annotations

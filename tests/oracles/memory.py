@@ -1,9 +1,9 @@
 """An independent implementation of the memory of a run: sums over layers, and a stepwise pipeline.
 
 Without it `autopar.price` would be compared with itself. It is written from the formulas of
-docs/memory.md and shares only the record of a run with the product. Its allocator keeps a plain
-list of holes, and its pipeline a list of live tensors. Muon, Megatron-FSDP and 8-bit weights are
-not supported.
+docs/concepts/memory.md and shares only the record of a run with the product. Its allocator keeps a
+plain list of holes, and its pipeline a list of live tensors. Muon, Megatron-FSDP and 8-bit weights
+are not supported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MIB = 1048576
 
 
 class _Sizes(NamedTuple):
-    """Sizes used by every formula, named by the letters of docs/memory.md."""
+    """Sizes used by every formula, named by the letters of docs/concepts/memory.md."""
 
     t: int
     p: int

@@ -1,8 +1,8 @@
 """An independent implementation of the step time of a dense model: numbers, loops, no arrays.
 
 Without it `autopar.rates.layer` and `autopar.price.step` would be compared with themselves. It is
-written from the formulas of docs/estimates.md and reads the constants of cards and stacks from
-their JSON files. It shares only the seconds of a collective with the product, which
+written from the formulas of docs/concepts/estimates.md and reads the constants of cards and stacks
+from their JSON files. It shares only the seconds of a collective with the product, which
 `tests.oracles.collectives` implements again. Mixtures of experts, latent attention, windows and
 mixers are not supported.
 """

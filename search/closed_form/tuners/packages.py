@@ -307,7 +307,8 @@ def _parameter(tune: Any, domain: Domain) -> Any:
     """Return the Ray Tune parameter of a domain, which samples positions in it.
 
     Short lists of numbers are sampled as categories. The best value for other fields is rarely a
-    neighbour, and the algorithms found the best points sooner this way (docs/tuners.md).
+    neighbour, and the algorithms found the best points sooner this way
+    (docs/concepts/closed-form.md).
     """
     count = len(domain.values)
     if domain.ordered and count > _LONG:

@@ -117,7 +117,7 @@ def test_a_lost_source_and_a_new_reason_are_said() -> None:
 
 
 def test_the_page_has_the_recorded_figures() -> None:
-    """docs/accuracy.md says of every source what the golden file says, to a point."""
+    """docs/concepts/accuracy.md says of every source what the golden file says, to a point."""
     text = PAGE.read_text(encoding="utf-8")
     table = text.partition("<!-- sources:")[2].partition("<!-- end of sources -->")[0]
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[3:]]

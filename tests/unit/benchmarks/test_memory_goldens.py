@@ -149,7 +149,7 @@ def test_what_is_worse_is_said(change: dict[str, Any], problem: str | None) -> N
 
 
 def test_the_page_has_the_recorded_figures(entries: list[Priced | Refused]) -> None:
-    """The table of classes in docs/memory.md is the one that the benchmark writes."""
+    """The table of classes in docs/concepts/memory.md is the one that the benchmark writes."""
     text = PAGE.read_text(encoding="utf-8")
     table = text.partition("<!-- classes:")[2].partition("<!-- end of classes -->")[0]
 

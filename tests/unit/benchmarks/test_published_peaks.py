@@ -103,7 +103,7 @@ def test_reserves_are_above_what_is_allocated(rows: list[Compared]) -> None:
 
 
 def test_the_page_has_the_tables(rows: list[Compared]) -> None:
-    """docs/memory.md shows what the benchmark prints."""
+    """docs/concepts/memory.md shows what the benchmark prints."""
     text = PAGE.read_text(encoding="utf-8")
     assert peaks_table(rows) in text, "python -m benchmarks.published_peaks --docs"
     assert summary_table(rows) in text, "python -m benchmarks.published_peaks --docs"

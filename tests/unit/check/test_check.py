@@ -761,8 +761,8 @@ def test_golden_page_shows_what_is_printed(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    """The scripts of docs/check.md, one of each trainer, and what is said of them."""
-    page = Path(__file__).parents[3] / "docs" / "check.md"
+    """The scripts of docs/guides/check.md, one of each trainer, and what is said of them."""
+    page = Path(__file__).parents[3] / "docs" / "guides" / "check.md"
     text = page.read_text(encoding="utf-8")
     blocks = re.findall(r"^```(?:bash)?\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     launch, command, shown = blocks[at : at + 3]

@@ -344,7 +344,7 @@ def test_extras_hold_what_is_said_to_install() -> None:
         for name, requirements in project["optional-dependencies"].items()
     }
     texts = [
-        ROOT / "docs" / "tuners.md",
+        ROOT / "docs" / "concepts" / "closed-form.md",
         ROOT / "search" / "closed_form" / "tuners" / "packages.py",
     ]
     named = {

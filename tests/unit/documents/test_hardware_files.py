@@ -292,7 +292,7 @@ def test_nothing_is_left_beside_a_written_file(tmp_path: Path) -> None:
 
 
 def examples(schema: dict[str, Any]) -> list[Any]:
-    """Return the examples that a schema carries; a document that formats.md shows needs none."""
+    """Return the examples that a schema carries; a document that files.md shows needs none."""
     found: list[Any] = schema.get("examples", [])
     return found
 
@@ -328,13 +328,13 @@ def test_schemas_accept_valid_documents_and_refuse_others(root: Path) -> None:
 
 
 def test_every_document_has_an_example(root: Path) -> None:
-    """docs/formats.md shows one of each that it names, in this order; others carry their own."""
-    text = (root / "docs" / "formats.md").read_text(encoding="utf-8")
+    """docs/reference/files.md shows one of each that it names, in order; others carry their own."""
+    text = (root / "docs" / "reference" / "files.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^Names there: (.*)\.$", text, flags=re.MULTILINE)
     named = re.findall(r"`(\w+)`", line)
     shown = re.findall(r"```json\n(.*?)```", text, flags=re.DOTALL)
     for role, example in zip(named, shown, strict=True):
-        read_record(MODELS[role], Path("docs/formats.md"), json.loads(example))
+        read_record(MODELS[role], Path("docs/reference/files.md"), json.loads(example))
     for role, schema in json_schemas().items():
         assert role in named or examples(schema), role
         for example in examples(schema):

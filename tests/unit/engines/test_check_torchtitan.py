@@ -160,7 +160,7 @@ RUNS: dict[str, Published] = {
     "8B H200, 64": Published(_H200, 64, 46.97),
 }  # fmt: skip
 _RESERVED_OVER_PREDICTED = (1.06, 1.23)
-"""Between which all of them lie; what of it is known is in docs/memory.md."""
+"""Between which all of them lie; what of it is known is in docs/concepts/memory.md."""
 
 
 def _read(text: str, gpus: int) -> Run:

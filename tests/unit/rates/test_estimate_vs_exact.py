@@ -44,7 +44,7 @@ def _empty_places(layer: LayerSpec, split: int) -> float:
 def test_documented_ratios(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of the table in docs/estimates.md, as the command prints them."""
+    """Rows of the table in docs/concepts/estimates.md, as the command prints them."""
     monkeypatch.setattr(sys, "argv", ["estimate_vs_exact.py", "llama2-7b", "mixtral-8x7b"])
     estimate_vs_exact.main()
     rows = {line[:36].strip(): line[36:].split() for line in capsys.readouterr().out.splitlines()}

@@ -1,4 +1,4 @@
-"""docs/estimates.md says of stacks, steps and intervals what the code does."""
+"""docs/concepts/estimates.md says of stacks, steps and intervals what the code does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.step_cases import STACKS
 @pytest.fixture(scope="module")
 def page(root: Path) -> str:
     """Return the three sections of the page."""
-    text = (root / "docs" / "estimates.md").read_text(encoding="utf-8")
+    text = (root / "docs" / "concepts" / "estimates.md").read_text(encoding="utf-8")
     start, end = text.index("\n## Stacks\n"), text.index("\n## Memory of shipped models\n")
     return text[start:end]
 
@@ -47,8 +47,8 @@ def test_stacks_are_those_that_are_shipped(page: str) -> None:
 
 
 def test_every_key_of_a_stack_is_explained(root: Path) -> None:
-    """docs/formats.md has a row for each, with its constants."""
-    text = (root / "docs" / "formats.md").read_text(encoding="utf-8")
+    """docs/reference/files.md has a row for each, with its constants."""
+    text = (root / "docs" / "reference" / "files.md").read_text(encoding="utf-8")
     section = text[text.index("## Stacks of software") : text.index("## Errors of estimated")]
     table = set(re.findall(r"`(\w+)`", section[section.index("| key |") :]))
     keys = set(StackDocument.__struct_fields__) - {"format", "version", "description"}
@@ -87,7 +87,7 @@ def test_half_of_the_experts_exchange_is_seen(page: str) -> None:
 
 def test_rates_of_weight_gradients(root: Path) -> None:
     """Of plain and grouped products, and what is left of the slowdown in a run."""
-    text = (root / "docs" / "estimates.md").read_text(encoding="utf-8")
+    text = (root / "docs" / "concepts" / "estimates.md").read_text(encoding="utf-8")
     plain, grouped = kernels._WEIGHT_GRADIENT_RATE, kernels._GROUPED_WEIGHT_GRADIENT_RATE
     assert f"weight gradient runs at {plain} of the forward's rate ({grouped} in groups)" in text
     assert f"a product's z is {kernels._SUSTAINED_SLOWDOWN} of the entry's" in text
