@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "concepts" / "accuracy.md"
-_ERRORS = "rows | bias | median | MAPE | p90 | in the interval"
+_ERRORS = "rows | bias | median | MAPE | p90 | coverage"
 
 
 def write_tables(tables: Mapping[str, str], page: Path = PAGE) -> None:
@@ -95,15 +95,14 @@ def intervals_table(accuracy: Accuracy) -> str:
 def left_out_table(cases: Sequence[Case]) -> str:
     """Return the errors of sources that the fit has not seen, in percent."""
     rows = (f"{c.name} | {_errors(c.found)} | {100 * c.mape_with:.1f}" for c in cases)
-    return _table(f"left out | {_ERRORS} | MAPE as shipped", rows)
+    return _table(f"held out | {_ERRORS} | MAPE when seen", rows)
 
 
 def constants_table(constants: Sequence[Constant], fitted: Sequence[float]) -> str:
     """Return the constants: shipped, fitted again, and assumed without any run."""
     rows = (
         f"{c.name} | {c.shipped:.3g} | {value:.3g} ({math.log(value / c.shipped) / c.width:+.1f}) "
-        f"| {c.width:g} | {c.neutral:g} | {c.doubt:g} | {c.basis}"
+        f"| {c.neutral:g}"
         for c, value in zip(constants, fitted, strict=True)
     )
-    heads = "constant | shipped | fitted again (deviations) | deviation | without runs | deviation"
-    return _table(f"{heads} | from", rows)
+    return _table("constant | shipped | fitted again (deviations) | without runs", rows)

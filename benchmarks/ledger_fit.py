@@ -89,7 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             moved = math.log(value / constant.shipped) / constant.width
             print(
                 f"{constant.name:40s} {constant.shipped:9.4g} {value:9.4g}   "
-                f"{constant.width:.2f} ({moved:+.1f} deviations)"
+                f"{constant.width:.2f} ({moved:+.1f} deviations)\n"
+                f"    without runs {constant.neutral:g}, deviation {constant.doubt:g}: "
+                f"{constant.basis}"
             )
         table = {"constants": constants_table(CONSTANTS, fitted)}
     if asked.docs:
