@@ -18,6 +18,7 @@ import numpy as np
 from autopar.price.risk import odds_of_ratio
 
 __all__ = [
+    "COVERAGE",
     "EDGES",
     "UNSEEN",
     "Ratio",
@@ -36,7 +37,7 @@ __all__ = [
 
 UNSEEN = "few runs"
 """Kind of a launch that no measured run resembles."""
-_COVERAGE = 0.9
+COVERAGE = 0.9
 _LEAST = 9
 """Fewest values for an interval of nine tenths; smaller kinds use the pooled ones."""
 EDGES = (0.0, 0.001, 0.01, 0.1, 0.3, 0.7, 0.9, 0.99, 0.999, 1.0)
@@ -95,7 +96,7 @@ def interval_of(ratios: Sequence[float]) -> tuple[float, float]:
     logs = np.log(ratios)
     middle = float(np.median(logs))
     distances = np.sort(np.abs(logs - middle))
-    place = min(_COVERAGE * (len(logs) + 1) - 1, len(logs) - 1)
+    place = min(COVERAGE * (len(logs) + 1) - 1, len(logs) - 1)
     below = math.floor(place)
     above = min(below + 1, len(logs) - 1)
     reach = float(distances[below] + (place - below) * (distances[above] - distances[below]))
@@ -189,7 +190,7 @@ def binned(pairs: Sequence[tuple[float, bool]]) -> Iterator[Reliable]:
 
 def odds_table(bins: Sequence[Reliable]) -> str:
     """Return predicted probabilities and observed frequencies, for docs/concepts/memory.md."""
-    lines = ["| odds of running out | pairs | mean | was above |", "|---|---|---|---|"]
+    lines = ["| OOM probability | pairs | mean | ran out |", "|---|---|---|---|"]
     lines += [
         f"| {100 * each.low:g} to {100 * each.high:g} % | {each.number} "
         f"| {100 * each.predicted:.1f} % | {100 * each.happened:.1f} % |"

@@ -375,7 +375,7 @@ def summary_table(rows: Sequence[Compared]) -> str:
 
 
 def peaks_table(rows: Sequence[Compared]) -> str:
-    """Return every compared stage as a table of docs/concepts/memory.md."""
+    """Return every compared stage as a table."""
     lines = [
         "| launch | stage | published, GiB | ours | error | reserved over allocated |",
         "|---|---|---|---|---|---|",
@@ -436,7 +436,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.docs:
         write_tables(
             {
-                "peaks": peaks_table(rows),
                 "sources": summary_table(rows),
                 "reserves": odds.odds_table(bins),
             },

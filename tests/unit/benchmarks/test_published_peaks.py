@@ -19,7 +19,6 @@ from benchmarks.published_peaks import (
     Compared,
     errors_by_source,
     not_compared,
-    peaks_table,
     reserve_odds,
     reserved_ratios,
     summary_table,
@@ -105,7 +104,6 @@ def test_reserves_are_above_what_is_allocated(rows: list[Compared]) -> None:
 def test_the_page_has_the_tables(rows: list[Compared]) -> None:
     """docs/concepts/memory.md shows what the benchmark prints."""
     text = PAGE.read_text(encoding="utf-8")
-    assert peaks_table(rows) in text, "python -m benchmarks.published_peaks --docs"
     assert summary_table(rows) in text, "python -m benchmarks.published_peaks --docs"
     share, bins = reserve_odds(rows)
     assert odds_table(bins) in text, "python -m benchmarks.published_peaks --docs"
