@@ -6,7 +6,9 @@ First it runs one rank of all of llama2-7b at 64 and at 1,024 ranks and compares
 optimizer with arithmetic. Then it runs the plans that searches with default options return for
 several models and machines, and twelve plans of llama2-7b for 64 GPUs at 4,096 tokens. For each
 stage it prints predicted memory, peak memory of the first rank in the dry run, both with
-communicators, and the differences. docs/concepts/accuracy.md explains their causes.
+communicators, and the differences. Rows compare as a whole: what the loss or a layer saves at its
+peak is transient in a prediction and an activation in a dry run. docs/concepts/accuracy.md gives
+the range of differences.
 """
 
 from __future__ import annotations

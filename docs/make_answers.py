@@ -26,6 +26,7 @@ DOCS = Path(__file__).resolve().parent
 PAGES = (
     "../README.md",
     "index.md",
+    "concepts/how-it-works.md",
     *(f"guides/{path.name}" for path in sorted((DOCS / "guides").glob("*.md"))),
 )
 _BLOCK = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
