@@ -10,8 +10,7 @@ from autopar.errors import InputError
 from autopar.price.activations import offloaded_bytes
 from autopar.price.sharded import recipe_of_run
 from autopar.records import replace
-from autopar.run.architecture import Attention, Layer, Mamba
-from autopar.run.job import Block, Job, Precision, Recomputation
+from autopar.run.job import Block, Job, Precision, Recomputation, block_of_layer
 from autopar.run.run import RankLayer, Run
 from autopar.run.runtime import Precision as RunPrecision
 
@@ -31,6 +30,9 @@ _DISPATCHERS: dict[str, Literal["all_to_all", "allgather", "fused"]] = {
 def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
     """Return the job of a run; raises InputError for settings without a step time.
 
+    Layers may differ in degrees of weights and tokens, ZeRO stage and recomputation, and from
+    embedding and head.
+
     skew : tokens of the busiest expert rank over the mean, if the run does not fix it: 1 as in
         published rates, or `autopar.training.mixtures.NATURAL_SKEW`.
     """
@@ -38,7 +40,8 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
     optimizer, precision, mixed = runtime.optimizer, runtime.precision, model.experts is not None
     if optimizer.kind == "muon":
         raise InputError(f"the optimizer {optimizer.kind} has no measured time; adam has")
-    stages, torch = strategy.stages, runtime.kernels.torch_layers
+    _refuse_unpriced(run)
+    stages, ends, torch = strategy.stages, strategy.ends, runtime.kernels.torch_layers
     staged, experts = strategy.pp > 1, runtime.experts
     master = optimizer.master_bytes if precision.element_bytes == 2 else 4
     return Job(
@@ -61,14 +64,17 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
         stage_layers=tuple(sum(len(chunk.layers) for chunk in stage) for stage in stages)
         if staged
         else (),
-        sequence_parallel=split.scattered,
+        vocab_tp=None if ends.tp == split.tp else ends.tp,
+        vocab_zero=None if ends.zero == split.zero else ends.zero,
+        sequence_parallel=ends.scattered or any(one.split.scattered for one in strategy.layers),
         heads_exchanged=split.exchanges_heads,
         rings=split.rings,
         keys_gathered=split.gathers_keys,
         zero=split.zero,
         replicas=split.replicas if split.zero else 1,
         gradient_bytes=_gradient_bytes(run),
-        reduce_every_micro_batch=torch and runtime.states.each_micro_batch and split.zero > 1,
+        # torch reduces unsharded gradients once a step, whatever the states say
+        reduce_every_micro_batch=runtime.states.each_micro_batch and (not torch or split.zero > 1),
         # weights that are not freed after the forward are gathered once
         reshard=split.zero == 3 or not torch,
         # as in torchtitan's published runs with context parallelism (benchmarks/ledger_rows.py)
@@ -103,6 +109,30 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
         host_adam=optimizer.host_adam,
         offloaded_weights=optimizer.offload_weights,
     )
+
+
+def _refuse_unpriced(run: Run) -> None:
+    """Raise InputError for layers and splits whose communication has no model."""
+    model, strategy = run.model, run.strategy
+    if any(layer.cross for layer in model.kinds):
+        raise InputError(
+            f"{model.name} is an encoder-decoder model, which only the planner prices, not "
+            "bottom-up"
+        )
+    lengths = {layer.seq_length or run.seq_length for layer in model.kinds}
+    if len(lengths) > 1:
+        listed = ", ".join(map(str, sorted(lengths)))
+        raise InputError(f"layers of {model.name} see sequences of {listed} tokens, not one length")
+    splits = [group.split for group in strategy.layers]
+    wide = [split for split in (*splits, strategy.ends) if split.tp > 1]
+    if any(split.tp_kind == "ulysses" for split in wide):
+        raise InputError("only the planner prices Ulysses sequence parallelism, not bottom-up")
+    if any(split.strided for split in wide):
+        raise InputError(
+            "only the planner prices tensor groups of ranks that are no neighbours, not bottom-up"
+        )
+    if model.experts is not None and len({(split.ep, split.etp) for split in splits}) > 1:
+        raise InputError("only the planner prices expert degrees that differ by layer")
 
 
 def _precision(precision: RunPrecision) -> Precision:
@@ -143,37 +173,18 @@ def _blocks(run: Run) -> Iterator[Block]:
 
 
 def _block(run: Run, at: RankLayer, number: int) -> Block:
-    low = run.runtime.precision.low
-    recompute: Recomputation = (
-        frozenset({"per_op"}) if at.split.recompute == "op" else at.split.recompute
-    )
+    low, split, first = run.runtime.precision.low, at.split, run.split
+    recompute: Recomputation = frozenset({"per_op"}) if split.recompute == "op" else split.recompute
     # fully recomputed layers save only their input, so nothing else can be offloaded
     offloaded = recompute != "full" and run.offloads_activations
     return replace(
         block_of_layer(at.layer),
         number=number,
         recompute=recompute,
-        precision=None if at.split.low_precision or not low else run.runtime.precision.kind,
+        # None: the degree of the job, which is that of the first layer
+        tp=None if split.tp == first.tp else split.tp,
+        cp=None if split.cp == first.cp else split.cp,
+        zero=None if split.zero == first.zero else split.zero,
+        precision=None if split.low_precision or not low else run.runtime.precision.kind,
         offloaded_bytes=float(offloaded_bytes(at)) if offloaded else 0.0,
     )
-
-
-def block_of_layer(layer: Layer) -> Block:
-    """Return one layer as a block of a job, without recomputation or other per-layer settings."""
-    parts = len(layer.mixers) + (layer.mlp is not None)
-    return Block(
-        number=1,
-        hidden=layer.hidden,
-        attention=_attention(layer),
-        mamba=next((one for one in layer.mixers if isinstance(one, Mamba)), None),
-        mlp=layer.mlp,
-        num_norms=None if layer.norms == parts else layer.norms,
-    )
-
-
-def _attention(layer: Layer) -> Attention | None:
-    """Return the attention of a layer; for MLA with keys and values of every head."""
-    attention = layer.attention
-    if attention is None or attention.latent is None or attention.kv_heads == attention.heads:
-        return attention
-    return replace(attention, kv_heads=attention.heads)

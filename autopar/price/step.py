@@ -171,7 +171,7 @@ _STEP_ONLY = frozenset(
             "overlap_experts",
         ),
         *("overlap_tensor", "overlap_gradients", "reduce_every_micro_batch", "optimizer_bytes"),
-        *("optimizer", "mtp", "stage_mtp", "notes", "schedule", "state_bytes", "optimizer_offload"),
+        *("optimizer", "mtp", "stage_mtp", "schedule", "state_bytes", "optimizer_offload"),
         *("offloaded_master", "overlap_offload", "offloaded_weights", "host_adam"),
     )
 )

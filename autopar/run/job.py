@@ -15,9 +15,9 @@ from typing import Literal
 from autopar.errors import InputError
 from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.records import Record, replace
-from autopar.run.architecture import Attention, Experts, LatentAttention, Mamba, Mlp
-from autopar.run.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
-from autopar.run.plan import LayerStrategy, Plan, refinements, violations
+from autopar.run.architecture import Attention, Experts, Layer, Mamba, Mlp
+from autopar.run.model import ModelSpec
+from autopar.run.of_plan import layers_of_spec
 from autopar.run.runtime import HostAdam
 from autopar.training.adapters import Adapters, Target, adapted_widths, adapter_elements
 
@@ -187,7 +187,6 @@ class Job(Record):
     """MTP layers per stage; empty if the last stage has all."""
     skew: float = 1.0
     """Tokens of the busiest expert rank over the mean."""
-    notes: tuple[str, ...] = ()
 
     @property
     def micro_batches(self) -> int:
@@ -222,15 +221,40 @@ def layer_blocks(spec: ModelSpec) -> tuple[Block, ...]:
     Layers of a type with a window can include periodic full-attention layers. Raises InputError
     like `blocks_of`.
     """
-    kinds = [_kind_blocks(spec, index) for index in range(len(spec.layers))]
-    seen = [0] * len(kinds)
+    made: dict[tuple[int, Layer], Block] = {}
     found = []
-    for kind in spec.layer_types:
-        narrow, whole = kinds[kind]
-        seen[kind] += 1
-        every = spec.layers[kind].whole_every
-        found.append(whole if every and seen[kind] % every == 0 else narrow)
+    for kind, layer in zip(spec.layer_types, layers_of_spec(spec), strict=True):
+        if (kind, layer) not in made:
+            # Cross-attention reads the output of the preceding layer type, the encoder.
+            other = spec.layers[max(kind - 1, 0)].seq_length if layer.cross else None
+            made[kind, layer] = block_of_layer(layer, other)
+        found.append(made[kind, layer])
     return tuple(found)
+
+
+def block_of_layer(layer: Layer, cross_tokens: int | None = None) -> Block:
+    """Return one layer as a block of a job, without recomputation or other per-layer settings.
+
+    cross_tokens : tokens of the other sequence, where the layer has cross-attention
+    """
+    parts = len(layer.mixers) + (layer.mlp is not None) + layer.cross
+    return Block(
+        number=1,
+        hidden=layer.hidden,
+        attention=_attention(layer),
+        mamba=next((one for one in layer.mixers if isinstance(one, Mamba)), None),
+        mlp=layer.mlp,
+        cross_tokens=cross_tokens,
+        num_norms=None if layer.norms == parts else layer.norms,
+    )
+
+
+def _attention(layer: Layer) -> Attention | None:
+    """Return the attention of a layer; for MLA with keys and values of every head."""
+    attention = layer.attention
+    if attention is None or attention.latent is None or attention.kv_heads == attention.heads:
+        return attention
+    return replace(attention, kv_heads=attention.heads)
 
 
 def type_blocks(spec: ModelSpec) -> tuple[tuple[Block, ...], ...]:
@@ -241,56 +265,6 @@ def type_blocks(spec: ModelSpec) -> tuple[tuple[Block, ...], ...]:
         numbers = Counter(block for own, block in layers if own == kind)
         found.append(tuple(replace(block, number=n) for block, n in numbers.items()))
     return tuple(found)
-
-
-def _kind_blocks(spec: ModelSpec, index: int) -> tuple[Block, Block]:
-    """Return one layer of a type with its window, and the same layer without window."""
-    layer = spec.layers[index]
-    # Cross-attention reads the output of the preceding layer type, the encoder.
-    other = spec.layers[index - 1].seq_length if index else layer.seq_length
-    cross_tokens = other if layer.cross_attention else None
-    narrow = _block(layer, cross_tokens)
-    return narrow, _block(replace(layer, window=None, whole_every=0), cross_tokens)
-
-
-def _block(layer: LayerSpec, cross_tokens: int | None) -> Block:
-    if layer.num_heads is None or layer.ffn_hidden_size is None:
-        raise InputError("heads and MLP width are unknown; give a model spec (--model)")
-    mlp: Mlp | Experts = Mlp(width=layer.ffn_hidden_size, gated=layer.gated_mlp)
-    if layer.num_experts is not None:
-        mlp = Experts(
-            number=layer.num_experts,
-            per_token=layer.experts_per_token or layer.num_experts,
-            width=layer.ffn_hidden_size,
-            gated=layer.gated_mlp,
-            shared_width=layer.shared_expert_width,
-        )
-    latent, width = layer.latent, head_dim(layer)
-    return Block(
-        number=1,
-        hidden=layer.hidden_size,
-        attention=Attention(
-            heads=layer.num_heads,
-            kv_heads=layer.num_kv_heads or layer.num_heads,
-            width=width,
-            value_width=width if latent is None else latent.value_width,
-            window=layer.window,
-            causal=layer.causal,
-            rotary_share=1.0 if layer.gated_mlp else 0.0,
-            head_norms="head" if layer.qk_norms else "none",
-            latent=None
-            if latent is None
-            else LatentAttention(
-                query_rank=latent.query_rank,
-                kv_rank=latent.key_value_rank,
-                key_width=latent.key_width,
-                rotary_width=latent.rotary_width,
-            ),
-        ),
-        mlp=mlp,
-        cross_tokens=cross_tokens,
-        num_norms=layer.num_norms,
-    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -475,119 +449,3 @@ def _last_block(job: Job) -> Block:
 
 def _resized(block: Block, number: int) -> Block:
     return block if number == block.number else replace(block, number=number)
-
-
-# --------------------------------------------------------------------------------------------------
-# Jobs of plans
-
-
-def job_of_plan(
-    plan: Plan,
-    spec: ModelSpec,
-    *,
-    precision: Precision = "bf16",
-    sequence_parallel: bool = True,
-    fp32_gradients: bool = True,
-    async_grad_reduce: bool = True,
-    tp_overlap: bool = True,
-) -> Job:
-    """Return the job of a plan; raises InputError for features that a job cannot express.
-
-    Layers may differ in degrees, recomputation and ZeRO-3, and from embedding and head; stages may
-    differ in length. The options are those of a search, with the same names.
-    """
-    _check_model(spec)
-    _check_plan(plan, spec, sequence_parallel=sequence_parallel)
-    first, dp = plan.layers[0], plan.data_degree(0)
-    default = {"ddp": 0, "zero1": 1, "zero2": 2}[plan.default_dp_type]
-    return Job(
-        name=spec.name,
-        blocks=_planned_blocks(plan, spec, default),
-        vocab=padded_vocab_size(spec, plan.vocab.tp),
-        tied=spec.tied_embeddings,
-        seq=spec.layers[0].seq_length,
-        micro_batch=plan.global_batch // (plan.num_microbatches * dp),
-        global_batch=plan.global_batch,
-        gpus=plan.world_size,
-        tp=first.tp,
-        cp=first.cp,
-        pp=plan.num_stages,
-        dp=dp,
-        schedule="gpipe" if plan.pipeline_type == "gpipe" and plan.num_stages > 1 else None,
-        stage_layers=plan.stage_sizes,
-        vocab_tp=plan.vocab.tp,
-        vocab_zero=3 if plan.vocab.zero3 else default,
-        sequence_parallel=sequence_parallel,
-        zero=default,
-        precision=precision,
-        overlap_tensor=tp_overlap,
-        reduce_every_micro_batch=not async_grad_reduce,
-        # Plans are priced with 32-bit gradients in 32-bit training.
-        gradient_bytes=4.0 if fp32_gradients or precision == "fp32" else 2.0,
-        notes=tuple(_plan_notes(plan, async_grad_reduce=async_grad_reduce)),
-    )
-
-
-def _check_model(spec: ModelSpec) -> None:
-    if any(layer.cross_attention for layer in spec.layers):
-        raise InputError(
-            f"{spec.name} is an encoder-decoder model, which only the planner prices, not bottom-up"
-        )
-    if len({layer.seq_length for layer in spec.layers}) > 1:
-        lengths = ", ".join(str(layer.seq_length) for layer in spec.layers)
-        raise InputError(f"layers of {spec.name} see sequences of {lengths} tokens, not one length")
-
-
-def _check_plan(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> None:
-    """Raise InputError for an illegal plan, and for degrees whose communication has no model."""
-    problems = violations(plan, spec, sequence_parallel=sequence_parallel)
-    if problems:
-        raise InputError(f"the plan is illegal: {problems[0]}")
-    # Of the listed features, a job supports only ZeRO-1.
-    unknown = refinements(replace(plan, default_dp_type="ddp"))
-    if unknown:
-        raise InputError(f"the plan has {', '.join(unknown)}, which plans are not priced with here")
-    split = [strategy for strategy in (*plan.layers, plan.vocab.as_layer()) if strategy.tp > 1]
-    if any(strategy.ulysses for strategy in split):
-        raise InputError("only the planner prices Ulysses sequence parallelism, not bottom-up")
-    if any(strategy.strided for strategy in split):
-        raise InputError(
-            "only the planner prices tensor groups of ranks that are no neighbours, not bottom-up"
-        )
-    # A job distributes whole experts; it has no tensor-split experts.
-    if any(
-        spec.layers[kind].num_experts is not None and strategy.tp > 1
-        for kind, strategy in zip(spec.layer_types, plan.layers, strict=True)
-    ):
-        raise InputError("only the planner prices experts that tensor ranks split, not bottom-up")
-
-
-def _planned_blocks(plan: Plan, spec: ModelSpec, default: int) -> tuple[Block, ...]:
-    """Return blocks of consecutive layers with equal type and strategy."""
-    alike = zip(spec.layer_types, layer_blocks(spec), plan.layers, strict=True)
-    return tuple(
-        _planned(block, len(list(run)), strategy, default)
-        for (_, block, strategy), run in groupby(alike)
-    )
-
-
-def _planned(block: Block, number: int, strategy: LayerStrategy, default: int) -> Block:
-    return replace(
-        block,
-        number=number,
-        recompute="full" if strategy.checkpoint else frozenset(),
-        zero=3 if strategy.zero3 else default,
-        tp=strategy.tp,
-        cp=strategy.cp,
-    )
-
-
-def _plan_notes(plan: Plan, *, async_grad_reduce: bool) -> list[str]:
-    notes = []
-    sharded = any(strategy.zero3 for strategy in plan.layers)
-    if sharded and async_grad_reduce and plan.num_microbatches > 1:
-        notes.append("gradients of ZeRO-3 are scattered in every micro-batch, not once a step")
-    layers = dict.fromkeys((strategy.tp, strategy.cp) for strategy in plan.layers)
-    if {*layers} != {(plan.vocab.tp, 1)}:
-        notes.append("redistribution between layers of other degrees is left out")
-    return notes

@@ -27,6 +27,7 @@ from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, ZeroDefault
 from autopar.run.run import Run
 from autopar.run.runtime import (
     AttentionKernel,
+    ExpertKernels,
     Keeper,
     Kernels,
     Overlap,
@@ -50,14 +51,14 @@ def model_of_spec(spec: ModelSpec) -> Model:
     """
     if spec.vocab_size is None:
         raise InputError(f"model {spec.name!r}: its vocabulary is unknown; give a model spec")
-    seen = [0] * len(spec.layers)
-    layers = []
-    for kind in spec.layer_types:
-        layer = spec.layers[kind]
-        seen[kind] += 1
-        whole = layer.whole_every and seen[kind] % layer.whole_every == 0
-        layers.append(_layer_of_spec(spec, layer, None if whole else layer.window))
-    groups, repeat = grouped(tuple(layers))
+    for layer in spec.layers:
+        norms = layer_norms(layer)
+        if layer.norm_parameters_per_hidden not in (norms, 2 * norms):
+            raise InputError(
+                f"model {spec.name!r}: {layer.norm_parameters_per_hidden} norm parameters per "
+                f"hidden size in {norms} norms are neither RMSNorms nor LayerNorms"
+            )
+    groups, repeat = grouped(layers_of_spec(spec))
     return Model(
         name=spec.name,
         layers=groups,
@@ -73,6 +74,25 @@ def model_of_spec(spec: ModelSpec) -> Model:
         extra_head=spec.extra_head_parameters,
         mtp=spec.mtp_layers,
     )
+
+
+def layers_of_spec(spec: ModelSpec) -> tuple[Layer, ...]:
+    """Return the layers described by a spec, in execution order; equal layers are one object.
+
+    Raises InputError if heads or MLP width are unknown.
+    """
+    made: dict[tuple[int, bool], Layer] = {}
+    seen = [0] * len(spec.layers)
+    found = []
+    for kind in spec.layer_types:
+        layer = spec.layers[kind]
+        seen[kind] += 1
+        whole = layer.whole_every > 0 and seen[kind] % layer.whole_every == 0
+        if (kind, whole) not in made:
+            window = None if whole else layer.window
+            made[kind, whole] = _layer_of_spec(spec, layer, window)
+        found.append(made[kind, whole])
+    return tuple(found)
 
 
 def uniform_model(spec: ModelSpec) -> Model:
@@ -104,11 +124,8 @@ def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Lay
             f"model {spec.name!r}: heads and MLP width are unknown; give a model spec (--model)"
         )
     norms, latent = layer_norms(layer), layer.latent
-    if layer.norm_parameters_per_hidden not in (norms, 2 * norms):
-        raise InputError(
-            f"model {spec.name!r}: {layer.norm_parameters_per_hidden} norm parameters per hidden "
-            f"size in {norms} norms are neither RMSNorms nor LayerNorms"
-        )
+    # Encoder-decoders (T5) add biases to the scores instead of turning queries and keys.
+    rotary = not spec.learned_positions and not any(one.cross_attention for one in spec.layers)
     width = head_dim(layer)
     attention = Attention(
         heads=layer.num_heads,
@@ -117,7 +134,7 @@ def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Lay
         value_width=width if latent is None else latent.value_width,
         window=window,
         causal=layer.causal,
-        rotary_share=0.0 if spec.learned_positions else 1.0,
+        rotary_share=1.0 if rotary else 0.0,
         head_norms=("all" if layer.wide_qk_norms else "head") if layer.qk_norms else "none",
         sinks=layer.attention_sinks,
         qkv_biases=layer.biases or layer.qkv_biases,
@@ -163,6 +180,8 @@ def run_of_plan(
     sequence_parallel: bool = True,
     cp_kind: ContextKind = "ring",
     precision: PrecisionKind = "bf16",
+    fp32_gradients: bool = True,
+    async_grad_reduce: bool = True,
     overlap: Overlap = Overlap(gradients=True),
 ) -> Run:
     """Return the run of a legal plan.
@@ -170,7 +189,9 @@ def run_of_plan(
     Parameters
     ----------
     engine, gpu : names
-    sequence_parallel, cp_kind, precision, overlap : settings with which the plan is priced
+    sequence_parallel, precision, fp32_gradients, async_grad_reduce : options of a search with
+        which the plan is priced
+    cp_kind, overlap : further settings with which it is priced
 
     Raises
     ------
@@ -199,9 +220,12 @@ def run_of_plan(
         ),
         runtime=Runtime(
             engine=engine,
-            precision=Precision(kind=precision),
-            states=States(keeper=keeper),
+            precision=Precision(
+                kind=precision, gradients_bf16=not fp32_gradients, gradients_fp32=fp32_gradients
+            ),
+            states=States(keeper=keeper, each_micro_batch=not async_grad_reduce),
             kernels=Kernels(attention=kernel),
+            experts=ExpertKernels(dispatcher="alltoall"),
             overlap=overlap,
         ),
         seq_length=spec.layers[-1].seq_length,

@@ -22,15 +22,17 @@ from msgspec.structs import asdict
 from autopar.errors import DocumentError, InfeasibleExecution, InputError, OptionError
 from autopar.rates.card import Card
 from autopar.records import Record, replace
-from autopar.run.job import job_of_plan
 from autopar.run.model import ModelSpec
-from autopar.run.plan import LayerStrategy, Plan, violations
+from autopar.run.of_plan import run_of_plan
+from autopar.run.plan import LayerStrategy, Plan, refinements, violations
+from autopar.run.runtime import Overlap
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
     from autopar.rates.accuracy import RunClass
     from autopar.rates.site import Site
     from autopar.rates.stack import Stack
+    from autopar.run.run import Run
     from search.request.request import InputSpec
 
 MODELS: Mapping[str, str] = {
@@ -399,24 +401,43 @@ def _under(names: Mapping[str, str], parts: Mapping[str, float]) -> dict[str, fl
 
 
 # --------------------------------------------------------------------------------------------------
-# Bottom-up: card, stack and job.
+# Bottom-up: card, stack and run.
+
+
+def bottom_up_run(question: PlanQuestion) -> Run:
+    """Return the run of a plan; raises InputError for features that only the planner prices."""
+    plan, spec = question.plan, question.spec
+    # Of the listed features, only ZeRO-1 is priced here.
+    unknown = refinements(replace(plan, default_dp_type="ddp"))
+    if unknown:
+        raise InputError(f"the plan has {', '.join(unknown)}, which plans are not priced with here")
+    if any(
+        spec.layers[kind].num_experts is not None and strategy.tp > 1
+        for kind, strategy in zip(spec.layer_types, plan.layers, strict=True)
+    ):
+        raise InputError("only the planner prices experts that tensor ranks split, not bottom-up")
+    return run_of_plan(
+        plan,
+        # The planner leaves out layers for multi-token prediction, too.
+        replace(spec, mtp_layers=0),
+        engine="galvatron",
+        gpu=question.card.name,
+        sequence_parallel=question.sequence_parallel,
+        precision=question.precision,
+        fp32_gradients=question.fp32_gradients,
+        async_grad_reduce=question.async_grad_reduce,
+        overlap=Overlap(tensor=question.tp_overlap, gradients=True),
+    )
 
 
 def _bottom_up(question: PlanQuestion) -> Column:
+    from autopar.price.job import job_of_run
     from autopar.price.step import step_time
     from autopar.rates.accuracy import load_accuracy
     from autopar.rates.parts.operations import machine_of
 
     stack = question.stack
-    job = job_of_plan(
-        question.plan,
-        question.spec,
-        precision=question.precision,
-        sequence_parallel=question.sequence_parallel,
-        fp32_gradients=question.fp32_gradients,
-        async_grad_reduce=question.async_grad_reduce,
-        tp_overlap=question.tp_overlap,
-    )
+    job = job_of_run(bottom_up_run(question))
     step = step_time(machine_of(question.card, stack, question.site), job)
     experts = any(layer.num_experts is not None for layer in question.spec.layers)
     known = question.site is not None and bool(question.site.known)
@@ -427,9 +448,19 @@ def _bottom_up(question: PlanQuestion) -> Column:
         terms_s=_under(OF_STEP, step.terms_s),
         kinds_s=_under(_KINDS_OF_STEP, {k: step.terms_s[k] for k in _KINDS_OF_STEP}),
         own_s=dict(step.terms_s),
-        notes=job.notes,
+        notes=tuple(_unpriced(question)),
         runs=runs,
     )
+
+
+def _unpriced(question: PlanQuestion) -> Iterator[str]:
+    """Yield sentences on what the bottom-up step prices otherwise than the plan says."""
+    plan = question.plan
+    sharded = any(strategy.zero3 for strategy in plan.layers)
+    if sharded and question.async_grad_reduce and plan.num_microbatches > 1:
+        yield "gradients of ZeRO-3 are scattered in every micro-batch, not once a step"
+    if {(strategy.tp, strategy.cp) for strategy in plan.layers} != {(plan.vocab.tp, 1)}:
+        yield "redistribution between layers of other degrees is left out"
 
 
 # --------------------------------------------------------------------------------------------------

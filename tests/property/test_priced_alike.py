@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from autopar.price.job import job_of_run
 from autopar.price.step import StepTime, step_time
 from autopar.rates import estimate_hardware, estimate_model
 from autopar.rates.card import load_card
 from autopar.rates.measured import HardwareProfile
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
-from autopar.run.job import job_of_plan
 from autopar.run.model import LayerSpec, ModelProfile, ModelSpec
+from autopar.run.of_plan import run_of_plan
 from autopar.run.plan import LayerStrategy, Plan, Prediction, VocabStrategy
+from autopar.run.runtime import Overlap
 from autopar.units import GIB
 from search.planning.layered.planner import Planner
 from search.request.options import LARGEST_MEMORY_GIB, SearchOptions
@@ -100,10 +102,16 @@ def _priced(seed: int) -> tuple[Prediction, StepTime]:
     )
     spec, profile, hardware = _documents(card, stack, layers, hidden, sp)
     found = Planner.from_documents(spec, profile, hardware, options).evaluate(plan)
-    job = job_of_plan(
-        plan, spec, sequence_parallel=sp, async_grad_reduce=late, tp_overlap=overlapped
+    run = run_of_plan(
+        plan,
+        spec,
+        engine="galvatron",
+        gpu=card,
+        sequence_parallel=sp,
+        async_grad_reduce=late,
+        overlap=Overlap(tensor=overlapped, gradients=True),
     )
-    return found, step_time(machine_of(load_card(card), load_stack(stack)), job)
+    return found, step_time(machine_of(load_card(card), load_stack(stack)), job_of_run(run))
 
 
 @pytest.mark.whole

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from autopar.documents.spec import load_spec
+from autopar.errors import InputError
+from autopar.price.job import job_of_run
 from autopar.price.step import step_time
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import DEFAULT_STACK
 from autopar.records import replace
-from autopar.run.job import job_of_plan
 from autopar.run.plan import LayerStrategy, VocabStrategy
 from search.closed_form.calculon import evaluate
 from search.closed_form.comparison import (
@@ -24,6 +25,7 @@ from search.closed_form.comparison import (
     TERMS,
     Column,
     PlanQuestion,
+    bottom_up_run,
     compare,
     load_question,
 )
@@ -75,7 +77,7 @@ def test_parts_add_up(question: PlanQuestion) -> None:
 def test_bottom_up_is_the_step_of_its_job(question: PlanQuestion) -> None:
     """On the card with the stack of its estimates; the interval is that of its class of runs."""
     column = columns(question)["bottom_up"]
-    job = job_of_plan(question.plan, question.spec)
+    job = job_of_run(bottom_up_run(question))
     step = step_time(machine_of(question.card, question.stack), job)
     runs = load_accuracy().of("megatron-core", experts=False, site_known=False)
 
@@ -83,6 +85,38 @@ def test_bottom_up_is_the_step_of_its_job(question: PlanQuestion) -> None:
     assert column.total_s == step.total_s
     assert column.runs == runs
     assert runs.stack == "megatron-core"
+
+
+def test_bottom_up_notes_what_it_prices_otherwise(question: PlanQuestion) -> None:
+    """ZeRO-3 that keeps its gradients, and layers of other degrees than embedding and head."""
+    sharded = (LayerStrategy(tp=2, zero3=True),) * 32
+    wide = {"num_microbatches": 2, "vocab": VocabStrategy(tp=2)}
+    assert columns(question)["bottom_up"].notes == ()
+    (one,) = columns(question, layers=sharded, **wide)["bottom_up"].notes
+    assert one == "gradients of ZeRO-3 are scattered in every micro-batch, not once a step"
+    (other,) = columns(question, vocab=VocabStrategy(tp=4))["bottom_up"].notes
+    assert other == "redistribution between layers of other degrees is left out"
+    late = replace(question, async_grad_reduce=False)
+    assert columns(late, layers=sharded, **wide)["bottom_up"].notes == ()
+
+
+def test_bottom_up_leaves_refinements_to_the_planner(question: PlanQuestion) -> None:
+    """Split experts, expert degrees and selective recomputation; further tokens are left out."""
+    mixture = load_spec("mixtral-8x7b")
+    for spec, strategy, reason in (
+        (mixture, LayerStrategy(tp=8), "experts that tensor ranks split"),
+        (mixture, LayerStrategy(ep=8), "the plan has expert degree 8"),
+        (
+            question.spec,
+            LayerStrategy(tp=8, recompute=("core_attn",)),
+            "recomputation of core_attn",
+        ),
+    ):
+        plan = replace(question.plan, layers=(strategy,) * 32)
+        with pytest.raises(InputError, match=reason):
+            bottom_up_run(replace(question, plan=plan, spec=spec))
+    more = replace(question, spec=replace(question.spec, mtp_layers=1))
+    assert bottom_up_run(more) == bottom_up_run(question)
 
 
 def test_planner_is_what_the_file_says(question: PlanQuestion, path: Path) -> None:

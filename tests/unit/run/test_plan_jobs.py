@@ -8,18 +8,20 @@ import pytest
 
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
+from autopar.price.job import job_of_run
 from autopar.price.step import StepTime, step_time
 from autopar.rates.card import load_card
 from autopar.rates.parts.operations import Machine, machine_of
 from autopar.rates.stack import load_stack
 from autopar.records import replace
 from autopar.run.architecture import Experts
-from autopar.run.job import Job, blocks_of, job_of_plan, stage_blocks
+from autopar.run.job import Job, blocks_of, stage_blocks
 from autopar.run.model import ModelSpec, padded_vocab_size
+from autopar.run.of_plan import run_of_plan
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.run.runtime import Overlap
 
 LLAMA = load_spec("llama2-7b")
-LEFT_OUT = "redistribution between layers of other degrees is left out"
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,12 @@ def plan(*strategies: tuple[int, LayerStrategy], spec: ModelSpec = LLAMA, **chan
         **changes,
     }
     return Plan(layers=layers, **fields)
+
+
+def job_of_plan(one: Plan, spec: ModelSpec, **options: Any) -> Job:
+    """Return the job of a plan's run, whose communication overlaps unless options differ."""
+    options = {"overlap": Overlap(tensor=True, gradients=True), **options}
+    return job_of_run(run_of_plan(one, spec, engine="galvatron", gpu="h100-80gb", **options))
 
 
 def priced(machine: Machine, one: Plan, **options: Any) -> StepTime:
@@ -71,7 +79,6 @@ def test_uniform_plan_is_the_job_that_says_the_same(machine: Machine) -> None:
     )
 
     assert job.micro_batches == same.micro_batches == 2
-    assert job.notes == ()
     assert step_time(machine, job) == step_time(machine, same)
 
 
@@ -109,7 +116,8 @@ def test_fields_of_plans(changes: dict[str, Any], field: str, value: object) -> 
         ({}, "gradient_bytes", 4.0),
         ({"sequence_parallel": False}, "sequence_parallel", False),
         ({"async_grad_reduce": False}, "reduce_every_micro_batch", True),
-        ({"tp_overlap": False}, "overlap_tensor", False),
+        ({"overlap": Overlap()}, "overlap_tensor", False),
+        ({"overlap": Overlap(tensor=True)}, "overlap_tensor", True),
     ],
 )
 def test_options_of_searches(options: dict[str, Any], field: str, value: object) -> None:
@@ -122,7 +130,6 @@ def test_degrees_of_strategies() -> None:
     job = job_of_plan(plan((32, LayerStrategy(tp=2, cp=4))), LLAMA)
 
     assert (job.tp, job.cp, job.dp) == (2, 4, 2)
-    assert job.notes == (LEFT_OUT,)
 
 
 def test_layers_may_differ_in_recomputation_and_sharding(machine: Machine) -> None:
@@ -132,8 +139,8 @@ def test_layers_may_differ_in_recomputation_and_sharding(machine: Machine) -> No
     job = job_of_plan(plan((10, again), (20, plain), (2, sharded)), LLAMA)
 
     assert [(b.number, b.recompute, b.zero) for b in job.blocks] == [
-        (10, "full", 0),
-        (20, frozenset(), 0),
+        (10, "full", None),
+        (20, frozenset(), None),
         (2, frozenset(), 3),
     ]
     for strategy, term in ((again, "recompute"), (sharded, "sharding")):
@@ -152,8 +159,9 @@ def test_layers_may_differ_in_degrees(machine: Machine) -> None:
     whole = [priced(machine, plan((32, strategy), vocab=vocab)) for strategy in (one, other)]
     found = step_time(machine, job)
 
-    assert [(block.number, block.tp, block.cp) for block in job.blocks] == [(24, 4, 1), (8, 2, 2)]
-    assert job.notes == (LEFT_OUT,)
+    degrees = [(block.number, block.tp, block.cp) for block in job.blocks]
+    assert degrees == [(24, None, None), (8, 2, 2)]
+    assert (job.tp, job.cp) == (4, 1)
     for term in ("gemm", "attention", "memory", "tensor", "context"):
         expected = 0.75 * whole[0].terms_s[term] + 0.25 * whole[1].terms_s[term]
         assert found.terms_s[term] == pytest.approx(expected, rel=1e-9)
@@ -202,9 +210,7 @@ def test_vocabulary_of_another_degree(machine: Machine) -> None:
     """All ranks share its work whatever the degree: products stay, collectives grow with it."""
     alone = VocabStrategy(tp=1)
     shared, apart = (priced(machine, plan(vocab=v)) for v in (VocabStrategy(tp=4), alone))
-    job = job_of_plan(plan(vocab=alone), LLAMA)
 
-    assert job.notes == (LEFT_OUT,)
     assert apart.terms_s["tensor"] < shared.terms_s["tensor"]
     assert apart.terms_s["gemm"] == pytest.approx(shared.terms_s["gemm"], rel=0.02)
     # every rank has the whole tables, and reduces and updates them
@@ -221,33 +227,31 @@ def test_gradients_of_every_micro_batch(machine: Machine) -> None:
             for wanted in (True, False)
         )
         assert 1.2 * once < twice <= most * once * (1 + 1e-12)
-    assert job_of_plan(plan(num_microbatches=1), LLAMA, async_grad_reduce=False).notes == ()
 
 
-def test_notes_say_what_is_priced_otherwise() -> None:
-    """ZeRO-3 that keeps its gradients; GPipe has a price of its own."""
+def test_gpipe_has_a_price_of_its_own() -> None:
+    """It is the schedule of the job, unlike 1F1B."""
     pipeline = plan(num_stages=2, stage_sizes=(16, 16), num_microbatches=4, pipeline_type="gpipe")
-    job = job_of_plan(pipeline, LLAMA)
-    assert job.schedule == "gpipe"
-    assert not job.notes
-    sharded = plan((32, LayerStrategy(tp=4, zero3=True)))
-    (note,) = job_of_plan(sharded, LLAMA).notes
-    assert note == "gradients of ZeRO-3 are scattered in every micro-batch, not once a step"
-    assert job_of_plan(sharded, LLAMA, async_grad_reduce=False).notes == ()
+    assert job_of_plan(pipeline, LLAMA).schedule == "gpipe"
+    assert job_of_plan(replace(pipeline, pipeline_type="1f1b"), LLAMA).schedule is None
 
 
 def test_mixtures_are_at_expert_degree_1() -> None:
-    """As the planner has them, whole on every rank: those that tensor ranks split have no time."""
+    """As the planner has them, whole on every rank."""
     spec = load_spec("mixtral-8x7b")
     job = job_of_plan(plan((32, LayerStrategy(zero3=True)), spec=spec), spec)
 
-    assert job.ep == 1
+    assert (job.ep, job.etp, job.dispatcher) == (1, 1, "all_to_all")
     assert isinstance(job.blocks[0].mlp, Experts)
     assert job.blocks[0].mlp.number == 8
-    with pytest.raises(
-        InputError, match="only the planner prices experts that tensor ranks split, not bottom-up"
-    ):
-        job_of_plan(plan(spec=spec), spec)
+
+
+def test_expert_degrees_are_those_of_all_layers() -> None:
+    """A job has one expert degree."""
+    spec = load_spec("mixtral-8x7b")
+    mixed = plan((16, LayerStrategy()), (16, LayerStrategy(ep=2)), spec=spec)
+    with pytest.raises(InputError, match="expert degrees that differ by layer"):
+        job_of_plan(mixed, spec)
 
 
 @pytest.mark.parametrize(
@@ -264,14 +268,6 @@ def test_mixtures_are_at_expert_degree_1() -> None:
         (
             plan((32, LayerStrategy(tp=4, strided=True))),
             "only the planner prices tensor groups of ranks that are no neighbours, not bottom-up",
-        ),
-        (
-            plan(num_stages=3),
-            "the plan is illegal: entries of pp_division(1) != pp(3)",
-        ),
-        (
-            plan((31, LayerStrategy(tp=4)), stage_sizes=(31,)),
-            "the plan is illegal: layers of the plan(31) != layers of llama2-7b(32)",
         ),
     ],
 )
@@ -294,13 +290,13 @@ def test_models_that_a_job_cannot_say_are_refused() -> None:
                     replace(LLAMA.layers[0], num_layers=16, seq_length=512),
                 ),
             ),
-            "layers of llama2-7b see sequences of 4096, 512 tokens, not one length",
+            "layers of llama2-7b see sequences of 512, 4096 tokens, not one length",
         ),
         (
             replace(LLAMA, layers=(replace(LLAMA.layers[0], ffn_hidden_size=None),)),
             "heads and MLP width are unknown",
         ),
-        (replace(LLAMA, vocab_size=None), "the vocabulary size is unknown"),
+        (replace(LLAMA, vocab_size=None), "its vocabulary is unknown"),
     ):
         one = plan((spec.num_layers, LayerStrategy(tp=4)), stage_sizes=(spec.num_layers,))
         with pytest.raises(InputError) as caught:
