@@ -23,7 +23,7 @@ from autopar.run.architecture import (
     refuse_unlike,
 )
 from autopar.run.model import LayerSpec, ModelSpec, head_dim, layer_norms
-from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, ZeroDefault
+from autopar.run.plan import ZERO_DEFAULTS, LayerStrategy, Plan, VocabStrategy
 from autopar.run.run import Run
 from autopar.run.runtime import (
     AttentionKernel,
@@ -38,9 +38,6 @@ from autopar.run.runtime import (
     Zero,
 )
 from autopar.run.strategy import ContextKind, Split, Strategy, chunks_of_sizes, split_groups
-
-_DEFAULTS: tuple[ZeroDefault, ...] = ("ddp", "zero1", "zero2")
-"""Names in a plan of ZeRO stages 0 to 2, for layers without ZeRO-3."""
 
 
 def model_of_spec(spec: ModelSpec) -> Model:
@@ -197,7 +194,7 @@ def run_of_plan(
     ------
     InputError : the model's sizes are unknown.
     """
-    default = cast(Zero, _DEFAULTS.index(plan.default_dp_type))
+    default = cast(Zero, ZERO_DEFAULTS.index(plan.default_dp_type))
     scattered = sequence_parallel
     splits = [_split_of_layer(one, default, scattered, cp_kind) for one in plan.layers]
     vocab = _split_of_layer(plan.vocab.as_layer(), default, scattered, cp_kind)
@@ -281,7 +278,7 @@ def plan_of_run(run: Run) -> Plan:
         global_batch=strategy.global_batch,
         num_microbatches=strategy.micro_batches,
         pipeline_type=strategy.schedule,
-        default_dp_type=_DEFAULTS[min(stages, default=0)],
+        default_dp_type=ZERO_DEFAULTS[min(stages, default=0)],
         num_chunks=strategy.vpp,
         chunk_sizes=tuple(len(chunk.layers) for chunk in order) if strategy.vpp > 1 else (),
     )

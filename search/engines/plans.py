@@ -18,7 +18,7 @@ from autopar.records import Record, replace
 from autopar.run.architecture import Model
 from autopar.run.model import ModelSpec
 from autopar.run.of_plan import uniform_model
-from autopar.run.plan import Plan
+from autopar.run.plan import ZERO_DEFAULTS, Plan
 from autopar.run.run import Run
 from autopar.run.runtime import Engine
 from autopar.run.strategy import ContextKind, chunks_of_sizes
@@ -235,7 +235,7 @@ def zero_stage(plan: Plan) -> int:
     """Return the ZeRO stage of a plan with equal layers."""
     if plan.layers[0].zero3:
         return 3
-    return {"ddp": 0, "zero1": 1, "zero2": 2}[plan.default_dp_type]
+    return ZERO_DEFAULTS.index(plan.default_dp_type)
 
 
 def exchange_degree(plan: Plan) -> int:

@@ -54,7 +54,7 @@ ENGINES: tuple[Engine, ...] = (
         "Megatron-LM",
         "megatron",
         "script, YAML or JSON",
-        imports=function_of("megatron.arguments.import_megatron"),
+        imports=function_of("megatron.plan.import_megatron"),
     ),
     Engine(
         name="megatron-bridge",

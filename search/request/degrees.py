@@ -14,6 +14,7 @@ from typing import Any, cast
 from autopar.command.fields import option, rows_of, validate
 from autopar.errors import OptionError, did_you_mean
 from autopar.pipeline.schedules import SCHEDULES, SHORT_NAMES, TORCH_NAMES, Schedule, schedule_named
+from autopar.run.plan import ZERO_DEFAULTS
 from autopar.run.strategy import OFFLOADED
 from search.engines.choice import (
     FULL,
@@ -309,7 +310,7 @@ def rules_of(options: DegreeOptions, why: str = "") -> Mapping[str, object]:
         zero = lone.pop("zero")
         rules.append(f"zero3={int(zero == 3)}")
         if zero < 3:
-            changes["default_dp_type"] = ("ddp", "zero1", "zero2")[zero]
+            changes["default_dp_type"] = ZERO_DEFAULTS[zero]
     # these values are the only ones that per-layer plans support, so they need no rule
     for name, plain in (
         ("ep", 1),

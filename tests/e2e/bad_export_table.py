@@ -135,11 +135,7 @@ def cases() -> Iterator[Case]:
         ("no layers", "--num-layers 4", ""),
         ("layers that stages do not divide", "--num-layers 4", "--num-layers 5"),
         ("batch that is no multiple", "--global-batch-size 8", "--global-batch-size 9"),
-        (
-            "GPUs that degrees do not divide",
-            "parallel-size 2\n    --num",
-            "parallel-size 3\n --num",
-        ),
+        ("GPUs that degrees do not divide", "TP=2", "TP=3"),
         ("expert degree", "--bf16", "--bf16 --expert-model-parallel-size 2"),
         ("interleaved schedule", "--bf16", "--bf16 --num-virtual-stages-per-pipeline-rank 2"),
         ("layout", "--bf16", "--bf16 --pipeline-model-parallel-layout 'Et*3|t*2L'"),

@@ -1,14 +1,15 @@
-"""Nearest plan that Megatron-LM can run, and its conversion to a run."""
+"""Nearest plan that Megatron-LM can run, its conversion to a run, and the plan of arguments."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from autopar.errors import InputError, UnsupportedError
-from autopar.records import replace
+from autopar.errors import DocumentError, InputError, UnsupportedError
+from autopar.records import replace, shorten
 from autopar.run.model import ModelSpec
 from autopar.run.plan import (
+    ZERO_DEFAULTS,
     LayerStrategy,
     Plan,
     fewest_microbatches,
@@ -18,17 +19,28 @@ from autopar.run.plan import (
 from autopar.run.rules import broken
 from autopar.run.run import Run, legal, resplit_run
 from autopar.run.runtime import ExpertKernels, Zero
+from autopar.run.strategy import Strategy
 from autopar.units import divisors
+from search.engines.arguments import LaunchArguments, words_of
 from search.engines.choice import FULL, NONE
 from search.engines.megatron.arguments import (
+    WAYS,
+    Flag,
     MegatronDegrees,
     communication,
     engine_vocab,
 )
+from search.engines.megatron.read import (
+    arguments_of_configuration,
+    precision_of,
+    renamed,
+    strategy_of,
+)
 from search.engines.megatron.rules import EXCHANGE
+from search.engines.megatron.setting import VIRTUAL
 from search.engines.megatron.space import SPACE as OWN
 from search.engines.nearest import losses_between
-from search.engines.place import Loss, Place
+from search.engines.place import Imported, Loss, Place
 from search.engines.plans import (
     EVERY_MICROBATCH,
     ONE_DEGREE,
@@ -49,6 +61,7 @@ from search.engines.plans import (
     run_of_choice,
     search_fields,
 )
+from search.engines.text import Configuration
 
 
 def _check(spec: ModelSpec) -> None:
@@ -407,3 +420,168 @@ def handed(job: Job, plan: Plan) -> tuple[Run, Place]:
     if mixed:
         place = replace(place, exchanges=words, exchange_degree=degrees.exchange)
     return legal(replace(run, runtime=runtime)), place
+
+
+# --------------------------------------------------------------------------------------------------
+# Arguments -> plan. They need no sizes of the model but its number of layers.
+# `search.engines.megatron.read` reads the strategy. An argument is rejected if it changes the plan
+# in a way that plans cannot express. Settings that matter only for pricing become notes.
+
+
+_EXPERTS = "expert-model-parallel-size"
+
+
+def import_megatron(
+    source: Configuration, *, world_size: int | None = None, num_layers: int | None = None
+) -> Imported:
+    """Return the plan that Megatron-LM arguments describe.
+
+    Parameters
+    ----------
+    world_size : number of GPUs, where the source does not contain it.
+    num_layers : number of layers, where the source does not contain it.
+
+    Raises DocumentError for an unusable argument, and for one that plans cannot express.
+    """
+    arguments, _ = arguments_of_configuration(source)
+    given = renamed(words_of(arguments))
+    words = LaunchArguments(source=str(source.path), words=given, asked=set())
+    world = source.num_gpus(world_size or source.world_size or words.number("world-size", 0))
+    if words.number(_EXPERTS, 1) > 1:
+        raise words.fail(
+            _EXPERTS,
+            f"is {words.text(_EXPERTS)}, and plans have expert degree 1",
+            "take it out to price the rest",
+        )
+    layers = words.number("num-layers", num_layers)
+    try:
+        strategy = strategy_of(words, world, num_layers=layers)
+    except DocumentError:
+        raise
+    except InputError as error:
+        # Only an even division of the layers has an error without its argument.
+        remedy = "Megatron-LM refuses it too; give --pipeline-model-parallel-layout"
+        raise words.fail(Flag.STAGES, error.short, remedy) from None
+    _check_ranks(words, strategy)
+    if any(group.split.recompute == "full" for group in strategy.layers):
+        # Megatron-LM has no default.
+        words.number(Flag.RECOMPUTED)
+    notes = (*_recomputation_notes(strategy), *_pricing_notes(words, strategy))
+    return Imported(plan=_plan(words, strategy), notes=notes)
+
+
+def _check_ranks(words: LaunchArguments, strategy: Strategy) -> None:
+    """Raise DocumentError unless degrees divide the GPUs, and ranks the batch."""
+    split, pp, world = strategy.first, strategy.pp, strategy.gpus
+    rest = world % (split.tp * pp * split.cp)
+    if rest:
+        raise words.fail(
+            Flag.TENSOR,
+            f"{world} GPUs % (tp({split.tp}) * pp({pp}) * cp({split.cp})) = {rest} != 0",
+            "give the --nodes and --gpus-per-node of the launch",
+        )
+    batch, micro, dp = strategy.global_batch, strategy.micro_batch, strategy.dp
+    if batch % (micro * dp):
+        raise words.fail(
+            Flag.GLOBAL_BATCH,
+            f"{batch} % (micro batch({micro}) * dp({dp})) = {batch % (micro * dp)} != 0",
+            "Megatron-LM refuses it too; make it a multiple",
+        )
+
+
+def _plan(words: LaunchArguments, strategy: Strategy) -> Plan:
+    zero, sizes = strategy.first.zero, _stage_sizes(words, strategy)
+    kinds, degrees = _communication(words, strategy)
+    layers = tuple(
+        replace(degrees.layer(kind), zero3=zero == 3, checkpoint=split.recompute == "full")
+        for kind, split in zip(kinds, strategy.each_layer, strict=True)
+    )
+    return Plan(
+        world_size=strategy.gpus,
+        num_stages=strategy.pp,
+        stage_sizes=sizes,
+        layers=layers,
+        vocab=engine_vocab(degrees, layers, zero3=zero == 3),
+        global_batch=strategy.global_batch,
+        num_microbatches=strategy.micro_batches,
+        default_dp_type="ddp" if zero == 3 else ZERO_DEFAULTS[zero],
+    )
+
+
+def _stage_sizes(words: LaunchArguments, strategy: Strategy) -> tuple[int, ...]:
+    """Return the layers of every stage; raises DocumentError for stages that no plan has."""
+    if strategy.vpp > 1 or words.number(VIRTUAL[1], 1) > 1:
+        flag = next(flag for flag in (*VIRTUAL, Flag.LAYOUT) if words.has(flag))
+        raise words.fail(
+            flag,
+            f"is {words.text(flag)[:40]}, an interleaved schedule, which no plan has",
+            "take it out to price the same stages with 1F1B",
+        )
+    sizes = tuple(len(chunk.layers) for (chunk,) in strategy.stages)
+    if not all(sizes):
+        raise words.fail(
+            Flag.LAYOUT if words.has(Flag.LAYOUT) else Flag.STAGES,
+            f"leaves stage {sizes.index(0)} without a layer, which no plan does",
+            "use fewer stages",
+        )
+    return sizes
+
+
+def _communication(
+    words: LaunchArguments, strategy: Strategy
+) -> tuple[tuple[str, ...], MegatronDegrees]:
+    """Return the `cp-comm-type` of every layer, and the degrees of the model."""
+    flag, split, layers = Flag.COMMUNICATION, strategy.first, strategy.num_layers
+    # The default of Megatron-LM is the ring.
+    kinds = (words.list(flag) if split.cp > 1 else ()) or ("p2p",)
+    if len(kinds) == 1:
+        kinds *= layers
+    if len(kinds) != layers:
+        raise words.fail(flag, f"has {len(kinds)} entries for {layers} layers")
+    unknown = [kind for kind in kinds if kind not in WAYS]
+    if unknown:
+        raise words.fail(
+            flag, f"expected p2p, all_gather, a2a or a2a+p2p, got {shorten(unknown[0])}"
+        )
+    if split.tp > 1 and any(kind.startswith("a2a") for kind in kinds):
+        raise words.fail(
+            flag,
+            f"exchanges heads beside --tensor-model-parallel-size {split.tp}, and a layer of a "
+            "plan has tensor parallelism or Ulysses",
+            "p2p can be priced",
+        )
+    exchange = words.numbers(Flag.HIERARCHY)[0] if "a2a+p2p" in kinds else 1
+    return kinds, MegatronDegrees(tensor=split.tp, context=split.cp, exchange=exchange)
+
+
+def _recomputation_notes(strategy: Strategy) -> Iterator[str]:
+    split = strategy.first
+    if split.modules:
+        yield "selective recomputation is priced as none: it needs less memory than that"
+    if split.recompute_unit > 1:
+        yield (
+            f"recomputation in units of {split.recompute_unit} layers is priced as of single "
+            "layers, which keep more activations and need less for a moment"
+        )
+
+
+def _pricing_notes(words: LaunchArguments, strategy: Strategy) -> Iterator[str]:
+    """Yield a note for each pricing option that the plan does not contain."""
+    split, precision = strategy.first, precision_of(words)
+    if split.tp > 1 and not split.sequence_parallel:
+        yield "no --sequence-parallel: price it with --no-sequence-parallel"
+    narrow = precision.gradient_bytes == 2
+    if precision.kind == "fp16":
+        gradients = " --no-fp32-gradients" if narrow else ""
+        yield f"--fp16: price it with --mixed-precision fp16{gradients}"
+    elif precision.kind == "fp32":
+        yield "neither --bf16 nor --fp16: price it with --mixed-precision fp32"
+    elif narrow:
+        yield "--grad-reduce-in-bf16: price it with --no-fp32-gradients"
+    if not words.has("overlap-grad-reduce"):
+        yield "no --overlap-grad-reduce: the price assumes that reductions overlap"
+    if split.zero > 1 and not words.has("use-torch-fsdp2") and strategy.micro_batches > 1:
+        yield (
+            "Megatron-FSDP reduces gradients in every micro-batch: price it with "
+            "--no-async-grad-reduce"
+        )

@@ -2,7 +2,7 @@
 
 Supported are decoder-only GPT models in any layer partition: dense, with experts, and with MLA.
 Other models are rejected with a message, as are arguments whose effect on memory cannot be priced.
-`search.engines.megatron.arguments` reads the same arguments as a plan.
+`search.engines.megatron.plan` makes a plan of the strategy, which needs no sizes of the model.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from typing import Any, cast, get_args
 
 from autopar.pipeline.schedules import schedule_of_chunks
 from autopar.records import Record
-from autopar.run.architecture import (
-    Model,
-)
 from autopar.run.plan import Module
 from autopar.run.run import Run, legal
 from autopar.run.runtime import (
@@ -43,7 +40,7 @@ from autopar.run.strategy import (
     with_wide_ends,
 )
 from search.engines.arguments import Ignored, LaunchArguments, is_open, words_of
-from search.engines.megatron.arguments import LayoutError, parse_layout
+from search.engines.megatron.arguments import Flag, LayoutError
 from search.engines.megatron.names import OTHER_MODELS, UNPRICED, concern_of, harmless
 from search.engines.megatron.release import (
     Release,
@@ -52,6 +49,7 @@ from search.engines.megatron.release import (
     quirks_of,
 )
 from search.engines.megatron.sizes import model_of
+from search.engines.megatron.stages import chunks_of_layout
 from search.engines.text import Configuration, arguments_in
 
 
@@ -103,7 +101,7 @@ _DEFAULTS = (
 """Flags with the value that is also priced when the flag is not given."""
 _STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 """Sharding strategies of Megatron-FSDP."""
-_ZERO: Mapping[str, Zero] = {"optim_grads_params": 3, "optim_grads": 2}
+_ZERO: Mapping[str, Zero] = {"optim_grads_params": 3, "optim_grads": 2, "optim": 1}
 
 
 def read_run(
@@ -127,7 +125,7 @@ def read_run(
 
     Raises InputError for an unusable value, and for a model or training that cannot be priced.
     """
-    words = LaunchArguments(source=source, words=_renamed(words_of(arguments)), asked=set())
+    words = LaunchArguments(source=source, words=renamed(words_of(arguments)), asked=set())
     _refuse(words)
     words.asked.update(_OF_TIME)
     words.asked.update(flag for flag, value in _DEFAULTS if words.words.get(flag) == (value,))
@@ -136,7 +134,14 @@ def read_run(
         raise words.fail("world-size", "is not given", "say the number of GPUs")
     release = release or Release()
     model = model_of(words, release)
-    strategy = _strategy(words, model, world)
+    _refuse_sharding(words)
+    strategy = strategy_of(
+        words,
+        world,
+        num_layers=model.num_layers,
+        mtp=model.mtp,
+        experts=model.experts is not None,
+    )
     run = Run(
         name=source,
         model=model,
@@ -154,7 +159,7 @@ def read_run(
     return ReadRun(run=legal(run), ignored=ignored, unpriced=unpriced)
 
 
-def _renamed(words: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+def renamed(words: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     """Return the arguments with second names replaced by the first ones.
 
     `validate_args` accepts the layers and sequence length of an encoder as those of the model. Both
@@ -255,10 +260,18 @@ def _refuse(words: LaunchArguments) -> None:
 # Degrees and layer partition.
 
 
-def _strategy(words: LaunchArguments, model: Model, world: int) -> Strategy:
+def strategy_of(
+    words: LaunchArguments, world: int, *, num_layers: int, mtp: int = 0, experts: bool = False
+) -> Strategy:
+    """Return the strategy that arguments describe for a model of so many layers.
+
+    mtp : number of MTP layers. experts : True if the model has experts.
+
+    Raises InputError for an unusable argument; degrees that do not divide the GPUs are accepted.
+    """
     pp = words.number("pipeline-model-parallel-size", 1)
-    stages = _stages(words, model, pp)
-    split = _split(words, model, pp)
+    stages = _stages(words, num_layers, mtp, pp)
+    split = _split(words, experts=experts)
     ranks = split.tp * split.cp * pp
     # 0 where degrees do not divide, which `legal` rejects.
     dp = 0 if world % ranks else world // ranks
@@ -268,7 +281,7 @@ def _strategy(words: LaunchArguments, model: Model, world: int) -> Strategy:
             f"dp * cp({dp * split.cp}) % {split.replicas} != 0",
         )
     micro = words.number("micro-batch-size")
-    layers, ends = uniform_layers(model.num_layers, split)
+    layers, ends = uniform_layers(num_layers, split)
     strategy = Strategy(
         gpus=world,
         layers=layers,
@@ -282,7 +295,7 @@ def _strategy(words: LaunchArguments, model: Model, world: int) -> Strategy:
     return _recomputing(words, _with_wide_ends(words, strategy))
 
 
-def _split(words: LaunchArguments, model: Model, pp: int) -> Split:
+def _split(words: LaunchArguments, *, experts: bool) -> Split:
     tp = words.number("tensor-model-parallel-size", 1)
     cp = words.number("context-parallel-size", 1)
     kinds = words.list("cp-comm-type")
@@ -301,9 +314,9 @@ def _split(words: LaunchArguments, model: Model, pp: int) -> Split:
         cp_kind=_CONTEXT.get(kind, "ring"),
         rings=sizes[1] if kind == "a2a+p2p" else 1,
         # Expert degrees have no effect in a dense model.
-        ep=words.number("expert-model-parallel-size", 1) if model.experts else 1,
-        etp=words.number("expert-tensor-parallel-size", tp) if model.experts else 1,
-        zero=_zero(words, pp),
+        ep=words.number("expert-model-parallel-size", 1) if experts else 1,
+        etp=words.number("expert-tensor-parallel-size", tp) if experts else 1,
+        zero=_zero(words),
         replicas=words.number("num-distributed-optimizer-instances", 1),
         offload=_offloaded(words),
     )
@@ -313,10 +326,16 @@ _CONTEXT: Mapping[str, ContextKind] = {"a2a": "a2a", "a2a+p2p": "a2a", "all_gath
 """Context-parallel type by `--cp-comm-type`; other values are rings."""
 
 
-def _stages(words: LaunchArguments, model: Model, stages: int) -> tuple[tuple[Chunk, ...], ...]:
-    layers = model.num_layers
-    if words.has("pipeline-model-parallel-layout"):
-        return _layout(words, model, stages)
+def _stages(
+    words: LaunchArguments, layers: int, mtp: int, stages: int
+) -> tuple[tuple[Chunk, ...], ...]:
+    flag = "pipeline-model-parallel-layout"
+    if words.has(flag):
+        text = words.text(flag)
+        try:
+            return chunks_of_layout(text, num_layers=layers, num_stages=stages, mtp=mtp)
+        except LayoutError as error:
+            raise words.fail(flag, str(error)) from None
     each = words.number("num-layers-per-virtual-pipeline-stage", 0)
     chunks = words.number("num-virtual-stages-per-pipeline-rank", 1)
     first = words.number("decoder-first-pipeline-num-layers", 0)
@@ -337,69 +356,36 @@ def _stages(words: LaunchArguments, model: Model, stages: int) -> tuple[tuple[Ch
     if stages == 1:
         ends, chunks = (0, 0), 1
     if first or last:
-        return _given_ends(words, model, stages, chunks, (first, last))
-    return even_chunks(layers, stages, chunks, mtp=model.mtp, ends=ends)
+        parts = _given_ends(words, layers, stages, chunks, (first, last))
+        return chunks_of_sizes(parts, stages, mtp=mtp)
+    return even_chunks(layers, stages, chunks, mtp=mtp, ends=ends)
 
 
 def _given_ends(
-    words: LaunchArguments, model: Model, stages: int, chunks: int, ends: tuple[int, int]
-) -> tuple[tuple[Chunk, ...], ...]:
-    """Return the chunks where the layer counts of the first or last stage are given.
+    words: LaunchArguments, layers: int, stages: int, chunks: int, ends: tuple[int, int]
+) -> list[int]:
+    """Return the layers of every chunk where those of the first or last stage are given.
 
     ends : layers of the first and the last stage; 0: not given.
     """
     middle = stages - sum(map(bool, ends))
-    rest = model.num_layers - sum(ends)
+    rest = layers - sum(ends)
     each = rest // middle if middle > 0 else 0
     sizes = [ends[0] or each, *[each] * (stages - 2), ends[1] or each]
     if rest < 0 or each * max(middle, 0) != rest or any(size % chunks for size in sizes):
         raise words.fail(
             "pipeline-model-parallel-size",
-            f"{model.num_layers} layers do not divide over {stages} stages of {chunks} chunks",
+            f"{layers} layers do not divide over {stages} stages of {chunks} chunks",
             "give --pipeline-model-parallel-layout",
         )
-    parts = [size // chunks for _ in range(chunks) for size in sizes]
-    return chunks_of_sizes(parts, stages, mtp=model.mtp)
-
-
-def _layout(words: LaunchArguments, model: Model, stages: int) -> tuple[tuple[Chunk, ...], ...]:
-    flag = "pipeline-model-parallel-layout"
-    # Remove backslashes that escape characters for the shell.
-    text = words.text(flag).replace("\\", "")
-    try:
-        parts = parse_layout(text)
-    except LayoutError as error:
-        raise words.fail(flag, str(error)) from None
-    if len(parts) % stages:
-        raise words.fail(flag, f"has {len(parts)} parts, no multiple of the {stages} stages")
-    flat = "".join(parts)
-    counts = {kind: flat.count(kind) for kind in "EtmL"}
-    wanted = {"E": 1, "t": model.num_layers, "m": model.mtp, "L": 1}
-    # In releases whose layouts have no `m`, MTP layers are on the last stage.
-    implied = model.mtp if not counts["m"] else 0
-    counts["m"] += implied
-    if counts != wanted or flat[:1] != "E" or flat[-1:] != "L":
-        raise words.fail(
-            flag,
-            f"has {counts['t']} layers and {counts['m']} of further tokens where the model has "
-            f"{model.num_layers} and {model.mtp}, or E and L not at its ends",
-        )
-    found: list[list[Chunk]] = [[] for _ in range(stages)]
-    first = 0
-    for part, kinds in enumerate(parts):
-        number = kinds.count("t")
-        layers = tuple(range(first, first + number))
-        first += number
-        mtp = kinds.count("m") + (implied if "L" in kinds else 0)
-        found[part % stages].append(Chunk("E" in kinds, layers, mtp, "L" in kinds))
-    return tuple(map(tuple, found))
+    return [size // chunks for _ in range(chunks) for size in sizes]
 
 
 # --------------------------------------------------------------------------------------------------
 # Precision, optimizer, recomputation, offload and kernels.
 
 
-def _precision(words: LaunchArguments) -> Precision:
+def precision_of(words: LaunchArguments) -> Precision:
     fp8 = words.has("fp8-format")
     recipe = words.choice(
         "fp8-recipe", ("delayed", "tensorwise", "blockwise", "mxfp8", "custom"), "delayed"
@@ -438,26 +424,30 @@ def _with_wide_ends(words: LaunchArguments, strategy: Strategy) -> Strategy:
 _STATE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 
-def _zero(words: LaunchArguments, pp: int) -> Zero:
-    """Return the ZeRO stage; raises UnpricedError for sharding that cannot be priced."""
+def _zero(words: LaunchArguments) -> Zero:
+    """Return the ZeRO stage."""
+    if words.has("use-torch-fsdp2"):
+        # Weights that stay gathered after the forward pass correspond to ZeRO-2.
+        return 2 if words.has("torch-fsdp2-no-reshard-after-forward") else 3
     zero: Zero = 1 if words.has("use-distributed-optimizer") else 0
-    if words.has("use-megatron-fsdp") or words.has("use-custom-fsdp"):
-        if pp > 1:
-            # validate_args accepts it, but no published run uses it.
-            raise words.unpriced(
-                "use-megatron-fsdp", f"beside {pp} pipeline stages is not priced", "one stage is"
-            )
-        strategy = words.text("data-parallel-sharding-strategy", "no_shard")
-        if strategy in _ZERO:
-            return _ZERO[strategy]
-        if strategy != "no_shard":
-            words.choice("data-parallel-sharding-strategy", _STRATEGIES, "no_shard")
-            raise words.unpriced(
-                "data-parallel-sharding-strategy",
-                f"{strategy} is not priced",
-                "optim_grads_params is",
-            )
-    return zero
+    if not (words.has("use-megatron-fsdp") or words.has("use-custom-fsdp")):
+        return zero
+    return _ZERO.get(words.choice(Flag.SHARDING, _STRATEGIES, "no_shard"), zero)
+
+
+def _refuse_sharding(words: LaunchArguments) -> None:
+    """Raise UnpricedError for Megatron-FSDP that cannot be priced."""
+    if not (words.has("use-megatron-fsdp") or words.has("use-custom-fsdp")):
+        return
+    pp = words.number(Flag.STAGES, 1)
+    if pp > 1:
+        # validate_args accepts it, but no published run uses it.
+        raise words.unpriced(
+            "use-megatron-fsdp", f"beside {pp} pipeline stages is not priced", "one stage is"
+        )
+    strategy = words.text(Flag.SHARDING, "no_shard")
+    if strategy == "optim":
+        raise words.unpriced(Flag.SHARDING, f"{strategy} is not priced", "optim_grads_params is")
 
 
 def _optimizer(words: LaunchArguments, zero: Zero) -> Optimizer:
@@ -563,7 +553,7 @@ def _runtime(
     on_host = words.has("optimizer-cpu-offload")
     return Runtime(
         engine="megatron",
-        precision=_precision(words),
+        precision=precision_of(words),
         optimizer=_optimizer(words, split.zero),
         states=States(
             keeper="megatron-fsdp" if split.zero == 3 else "megatron",

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from autopar.run.runtime import BEFORE_FP8, HOPPER
 from search.engines.arguments import is_open
-from search.engines.megatron.arguments import LayoutError, stage_sizes
+from search.engines.megatron.arguments import LayoutError
+from search.engines.megatron.stages import chunks_of_layout
 
 Words = Mapping[str, tuple[str, ...]]
 """Words by flag without leading hyphens."""
@@ -162,12 +163,12 @@ def _chunks(s: Setting) -> int | None:
 
 def _layout(s: Setting) -> str | None:
     """Return the problem of the layout, empty for a valid one; None: unknown."""
-    given, layers, pp = s.words.get("pipeline-model-parallel-layout"), s.value("layers"), None
-    pp = s.value("pp")
-    if not given or layers is None or pp is None or is_open(given[0]):
+    given = s.words.get("pipeline-model-parallel-layout")
+    layers, pp, mtp = s.value("layers"), s.value("pp"), s.value("mtp")
+    if not given or None in (layers, pp, mtp) or is_open(given[0]):
         return None
     try:
-        stage_sizes(given[0], num_layers=layers, num_stages=pp)
+        chunks_of_layout(given[0], num_layers=layers, num_stages=pp, mtp=mtp)
     except LayoutError as error:
         return str(error)
     return ""

@@ -12,7 +12,7 @@ from autopar.errors import InputError
 from autopar.pipeline.orders import rank_of
 from autopar.run.run import Run
 from autopar.run.strategy import Chunk, Split, Strategy, even_chunks
-from search.engines.megatron.arguments import Argument, Flag
+from search.engines.megatron.arguments import Argument, Flag, LayoutError, parse_layout
 
 _ENDS = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
 _CHUNKS = "num-virtual-stages-per-pipeline-rank"
@@ -72,6 +72,42 @@ def layout_of(strategy: Strategy) -> str:
             raise InputError(f"layers of part {place} of the pipeline are not those that follow")
         first += len(chunk.layers)
     return "|".join(map(_part, parts))
+
+
+def chunks_of_layout(
+    text: str, *, num_layers: int, num_stages: int, mtp: int = 0
+) -> tuple[tuple[Chunk, ...], ...]:
+    """Return the chunks of every stage of a layout string.
+
+    mtp : number of MTP layers of the model
+
+    Raises LayoutError for an invalid layout, and for one of another model.
+    """
+    # Backslashes escape characters for the shell.
+    parts = parse_layout(text.replace("\\", ""))
+    if len(parts) % num_stages:
+        raise LayoutError(f"has {len(parts)} parts, no multiple of the {num_stages} stages")
+    flat = "".join(parts)
+    for letter, is_there, place in (
+        ("E", flat.startswith("E"), "first"),
+        ("L", flat.endswith("L"), "last"),
+    ):
+        if not is_there or flat.count(letter) != 1:
+            raise LayoutError(f"needs one {letter}, as its {place} character")
+    if flat.count("t") != num_layers:
+        raise LayoutError(f"has {flat.count('t')} layers where the model has {num_layers}")
+    if flat.count("m") not in (0, mtp):
+        raise LayoutError(f"has {flat.count('m')} MTP layers (m) where the model has {mtp}")
+    # In releases whose layouts have no `m`, MTP layers are on the last stage.
+    implied = 0 if "m" in flat else mtp
+    found: list[list[Chunk]] = [[] for _ in range(num_stages)]
+    first = 0
+    for part, kinds in enumerate(parts):
+        layers = tuple(range(first, first + kinds.count("t")))
+        first += len(layers)
+        further = kinds.count("m") + (implied if "L" in kinds else 0)
+        found[part % num_stages].append(Chunk("E" in kinds, layers, further, "L" in kinds))
+    return tuple(map(tuple, found))
 
 
 def parts_in_order(strategy: Strategy) -> list[Chunk]:

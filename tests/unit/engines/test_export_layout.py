@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,8 +13,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from autopar.run.strategy import chunks_of_sizes
-from search.engines.megatron.arguments import LayoutError, parse_layout, stage_sizes
-from search.engines.megatron.stages import layout_of
+from search.engines.megatron.arguments import LayoutError, parse_layout
+from search.engines.megatron.stages import chunks_of_layout, layout_of
 from tests.runs import decoder, run_of
 
 
@@ -29,7 +30,17 @@ def test_published_examples() -> None:
     assert stages == ("Ettt", *["tt"] * 29, "m", "L")
 
     assert parse_layout("Et*3|(tt|)*2t*2,L") == ("Ettt", "tt", "tt", "ttL")
-    assert stage_sizes("Et*7|t*9|t*9|t*7L", num_layers=32, num_stages=4) == (7, 9, 9, 7)
+    found = chunks_of_layout("Et*7|t*9|t*9|t*7L", num_layers=32, num_stages=4)
+    assert found == chunks_of_sizes((7, 9, 9, 7), 4)
+
+
+def test_chunks_and_further_tokens() -> None:
+    """Parts are dealt round the stages; `m` where it stands, else on the stage of the loss."""
+    two = chunks_of_layout("E|tt|tt|L", num_layers=4, num_stages=2)
+    assert [[len(chunk.layers) for chunk in stage] for stage in two] == [[0, 2], [2, 0]]
+    for text, further in (("Ett|ttL", [0, 1]), ("Ettm|ttL", [1, 0])):
+        stages = chunks_of_layout(text, num_layers=4, num_stages=2, mtp=1)
+        assert [stage[0].mtp for stage in stages] == further
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8))
@@ -37,7 +48,8 @@ def test_written_layouts_are_read(sizes: list[int]) -> None:
     """What is written for stages is read as these stages."""
     text = layout_string(sizes)
 
-    assert stage_sizes(text, num_layers=sum(sizes), num_stages=len(sizes)) == tuple(sizes)
+    found = chunks_of_layout(text, num_layers=sum(sizes), num_stages=len(sizes))
+    assert found == chunks_of_sizes(sizes, len(sizes))
 
 
 @given(st.text(alphabet="EtmL|()*,23", max_size=14))
@@ -66,15 +78,13 @@ def test_no_text_is_an_internal_error(text: str) -> None:
         ("Ett|ttEL", "needs one E"),
         ("Ett|t*9L", "has 11 layers where the model has 4"),
         ("Ett|t|tL", "no multiple of the 2 stages"),
-        ("Et|t|t|tL", "2 parts per stage"),
-        ("Ett|ttmL", "multi-token"),
-        ("E|ttttL", "stage 0 without a layer"),
+        ("Ett|ttmL", "has 1 MTP layers (m) where the model has 0"),
     ],
 )
 def test_other_strings_are_refused(text: str, problem: str) -> None:
     """Each says what is wrong."""
-    with pytest.raises(LayoutError, match=problem.replace("(", r"\(")):
-        stage_sizes(text, num_layers=4, num_stages=2)
+    with pytest.raises(LayoutError, match=re.escape(problem)):
+        chunks_of_layout(text, num_layers=4, num_stages=2)
 
 
 _REAL = """

@@ -15,8 +15,8 @@ from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
-from search.engines.megatron.arguments import Arguments, import_megatron
-from search.engines.megatron.plan import checkpoints_first
+from search.engines.megatron.arguments import Arguments
+from search.engines.megatron.plan import checkpoints_first, import_megatron
 from search.engines.megatron.rules import violated_rules
 from search.engines.plans import Lowered, lower_for
 from search.engines.text import Configuration, flags_of, script_command

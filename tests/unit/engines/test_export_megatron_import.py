@@ -8,7 +8,7 @@ import pytest
 
 from autopar.errors import DocumentError
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
-from search.engines.megatron.arguments import import_megatron
+from search.engines.megatron.plan import import_megatron
 from search.engines.text import Configuration, read_configuration
 
 BASE = {
@@ -136,6 +136,12 @@ def test_what_pricing_must_know_is_said(change: dict[str, object], note: str) ->
         ({"num_layers_per_virtual_pipeline_stage": 2}, "--num-layers-per-virtual-pipeline-stage"),
         ({"num_virtual_stages_per_pipeline_rank": 2}, "--num-virtual-stages-per-pipeline-rank"),
         ({"pipeline_model_parallel_layout": "Et*9|tL"}, "--pipeline-model-parallel-layout"),
+        ({"pipeline_model_parallel_layout": "Et|tt|tt|t*3L"}, "--pipeline-model-parallel-layout"),
+        ({"pipeline_model_parallel_layout": "E|t*8L"}, "--pipeline-model-parallel-layout"),
+        (
+            {"recompute_granularity": "full", "recompute_method": "block"},
+            "--recompute-num-layers",
+        ),
         ({"tensor_model_parallel_size": 3}, "--tensor-model-parallel-size"),
         ({"tensor_model_parallel_size": "$TP"}, "--tensor-model-parallel-size"),
         ({"global_batch_size": 60}, "--global-batch-size"),
