@@ -182,12 +182,6 @@ class Calibration(Record):
     source: Source | None = None
 
     @property
-    def is_neutral(self) -> bool:
-        """True if the calibration changes nothing."""
-        factors = (self.computation, self.communication, self.memory)
-        return self.fixed_s.value == 0.0 and all(factor.value == 1.0 for factor in factors)
-
-    @property
     def sentence(self) -> str:
         """One-line description of the applied correction."""
         where = "calibration" if self.source is None else f"calibration {self.source.path}"

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from autopar.price.parameters import Weight, frozen_bytes
 from autopar.records import Record
 from autopar.run.run import Run
-from autopar.run.runtime import BLACKWELL, Precision, Zero
+from autopar.run.runtime import BLACKWELL
 
 MOMENTS_BYTES = 8
 """Two moments of Adam in fp32, bytes per parameter."""
@@ -72,24 +72,6 @@ class States(Record):
             + self.copies_bytes
             + self.unscaled_bytes
         )
-
-
-def states_per_parameter(precision: Precision, *, replicas: int = 1, zero: Zero = 0) -> float:
-    """Return the bytes per parameter after a step, without 8-bit copies and padding.
-
-    replicas : number of ranks that share the states that the ZeRO stage shards.
-    """
-    element = precision.element_bytes
-    kept = element + precision.gradient_bytes
-    # fp32 weights need no separate master weights
-    optimizer = MOMENTS_BYTES + (MASTER_BYTES if element == 2 else 0)
-    optimizer += precision.unscaled_bytes
-    if zero == 3:
-        return (kept + optimizer) / replicas
-    if zero == 0:
-        return kept + optimizer
-    shared = optimizer + (precision.gradient_bytes if zero == 2 else 0)
-    return kept + optimizer - shared + shared / replicas
 
 
 def buffers_of(run: Run, weights: Sequence[Weight]) -> Iterator[Buffer]:

@@ -311,15 +311,6 @@ def bus_bytes_per_s(
     return min(_rates(network, operation, shape, site))
 
 
-def allreduce_busbw_limit(ranks: int) -> float:
-    """Return the upper limit of all-reduce bus bandwidth over the link's rate.
-
-    A ring reaches 1. With in-switch reduction every rank sends S + S/n, against 2(n-1)/n S of bus
-    traffic (nccl-tests, doc/PERFORMANCE.md), which gives 2(n-1)/(n+1).
-    """
-    return max(1.0, 2.0 * (ranks - 1) / (ranks + 1))
-
-
 def _rates(
     network: Network, operation: str, shape: GroupShape, site: SiteFactors
 ) -> tuple[float, float]:

@@ -27,7 +27,6 @@ Dtype = Literal["bf16", "fp16", "fp32", "fp8", "fp8_block", "mxfp8", "nvfp4"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 MemoryClass = Literal["elementwise", "norm", "softmax", "permute", "optimizer"]
 """Class of memory-bound kernels; kernels of one class reach about the same fraction of HBM rate."""
-MEMORY_CLASSES: tuple[MemoryClass, ...] = get_args(MemoryClass)
 
 ELEMENT_BYTES: Mapping[str, float] = {
     "fp32": 4.0,

@@ -1,15 +1,10 @@
-"""Conversion between plans and runs while both types exist.
-
-A plan is the strategy of a run with one split per layer. Properties that a plan cannot hold raise
-an error that names them.
-"""
+"""Model files and plans as runs: a plan is the strategy of a run with one split per layer."""
 
 from __future__ import annotations
 
 from typing import cast
 
 from autopar.errors import InputError
-from autopar.pipeline.orders import rank_of
 from autopar.records import replace
 from autopar.run.architecture import (
     Attention,
@@ -23,7 +18,7 @@ from autopar.run.architecture import (
     refuse_unlike,
 )
 from autopar.run.model import LayerSpec, ModelSpec, head_dim, layer_norms
-from autopar.run.plan import ZERO_DEFAULTS, LayerStrategy, Plan, VocabStrategy
+from autopar.run.plan import ZERO_DEFAULTS, LayerStrategy, Plan
 from autopar.run.run import Run
 from autopar.run.runtime import (
     AttentionKernel,
@@ -244,59 +239,4 @@ def _split_of_layer(
         etp=layer.expert_tp,
         zero=3 if layer.zero3 else default,
         recompute="full" if layer.checkpoint else frozenset(layer.recompute),
-    )
-
-
-def plan_of_run(run: Run) -> Plan:
-    """Return the strategy of a run as a plan.
-
-    Raises InputError for properties that a plan cannot hold.
-    """
-    strategy = run.strategy
-    splits = strategy.each_layer
-    stages = {
-        *(split.zero for split in (*splits, strategy.ends) if split.zero < 3),
-    }
-    if len(stages) > 1:
-        raise InputError("a plan has one ZeRO stage for all layers without ZeRO-3")
-    if not strategy.micro_batches:
-        raise InputError("a plan has whole micro-batches; degrees and batch do not divide")
-    ends = strategy.ends
-    sizes = tuple(sum(len(chunk.layers) for chunk in stage) for stage in strategy.stages)
-    pp, parts = strategy.pp, strategy.pp * strategy.vpp
-    order = [
-        strategy.stages[rank_of(strategy.schedule, part, pp)][part // pp] for part in range(parts)
-    ]
-    return Plan(
-        world_size=strategy.gpus,
-        num_stages=strategy.pp,
-        stage_sizes=sizes,
-        layers=tuple(map(_layer_of_split, splits)),
-        vocab=VocabStrategy(
-            tp=ends.tp, ulysses=ends.tp_kind == "ulysses", zero3=ends.zero == 3, cp=ends.cp
-        ),
-        global_batch=strategy.global_batch,
-        num_microbatches=strategy.micro_batches,
-        pipeline_type=strategy.schedule,
-        default_dp_type=ZERO_DEFAULTS[min(stages, default=0)],
-        num_chunks=strategy.vpp,
-        chunk_sizes=tuple(len(chunk.layers) for chunk in order) if strategy.vpp > 1 else (),
-    )
-
-
-def _layer_of_split(split: Split) -> LayerStrategy:
-    if split.recompute == "op" or split.replicas > 1 or split.rings > 1 or split.offload:
-        raise InputError("a plan has no selective `op`, replicas, rings or activation offload")
-    modules = split.recompute if isinstance(split.recompute, frozenset) else frozenset()
-    usual = split.tp if split.ep == 1 and split.tp_kind == "megatron" else 1
-    return LayerStrategy(
-        tp=split.tp,
-        ulysses=split.tp_kind == "ulysses",
-        cp=split.cp,
-        zero3=split.zero == 3,
-        checkpoint=split.recompute == "full",
-        strided=split.strided,
-        ep=split.ep,
-        etp=None if split.etp == usual else split.etp,
-        recompute=tuple(sorted(modules)),
     )

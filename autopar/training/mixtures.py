@@ -6,7 +6,6 @@ and time.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import NamedTuple
 
 from autopar.errors import InputError
@@ -62,23 +61,6 @@ def worst_skew(*, alone: bool, steps: int | None) -> float:
     if steps is None or steps >= _MANY_STEPS:
         return _LATER
     return _ALONE if alone else _SEVERAL
-
-
-def published_loss(seq: int) -> float:
-    """Return the share of the rate that learned routing costs, interpolated between published ones.
-
-    Linear in the sequence length, and constant beyond the ends. Raises InputError for no tokens.
-    """
-    if seq < 1:
-        raise InputError(f"a sequence has {seq} tokens, and needs 1 at least")
-    rows = NATURAL_LOSSES
-    if seq <= rows[0].seq:
-        return rows[0].share
-    for before, after in pairwise(rows):
-        if seq <= after.seq:
-            place = (seq - before.seq) / (after.seq - before.seq)
-            return before.share + place * (after.share - before.share)
-    return rows[-1].share
 
 
 def taken_share(skew: float, *, capacity: float | None = None, padded: bool = False) -> float:

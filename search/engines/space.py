@@ -186,8 +186,6 @@ _FIELDS = (
     *("recompute", "offload", "overlap_experts"),
 )
 """Fields of a choice that rules read."""
-OF_WORDS = {"whole_layers": "recompute", "recomputed_experts": "recompute"}
-"""Derived value of rules -> field of a choice that it follows from."""
 
 
 def with_words(values: Mapping[str, Any]) -> dict[str, Any]:

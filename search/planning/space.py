@@ -101,10 +101,6 @@ class Rules(Record):
         """Stages that single-stage rules name, in increasing order."""
         return tuple(sorted({rule.stage for rule in self.rules if rule.stage is not None}))
 
-    def allows_layer(self, layer: int, strategy: LayerStrategy) -> bool:
-        """Return True if a layer may use a strategy, ignoring rules with a stage."""
-        return self.layer_masks([layer], [strategy])[0][0]
-
     def layer_masks(
         self, layers: Iterable[int], strategies: Sequence[LayerStrategy]
     ) -> list[tuple[bool, ...]]:

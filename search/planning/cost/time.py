@@ -17,7 +17,7 @@ from autopar.records import Record
 from autopar.run.model import LayerProfile, LayerSpec, head_dim
 from autopar.run.plan import LayerStrategy
 from autopar.statistics import latency_bandwidth_fit, rising_fit
-from search.planning.cost.communication import Asking, Groups, Message, together
+from search.planning.cost.communication import Asking, Groups, Message
 from search.planning.cost.fits import ComputeFits
 from search.planning.cost.overlap import (
     Alone,
@@ -222,19 +222,6 @@ def redistribution(
         across = _reorder_s(layouts, sharded_bytes, stages, world_size, groups)
         # changing the order moves every sample and includes the ordinary exchange
         forward, backward = np.maximum(forward, across), np.maximum(backward, across)
-    return forward, backward
-
-
-def redistribution_s(
-    layouts: Sequence[ActivationLayout],
-    sharded_bytes: F64,
-    stages: I64,
-    world_size: int,
-    groups: Groups,
-) -> tuple[F64, F64]:
-    """Return the result of `redistribution`, priced without other messages."""
-    price = redistribution(layouts, sharded_bytes, stages, world_size, groups)
-    forward, backward = together(groups, price)[0]
     return forward, backward
 
 

@@ -26,7 +26,7 @@ from autopar.price.peak import (
     transfer_bytes,
     warmup_chunks,
 )
-from autopar.price.states import buffers_of, states_of, states_per_parameter
+from autopar.price.states import buffers_of, states_of
 from autopar.records import replace
 from autopar.run.architecture import Experts, LatentAttention, Model
 from autopar.run.run import Run, resplit_run
@@ -138,25 +138,6 @@ def test_a_module_of_further_tokens_has_a_layer_and_an_embedding() -> None:
         6 * 512 + 2 * 512 * 512 + layer + 50304 * 512
     )
     assert parameters(more, 0) == parameters(plain, 0)
-
-
-@pytest.mark.parametrize(
-    ("precision", "zero", "replicas", "expected"),
-    [
-        (Precision(), 0, 8, 18.0),
-        (Precision(gradients_bf16=True), 0, 8, 16.0),
-        (Precision(), 1, 8, 6 + 12 / 8),
-        (Precision(kind="fp16"), 0, 1, 20.0),
-        (Precision(kind="fp32"), 0, 1, 16.0),
-        (Precision(), 2, 8, 2 + 16 / 8),
-        (Precision(), 3, 4, 4.5),
-    ],
-)
-def test_states_of_a_parameter(
-    precision: Precision, zero: Any, replicas: int, expected: float
-) -> None:
-    """Weights, gradients, fp32 weights, moments; fp16 has fp32 gradients for the optimizer too."""
-    assert states_per_parameter(precision, replicas=replicas, zero=zero) == expected
 
 
 def test_states_of_a_rank_are_those_of_its_parameters() -> None:

@@ -21,7 +21,6 @@ from autopar.run.runtime import ExpertKernels
 from autopar.training.mixtures import (
     NATURAL_LOSSES,
     NATURAL_SKEW,
-    published_loss,
     taken_share,
     worst_skew,
 )
@@ -124,17 +123,6 @@ def test_one_skew_explains_published_losses(row: Any) -> None:
     skewed = replace(even, skew=NATURAL_SKEW)
     forced, natural = (step_time(machine(), job).total_s for job in (even, skewed))
     assert 1 - forced / natural == pytest.approx(row.share, abs=0.02)
-
-
-def test_published_losses_between_lengths() -> None:
-    """20 % at 16k tokens and before, 8 % at 128k and beyond, less the longer."""
-    assert published_loss(4096) == published_loss(16384) == pytest.approx(1 - 237 / 295)
-    assert published_loss(131072) == published_loss(1 << 20) == pytest.approx(1 - 357 / 389)
-    lengths = [16384 + 4096 * step for step in range(29)]
-    losses = [published_loss(length) for length in lengths]
-    assert losses == sorted(losses, reverse=True)
-    with pytest.raises(InputError, match="1 at least"):
-        published_loss(0)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from autopar.run.plan import LayerStrategy, VocabStrategy
-from search.planning.cost.communication import Groups
+from search.planning.cost.communication import Groups, together
 from search.planning.cost.tables import ActivationLayout
 from search.planning.cost.time import (
     Exchange,
     layout_of,
     plan_exchange,
-    redistribution_s,
+    redistribution,
     send_s,
 )
 from tests.cost_cases import toy_hardware
@@ -30,7 +30,9 @@ def layout(shards: int, cp: int = 1, replicas: int = 1, strided: bool = False) -
 def costs(*layouts: ActivationLayout) -> tuple[np.ndarray, np.ndarray]:
     """Return forward and backward redistribution of the first table, (Y, Y)."""
     stages = np.array([1, 1], dtype=np.int64)
-    forward, backward = redistribution_s(layouts, X, stages, 8, Groups(toy_hardware(), print))
+    groups = Groups(toy_hardware(), print)
+    price = redistribution(layouts, X, stages, 8, groups)
+    forward, backward = together(groups, price)[0]
     assert forward.shape == (2, 1, len(layouts), len(layouts))
     np.testing.assert_allclose(forward[1], forward[0] / 4)
     return forward[0, 0], backward[0, 0]
@@ -166,13 +168,9 @@ def test_a_group_of_the_whole_stage_has_one_order() -> None:
 
     assert not forward.any()
     assert not backward.any()
-    pipelined, _ = redistribution_s(
-        [layout(2), layout(2, strided=True)],
-        X,
-        np.array([4, 2], dtype=np.int64),
-        8,
-        Groups(toy_hardware(), print),
-    )
+    groups, stages = Groups(toy_hardware(), print), np.array([4, 2], dtype=np.int64)
+    layouts = [layout(2), layout(2, strided=True)]
+    pipelined, _ = together(groups, redistribution(layouts, X, stages, 8, groups))[0]
     assert pipelined[0, 0, 0, 1] == 0.0
     assert pipelined[1, 0, 0, 1] == pytest.approx(a2a(4, 2e6))
 
@@ -182,6 +180,7 @@ def test_an_unknown_bandwidth_of_the_stage_leaves_equal_layouts_free() -> None:
     hardware = toy_hardware(num_nodes=2, allreduce_bytes_per_s={(8, True): 1e11, (2, True): 1e11})
     groups = Groups(hardware, lambda _: None)
     layouts = [layout(2), layout(2, strided=True)]
-    forward, _ = redistribution_s(layouts, X, np.array([1, 1], dtype=np.int64), 16, groups)
+    stages = np.array([1, 1], dtype=np.int64)
+    forward, _ = together(groups, redistribution(layouts, X, stages, 16, groups))[0]
 
     np.testing.assert_array_equal(forward[0, 0], [[0.0, np.inf], [np.inf, 0.0]])

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from autopar.command.fields import rows_of
 from autopar.errors import OptionError
 from autopar.run.plan import LayerStrategy, VocabStrategy
-from search.planning.space import parse_rules
+from search.planning.space import Rules, parse_rules
 from search.request.options import SPACE_PANEL, SearchOptions, widest
 
 TP4 = LayerStrategy(tp=4)
@@ -16,11 +16,17 @@ TP8_CKPT = LayerStrategy(tp=8, checkpoint=True)
 TP8 = LayerStrategy(tp=8)
 
 
+def allows_layer(rules: Rules, layer: int, strategy: LayerStrategy) -> bool:
+    """Return whether a layer may use a strategy."""
+    ((allowed,),) = rules.layer_masks([layer], [strategy])
+    return allowed
+
+
 def test_no_rules_allow_everything() -> None:
     """An empty set of rules restricts nothing."""
     rules = parse_rules([], [])
 
-    assert rules.allows_layer(0, TP8)
+    assert allows_layer(rules, 0, TP8)
     assert rules.allows_stage(0, TP8)
     assert rules.allows_vocab(VocabStrategy())
     assert rules.allows_stages(4)
@@ -33,8 +39,8 @@ def test_layer_range_is_inclusive() -> None:
     """`layers 0-3` are four layers; others are free."""
     rules = parse_rules(["layers 0-3:tp=4"], [])
 
-    assert [rules.allows_layer(i, TP8) for i in (0, 3, 4)] == [False, False, True]
-    assert rules.allows_layer(0, TP4)
+    assert [allows_layer(rules, i, TP8) for i in (0, 3, 4)] == [False, False, True]
+    assert allows_layer(rules, 0, TP4)
     assert rules.allows_stage(0, TP8)
     assert rules.last_layer() == 3
 
@@ -43,7 +49,7 @@ def test_one_layer() -> None:
     """A single number is a range of one."""
     rules = parse_rules(["layer 2:ckpt=1"], [])
 
-    assert [rules.allows_layer(i, TP8) for i in (1, 2, 3)] == [True, False, True]
+    assert [allows_layer(rules, i, TP8) for i in (1, 2, 3)] == [True, False, True]
 
 
 def test_stage_rule() -> None:
@@ -52,7 +58,7 @@ def test_stage_rule() -> None:
 
     assert not rules.allows_stage(0, TP8_CKPT)
     assert rules.allows_stage(1, TP8_CKPT)
-    assert rules.allows_layer(0, TP8_CKPT)
+    assert allows_layer(rules, 0, TP8_CKPT)
     assert rules.has_stage_rules
 
 
@@ -60,8 +66,8 @@ def test_conditions_of_different_kinds_split() -> None:
     """One pin may fix layers, embedding, stages and batch at once."""
     rules = parse_rules(["tp=8,vtp=2,pp=4,m=8,bsz=64"], [])
 
-    assert rules.allows_layer(5, TP8)
-    assert not rules.allows_layer(5, TP4)
+    assert allows_layer(rules, 5, TP8)
+    assert not allows_layer(rules, 5, TP4)
     assert rules.allows_vocab(VocabStrategy(tp=2))
     assert not rules.allows_vocab(VocabStrategy(tp=1))
     assert rules.allows_stages(4)
@@ -75,9 +81,9 @@ def test_forbidden_rule_needs_all_conditions() -> None:
     """`tp=8,ckpt=1` forbids the combination, not each part."""
     rules = parse_rules([], ["tp=8,ckpt=1"])
 
-    assert not rules.allows_layer(0, TP8_CKPT)
-    assert rules.allows_layer(0, TP8)
-    assert rules.allows_layer(0, LayerStrategy(checkpoint=True))
+    assert not allows_layer(rules, 0, TP8_CKPT)
+    assert allows_layer(rules, 0, TP8)
+    assert allows_layer(rules, 0, LayerStrategy(checkpoint=True))
 
 
 @pytest.mark.parametrize(
@@ -92,9 +98,9 @@ def test_forbidden_rule_needs_all_conditions() -> None:
 )
 def test_flags(key: str, strategy: LayerStrategy) -> None:
     """Every flag of a layer can be pinned on and off."""
-    assert parse_rules([f"{key}=1"], []).allows_layer(0, strategy)
-    assert not parse_rules([f"{key}=0"], []).allows_layer(0, strategy)
-    assert not parse_rules([f"{key} = 1"], []).allows_layer(0, LayerStrategy())
+    assert allows_layer(parse_rules([f"{key}=1"], []), 0, strategy)
+    assert not allows_layer(parse_rules([f"{key}=0"], []), 0, strategy)
+    assert not allows_layer(parse_rules([f"{key} = 1"], []), 0, LayerStrategy())
 
 
 @pytest.mark.parametrize(
@@ -149,7 +155,7 @@ def test_masks_of_all_layers_are_what_each_layer_allows() -> None:
 
     masks = rules.layer_masks(range(12), strategies)
 
-    assert masks == [tuple(rules.allows_layer(i, s) for s in strategies) for i in range(12)]
+    assert masks == [tuple(allows_layer(rules, i, s) for s in strategies) for i in range(12)]
     assert len(set(masks)) == 3
     assert rules.stages == (1,)
 
