@@ -35,8 +35,6 @@ class Account(Record):
     states: tuple[Term, ...]
     peak: tuple[Term, ...]
     """Terms at the peak of a step: those of `states` still allocated then, and transient memory."""
-    scored: bool
-    """True if measured runs cover such a stage: the last one, and some of the first."""
 
     @property
     def states_bytes(self) -> int:
@@ -64,7 +62,6 @@ def account_of(run: Run, stage: int | None = None) -> Account:
             stage=at,
             states=tuple(_named(part) for part in states if part.num_bytes),
             peak=tuple(map(_named, fullest)),
-            scored=False,
         )
     chunks = stage_weights(run, at)
     kept_states = states_of(run, chunks)
@@ -74,7 +71,7 @@ def account_of(run: Run, stage: int | None = None) -> Account:
     during = tuple(term for term in after if term.name not in _GONE)
     peak = peak_of(run, at)
     during += tuple(term for term in _peak_terms(run, peak, at) if term.num_bytes)
-    return Account(stage=at, states=after, peak=during, scored=at in (0, last))
+    return Account(stage=at, states=after, peak=during)
 
 
 def host_bytes_of(run: Run, account: Account) -> float:

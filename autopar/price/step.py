@@ -550,7 +550,7 @@ def _stage(
     if mtp:
         parts, sends = known.mtp(ends)
         for _ in range(mtp):
-            _add(terms, ends, (*parts, *known.embedding(ends)))
+            _add(terms, (*parts, *known.embedding(ends)))
             terms["tensor"] += sends
         for part in parts:
             forward[part.kind] += mtp * float(part.forward_s)
@@ -560,12 +560,12 @@ def _stage(
         copied = 0.0 if embeds else table
         _hold(weights, dense_group(ends), 0.0 if job.adapters else joined + copied)
     if embeds:
-        _add(terms, ends, known.embedding(ends))
+        _add(terms, known.embedding(ends))
         _hold(weights, dense_group(ends), 0.0 if job.adapters else table)
     if heads:
         parts, sends = known.head(ends)
         for _ in range(1 + job.mtp):
-            _add(terms, ends, parts)
+            _add(terms, parts)
             terms["tensor"] += sends
         # the head's communication is mostly that of its input gradient, so it is in neither part
         for part in parts:
@@ -629,7 +629,7 @@ def _hold(weights: dict[Group, float], group: Group, number: float) -> None:
         weights[group] = weights.get(group, 0.0) + number
 
 
-def _add(terms: dict[str, float], job: Job, parts: Iterable[Part]) -> None:
+def _add(terms: dict[str, float], parts: Iterable[Part]) -> None:
     for part in parts:
         terms[part.kind] += as_number(part.forward_s + part.input_s + part.weight_s)
 
@@ -642,7 +642,7 @@ def _layer(
     exposed_experts : exposed share of dispatch and combine.
     """
     terms = dict.fromkeys(("gemm", "attention", "memory", "cast"), 0.0)
-    _add(terms, job, times.parts)
+    _add(terms, times.parts)
     again = _recomputed(job.recompute, times)
     tensor_again, experts_again = _sent_again(machine, job, times, job.recompute)
     hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0

@@ -193,7 +193,6 @@ def run_of_plan(
     scattered = sequence_parallel
     splits = [_split_of_layer(one, default, scattered, cp_kind) for one in plan.layers]
     vocab = _split_of_layer(plan.vocab.as_layer(), default, scattered, cp_kind)
-    data = plan.world_size // (plan.num_stages * plan.layers[0].tp * plan.layers[0].cp)
     keeper = cast(Keeper, engine)
     kernel: AttentionKernel = "flash"
     return Run(
@@ -207,7 +206,7 @@ def run_of_plan(
                 plan.chunks, plan.num_stages, mtp=spec.mtp_layers, schedule=plan.pipeline_type
             ),
             schedule=plan.pipeline_type,
-            micro_batch=plan.global_batch // (plan.num_microbatches * data),
+            micro_batch=plan.micro_batch,
             global_batch=plan.global_batch,
         ),
         runtime=Runtime(

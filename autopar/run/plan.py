@@ -161,6 +161,11 @@ class Plan(Record):
         strategy = self.layers[layer]
         return data_degree(self.world_size, self.num_stages, strategy.tp * strategy.cp)
 
+    @property
+    def micro_batch(self) -> int:
+        """Samples per micro-batch on one data-parallel rank of the first layer."""
+        return self.global_batch // (self.num_microbatches * self.data_degree(0))
+
     def stage_of_layer(self) -> tuple[int, ...]:
         """Return the stage index of every layer."""
         if self.num_chunks == 1:

@@ -55,6 +55,8 @@ def worst_skew(*, alone: bool, steps: int | None) -> float:
     Two to eight experts even out to 1.01 to 1.06. After thousands of steps it is 1.15 to 1.24 with
     one to eight.
 
+    Parameters
+    ----------
     alone : True if a rank has one expert.
     steps : number of steps of the run; None: thousands.
     """
@@ -66,9 +68,14 @@ def worst_skew(*, alone: bool, steps: int | None) -> float:
 def taken_share(skew: float, *, capacity: float | None = None, padded: bool = False) -> float:
     """Return the tokens that a rank's experts process, over the mean.
 
+    Parameters
+    ----------
+    skew : tokens of the busiest rank over the mean.
     capacity : tokens that an expert accepts over the mean; further ones are dropped (arXiv
         2101.03961, section 2.2). None: no limit.
     padded : True if an expert always computes as many tokens as its capacity.
+
+    Raises InputError for a capacity that is not positive.
     """
     if capacity is None:
         return skew

@@ -547,7 +547,7 @@ def _calculon(question: PlanQuestion) -> Column:
         data_par_net=tier(first.tp * dp),
         pipeline_par_net=tier(plan.world_size),
         batch_size=plan.global_batch,
-        microbatch_size=plan.global_batch // (plan.num_microbatches * dp),
+        microbatch_size=plan.micro_batch,
         datatype=_DATATYPES[question.precision],
         fused_activation=True,
         attention_type="flash",
@@ -611,7 +611,7 @@ def _tensor2d(question: PlanQuestion) -> Column:
         "dp": dp,
         "tp": first.tp,
         "pp": plan.num_stages,
-        "mbs": plan.global_batch // (plan.num_microbatches * dp),
+        "mbs": plan.micro_batch,
     }
     # Tensor ranks are neighbours, then data ranks, then stages.
     placement, left = {}, per_node

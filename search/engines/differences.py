@@ -28,6 +28,7 @@ from autopar.run.runtime import (
     Zero,
 )
 from autopar.run.strategy import Split, Strategy, split_groups
+from autopar.training.launch_settings import different_fields
 from search.engines.place import Loss
 
 _PHRASES: Mapping[str, str] = {
@@ -85,24 +86,18 @@ def run_differences(one: Run, other: Run) -> Iterator[tuple[str, Any, Any]]:
     Fields are `RECORD.NAME`, such as `split.tp`. For layers and their splits, only the first
     difference of each field is reported.
     """
-    yield from _fields("", one, other)
+    yield from _fields(one, other)
 
 
-def _fields(name: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
-    if one == other:
-        return
-    if name == "layers":
-        yield from _of_layers(one, other)
-        return
-    if not (isinstance(one, Struct) and type(one) is type(other)):
-        yield name, one, other
-        return
-    for field in one.__struct_fields__:
-        mine, its = getattr(one, field), getattr(other, field)
-        if isinstance(mine, Struct) or field == "layers":
-            yield from _fields(field, mine, its)
-        elif mine != its:
-            yield (f"{name}.{field}" if name else field), mine, its
+def _fields(one: Any, other: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    for path, mine, its in different_fields(one, other, name):
+        if path.endswith(".layers"):
+            yield from _of_layers(mine, its)
+            continue
+        names = path.split(".")
+        # A record that one run lacks is named alone.
+        whole = isinstance(mine, Struct) or isinstance(its, Struct)
+        yield ".".join(names[-1:] if whole else names[-2:]), mine, its
 
 
 def _of_layers(one: Sequence[Any], other: Sequence[Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -127,12 +122,12 @@ def _each(groups: Sequence[Any]) -> Iterator[Any]:
 
 def _of_layer(one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
     if isinstance(one, Split):
-        yield from _fields("split", one, other)
+        yield from _fields(one, other, "split")
         return
-    yield from _fields("attention", one.attention, other.attention)
-    yield from _fields("experts" if one.experts else "mlp", one.mlp, other.mlp)
-    bare = (replace(layer, mixers=(), mlp=None) for layer in (one, other))
-    yield from _fields("layer", *bare)
+    yield from _fields(one.attention, other.attention, "attention")
+    yield from _fields(one.mlp, other.mlp, "experts" if one.experts else "mlp")
+    bare, its = (replace(layer, mixers=(), mlp=None) for layer in (one, other))
+    yield from _fields(bare, its, "layer")
 
 
 def _shown(value: Any) -> str:

@@ -226,11 +226,6 @@ def has_one_kind(spec: ModelSpec) -> bool:
     return len(shapes) == 1 and not any(layer.cross_attention for layer in spec.layers)
 
 
-def samples_of_a_rank(plan: Plan) -> int:
-    """Return the micro-batch size per data-parallel rank of a plan with equal layers, samples."""
-    return plan.global_batch // (plan.num_microbatches * plan.data_degree(0))
-
-
 def zero_stage(plan: Plan) -> int:
     """Return the ZeRO stage of a plan with equal layers."""
     if plan.layers[0].zero3:
@@ -260,7 +255,7 @@ def choice_of_plan(plan: Plan, *, zero: int, context: ContextKind = "ring") -> C
         etp=tp,
         pp=plan.num_stages,
         schedule=plan.pipeline_type if plan.num_stages > 1 else "1f1b",
-        micro_batch=samples_of_a_rank(plan),
+        micro_batch=plan.micro_batch,
         zero=zero,
         recompute=FULL if all(one.checkpoint for one in plan.layers) else NONE,
         global_batch=plan.global_batch,

@@ -319,8 +319,27 @@ TRANSFORMERS = Kernels(attention="flash", module="transformers", loss="whole", l
 """Kernels of transformers layers, with accelerate or DeepSpeed."""
 
 
-def torch_recompute(model: Model) -> tuple[str, ...]:
-    return (NONE, FULL)
+def transformers_space(**own: Any) -> EngineSpace:
+    """Return the space of an engine that trains layers of transformers.
+
+    own : fields in which such engines differ
+    """
+    return EngineSpace(
+        stack="torchtitan-eager",
+        schedules=(),
+        experts=False,
+        expert_tensor=lambda tp: (tp,),
+        zero_with_stages=(),
+        recompute=lambda model: (NONE, FULL),
+        blocks=False,
+        offload=no_offload,
+        precisions=lambda gpu: ("bf16",),
+        dispatchers=plain_dispatcher,
+        overlaps_experts=False,
+        overlaps_tensor=never,
+        any_layout=False,
+        **own,
+    )
 
 
 LAYOUTS = "unequal chunks but those whose longest stage is shortest"

@@ -63,7 +63,7 @@ def linear_parts(
         cast=False,
     )
     yield product_part(machine, job, name, module, times, outputs * inputs, dtype)
-    yield from cast_parts(machine, job, name, module, dtype, tokens * inputs, tokens * outputs)
+    yield from cast_parts(machine, name, module, dtype, tokens * inputs, tokens * outputs)
     if beside:
         yield from dequantised_parts(machine, job, name, module, outputs * inputs)
         yield from adapter_parts(machine, job, name, module, tokens, inputs, beside)

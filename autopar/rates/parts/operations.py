@@ -188,7 +188,6 @@ def accumulation_bytes(machine: Machine, job: Job) -> float:
 
 def cast_parts(
     machine: Machine,
-    job: Job,
     name: str,
     module: str,
     dtype: str,

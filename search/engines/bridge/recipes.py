@@ -316,12 +316,12 @@ def performance_recipe(
                 + ": what the file does not say is 1, the batch 32",
             ),
         )
-    settings |= _of_preset(model, preset)
+    settings |= _of_preset(preset)
     variants = preset_variants(model, gpu, precision)
     notes = list[str]()
     others = [preset_of(model, gpu, precision, other) for other in variants]
     left = [
-        {k: v for k, v in _of_preset(model, other).items() if k not in own}
+        {k: v for k, v in _of_preset(other).items() if k not in own}
         for other in others
         if other is not None
     ]
@@ -360,7 +360,7 @@ def _benchmark(model: str, precision: str, gpu: str) -> Settings:
     }
 
 
-def _of_preset(model: str, preset: Preset) -> Settings:
+def _of_preset(preset: Preset) -> Settings:
     settings: Settings = {
         "model.tensor_model_parallel_size": preset.tp,
         "model.pipeline_model_parallel_size": preset.pp,

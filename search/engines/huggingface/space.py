@@ -6,17 +6,7 @@ from autopar.run.run import Run
 from autopar.run.runtime import States
 from search.engines.choice import Choice
 from search.engines.huggingface.rules import SPACE as SPACE_RULES
-from search.engines.space import (
-    BY_LAYER,
-    TRANSFORMERS,
-    EngineSpace,
-    Job,
-    never,
-    no_offload,
-    plain_dispatcher,
-    torch_recompute,
-    torch_run,
-)
+from search.engines.space import BY_LAYER, TRANSFORMERS, Job, torch_run, transformers_space
 
 
 def _accelerate(job: Job, choice: Choice) -> Run:
@@ -32,25 +22,12 @@ def _accelerate(job: Job, choice: Choice) -> Run:
     )
 
 
-SPACE = EngineSpace(
+SPACE = transformers_space(
     name="accelerate",
     title="accelerate",
-    stack="torchtitan-eager",
-    schedules=(),
     context=("ring",),
-    experts=False,
-    expert_tensor=lambda tp: (tp,),
     zero=(0, 2, 3),
-    zero_with_stages=(),
     replicated=(2, 3),
-    recompute=torch_recompute,
-    blocks=False,
-    offload=no_offload,
-    precisions=lambda gpu: ("bf16",),
-    dispatchers=plain_dispatcher,
-    overlaps_experts=False,
-    overlaps_tensor=never,
-    any_layout=False,
     launch=_accelerate,
     rules=SPACE_RULES,
     left_out=("torch.compile", "Ulysses, which is not priced", BY_LAYER),

@@ -288,9 +288,7 @@ class _Run(Expansion):
                 if decided or is_command(chain.first):
                     status = self._one(shell, statement)
                 else:
-                    status = self._either(
-                        shell, [(statement,), ()], self._shown(chain.first, shell)
-                    )
+                    status = self._either(shell, [(statement,), ()], self._shown(chain.first))
         return status
 
     def _run_not(self, shell: Shell, statement: Not) -> bool | None:
@@ -320,7 +318,7 @@ class _Run(Expansion):
                 rest: Body = statement.otherwise
                 if index + 1 < len(statement.clauses):
                     rest = (If(statement.clauses[index + 1 :], rest, statement.line),)
-                why = self._shown(condition[-1], shell) if condition else "nothing"
+                why = self._shown(condition[-1]) if condition else "nothing"
                 return self._either(shell, [body, rest], why)
         return self.body(shell, statement.otherwise)
 
@@ -353,7 +351,7 @@ class _Run(Expansion):
         while True:
             status = self.body(shell, loop.condition)
             if status is None:
-                return self._either(shell, [loop.body, ()], self._shown(loop.condition[-1], shell))
+                return self._either(shell, [loop.body, ()], self._shown(loop.condition[-1]))
             if status == loop.until:
                 return True
             try:
@@ -419,7 +417,7 @@ class _Run(Expansion):
         shell.found, shell.launches = first.found, max(branch.launches for branch in after)
         return None
 
-    def _shown(self, statement: Statement, shell: Shell) -> str:
+    def _shown(self, statement: Statement) -> str:
         """Return words and line of a condition, for a message."""
         words = [
             word if isinstance(word, str) else "".join(piece.text for piece in word.pieces)
