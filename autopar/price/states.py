@@ -15,10 +15,6 @@ from autopar.records import Record
 from autopar.run.run import Run
 from autopar.run.runtime import BLACKWELL
 
-MOMENTS_BYTES = 8
-"""Two moments of Adam in fp32, bytes per parameter."""
-MASTER_BYTES = 4
-"""fp32 master weight, bytes per parameter."""
 _START = 64
 """Alignment of weights in a buffer, elements."""
 _END = 128
