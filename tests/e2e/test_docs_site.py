@@ -262,10 +262,3 @@ def test_answered_sections_name_options_that_exist() -> None:
         words = {word for code in codes for word in _OPTION.findall(code)}
         assert words - known == set(), path.name
         assert all(shlex.split(code) for code in codes)
-
-
-def test_a_first_screen_that_is_explained_is_one_of_the_gallery() -> None:
-    """docs/guides/fastest.md goes through the figures of an answer that the gallery shows."""
-    text = (DOCS / "guides" / "fastest.md").read_text(encoding="utf-8")
-    (shown,) = re.findall(r"^```\n(llama3-70b .*?)\n\.\.\.\n```$", text, re.DOTALL | re.MULTILINE)
-    assert shown in (DOCS / "guides" / "gallery.md").read_text(encoding="utf-8")
