@@ -49,7 +49,7 @@ MOVED = {
     "plan.md": "guides/check-a-plan.md",
     "planner.md": "concepts/search.md",
     "python.md": "guides/python.md",
-    "questions/check-my-launch.md": "guides/check.md#i-have-a-launch-script-already",
+    "questions/check-my-launch.md": "guides/check.md",
     "questions/fastest.md": "guides/fastest.md",
     "questions/how-sure.md": "guides/how-sure.md",
     "questions/index.md": "guides/index.md",

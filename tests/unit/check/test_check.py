@@ -752,32 +752,6 @@ def test_experts_that_tensor_ranks_split_have_a_time(target: Target) -> None:
     assert two["optimizer"] == pytest.approx(one["optimizer"], rel=1e-9)
 
 
-@pytest.mark.parametrize(("name", "at"), [("pretrain.sh", 0), ("bridge.sh", 3)])
-def test_golden_page_shows_what_is_printed(
-    name: str,
-    at: int,
-    ask: Ask,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> None:
-    """The scripts of docs/guides/check.md, one of each trainer, and what is said of them."""
-    page = Path(__file__).parents[3] / "docs" / "guides" / "check.md"
-    text = page.read_text(encoding="utf-8")
-    blocks = re.findall(r"^```(?:bash)?\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    launch, command, shown = blocks[at : at + 3]
-    (tmp_path / name).write_text(launch, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    assert command.split()[1] == name
-    code, out, err = ask(*command.split()[1:])
-
-    assert (code, err) == (0, "")
-    if request.config.getoption("--update-golden"):
-        page.write_text(text.replace(shown, out), encoding="utf-8")
-    else:
-        assert out == shown
-
-
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 def test_published_recipes_are_read_and_lie_in_their_intervals(recipe: Recipe) -> None:
     """None of them is called illegal, and the measured step is one of nine of ten."""
