@@ -53,7 +53,7 @@ MOVED = {
     "questions/fastest.md": "guides/fastest.md",
     "questions/how-sure.md": "guides/how-sure.md",
     "questions/index.md": "guides/index.md",
-    "questions/launch.md": "guides/launch.md#how-do-i-launch-it",
+    "questions/launch.md": "guides/launch.md",
     "questions/measured.md": "guides/measured.md",
     "questions/memory.md": "guides/memory.md",
     "questions/other-gpus.md": "guides/other-gpus.md",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
@@ -110,68 +109,6 @@ def test_commands_run_as_printed(
         assert code == 0, f"{shlex.join(words)}: {capsys.readouterr().err}"
 
 
-@pytest.mark.parametrize("name", ["megatron", "torchtitan"])
-def test_running_job_shows_what_is_predicted(name: str, folder: Path) -> None:
-    """The figures beside the logs are those of the plans that the page searches for."""
-    page = "docs/guides/launch.md"
-    text = (ROOT / page).read_text(encoding="utf-8")
-    (words,) = (words for words in commands(page) if words[-1] == f"{name}.json")
-    assert cli.run(words[1:]) == 0
-    found = json.loads(Path(f"autopar_plan_{name}.json").read_text(encoding="utf-8"))
-    (stage,) = found["prediction"]["stages"]
-    inside = stage["allocated_bytes"] - stage["memory_bytes"]["fixed"]
-    reserved = stage["reserved_bytes"] - 2**30
-    figures = {
-        "megatron": [
-            f"{found['step_time_s'] * 1e3:.0f}",
-            f"{round(inside / 2**20, -1):,.0f}",
-            f"{reserved / 2**20:,.0f}",
-        ],
-        "torchtitan": [f"{found['step_time_s']:.4g}", f"{reserved / 2**30:.2f}"],
-    }[name]
-    tokens = found["samples_per_s"] * 8192 / 16
-    figures += [f"{tokens:,.0f}", f"**{found['samples_per_s']:.5g}**"]
-    figures += [f"**{stage['reserved_bytes'] / 2**30:.2f} GiB**"]
-
-    assert [figure for figure in figures if f" {figure} |" not in text] == []
-
-
-_SECOND = {
-    "megatron": None,
-    "torchtitan": "--max-pp-deg 1 --no-async-grad-reduce --default-dp-type zero2 --disable-sdp",
-}
-"""Options of the second pair of columns of a table, in the place of those of the command."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(_SECOND))
-def test_tables_of_the_running_job_are_of_today(
-    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Every tensor degree of a table, searched with the command above it."""
-    page = "docs/guides/launch.md"
-    text = (ROOT / page).read_text(encoding="utf-8")
-    (words,) = (words for words in commands(page) if words[-1] == f"{name}.json")
-    table = text.partition(f"{name}.json")[2].partition("| `T` |")[2].partition("\n\n")[0]
-    rows = re.findall(r"^\|(.+)\|$", table.replace("*", ""), re.MULTILINE)
-    shown = {cells[0].strip(): cells[1:] for cells in (row.split("|") for row in rows[1:])}
-    assert set(shown) == {"1", "2", "4", "8"}
-    base = words[1 : words.index("0.1") + 1]
-    for degree, cells in shown.items():
-        pin = f"tp={degree},vtp={degree}"
-        asked = [re.sub(r"tp=\d,vtp=\d", pin, word) for word in words[1:-1]]
-        lines = [asked]
-        if _SECOND[name] is not None:
-            lines.append([*base, *str(_SECOND[name]).split(), "--pin", pin, "--output-config-path"])
-        for at, line in enumerate(lines):
-            capsys.readouterr()
-            assert cli.run([*line, "none", "--json", "-"]) == 0
-            found = json.loads(capsys.readouterr().out)
-            most = max(stage["reserved_bytes"] for stage in found["memory"])
-            figures = [f"{found['samples_per_s']:.5g}", f"{most / 2**30:.2f} GiB"]
-            assert [cell.strip() for cell in cells[2 * at : 2 * at + 2]] == figures, (degree, at)
-
-
 def test_python_examples_run(folder: Path) -> None:
     """docs/guides/python.md shows every name of the interface; its examples run in their order."""
     page = (ROOT / "docs" / "guides" / "python.md").read_text(encoding="utf-8")
@@ -191,19 +128,12 @@ def test_documentation_shows_commands() -> None:
     assert len(found) >= 10
 
 
-@pytest.mark.parametrize(
-    ("page", "end"),
-    [("concepts/closed-form.md", "--top 2\n"), ("guides/other-gpus.md", "--global-batch 512\n")],
-)
 def test_golden_exploration_shows_what_is_printed(
-    page: str,
-    end: str,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    request: pytest.FixtureRequest,
+    folder: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
-    """The answers of `autopar-explore` on two pages are those of the current code."""
-    path = ROOT / "docs" / page
+    """The exploration on docs/concepts/closed-form.md is that of the current code."""
+    path = ROOT / "docs" / "concepts" / "closed-form.md"
+    end = "--top 2\n"
     text = path.read_text(encoding="utf-8")
     blocks = plain_blocks(text)
     place = next(n for n, block in enumerate(blocks) if block.endswith(end))
