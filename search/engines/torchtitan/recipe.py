@@ -2,7 +2,7 @@
 
 The keys come from `torchtitan/config/configs.py`, `distributed/activation_checkpoint.py` and
 `trainer.py` of the wheel of 0.3.0. Stages may have any size. A subclass of `FullAC` recomputes some
-of the layers. `docs/guides/export.md` lists the settings that a recipe keeps.
+of the layers. `docs/guides/export.md` compares the engines.
 """
 
 from __future__ import annotations
