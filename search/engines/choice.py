@@ -85,7 +85,7 @@ class Choice(Record, order=True):
             force_setattr(self, "schedule", schedule_of_chunks(self.vpp))
 
     def line(self, world: int, *, experts: bool) -> str:
-        """Return the plan in one line, such as `tp2 pp8 dp64, ZeRO-1, micro-batch 1, v4`."""
+        """Return the plan in one line, such as `tp2 pp8 dp64 vp4, ZeRO-1, micro-batch 1`."""
         dp = world // (self.tp * self.cp * self.pp)
         degrees = [f"tp{self.tp}"] if self.tp > 1 else []
         exchanged = f" ({self.cp_kind})" if self.cp_kind != "ring" else ""
@@ -96,24 +96,24 @@ class Choice(Record, order=True):
             edp = world // (self.ep * self.etp * self.pp)
             degrees += [f"ep{self.ep}"] + ([f"etp{self.etp}"] if self.etp > 1 else [])
             degrees += [f"edp{edp}"]
+        if self.vpp > SCHEDULES[self.schedule].least_chunks or self.schedule == "interleaved":
+            degrees.append(f"vp{self.vpp}")
         parts = [" ".join(degrees)]
         copies = f" in {self.dp_replicate} replicas" if self.dp_replicate > 1 else ""
-        parts.append("replicas" if self.zero == 0 else f"ZeRO-{self.zero}{copies}")
+        parts.append("DDP" if self.zero == 0 else f"ZeRO-{self.zero}{copies}")
         parts.append(f"micro-batch {self.micro_batch}")
         if self.schedule not in ("1f1b", "interleaved"):
             parts.append(SCHEDULES[self.schedule].title)
-        if self.vpp > SCHEDULES[self.schedule].least_chunks or self.schedule == "interleaved":
-            parts.append(f"v{self.vpp}")
         if self.tp_overlap and self.tp > 1:
-            parts.append("tp overlap")
+            parts.append("TP overlap")
         if self.precision != "bf16":
             parts.append(self.precision)
         if self.compiled:
             parts.append("compiled")
         if experts and self.ep > 1 and self.dispatcher == "flex":
-            parts.append("flex dispatcher")
+            parts.append("fused dispatcher")
         if self.overlap_experts:
-            parts.append("exchanges overlapped")
+            parts.append("EP overlap")
         if self.recompute != NONE:
             parts.append(f"recompute {self.recompute}")
         if self.offload != NONE:

@@ -337,35 +337,38 @@ def _restricting(options: Mapping[str, object]) -> list[str]:
 def one_line(plan: Plan, *, batch: bool = False) -> str:
     """Return a plan in words: `tp4 pp2 dp8, ZeRO-1, micro-batch 1`.
 
-    If layers differ, strategies are listed with their numbers of layers, the most frequent first,
-    and common settings follow. Embedding and head are included if they are sharded unlike most
-    layers.
+    If layers differ, strategies are listed with their numbers of layers, the most frequent first
+    (`pp2, per layer: 3 x tp2 dp2, 1 x dp4`), and common settings follow. Embedding and head are
+    included if they are sharded unlike most layers.
+
     batch : True adds the global batch.
     """
     counts = Counter(
         (strategy, plan.data_degree(layer)) for layer, strategy in enumerate(plan.layers)
     ).most_common()
-    pipeline = f"pp{plan.num_stages}" if plan.num_stages > 1 else ""
+    pipeline = [f"pp{plan.num_stages}"] if plan.num_stages > 1 else []
+    chunks = [f"vp{plan.num_chunks}"] if plan.num_chunks > 1 else []
     (usual, dp), _ = counts[0]
     sharing = {_sharing(plan, one, dp) for (one, dp), _ in counts}
     again = {_again(one) for (one, _), _ in counts}
     if len(counts) == 1:
-        first = _degrees(usual, dp, pipeline)
+        first = " ".join([_degrees(usual, dp, pipeline), *chunks])
     else:
         runs = [
             _joined(
-                f"{number} layer{'s' if number > 1 else ''} {_degrees(one, dp, '')}",
+                f"{number} x {_degrees(one, dp)}",
                 _sharing(plan, one, dp) if len(sharing) > 1 else "",
                 _again(one) if len(again) > 1 else "",
                 by=" ",
             )
             for (one, dp), number in counts
         ]
-        first = f"{pipeline}: " * bool(pipeline) + ", ".join(runs)
+        staged = " ".join([*pipeline, *chunks])
+        first = f"{staged}, " * bool(staged) + f"per layer: {', '.join(runs)}"
     vocab, others = plan.vocab.as_layer(), ""
     if _spread_as(vocab) != _spread_as(usual):
         whole = plan.num_stages * max(vocab.tp * vocab.cp, 1)
-        spread = _degrees(vocab, plan.world_size // whole, "")
+        spread = _degrees(vocab, plan.world_size // whole)
         others = f"embedding and head {spread}{' ZeRO-3' if vocab.zero3 else ''}"
     schedule = ""
     if plan.num_stages > 1 and plan.pipeline_type not in ("1f1b", "interleaved"):
@@ -374,7 +377,6 @@ def one_line(plan: Plan, *, batch: bool = False) -> str:
         first,
         sharing.pop() if len(sharing) == 1 else "",
         f"micro-batch {_micro_batch(plan, (dp for (_, dp), _ in counts))}",
-        f"v{plan.num_chunks}" if plan.num_chunks > 1 else "",
         schedule,
         again.pop() if len(again) == 1 else "",
         f"batch {plan.global_batch}" if batch else "",
@@ -390,11 +392,11 @@ def _spread_as(strategy: LayerStrategy) -> tuple[object, ...]:
     return strategy.tp, strategy.ulysses, strategy.cp, strategy.zero3
 
 
-def _degrees(strategy: LayerStrategy, dp: int, pipeline: str) -> str:
+def _degrees(strategy: LayerStrategy, dp: int, pipeline: Sequence[str] = ()) -> str:
     name = "ulysses" if strategy.ulysses else "tp"
     parts = [f"{name}{strategy.tp}"] if strategy.tp > 1 else []
     parts += [f"cp{strategy.cp}"] if strategy.cp > 1 else []
-    parts += [pipeline] if pipeline else []
+    parts += pipeline
     parts += [f"ep{strategy.ep}"] if strategy.ep > 1 else []
     parts += [f"etp{strategy.etp}"] if strategy.etp is not None else []
     parts += [f"dp{dp}"] if dp > 1 or not parts else []
@@ -407,7 +409,7 @@ def _sharing(plan: Plan, strategy: LayerStrategy, dp: int) -> str:
         return "ZeRO-3"
     if dp == 1 and strategy.cp == 1 and not strategy.ulysses:
         return ""
-    return {"ddp": "replicas", "zero1": "ZeRO-1", "zero2": "ZeRO-2"}[plan.default_dp_type]
+    return {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2"}[plan.default_dp_type]
 
 
 def _again(strategy: LayerStrategy) -> str:

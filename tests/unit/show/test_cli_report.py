@@ -234,7 +234,7 @@ def test_runs_of_a_plan() -> None:
 def test_alternatives_name_strategies_as_the_plan_does() -> None:
     """One label per strategy, with the default data-parallel type where it matters."""
     assert one_line(PLAN, batch=True) == (
-        "pp2: 3 layers tp2 dp2 ZeRO-2, 1 layer tp2 dp2 ZeRO-3 recompute full, micro-batch 2, "
+        "pp2, per layer: 3 x tp2 dp2 ZeRO-2, 1 x tp2 dp2 ZeRO-3 recompute full, micro-batch 2, "
         "batch 16, embedding and head tp4 ZeRO-3"
     )
     same = replace(PLAN, layers=(LayerStrategy(tp=2, cp=2),) * 4, vocab=VocabStrategy(tp=2, cp=2))
