@@ -111,6 +111,16 @@ class Price(Record):
         return max(self.stages, key=lambda one: one.reserved_bytes[1] / max(one.budget_bytes, 1.0))
 
 
+class OtherPrecision(NamedTuple):
+    """Fastest plan of the other kind of precision, compared with the chosen one."""
+
+    precision: str
+    gain: float
+    """Relative gain in throughput of the chosen plan, as a fraction."""
+    terms_s: Mapping[str, float]
+    """Seconds by term that the other plan takes longer, for the batch of the chosen plan."""
+
+
 class Priced(Record):
     """A plan with its price."""
 
@@ -125,6 +135,8 @@ class Priced(Record):
     price: Price
     rows: tuple[tuple[str, str], ...] = ()
     """Label and text of further figures, such as the effect of a chosen setting."""
+    other_precision: OtherPrecision | None = None
+    """Fastest plan in 16 bits if this one is in lower precision, and vice versa; None: unknown."""
     unequal_stages: str = ""
     """Layers of each stage, chunk by chunk; empty if all are equal."""
     layered: tuple[Plan, Prediction] | None = None
@@ -144,11 +156,18 @@ class Gain(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A requested plan, or the reason why there is none."""
+    """A plan to compare with, or the reason why there is none."""
 
-    heading: str
+    rule: str
+    """Constraint of the plan as typed, such as `tp=8`; empty for the fastest plan."""
     plan: Priced | None
     reason: str
+    freed: str = ""
+    """Constraints of the original search that were dropped; empty for none."""
+    probability_faster: float | None = None
+    """Probability that the plan is faster than the compared one; None: unknown."""
+    options: str = ""
+    """Search options that find the plan, in addition to those of the question."""
 
 
 class Alternative(NamedTuple):
@@ -179,6 +198,10 @@ class EngineBest(Record):
     """Reason why there is no plan."""
     broken: tuple[Notice, ...] = ()
     """Broken rules that exclude all plans."""
+    missing_bytes: float | None = None
+    """Memory per GPU that the smallest plan needs beyond the budget, bytes; None: not counted."""
+    smallest: str = ""
+    """The smallest plan in one line, where none fits; empty if unknown."""
 
 
 class Answer(Record):

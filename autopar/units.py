@@ -103,6 +103,16 @@ def format_seconds(time_s: float) -> str:
     return f"{time_s / 1e-6:.4g} us"
 
 
+def format_range_s(low_s: float, high_s: float, *, like_s: float, digits: int = 4) -> str:
+    """Return two durations in the display unit of a third one, without the unit: `23.69 to 32.94`.
+
+    If both are equal after rounding, the result is one figure.
+    """
+    scale = {"s": 1.0, "ms": 1e-3, "us": 1e-6}[format_seconds(like_s).rpartition(" ")[2]]
+    ends = dict.fromkeys(format_figure(one / scale, digits) for one in (low_s, high_s))
+    return " to ".join(ends)
+
+
 def format_duration(time_s: float) -> str:
     """Return a waiting time for display: whole seconds, minutes from 10 min, then h and days."""
     for factor, unit in ((86400.0, "days"), (3600.0, "h")):

@@ -50,6 +50,8 @@ class Table(Record, kw_only=False):
     columns: tuple[Column, ...]
     spaced: bool = False
     """True for three blanks between columns instead of two, and for folding long cells."""
+    ruled: bool = True
+    """True for a line under the headings."""
     rows: list[tuple[tuple[str, ...], str | None]] = field(default_factory=list)
     """Cells and style of each row."""
 
@@ -75,7 +77,8 @@ class Table(Record, kw_only=False):
         if whole > width:
             return None
         set_ = [self._line(cells, widths, " " * gap) for cells in lines]
-        set_.insert(1, "─" * whole)
+        if self.ruled:
+            set_.insert(1, "─" * whole)
         return "\n".join(set_)
 
     def _line(self, cells: Sequence[str], widths: Sequence[int], gap: str) -> str:
@@ -89,8 +92,12 @@ class Table(Record, kw_only=False):
         from rich import box
         from rich.table import Table as RichTable
 
-        padding = (0, 1) if self.spaced else (0, 1, 0, 0)
-        table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=padding, show_edge=False)
+        padding: tuple[int, ...] = (0, 1) if self.spaced else (0, 1, 0, 0)
+        if not self.ruled:
+            # Without a box there is no divider, which takes one column.
+            padding = (0, 3 if self.spaced else 2, 0, 0)
+        edge = box.SIMPLE_HEAD if self.ruled else None
+        table = RichTable(box=edge, pad_edge=False, padding=padding, show_edge=False)  # type: ignore[arg-type]
         for column in self.columns:
             table.add_column(
                 column.name,

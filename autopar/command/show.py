@@ -215,7 +215,11 @@ _FIXED = "\u00a0"
 
 
 def make_table(
-    *columns: str, left: int = 1, words_last: bool = False, spaced: bool = False
+    *columns: str,
+    left: int = 1,
+    words_last: bool = False,
+    spaced: bool = False,
+    ruled: bool = True,
 ) -> Table:
     """Return an empty table; the first `left` columns are text, the others numbers.
 
@@ -223,6 +227,7 @@ def make_table(
     ----------
     words_last : True if the last column is text as well
     spaced : True for three blanks between columns instead of two, and for folding long cells
+    ruled : True for a line under the headings
     """
     last = len(columns) - 1 if words_last else left
     return Table(
@@ -231,6 +236,7 @@ def make_table(
             for index, name in enumerate(columns)
         ),
         spaced=spaced,
+        ruled=ruled,
     )
 
 

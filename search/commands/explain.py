@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class ExplainSpec:
     )
     why_not: tuple[str, ...] = option(
         (),
-        help="rule such as tp=8: the best plan with it; repeats",
+        help="rule such as tp=8: compare with the fastest plan that follows it; repeats",
         panel="Question",
         metavar="RULE",
     )
@@ -52,7 +53,7 @@ COMMAND = Command(
     usage="PLAN.json [OPTIONS]",
     fills=(ExplainSpec, *FILLS),
     without=frozenset(
-        {"evaluate", "frontier", "plot", "output-config-path", "verbose", "goal", "tokens-per-s"}
+        {"evaluate", "frontier", "plot", "output-config-path", "goal", "tokens-per-s"}
     ),
     panels=("Question", *PANELS),
     first=("Question",),
@@ -131,19 +132,20 @@ def _execute(raw: dict[str, Any]) -> int:
     budget = session.options.memory_constraint_bytes
     others = []
     for rule, found in pinned:
-        heading = f"why not {rule}: the fastest plan with it"
-        if found.left_out:
-            heading += f", without {' and '.join(found.left_out)}"
-        others.append(Asked(heading, *found_or_reason(found, baseline, budget)))
+        plan, reason = found_or_reason(found, baseline, budget)
+        freed = " and ".join(found.left_out)
+        options = f"--pin {shlex.quote(rule)}"
+        others.append(Asked(rule, plan, reason, freed=freed, options=options))
     fastest = found_or_reason(WhyNot(result=baseline), baseline, budget)
     show_explained(
         console,
         given.answer,
         others,
-        Asked("the fastest plan", *fastest),
+        Asked("", *fastest),
         gains,
         best=fastest[0],
         path=path,
+        verbose=request.output.verbose,
     )
     return 0
 
@@ -205,27 +207,65 @@ def _explain_launch(
         return 0
 
     def told(
-        heading: str, solution: Solution | None, reason: str, broken: Sequence[Notice]
+        rule: str,
+        solution: Solution | None,
+        reason: str,
+        freed: Sequence[str] = (),
     ) -> Asked:
-        plan = None if solution is None else priced_of(shown, one, solution)
-        return Asked(heading, plan, reason)
+        if solution is None:
+            return Asked(rule, None, reason, freed=" and ".join(freed))
+        return Asked(
+            rule,
+            priced_of(shown, one, solution),
+            reason,
+            freed=" and ".join(freed),
+            probability_faster=_probability_faster(solution, one.best),
+            options=_options_of(rule),
+        )
 
     asked = []
-    for rule, fixed, other in others:
+    for rule, fixed, (solution, reason, _) in others:
         freed = [f"--{name}" for name in question.fixed.options if name not in fixed.options]
-        heading = f"why not {rule}: the fastest launch with it"
-        if freed:
-            heading += f", without {' and '.join(freed)} of the search"
-        asked.append(told(heading, *other))
+        asked.append(told(rule, solution, reason, freed))
     gains = []
     if best[0] is not None and more is not None:
         gain = more.samples_per_s / best[0].samples_per_s - 1.0
         same = more.choice == best[0].choice
         gains.append(Gain("+1 GiB of memory per GPU", more.samples_per_s, gain, same))
     console = make_console(sys.stdout, SCREEN_WIDTH)
-    fastest = told("the fastest launch", *best)
-    show_explained(console, given.answer, asked, fastest, gains)
+    fastest = told("", *best[:2])
+    verbose = request.output.verbose
+    show_explained(console, given.answer, asked, fastest, gains, verbose=verbose)
     return 0
+
+
+def _probability_faster(other: Solution, given: Solution | None) -> float | None:
+    """Return the probability that a plan is faster than the given one; None if unknown."""
+    from autopar.rates.accuracy import probability_faster
+
+    runs = other.assessment.runs
+    # A given plan that cannot run has no throughput.
+    if runs is None or given is None or not given.samples_per_s > 0:
+        return None
+    return probability_faster(
+        1.0 / other.samples_per_s, 1.0 / given.samples_per_s, runs.plan_spread
+    )
+
+
+def _options_of(rule: str) -> str:
+    """Return a rule such as `tp=8,pp=2` as search options."""
+    from search.request.degrees import DegreeOptions
+
+    flags = {row.name for row in rows_of(DegreeOptions) if row.flaglike}
+    words = []
+    for part in filter(None, rule.split(",")):
+        name, _, value = (text.strip() for text in part.partition("="))
+        name = name.replace("_", "-")
+        if name in flags and value in ("0", "1"):
+            words.append(f"--{name}" if value == "1" else f"--no-{name}")
+        else:
+            words.append(f"--{name} {shlex.quote(value)}")
+    return " ".join(words)
 
 
 def _fixed(rule: str, fixed: Fixed) -> Fixed:

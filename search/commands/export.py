@@ -65,13 +65,13 @@ def _remedy(export: Export) -> Iterator[str]:
 
 def show_export(export: Export, written: Sequence[str]) -> None:
     """Print the report of an export and its launch command, the command last."""
-    from search.show.headline import figure_rows, print_rows
+    from search.show.headline import print_figures, step_figures
 
     console = make_console(sys.stdout)
     title = f"{export.title} for {export.engine}, {export.engine_version}"
     print_plain(console, title, style="bold")
     if export.rates is not None and export.samples_per_s is not None:
-        print_rows(console, figure_rows(export.rates, export.samples_per_s))
+        print_figures(console, step_figures(export.rates, export.samples_per_s))
     price = f"price of the nearest {export.kind}" if export.losses else "price"
     for heading, items in (
         ("what is lost", tuple(export.loss_lines)),

@@ -6,6 +6,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -192,12 +193,14 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
         files[target] = document_text(content_of(launch_document(found, asked), whole=True))
         outputs = {"--json": json_path, "--output-config-path": target}
         refuse_clashes(outputs | pictures.outputs, files_read([request.inputs.model]))
-        says.append(f"to run it: autopar-export {shlex.quote(str(target))}")
+        says.append(f"to run it: autopar export {shlex.quote(str(target))}")
     # Pages need further searches, which take longer than drawing: the spinner names them.
     doing = "drawing" if pictures.html is None else "searching other batches and clusters"
     drawn = working(doing, lambda: pictures.of_answer(found, curves=True))
     says += _batch_lines(found)
-    _deliver(request, lambda: summary_of(found), pictures, drawn | files, document, says, reached)
+    plan = next(iter(files), None)
+    record = partial(summary_of, found)
+    _deliver(request, record, pictures, drawn | files, document, says, reached, plan)
     return 0
 
 
@@ -215,7 +218,7 @@ def _show_none(request: Request, found: Answer, document: dict[str, object]) -> 
         say(f"{_NAME}: {line}")
     _emit(request, document | {"remedies": [remedy_entry(one) for one in ways]}, INFEASIBLE)
     if not on_stdout:
-        show_infeasible(_console(), found, ways)
+        show_infeasible(_console(), found, ways, verbose=request.output.verbose)
     return INFEASIBLE
 
 
@@ -227,6 +230,7 @@ def _deliver(
     document: Mapping[str, object],
     says: Sequence[str],
     reached: Reached | None,
+    plan: Path | None,
     frontier: Sequence[SearchResult] | None = None,
     plot: Callable[[], None] = lambda: None,
 ) -> None:
@@ -235,6 +239,7 @@ def _deliver(
     Parameters
     ----------
     says : messages about files, printed after their names
+    plan : file of the plan among `files`; None for none
     frontier : results by memory budget, printed last
     plot : function that draws them
     """
@@ -253,7 +258,7 @@ def _deliver(
             from search.show.terminal import show_answer
 
             goal = "" if reached is None else reached.words
-            show_answer(_console(), answer(), verbose=output.verbose, goal=goal)
+            show_answer(_console(), answer(), verbose=output.verbose, goal=goal, path=plan)
             if frontier is not None:
                 show_frontier(_console(), frontier)
     if output.json_path == "-":
@@ -419,7 +424,8 @@ def _show_plan(found: Chosen, reached: Reached | None) -> int:
             says.insert(0, f"wrote {path}")
 
     files |= drawn
-    _deliver(request, answer, pictures, files, document, says, reached, frontier, plot)
+    own = paths[-1] if paths is not None else None
+    _deliver(request, answer, pictures, files, document, says, reached, own, frontier, plot)
     _report_pins(request, session, result)
     _say_batch_of_plan(request, session, result)
     return 0

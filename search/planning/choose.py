@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from msgspec.structs import asdict
-
 from autopar.answer import EngineBest
 from autopar.command.fields import rows_of
 from autopar.documents.catalog import site_files
@@ -34,7 +32,7 @@ from search.request.request import (
 if TYPE_CHECKING:
     from autopar.run.model import ModelSpec
     from search.engines.space import EngineSpace
-    from search.planning.uniform.answer import EngineAnswer, Question
+    from search.planning.uniform.answer import Question
 
 TRAINERS = tuple(one.name for one in ENGINES if one.spaces is not None)
 """Engines with uniform plans."""
@@ -255,6 +253,7 @@ def chosen(request: Request, route: Route | None = None) -> Chosen:
     engine.
     """
     from search.planning.uniform.answer import answer
+    from search.planning.uniform.summary import best_of
 
     route = route or route_of(request)
     question = route.launches
@@ -262,7 +261,7 @@ def chosen(request: Request, route: Route | None = None) -> Chosen:
         return _per_layer(request, route)
     shares = Shares(question.seconds, len(question.engines) + len(route.layered) + 1)
     found = answer(question, shares)
-    lines = [_line(question, one) for one in found.engines]
+    lines = [best_of(question, one) for one in found.engines]
     layered = Chosen(request=request)
     if route.layered:
         layered = _plans(request, question, route.layered, shares)
@@ -282,21 +281,6 @@ def _per_layer(request: Request, route: Route) -> Chosen:
     one = len(route.layered) == 1
     found = choose(request) if one else choose_any(request, route.layered)
     return replace(found, why=route.why)
-
-
-def _line(question: Question, one: EngineAnswer) -> EngineBest:
-    from search.planning.uniform.files import degrees_entry
-
-    engine = cast(Engine, one.engine.name)
-    if one.best is None:
-        return EngineBest(engine=engine, samples_per_s=None, reason=one.reason, broken=one.broken)
-    choice, job = one.best.choice, question.job
-    return EngineBest(
-        engine=engine,
-        samples_per_s=one.best.samples_per_s,
-        launch=asdict(degrees_entry(choice, job.world)),
-        words=choice.line(job.world, experts=job.model.experts is not None),
-    )
 
 
 def _plans(

@@ -21,7 +21,7 @@ from autopar.rates.accuracy import probability_faster
 from autopar.units import format_bytes, format_count, format_odds, format_seconds
 from search.planning.uniform.summary import price_of
 from search.show.files import assessed_entry
-from search.show.headline import print_rows, throughput_rows
+from search.show.headline import print_figures, rate_figures
 from search.show.terminal import show_memory, show_peak, terms_line
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _show_time(console: Console, assessment: Assessment, target: Target) -> None
         console, f"9 of 10 published runs took {low} to {high} where the estimate was this one"
     )
     assert assessment.throughput is not None, "as every step has"
-    print_rows(console, throughput_rows(assessment.throughput))
+    print_figures(console, rate_figures(assessment.throughput))
     print_line(console, terms_line(step.terms_s))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -18,20 +19,24 @@ from autopar.command.show import (
 from autopar.records import replace
 from autopar.units import GIB, format_bytes, format_odds, format_seconds
 from search.show.headline import (
-    NEXT,
     SCREEN_HEIGHT,
     Headline,
     Rows,
+    footer_lines,
     headline_of,
-    layers_line,
-    print_rows,
-    rows_height,
+    in_table,
+    print_footer,
+    row_lines,
     shortened,
     show_engines,
+    uniform_gain,
 )
+from search.show.terms import FEATURE_NAMES, memory_name, time_name
 
 if TYPE_CHECKING:
-    from autopar.answer import Answer, Asked, Gain, Price, Priced, StagePrice
+    from pathlib import Path
+
+    from autopar.answer import Answer, Asked, EngineBest, Gain, Price, Priced, StagePrice
     from autopar.run.plan import LayerStrategy, Plan, Prediction
     from search.planning.uniform.answer import Answer as Launches
     from search.questions.suggestions import Remedy
@@ -47,19 +52,27 @@ _SMALL = 0.005
 """Share of the peak below which terms are merged into one row."""
 
 
-def show_answer(console: Console, answer: Answer, *, verbose: bool = True, goal: str = "") -> None:
+def show_answer(
+    console: Console,
+    answer: Answer,
+    *,
+    verbose: bool = True,
+    goal: str = "",
+    path: Path | None = None,
+) -> None:
     """Print the best plan, the best plan of each engine, and the basis of the estimates.
 
     verbose : True to print also terms, stages, other degrees and the search space; else one screen.
-    goal : sentence with the clusters among which this one was chosen.
+    goal : sentence with the clusters among which this one was chosen. path : file of the plan.
     """
     used = _show_title(console, answer)
-    first = _headlines(answer)
+    first = _headlines(answer, whole=verbose)
     for one in first:
         one.show(console)
-    footer = _footer(answer, goal)
-    # A blank line precedes each headline, the table and the footer.
-    used += sum(1 + one.height(console) for one in first) + 2 + rows_height(console, footer)
+    footer = _footer(answer, goal, path, verbose=verbose)
+    # A blank line precedes each headline, the table and the footer; the last line is the path.
+    used += sum(1 + len(one.lines(console.width)) for one in first) + 2
+    used += len(footer_lines(footer, console.width)) + (path is not None)
     room = None if verbose else max(SCREEN_HEIGHT - used, 0)
     if answer.by_engine:
         lines = None if room is None else max(room, _LEAST_TABLE)
@@ -67,7 +80,9 @@ def show_answer(console: Console, answer: Answer, *, verbose: bool = True, goal:
     elif room is None or room >= _LEAST_TABLE:
         _show_alternatives(console, answer, room)
     console.print()
-    print_rows(console, footer)
+    print_footer(console, footer)
+    if path is not None:
+        _show_path(console, path)
     for text in answer.unfinished:
         print_plain(console, text)
     if not verbose:
@@ -78,6 +93,15 @@ def show_answer(console: Console, answer: Answer, *, verbose: bool = True, goal:
     if answer.by_engine:
         _show_alternatives(console, answer)
     _show_space(console, answer)
+
+
+def _show_path(console: Console, path: Path) -> None:
+    """Print the path of the plan in one line; a long one is printed whole on stderr."""
+    line = f"PLAN is {path}"
+    if len(line) > console.width:
+        end = "...json  (full path on stderr)"
+        line = line[: console.width - len(end)] + end
+    console.print(escape(line), soft_wrap=True)
 
 
 def show_given(
@@ -93,15 +117,13 @@ def show_given(
         console.print(path, markup=False, soft_wrap=True)
     _show_title(console, answer)
     given, price = answer.best, answer.best.price
-    kind = "launch" if given.layered is None else "plan"
-    headline_of(given, kind, answer.gpu_hour_price).show(console)
+    headline_of(given, "Plan", answer.gpu_hour_price).show(console)
     verdict = price.verdict
-    if price.stages:
-        verdict += f": out of memory {format_odds(price.oom_probability)}"
     if price.oom_risk is not None:
-        verdict += f", {format_odds(price.oom_risk)} is asked for"
-    print_line(console, verdict, style="bold")
-    print_rows(console, [("rests on", text) for text in price.basis])
+        verdict += f"; allowed OOM probability: {format_odds(price.oom_risk)}"
+    console.print()
+    rows = [("Verdict", verdict), *(("Basis", text) for text in price.basis)]
+    print_footer(console, rows)
     for problem in price.problems:
         print_item(console, problem)
     show_terms(console, given)
@@ -109,7 +131,7 @@ def show_given(
     show_memory(console, price)
     if explained and given.layered is None:
         show_peak(console, price.fullest)
-    for heading, found in (("assumed", answer.assumed), ("notes", answer.notes)):
+    for heading, found in (("Defaults", answer.assumed), ("Notes", answer.notes)):
         if found:
             print_heading(console, heading)
         for text in found:
@@ -133,38 +155,40 @@ def _show_title(console: Console, answer: Answer) -> int:
     return 1 + sum(len(wrapped(text, console.width)) for text, _ in lines)
 
 
-def _headlines(answer: Answer) -> list[Headline]:
-    """Return the headline of the best plan, after that of the uniform plan if layers differ."""
-    best, uniform, gain = answer.best, answer.uniform, layers_line(answer.by_engine)
+def _headlines(answer: Answer, *, whole: bool) -> list[Headline]:
+    """Return the headline of the best plan, and that of the best uniform plan if layers differ.
+
+    whole : True for all figures of both; else the uniform plan has its step time and memory only.
+    """
+    best, uniform = answer.best, answer.uniform
+    if best.layered is not None and answer.by_engine:
+        best = replace(best, title=answer.by_engine[0].engine)
     price = answer.gpu_hour_price
     if uniform is None:
-        heading = "fastest uniform plan" if best.uniform else "fastest plan"
-        found = headline_of(best, heading, price)
-        return [replace(found, rows=[*found.rows, ("per layer", gain)]) if gain else found]
-    if not gain:
-        share = best.price.samples_per_s / uniform.price.samples_per_s - 1.0
-        gain = f"{share * 100:.1f} % faster"
-    found = headline_of(best, "", price)
-    # Only the uniform plan, which is easier to describe, has all rows.
-    rows = [row for row in found.rows if row[0] in ("step", "memory")]
+        return [headline_of(best, "Fastest plan", price)]
+    gain = uniform_gain(answer.by_engine, best, uniform)
     return [
-        headline_of(uniform, "fastest uniform plan", price),
-        replace(found, heading=f"layers may differ: {gain}", rows=rows),
+        headline_of(best, "Fastest plan", price),
+        headline_of(uniform, f"Fastest uniform plan ({gain})", price, whole=whole),
     ]
 
 
-def _footer(answer: Answer, goal: str) -> Rows:
-    rows = [("rests on", text) for text in answer.best.price.basis]
-    rows.append(("fastest of", answer.searched))
+def _footer(answer: Answer, goal: str, path: Path | None, *, verbose: bool) -> Rows:
+    rows = [("Basis", text) for text in answer.best.price.basis]
+    rows.append(("Optimality", answer.searched))
     # Other lines do not belong to an option.
     assumed = [text.partition(" (")[0] for text in answer.assumed if text.startswith("--")]
     if assumed:
-        rows.append(("assumed", ", ".join(assumed)))
-    if answer.notes:
-        rows.append(("notes", f"{len(answer.notes)} on the inputs: --verbose"))
+        rows.append(("Defaults", ", ".join(assumed)))
+    if answer.notes and not verbose:
+        rows.append(("Notes", f"{len(answer.notes)} about the inputs (--verbose)"))
     if goal:
-        rows.append(("goal", goal))
-    return [*rows, ("next", NEXT)]
+        rows.append(("Goal", goal))
+    commands = ["autopar export PLAN", "autopar explain PLAN"] if path is not None else []
+    commands += ["--verbose"] * (not verbose)
+    if commands:
+        rows.append(("Next", " | ".join(commands)))
+    return rows
 
 
 # --------------------------------------------------------------------------------------------------
@@ -176,7 +200,7 @@ def terms_line(terms_s: Mapping[str, float]) -> str:
     total = sum(terms_s.values())
     terms = sorted(terms_s.items(), key=lambda item: -item[1])
     return ", ".join(
-        f"{name.replace('_', ' ')} {value / total * 100:.1f} %"
+        f"{time_name(name)} {value / total * 100:.1f} %"
         for name, value in terms
         if value / total >= _UNSEEN
     )
@@ -187,10 +211,10 @@ def show_terms(console: Console, priced: Priced) -> None:
     # A plan that cannot run has neither time nor terms.
     if priced.price.throughput is None or not priced.price.terms_s:
         return
-    print_heading(console, "where the time goes")
+    print_heading(console, "Step time by term")
     print_line(console, terms_line(priced.price.terms_s))
     if priced.unequal_stages:
-        print_line(console, f"layers of stages: {priced.unequal_stages}")
+        print_line(console, f"Layers per stage: {priced.unequal_stages}")
     for note in priced.price.notes if priced.layered is not None else ():
         print_line(console, note)
 
@@ -204,7 +228,7 @@ def show_layers(console: Console, priced: Priced) -> None:
     if priced.layered is None:
         return
     plan, prediction = priced.layered
-    print_heading(console, "plan")
+    print_heading(console, "Layers by stage")
     schedule = "GPipe" if plan.pipeline_type == "gpipe" else "1F1B"
     stages = _count(plan.num_stages, "stage")
     print_line(
@@ -223,7 +247,8 @@ def show_layers(console: Console, priced: Priced) -> None:
         + ("-zero3" if vocab.zero3 else "")
         + f"; layers without zero3: {plan.default_dp_type}",
     )
-    table = make_table("stage", "layers", "strategy", "compute", "other", "per step", left=3)
+    columns = ("stage", "layers", "strategy", "compute", "other", "per step")
+    table = make_table(*columns, left=3, ruled=False)
     timed = any(stage.runs for stage in prediction.stages)
     for stage in prediction.stages if timed else ():
         for run in stage.runs:
@@ -246,10 +271,10 @@ def show_layers(console: Console, priced: Priced) -> None:
         table.add_row(str(index), _range(first, count), label, "", "", "")
     console.print(table)
     if timed:
-        text = "compute and other (communication, vocabulary): one micro-batch"
+        text = "compute, other (communication, vocabulary): time of one micro-batch"
         if len({*priced.price.stage_s}) > 1:
             slow = max(prediction.stages, key=lambda one: one.forward_s + one.backward_s)
-            text += f"; stage {slow.stage} sets the pace"
+            text += f"; stage {slow.stage} is the slowest"
         print_line(console, text, style="dim")
 
 
@@ -299,30 +324,33 @@ def show_memory(console: Console, price: Price, note: str = "") -> None:
     """
     if not price.stages:
         return
-    print_heading(console, "memory of a GPU")
+    print_heading(console, "Memory per GPU")
     exact = all(low == high for low, high in (one.reserved_bytes for one in price.stages))
-    reserved = "reserved" if exact else "9 of 10 reserve"
-    table = make_table("stage", "after a step", "peak", reserved, "out of memory", spaced=True)
+    reserved = "reserved" if exact else "reserved (90 %)"
+    columns = ("stage", "steady state", "peak allocated", reserved, "OOM probability")
+    table = make_table(*columns, ruled=False)
     for one in _shown(price):
-        low, high = map(format_bytes, one.reserved_bytes)
+        low, high = one.reserved_bytes
+        # No more is allocated than is reserved.
+        span = f"{max(low, one.peak_bytes) / GIB:.2f} to {format_bytes(high)}"
         table.add_row(
             str(one.stage),
             format_bytes(one.steady_bytes),
             format_bytes(one.peak_bytes),
-            high if exact else f"{low} to {high}",
+            format_bytes(high) if exact else span,
             format_odds(one.oom_probability),
             style="bold red" if exact and one.reserved_bytes[1] > one.budget_bytes else None,
         )
     console.print(table)
-    few = ", ".join(price.few_runs)
-    wide = f"wider than most, as few measured runs have {few}" if few else ""
+    few = ", ".join(FEATURE_NAMES.get(one, one) for one in price.few_runs)
+    wide = f"interval wider than most: few measured runs have {few}" if few else ""
     budget = f"of {format_bytes(price.fullest.budget_bytes)}"
     budget += f", {price.reserve_bytes / GIB:.3g} GiB of it for {price.reserve_of}"
     print_line(console, "; ".join(filter(None, (budget, note, wide))), style="dim")
     if price.host_bytes:
         there = price.host_room_bytes
-        has = "" if there is None else f", which has {format_bytes(there)} for each"
-        line = f"{format_bytes(price.host_bytes)} more of each GPU lie on the host{has}"
+        room = "" if there is None else f" of {format_bytes(there)}"
+        line = f"Host memory: {format_bytes(price.host_bytes)}{room} per GPU"
         print_line(console, line, style="dim")
 
 
@@ -337,14 +365,16 @@ def show_peak(console: Console, fullest: StagePrice, worded: Callable[[str], str
 
     worded : function that returns a setting in the spelling of an engine.
     """
-    print_heading(console, f"peak of stage {fullest.stage}")
-    table = make_table("term", "size", "changed by", words_last=True, spaced=True)
+    print_heading(console, f"Peak memory of stage {fullest.stage} by term")
+    table = make_table("term", "size", "changed by", words_last=True, spaced=True, ruled=False)
     small = 0.0
     for name, num_bytes, switch in sorted(fullest.terms, key=lambda term: -abs(term[1])):
         if abs(num_bytes) < _SMALL * fullest.peak_bytes:
             small += num_bytes
         else:
-            table.add_row(escape(name), format_bytes(num_bytes), escape(worded(switch)))
+            table.add_row(
+                escape(memory_name(name)), format_bytes(num_bytes), escape(worded(switch))
+            )
     if small:
         table.add_row("others", format_bytes(small), "")
     console.print(table)
@@ -358,33 +388,34 @@ def _show_alternatives(console: Console, answer: Answer, room: int | None = None
     best, others = answer.best, answer.others
     if not others:
         return
-    print_heading(console, "other degrees" + (f" of {best.title}" if best.title else ""))
+    print_heading(console, "Other degrees" + (f" of {best.title}" if best.title else ""))
     likely = any(one.probability_faster is not None for one in others)
     counted = any(one.peak_bytes is not None for one in others)
-    columns = ["slower", *["faster in"] * likely, *["peak"] * counted, "plan"]
-    table = make_table(*columns, words_last=True)
-    # Heading and column names take three lines.
-    for one in others[: None if room is None else max(room - 3, 1)]:
+    columns = ["slower", *["P(faster)"] * likely, *["peak"] * counted, "plan"]
+    table = make_table(*columns, words_last=True, ruled=False)
+    # Heading and column names take two lines.
+    for one in others[: None if room is None else max(room - 2, 1)]:
         odds, peak = one.probability_faster, one.peak_bytes
         table.add_row(
             f"{(best.price.samples_per_s / one.samples_per_s - 1.0) * 100:.2f} %",
             *["" if odds is None else format_odds(odds)] * likely,
             *["" if peak is None else format_bytes(peak)] * counted,
-            escape(one.words if room is None else shortened(one.words, _PLAN_COLUMN)),
+            escape(one.words if room is None else shortened(in_table(one.words), _PLAN_COLUMN)),
         )
     console.print(table)
     if room is None and likely:
-        print_line(console, "faster in: odds of being the faster one all the same", style="dim")
+        text = "P(faster): probability that the plan is faster than the fastest one"
+        print_line(console, text, style="dim")
 
 
 def _show_space(console: Console, answer: Answer) -> None:
     """Print the search space, options not searched, assumptions, notes and inputs."""
-    print_heading(console, "what it is the fastest of")
+    print_heading(console, "Search space")
     print_line(console, answer.space)
     for text in answer.not_searched:
-        print_item(console, f"left out: {text}")
+        print_item(console, f"not searched: {text}")
     for text in answer.assumed:
-        print_item(console, f"assumed: {text}")
+        print_item(console, f"default: {text}")
     for text in answer.notes:
         print_item(console, f"note: {text}")
     for text in answer.inputs:
@@ -396,11 +427,11 @@ def _show_space(console: Console, answer: Answer) -> None:
 def show_categories(console: Console, prediction: Prediction) -> None:
     """Print the time and memory of every stage and group of layers by category."""
     for stage in prediction.stages:
-        print_heading(console, f"stage {stage.stage}")
-        _print(console, "  one micro-batch: " + _seconds(stage.time_s))
+        print_heading(console, f"Stage {stage.stage}")
+        _print(console, "  per micro-batch: " + _seconds(stage.time_s))
         if stage.send_s:
-            _print(console, f"  transfer to the next stage: {format_seconds(stage.send_s)}")
-        _print(console, f"  once per step, not hidden: {format_seconds(stage.tail_s)}")
+            _print(console, f"  PP comm to the next stage: {format_seconds(stage.send_s)}")
+        _print(console, f"  per step, exposed: {format_seconds(stage.tail_s)}")
         flight = f"{stage.in_flight} micro-batch{'es' if stage.in_flight != 1 else ''} in flight"
         _print(console, f"  memory, {flight}: " + _gibibytes(stage.memory_bytes))
         for run in stage.runs:
@@ -411,27 +442,28 @@ def show_categories(console: Console, prediction: Prediction) -> None:
             _print(console, "      memory: " + _gibibytes(run.memory_bytes))
     if prediction.widest_cell is not None:
         cell = prediction.widest_cell
-        print_heading(console, "what to measure again")
+        print_heading(console, "Largest source of uncertainty")
         _print(
             console,
-            f"  {cell.name}: {cell.share * 100:.0f} % of what the spread of computation adds to "
-            "the step time's variance",
+            f"  {cell.name}: {cell.share * 100:.0f} % of the variance that the spread of "
+            "computation adds to the step time; measure it again",
         )
 
 
 def _seconds(values: Mapping[str, float]) -> str:
-    return _sorted(values, format_seconds)
+    seen = {time_name(name): value for name, value in values.items() if value >= _LEAST_S}
+    return _sorted(seen, format_seconds)
 
 
 def _gibibytes(values: Mapping[str, float]) -> str:
-    return _sorted(values, lambda value: f"{value / GIB:.2f} GiB")
+    named = {memory_name(name): value for name, value in values.items()}
+    return _sorted(named, lambda value: f"{value / GIB:.2f} GiB")
 
 
 def _sorted(values: Mapping[str, float], text: Callable[[float], str]) -> str:
     """Return the nonzero categories in one line, largest first."""
     items = sorted(values.items(), key=lambda item: -item[1])
-    named = (f"{name.replace('_', ' ')} {text(value)}" for name, value in items if value)
-    return ", ".join(named) or "nothing"
+    return ", ".join(f"{name} {text(value)}" for name, value in items if value) or "none"
 
 
 def _print(console: Console, text: str) -> None:
@@ -448,6 +480,8 @@ def _print(console: Console, text: str) -> None:
 
 _SHOWN_TERMS = 4
 """Number of printed terms in which two plans differ most."""
+_OPEN = 0.05
+"""Probability below which a plan counts as slower than another one."""
 
 
 def show_explained(
@@ -459,70 +493,125 @@ def show_explained(
     *,
     best: Priced | None = None,
     path: str | None = None,
+    verbose: bool = True,
 ) -> None:
-    """Print a given plan in full, its comparison with others, and gains of more resources.
+    """Print plans that the user asked for, or a given plan in full with its comparison.
 
-    others : plans that the user asked for, printed first. best : plan that they are compared with;
-    None means the given plan.
+    others : plans that the user asked for. best : plan that they are compared with; None means the
+    given plan. verbose : True to print the given plan also after other plans.
     """
-    for asked in others:
-        what = "this one" if best is None else "the best plan"
-        show_against(console, asked, best or answer.best, what)
+    same = best is None or best.key == answer.best.key
     if others:
+        _show_title(console, answer)
+        for asked in others:
+            show_against(console, asked, best or answer.best, "this plan" if same else "fastest")
+        if not verbose:
+            options = [f"autopar search ... {one.options}" for one in others[:1] if one.options]
+            console.print()
+            print_footer(console, [("Next", " | ".join([*options, "--verbose (this plan)"]))])
+            return
         console.print()
     show_given(console, answer, path=path, explained=True)
     show_against(console, fastest, answer.best)
     show_more(console, gains)
 
 
-def show_against(console: Console, asked: Asked, one: Priced, what: str = "this one") -> None:
+def show_against(console: Console, asked: Asked, one: Priced, name: str = "this plan") -> None:
     """Print the comparison of another plan with `one`, and the terms that differ most.
 
-    what : short name of `one`.
+    name : short name of `one`.
     """
-    other = asked.plan
-    print_heading(console, asked.heading)
+    other, rule = asked.plan, asked.rule
+    freed = f" (without {asked.freed})" if asked.freed else ""
+    heading = f"Why not {rule}{freed}" if rule else "Fastest plan"
     if other is None:
+        print_heading(console, f"{heading}: no plan")
         print_line(console, asked.reason)
         return
     if other.key == one.key:
-        print_line(console, f"is {what}")
+        print_heading(console, f"{heading}: it is {name if name == 'this plan' else 'chosen'}")
         return
-    print_line(console, other.words, style="bold")
-    rate = other.price.samples_per_s
-    share = ""
+    rates = (one.price.samples_per_s, other.price.samples_per_s)
     # A plan that cannot run has no throughput to compare with.
-    if one.price.samples_per_s > 0:
-        share = f", {(rate / one.price.samples_per_s - 1.0) * 100:+.2f} % against {what}"
-    peak = format_bytes(other.price.fullest.peak_bytes)
-    print_line(console, f"{rate:,.5g} samples/s{share}, peak {peak}")
-    terms = other.price.terms_against(one.price)
+    share = rates[1] / rates[0] - 1.0 if rates[0] > 0 else None
+    if share is not None:
+        heading += f": {abs(share) * 100:.2f} % {'slower' if share < 0 else 'faster'}"
+    print_heading(console, heading)
+    names = (name, rule or "fastest")
+    _show_pair(console, names, (one, other), share)
+    _show_term_differences(console, names, one.price, other.price)
+    if asked.probability_faster is not None:
+        _show_probability(console, names[1], asked.probability_faster)
+
+
+def _show_pair(
+    console: Console, names: tuple[str, str], plans: tuple[Priced, Priced], share: float | None
+) -> None:
+    """Print two plans, and their throughput and memory side by side."""
+    width = max(len(name) for name in names) + 2
+    for name, plan in zip(names, plans, strict=True):
+        for line in row_lines([(name, plan.words)], console.width, width, 2):
+            console.print(escape(line), soft_wrap=True)
+    console.print()
+    table = make_table("", *names, "difference", ruled=False)
+    one, other = (plan.price for plan in plans)
+    rates = [f"{price.samples_per_s:,.5g}" for price in (one, other)]
+    table.add_row("  samples/s", *rates, "" if share is None else f"{share * 100:+.2f} %")
+    peaks = [price.fullest.peak_bytes for price in (one, other)]
+    more = peaks[1] - peaks[0]
+    table.add_row(
+        f"  peak memory, of {format_bytes(other.fullest.budget_bytes)}",
+        *map(format_bytes, peaks),
+        f"{'-' if more < 0 else '+'}{format_bytes(abs(more))}",
+    )
+    console.print(table)
+
+
+def _show_term_differences(
+    console: Console, names: tuple[str, str], one: Price, other: Price
+) -> None:
+    """Print the terms of time per sequence in which two plans differ most."""
+    terms = other.terms_against(one)
     differ = sorted(terms.items(), key=lambda item: -abs(item[1]))[:_SHOWN_TERMS]
-    words = [
-        f"{name.replace('_', ' ')} {value * 1e3:+.3g} ms"
-        for name, value in differ
-        if abs(value) >= 1e-6
-    ]
+    rows = [(time_name(name), value) for name, value in differ if abs(value) >= _LEAST_S]
+    if not rows or not one.terms_s:
+        return
     rest = sum(terms.values()) - sum(value for _, value in differ)
-    if abs(rest) >= 1e-6:
-        words.append(f"others {rest * 1e3:+.3g} ms")
-    if words and one.price.terms_s:
-        print_line(console, f"of a sequence: {', '.join(words)}")
+    if abs(rest) >= _LEAST_S:
+        rows.append(("other terms", rest))
+    rows.append(("total", sum(terms.values())))
+    print_heading(console, f"Difference per sequence, {names[1]} minus {names[0]}")
+    width = max(len(name) for name, _ in rows)
+    figures = [f"{value * 1e3:+,.2f} ms" for _, value in rows]
+    right = max(map(len, figures))
+    for (name, _), figure in zip(rows, figures, strict=True):
+        console.print(escape(f"  {name:<{width}}   {figure:>{right}}"), soft_wrap=True)
+
+
+_LEAST_S = 1e-6
+"""Seconds below which a category or a difference per sequence is not printed."""
+
+
+def _show_probability(console: Console, name: str, probability: float) -> None:
+    text = f"{name} is faster with a probability of {format_odds(probability)}"
+    if _OPEN < probability < 1.0 - _OPEN:
+        text = f"The spread of published runs leaves the order of both plans open: {text}"
+    console.print()
+    print_plain(console, text)
 
 
 def show_more(console: Console, gains: Sequence[Gain]) -> None:
     """Print the gains of more memory or bandwidth for the fastest plan."""
     if not gains:
         return
-    print_heading(console, "what more would bring")
+    print_heading(console, "Effect of more resources on the fastest plan")
     for gain in gains:
-        same = "the same plan" if gain.same_plan else "with another plan"
-        share = f"{gain.gain * 100:+.3f} % for the fastest plan"
-        print_line(console, f"{gain.name}: {share}, {same}")
+        same = "same plan" if gain.same_plan else "another plan"
+        print_line(console, f"{gain.name}: {gain.gain * 100:+.3f} % throughput, {same}")
     if len(gains) > 1:
         best = max(gains, key=lambda one: one.gain)
-        helps = f"{best.name} helps most"
-        none = f"none of these brings {_WORTH * 100:g} %: computation binds"
+        helps = f"Largest effect: {best.name}"
+        none = f"None reaches {_WORTH * 100:g} %: computation limits the throughput"
         print_line(console, helps if best.gain >= _WORTH else none)
 
 
@@ -534,25 +623,73 @@ _WORTH = 1e-3
 # Infeasible requests.
 
 
-def show_infeasible(console: Console, found: Launches, ways: Sequence[Remedy]) -> None:
-    """Print the reason of each engine and the suggestions that make a plan fit, on one screen.
+def show_infeasible(
+    console: Console, found: Launches, ways: Sequence[Remedy], *, verbose: bool = False
+) -> None:
+    """Print the smallest plan of each engine and the options that make a plan fit.
 
-    ways : suggestions, smallest change of the training first.
+    ways : suggestions, smallest change of the training first. verbose : True to print also the
+    reason of each engine in full, and the memory of the smallest plan by term.
     """
-    _, *reasons = infeasible_lines(found)
-    for reason in reasons:
-        print_item(console, reason)
-    if not ways:
-        print_heading(console, "no single change of the training or of the cluster makes it fit")
-        return
-    print_heading(console, "what would fit, what changes least first")
-    hosts = any(one.host_bytes > 0 for one in ways)
-    table = make_table(
-        "with", "trainer", "tokens/s/GPU", "GiB of a GPU", *["and of its host"] * hosts, left=2
+    lines = _smallest_first(found)
+    _show_smallest(console, lines)
+    if ways:
+        _show_ways(console, ways)
+    else:
+        print_heading(console, "No single option makes a plan fit")
+    memory = f"Memory of each GPU: {format_bytes(found.question.card.memory_bytes)}."
+    if any("--lora " in one.words for one in ways):
+        memory += " LoRA trains adapters, not all weights."
+    console.print()
+    print_plain(console, memory)
+    options = "add one of these options" if ways else "use more or larger GPUs"
+    more = "" if verbose else " | --verbose (all reasons, memory by term)"
+    print_footer(console, [("Next", options + more)])
+    if verbose:
+        print_heading(console, "Reasons per engine")
+        for line in lines:
+            print_item(console, f"{line.engine}: {line.reason}")
+        _show_smallest_memory(console, found)
+
+
+def _smallest_first(found: Launches) -> list[EngineBest]:
+    """Return the smallest plan of each engine, by missing memory; others follow."""
+    from search.planning.uniform.summary import best_of
+
+    lines = found.lines or tuple(best_of(found.question, one) for one in found.engines)
+    return sorted(
+        lines, key=lambda one: math.inf if one.missing_bytes is None else one.missing_bytes
     )
+
+
+def _show_smallest(console: Console, lines: Sequence[EngineBest]) -> None:
+    """Print the missing memory of each engine; reasons only where no memory was counted."""
+    counted = any(line.missing_bytes is not None for line in lines)
+    print_heading(console, "Smallest plan per engine" if counted else "Reason per engine")
+    if not counted:
+        for line in lines:
+            print_item(console, f"{line.engine}: {line.reason}")
+        return
+    table = make_table("engine", "needs more", "smallest plan", words_last=True, ruled=False)
+    names = max(len("engine"), *(len(line.engine) for line in lines))
+    # Columns are separated by two blanks.
+    width = console.width - names - len("1,000.00 GiB") - 4
+    for line in lines:
+        missing = "-" if line.missing_bytes is None else format_bytes(line.missing_bytes)
+        words = in_table(line.smallest) or f"({line.reason}; memory not counted)"
+        table.add_row(line.engine, missing, escape(shortened(words, width)))
+    console.print(table)
+
+
+def _show_ways(console: Console, ways: Sequence[Remedy]) -> None:
+    """Print the options that make a plan fit, with the fastest plan under each."""
+    print_heading(console, "Configurations that fit, smallest change first")
+    hosts = any(one.host_bytes > 0 for one in ways)
+    columns = ["add this option", "engine", "tokens/s/GPU", "GPU GiB", *["host GiB/GPU"] * hosts]
+    table = make_table(*columns, left=2, ruled=False)
     for one in ways:
         assessment = one.solution.assessment
-        host = f"{one.host_bytes / GIB:.2f}" if one.host_bytes > 0 else ""
+        host = f"{one.host_bytes / GIB:.2f}" if one.host_bytes > 0 else "-"
         table.add_row(
             escape(one.words),
             one.engine.name,
@@ -563,24 +700,47 @@ def show_infeasible(console: Console, found: Launches, ways: Sequence[Remedy]) -
     console.print(table)
 
 
+def _show_smallest_memory(console: Console, found: Launches) -> None:
+    """Print the memory by term of the plan with the least missing memory."""
+    from search.planning.uniform.summary import price_of
+
+    counted = [
+        (one.solved.shortage.missing_bytes, one)
+        for one in found.engines
+        if one.solved is not None
+        and one.solved.smallest is not None
+        and one.solved.shortage is not None
+        and not one.solved.shortage.host
+    ]
+    if not counted:
+        return
+    _, one = min(counted, key=lambda pair: pair[0])
+    assert one.solved is not None, "it was counted"
+    assert one.solved.smallest is not None, "it was counted"
+    price = price_of(one.solved.smallest.assessment, one.target)
+    print_heading(console, f"Smallest plan of {one.engine.title}")
+    show_memory(console, price)
+    show_peak(console, price.fullest)
+
+
 def infeasible_lines(found: Launches) -> tuple[str, ...]:
     """Return a line that no plan fits, and one line with the reason of each engine."""
-    reasons: dict[str, str] = {line.engine: line.reason for line in found.lines}
-    reasons = reasons or {one.engine.name: one.reason for one in found.engines}
-    what = "launch or plan" if found.lines else "launch"
+    lines = _smallest_first(found)
     return (
-        f"no {what} of {found.question.title} {_outcome(found)}",
-        *(f"{engine}: {reason}" for engine, reason in reasons.items()),
+        f"{_outcome(found, lines)}: {found.question.title}",
+        *(f"{line.engine}: {line.reason}" for line in lines),
     )
 
 
-def _outcome(found: Launches) -> str:
-    in_time = all(one.solved is None or one.solved.complete for one in found.engines)
-    return "fits or is legal" if in_time else "was found in time"
+def _outcome(found: Launches, lines: Sequence[EngineBest]) -> str:
+    if any(one.solved is not None and not one.solved.complete for one in found.engines):
+        return "no plan was found within the time limit"
+    counted = any(line.missing_bytes is not None for line in lines)
+    return "no plan fits" if counted else "no plan fits or is legal"
 
 
 def remedy_line(remedy: Remedy) -> str:
     """Return a suggestion with its throughput and host memory in one sentence."""
     rate = remedy.solution.assessment.tokens_per_s or 0.0
-    host = f", {format_bytes(remedy.host_bytes)} of each GPU on the host" * (remedy.host_bytes > 0)
-    return f"fits with {remedy.words}: {rate:,.0f} tokens/s per GPU, {remedy.engine.name}{host}"
+    host = f", {format_bytes(remedy.host_bytes)} of host memory per GPU" * (remedy.host_bytes > 0)
+    return f"fits with {remedy.words}: {rate:,.0f} tokens/s/GPU, {remedy.engine.name}{host}"

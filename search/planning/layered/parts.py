@@ -62,6 +62,16 @@ class NoPlanError(InfeasibleError):
         )
 
 
+class _TooLargeError(InfeasibleError):
+    """Error: the smallest plan of an engine that runs every plan does not fit."""
+
+    def __init__(self, why: str, smallest_bytes: float, missing_bytes: float) -> None:
+        """Store the memory per GPU of the smallest plan, and its part above the budget, bytes."""
+        self.smallest_bytes = smallest_bytes
+        self.missing_bytes = missing_bytes
+        super().__init__(why)
+
+
 class Chosen(Record):
     """Plans that answer a request."""
 
@@ -177,7 +187,19 @@ def choose_any(
                 found = _whole_space(asked, sessions)
         except (InputError, InfeasibleError) as refused:
             why = refused.why if isinstance(refused, NoPlanError) else _short(refused)
-            lines.append(EngineBest(engine=engine, samples_per_s=None, reason=why))
+            missing, smallest = None, ""
+            if isinstance(refused, _TooLargeError):
+                missing = refused.missing_bytes
+                smallest = f"per-layer plan of {refused.smallest_bytes / GIB:.2f} GiB"
+            lines.append(
+                EngineBest(
+                    engine=engine,
+                    samples_per_s=None,
+                    reason=why,
+                    missing_bytes=missing,
+                    smallest=smallest,
+                )
+            )
             continue
         lines.append(
             EngineBest(
@@ -200,24 +222,23 @@ def choose_any(
 
 def _whole_space(request: Request, sessions: _Sessions) -> _Found:
     """Return the best plan of an engine that runs every plan; InfeasibleError if none fits."""
-    _, result = _solved(sessions, request)
+    options, result = _solved(sessions, request)
     if result.plan is None or result.prediction is None:
-        raise InfeasibleError(_why_none(result) + _needed(result))
+        why = result.infeasibility
+        if why is None or why.smallest_budget_bytes <= 0:
+            # With 0, no amount of memory would help.
+            raise InfeasibleError(_why_none(result))
+        # Rounded up, so that the printed budget is sufficient.
+        smallest = math.ceil(why.smallest_budget_bytes / GIB * 100) / 100
+        budget = options.memory_constraint_bytes
+        text = f"{_why_none(result)}; the smallest plan needs {smallest:.2f} GiB"
+        raise _TooLargeError(text, smallest * GIB, smallest * GIB - budget)
     return _Found(
         samples_per_s=result.prediction.samples_per_s,
         plan=result.plan,
         request=request,
         result=result,
     )
-
-
-def _needed(result: SearchResult) -> str:
-    """Return the memory that the smallest plan needs, in words; empty if no budget helps."""
-    why = result.infeasibility
-    if why is None or why.smallest_budget_bytes <= 0:
-        return ""
-    # rounded up, so that the printed budget is sufficient
-    return f", its smallest plan needs {math.ceil(why.smallest_budget_bytes / GIB * 100) / 100} GiB"
 
 
 def _why_none(result: SearchResult) -> str:

@@ -89,8 +89,8 @@ def summary_of(
         searched=_proof(result),
         unfinished=result.unfinished,
         space=(
-            f"{stats.candidates} combinations of batch, micro-batches, stages and vocabulary "
-            f"degree, {stats.opened} of them exactly"
+            f"{stats.candidates:,} combinations of batch, micro-batches, stages and vocabulary "
+            f"degree; {stats.opened:,} of them searched exactly, bounds exclude the others"
         ),
         assumed=result.defaults_used,
         # estimated and synthetic inputs are listed among the warnings and inputs
@@ -98,7 +98,7 @@ def summary_of(
             note for note in result.notes if not note.startswith(("estimated: ", "synthetic: "))
         ),
         inputs=tuple(map(_input, dict.fromkeys(result.sources))),
-        effort=f"{format_seconds(stats.cpu_s)} of CPU time",
+        effort=f"CPU time: {format_seconds(stats.cpu_s)}",
     )
 
 
@@ -177,27 +177,29 @@ def _input(source: Source) -> str:
 
 def _proof(result: SearchResult) -> str:
     """Return the size of the search space, and whether the plan is proven to be its fastest."""
-    what = f"{result.stats.candidates:,} combinations of batch, stages and embedding"
+    what = f"best of {result.stats.candidates:,} combinations"
     # a stage that is too large to search ends a search without any time limit
-    early = "stopped early" if result.too_large else "stopped at the time limit"
+    early = "stopped early" if result.too_large else "stopped by the time limit"
     if not math.isfinite(result.gap):
-        return f"{what}; {early}: how far below the best is not known"
+        return f"{what}; {early}, gap unknown"
     if result.status == "time_limit":
-        return f"{what}; {early}: at most {result.gap * 100:.3g} % below the best"
+        return f"{what}; {early}, at most {result.gap * 100:.3g} % below the best"
     if result.gap > 0:
         return f"{what}; at most {result.gap * 100:.3g} % below the best"
-    return f"{what}, proven: gap 0 %"
+    return f"{what}, proven (gap 0 %)"
 
 
 def _basis(prediction: Prediction, sources: Sequence[Source], estimated: bool) -> list[str]:
     """Return the basis of a plan's interval, or why there is none; empty without a step time."""
     if prediction.step_time_interval_s is not None:
         if PUBLISHED_RUNS in prediction.interval_of:
-            return [f"in ( ): 9 of 10 published runs; {_software(sources)}"]
-        return [f"in ( ): the measured spread of {' and '.join(prediction.interval_of)}"]
+            return [f"interval from published runs; {_software(sources)}"]
+        return [f"interval from the measured spread of {' and '.join(prediction.interval_of)}"]
     if math.isfinite(prediction.step_time_s) and "calibration" not in {s.role for s in sources}:
         # published runs show errors of estimates, not errors of measurements
-        why = "of software that no file names; --stack names it" if estimated else "without spread"
+        why = (
+            "with a software stack that no file names (--stack)" if estimated else "without spread"
+        )
         return [f"no interval: times were measured {why}"]
     return []
 
@@ -209,19 +211,19 @@ def _interval(prediction: Prediction) -> str:
     low, high = map(format_seconds, interval)
     of = " and ".join(prediction.interval_of)
     if of == PUBLISHED_RUNS:
-        return f"{low} to {high}, as 9 of 10 published runs were off"
-    return f"{low} to {high}, the measured spread of {of}"
+        return f"{low} to {high} (90 %), from the errors for published runs"
+    return f"{low} to {high} (90 %), from the measured spread of {of}"
 
 
 def _software(sources: Sequence[Source]) -> str:
     """Return the software stack of estimates and its source, in words."""
     stacks = stacks_of(sources)
     if len(stacks) > 1:
-        return f"the widest class: files are of {' and '.join(stacks)}"
+        return f"widest of all stacks: the files are of {' and '.join(stacks)}"
     known = stack_source(sources)
     if known is None:
-        return "the widest class: no file names its software; --stack names it"
-    return ", ".join((f"software: {stacks[0]}", *known.notes[:1]))
+        return "widest of all stacks: no file names one (--stack)"
+    return ", ".join((f"stack {stacks[0]}", *known.notes[:1]))
 
 
 def warnings_of(
@@ -231,19 +233,19 @@ def warnings_of(
     lines: list[tuple[WarningKind, str]] = []
     if synthetic:
         whose = _whose(s.role for s in sources if s.synthetic)
-        text = f"rests on SYNTHETIC timings{whose}, which describe no machine"
+        text = f"SYNTHETIC timings{whose}, which describe no machine"
         lines.append(("synthetic", text))
     if estimated:
         whose = _whose(s.role for s in sources if s.estimated)
-        text = f"rests on ESTIMATES{whose} from datasheets, not on measurements"
+        text = f"ESTIMATES{whose} from datasheets, not measurements"
         lines.append(("estimated", text))
     times = any(s.role in ("computation", "model spec") and s.estimated for s in sources)
     counted = any(s.role == "memory sidecar" and s.notes[0].startswith(_COUNTED) for s in sources)
     own = next((s.path for s in sources if s.role == "memory" and s.estimated), None)
     if own is not None:
-        lines.append(("estimated", f"memory is that of {own}"))
+        lines.append(("estimated", f"memory from {own}"))
     elif times and counted:
-        lines.append(("exact", "memory is counted exactly"))
+        lines.append(("exact", "memory counted exactly"))
     return tuple(lines)
 
 
@@ -303,12 +305,12 @@ def infeasible_sentence(
     stages = infeasibility.num_stages
     where = "the one stage" if stages == 1 else f"stage {infeasibility.stage} of 0-{stages - 1}"
     missing = (
-        f"no plan fits in {budget_bytes / GIB:.4g} GiB per GPU: {where} of the smallest plan "
-        f"misses {format_bytes(infeasibility.missing_bytes)} ({infeasibility.missing_bytes} bytes)"
+        f"no plan fits in {budget_bytes / GIB:.4g} GiB per GPU: {where} of the smallest plan needs "
+        f"{format_bytes(infeasibility.missing_bytes)} more ({infeasibility.missing_bytes} bytes)"
     )
     # Rounded up, so that the printed budget is sufficient.
     gib = math.ceil(smallest / GIB * 100) / 100
-    return missing + f"; the smallest that works is --memory-constraint {gib:.2f}"
+    return missing + f"; the smallest budget that works is --memory-constraint {gib:.2f}"
 
 
 def _restricting(options: Mapping[str, object]) -> list[str]:

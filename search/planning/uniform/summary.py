@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autopar.answer import Alternative, Answer, MemoryTerm, Price, Priced, StagePrice
+from msgspec.structs import asdict
+
+from autopar.answer import (
+    Alternative,
+    Answer,
+    EngineBest,
+    MemoryTerm,
+    OtherPrecision,
+    Price,
+    Priced,
+    StagePrice,
+)
 from autopar.price.account import Account
 from autopar.price.assessment import Assessment, Target
 from autopar.price.risk import few_runs_of, reserved_interval
 from autopar.rates.accuracy import probability_faster
+from autopar.records import replace
 from autopar.run.run import Run
-from autopar.units import GIB, format_bytes, format_seconds
+from autopar.units import GIB, format_bytes, format_count, format_seconds
 from search.engines.choice import PRECISIONS, Fixed
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 if TYPE_CHECKING:
     from search.planning.uniform.answer import Answer as Launches, EngineAnswer, Question
     from search.planning.uniform.solve import Solution
-
-_SHOWN_TERMS = 4
-"""Largest number of step-time terms shown for the difference of two precisions."""
 
 
 def summary_of(found: Launches) -> Answer:
@@ -28,13 +37,11 @@ def summary_of(found: Launches) -> Answer:
     solved = one.solved
     assert solved is not None, "the fastest engine has a plan"
     question, effort = found.question, solved.effort
-    proof = "proven"
-    whole = "bound and gap: 0 %"
+    proof = "proven (gap 0 %)"
     if not solved.complete:
-        share = f"at most {solved.gap * 100:.1f} % slower than the fastest"
-        proof, whole = f"time was up, {share}", f"time was up: {share}"
+        proof = f"stopped by the time limit, at most {solved.gap * 100:.1f} % slower than the best"
     not_searched = _not_searched(found, one)
-    searched = f"{effort.choices:,} launches, {proof}"
+    options = format_count(len(not_searched), "option")
     return Answer(
         title=question.title,
         best=priced_of(found, one),
@@ -42,18 +49,17 @@ def summary_of(found: Launches) -> Answer:
         by_engine=found.lines,
         tokens=question.job.seq / question.job.world,
         gpu_hour_price=question.price,
-        searched=f"{searched}; {len(not_searched)} kinds of them left out",
+        searched=f"best of {effort.choices:,} plans, {proof}; {options} not searched",
         space=(
-            f"all launches of {one.engine.title} with one set of degrees, "
-            f"{_micro_batches(question.fixed)}, {', '.join(question.fixed.precision)}: "
-            f"{effort.degrees:,} legal combinations of degrees, {effort.choices:,} launches with "
-            f"their stages, schedules, ZeRO stages and recomputation; {whole} "
-            f"({effort.timed:,} steps priced, {effort.counted:,} memories counted, the others "
-            "excluded by bounds)"
+            f"All uniform plans of {one.engine.title} with {_micro_batches(question.fixed)}, "
+            f"{', '.join(question.fixed.precision)}: {effort.degrees:,} legal combinations of "
+            f"degrees, {effort.choices:,} plans with their stages, schedules, ZeRO stages and "
+            f"recomputation; {proof}. Estimated: {effort.timed:,} step times and "
+            f"{effort.counted:,} memories; bounds exclude the others."
         ),
         not_searched=not_searched,
         assumed=question.assumed,
-        effort=f"{found.cpu_s:.2g} s of CPU for all engines",
+        effort=f"CPU time of all engines: {found.cpu_s:.2g} s",
     )
 
 
@@ -63,18 +69,43 @@ def words_of(question: Question, solution: Solution) -> str:
     return solution.choice.line(job.world, experts=job.model.experts is not None)
 
 
+def best_of(question: Question, one: EngineAnswer) -> EngineBest:
+    """Return the best plan of an engine, or the smallest one and the reason where none fits."""
+    from search.planning.uniform.files import degrees_entry
+
+    if one.best is not None:
+        return EngineBest(
+            engine=one.engine.name,
+            samples_per_s=one.best.samples_per_s,
+            launch=asdict(degrees_entry(one.best.choice, question.job.world)),
+            words=words_of(question, one.best),
+        )
+    line = EngineBest(
+        engine=one.engine.name, samples_per_s=None, reason=one.reason, broken=one.broken
+    )
+    solved = one.solved
+    if solved is None or solved.smallest is None or solved.shortage is None or solved.shortage.host:
+        return line
+    return replace(
+        line,
+        missing_bytes=solved.shortage.missing_bytes,
+        smallest=words_of(question, solved.smallest),
+    )
+
+
 def priced_of(found: Launches, one: EngineAnswer, solution: Solution | None = None) -> Priced:
     """Return a uniform plan of an engine with its price; by default its fastest."""
     solution = solution or one.best
     assert solution is not None, "the engine has a plan"
     rows = []
+    other = None
     if one.other_precision is not None and solution is one.best:
-        rows.append(("precision", _precision_words(solution, one.other_precision)))
+        other = _other_precision(solution, one.other_precision)
     if one.without_host is not None and solution is one.best:
         share = solution.samples_per_s / one.without_host.samples_per_s - 1.0
         there = format_bytes(solution.assessment.host_bytes)
-        without = f"with none {share * 100:.1f} % slower: --offload-activations none"
-        rows.append(("host", f"{there} a GPU; {without}"))
+        without = f"--offload-activations none is {share * 100:.1f} % slower"
+        rows.append(("Host memory", f"{there} per GPU; {without}"))
     return Priced(
         engine=one.engine.name,
         title=one.engine.title,
@@ -82,6 +113,7 @@ def priced_of(found: Launches, one: EngineAnswer, solution: Solution | None = No
         uniform=True,
         price=price_of(solution.assessment, one.target),
         rows=tuple(rows),
+        other_precision=other,
         unequal_stages=_unequal_stages(solution),
         key=solution.choice,
     )
@@ -100,22 +132,17 @@ def _alternatives(found: Launches, one: EngineAnswer) -> list[Alternative]:
     return listed
 
 
-def _precision_words(solution: Solution, other: Solution) -> str:
-    """Return the gain of the chosen precision over the other kind, and the terms that make it."""
+def _other_precision(solution: Solution, other: Solution) -> OtherPrecision:
     own, its = solution.assessment.step, other.assessment.step
     assert own is not None, "a solution has a step time"
     assert its is not None, "every solution has one"
-    # global batches may differ: times are scaled to the same number of sequences
+    # Global batches may differ: times are scaled to the same number of sequences.
     scale = solution.choice.global_batch / other.choice.global_batch
-    later = {name: scale * its.terms_s[name] - own.terms_s[name] for name in own.terms_s}
-    shown = sorted(later, key=lambda name: -abs(later[name]))[:_SHOWN_TERMS]
-    differing = ", ".join(
-        f"{name} {'+' if later[name] > 0 else '-'}{format_seconds(abs(later[name]))}"
-        for name in shown
-        if abs(later[name]) >= 0.0005 * own.total_s
+    return OtherPrecision(
+        precision=other.choice.precision,
+        gain=solution.samples_per_s / other.samples_per_s - 1.0,
+        terms_s={name: scale * its.terms_s[name] - own.terms_s[name] for name in own.terms_s},
     )
-    share = solution.samples_per_s / other.samples_per_s - 1.0
-    return f"in {other.choice.precision} the fastest is {share * 100:.1f} % slower: {differing}"
 
 
 def _unequal_stages(solution: Solution) -> str:
@@ -128,8 +155,8 @@ def _unequal_stages(solution: Solution) -> str:
 def _micro_batches(fixed: Fixed) -> str:
     """Return the micro-batches that were searched."""
     if fixed.micro_batch is None:
-        return f"micro-batches of powers of two up to {MICRO_BATCHES[-1]}"
-    return f"micro-batches of {', '.join(map(str, sorted({*fixed.micro_batch})))}"
+        return f"micro-batch sizes of powers of two up to {MICRO_BATCHES[-1]}"
+    return f"micro-batch sizes {', '.join(map(str, sorted({*fixed.micro_batch})))}"
 
 
 def _not_searched(found: Launches, one: EngineAnswer) -> tuple[str, ...]:
@@ -139,15 +166,15 @@ def _not_searched(found: Launches, one: EngineAnswer) -> tuple[str, ...]:
     has = engine.precisions(found.question.card.name)
     others = [name for name in PRECISIONS if name in has and name not in fixed.precision]
     if others:
-        kinds.append(f"products in {', '.join(others)} (--precision any)")
+        kinds.append(f"GEMMs in {', '.join(others)} (--precision any)")
     if fixed.micro_batch is None:
-        kinds.append("micro-batches that are no power of two (--micro-batch-size)")
+        kinds.append("micro-batch sizes other than powers of two (--micro-batch-size)")
     if fixed.cp_kind is None:
         context = [name for name in engine.context if name not in CONTEXT_KINDS]
-        kinds += [f"{name} of context ranks (--cp-kind {name})" for name in context]
+        kinds += [f"context parallelism by {name} (--cp-kind {name})" for name in context]
     named = [f"--{name}" for name in fixed.options]
     if named:
-        kinds.append(f"what {', '.join(named)} exclude{'s' if len(named) == 1 else ''}")
+        kinds.append(f"plans excluded by {', '.join(named)}")
     return (*kinds, *engine.left_out)
 
 
@@ -156,22 +183,20 @@ def price_of(assessment: Assessment, target: Target) -> Price:
     run, step, runs = assessment.run, assessment.step, assessment.runs
     verdict = "fits" if assessment.fits(target) else "does not fit"
     if not target.host_fits(assessment.host_bytes):
-        verdict += ": the host has no room for what is to lie there"
+        verdict += ": offload needs more host memory than there is"
     basis, interval, notes = [], "", []
     if runs is not None and assessment.interval_s is not None:
-        links = "measured links" if target.site_known else "estimates"
-        what = "mixtures" if runs.experts else "runs"
-        basis = [f"{links}; in ( ): 9 of 10 of {runs.rows} published {runs.stack} {what}"]
+        links = "links of a measured site" if target.site_known else "datasheet estimate"
+        kind = " MoE" if runs.experts else ""
+        basis = [f"{links}; interval from {runs.rows} published {runs.stack}{kind} runs"]
         low, high = map(format_seconds, assessment.interval_s)
-        what = "mixtures" if runs.experts else "dense models"
+        what = "MoE" if runs.experts else "dense"
         interval = (
-            f"{low} to {high}, as 9 of 10 of {runs.rows} published runs of {what} with "
-            f"{runs.stack} were off ({runs.sources} sources)"
+            f"{low} to {high} (90 %), from the errors for {runs.rows} published {runs.stack} runs "
+            f"of {what} models ({runs.sources} sources)"
         )
     if not target.site_known:
-        notes.append(
-            "the cluster was not probed: times are those of its datasheet (autopar profile site)"
-        )
+        notes.append("the cluster was not probed: times use its datasheet (autopar profile site)")
     return Price(
         throughput=assessment.throughput,
         samples_per_s=0.0 if step is None else run.strategy.global_batch / step.total_s,

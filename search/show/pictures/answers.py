@@ -22,8 +22,9 @@ from search.planning.uniform.summary import price_of, priced_of, words_of as lin
 from search.show.pictures.charts import Point, Series, lines, scatter, table
 from search.show.pictures.memory import StageMemory, launch_memory, plan_memory
 from search.show.pictures.page import Fact, Page, Section
-from search.show.pictures.terms import TERMS, sends, words_of
+from search.show.pictures.terms import TERMS, sends
 from search.show.pictures.timeline import Timeline, launch_timeline, plan_timeline
+from search.show.terms import time_name
 
 if TYPE_CHECKING:
     from autopar.run.plan import Plan, Prediction
@@ -207,7 +208,7 @@ def _page(
             f"{format_bytes(price.reserve_bytes)} for {price.reserve_of}; bars are what is "
             "allocated."
         ),
-        waterfall=tuple((name, words_of(name), price.terms_s[name]) for name in names),
+        waterfall=tuple((name, time_name(name), price.terms_s[name]) for name in names),
         layers=layers,
         bounds=tuple(_bounds(price)),
         intervals=tuple(_intervals(price)),
@@ -253,7 +254,7 @@ def _facts(price: Price) -> Iterator[Fact]:
 def _bounds(price: Price) -> Iterator[str]:
     terms, total = price.terms_s, sum(price.terms_s.values())
     ranked = sorted(terms.items(), key=lambda item: -item[1])[:3]
-    told = ", ".join(f"{words_of(name)} {s / total * 100:.0f} %" for name, s in ranked)
+    told = ", ".join(f"{time_name(name)} {s / total * 100:.0f} %" for name, s in ranked)
     yield f"time: {told} of the step"
     times = price.stage_s
     if len(times) > 1:

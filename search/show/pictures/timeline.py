@@ -24,7 +24,8 @@ from autopar.records import Record
 from autopar.run.plan import Plan, Prediction
 from autopar.run.run import Run
 from search.show.pictures.layers import Piece, layer_pieces
-from search.show.pictures.terms import Stream, stream_of, words_of
+from search.show.pictures.terms import Stream, stream_of
+from search.show.terms import time_name
 
 if TYPE_CHECKING:
     from search.planning.cost.pipeline import Event
@@ -317,7 +318,7 @@ def _shares(phases: _Phases, kind: str, early_s: float) -> tuple[Piece, ...]:
         return ()
     first = [name for name in _FRONT if name in seconds]
     order = [*first, *(name for name in seconds if name not in first)]
-    found = [Piece(name, words_of(name), seconds[name] / total) for name in order]
+    found = [Piece(name, time_name(name), seconds[name] / total) for name in order]
     if late:
         found.append(Piece("gradients", "sum of gradients", late / total))
     return tuple(found)
@@ -517,7 +518,9 @@ def _plan_shares(
         parts |= {name: rest * value / total for name, value in shared.items()}
         whole = sum(parts.values())
         found[kind] = tuple(
-            Piece(name, words_of(name), value / whole) for name, value in parts.items() if value > 0
+            Piece(name, time_name(name), value / whole)
+            for name, value in parts.items()
+            if value > 0
         )
     return found
 

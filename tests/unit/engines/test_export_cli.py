@@ -255,7 +255,7 @@ def test_imported_plan_is_priced(folder: Path, capsys: pytest.CaptureFixture[str
     )
 
     assert code == 0
-    assert "fits: out of memory" in capsys.readouterr().out
+    assert "Verdict    fits" in capsys.readouterr().out
 
 
 GLOBAL = """runtime:

@@ -72,17 +72,17 @@ def test_one_report_has_all_of_it(answer: Answer) -> None:
     show_answer(make_console(stream, SCREEN_WIDTH), answer)
     shown = stream.getvalue()
     for part in (
-        *("fastest uniform plan", "other degrees", "where the time goes", "memory of a GPU"),
-        *("what it is the fastest of", "rests on", "fastest of", "- assumed: "),
+        *("Fastest plan", "Other degrees", "Step time by term", "Memory per GPU"),
+        *("Search space", "Basis", "Optimality", "- default: "),
     ):
         assert f"\n{part}" in shown.replace("\n  ", "\n"), part
     # strategies by stage are of per-layer plans
-    assert ("\nplan\n" in shown) == (answer.best.layered is not None)
+    assert ("\nLayers by stage\n" in shown) == (answer.best.layered is not None)
 
 
 def test_an_explained_plan_is_compared_first(answer: Answer) -> None:
-    none = Asked("why not pp=3", None, "4 layers have no 3 stages")
-    itself = Asked("the fastest plan", answer.best, "")
+    none = Asked("pp=3", None, "4 layers have no 3 stages")
+    itself = Asked("", answer.best, "")
     stream = io.StringIO()
     gains = [Gain("+1 GiB", 1.0, 0.02, same_plan=True)]
     show_explained(make_console(stream, SCREEN_WIDTH), answer, [none], itself, gains)
@@ -90,8 +90,8 @@ def test_an_explained_plan_is_compared_first(answer: Answer) -> None:
     places = [
         shown.index(part)
         for part in (
-            *("why not pp=3\n  4 layers have no 3 stages", "fits: out of memory"),
-            *("the fastest plan\n  is this one", "+1 GiB: +2.000 % for the fastest plan"),
+            *("Why not pp=3: no plan\n  4 layers have no 3 stages", "Verdict    fits"),
+            *("Fastest plan: it is this plan", "+1 GiB: +2.000 % throughput"),
         )
     ]
     assert places == sorted(places)

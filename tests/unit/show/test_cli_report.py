@@ -123,7 +123,7 @@ def test_evaluation_report_is_the_golden_one(golden: Callable[[str, str], None])
     text = printed(show_given, make_session().summary(PLAN, bad, (), None), path="x.json")
 
     golden("evaluate_report.txt", text)
-    assert "is illegal: out of memory 0.4 %" in text
+    assert "Verdict    is illegal\n" in text
     assert "heads(16) % tp(3) = 1 != 0" in text
 
 
@@ -135,20 +135,20 @@ def test_explanation_is_the_golden_one(golden: Callable[[str, str], None]) -> No
 
     golden("explain_report.txt", text)
     assert "+1 GiB of memory per GPU: +10.000 %" in text
-    assert "-20.00 % against the best plan" in text
-    assert "of a sequence: gradient sync +2.5 ms" in text
+    assert "Why not tp=8: 20.00 % slower" in text
+    assert "DP comm   +2.50 ms" in text
 
 
 def why_not(rule: str, baseline: SearchResult, asked: WhyNot) -> str:
     """Return what is printed of the best plan under a rule."""
     best, (other, reason) = priced_of_result(baseline), found_or_reason(asked, baseline, 24 * GIB)
-    asked = Asked(f"why not {rule}", other, reason)
-    return printed(show_against, asked, best, "the best plan")
+    asked = Asked(rule, other, reason)
+    return printed(show_against, asked, best)
 
 
 def test_why_not_of_what_the_best_plan_does_or_nothing_can() -> None:
     """A rule that holds already, and one that leaves nothing."""
-    assert "is the best plan" in why_not("tp=2", RESULT, WhyNot(result=RESULT))
+    assert "it is this plan" in why_not("tp=2", RESULT, WhyNot(result=RESULT))
     assert "no plan fits in 24 GiB" in why_not("tp=1", RESULT, WhyNot(result=INFEASIBLE))
 
 
@@ -157,7 +157,7 @@ def test_plan_that_cannot_run_has_no_price() -> None:
     unpriced = replace(PREDICTION, step_time_s=math.nan, samples_per_s=math.nan)
     text = printed(show_given, make_session().summary(PLAN, unpriced, (), None))
 
-    assert "no step time" in text
+    assert "the plan cannot run" in text
     assert "nan" not in text
     assert json.dumps(evaluation_document(PLAN, unpriced).content(), allow_nan=False)
 
@@ -178,7 +178,7 @@ def test_infeasible_sentence_has_stage_bytes_and_budget() -> None:
 
     text = infeasible_sentence(infeasibility, 24 * GIB)
 
-    assert "stage 1 of 0-1 of the smallest plan misses 3.00 GiB (3221225472 bytes)" in text
+    assert "stage 1 of 0-1 of the smallest plan needs 3.00 GiB more (3221225472 bytes)" in text
     assert "--memory-constraint 27.01" in text
     never = replace(infeasibility, smallest_budget_bytes=0)
     text = infeasible_sentence(never, 24 * GIB)

@@ -109,7 +109,7 @@ def test_infeasible_is_exit_3(fixed: Any, capsys: pytest.CaptureFixture[str]) ->
 
     out, err = capsys.readouterr()
     assert json.loads(out)["status"] == "infeasible"
-    assert "stage 1 of 0-1 of the smallest plan misses 3.00 GiB" in err
+    assert "stage 1 of 0-1 of the smallest plan needs 3.00 GiB more" in err
     assert err.count("\n") == 1
 
 
@@ -200,9 +200,11 @@ def test_explain_reads_its_own_plan_file(
     assert explain_cli.run(["p.json", "--why-not", "tp=8"]) == 0
 
     out = capsys.readouterr().out
-    assert "what more would bring" in out
-    assert "why not tp=8" in out
-    assert "why not tp=8: the fastest plan with it\n  is the best plan" in out
+    assert "Why not tp=8: it is this plan\n" in out
+    assert explain_cli.run(["p.json", "--why-not", "tp=8", "--verbose"]) == 0
+    whole = capsys.readouterr().out
+    assert whole.startswith(out.partition("\nNext")[0])
+    assert "more resources" in whole
 
 
 def test_no_plan_at_all_names_preset_heads_and_gpus(
@@ -233,7 +235,7 @@ def test_stopped_search_is_exit_0_with_its_gap(
 
     assert cli.run(["--time-limit", "0.5", "--output-config-path", "none"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "stopped at the time limit: at most 10 % below the best" in said
+    assert "stopped by the time limit, at most 10 % below the best" in said
 
 
 def test_nothing_found_in_time_is_exit_3(fixed: Any, capsys: pytest.CaptureFixture[str]) -> None:

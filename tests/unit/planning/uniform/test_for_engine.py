@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -203,8 +204,8 @@ def test_explain_takes_options_that_are_switched_off(
     def first_gib(*arguments: str) -> str:
         assert explain([str(path), *arguments]) == 0
         lines = capsys.readouterr().out.splitlines()
-        at = next(k for k, line in enumerate(lines) if line.startswith("memory of a GPU"))
-        return lines[at + 3].split()[3]
+        at = next(k for k, line in enumerate(lines) if line.startswith("Memory per GPU"))
+        return lines[at + 2].split()[3]
 
     assert float(first_gib("--no-sequence-parallel")) > float(first_gib())
 
@@ -285,7 +286,7 @@ def test_without_an_engine_the_best_of_all_is_taken(
     assert best["launch"] == document["launch"]["degrees"]
     assert document["launch"]["samples_per_s"] == best["samples_per_s"]
     shown = " ".join(capsys.readouterr().out.split())
-    assert "per layer galvatron's plan is" in shown
+    assert "Fastest plan per engine" in shown
     for line in lines:
         alone = tmp_path / f"{line['engine']}.json"
         words = [*SAID, "--engine", line["engine"], "--json", str(alone)]
@@ -340,8 +341,11 @@ def test_a_plan_whose_layers_differ_has_to_win_by_more_than_prices_differ(
     shown = " ".join(capsys.readouterr().out.split())
     document = json.loads(out.read_text())
     assert len(document["engines"]) == len(EXPORTERS)
-    assert "fastest uniform plan: Megatron-LM" in shown
-    assert f"galvatron's plan is {faster * 100:.1f} % faster" in shown
+    if wins:
+        assert "Fastest plan: galvatron, " in shown
+        assert f"Fastest uniform plan (per-layer plan: +{faster * 100:.1f} %): " in shown
+    else:
+        assert "Fastest plan: Megatron-LM, " in shown
     path = found_file(tmp_path)
     written = json.loads(path.read_text())
     assert written["engines"] == [
@@ -365,8 +369,11 @@ def test_where_no_engine_has_anything_each_says_why(
     assert run(words) == 3
     said, line = capsys.readouterr()
     assert line.count("\n") == 1
-    assert "megatron: nothing fits; the smallest, " in said
-    assert "galvatron: nothing fits" in said
+    rows = {row.split()[0]: row for row in said.splitlines() if row and row[0] != " "}
+    for engine in ("megatron", "galvatron"):
+        assert re.match(rf"{engine} +[0-9.]+ [GM]iB  \S", rows[engine])
+    assert run([*words, "--verbose"]) == 3
+    assert "megatron: nothing fits; the smallest plan, " in capsys.readouterr().out
 
 
 def test_a_limit_of_time_is_of_all_engines_together() -> None:
