@@ -12,14 +12,15 @@ from autopar.command.console import Console, escape, make_console
 from autopar.command.fields import option
 from autopar.command.options import Command
 from autopar.command.run import say
-from autopar.command.show import make_table, print_heading, print_item, print_line, print_plain
-from autopar.units import format_bytes, format_odds, format_seconds
+from autopar.command.show import make_table, print_item, print_line, print_plain, wrapped
+from autopar.units import GIB, format_bytes, format_count, format_odds, format_seconds
 from search.commands.app import emit, leave, working
 from search.request.options import PANELS
 from search.request.request import FILLS, build_request
+from search.show.terms import memory_name, time_name
 
 if TYPE_CHECKING:
-    from search.questions.compare import Comparison
+    from search.questions.compare import Comparison, Side
 
 _NAME = "autopar-compare"
 
@@ -46,19 +47,18 @@ COMMAND = Command(
         {
             *("evaluate", "frontier", "plot", "html", "trace", "output-config-path", "engine"),
             # Options of searches; this command does not search.
-            *("goal", "tokens-per-s", "price", "top", "time-limit", "verbose"),
+            *("goal", "tokens-per-s", "price", "top", "time-limit"),
         }
     ),
     panels=("Question", *PANELS),
     first=("Question",),
     family="search",
-    intro="""Say what differs between two plans, or between a plan and a measured trace of it:
-degrees, time by term, memory by term of the fullest stage, and which terms make the difference.
+    intro="""Compare two plans, or a plan and a measured trace: step time, memory of the peak stage,
+and the terms that make the difference.
 
-Plans are priced again as their files ask; options given here replace those of both files. Scripts
-and configurations of trainers say neither cluster nor card, so that --hardware CARD:NxG does. A
-trace is a file of torch.profiler (.gz too) of one rank; the plan is beside it as its predicted
-trace.
+Plans are priced again with the options of their files; options given here replace those of both.
+Launch scripts and configurations name no cluster: give --hardware CARD:NxG. A trace is a file of
+torch.profiler (.gz too) of one rank; the plan is compared through its predicted trace.
 
 Exit codes: 0 done, 2 an input is unusable.
 """,
@@ -66,7 +66,7 @@ Exit codes: 0 done, 2 an input is unusable.
 _WIDTH = 80
 """Width without a terminal, like other first screens, in columns."""
 _FEW = 0.005
-"""Fraction of a step below which differences of a term are not shown."""
+"""Fraction of a step or of a peak below which differences of a term are not shown."""
 
 
 def main() -> None:
@@ -91,82 +91,134 @@ def _execute(raw: dict[str, Any]) -> int:
     if json_path is not None:
         emit(json_path, comparison_document(found), command=_NAME)
     if json_path != "-":
-        show(make_console(sys.stdout, _WIDTH), found)
+        show(make_console(sys.stdout, _WIDTH), found, verbose=request.output.verbose)
     return 0
 
 
-def show(console: Console, found: Comparison) -> None:
-    """Print both step times, the degrees that differ, and the differences per term."""
+def show(console: Console, found: Comparison, *, verbose: bool = False) -> None:
+    """Print both step times, and the terms of time and memory that differ.
+
+    verbose : True to print also all degrees that differ, and terms that differ little.
+    """
     first, second = found.first, found.second
     for number, side in enumerate((first, second), start=1):
-        name = escape(f"{number}: {side.name} ({side.kind})")
-        # A path is not wrapped, so that it can be pasted.
-        console.print(name, style="bold", soft_wrap=True)
-        if side.line:
-            print_line(console, side.line)
-    per = "sequence" if found.per_sample else "step"
+        _show_side(console, number, side)
     one, two = (sum(pair[side] for pair in found.terms_s.values()) for side in (0, 1))
-    share = f", {(two / one - 1) * 100:+.2f} %" if one > 0 else ""
-    rows = [(per, f"{format_seconds(one)} and {format_seconds(two)}{share}")]
+    console.print()
+    _show_totals(console, found, one, two)
+    # Words of a plan contain its degrees; model, cluster and batch are not in them.
+    degrees = {
+        name: pair for name, pair in found.degrees.items() if verbose or name in _NOT_IN_LINE
+    }
+    if degrees:
+        _show_degrees(console, degrees)
+    elif first.degrees and first.line == second.line and not found.degrees:
+        print_plain(console, "Both have the same degrees, model and cluster")
+    _show_times(console, found, one, two, verbose=verbose)
+    _show_memory(console, found, verbose=verbose)
+    for note in found.notes:
+        print_item(console, note)
+
+
+_LEAST = 0.0005
+"""Figure below which a column of three decimals shows zero."""
+_NOT_IN_LINE = ("model", "cluster", "seq_length", "engine", "global_batch_size", "global_batch")
+"""Differences that the summary of a plan does not show."""
+
+
+def _show_side(console: Console, number: int, side: Side) -> None:
+    """Print the name of a side, and its plan on the same line if there is room."""
+    head = f"{number}  {side.name}"
+    words = side.line or "measured trace"
+    if len(head) + 2 + len(words) <= console.width:
+        console.print(escape(f"{head}  {words}"), style="bold", soft_wrap=True)
+        return
+    # A path is not wrapped, so that it can be pasted.
+    console.print(escape(head), style="bold", soft_wrap=True)
+    for line in wrapped(words, console.width - 3):
+        console.print(escape(f"   {line}"), soft_wrap=True)
+
+
+def _show_totals(console: Console, found: Comparison, one: float, two: float) -> None:
+    """Print step time, throughput, peak memory and OOM probability of both sides."""
+    first, second = found.first, found.second
+    table = make_table("", "1", "2", "difference", spaced=True, ruled=False)
+    time = "time per sequence" if found.per_sample else "step time"
+    share = f"{(two / one - 1) * 100:+.2f} %" if one > 0 else ""
+    table.add_row(time, format_seconds(one), format_seconds(two), share)
     if first.tokens_per_s is not None and second.tokens_per_s is not None:
         rates = (first.tokens_per_s, second.tokens_per_s)
-        rows.append(("per GPU", f"{rates[0]:,.0f} and {rates[1]:,.0f} tokens/s"))
-    fits = (first.fits, second.fits)
-    if None not in fits:
-        words = " and ".join(
-            f"{format_odds(side.odds_of_oom or 0.0)}{'' if side.fits else ' (does not fit)'}"
-            for side in (first, second)
-        )
-        rows.append(("out of memory", words))
-    console.print()
-    for label, text in rows:
-        print_line(console, f"{label:<14} {text}", style="bold")
-    if found.degrees:
-        _show_degrees(console, found.degrees)
-    elif first.degrees and first.line == second.line:
-        print_plain(console, "both have the same degrees, model and cluster")
-    print_heading(console, f"time of a {per}")
-    table = make_table("term", "1", "2", "difference", "of 1", spaced=True)
+        share = f"{(rates[1] / rates[0] - 1) * 100:+.2f} %"
+        table.add_row("tokens/s/GPU", *(f"{rate:,.0f}" for rate in rates), share)
+    if first.peak_bytes is not None and second.peak_bytes is not None:
+        more = second.peak_bytes - first.peak_bytes
+        peaks = (format_bytes(first.peak_bytes), format_bytes(second.peak_bytes))
+        table.add_row("peak allocated", *peaks, _signed_gib(more))
+    if first.odds_of_oom is not None and second.odds_of_oom is not None:
+        odds = (format_odds(first.odds_of_oom), format_odds(second.odds_of_oom))
+        fails = [str(at) for at, side in ((1, first), (2, second)) if side.fits is False]
+        misfit = f"{' and '.join(fails)} {'do' if len(fails) > 1 else 'does'} not fit"
+        table.add_row("OOM probability", *odds, misfit if fails else "")
+    console.print(table)
+
+
+def _signed_gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:+.2f} GiB"
+
+
+def _show_times(
+    console: Console, found: Comparison, one: float, two: float, *, verbose: bool
+) -> None:
+    """Print the terms of the time that differ, all in one unit."""
+    unit, scale = ("s", 1.0) if max(one, two) >= 1.0 else ("ms", 1e-3)
+    table = make_table(
+        "Time per sequence by term" if found.per_sample else "Step time by term",
+        *("1", "2", "difference", "of 1"),
+        spaced=True,
+        ruled=False,
+    )
+    least = _FEW * max(one, two)
     shown = [
         (name, pair)
         for name, pair in found.terms_s.items()
-        if abs(pair[1] - pair[0]) >= _FEW * max(one, two)
+        if abs(pair[1] - pair[0]) >= least or (verbose and max(pair) >= _LEAST * scale)
     ]
     for name, (a, b) in shown:
         table.add_row(
-            escape(name.replace("_", " ")),
-            format_seconds(a),
-            format_seconds(b),
-            f"{(b - a) * 1e3:+.4g} ms",
+            escape(time_name(name)),
+            f"{a / scale:.3f} {unit}",
+            f"{b / scale:.3f} {unit}",
+            f"{(b - a) / scale:+.3f} {unit}",
             f"{(b - a) / one * 100:+.2f} %" if one > 0 else "",
         )
+    differ = sum(pair[0] != pair[1] for pair in found.terms_s.values())
+    others = differ - sum(pair[0] != pair[1] for _, pair in shown)
+    if shown or others:
+        console.print()
     if shown:
         console.print(table)
-    if len(shown) < len(found.terms_s):
-        others = len(found.terms_s) - len(shown)
-        more = "more " if shown else ""
-        words = "term differs" if others == 1 else "terms differ"
-        print_item(console, f"{others} {more}{words} by less than {_FEW * 100:g} % of it")
-    if found.memory_bytes:
-        differ = [(name, pair) for name, pair in found.memory_bytes.items() if pair[0] != pair[1]]
-        if differ:
-            print_heading(console, "memory of the fullest stage")
-        table = make_table("term", "1", "2", "difference", spaced=True)
-        for name, (a, b) in differ[:8]:
-            sign = "-" if b < a else "+"
-            table.add_row(
-                escape(name.replace("_", " ")),
-                format_bytes(a),
-                format_bytes(b),
-                sign + format_bytes(abs(b - a)),
-            )
-        if differ:
-            console.print(table)
-    peaks = [first.peak_bytes, second.peak_bytes]
-    if None not in peaks:
-        print_plain(console, f"peak {' and '.join(format_bytes(peak or 0) for peak in peaks)}")
-    for note in found.notes:
-        print_item(console, note)
+    if others and not verbose:
+        number = format_count(others, "time term differs", "time terms differ")
+        print_plain(console, f"{number} by less than {_FEW * 100:g} % of the step (--verbose)")
+
+
+def _show_memory(console: Console, found: Comparison, *, verbose: bool) -> None:
+    """Print the terms of the peak memory that differ, in GiB."""
+    peaks = (found.first.peak_bytes or 0.0, found.second.peak_bytes or 0.0)
+    differ = [(name, pair) for name, pair in found.memory_bytes.items() if pair[0] != pair[1]]
+    least = 0.0 if verbose else _FEW * max(peaks)
+    shown = [(name, (a, b)) for name, (a, b) in differ if abs(b - a) >= least]
+    table = make_table("Peak memory by term", "1", "2", "difference", spaced=True, ruled=False)
+    for name, (a, b) in shown:
+        sizes = (f"{a / GIB:.2f} GiB", f"{b / GIB:.2f} GiB")
+        table.add_row(escape(memory_name(name)), *sizes, _signed_gib(b - a))
+    if shown:
+        console.print()
+        console.print(table)
+    if len(shown) < len(differ):
+        others = len(differ) - len(shown)
+        number = format_count(others, "memory term differs", "memory terms differ")
+        print_plain(console, f"{number} by less than {_FEW * 100:g} % of the peak (--verbose)")
 
 
 _CELL = 24
@@ -175,11 +227,11 @@ _CELL = 24
 
 def _show_degrees(console: Console, degrees: Mapping[str, tuple[Any, Any]]) -> None:
     """Print the differences, one degree per row; long values get one line per side."""
-    print_heading(console, "what differs")
+    console.print()
     said = {
         name.replace("_", " "): [_folded(value) for value in pair] for name, pair in degrees.items()
     }
-    table = make_table("", "1", "2", spaced=True)
+    table = make_table("Settings that differ", "1", "2", spaced=True, ruled=False)
     long = {name for name, words in said.items() if max(map(len, words)) > _CELL}
     for name in (name for name in said if name not in long):
         table.add_row(name, *map(escape, said[name]))

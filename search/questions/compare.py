@@ -413,7 +413,7 @@ def both_sides(
         return compare(traced(left, rank), right, notes)
     right = side_of_plan(second, request, raw, notice)
     if left.kind != right.kind:
-        notes = ["a launch and a plan whose layers may differ: terms under common names"]
+        notes = ["a uniform plan and a per-layer plan: terms that both have"]
         return compare(under_common_names(left), under_common_names(right), notes)
     return compare(left, right)
 

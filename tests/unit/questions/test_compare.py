@@ -110,11 +110,16 @@ def test_a_screen_says_what_fits_and_breaks_no_word(
     capsys.readouterr()
 
     assert command.run(["one.json", "more.sh", "--hardware", "h100:1x8"]) == 0
+    short = capsys.readouterr().out.splitlines()
+    assert max(map(len, short)) <= 80
+    assert len(short) <= 24
+    assert any(line.startswith("1  one.json  tp2 pp2 dp2") for line in short)
+    odds = next(line for line in short if line.startswith("OOM probability"))
+    assert odds.endswith("2 does not fit")
+    assert any(line.startswith("tokens/s/GPU ") for line in short)
+    assert command.run(["one.json", "more.sh", "--hardware", "h100:1x8", "--verbose"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert any(line.startswith("  tp2 pp2 dp2") for line in lines)
-    assert any("out of memory  " in line and line.endswith("(does not fit)") for line in lines)
-    assert any("tokens/s" in line for line in lines)
     rows = [line.split("  ")[0] for line in lines]
     assert "micro batch size" in rows
     assert "layers of chunks" not in rows
@@ -122,7 +127,7 @@ def test_a_screen_says_what_fits_and_breaks_no_word(
     capsys.readouterr()
     two = found(2, pp=4, vpp=2, ep=1, tp_overlap=True)
     Path("two.json").write_text(json.dumps(two.to_dict()))
-    assert command.run(["one.json", "two.json"]) == 0
+    assert command.run(["one.json", "two.json", "--verbose"]) == 0
     text = capsys.readouterr().out
     assert re.search(r"^layers of chunks +8 each +4 each$", text, re.MULTILINE)
     seen = autopar.compare(one, autopar.search("llama3-8b", "h200:1x8", **{**SMALL, "tp": 2}))
