@@ -40,13 +40,16 @@ class WhatIfSpec(PlotOptions):
     """Order of the answers, and their output."""
 
     by: Literal["tokens", "step", "cost"] = option(
-        "tokens", help="order: tokens/s/GPU, time of a step, or price of a token", panel=_ASK
+        "tokens", help="order: tokens/s/GPU, step time, or price of a token", panel=_ASK
     )
     price: tuple[str, ...] = option(
         (),
         help="of a GPU hour, such as h100=2.5; repeats",
         panel=_ASK,
         metavar="CARD=PRICE",
+    )
+    verbose: bool = option(
+        False, help="print also definitions, defaults and the number of GPUs", panel=_ASK
     )
     json: str | None = json_option(_OUT)
     config_path: str | None = option(
@@ -154,8 +157,10 @@ def execute(raw: Mapping[str, Any]) -> int:
     finally:
         if spec.json != "-":
             from autopar.command.console import make_console
+            from search.show.headline import SCREEN_WIDTH
 
-            show_answers(make_console(sys.stdout), groups, spec.by)
+            console = make_console(sys.stdout, SCREEN_WIDTH)
+            show_answers(console, groups, spec.by, verbose=spec.verbose)
     for line in says:
         say(f"{_NAME}: {line}")
     if exit_code == INFEASIBLE:
@@ -298,7 +303,7 @@ def _write(
     says = []
     if texts:
         says.append(f"wrote {len(texts)} files to {spec.config_path}")
-    says += [f"for the reasons: {line}" for line in first_commands(groups, plans)]
+    says += [f"to explain it: {line}" for line in first_commands(groups, plans)]
     if spec.plot is not None and any(group.ranked for group in groups):
         drawn = save_picture(spec.plot, groups, spec.formats, say_kept(_NAME))
         says += [f"wrote {path}" for path in drawn]

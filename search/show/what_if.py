@@ -21,11 +21,13 @@ from autopar.command.show import (
     print_item,
     print_plain,
     save_figures,
+    wrapped,
 )
 from autopar.output import Aside
-from autopar.units import GIB, format_count, format_seconds
+from autopar.units import GIB, format_count, format_range_s, format_seconds
 from search.questions.explore import AXES, TRAINED, By, effects, leads
 from search.request.request import ROWS
+from search.show.headline import in_table, row_lines
 
 if TYPE_CHECKING:
     from autopar.command.console import Console
@@ -36,58 +38,76 @@ PICTURE = "what_if"
 """File name of the picture without suffix."""
 _COLUMNS = {"global-batch-size": "batch"}
 """Column names of options, if they differ from the option."""
-_FLAG = {"SYNTHETIC": "synthetic", "ESTIMATES": "estimated"}
-"""Field of an answer for each printed basis."""
 _SAME = 1.005
 """Ratio below which two answers count as equal."""
-_WORTH = {"tokens": "tokens/s/GPU", "step": "time of a step", "cost": "price of a token"}
-_ORDER = {
-    "tokens": "by tokens per second and GPU",
-    "step": "by time of a step",
-    "cost": "by price of a token",
-}
+_ORDER = {"tokens": "tokens/s/GPU", "step": "step time", "cost": "price of a million tokens"}
+_LABEL = 11
+"""Width of the label of a footer row with the blanks after it, columns."""
 
 
 # --------------------------------------------------------------------------------------------------
 # The tables.
 
 
-def show_answers(console: Console, groups: Sequence[Group], by: By) -> None:
-    """Print every group with its ranking, and the effects of options over all groups."""
+def show_answers(
+    console: Console, groups: Sequence[Group], by: By, *, verbose: bool = False
+) -> None:
+    """Print every group with its ranking, and the effects of options over all groups.
+
+    verbose : True to print also the number of GPUs, all defaults and the definitions of columns.
+    """
     answers = [answer for group in groups for answer in (*group.ranked, *group.left)]
     found = [answer for group in groups for answer in group.ranked]
     varied = varied_axes([answer.choice for answer in answers])
-    title = f"{format_count(len(answers), 'combination')}, {len(found)} with a plan, {_ORDER[by]}"
+    batch = _common_batch(answers, varied)
+    counts = f"{format_count(len(answers), 'combination')}, {len(found)} feasible"
+    title = f"{_title(groups[0])}{batch}: {counts}" if len(groups) == 1 else f"{counts}{batch}"
     print_plain(console, title, style="bold")
-    _show_basis(console, found)
+    print_plain(console, f"{_basis(found)}Sorted by {_ORDER[by]}.")
     same = _same_words(answers, varied)
     if same:
-        print_plain(console, f"all with {', '.join(same)}")
+        print_plain(console, f"Same for all: {', '.join(same)}")
     for group in groups:
-        _show_group(console, group, by, varied)
+        _show_group(console, group, by, varied, headed=len(groups) > 1, verbose=verbose)
     _show_effects(console, answers, by)
-    if found:
-        _legend(console, found)
-    _show_defaults(console, found)
-    if any(group.ranked for group in groups):
-        print_heading(console, "the first of each, whole: its step by parts, memory, alternatives")
-        for group in groups:
-            for answer in group.ranked[:1]:
-                # Not wrapped, so that the command can be copied.
-                console.print(escape(command_of(answer.choice)), soft_wrap=True)
+    if verbose and found:
+        _show_definitions(console, found)
+        _show_defaults(console, found)
+    _show_next(console, groups, verbose=verbose)
 
 
-def _show_basis(console: Console, found: Sequence[Answer]) -> None:
-    """Print which answers are estimated or synthetic: all, or those of some hardware."""
-    for kind, whence, style in (
-        ("SYNTHETIC", " timings, which exercise the code and describe no machine", "bold red"),
-        ("ESTIMATES", " from datasheets, not on measurements", "yellow"),
+def _show_next(console: Console, groups: Sequence[Group], *, verbose: bool) -> None:
+    """Print the search of the best answer of each group."""
+    first = [group.ranked[0] for group in groups if group.ranked]
+    if not first:
+        return
+    console.print()
+    for at, answer in enumerate(first):
+        label = "" if at else "Next"
+        # Not wrapped, so that the command can be copied.
+        console.print(escape(f"{label:<{_LABEL}}{command_of(answer.choice)}"), soft_wrap=True)
+    if not verbose:
+        console.print(f"{'':<{_LABEL}}--verbose (definitions, defaults, GPUs)", soft_wrap=True)
+
+
+def _common_batch(answers: Sequence[Answer], varied: Sequence[str]) -> str:
+    """Return the global batch that all combinations share, as a part of a title."""
+    batch = answers[0].choice.words.get("global-batch-size")
+    shared = batch is not None and "global-batch-size" not in varied
+    return f", global batch {batch}" if shared else ""
+
+
+def _basis(found: Sequence[Answer]) -> str:
+    """Return which answers are estimated or synthetic: all, or those of some hardware."""
+    parts = []
+    for kind, of in (
+        ("SYNTHETIC timings", [answer for answer in found if answer.synthetic]),
+        ("ESTIMATES from datasheets", [answer for answer in found if answer.estimated]),
     ):
-        of = [answer for answer in found if getattr(answer, _FLAG[kind])]
         names = ", ".join(dict.fromkeys(answer.choice.words["hardware"] for answer in of))
         if of:
-            whose = "" if len(of) == len(found) else f"of {names} "
-            print_plain(console, f"rests {whose}on {kind}{whence}", style=style)
+            parts.append(kind + ("" if len(of) == len(found) else f" for {names}"))
+    return f"{'; '.join(parts)}. " if parts else ""
 
 
 def varied_axes(asked: Iterable[Choice]) -> tuple[str, ...]:
@@ -105,7 +125,7 @@ def _same_words(answers: Sequence[Answer], varied: Sequence[str]) -> list[str]:
     same = [
         f"{_COLUMNS.get(name, name)} {words[name]}"
         for name in AXES
-        if name in words and name not in (*varied, *TRAINED, "hardware")
+        if name in words and name not in (*varied, *TRAINED, "hardware", "global-batch-size")
     ]
     rows = {row.name: row for row in ROWS}
     given = answers[0].choice.request.given
@@ -115,7 +135,7 @@ def _same_words(answers: Sequence[Answer], varied: Sequence[str]) -> list[str]:
     if "stack" not in words and all(answer.engine is None for answer in answers):
         # With an engine, the stack is that of the engine and not the default of the option.
         shown = next(row.shown for row in ROWS if row.name == "stack")
-        same.append(f"stack {shown} (the default)")
+        same.append(f"stack {shown} (default)")
     return same
 
 
@@ -124,19 +144,33 @@ def _title(group: Group) -> str:
     names = [a.session.spec.name for a in group.ranked if a.session is not None]
     model = group.trained.get("model", names[0] if names else "")
     if tokens:
-        return f"{model}, {tokens[0]:,} tokens a sample"
+        return f"{model}, {tokens[0]:,} tokens"
     length = group.trained.get("seq-length")
-    return model if length is None else f"{model}, {length} tokens a sample"
+    return model if length is None else f"{model}, {length} tokens"
 
 
-def _show_group(console: Console, group: Group, by: By, varied: Sequence[str]) -> None:
-    print_heading(console, _title(group), style="bold cyan")
+def _show_group(
+    console: Console,
+    group: Group,
+    by: By,
+    varied: Sequence[str],
+    *,
+    headed: bool,
+    verbose: bool,
+) -> None:
+    """Print the answers of one model and sequence length.
+
+    headed : True to print the model as a heading.
+    """
+    console.print()
+    if headed:
+        print_plain(console, _title(group), style="bold cyan")
     axes = [name for name in varied if name not in TRAINED and name != "hardware"]
     if group.ranked:
-        columns = _show_table(console, group, axes)
-        # The plan already contains the batch.
+        columns = _show_table(console, group, axes, verbose=verbose)
+        # The plan already contains the engine, and its batch if that varies.
         rest = [name for name in axes if name not in (*columns, "global-batch-size")]
-        _show_plans(console, group, rest)
+        _show_plans(console, group, rest, columns)
     left: dict[tuple[str, str], list[str]] = {}
     for answer in group.left:
         left.setdefault((answer.status, answer.reason), []).append(_name(answer, axes))
@@ -144,16 +178,17 @@ def _show_group(console: Console, group: Group, by: By, varied: Sequence[str]) -
         print_item(console, f"{status}: {', '.join(names)}: {reason}")
     ahead = leads(group, by)
     if ahead:
-        best = f"best is {_name(group.ranked[0], axes)}: "
-        text = best + "; ".join(_lead_words(group, one, by) for one in ahead)
-        print_plain(console, text, style="bold")
+        console.print()
+    for one in ahead:
+        print_plain(console, _lead_words(group, one, by))
 
 
-def _show_table(console: Console, group: Group, axes: Sequence[str]) -> tuple[str, ...]:
+def _show_table(
+    console: Console, group: Group, axes: Sequence[str], *, verbose: bool
+) -> tuple[str, ...]:
     """Print the figures of every answer; return the options whose columns fit on the screen."""
     priced = any(a.figures is not None and a.figures.cost_per_mtoken for a in group.ranked)
-    last = ["GPUs", "step", "90 %", "tokens/s/GPU", "MFU", "GiB used"]
-    last += ["/Mtoken"] if priced else []
+    last = ["step", "90 % interval", "tokens/s/GPU", "MFU", "peak GiB", *["/Mtok"] * priced]
     rows = [
         (str(place), answer.choice.words["hardware"], answer, _cells(answer, priced=priced))
         for place, answer in enumerate(group.ranked, 1)
@@ -169,23 +204,48 @@ def _show_table(console: Console, group: Group, axes: Sequence[str]) -> tuple[st
         # Columns are separated by two blanks.
         if not shown or sum(widths) + 2 * (len(widths) - 1) <= console.width:
             break
-    table = make_table(*heads, left=2 + len(shown))
+    table = make_table(*heads, left=2 + len(shown), ruled=False)
     for line in lines:
         table.add_row(*map(escape, line))
     console.print(table)
+    if verbose:
+        numbers = ", ".join(
+            f"#{place} {answer.figures.num_gpus}"
+            for place, answer in enumerate(group.ranked, 1)
+            if answer.figures is not None
+        )
+        print_plain(console, f"GPUs: {numbers}")
     return shown
 
 
-def _show_plans(console: Console, group: Group, axes: Sequence[str]) -> None:
+def _show_plans(
+    console: Console, group: Group, axes: Sequence[str], columns: Sequence[str]
+) -> None:
     """Print the plan of every answer with its values of `axes`; equal plans are printed once."""
     plans: dict[str, list[str]] = {}
     for place, answer in enumerate(group.ranked, 1):
         early = f"; {answer.reason}" if answer.reason else ""
         words = ", ".join(_words(answer, axes))
-        number = f"#{place}" + (f" ({words})" if words else "")
-        plans.setdefault(_summary(answer) + early, []).append(number)
+        number = f"{place}" + (f" ({words})" if words else "")
+        named = "engine" in columns and answer.choice.words.get("engine") == answer.engine
+        assert answer.priced is not None, "a plan was found"
+        plan = in_table(answer.priced.words if named else _summary(answer))
+        plans.setdefault(plan + early, []).append(number)
+    print_heading(console, "Plans")
+    width = max(len(", ".join(numbers)) for numbers in plans.values()) + 2
     for text, numbers in plans.items():
-        print_item(console, f"{', '.join(numbers)}: {text}")
+        label = ", ".join(numbers)
+        if width <= _MOST_NUMBERS:
+            lines = row_lines([(label, text)], console.width, width)
+        else:
+            lines = wrapped(f"{label}: {text}", console.width - 4)
+            lines = [("    " if at else "") + line for at, line in enumerate(lines)]
+        for line in lines:
+            console.print(escape(line), soft_wrap=True)
+
+
+_MOST_NUMBERS = 12
+"""Largest width of the numbers before a plan, columns."""
 
 
 def _summary(answer: Answer) -> str:
@@ -197,28 +257,21 @@ def _summary(answer: Answer) -> str:
 def _cells(answer: Answer, *, priced: bool) -> list[str]:
     figures = answer.figures
     assert figures is not None
-    used = f"{figures.reserved_bytes / GIB:.1f}/{figures.budget_bytes / GIB:.1f}"
+    interval = ""
+    if figures.step_time_interval_s is not None:
+        ends = figures.step_time_interval_s
+        interval = format_range_s(*ends, like_s=figures.step_time_s, digits=3)
     cells = [
-        str(figures.num_gpus),
         format_seconds(figures.step_time_s),
-        _span(figures.step_time_interval_s),
+        interval,
         _number(figures.tokens_per_s_per_gpu),
         "" if figures.mfu is None else f"{figures.mfu * 100:.0f} %",
-        used,
+        f"{figures.reserved_bytes / GIB:.1f}/{figures.budget_bytes / GIB:>5.1f}",
     ]
     if priced:
         price = figures.cost_per_mtoken
         cells.append("" if price is None else f"{price:.4g}")
     return cells
-
-
-def _span(interval: tuple[float, float] | None) -> str:
-    """Return two times in the unit of the longer one; empty without an interval."""
-    if interval is None:
-        return ""
-    unit = format_seconds(interval[1]).rpartition(" ")[2]
-    scale = {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit]
-    return f"{interval[0] / scale:.3g}-{interval[1] / scale:.3g} {unit}"
 
 
 def _number(value: float) -> str:
@@ -243,57 +296,63 @@ def _name(answer: Answer, axes: Sequence[str]) -> str:
 
 
 def _lead_words(group: Group, ahead: LeadEntry, by: By) -> str:
-    other = f"#{ahead.over}"
-    words = [group.ranked[place].choice.words["hardware"] for place in (0, ahead.over - 1)]
-    if words[0] != words[1]:
-        other += f" on {words[1]}"
+    """Return the lead of the best answer over another one, and how certain it is."""
+    best, one = group.ranked[0], group.ranked[ahead.over - 1]
+    words, others = best.choice.words, one.choice.words
+    differ = [name for name in AXES if name in others and words.get(name) != others[name]]
+    told = ", ".join(others[name] for name in differ)
+    other = f"#{ahead.over}" + (f" ({told})" if told else "")
     if ahead.ratio < _SAME:
-        return f"{other} is as good"
+        return f"#1 and {other} are equal"
     than = {
-        "tokens": f"{ahead.ratio:.3g} times the tokens/s/GPU of {other}",
-        "step": f"{other} takes {ahead.ratio:.3g} times as long",
-        "cost": f"{other} costs {ahead.ratio:.3g} times as much",
+        "tokens": f"#1 has {ahead.ratio:.3g}x the throughput of {other}",
+        "step": f"{other} takes {ahead.ratio:.3g}x the step time of #1",
+        "cost": f"{other} costs {ahead.ratio:.3g}x as much as #1",
     }[by]
     if ahead.probability_faster is not None:
-        sure = f"better with {ahead.probability_faster * 100:.0f} % on this cluster and trainer"
+        sure = f"probability that #1 is better: {ahead.probability_faster * 100:.0f} %"
     elif ahead.intervals_overlap is None:
-        sure = "how sure is not known"
+        sure = "certainty unknown"
     elif ahead.intervals_overlap:
-        sure = "not sure, their 90 % intervals overlap"
+        sure = "intervals overlap, uncertain"
     else:
-        sure = "their 90 % intervals do not overlap"
-    return f"{than} ({sure})"
+        sure = "90 % intervals do not overlap"
+    return f"{than}: {sure}"
 
 
 def _show_effects(console: Console, answers: Sequence[Answer], by: By) -> None:
+    """Print the effect of each option: best over worst value, with all others equal."""
     worth = effects(answers, by)
     if not worth:
         return
     parts = [
-        f"{_COLUMNS.get(one.option, one.option)} {one.ratio:.3g} times "
+        f"{_COLUMNS.get(one.option, one.option)} {one.ratio:.3g}x "
         f"({one.best} is best in {one.wins} of {one.comparisons})"
         if one.ratio >= _SAME
-        else f"{_COLUMNS.get(one.option, one.option)} nothing"
+        else f"{_COLUMNS.get(one.option, one.option)} none"
         for one in worth
     ]
-    print_heading(console, "what moves it most")
-    print_plain(console, f"{_WORTH[by]}, best over worst with all else equal: {'; '.join(parts)}")
-
-
-def _legend(console: Console, found: Sequence[Answer]) -> None:
-    published = any(answer.runs is not None for answer in found)
-    text = "MFU: FLOP of the model over the dense peak of the card; GiB used: of the fullest GPU"
-    if any(answer.launch is None for answer in found):
-        text += (
-            "; plans: pp stages, m micro-batches, G samples a step, then layers x how they are "
-            "divided"
-        )
-    if any(a.figures is not None and a.figures.cost_per_mtoken for a in found):
-        text += "; /Mtoken: price of a million tokens"
-    if published:
-        text = "90 %: where 9 of 10 published runs lay around such an estimate; " + text
+    label = f"Effect on {_ORDER[by]}: "
     console.print()
-    print_plain(console, text, style="dim")
+    rows = [("" if at else label, part) for at, part in enumerate(parts)]
+    for line in row_lines(rows, console.width, len(label)):
+        console.print(escape(line), soft_wrap=True)
+
+
+def _show_definitions(console: Console, found: Sequence[Answer]) -> None:
+    """Print the definitions of the columns."""
+    print_heading(console, "Definitions")
+    lines = [
+        "MFU: model FLOP over the dense 16-bit peak of the card",
+        "peak GiB: memory of the peak stage / budget of a GPU",
+        "effect: best over worst value of an option, with all others equal",
+    ]
+    if any(answer.runs is not None for answer in found):
+        lines.append("90 % interval: step times, from the errors for published runs")
+    if any(a.figures is not None and a.figures.cost_per_mtoken for a in found):
+        lines.append("/Mtok: price of a million tokens")
+    for line in lines:
+        print_item(console, line)
 
 
 def _show_defaults(console: Console, found: Sequence[Answer]) -> None:
@@ -301,19 +360,19 @@ def _show_defaults(console: Console, found: Sequence[Answer]) -> None:
     lines = [[line for line in answer.defaults_used if line.startswith("--")] for answer in found]
     shared = [line for line in lines[0] if all(line in own for own in lines)] if lines else []
     if shared:
-        print_heading(console, "defaults used")
+        print_heading(console, "Defaults")
     for line in shared:
         print_item(console, line)
 
 
 def command_of(choice: Choice) -> str:
-    """Return the `autopar-search` command line of a combination."""
+    """Return the `autopar search` command line of a combination."""
     rows = {row.name: row for row in ROWS}
     given = dict(choice.request.given)
     words = [word for name, value in given.items() for word in words_of(rows[name], value)]
     if choice.request.engine is not None:
         words += ["--engine", choice.request.engine]
-    return " ".join(["autopar-search", *words])
+    return " ".join(["autopar search", *words])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -460,7 +519,7 @@ def first_commands(groups: Sequence[Group], plan_files: Mapping[int, str]) -> li
     """Return the command that explains the plan file of the best answer of each group."""
     first = [group.ranked[0] for group in groups if group.ranked]
     return [
-        f"autopar-explain {shlex.quote(plan_files[id(answer.choice)])}"
+        f"autopar explain {shlex.quote(plan_files[id(answer.choice)])}"
         for answer in first
         if id(answer.choice) in plan_files
     ]
