@@ -283,7 +283,7 @@ def _batch_lines(found: Answer) -> list[str]:
         return []
     shared = _shared(best.choice.global_batch, job.world)
     now, then = best.assessment.tokens_per_s or 0.0, other.assessment.tokens_per_s or 0.0
-    better = f"--global-batch-size {other.choice.global_batch} trains {then:,.0f} tokens/s per GPU"
+    better = f"--global-batch-size {other.choice.global_batch} reaches {then:,.0f} tokens/s/GPU"
     return [f"{shared}; {better} instead of {now:,.0f}"]
 
 
@@ -310,7 +310,7 @@ def _say_batch_of_plan(request: Request, session: Session, result: SearchResult)
     if found is None or found.samples_per_s < 1.01 * now:
         return
     say(
-        f"{_NAME}: {_shared(batch, world)}; --global-batch-size {better} trains "
+        f"{_NAME}: {_shared(batch, world)}; --global-batch-size {better} reaches "
         f"{found.samples_per_s:.5g} samples/s instead of {now:.5g}"
     )
 
@@ -390,7 +390,7 @@ def _show_plan(found: Chosen, reached: Reached | None) -> int:
             session,
             plan,
             prediction,
-            state="the fastest plan that fits",
+            state="fastest plan that fits",
             result=result,
             frontier=frontier or (),
         ),
@@ -550,10 +550,10 @@ def _files(
     says = []
     if paths[0] not in files:
         beyond = ", ".join(unsaid_by_galvatron(result.plan))
-        says.append(f"no strategy file, since Galvatron's cannot say {beyond} of this plan")
+        says.append(f"no strategy file: the format of Galvatron does not support {beyond}")
     plan = shlex.quote(str(paths[-1]))
-    says.append(f"for the reasons: autopar-explain {plan}")
-    says.append(f"whether it fits, counted without a GPU: profile-plan {plan} --mode dryrun")
+    says.append(f"to explain it: autopar explain {plan}")
+    says.append(f"to count its memory without a GPU: profile-plan {plan} --mode dryrun")
     return files, says
 
 
@@ -567,7 +567,7 @@ def _report_pins(request: Request, session: Session, result: SearchResult) -> No
     unpinned = replace(session.options, pin=(), forbid=())
     free = working("pricing the pins", lambda: session.rebuilt(options=unpinned).solve())
     if free.prediction is None:  # stopped by the time limit
-        say(f"{_NAME}: what the pins cost is unknown, the search without them found nothing")
+        say(f"{_NAME}: the cost of the pins is unknown: the search without them found no plan")
         return
     best, pinned = free.prediction.samples_per_s, result.prediction.samples_per_s
     say(

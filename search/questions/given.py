@@ -143,7 +143,7 @@ class GivenPlan(Record, eq=False):
     def draw(self, pictures: Pictures) -> Mapping[Path, str]:
         """Return the pictures of the step, as file contents by path."""
         return pictures.of_plan(
-            self.session, self.plan, self.prediction, state=f"{self.path}, priced"
+            self.session, self.plan, self.prediction, state=f"given plan: {self.path}"
         )
 
     def document(self, asked: Mapping[str, object]) -> dict[str, Any]:

@@ -29,10 +29,9 @@ if TYPE_CHECKING:
 
 def show_frontier(console: Console, results: Sequence[SearchResult]) -> None:
     """Print a table of the best throughput and plan for each memory budget."""
-    print_heading(console, "throughput by memory budget")
-    table = make_table(
-        "GiB per GPU", "samples/s", "step", "plan", left=0, words_last=True, spaced=True
-    )
+    print_heading(console, "Throughput by memory budget")
+    columns = ("GiB/GPU", "samples/s", "step time", "plan")
+    table = make_table(*columns, left=0, words_last=True, spaced=True, ruled=False)
     for result in results:
         if result.plan is None or result.prediction is None:
             continue
@@ -82,7 +81,7 @@ def save_frontier(
                 color=QUIET,
             )
         plot.set_title(title, loc="left")
-        plot.set_xlabel("memory of a GPU, GiB", color=QUIET)
+        plot.set_xlabel("memory budget, GiB/GPU", color=QUIET)
         plot.set_ylabel("samples/s", color=QUIET)
         plot.set_ylim(bottom=0.0)
         plot.grid(color=GRID)

@@ -24,7 +24,7 @@ from search.show.pictures.memory import StageMemory, launch_memory, plan_memory
 from search.show.pictures.page import Fact, Page, Section
 from search.show.pictures.terms import TERMS, sends
 from search.show.pictures.timeline import Timeline, launch_timeline, plan_timeline
-from search.show.terms import time_name
+from search.show.terms import FEATURE_NAMES, memory_name, time_name
 
 if TYPE_CHECKING:
     from autopar.run.plan import Plan, Prediction
@@ -38,7 +38,7 @@ _CLUSTERS = (0.25, 0.5, 2.0, 4.0)
 """Factors of global batch and number of nodes for which the fastest plan is searched."""
 _SECONDS = 5.0
 """CPU seconds that each of these searches may take."""
-_ALIKE = "the timeline has one rank of each stage: all ranks of a stage are taken to be alike"
+_ALIKE = "the timeline shows one rank per stage and assumes that all ranks of a stage are equal"
 
 
 def answer_page(found: Launches, *, curves: bool) -> Page:
@@ -57,21 +57,22 @@ def answer_page(found: Launches, *, curves: bool) -> Page:
         for other in (each.solved.solutions if each.solved is not None else ())
     ]
     none = [each for each in found.engines if each.best is None]
-    refused = "".join(f"<p>{each.engine.title} has none: {each.reason}</p>" for each in none)
+    refused = "".join(f"<p>{each.engine.title}: no plan: {each.reason}</p>" for each in none)
     sections = _alternatives(candidates, solution.choice, refused)
     if curves:
         sections += _curves(question, one, solution)
-    left_out = [f"{_ALIKE}, stragglers are one wait"]
+    left_out = [f"{_ALIKE}; stragglers are one wait"]
     if searched:
         left_out.insert(
-            0, "CUDA graphs, and degrees, recomputation or offloading by layer, were not searched"
+            0,
+            "not searched: CUDA graphs, and degrees, recomputation or offload by layer",
         )
     page = checked_page(
         solution.assessment,
         one.target,
         title=question.title,
         line=f"{one.engine.title}: {line_of(question, solution)}",
-        state=_state(one) if searched else "a launch that was given, priced",
+        state=_state(one) if searched else "given plan",
     )
     return replace(
         page,
@@ -88,7 +89,7 @@ def checked_page(
     *,
     title: str,
     line: str,
-    state: str = "a launch that was read, not run",
+    state: str = "launch script, read and estimated, not run",
 ) -> Page:
     """Return the page of an assessed run; raises InputError for a run without a step time."""
     found = _counted(assessment, target)
@@ -160,10 +161,11 @@ def plan_page(
 def _state(best: EngineAnswer) -> str:
     solved = best.solved
     assert solved is not None, "it was searched"
-    number = f"{solved.effort.choices:,} launches"
+    number = f"fastest of {solved.effort.choices:,} plans that fits"
     if solved.complete:
-        return f"the fastest of {number} that fits, proven"
-    return f"of {number}; time was up: at most {solved.gap * 100:.1f} % slower than the fastest"
+        return f"{number}, proven (gap 0 %)"
+    gap = f"at most {solved.gap * 100:.1f} % slower than the best"
+    return f"{number}; stopped by the time limit, {gap}"
 
 
 def _counted(assessment: Assessment, target: Target) -> Assessment:
@@ -204,9 +206,8 @@ def _page(
         memory=memory,
         budget_bytes=fullest.budget_bytes - price.reserve_bytes,
         budget_words=(
-            f"The limit is what {format_bytes(fullest.budget_bytes)} leave beside "
-            f"{format_bytes(price.reserve_bytes)} for {price.reserve_of}; bars are what is "
-            "allocated."
+            f"Bars: allocated memory. Limit: {format_bytes(fullest.budget_bytes)} less "
+            f"{format_bytes(price.reserve_bytes)} for {price.reserve_of}."
         ),
         waterfall=tuple((name, time_name(name), price.terms_s[name]) for name in names),
         layers=layers,
@@ -222,32 +223,35 @@ def _facts(price: Price) -> Iterator[Fact]:
     if found.interval_s is not None:
         low, high = map(format_seconds, found.interval_s)
         note = f"{low} to {high}, 90 % interval"
-    yield Fact(label="step", value=step, note=note)
+    yield Fact(label="Step time", value=step, note=note)
     # The slowest step has the lowest throughput.
     least, most = found.ends or (1.0, 1.0)
     tokens, between = found.tokens_per_s, ""
     if least < most:
         between = f"{tokens * least:,.0f} to {tokens * most:,.0f}; "
     yield Fact(
-        label="tokens/s per GPU",
+        label="Tokens/s/GPU",
         value=f"{tokens:,.0f}",
         note=f"{between}{tokens * found.gpus:,.0f} on {found.gpus:,} GPUs",
     )
     if found.mfu is not None:
         share = found.mfu * 100
         between = f"{share * least:.1f} to {share * most:.1f}, " if least < most else ""
-        yield Fact(label="MFU", value=f"{share:.1f} %", note=f"{between}of the 16-bit peak")
-    reserved = " to ".join(dict.fromkeys(map(format_bytes, fullest.reserved_bytes)))
+        yield Fact(label="MFU", value=f"{share:.1f} %", note=f"{between}of the bf16 peak")
+    low, high = fullest.reserved_bytes
+    # No more is allocated than is reserved.
+    ends = (high,) if low == high else (max(low, fullest.peak_bytes), high)
+    reserved = " to ".join(map(format_bytes, ends))
     yield Fact(
-        label="peak memory",
+        label="Peak memory",
         value=format_bytes(fullest.peak_bytes),
         note=f"reserved {reserved} of {format_bytes(fullest.budget_bytes)}",
     )
-    asked = "" if price.oom_risk is None else f"; {format_odds(price.oom_risk)} is asked for"
+    allowed = "" if price.oom_risk is None else f"; {format_odds(price.oom_risk)} is allowed"
     yield Fact(
-        label="out of memory",
+        label="OOM probability",
         value=format_odds(price.oom_probability),
-        note=f"odds; {price.verdict}{asked}",
+        note=f"{price.verdict}{allowed}",
     )
 
 
@@ -261,18 +265,20 @@ def _bounds(price: Price) -> Iterator[str]:
         longest = max(range(len(times)), key=times.__getitem__)
         mean = sum(times) / len(times)
         yield (
-            f"pipeline: stage {longest} is the longest, {(times[longest] / mean - 1) * 100:.1f} % "
+            f"pipeline: stage {longest} is the slowest, {(times[longest] / mean - 1) * 100:.1f} % "
             f"above the mean; the bubble is {terms.get('bubble', 0.0) / total * 100:.1f} % of the "
             f"step with {price.micro_batches:,} micro-batches"
         )
     moved = sum(value for name, value in terms.items() if sends(name))
-    yield f"communication that nothing hides: {moved / total * 100:.1f} % of the step"
+    yield f"exposed communication: {moved / total * 100:.1f} % of the step"
     fullest = price.fullest
     largest = sorted(fullest.terms, key=lambda term: -term.num_bytes)[:2]
-    parts = " and ".join(f"{term.name} {format_bytes(term.num_bytes)}" for term in largest)
+    parts = " and ".join(
+        f"{memory_name(one.name)} {format_bytes(one.num_bytes)}" for one in largest
+    )
     free = fullest.budget_bytes - price.reserve_bytes - fullest.peak_bytes
     yield (
-        f"memory: stage {fullest.stage} is the fullest, with {parts}; "
+        f"memory: the peak stage is stage {fullest.stage}, with {parts}; "
         + (f"{format_bytes(free)} are free" if free >= 0 else f"{format_bytes(-free)} are missing")
     )
     yield from price.problems
@@ -282,12 +288,13 @@ def _intervals(price: Price) -> Iterator[str]:
     if price.interval:
         yield f"step: {price.interval}"
     else:
-        yield "no interval: nothing says how far these times are off"
-    low, high = map(format_bytes, price.fullest.reserved_bytes)
+        yield "no interval: no published or measured errors apply to these times"
+    low, high = price.fullest.reserved_bytes
     if low != high:
-        few = ", ".join(price.few_runs)
-        wide = f"; wider than most, as few measured runs have {few}" if few else ""
-        yield f"memory: 9 of 10 launches with such a peak reserve {low} to {high}{wide}"
+        few = ", ".join(FEATURE_NAMES.get(one, one) for one in price.few_runs)
+        wide = f"; wider than most: few measured runs have {few}" if few else ""
+        least = format_bytes(max(low, price.fullest.peak_bytes))
+        yield f"reserved memory: {least} to {format_bytes(high)} (90 %){wide}"
     yield from price.notes
 
 
@@ -306,7 +313,7 @@ def _stages(assessment: Assessment) -> str:
         number = sum(len(chunk.layers) for chunk in stage)
         longest = step.stage_s[at] / max(step.stage_s)
         rows.append((str(at), str(number), f"{longest * 100:.1f} %", "; ".join(parts)))
-    return table(("stage", "layers", "time of the longest", "chunks"), rows, words=(0, 3))
+    return table(("stage", "layers", "time over the slowest", "chunks"), rows, words=(0, 3))
 
 
 def _layers(prediction: Prediction) -> str:
@@ -328,8 +335,8 @@ def _layers(prediction: Prediction) -> str:
                 )
             )
     heads = (
-        *("stage", "layers", "strategy", "a micro-batch", "once a step", "states"),
-        "activations in flight",
+        *("stage", "layers", "strategy", "per micro-batch", "per step", "model states"),
+        "saved activations",
     )
     return table(heads, rows, words=(0, 1, 2))
 
@@ -356,7 +363,7 @@ def _alternatives(
         tokens = 0.0 if price.throughput is None else price.throughput.tokens_per_s
         peak, rate = price.fullest.peak_bytes, f"{tokens:,.0f}"
         name = f"{one.engine}: " if one.engine else ""
-        words = f"{name}{one.words}, {rate} tokens/s per GPU, {format_bytes(peak)}"
+        words = f"{name}{one.words}, {rate} tokens/s/GPU, {format_bytes(peak)}"
         point = Point(x=peak / GIB, y=tokens, words=words, chosen=one is best)
         points.setdefault(one.title, []).append(point)
         share = price.samples_per_s / best.price.samples_per_s - 1
@@ -371,7 +378,7 @@ def _alternatives(
                 format_odds(price.oom_probability),
             )
         )
-    heads = ("plan", "engine", "tokens/s/GPU", "vs best", "odds of being faster", "peak", "OOM")
+    heads = ("plan", "engine", "tokens/s/GPU", "vs best", "P(faster)", "peak", "OOM probability")
     # Empty columns are not shown.
     kept = [at for at in range(len(heads)) if any(row[at] for row in rows)]
     listed = table(
@@ -383,8 +390,8 @@ def _alternatives(
     chart = scatter(
         [Series(name=name, points=tuple(own)) for name, own in points.items()],
         title="Throughput over peak memory",
-        x_label="allocated at the peak, GiB",
-        y_label="tokens/s per GPU",
+        x_label="peak allocated, GiB",
+        y_label="tokens/s/GPU",
         limit=((fullest.budget_bytes - best.price.reserve_bytes) / GIB, "limit"),
     )
     content = f'<div class="charts">{chart}</div>{listed}{below}'
@@ -430,7 +437,7 @@ def _curves(question: Question, best: EngineAnswer, solution: Solution) -> list[
     )
     charts = []
     for found, title, label in (
-        (batches, "Throughput over the global batch", "sequences of a step"),
+        (batches, "Throughput over the global batch", "global batch, sequences"),
         (clusters, f"Throughput over GPUs, global batch {batch:,}", "GPUs"),
     ):
         if len(found) < 2:
@@ -441,7 +448,7 @@ def _curves(question: Question, best: EngineAnswer, solution: Solution) -> list[
                 x=x,
                 y=one.assessment.tokens_per_s or 0.0,
                 words=f"{x:,.0f}: {line_of(asked, one)}, "
-                f"{one.assessment.tokens_per_s or 0.0:,.0f} tokens/s per GPU",
+                f"{one.assessment.tokens_per_s or 0.0:,.0f} tokens/s/GPU",
                 chosen=one is solution,
             )
             for x, one, asked in found
@@ -450,7 +457,7 @@ def _curves(question: Question, best: EngineAnswer, solution: Solution) -> list[
             [Series(name="", points=points)],
             title=title,
             x_label=label,
-            y_label="tokens/s per GPU",
+            y_label="tokens/s/GPU",
         )
         rows = [
             (
@@ -461,7 +468,7 @@ def _curves(question: Question, best: EngineAnswer, solution: Solution) -> list[
             )
             for x, one, asked in found
         ]
-        heads = (label, "tokens/s/GPU", "step", f"fastest launch of {best.engine.title}")
+        heads = (label, "tokens/s/GPU", "step", f"fastest plan of {best.engine.title}")
         charts.append(f"<div>{chart}{table(heads, rows, words=(3,))}</div>")
     if not charts:
         return []
@@ -497,11 +504,11 @@ def _asked(question: Question, best: EngineAnswer, nodes: int, batch: int) -> Qu
 
 def _inputs(question: Question, best: EngineAnswer) -> Iterator[tuple[str, str]]:
     spec, job = question.spec, question.job
-    yield "model", f"{spec.name}, {spec.num_layers} layers, {job.seq:,} tokens a sequence"
+    yield "model", f"{spec.name}, {spec.num_layers} layers, {job.seq:,} tokens per sequence"
     world = f"{question.num_nodes} x {question.gpus_per_node} {question.card.name}"
     yield "hardware", f"{world}, {format_bytes(question.card.memory_bytes)} each"
-    yield "software", best.target.machine.stack.name
+    yield "software stack", best.target.machine.stack.name
     yield "site", "none" if question.site is None else question.site.name
-    yield "odds of running out of memory, at most", format_odds(question.oom_risk)
+    yield "allowed OOM probability", format_odds(question.oom_risk)
     if words := job.training.words:
         yield "training", words

@@ -14,6 +14,7 @@ from autopar.records import Record
 from autopar.run.plan import Prediction
 from autopar.run.run import Run
 from search.show.pictures.timeline import Timeline, Track
+from search.show.terms import memory_name
 
 _JOINED = {
     "saved activations": "activations",
@@ -130,7 +131,7 @@ def _stage(
         for moment in moments
     ]
     return StageMemory(
-        names=(*names, *([_OTHERS] if others else [])),
+        names=(*map(memory_name, names), *([_OTHERS] if others else [])),
         rows=tuple(rows),
         at=tuple(at),
         odds_of_oom=odds_of_oom,
@@ -166,9 +167,5 @@ def plan_memory(prediction: Prediction, timeline: Timeline) -> tuple[StageMemory
                 )
             at.append(rows[live])
             live -= work.kind != "F"
-        named = [
-            {name.replace("vocab_", "embedding and head: "): size for name, size in one.items()}
-            for one in moments
-        ]
-        found.append(_stage(named, at, stage.odds_of_oom))
+        found.append(_stage(moments, at, stage.odds_of_oom))
     return tuple(found)

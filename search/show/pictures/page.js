@@ -5,7 +5,7 @@
   const KINDS = ["F", "B", "I", "W"];
   const KIND_COLOURS = ["kF", "kB", "kI", "kW"];
   const NAMES = {
-    F: "forward", B: "backward", I: "gradients of inputs", W: "gradients of weights",
+    F: "forward", B: "backward", I: "input gradients", W: "weight gradients",
   };
   const GIB = 2 ** 30;
   const PIPELINE = data.streams.findIndex(([name]) => name === "pipeline");
@@ -464,7 +464,7 @@
         }
       }
       words.unshift(text);
-    } else if (!words.length) words.push(`stage ${lane.stage} (${track.ranks}): waits`);
+    } else if (!words.length) words.push(`stage ${lane.stage} (${track.ranks}): idle`);
     return `${seconds(time)}: ${words.join("; ")}`;
   }
 

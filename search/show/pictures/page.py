@@ -30,11 +30,11 @@ _LEAST = 5e-4
 """Share of the step below which a term has no bar."""
 _TIMELINE_WORDS = {
     "compute": "compute",
-    "tensor": "tensor parallel",
-    "context": "context parallel",
-    "experts": "expert parallel",
-    "pipeline": "pipeline",
-    "data": "data parallel",
+    "tensor": "TP comm",
+    "context": "CP comm",
+    "experts": "EP comm",
+    "pipeline": "PP comm",
+    "data": "DP comm",
     "host": "host",
 }
 
@@ -105,9 +105,9 @@ def page_text(page: Page) -> str:
             f"<section><h2>{escape(one.heading)}</h2>{one.content}</section>"
             for one in page.sections
         ),
-        "assumptions": _titled("Assumed", _list(page.assumptions)),
-        "intervals": _titled("How sure this is", _list(page.intervals)),
-        "left_out": _titled("Left out", _list(page.left_out)),
+        "assumptions": _titled("Defaults", _list(page.assumptions)),
+        "intervals": _titled("Basis and 90 % intervals", _list(page.intervals)),
+        "left_out": _titled("Not modelled or not searched", _list(page.left_out)),
         "inputs": _titled("Inputs", table(("option", "value"), page.inputs, words=(0, 1)))
         if page.inputs
         else "",
@@ -169,7 +169,16 @@ def _track_table(timeline: Timeline, memory: Sequence[StageMemory]) -> str:
             )
         )
     return table(
-        ("stage", "ranks", "layers", "forward", "backward", "not in micro-batches", "peak", "OOM"),
+        (
+            "stage",
+            "ranks",
+            "layers",
+            "forward",
+            "backward",
+            "idle or per step",
+            "peak",
+            "OOM probability",
+        ),
         rows,
         words=(0, 1, 2),
     )

@@ -109,7 +109,7 @@ class Track(Record):
                 # A stage sends one message at a time.
                 start = max(work.end_s, free)
                 free = start + seconds
-                yield Span("pipeline", "transfer", "transfer between stages", start, free, work)
+                yield Span("pipeline", "transfer", "PP comm", start, free, work)
         yield from self.once
 
 
@@ -248,11 +248,11 @@ def _replayed(
         stages[event.rank].append(event)
     notes = []
     if strategy.vpp > 1:
-        notes.append("the seconds of a stage are spread evenly over its chunks")
+        notes.append("the time of a stage is divided evenly over its chunks")
     if early:
         notes.append(
-            "sums of gradients behind each micro-batch: only what computation does not hide is "
-            "drawn, as the last part of its backward"
+            "gradient reduction after each micro-batch: only its exposed part is drawn, as the "
+            "last part of the backward pass"
         )
     return _ended(stages, found.step_s, ends_s, notes), notes
 
@@ -277,8 +277,8 @@ def _ended(
             if event.start_s > 0
         )
         notes.append(
-            f"the step model's bubble is {share * 100:.2g} % of the step's pipeline longer than "
-            "that of the replay: starts are moved apart by it, evenly over the step"
+            "the bubble of the step model is longer than that of the event replay, by "
+            f"{share * 100:.2g} % of the pipeline time: starts are delayed evenly over the step"
         )
         return [
             [
@@ -291,8 +291,8 @@ def _ended(
             for events in stages
         ]
     notes.append(
-        f"the replay takes {-share * 100:.2g} % longer than the step model: all of its spans are "
-        "shortened by it"
+        f"the event replay is {-share * 100:.2g} % longer than the step model: all spans are "
+        "shortened to the step model"
     )
     factor = ends_s / replayed_s
     return [
@@ -320,7 +320,7 @@ def _shares(phases: _Phases, kind: str, early_s: float) -> tuple[Piece, ...]:
     order = [*first, *(name for name in seconds if name not in first)]
     found = [Piece(name, time_name(name), seconds[name] / total) for name in order]
     if late:
-        found.append(Piece("gradients", "sum of gradients", late / total))
+        found.append(Piece("gradients", "gradient reduction", late / total))
     return tuple(found)
 
 
@@ -350,15 +350,15 @@ class _OnceApart:
 
     def _notes(self, run: Run) -> Iterator[str]:
         yield (
-            "terms of a micro-batch are shares of its time, drawn one behind the other; of one "
-            "micro-batch they are drawn layer by layer"
+            "terms of a micro-batch are drawn one after the other, in proportion to their time; "
+            "one micro-batch is drawn layer by layer"
         )
         if self._step.terms_s["stragglers"]:
-            yield "stragglers: the whole term is a wait behind the sum of gradients"
+            yield "stragglers: the whole term is a wait after the gradient reduction"
         if self._worst.reduction_s + self._worst.gather_s:
-            hidden = "; hidden parts run beside computation" if self._first else ""
+            hidden = "; hidden parts overlap with computation" if self._first else ""
             yield (
-                "data-parallel traffic has its full length, the end of the longest is visible"
+                "DP comm is drawn in full length; its exposed part is the end of the longest"
                 f"{hidden}"
             )
 
@@ -450,8 +450,8 @@ def plan_timeline(plan: Plan, prediction: Prediction) -> Timeline:
     for event in found.timeline or ():
         events[event.stage].append(event)
     notes = [
-        "terms of a micro-batch are shares of its time, drawn one behind the other",
-        "categories that forward and backward share are in both in the same proportion",
+        "terms of a micro-batch are drawn one after the other, in proportion to their time",
+        "categories that forward and backward share are divided in proportion to both",
     ]
     timed = [
         [
@@ -537,6 +537,6 @@ def _tail(prediction: Prediction, at: int, tail: Sequence[Timed]) -> Iterator[Sp
         update = min(update / stage.tail_s, 1.0) * length if stage.tail_s else 0.0
         middle = event.end_s - update
         if middle > event.start_s:
-            yield Span("data", "gradient_sync", "sum of gradients", event.start_s, middle)
+            yield Span("data", "gradient_sync", "gradient reduction", event.start_s, middle)
         if update:
             yield Span("compute", "optimizer", "optimizer", middle, event.end_s)

@@ -367,7 +367,7 @@ def test_the_frontier_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     words = ("--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--num-layers", "4")
     assert search_command.run([*words, "--plot", "front.svg"]) == 0
     drawn = Path("front.svg").read_text()
-    assert "memory of a GPU, GiB" in drawn
+    assert "memory budget, GiB/GPU" in drawn
     assert search_command.run([*words, "--frontier", "--plot", "front.svg"]) == 0
     assert Path("front.svg").read_text() == drawn
     assert not list(tmp_path.glob("*.bak*"))

@@ -97,7 +97,7 @@ def test_json_in_a_file_leaves_the_report(
 
     document = json.loads((tmp_path / "r.json").read_text())
     assert document["frontier"][0]["samples_per_s"] == 100.0
-    assert "throughput by memory budget" in capsys.readouterr().out
+    assert "Throughput by memory budget" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
 
 

@@ -301,8 +301,8 @@ def test_a_page_of_a_plan_has_the_rates_and_no_place_of_a_machine(
     """Rates of a GPU with their ends, as launches have; inputs by their place among the shipped."""
     _, page = planned
     facts = {fact.label: fact for fact in page.facts}
-    assert re.fullmatch(r"[\d,]+ to [\d,]+; [\d,]+ on \d+ GPUs", facts["tokens/s per GPU"].note)
-    assert re.fullmatch(r"[\d.]+ to [\d.]+, of the 16-bit peak", facts["MFU"].note)
+    assert re.fullmatch(r"[\d,]+ to [\d,]+; [\d,]+ on \d+ GPUs", facts["Tokens/s/GPU"].note)
+    assert re.fullmatch(r"[\d.]+ to [\d.]+, of the bf16 peak", facts["MFU"].note)
     assert page.inputs
     assert all(not value.startswith("/") for _, value in page.inputs)
 
@@ -370,8 +370,9 @@ def test_a_page_has_all_of_an_answer(
 ) -> None:
     seen = _Seen(page_text(page))
     for heading in (
-        *("Where the time goes", "Memory of a GPU at the fullest moment", "What bounds it"),
-        *("Layers by stage", "Alternatives", "How sure this is", "Assumed", "Left out", "Inputs"),
+        *("Step time by term", "Peak memory per GPU", "Limits", "Layers by stage"),
+        *("Alternatives", "Basis and 90 % intervals", "Defaults", "Inputs"),
+        "Not modelled or not searched",
     ):
         assert heading in seen.headings
     words = " ".join(seen.texts)
@@ -379,7 +380,7 @@ def test_a_page_has_all_of_an_answer(
     assert step is not None
     assert f"Megatron-LM: {page.line.partition(': ')[2]}" in words
     assert [fact.label for fact in page.facts] == [
-        *("step", "tokens/s per GPU", "MFU", "peak memory", "out of memory")
+        *("Step time", "Tokens/s/GPU", "MFU", "Peak memory", "OOM probability")
     ]
     for fact in page.facts:
         assert fact.value in words
@@ -388,7 +389,7 @@ def test_a_page_has_all_of_an_answer(
     assert interval is not None
     assert mfu is not None
     least, most = (100.0 * mfu * step.total_s / end for end in reversed(interval))
-    assert f"{least:.1f} to {most:.1f}, of the 16-bit peak" in words
+    assert f"{least:.1f} to {most:.1f}, of the bf16 peak" in words
     # every stage in every table, every id once
     for stage in range(4):
         assert f"stage {stage}" in words

@@ -86,7 +86,7 @@ def test_what_a_trainer_runs_comes_back_whole(
 
     assert is_launch("back.json")
     assert without_effect(read_launch("back.json").run) == without_effect(run)
-    assert "cannot say" not in capsys.readouterr().err
+    assert "does not support" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
