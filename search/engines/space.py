@@ -342,6 +342,6 @@ def transformers_space(**own: Any) -> EngineSpace:
     )
 
 
-LAYOUTS = "unequal chunks but those whose longest stage is shortest"
+LAYOUTS = "uneven pipeline chunks other than the balanced ones"
 FEW = "fewer micro-batches than stages"
 BY_LAYER = "degrees that differ by layer (--engine galvatron)"

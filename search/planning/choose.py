@@ -220,11 +220,11 @@ def _layered(request: Request, why: str = "") -> Route:
         engine = "none"
     if engine == "none":
         engines: tuple[Engine, ...] = ()
-        found = "plans whose layers may differ, whatever runs them"
+        found = "per-layer plans for any engine"
     elif engine in (None, "any"):
-        engines, found = cast(tuple[Engine, ...], EXPORTERS), "plans whose layers may differ"
+        engines, found = cast(tuple[Engine, ...], EXPORTERS), "per-layer plans"
     else:
-        engines, found = (cast(Engine, engine),), f"plans of {engine} whose layers may differ"
+        engines, found = (cast(Engine, engine),), f"per-layer plans of {engine}"
     return Route(layered=engines, why=f"{found}: {why}" if why else "", reason=why)
 
 

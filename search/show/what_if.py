@@ -348,7 +348,7 @@ def _show_definitions(console: Console, found: Sequence[Answer]) -> None:
         "effect: best over worst value of an option, with all others equal",
     ]
     if any(answer.runs is not None for answer in found):
-        lines.append("90 % interval: step times, from the errors for published runs")
+        lines.append("90 % interval: step times, from the errors on published runs")
     if any(a.figures is not None and a.figures.cost_per_mtoken for a in found):
         lines.append("/Mtok: price of a million tokens")
     for line in lines:

@@ -147,9 +147,7 @@ def test_fewer_samples_than_gpus_is_said(tmp_path: Path) -> None:
 
     # launches and the plans beside them have the batch that models are trained with
     found = json.loads(search(*words, cwd=tmp_path).stdout)
-    assert any(
-        line.startswith("--global-batch-size 1024 (nobody said") for line in found["assumed"]
-    )
+    assert any(line.startswith("--global-batch-size 1024 (not given") for line in found["assumed"])
     plans = [line["plan"] for line in found["engines"] if line["plan"] is not None]
     assert [plan["global_bsz"] for plan in plans] == [1024] * len(plans)
 

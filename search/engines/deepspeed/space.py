@@ -30,6 +30,6 @@ SPACE = transformers_space(
     replicated=(),
     launch=_deepspeed,
     rules=SPACE_RULES,
-    left_out=("pipelines", "Ulysses, which is not priced", BY_LAYER),
+    left_out=("pipelines", "Ulysses (not modelled)", BY_LAYER),
 )
 VARIANTS = (SPACE,)

@@ -30,6 +30,6 @@ SPACE = transformers_space(
     replicated=(2, 3),
     launch=_accelerate,
     rules=SPACE_RULES,
-    left_out=("torch.compile", "Ulysses, which is not priced", BY_LAYER),
+    left_out=("torch.compile", "Ulysses (not modelled)", BY_LAYER),
 )
 VARIANTS = (SPACE,)

@@ -142,9 +142,9 @@ SPACE = EngineSpace(
     launch=_megatron,
     rules=SPACE_RULES,
     left_out=(
-        "CUDA graphs, whose memory nobody has counted",
-        "rings of ranks that exchange heads (--cp-comm-type a2a+p2p)",
-        "parts of modules, or whole layers, on the host (--cpu-offloading)",
+        "CUDA graphs (memory not modelled)",
+        "hierarchical context parallelism (--cp-comm-type a2a+p2p)",
+        "offload of whole layers or of parts of modules (--cpu-offloading)",
         "recomputation of several layers at once (uniform N)",
         FEW,
         LAYOUTS,

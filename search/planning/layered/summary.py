@@ -211,7 +211,7 @@ def _interval(prediction: Prediction) -> str:
     low, high = map(format_seconds, interval)
     of = " and ".join(prediction.interval_of)
     if of == PUBLISHED_RUNS:
-        return f"{low} to {high} (90 %), from the errors for published runs"
+        return f"{low} to {high} (90 %), from the errors on published runs"
     return f"{low} to {high} (90 %), from the measured spread of {of}"
 
 

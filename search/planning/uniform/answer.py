@@ -169,8 +169,7 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
         batch = world * max(1, round(_TOKENS / seq / world))
         batches = (batch,)
         assumed.append(
-            f"--global-batch-size {batch} (nobody said the global batch: about 4 Mi tokens, a "
-            "multiple of the GPUs)"
+            f"--global-batch-size {batch} (not given: about 4 Mi tokens, a multiple of the GPUs)"
         )
     if inputs.seq_length is None:
         assumed.append(f"--seq-length {seq} (of {spec.name}'s file)")

@@ -192,7 +192,7 @@ def price_of(assessment: Assessment, target: Target) -> Price:
         low, high = map(format_seconds, assessment.interval_s)
         what = "MoE" if runs.experts else "dense"
         interval = (
-            f"{low} to {high} (90 %), from the errors for {runs.rows} published {runs.stack} runs "
+            f"{low} to {high} (90 %), from the errors on {runs.rows} published {runs.stack} runs "
             f"of {what} models ({runs.sources} sources)"
         )
     if not target.site_known:

@@ -238,9 +238,9 @@ def _facts(price: Price) -> Iterator[Fact]:
         share = found.mfu * 100
         between = f"{share * least:.1f} to {share * most:.1f}, " if least < most else ""
         yield Fact(label="MFU", value=f"{share:.1f} %", note=f"{between}of the bf16 peak")
-    low, high = fullest.reserved_bytes
+    lowest, highest = fullest.reserved_bytes
     # No more is allocated than is reserved.
-    ends = (high,) if low == high else (max(low, fullest.peak_bytes), high)
+    ends = (highest,) if lowest == highest else (max(lowest, fullest.peak_bytes), highest)
     reserved = " to ".join(map(format_bytes, ends))
     yield Fact(
         label="Peak memory",

@@ -121,7 +121,10 @@ def test_a_plan_that_no_strategy_file_says_has_its_plan_file(
     (path,) = (folder / "z").iterdir()
     assert PlanDocument.read(path).plan is not None
     assert '"default_dp_type": "zero1"' in path.read_text()
-    assert "no strategy file, since Galvatron's cannot say ZeRO-1" in capsys.readouterr().err
+    assert (
+        "no strategy file: the format of Galvatron does not support ZeRO-1"
+        in capsys.readouterr().err
+    )
     assert ask(PlanOptions(plan=path), mode="static").job.plan.default_dp_type == "zero1"
 
 

@@ -365,7 +365,7 @@ def test_a_script_is_priced_and_explained_as_it_is(
     assert its["launch"]["samples_per_s"] == own["samples_per_s"]
 
     assert explain.run([path, *HARDWARE, "--why-not", "tp=8"]) == 0
-    assert capsys.readouterr().out.lstrip().startswith("why not tp=8")
+    assert "\nWhy not tp=8: " in capsys.readouterr().out
     Path("notes.txt").write_text("no launch\n")
     assert search.run(["--evaluate", "notes.txt", *HARDWARE]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -611,7 +611,7 @@ def test_which_requests_are_for_launches(
         (
             {**_PLAIN, "pin": ["tp=2"], "engine": "megatron"},
             ["megatron"],
-            "plans of megatron whose layers may differ: --pin is of such plans",
+            "per-layer plans of megatron: --pin is of such plans",
         ),
         ({**_PLAIN, "reserve": "0.1"}, _EVERY, "--reserve is of such plans"),
         ({**_PLAIN, "cp-kind": "all-gather"}, _EVERY, "--cp-kind is of such plans"),
