@@ -220,7 +220,7 @@ def _layered(request: Request, why: str = "") -> Route:
         engine = "none"
     if engine == "none":
         engines: tuple[Engine, ...] = ()
-        found = "per-layer plans for any engine"
+        found = "per-layer plans, for any engine"
     elif engine in (None, "any"):
         engines, found = cast(tuple[Engine, ...], EXPORTERS), "per-layer plans"
     else:

@@ -301,16 +301,17 @@ def infeasible_sentence(
         what = (f" for {subject}" if subject else "") + (
             f" with {' '.join(restricting)}" if restricting else ""
         )
-        return f"there is no plan{what}, with any --memory-constraint: {infeasibility.reason}"
+        return f"no plan{what}, with any --memory-constraint: {infeasibility.reason}"
     stages = infeasibility.num_stages
     where = "the one stage" if stages == 1 else f"stage {infeasibility.stage} of 0-{stages - 1}"
     missing = (
-        f"no plan fits in {budget_bytes / GIB:.4g} GiB per GPU: {where} of the smallest plan needs "
-        f"{format_bytes(infeasibility.missing_bytes)} more ({infeasibility.missing_bytes} bytes)"
+        f"no plan fits in {budget_bytes / GIB:.4g} GiB per GPU: {where} of the smallest plan "
+        f"needs {format_bytes(infeasibility.missing_bytes)} more "
+        f"({infeasibility.missing_bytes} bytes)"
     )
     # Rounded up, so that the printed budget is sufficient.
     gib = math.ceil(smallest / GIB * 100) / 100
-    return missing + f"; the smallest budget that works is --memory-constraint {gib:.2f}"
+    return missing + f". Use --memory-constraint {gib:.2f}, the minimum"
 
 
 def _restricting(options: Mapping[str, object]) -> list[str]:

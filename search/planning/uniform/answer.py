@@ -402,14 +402,15 @@ def _why_none(question: Question, solved: Solved) -> str:
     assert smallest is not None, "there is a launch that does not fit"
     assert shortage is not None, "it lacks memory"
     line = smallest.choice.line(question.job.world, experts=question.job.model.experts is not None)
-    missing = format_bytes(shortage.missing_bytes)
+    lacks = format_bytes(shortage.missing_bytes)
     if shortage.host:
         return (
-            f"nothing fits; the plan with the least host memory, {line}, needs "
-            f"{format_bytes(shortage.least_bytes)} of it per GPU, {missing} more than the host "
-            "has; offload less, or write a card with more (autopar cards --host-memory)"
+            f"no plan fits: the one with the least host memory, {line}, needs "
+            f"{format_bytes(shortage.least_bytes)} per GPU, {lacks} more than "
+            "the host has. Offload less, or use a card with more (autopar cards "
+            "--host-memory)"
         )
-    return f"nothing fits; the smallest plan, {line}, needs {missing} more"
+    return f"no plan fits: the smallest, {line}, needs {lacks} more"
 
 
 def _no_layout(question: Question) -> str:

@@ -387,7 +387,7 @@ def test_nothing_fits(capsys: Capture) -> None:
 
     plans = [*small, "--output-config-path", "none"]
     assert search_command.run(plans) == 3
-    assert f"--memory-constraint {need}\n" in capsys.readouterr().err
+    assert f"--memory-constraint {need}, the minimum\n" in capsys.readouterr().err
 
 
 def test_no_launch_fits(capsys: Capture) -> None:
@@ -398,8 +398,8 @@ def test_no_launch_fits(capsys: Capture) -> None:
     assert every["status"] == one["status"] == "no plan"
     engine, _, reason = every["reason"].partition(": ")
     assert engine in TRAINERS
-    assert reason.startswith("nothing fits; the ")
-    assert one["reason"].startswith("nothing fits; the ")
+    assert reason.startswith("no plan fits: the ")
+    assert one["reason"].startswith("no plan fits: the ")
     assert search_command.run([*small, "--engine", "megatron", "--verbose"]) == 3
     said = " ".join(capsys.readouterr().out.split())
     assert one["reason"] in said

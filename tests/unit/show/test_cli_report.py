@@ -182,7 +182,7 @@ def test_infeasible_sentence_has_stage_bytes_and_budget() -> None:
     assert "--memory-constraint 27.01" in text
     never = replace(infeasibility, smallest_budget_bytes=0)
     text = infeasible_sentence(never, 24 * GIB)
-    assert text == "there is no plan, with any --memory-constraint: model states of 2 layers"
+    assert text == "no plan, with any --memory-constraint: model states of 2 layers"
 
 
 def test_infeasible_sentence_names_what_restricts_the_search() -> None:
@@ -199,9 +199,9 @@ def test_infeasible_sentence_names_what_restricts_the_search() -> None:
         assert tail == "model states of 2 layers"
         return head
 
-    assert sentence(SearchOptions()) == "there is no plan for toy on 8 GPUs"
+    assert sentence(SearchOptions()) == "no plan for toy on 8 GPUs"
     assert sentence(SearchOptions(search_space="tp", disable_vtp=True)) == (
-        "there is no plan for toy on 8 GPUs with --search-space tp --disable-vtp"
+        "no plan for toy on 8 GPUs with --search-space tp --disable-vtp"
     )
     pins = tuple(f"layers {i}:tp=2" for i in range(9))
     text = sentence(SearchOptions(pin=pins, forbid=("ckpt=1",)))
@@ -222,7 +222,7 @@ def test_why_not_names_the_options_of_the_search() -> None:
 
     text = why_not("tp=2", baseline, WhyNot(result=never))
 
-    assert "there is no plan with --search-space dp, with any" in text
+    assert "no plan with --search-space dp, with any" in text
     assert "--pin" not in text
 
 

@@ -222,7 +222,7 @@ def test_no_plan_at_all_names_preset_heads_and_gpus(
 
     assert cli.run([]) == 3
     assert capsys.readouterr().err == (
-        "autopar-search: there is no plan for toy (16 heads) on 8 GPUs with --search-space tp, "
+        "autopar-search: no plan for toy (16 heads) on 8 GPUs with --search-space tp, "
         "with any --memory-constraint: model states of 2 layers\n"
     )
 

@@ -373,7 +373,7 @@ def test_where_no_engine_has_anything_each_says_why(
     for engine in ("megatron", "galvatron"):
         assert re.match(rf"{engine} +[0-9.]+ [GM]iB  \S", rows[engine])
     assert run([*words, "--verbose"]) == 3
-    assert "megatron: nothing fits; the smallest plan, " in capsys.readouterr().out
+    assert "megatron: no plan fits: the smallest, " in capsys.readouterr().out
 
 
 def test_a_limit_of_time_is_of_all_engines_together() -> None:
