@@ -151,4 +151,4 @@ def _words(goal: str, wanted: float | None, tried: Sequence[Tried]) -> str:
         + (f" {one.tokens_per_s / one.gpus:,.0f}" if one.tokens_per_s is not None else " none")
         for one in tried
     )
-    return f"{what}{reached}; tokens/s per GPU of what was tried: {shapes}"
+    return f"{what}{reached}; tokens/s/GPU of the tried clusters: {shapes}"

@@ -72,8 +72,14 @@ def show_answer(
     footer = _footer(answer, goal, path, verbose=verbose)
     # A blank line precedes each headline, the table and the footer; the last line is the path.
     used += sum(1 + len(one.lines(console.width)) for one in first) + 2
-    used += len(footer_lines(footer, console.width)) + (path is not None)
-    room = None if verbose else max(SCREEN_HEIGHT - used, 0)
+    used += len(footer_lines(footer, console.width))
+    # A path that is too long for a line is on stderr alone if the screen is full.
+    told = path is not None and (
+        verbose
+        or used + 1 + _LEAST_TABLE <= SCREEN_HEIGHT
+        or len(_path_line(path)) <= console.width
+    )
+    room = None if verbose else max(SCREEN_HEIGHT - used - told, 0)
     if answer.by_engine:
         lines = None if room is None else max(room, _LEAST_TABLE)
         show_engines(console, answer.by_engine, answer.tokens, room=lines)
@@ -81,7 +87,7 @@ def show_answer(
         _show_alternatives(console, answer, room)
     console.print()
     print_footer(console, footer)
-    if path is not None:
+    if path is not None and told:
         _show_path(console, path)
     for text in answer.unfinished:
         print_plain(console, text)
@@ -95,9 +101,13 @@ def show_answer(
     _show_space(console, answer)
 
 
+def _path_line(path: Path) -> str:
+    return f"PLAN is {path}"
+
+
 def _show_path(console: Console, path: Path) -> None:
     """Print the path of the plan in one line; a long one is printed whole on stderr."""
-    line = f"PLAN is {path}"
+    line = _path_line(path)
     if len(line) > console.width:
         end = "...json  (full path on stderr)"
         line = line[: console.width - len(end)] + end

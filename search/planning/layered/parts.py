@@ -231,7 +231,7 @@ def _whole_space(request: Request, sessions: _Sessions) -> _Found:
         # Rounded up, so that the printed budget is sufficient.
         smallest = math.ceil(why.smallest_budget_bytes / GIB * 100) / 100
         budget = options.memory_constraint_bytes
-        text = f"{_why_none(result)}; the smallest plan needs {smallest:.2f} GiB"
+        text = f"{_why_none(result)}, the smallest plan needs {smallest:.2f} GiB"
         raise _TooLargeError(text, smallest * GIB, smallest * GIB - budget)
     return _Found(
         samples_per_s=result.prediction.samples_per_s,

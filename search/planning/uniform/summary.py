@@ -49,7 +49,7 @@ def summary_of(found: Launches) -> Answer:
         by_engine=found.lines,
         tokens=question.job.seq / question.job.world,
         gpu_hour_price=question.price,
-        searched=f"best of {effort.choices:,} plans, {proof}; {options} not searched",
+        searched=f"best of {_number(effort.choices)} plans, {proof}; {options} not searched",
         space=(
             f"All uniform plans of {one.engine.title} with {_micro_batches(question.fixed)}, "
             f"{', '.join(question.fixed.precision)}: {effort.degrees:,} legal combinations of "
@@ -61,6 +61,12 @@ def summary_of(found: Launches) -> Answer:
         assumed=question.assumed,
         effort=f"CPU time of all engines: {found.cpu_s:.2g} s",
     )
+
+
+def _number(plans: int) -> str:
+    """Return a number of plans in at most 12 characters."""
+    billion = 10**9
+    return f"{plans:,}" if plans < billion else f"{plans / billion:,.1f} billion"
 
 
 def words_of(question: Question, solution: Solution) -> str:
@@ -186,7 +192,9 @@ def price_of(assessment: Assessment, target: Target) -> Price:
         verdict += ": offload needs more host memory than there is"
     basis, interval, notes = [], "", []
     if runs is not None and assessment.interval_s is not None:
-        links = "links of a measured site" if target.site_known else "datasheet estimate"
+        # Short enough for one line of a first screen.
+        estimate = "datasheets" if runs.experts else "datasheet estimate"
+        links = "links of a measured site" if target.site_known else estimate
         kind = " MoE" if runs.experts else ""
         basis = [f"{links}; interval from {runs.rows} published {runs.stack}{kind} runs"]
         low, high = map(format_seconds, assessment.interval_s)
