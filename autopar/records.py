@@ -134,6 +134,11 @@ def whole_number(least: int, most: int | None = None) -> Meta:
     return Meta(ge=least, le=most, extra={"expected": f"a whole number from {least}{above}"})
 
 
+Positive = Annotated[int, whole_number(1, 1 << 40)]
+Count = Annotated[int, whole_number(0, 1 << 40)]
+"""Sizes and degrees of a run, far above any real one."""
+
+
 def number(least: float, most: float) -> Meta:
     """Return the bounds of a number in a file; NaN is outside."""
     words = f"a number from {least:g} to {most:g}".replace("e+", "e")

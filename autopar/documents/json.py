@@ -20,7 +20,7 @@ import msgspec
 from msgspec import NODEFAULT, Meta, ValidationError, convert
 from msgspec.structs import FieldInfo, fields
 
-from autopar.errors import DocumentError, nearest
+from autopar.errors import DocumentError, InputError, nearest
 from autopar.output import Aside, write_files
 from autopar.records import Entry, KeyFault, Record, shorten
 
@@ -143,8 +143,13 @@ def write_json(
     `number_rows`: lists of numbers are written in rows of about 100 columns, not one number per
     line. `aside`: as in `autopar.output.write_files`.
     """
-    text = _with_rows(data, "", 0) if number_rows else json.dumps(data, indent=4, allow_nan=False)
-    write_files({Path(path): text + "\n"}, aside=aside)
+    text = rows_text(data) if number_rows else json.dumps(data, indent=4, allow_nan=False) + "\n"
+    write_files({Path(path): text}, aside=aside)
+
+
+def rows_text(data: dict[str, Any]) -> str:
+    """Return an object as indented JSON with lists of numbers in rows of about 100 columns."""
+    return _with_rows(data, "", 0) + "\n"
 
 
 _COLUMNS = 100
@@ -312,8 +317,9 @@ def taken(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
         kinds = [one for one in inner if one is not NoneType]
         if value is None and len(kinds) < len(inner):
             return None
-        if len(kinds) == 1:
-            return taken(kinds[0], value, key, found)
+        one = kinds[0] if len(kinds) == 1 else _tagged(kinds, value)
+        if one is not None:
+            return taken(one, value, key, found)
     elif origin in (list, tuple) and isinstance(value, list | tuple):
         items = enumerate(value)
         return origin(taken(inner[0], item, f"{key}[{place}]", found) for place, item in items)
@@ -331,6 +337,15 @@ def taken(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
     elif _is_record(kind) and isinstance(value, Mapping):
         return _taken_object(kind, value, key, found)
     return _taken_plain(kind, value, key, found)
+
+
+def _tagged(kinds: list[Any], value: Any) -> Any:
+    """Return the record whose tag the object of a union has, None without one."""
+    for kind in filter(_is_record, kinds):
+        own = kind.__struct_config__
+        if own.tag_field and isinstance(value, Mapping) and value.get(own.tag_field) == own.tag:
+            return kind
+    return None
 
 
 def _taken_annotated(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
@@ -377,7 +392,7 @@ def _taken_object(
         # Keys of a file are strings; those of a Python dictionary may be anything.
         if not isinstance(name, str):
             found.append((key, f"a key is {shorten(name)}, expected a string"))
-        elif name in known or name.startswith("_"):
+        elif name in known or name.startswith("_") or name == kind.__struct_config__.tag_field:
             continue
         elif _is_closed(kind):
             found.append((below(key, name), unknown_key(name, list(known))))
@@ -400,6 +415,9 @@ def _taken_object(
         made = kind(**values, **more)
     except KeyFault as fault:
         found.append((below(key, fault.key), str(fault)))
+        return None
+    except InputError as error:
+        found.append((key, str(error)))
         return None
     return made if len(found) == number else None
 
@@ -505,7 +523,7 @@ def expected_of(kind: Any) -> str:
     if origin in (Union, UnionType):
         # null is optional, so that it is not listed.
         return " or ".join(expected_of(one) for one in inner if one is not NoneType)
-    if origin in (list, tuple) or kind in (list, tuple):
+    if origin in (list, tuple, frozenset) or (isinstance(kind, type) and issubclass(kind, tuple)):
         return "a list"
     if _is_record(kind):
         required = [name for name, one in _fields(kind).items() if one.required]

@@ -8,45 +8,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
 from autopar.errors import InputError
-from autopar.records import Record, replace
+from autopar.records import Count, Positive, Record, number, replace
 
 HeadNorms = Literal["none", "head", "all"]
 """Norms of queries and keys: none, weights of one head's width, or one weight over all heads."""
 Positions = Literal["learned", "rotary", "none"]
 Norm = Literal["layer", "rms"]
+_Share = Annotated[float, number(0.0, 1.0)]
+_Factor = Annotated[float, number(0.0, 1e12)]
 
 
 class LatentAttention(Record):
     """Ranks and widths of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, 2.1)."""
 
-    query_rank: int | None
+    query_rank: Positive | None
     """Width of the compressed queries; None if queries are projected directly."""
-    kv_rank: int
+    kv_rank: Positive
     """Width of the compressed keys and values."""
-    key_width: int
+    key_width: Positive
     """Width of a query and a key of one head, without the rotary part."""
-    rotary_width: int
+    rotary_width: Count
     """Width of the rotary part; all heads share one rotary key."""
 
 
 class Attention(Record, tag_field="kind", tag="attention"):
     """Attention block of one layer."""
 
-    heads: int
+    heads: Positive
     """Number of query heads."""
-    kv_heads: int
+    kv_heads: Positive
     """Number of key-value heads."""
-    width: int
+    width: Positive
     """Width of a query and a key of one head, rotary part included."""
-    value_width: int
+    value_width: Positive
     """Width of a value of one head."""
-    window: int | None = None
+    window: Positive | None = None
     """Sliding window: tokens that a query attends to, itself included; None for full attention."""
     causal: bool = True
-    rotary_share: float = 1.0
+    rotary_share: _Share = 1.0
     """Fraction of a head's width with rotary positions; 0 for none."""
     head_norms: HeadNorms = "none"
     """Norms of queries and keys; with latent attention, of the compressed queries, keys and
@@ -54,7 +56,7 @@ class Attention(Record, tag_field="kind", tag="attention"):
     sinks: bool = False
     """True if the softmax of every head includes one trained score (attention sink)."""
     qkv_biases: bool = False
-    dropout: float = 0.0
+    dropout: _Share = 0.0
     latent: LatentAttention | None = None
 
     @property
@@ -88,11 +90,11 @@ class Attention(Record, tag_field="kind", tag="attention"):
 class Mamba(Record, tag_field="kind", tag="mamba"):
     """A selective state-space mixer (Mamba-2, arXiv 2405.21060)."""
 
-    heads: int
-    width: int
+    heads: Positive
+    width: Positive
     """Width of one head."""
-    state: int
-    groups: int
+    state: Positive
+    groups: Positive
 
     @property
     def inner(self) -> int:
@@ -103,25 +105,25 @@ class Mamba(Record, tag_field="kind", tag="mamba"):
 class Mlp(Record, tag_field="kind", tag="mlp"):
     """A dense MLP of two matrices, or of three if it is gated."""
 
-    width: int
+    width: Positive
     gated: bool = False
 
 
 class Experts(Record, tag_field="kind", tag="experts"):
     """A mixture of experts (MoE): MLPs that each process some of the tokens."""
 
-    number: int
-    per_token: int
+    number: Positive
+    per_token: Positive
     """Experts per token (top-k)."""
-    width: int
+    width: Positive
     """Width of one expert."""
     gated: bool = False
-    shared_width: int = 0
+    shared_width: Count = 0
     """Width of the shared expert, which processes every token; 0 for none."""
     shared_gate: bool = False
     """True if a vector of the hidden size gates the output of the shared expert."""
     router_biases: bool = False
-    latent: int | None = None
+    latent: Positive | None = None
     """Width to which tokens are projected before the experts; None for the hidden size."""
 
 
@@ -131,18 +133,18 @@ Mixer = Attention | Mamba
 class Layer(Record):
     """One layer: token mixers, then an MLP; either may be missing."""
 
-    hidden: int
+    hidden: Positive
     mixers: tuple[Mixer, ...]
     """Token mixers; two run in parallel, and a layer that is only an MLP has none."""
     mlp: Mlp | Experts | None
     cross: bool = False
     """True for a decoder layer with cross-attention to the output of the preceding layer group."""
     norm: Norm = "rms"
-    norms: int = 2
+    norms: Count = 2
     """Norms of the hidden size: 4 with one after attention and MLP each, 1 in parallel layers."""
     biases: bool = False
     """True if linear layers, except the router, have biases."""
-    seq_length: int | None = None
+    seq_length: Positive | None = None
     """Tokens per sequence if they differ from those of the run (encoders); None for those of the
     run."""
 
@@ -170,7 +172,7 @@ class Layer(Record):
 class LayerGroup(Record):
     """Consecutive equal layers."""
 
-    count: int
+    count: Positive
     layer: Layer
 
 
@@ -179,29 +181,29 @@ class Model(Record, dict=True):
 
     name: str = ""
     layers: tuple[LayerGroup, ...]
-    repeat: int = 1
+    repeat: Positive = 1
     """Number of repetitions of the sequence of groups, for alternating layer types."""
-    vocab: int
+    vocab: Positive
     """Unpadded rows of the embedding."""
-    vocab_divisor: int = 128
+    vocab_divisor: Positive = 128
     """The padded vocabulary is a multiple of this times the tensor degree."""
     tied: bool = False
     """True if embedding and head are one matrix."""
     positions: Positions = "rotary"
-    max_positions: int = 0
+    max_positions: Count = 0
     """Rows of the learned position embedding."""
-    rotary_base: float | None = None
-    rotary_scaling: float | None = None
+    rotary_base: _Factor | None = None
+    rotary_scaling: _Factor | None = None
     """Scaling factor of Llama 3.1 for low frequencies; None for no scaling."""
-    extra_embedding: int = 0
+    extra_embedding: Count = 0
     """Parameters before the first layer in addition to the tables."""
-    extra_head: int = 0
+    extra_head: Count = 0
     """Parameters after the last layer in addition to final norm and head."""
-    mtp: int = 0
+    mtp: Count = 0
     """Number of multi-token prediction (MTP) layers after the last layer."""
     mtp_shared: bool = False
     """True if all MTP layers share their weights."""
-    dropout: float = 0.0
+    dropout: _Share = 0.0
     """Dropout of the residual stream."""
 
     @cached_property

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from autopar.records import Record, replace
+from autopar.records import Positive, Record, replace
 from autopar.run.architecture import Layer, Model
 from autopar.run.rules import DEGREES, PRECISION, RUN, refuse
 from autopar.run.runtime import Kernels, Precision, Runtime
@@ -28,11 +28,11 @@ class Run(Record, dict=True):
     model: Model
     strategy: Strategy
     runtime: Runtime
-    seq_length: int
+    seq_length: Positive
     """Sequence length, tokens."""
     gpu: str
     """Name of the device, which determines default kernels."""
-    steps: int | None = None
+    steps: Positive | None = None
     """Number of steps; None for thousands. The most uneven routing among them determines memory."""
     unread: tuple[Word, ...] = ()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from autopar.records import Record, SecondsOrZero, number, replace
+from autopar.records import Count, Positive, Record, SecondsOrZero, number, replace
 from autopar.training.adapters import Adapters
 
 Engine = Literal["galvatron", "megatron", "torchtitan", "deepspeed", "accelerate", "paddlenlp"]
@@ -32,22 +32,24 @@ Zero = Literal[0, 1, 2, 3]
 HostAdam = Literal["torch", "deepspeed"]
 """Adam implementation on the host: torch's, or DeepSpeed's with vector instructions."""
 PrecisionKind = Literal["bf16", "fp16", "fp32"]
+_Share = Annotated[float, number(0.0, 1.0)]
+_Factor = Annotated[float, number(0.0, 1e12)]
 
 
 class Buckets(Record):
     """Sizes of DeepSpeed's `zero_optimization`, in elements; defaults of release 0.19."""
 
-    reduce: int = 500_000_000
+    reduce: Count = 500_000_000
     """`reduce_bucket_size`"""
-    allgather: int = 500_000_000
+    allgather: Count = 500_000_000
     """`allgather_bucket_size`: for an all-gather in place, which allocates no memory."""
-    prefetch: int = 50_000_000
+    prefetch: Count = 50_000_000
     """`stage3_prefetch_bucket_size`"""
-    live: int = 1_000_000_000
+    live: Count = 1_000_000_000
     """`stage3_max_live_parameters`: limit of prefetched parameters."""
-    reuse: int = 1_000_000_000
+    reuse: Count = 1_000_000_000
     """`stage3_max_reuse_distance`"""
-    sub_group: int = 1_000_000_000
+    sub_group: Count = 1_000_000_000
     """`sub_group_size`: for the shard of a rank."""
     contiguous: bool = True
     """`contiguous_gradients`: gradients are copied to a bucket that is allocated at once."""
@@ -141,12 +143,12 @@ class Optimizer(Record):
     kind: Literal["adam", "adam8bit", "muon", "none"] = "adam"
     """Muon keeps one momentum per matrix. adam8bit keeps two 8-bit moments with a scale per 256
     elements (arXiv 2110.02861). `none` is for runs without an update."""
-    moments_bytes: int = 8
+    moments_bytes: Count = 8
     """Bytes per parameter of both moments: 8 in fp32, 4 in 16 bits."""
-    master_bytes: int = 4
+    master_bytes: Count = 4
     """Bytes per parameter of the fp32 weight: 2 if the half that equals the bf16 weight is not
     stored twice, 0 if 16-bit weights are trained directly."""
-    offload: float = 0.0
+    offload: _Share = 0.0
     """Fraction of the states in host memory, updated there (`--optimizer-offload-fraction`)."""
     offload_master: bool = False
     """True if fp32 weights are offloaded together with the moments."""
@@ -173,7 +175,7 @@ class States(Record):
     """True if gradients are summed in fp32; None for the default of the engine."""
     buckets: Buckets = BUCKETS
     """Bucket sizes of DeepSpeed."""
-    bucket: int | None = None
+    bucket: Positive | None = None
     """Bucket size of Megatron-LM in parameters; None for its default."""
     padded_buckets: bool = False
     """True if buckets end on multiples of 65,536 elements."""
@@ -201,7 +203,7 @@ class Quirks(Record):
 
     kept_dummies: bool = True
     """True if dummy weight gradients are kept, one per shape."""
-    grouped_workspaces: int = 4
+    grouped_workspaces: Count = 4
     """Number of cuBLAS workspaces of grouped GEMMs."""
     expert_workspace: bool = True
     """True if Megatron-LM's own layers allocate a workspace in MoE models."""
@@ -209,9 +211,9 @@ class Quirks(Record):
     """True if grouped experts save their output instead of the weighted activation."""
     compiled_experts: bool = False
     """True for grouped experts older than Transformer Engine's, which are compiled."""
-    unfused_backward_copies: int = 4
+    unfused_backward_copies: Count = 4
     """Number of copies of the scores in the backward pass of unfused attention."""
-    fused_loss_copies: int = 5
+    fused_loss_copies: Count = 5
     """Number of copies of the 16-bit logits in the native fused cross-entropy."""
     regathered_experts: bool = True
     """True if gathered tokens of split experts are saved a second time."""
@@ -229,7 +231,7 @@ class Kernels(Record):
     graphs: Literal["none", "partial", "full"] = "none"
     """CUDA graphs of parts of layers, or of the whole step; their memory is not counted."""
     loss: Loss = "none"
-    loss_chunks: int = 1
+    loss_chunks: Positive = 1
     loss_parallel: bool = True
     """True if each tensor rank holds a part of the vocabulary up to the loss."""
     fused_gate: bool = True
@@ -239,7 +241,7 @@ class Kernels(Record):
     """True if the GEMM kernel adds weight gradients to their buffer."""
     repeated_heads: bool = False
     """True if keys and values are copied for every query head."""
-    deferred_head: int | None = None
+    deferred_head: Count | None = None
     """Micro-batches with deferred head gradients (`--defer-embedding-wgrad-compute`); None for
     none."""
     quirks: Quirks = Quirks()
@@ -277,7 +279,7 @@ class ExpertKernels(Record):
     """Dispatcher and kernels of experts."""
 
     dispatcher: Dispatcher = "allgather"
-    capacity: float | None = None
+    capacity: _Factor | None = None
     """Capacity of an expert over the mean number of tokens per expert
     (`--moe-expert-capacity-factor`); None if no token is dropped."""
     padded: bool = False
@@ -290,7 +292,7 @@ class ExpertKernels(Record):
     """True if the activation kernel multiplies by the router probabilities."""
     fused_mlp: bool = False
     """True if the MLP of an expert is one kernel; affects time only."""
-    skew: float | None = None
+    skew: _Factor | None = None
     """Tokens of the busiest rank over the mean; None for the value of published runs."""
 
 
@@ -310,11 +312,11 @@ class Overlap(Record):
 class ActivationOffload(Record):
     """Selection of offloaded activations; `Split.offload` lists the modules."""
 
-    fraction: float = 1.0
+    fraction: _Share = 1.0
     """Fraction of the modules' activations (`--activation-offload-fraction`)."""
-    layers: int = 0
+    layers: Count = 0
     """Number of first layers that are offloaded whole (`--cpu-offloading-num-layers`)."""
-    least_elements: int = 1 << 20
+    least_elements: Count = 1 << 20
     """Smallest offloaded tensor in elements (`--min-offloaded-tensor-size`)."""
 
 
@@ -350,9 +352,6 @@ class Runtime(Record):
 
 # --------------------------------------------------------------------------------------------------
 # Overlap of communication, computation and host code.
-
-
-_Share = Annotated[float, number(0.0, 1.0)]
 
 
 class Hiding(Record):

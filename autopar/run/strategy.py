@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import groupby, takewhile
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
+
+from msgspec import Meta
 
 from autopar.errors import InputError
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import Schedule
-from autopar.records import Record, replace
+from autopar.records import Count, Positive, Record, replace
 from autopar.run.plan import Module
 from autopar.run.rules import EVEN_LAYERS, refuse
 from autopar.run.runtime import Zero
@@ -35,10 +37,13 @@ Recomputation = frozenset[Module] | Literal["full", "op"]
 or all but attention and every other GEMM (`op`, torchtitan's selective mode)."""
 
 
+_SOME = Meta(min_length=1)
+
+
 class Split(Record):
     """Degrees and memory savings of one layer; the data-parallel degree follows from the GPUs."""
 
-    tp: int = 1
+    tp: Positive = 1
     """Tensor degree."""
     tp_kind: TensorKind = "megatron"
     strided: bool = False
@@ -46,22 +51,22 @@ class Split(Record):
     sequence_parallel: bool = False
     """True with sequence parallelism (Megatron-LM): tensor ranks split the sequence between
     GEMMs."""
-    cp: int = 1
+    cp: Positive = 1
     """Context degree."""
     cp_kind: ContextKind = "ring"
-    rings: int = 1
+    rings: Positive = 1
     """Ring size when context ranks also exchange heads, within groups of `cp / rings` ranks."""
-    ep: int = 1
+    ep: Positive = 1
     """Expert degree."""
-    etp: int = 1
+    etp: Positive = 1
     """Expert tensor degree."""
     zero: Zero = 0
     """ZeRO stage: data-parallel ranks shard nothing (0), optimizer (1), gradients (2), weights
     (3)."""
-    replicas: int = 1
+    replicas: Positive = 1
     """Number of HSDP replicas, or of distributed-optimizer instances."""
     recompute: Recomputation = frozenset()
-    recompute_unit: int = 1
+    recompute_unit: Positive = 1
     """Layers per unit of full recomputation (`--recompute-method uniform`)."""
     offload: frozenset[OffloadModule] = frozenset()
     """Modules whose saved activations are in host memory."""
@@ -92,7 +97,7 @@ class Split(Record):
 class SplitGroup(Record):
     """Consecutive layers with the same split."""
 
-    count: int
+    count: Positive
     split: Split
 
 
@@ -100,9 +105,9 @@ class Chunk(NamedTuple):
     """A model chunk: consecutive layers that a pipeline stage runs as one unit."""
 
     embeds: bool
-    layers: tuple[int, ...]
+    layers: tuple[Count, ...]
     """Layer indices, from 0."""
-    mtp: int
+    mtp: Count
     """Number of multi-token prediction (MTP) layers."""
     head: bool
 
@@ -110,19 +115,19 @@ class Chunk(NamedTuple):
 class Strategy(Record, dict=True):
     """The parallel strategy of a training run."""
 
-    gpus: int
-    layers: tuple[SplitGroup, ...]
+    gpus: Positive
+    layers: Annotated[tuple[SplitGroup, ...], _SOME]
     """Splits of all layers in execution order."""
     ends: Split
     """Split of embedding, head and loss."""
-    stages: tuple[tuple[Chunk, ...], ...]
+    stages: Annotated[tuple[Annotated[tuple[Chunk, ...], _SOME], ...], _SOME]
     """Model chunks of every pipeline stage."""
     schedule: Schedule = "1f1b"
-    group: int = 0
+    group: Count = 0
     """Consecutive micro-batches of one chunk; 0 for the number of stages."""
-    micro_batch: int
+    micro_batch: Positive
     """Sequences per micro-batch on one data-parallel rank of the first layer."""
-    global_batch: int
+    global_batch: Positive
     """Global batch size, sequences per step."""
 
     @cached_property

@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import Struct, ValidationError, convert, to_builtins
 from msgspec.structs import fields
 
+from autopar.documents.json import expected_of
 from autopar.errors import DocumentError, InputError, did_you_mean
 from autopar.records import replace, shorten
 from autopar.run.run import Run, legal
@@ -99,8 +100,7 @@ def _changed(record: Any, tree: Mapping[str, Any], path: Path, name: str) -> Any
             try:
                 found[field] = convert(below.value, hints[field])
             except ValidationError:
-                expected = str(hints[field]).replace("typing.", "")
-                problem = f"expected {expected:.80}, got {shorten(below.value)}"
+                problem = f"expected {expected_of(hints[field])}, got {shorten(below.value)}"
                 raise _wrong(path, whole, problem) from None
             continue
         inner = getattr(record, field)
