@@ -336,9 +336,8 @@ def finite(value: float) -> float | None:
 # --- the documents ---------------------------------------------------------------------------
 
 PLAN_FILE_FORMAT: Final = "autopar-plan"
-# History of the format; only `PlanDocument.parse` upgrades older versions.
-#   1  first version
 PLAN_FILE_VERSION: Final = 1
+RUN_FORMAT: Final = "autopar-run"
 PeakSource = Literal["allocated", "counted"]
 """Source of a measured peak: PyTorch's CUDA allocator, or a count of the model's tensors."""
 
@@ -364,15 +363,9 @@ class _Answer(_Entry):
     """Step in the units of training logs; absent without a step."""
 
 
-# A file must contain these keys; a document made in Python has them by default.
-@published("plan", required=("format", "version"))
-class PlanDocument(_Answer):
-    """autopar's plan file (`autopar_plan_*.json`): a plan, its prediction and its inputs."""
+class PlanFigures(_Answer):
+    """Keys of a plan file except for the plan: its prediction, question and inputs."""
 
-    format: Literal["autopar-plan"] = PLAN_FILE_FORMAT
-    version: Literal[1] = PLAN_FILE_VERSION
-    plan: Strategy | None = None
-    """Null if the search found no plan."""
     prediction: PredictionEntry | None = None
     alternatives: list[AlternativeEntry] = field(default_factory=list)
     infeasibility: Infeasibility | None = None
@@ -391,6 +384,20 @@ class PlanDocument(_Answer):
     """Best plan of each engine, fastest first, if several were searched."""
     versions: VersionsEntry | None = None
 
+
+# A file must contain these keys; a document made in Python has them by default.
+@published("plan", required=("format", "version"))
+class PlanDocument(PlanFigures):
+    """Per-layer plan, its prediction and its inputs: the file where model sizes are unknown.
+
+    Earlier releases wrote it for all per-layer plans; `autopar-run` is read as this document.
+    """
+
+    format: Literal["autopar-plan"] = PLAN_FILE_FORMAT
+    version: Literal[1] = PLAN_FILE_VERSION
+    plan: Strategy | None = None
+    """Null if the search found no plan."""
+
     @classmethod
     def read(cls, path: Path | str) -> PlanDocument:
         """Return the document of a plan file, a strategy file or printed JSON output.
@@ -407,6 +414,10 @@ class PlanDocument(_Answer):
     @classmethod
     def parse(cls, data: Mapping[str, Any], path: Path | str = "plan") -> PlanDocument:
         """Return the document of a parsed JSON object, as `read` does; `path` is for errors."""
+        if data.get("format") == RUN_FORMAT:
+            from autopar.documents.run import RunDocument  # it imports this module
+
+            return RunDocument.parse(data, path).as_plan_document(path)
         if "format" in data:
             check_version(
                 path,

@@ -1,10 +1,15 @@
-"""Model files and plans as runs: a plan is the strategy of a run with one split per layer."""
+"""Conversion between plans and runs: the planner has plans, their files have runs.
+
+A plan is the strategy of a run with one split per layer. Properties that a plan cannot hold raise
+an error that names them.
+"""
 
 from __future__ import annotations
 
 from typing import cast
 
 from autopar.errors import InputError
+from autopar.pipeline.orders import rank_of
 from autopar.records import replace
 from autopar.run.architecture import (
     Attention,
@@ -18,7 +23,7 @@ from autopar.run.architecture import (
     refuse_unlike,
 )
 from autopar.run.model import LayerSpec, ModelSpec, head_dim, layer_norms
-from autopar.run.plan import ZERO_DEFAULTS, LayerStrategy, Plan
+from autopar.run.plan import ZERO_DEFAULTS, LayerStrategy, Plan, VocabStrategy
 from autopar.run.run import Run
 from autopar.run.runtime import (
     AttentionKernel,
@@ -175,6 +180,7 @@ def run_of_plan(
     fp32_gradients: bool = True,
     async_grad_reduce: bool = True,
     overlap: Overlap = Overlap(gradients=True),
+    keeper: Keeper | None = None,
 ) -> Run:
     """Return the run of a legal plan.
 
@@ -184,6 +190,7 @@ def run_of_plan(
     sequence_parallel, precision, fp32_gradients, async_grad_reduce : options of a search with
         which the plan is priced
     cp_kind, overlap : further settings with which it is priced
+    keeper : layout of the model states; None for that of the engine
 
     Raises
     ------
@@ -193,7 +200,6 @@ def run_of_plan(
     scattered = sequence_parallel
     splits = [_split_of_layer(one, default, scattered, cp_kind) for one in plan.layers]
     vocab = _split_of_layer(plan.vocab.as_layer(), default, scattered, cp_kind)
-    keeper = cast(Keeper, engine)
     kernel: AttentionKernel = "flash"
     return Run(
         name=spec.name,
@@ -214,7 +220,9 @@ def run_of_plan(
             precision=Precision(
                 kind=precision, gradients_bf16=not fp32_gradients, gradients_fp32=fp32_gradients
             ),
-            states=States(keeper=keeper, each_micro_batch=not async_grad_reduce),
+            states=States(
+                keeper=keeper or cast(Keeper, engine), each_micro_batch=not async_grad_reduce
+            ),
             kernels=Kernels(attention=kernel),
             experts=ExpertKernels(dispatcher="alltoall"),
             overlap=overlap,
@@ -238,4 +246,65 @@ def _split_of_layer(
         etp=layer.expert_tp,
         zero=3 if layer.zero3 else default,
         recompute="full" if layer.checkpoint else frozenset(layer.recompute),
+    )
+
+
+def plan_of_run(run: Run) -> Plan:
+    """Return the strategy of a run as a plan.
+
+    Raises InputError for properties that a plan cannot hold.
+    """
+    strategy = run.strategy
+    splits = strategy.each_layer
+    stages = {
+        *(split.zero for split in (*splits, strategy.ends) if split.zero < 3),
+    }
+    if len(stages) > 1:
+        raise InputError("a plan has one ZeRO stage for all layers without ZeRO-3")
+    if not strategy.micro_batches:
+        raise InputError("a plan has whole micro-batches; degrees and batch do not divide")
+    if run.runtime.precision.low or run.runtime.adapters is not None:
+        raise InputError("a plan has no GEMMs of 8 or 4 bits and no adapters")
+    ends = strategy.ends
+    sizes = tuple(sum(len(chunk.layers) for chunk in stage) for stage in strategy.stages)
+    pp = strategy.pp
+    order = [
+        strategy.stages[rank_of(strategy.schedule, part, pp)][part // pp]
+        for part in range(pp * strategy.vpp)
+    ]
+    found = Plan(
+        world_size=strategy.gpus,
+        num_stages=strategy.pp,
+        stage_sizes=sizes,
+        layers=tuple(map(_layer_of_split, splits)),
+        vocab=VocabStrategy(
+            tp=ends.tp, ulysses=ends.tp_kind == "ulysses", zero3=ends.zero == 3, cp=ends.cp
+        ),
+        global_batch=strategy.global_batch,
+        num_microbatches=strategy.micro_batches,
+        pipeline_type=strategy.schedule,
+        default_dp_type=ZERO_DEFAULTS[min(stages, default=0)],
+        num_chunks=strategy.vpp,
+    )
+    parts = tuple(len(chunk.layers) for chunk in order)
+    return found if found.chunks == parts else replace(found, chunk_sizes=parts)
+
+
+def _layer_of_split(split: Split) -> LayerStrategy:
+    if split.recompute == "op" or split.replicas > 1 or split.rings > 1 or split.offload:
+        raise InputError("a plan has no selective `op`, replicas, rings or activation offload")
+    if split.cp > 1 and split.cp_kind != "ring":
+        raise InputError(f"a plan has ring attention as context parallelism, not {split.cp_kind}")
+    modules = split.recompute if isinstance(split.recompute, frozenset) else frozenset()
+    usual = split.tp if split.ep == 1 and split.tp_kind == "megatron" else 1
+    return LayerStrategy(
+        tp=split.tp,
+        ulysses=split.tp_kind == "ulysses",
+        cp=split.cp,
+        zero3=split.zero == 3,
+        checkpoint=split.recompute == "full",
+        strided=split.strided,
+        ep=split.ep,
+        etp=None if split.etp == usual else split.etp,
+        recompute=tuple(sorted(modules)),
     )

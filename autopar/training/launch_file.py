@@ -1,6 +1,7 @@
-"""File of a uniform plan: request, degrees and settings, and predicted time and memory.
+"""Answer with a uniform plan: request, degrees and settings, and predicted time and memory.
 
-Documents are read and written strictly; `search.planning.uniform` converts them to a run.
+It is the object of `--json`, and was the file of a uniform plan before `autopar-run`. It is still
+read; `search.planning.uniform` converts it to a run.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from msgspec import field
 
 from autopar.documents.checks import published
 from autopar.documents.plan import EngineEntry
+from autopar.documents.run import HardwareEntry
 from autopar.pipeline.schedules import Schedule
 from autopar.records import Record, whole_number
 from autopar.run.runtime import Trainer
@@ -68,17 +70,6 @@ class DegreesEntry(Record):
     """True if dispatch and combine of one micro-batch overlap with the compute of another."""
     layers_of_chunks: list[list[_Layers]]
     """Number of layers of each chunk, for every stage."""
-
-
-class HardwareEntry(Record):
-    """The cluster."""
-
-    card: str
-    """Name of the device's datasheet."""
-    num_nodes: _Count
-    """Number of nodes."""
-    num_gpus_per_node: _Count
-    """GPUs per node."""
 
 
 class LaunchEntry(Record):

@@ -352,11 +352,10 @@ def _is_launch(path: str) -> bool:
 
 def _import_launch(own: ExportSpec, source: str, raw: Mapping[str, Any]) -> int:
     """Write the uniform plan of an engine's file in the format of `autopar-search`."""
-    from autopar.documents.plan import document_text
     from search.engines.table import engine_space
     from search.planning.uniform.answer import Answer, evaluated
     from search.planning.uniform.imported import import_launch
-    from search.show.files import launch_document, launch_file_name
+    from search.show.files import launch_document, launch_file_name, launch_text
 
     found = import_launch(source, own.plan, raw)
     for note in found.notes:
@@ -370,7 +369,7 @@ def _import_launch(own: ExportSpec, source: str, raw: Mapping[str, Any]) -> int:
         target = target / launch_file_name(answer, found.request) if target.is_dir() else target
         asked = portable_options(found.request, target)
     document = content_of(launch_document(answer, asked), whole=True) | {"status": "evaluated"}
-    text = document_text(document)
+    text = launch_text(answer, asked, "evaluated")
     if own.out not in (None, "none"):
         files = {target: text}
     told = {

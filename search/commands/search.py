@@ -18,7 +18,6 @@ from autopar.documents.catalog import portable_options
 from autopar.errors import INFEASIBLE, InputError, OptionError
 from autopar.plausible import Caution
 from autopar.records import (
-    content_of,
     replace,
 )
 from search.commands.app import (
@@ -172,7 +171,7 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
     """Print the best uniform plan and write it, or print why there is none."""
     from autopar.output import refuse_clashes
     from search.planning.uniform.summary import summary_of
-    from search.show.files import launch_document, launch_file_name, launch_result
+    from search.show.files import launch_file_name, launch_result, launch_text
 
     pictures = _pictures(request, [request.inputs.model])
     json_path = request.output.json_path
@@ -184,13 +183,11 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
     files: dict[Path, str] = {}
     says = []
     if request.output.config_path is not None:
-        from autopar.documents.plan import document_text
-
         target = Path(request.output.config_path)
         if target.suffix != ".json" or target.is_dir():
             target = target / launch_file_name(found, request.given)
         asked = portable_options(request.given, target)
-        files[target] = document_text(content_of(launch_document(found, asked), whole=True))
+        files[target] = launch_text(found, asked)
         outputs = {"--json": json_path, "--output-config-path": target}
         refuse_clashes(outputs | pictures.outputs, files_read([request.inputs.model]))
         says.append(f"to run it: autopar export {shlex.quote(str(target))}")
@@ -541,6 +538,7 @@ def _files(
         result,
         paths,
         spec=session.spec,
+        hardware=session.cluster,
         options=session.options,
         request={**session.named, **request.given},
         engine=request.engine,

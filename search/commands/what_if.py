@@ -19,7 +19,6 @@ from autopar.command.options import REPEATED, Command
 from autopar.command.run import say, say_kept
 from autopar.errors import INFEASIBLE, INTERRUPTED, OptionError
 from autopar.output import refuse_clashes
-from autopar.records import content_of
 from search.commands.app import PlotOptions, emit, files_read, unwritable, working, write_results
 from search.questions.explore import AXES
 from search.request.degrees import DegreeOptions
@@ -319,12 +318,11 @@ def _plan_texts(answer: Answer, path: Path) -> dict[Path, str]:
     assert answer.request is not None
     if answer.launches is not None:
         from autopar.documents.catalog import portable_options
-        from autopar.documents.plan import document_text
-        from search.show.files import launch_document
+        from search.show.files import launch_text
 
         own = _own_file(path)
         asked = portable_options(answer.request.given, own)
-        return {own: document_text(content_of(launch_document(answer.launches, asked), whole=True))}
+        return {own: launch_text(answer.launches, asked)}
     assert answer.result is not None
     assert answer.session is not None
     session, result = answer.session, answer.result
@@ -334,6 +332,7 @@ def _plan_texts(answer: Answer, path: Path) -> dict[Path, str]:
         result,
         (path, _own_file(path)),
         spec=session.spec,
+        hardware=session.cluster,
         options=session.options,
         request={**session.named, **answer.request.given},
         engine=answer.request.engine,

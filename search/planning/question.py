@@ -37,6 +37,7 @@ from search.request.request import (
 if TYPE_CHECKING:
     from autopar.answer import Answer, Priced, WarningKind
     from autopar.documents.plan import PlanDocument
+    from autopar.documents.run import HardwareEntry
     from autopar.rates.card import Card
     from autopar.run.plan import Plan, Prediction
     from autopar.sources import Source
@@ -151,6 +152,17 @@ class Session(Record, eq=False):
         return (
             f"{self.spec.name} ({self.spec.num_layers} layers) on {self.hardware.name}, "
             f"{self.hardware.num_nodes} x {self.hardware.gpus_per_node} GPUs"
+        )
+
+    @property
+    def cluster(self) -> HardwareEntry:
+        """Cluster as in a plan file."""
+        from autopar.documents.run import HardwareEntry  # only plan files need it
+
+        return HardwareEntry(
+            card=self.hardware.name if self.card is None else self.card.name,
+            num_nodes=self.hardware.num_nodes,
+            num_gpus_per_node=self.hardware.gpus_per_node,
         )
 
     @property

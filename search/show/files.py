@@ -43,12 +43,14 @@ from autopar.documents.plan import (
     plain,
     spread_of,
 )
+from autopar.documents.run import HardwareEntry, RunDocument
 from autopar.documents.strategy import (
     galvatron_document,
     strategy_document,
     strategy_file_name,
     unsaid_by_galvatron,
 )
+from autopar.errors import InputError
 from autopar.output import safe_name
 from autopar.price.assessment import Assessment, Target
 from autopar.price.risk import few_runs_of, reserved_interval
@@ -58,9 +60,12 @@ from autopar.records import (
     replace,
 )
 from autopar.run.model import ModelSpec
+from autopar.run.of_plan import run_of_plan
 from autopar.run.plan import Plan, Prediction, violations
 from autopar.run.rules import Notice
-from autopar.training.launch_file import HardwareEntry, LaunchDocument, LaunchEntry
+from autopar.run.run import Run
+from autopar.run.runtime import Overlap
+from autopar.training.launch_file import LaunchDocument, LaunchEntry
 from autopar.training.launch_settings import settings_of
 from autopar.training.throughput import Throughput, throughput_entry
 from autopar.units import GIB
@@ -69,7 +74,7 @@ from search.planning.layered.prediction import Alternative, SearchResult
 from search.planning.layered.summary import priced_of_result
 from search.planning.question import WhyNot
 from search.planning.uniform.answer import Answer as Launches, EngineAnswer
-from search.planning.uniform.files import degrees_entry
+from search.planning.uniform.files import cluster_of, degrees_entry
 from search.planning.uniform.solve import Solution
 from search.planning.uniform.summary import price_of
 from search.questions.suggestions import Remedy
@@ -352,8 +357,27 @@ def _launch(answer: Launches, engine: EngineAnswer, solution: Solution) -> Launc
     )
 
 
+def launch_text(answer: Launches, request: Mapping[str, object], status: str = "optimal") -> str:
+    """Return the text of the plan file of the best uniform plan; status : see `PlanFigures`."""
+    one, best = answer.best, answer.fastest
+    assert one is not None, "nothing is written where nothing fits"
+    assert best is not None, "the fastest engine has a launch"
+    step = best.assessment.step
+    figures = {
+        "status": status,
+        "step_time_s": None if step is None else step.total_s,
+        "samples_per_s": best.samples_per_s,
+        "defaults_used": list(answer.question.assumed),
+        "request": _typed(request),
+        "engines": engine_entries(answer.lines),
+        "versions": VersionsEntry(autopar=__version__),
+        "price": assessed_entry(best.assessment, one.target, answer.question.price),
+    }
+    return RunDocument.of(best.run, cluster_of(answer.question), figures).text()
+
+
 def launch_document(answer: Launches, request: Mapping[str, object]) -> LaunchDocument:
-    """Return the file of the best uniform plan: request, degrees and predicted figures."""
+    """Return the answer with the best uniform plan: request, degrees and predicted figures."""
     question, one, best = answer.question, answer.best, answer.fastest
     launch = None if one is None or best is None else _launch(answer, one, best)
     return LaunchDocument(
@@ -363,11 +387,7 @@ def launch_document(answer: Launches, request: Mapping[str, object]) -> LaunchDo
         status="optimal" if launch else "infeasible",
         request={name: request[name] for name in sorted(request)},
         model=question.spec.name,
-        hardware=HardwareEntry(
-            card=question.card.name,
-            num_nodes=question.num_nodes,
-            num_gpus_per_node=question.gpus_per_node,
-        ),
+        hardware=cluster_of(question),
         seq_length=question.job.seq,
         launch=launch,
         assumed=list(question.assumed),
@@ -376,7 +396,7 @@ def launch_document(answer: Launches, request: Mapping[str, object]) -> LaunchDo
 
 
 def launch_result(answer: Launches, request: Mapping[str, object]) -> dict[str, Any]:
-    """Return the object of `--json`: the file of the best uniform plan and all engine results."""
+    """Return the object of `--json`: the best uniform plan and all engine results."""
     found: dict[str, Any] = content_of(launch_document(answer, request), whole=True)
     searched = {one.engine.name: one for one in answer.engines}
     # A search of a single engine has no lines.
@@ -562,6 +582,7 @@ def output_texts(
     paths: tuple[Path, Path],
     *,
     spec: ModelSpec,
+    hardware: HardwareEntry,
     options: SearchOptions,
     request: Mapping[str, object],
     engine: str | None = None,
@@ -570,7 +591,8 @@ def output_texts(
 ) -> dict[Path, str]:
     """Return the texts of the strategy file and the plan file by path; empty without a plan.
 
-    A plan that Galvatron's strategy file cannot express has only autopar's plan file.
+    A plan that Galvatron's strategy file cannot express has only autopar's plan file. A plan whose
+    model has unknown sizes is no run, so that its plan file holds the strategy instead.
     """
     if result.plan is None:
         return {}
@@ -586,10 +608,37 @@ def output_texts(
         throughput=throughput,
         path=paths[1],
     )
-    own = document_text(plan.content())
+    run = _run_of_plan(result.plan, spec, hardware.card, options, engine)
+    if run is None:
+        own = document_text(plan.content())
+    else:
+        named = plan.given - {"format", "version", "plan"}
+        figures = {name: getattr(plan, name) for name in named}
+        own = RunDocument.of(run, hardware, figures).text()
     if unsaid_by_galvatron(result.plan):
         return {paths[1]: own}
     return {paths[0]: document_text(galvatron_document(result.plan)), paths[1]: own}
+
+
+def _run_of_plan(
+    plan: Plan, spec: ModelSpec, gpu: str, options: SearchOptions, engine: str | None
+) -> Run | None:
+    """Return the run of a per-layer plan; None if the profiles do not contain all model sizes."""
+    try:
+        return run_of_plan(
+            plan,
+            spec,
+            engine=engine or "none",
+            gpu=gpu,
+            sequence_parallel=options.sequence_parallel,
+            precision=options.mixed_precision,
+            overlap=Overlap(tensor=options.tp_overlap, gradients=options.async_grad_reduce),
+            keeper=options.memory_of or "galvatron",
+            fp32_gradients=options.fp32_gradients,
+            async_grad_reduce=options.async_grad_reduce,
+        )
+    except InputError:
+        return None
 
 
 def _head(status: str, plan: Plan | None, prediction: Prediction | None) -> dict[str, Any]:

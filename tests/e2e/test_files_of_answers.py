@@ -293,8 +293,8 @@ def test_the_site_of_the_cluster_is_planned_with(folder: Path) -> None:
     assert json.loads(path.read_text("utf-8"))["request"]["site"] == "../sites/site_here.json"
     typed = f"{question} --output-config-path typed.json --site sites/site_here.json"
     ran(typed, folder)
-    rates = [json.loads(p.read_text("utf-8"))["launch"] for p in (path, folder / "typed.json")]
-    assert rates[0] == rates[1]
+    prices = [json.loads(p.read_text("utf-8"))["price"] for p in (path, folder / "typed.json")]
+    assert prices[0] == prices[1]
     none = ran(f"{question} --site none --output-config-path none", folder)
     assert "site" not in none.stderr
     # the last line is the time of the search

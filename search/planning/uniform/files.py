@@ -1,36 +1,44 @@
-"""Reader of files of uniform plans, format `autopar-launch`: the question and all degrees.
+"""Reader of uniform plans: files with a run (`autopar-run`), and the older `autopar-launch`.
 
-Engine settings of a plan are made in `search.engines`; files are written in `search.show.files`.
+`autopar-launch` is the object of `--json` and has degrees instead of a run. Engine settings of a
+plan are made in `search.engines`; files are written in `search.show.files`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
 from msgspec.structs import asdict
 
 from autopar.command.answers import is_answer
 from autopar.command.dialect import own_names
-from autopar.documents.json import (
-    load_object,
-    read_record,
-)
+from autopar.documents.json import expected_of, load_object, read_record
+from autopar.documents.plan import RUN_FORMAT
+from autopar.documents.run import AGAIN, HardwareEntry, RunDocument
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import Schedule, schedule_problem
-from autopar.records import Record
-from autopar.run.run import Run
-from autopar.run.runtime import Zero
-from autopar.run.strategy import OFFLOADED, chunks_of_sizes
+from autopar.records import Record, replace
+from autopar.run.run import Run, legal
+from autopar.run.runtime import Precision as RunPrecision, Trainer, Zero
+from autopar.run.strategy import OFFLOADED, ContextKind, Split, chunks_of_sizes
 from autopar.training.launch_file import (
     FORMAT,
     DegreesEntry,
     LaunchDocument,
 )
-from autopar.training.launch_settings import with_settings
-from search.engines.choice import FULL, MODULES, NONE, Choice
+from autopar.training.launch_settings import settings_of, with_settings
+from search.engines.choice import (
+    FULL,
+    MODULES,
+    NONE,
+    Choice,
+    Precision,
+    offload_words,
+    recompute_words,
+)
 from search.engines.space import run_of
 from search.engines.table import engine_space
 from search.planning.uniform.answer import Question, open_launches
@@ -68,6 +76,54 @@ def degrees_entry(choice: Choice, world: int) -> DegreesEntry:
     )
 
 
+_RECIPES: Mapping[str, Precision] = {"blockwise": "fp8-blockwise", "mxfp8": "mxfp8"}
+"""fp8 recipe -> precision; all recipes with per-tensor scaling are `fp8`."""
+
+
+def _context_kind(split: Split) -> ContextKind:
+    """Return the context-parallel communication type (`ring`, `a2a`, `all-gather`).
+
+    Rings between groups that use all-to-all are a setting of the run, not of the candidate.
+    """
+    return split.cp_kind if split.cp > 1 and split.rings == 1 else "ring"
+
+
+def _precision(precision: RunPrecision) -> Precision:
+    if precision.fp8:
+        return _RECIPES.get(precision.fp8_recipe, "fp8")
+    return "nvfp4" if precision.fp4 else "bf16"
+
+
+def choice_of(run: Run) -> Choice:
+    """Return the candidate nearest to a run, with its degrees and batch."""
+    strategy, split, kernels = run.strategy, run.split, run.kernels
+    recomputed, experts = strategy.recomputed, run.runtime.experts
+    return Choice(
+        tp=split.tp,
+        tp_overlap=run.runtime.overlap.tensor and not kernels.torch_layers,
+        cp=split.cp,
+        cp_kind=_context_kind(split),
+        ep=split.ep,
+        etp=split.etp,
+        pp=strategy.pp,
+        vpp=strategy.vpp,
+        schedule=strategy.schedule,
+        micro_batch=strategy.micro_batch,
+        zero=split.zero,
+        dp_replicate=split.replicas if split.zero else 1,
+        # recomputation of every n-th layer is a setting of the run
+        recompute=NONE if recomputed.kind == "every" else recompute_words(recomputed),
+        # offload with fully recomputed layers is a setting of the run
+        offload=NONE if recomputed.kind in ("full", "block") else offload_words(split),
+        precision=_precision(run.runtime.precision),
+        compiled=kernels.compiled,
+        dispatcher="flex" if run.model.experts and experts.dispatcher == "flex" else "alltoall",
+        overlap_experts=run.runtime.overlap.experts,
+        global_batch=strategy.global_batch,
+        chunks=strategy.stages,
+    )
+
+
 class StoredLaunch(Record):
     """Run read from a file: a uniform plan of autopar, or a configuration of an engine."""
 
@@ -88,7 +144,9 @@ def is_launch(path: Path | str) -> bool:
         data = load_object(Path(path)).data
     except InputError:
         return False  # readers of other formats report the problem
-    return isinstance(data, Mapping) and data.get("format") == FORMAT
+    if data.get("format") == RUN_FORMAT:
+        return data.get("price") is not None
+    return data.get("format") == FORMAT
 
 
 _CLUSTER = {"hardware", "nodes", "gpus-per-node", "gpus"}
@@ -109,12 +167,8 @@ def _check(
         said |= {"model": document.model, "seq_length": document.seq_length}
         made |= {"model": question.spec.name, "seq_length": question.job.seq}
     if not typed & _CLUSTER:
-        said |= {f"hardware.{key}": one for key, one in asdict(document.hardware).items()}
-        made |= {
-            "hardware.card": question.card.name,
-            "hardware.num_nodes": question.num_nodes,
-            "hardware.num_gpus_per_node": question.gpus_per_node,
-        }
+        said |= _named(document.hardware)
+        made |= _named(cluster_of(question))
         entry = asdict(document.launch.degrees)
         if "global-batch-size" in typed:
             # the user requests another batch with the same degrees
@@ -128,15 +182,35 @@ def _check(
                 where,
                 f"is {copies}, which does not divide dp {whole['dp']} * cp {choice.cp}",
                 key="launch.degrees.dp_replicate",
-                remedy="write the launch again with autopar-search",
+                remedy=AGAIN,
             )
+    _refuse_contradiction(where, said, made)
+
+
+def cluster_of(question: Question) -> HardwareEntry:
+    """Return the cluster of a question as in a plan file."""
+    return HardwareEntry(
+        card=question.card.name,
+        num_nodes=question.num_nodes,
+        num_gpus_per_node=question.gpus_per_node,
+    )
+
+
+def _named(hardware: HardwareEntry) -> dict[str, object]:
+    return {f"hardware.{key}": one for key, one in asdict(hardware).items()}
+
+
+def _refuse_contradiction(
+    where: Path, said: Mapping[str, object], made: Mapping[str, object]
+) -> None:
+    """Raise DocumentError for the first value of a file that differs from what others make it."""
     for key, value in said.items():
         if value != made[key]:
             raise DocumentError(
                 where,
                 f"is {value!r:.60}, and what else the file says makes it {made[key]!r:.60}",
                 key=key,
-                remedy="write the launch again with autopar-search",
+                remedy=AGAIN,
             )
 
 
@@ -149,7 +223,7 @@ def _recompute(where: Path, words: str) -> str:
             where,
             f"is {words!r:.60}, expected none, full, op, block N, or modules joined by +",
             key="launch.degrees.recompute",
-            remedy="write the launch again with autopar-search",
+            remedy=AGAIN,
         )
     return words
 
@@ -161,7 +235,7 @@ def _offload(where: Path, words: str) -> str:
             where,
             f"is {words!r:.60}, expected none, or modules joined by + ({', '.join(OFFLOADED)})",
             key="launch.degrees.offload",
-            remedy="write the launch again with autopar-search",
+            remedy=AGAIN,
         )
     return words
 
@@ -177,9 +251,7 @@ def _schedule(where: Path, entry: DegreesEntry) -> Schedule:
         micro_batches=max(1, entry.num_microbatches),
     )
     if problem is not None:
-        raise DocumentError(
-            where, problem, key="schedule", remedy="write the launch again with autopar-search"
-        )
+        raise DocumentError(where, problem, key="schedule", remedy=AGAIN)
     return entry.schedule
 
 
@@ -194,13 +266,60 @@ def _refuse_degrees(where: Path, typed: Mapping[str, object]) -> None:
         )
 
 
-def _batch(question: Question, entry: DegreesEntry, typed: Mapping[str, object]) -> int:
+def _batch(question: Question, stored: int, typed: Mapping[str, object]) -> int:
     """Return the global batch of the file, unless the user gave another one."""
     for name in ("min-bsz", "max-bsz"):
         if name in typed:
             raise OptionError(f"--{name}: a launch has one global batch; give --global-batch-size")
     typed_batch = "global-batch-size" in typed
-    return question.job.global_batches[0] if typed_batch else entry.global_batch_size
+    return question.job.global_batches[0] if typed_batch else stored
+
+
+def _read_run(where: Path, document: RunDocument, typed: Mapping[str, object]) -> StoredLaunch:
+    """Return the uniform plan of a document, on the cluster of the user if one is given."""
+    run = document.run
+    if run.runtime.engine not in get_args(Trainer):
+        raise DocumentError(
+            where,
+            f"is {run.runtime.engine!r:.60}, expected {expected_of(Trainer)}",
+            key="runtime.engine",
+            remedy=AGAIN,
+        )
+    _refuse_degrees(where, typed)
+    stored = located_request(where, own_names(document.request, ROWS), typed)
+    own = open_launches(build_request(stored))
+    job = own.job
+    said = {
+        "seq_length": run.seq_length,
+        "gpu": run.gpu,
+        "strategy.gpus": run.strategy.gpus,
+        "strategy.layers": run.strategy.num_layers,
+    }
+    made = dict(zip(said, (job.seq, job.gpu, job.world, job.model.num_layers), strict=True))
+    _refuse_contradiction(where, said | _named(document.hardware), made | _named(cluster_of(own)))
+    try:
+        legal(run)
+        choice = choice_of(run)
+        found = StoredLaunch(
+            engine=run.runtime.engine, question=own, request=stored, choice=choice, run=run
+        )
+        if not typed:
+            return found
+        usual = run_of(engine_space(found.engine), job, choice)
+    except InputError as error:
+        raise DocumentError(where, str(error), key="strategy", remedy=AGAIN) from None
+    request = {**stored, **typed}
+    question = open_launches(build_request(request))
+    choice = replace(choice, global_batch=_batch(question, run.strategy.global_batch, typed))
+    again = run_of(engine_space(found.engine), question.job, choice)
+    settings = settings_of(run, usual)
+    return replace(
+        found,
+        question=question,
+        request=request,
+        choice=choice,
+        run=with_settings(again, settings, where),
+    )
 
 
 def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> StoredLaunch:
@@ -210,6 +329,8 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
     """
     where = Path(path)
     data = load_object(where).data
+    if data.get("format") == RUN_FORMAT:
+        return _read_run(where, RunDocument.parse(data, where), typed or {})
     if is_answer(data):
         # other parts of an answer, such as plans of every engine, do not belong to the format
         data = {key: data[key] for key in LaunchDocument.__struct_fields__ if key in data}
@@ -231,7 +352,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
             where,
             f"has other stages than pp {entry.pp} of vpp {entry.vpp} chunks",
             key="layers_of_chunks",
-            remedy="write the launch again with autopar-search",
+            remedy=AGAIN,
         )
     schedule = _schedule(where, entry)
     # in execution order: the first chunks of all stages, then the second ones
@@ -258,7 +379,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
         compiled=entry.compiled,
         dispatcher=entry.dispatcher,
         overlap_experts=entry.overlap_experts,
-        global_batch=_batch(question, entry, typed or {}),
+        global_batch=_batch(question, entry.global_batch_size, typed or {}),
         chunks=chunks_of_sizes(parts, entry.pp, mtp=question.job.model.mtp, schedule=schedule),
     )
     usual = run_of(engine_space(document.launch.engine), question.job, choice)

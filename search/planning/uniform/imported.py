@@ -20,17 +20,13 @@ from autopar.records import Record, replace
 from autopar.run.architecture import Model
 from autopar.run.of_plan import uniform_model
 from autopar.run.run import Run
-from autopar.run.runtime import Precision as RunPrecision
-from autopar.run.strategy import ContextKind, Split, Strategy, chunks_of_sizes
+from autopar.run.strategy import Strategy, chunks_of_sizes
 from autopar.training.launch_settings import settings_of, with_settings
 from search.engines.choice import (
     BASES,
     FULL,
     NONE,
     Choice,
-    Precision,
-    offload_words,
-    recompute_words,
 )
 from search.engines.differences import losses_of, without_effect
 from search.engines.megatron.stages import parts_in_order
@@ -40,7 +36,7 @@ from search.engines.space import EngineSpace, run_of
 from search.engines.table import engine_of, engine_space, read_checked, variants
 from search.engines.text import read_configuration
 from search.planning.uniform.answer import Question, open_launches
-from search.planning.uniform.files import StoredLaunch, is_launch, read_launch
+from search.planning.uniform.files import StoredLaunch, choice_of, is_launch, read_launch
 from search.request.profiles import named_card
 from search.request.request import build_request
 
@@ -230,58 +226,6 @@ def _training(run: Run) -> dict[str, object]:
     if optimizer.offload:
         found["offload-optimizer"] = f"{optimizer.offload:g}"
     return found
-
-
-# --------------------------------------------------------------------------------------------------
-# Conversion to a candidate.
-
-
-_RECIPES: Mapping[str, Precision] = {"blockwise": "fp8-blockwise", "mxfp8": "mxfp8"}
-"""fp8 recipe -> precision; all recipes with per-tensor scaling are `fp8`."""
-
-
-def _context_kind(split: Split) -> ContextKind:
-    """Return the context-parallel communication type (`ring`, `a2a`, `all-gather`).
-
-    Rings between groups that use all-to-all are a setting of the run, not of the candidate.
-    """
-    return split.cp_kind if split.cp > 1 and split.rings == 1 else "ring"
-
-
-def _precision(precision: RunPrecision) -> Precision:
-    if precision.fp8:
-        return _RECIPES.get(precision.fp8_recipe, "fp8")
-    return "nvfp4" if precision.fp4 else "bf16"
-
-
-def choice_of(run: Run) -> Choice:
-    """Return the candidate nearest to a run, with its degrees and batch."""
-    strategy, split, kernels = run.strategy, run.split, run.kernels
-    recomputed, experts = strategy.recomputed, run.runtime.experts
-    return Choice(
-        tp=split.tp,
-        tp_overlap=run.runtime.overlap.tensor and not kernels.torch_layers,
-        cp=split.cp,
-        cp_kind=_context_kind(split),
-        ep=split.ep,
-        etp=split.etp,
-        pp=strategy.pp,
-        vpp=strategy.vpp,
-        schedule=strategy.schedule,
-        micro_batch=strategy.micro_batch,
-        zero=split.zero,
-        dp_replicate=split.replicas if split.zero else 1,
-        # recomputation of every n-th layer is a setting of the run
-        recompute=NONE if recomputed.kind == "every" else recompute_words(recomputed),
-        # offload with fully recomputed layers is a setting of the run
-        offload=NONE if recomputed.kind in ("full", "block") else offload_words(split),
-        precision=_precision(run.runtime.precision),
-        compiled=kernels.compiled,
-        dispatcher="flex" if run.model.experts and experts.dispatcher == "flex" else "alltoall",
-        overlap_experts=run.runtime.overlap.experts,
-        global_batch=strategy.global_batch,
-        chunks=strategy.stages,
-    )
 
 
 # --------------------------------------------------------------------------------------------------

@@ -16,9 +16,11 @@ import pytest
 from autopar.answer import Asked
 from autopar.command.console import make_console
 from autopar.documents.plan import PLAN_FILE_VERSION, PlanDocument, read_strategy
+from autopar.documents.run import HardwareEntry, RunDocument
 from autopar.output import write_files
 from autopar.rates.measured import Curve
 from autopar.records import replace
+from autopar.run.model import ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
 from autopar.units import GB, GIB
 from search.commands import search as search_command
@@ -86,13 +88,22 @@ def printed(show: Callable[..., None], *arguments: object, **options: object) ->
     return stream.getvalue()
 
 
-def write_all(folder: Path, result: SearchResult = RESULT) -> tuple[Path, ...]:
+def write_all(
+    folder: Path, result: SearchResult = RESULT, spec: ModelSpec = SPEC
+) -> tuple[Path, ...]:
     """Write the files of a result."""
     options = SearchOptions(settle_bsz=16, disable_ckpt=True)
     paths = output_paths(
         spec=SPEC, options=options, hardware=HARDWARE, config_path=str(folder), request={}
     )
-    texts = output_texts(result, paths, spec=SPEC, options=options, request={"model": "toy"})
+    texts = output_texts(
+        result,
+        paths,
+        spec=spec,
+        hardware=HardwareEntry(card="box", num_nodes=1, num_gpus_per_node=8),
+        options=options,
+        request={"model": "toy"},
+    )
     write_files(texts)
     return tuple(texts)
 
@@ -294,11 +305,24 @@ def test_plan_file_holds_prediction_inputs_and_options(tmp_path: Path) -> None:
     assert document["inputs"][0]["sha256"] == "ab" * 32
     assert document["request"] == {"model": "toy"}
     assert document["estimated"] is True
-    assert document["version"] == PLAN_FILE_VERSION
     assert document["versions"] == {
         "autopar": metadata.version("autopar"),
         "core_interface": ABI_VERSION,
     }
+
+
+def test_plans_of_unknown_sizes_are_written_as_strategies(tmp_path: Path) -> None:
+    """Galvatron's profiles do not say heads; the figures are those of the file of a run."""
+    strategy, own = write_all(tmp_path)
+    run = RunDocument.read(own)
+    assert (run.run.strategy.gpus, run.runtime.engine, run.hardware.card) == (8, "none", "box")
+    layer = replace(SPEC.layers[0], num_heads=None, num_kv_heads=None)
+
+    again, other = write_all(tmp_path / "unknown", spec=replace(SPEC, layers=(layer,)))
+
+    assert json.loads(other.read_text())["version"] == PLAN_FILE_VERSION
+    assert again.read_bytes() == strategy.read_bytes()
+    assert PlanDocument.read(other) == PlanDocument.read(own)
 
 
 def test_plan_file_does_not_depend_on_limits_of_time_or_the_clock() -> None:

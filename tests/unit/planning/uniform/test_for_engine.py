@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from autopar.answer import EngineBest
+from autopar.documents.plan import read_strategy
 from autopar.errors import InfeasibleError, OptionError
 from autopar.records import replace
 from search.commands.explain import run as explain
@@ -183,7 +184,7 @@ def test_an_export_to_another_engine_has_its_kernels(
     of_first = plan_file(tmp_path / first, "--engine", first, *pins)
     of_second = plan_file(tmp_path / second, "--engine", second, *pins)
     found = [json.loads(path.read_text()) for path in (of_first, of_second)]
-    assert found[0]["plan"] == found[1]["plan"]
+    assert read_strategy(of_first) == read_strategy(of_second)
     assert found[0]["step_time_s"] != pytest.approx(found[1]["step_time_s"], rel=0.05)
     capsys.readouterr()
 
@@ -355,7 +356,8 @@ def test_a_plan_whose_layers_differ_has_to_win_by_more_than_prices_differ(
         assert document["launch"]["engine"] == "megatron"
         assert path.name.startswith("autopar_launch_")
         return
-    assert document["plan"] == written["plan"] == document["engines"][0]["plan"]
+    assert document["plan"] == document["engines"][0]["plan"]
+    assert read_strategy(path) == read_strategy(document)
     assert written["options"]["engine"] == document["engines"][0]["engine"] == "galvatron"
     launch = next(line["launch"] for line in document["engines"] if line["launch"] is not None)
     assert launch["tp"] * launch["dp"] == 8

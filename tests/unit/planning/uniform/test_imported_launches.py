@@ -12,13 +12,14 @@ from autopar.records import replace
 from autopar.run.run import Run, resplit_run
 from autopar.run.strategy import even_chunks, recomputing
 from autopar.training.adapters import Adapters
+from autopar.training.launch_settings import settings_of
 from search.commands import check, explain, export, search
 from search.engines.differences import without_effect
 from search.engines.files import LAUNCH, written
 from search.engines.place import Place
-from search.engines.table import read_checked
-from search.planning.uniform.files import is_launch, read_launch
-from search.planning.uniform.imported import choice_of
+from search.engines.space import run_of
+from search.engines.table import engine_space, read_checked
+from search.planning.uniform.files import choice_of, is_launch, read_launch
 from tests.runs import told
 from tests.unit.engines.test_writing import NODE, searched
 
@@ -113,12 +114,11 @@ def test_what_a_search_can_choose_comes_back_as_its_choice(
 
     assert export.run(["--from", engine, entry, *HARDWARE, "--out", "back.json"]) == 0
 
-    found = read_launch("back.json").choice
-    assert {name: getattr(found, name) for name in choice} == choice
-    assert set(json.loads(Path("back.json").read_text())["launch"]["settings"]) <= {
-        # embeddings of torch have no rows to pad with
-        "model.vocab_divisor"
-    }
+    found = read_launch("back.json")
+    assert {name: getattr(found.choice, name) for name in choice} == choice
+    usual = run_of(engine_space(found.engine), found.question.job, found.choice)
+    # embeddings of torch have no rows to pad with
+    assert set(settings_of(found.run, usual)) <= {"model.vocab_divisor"}
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def test_compiled_layers_are_priced_as_such() -> None:
     assert search.run(["--evaluate", "back.json", "--json", "again.json"]) == 0
     (checked,) = json.loads(Path("check.json").read_text())["launches"]
     assert checked["stack"] == "torchtitan-compiled"
-    for name in ("back.json", "again.json"):
-        predicted = json.loads(Path(name).read_text())["launch"]["predicted"]
-        assert predicted["step_time_s"] == pytest.approx(checked["step_time_s"])
+    again = json.loads(Path("again.json").read_text())["launch"]["predicted"]
+    for price in (again, json.loads(Path("back.json").read_text())["price"]):
+        assert price["step_time_s"] == pytest.approx(checked["step_time_s"])
 
 
 def test_a_launch_that_was_read_is_priced_and_written_again_as_it_was(
@@ -154,17 +154,17 @@ def test_a_launch_that_was_read_is_priced_and_written_again_as_it_was(
     files_of(run, "megatron")
     assert export.run(["--from", "megatron", LAUNCH, *HARDWARE, "--out", "back.json"]) == 0
     stored = json.loads(Path("back.json").read_text())
-    assert stored["launch"]["settings"] == {
-        "runtime.overlap.gradients": False,
-        "runtime.states.bucket": 1 << 22,
-    }
     capsys.readouterr()
 
     assert search.run(["--evaluate", "back.json", "--json", "again.json"]) == 0
     assert export.run(["back.json", "--out", "out"]) == 0
 
     again = json.loads(Path("again.json").read_text())
-    assert again["launch"] == stored["launch"]
+    assert again["launch"]["settings"] == {
+        "runtime.overlap.gradients": False,
+        "runtime.states.bucket": 1 << 22,
+    }
+    assert again["launch"]["predicted"] == stored["price"]
     # the object of --json is a file of the launch as well
     assert read_launch("again.json").run == read_launch("back.json").run
     found = read_checked("out/launch.sh", world_size=8, gpu="h100-80gb").run

@@ -19,7 +19,7 @@ from search.planning.uniform.answer import Answer, answer, open_launches
 from search.planning.uniform.files import is_launch, read_launch
 from search.request.degrees import DegreeOptions, fixed_of, rules_of
 from search.request.request import build_request
-from search.show.files import launch_document, launch_result
+from search.show.files import launch_document, launch_result, launch_text
 from search.show.terminal import infeasible_lines
 
 pytestmark = pytest.mark.whole
@@ -74,17 +74,21 @@ def test_the_fastest_comes_first_and_no_two_are_of_the_same_degrees(small: Answe
     assert len(set(families)) == len(families)
 
 
-def test_a_file_makes_the_same_launch_again(small: Answer, tmp_path: Path) -> None:
+def test_a_file_makes_the_same_launch_again(small: Answer, stored: Path, tmp_path: Path) -> None:
+    """That of a run, and the object of `--json` with its degrees."""
     request = {**_SMALL, **_FIXED}
-    path = tmp_path / "launch.json"
+    path = tmp_path / "answer.json"
     path.write_text(json.dumps(content_of(launch_document(small, request), whole=True)))
-    assert is_launch(path)
     best = small.best
     assert best is not None
     assert best.best is not None
-    stored = read_launch(path)
-    assert stored.engine == "megatron"
-    assert stored.run == best.best.run
+    for file in (stored, path):
+        assert is_launch(file)
+        found = read_launch(file)
+        assert found.engine == "megatron"
+        assert (found.run, found.choice) == (best.best.run, best.best.choice)
+    again = read_launch(stored, {"memory-constraint": "100"})
+    assert again.run == best.best.run
 
 
 def test_a_file_with_other_stages_than_it_says_is_refused(small: Answer, tmp_path: Path) -> None:
@@ -259,9 +263,7 @@ def test_a_launch_is_priced_again_also_where_it_does_not_fit(
 @pytest.fixture
 def stored(small: Answer, tmp_path: Path) -> Path:
     path = tmp_path / "launch.json"
-    path.write_text(
-        json.dumps(content_of(launch_document(small, {**_SMALL, **_FIXED}), whole=True))
-    )
+    path.write_text(launch_text(small, {**_SMALL, **_FIXED}))
     return path
 
 
@@ -296,14 +298,30 @@ def test_another_batch_is_priced_of_the_same_degrees(stored: Path) -> None:
         read_launch(stored, {"hardware": "h200:1x3"})
 
 
-@pytest.mark.parametrize(("key", "value"), [("dp", 3), ("edp", 7), ("num_microbatches", 5)])
-def test_a_key_that_contradicts_the_others_is_refused(key: str, value: int, stored: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("seq_length", 2048, "is 2048, and what else the file says makes it 4096"),
+        ("gpu", "a100", "is 'a100', and what else the file says makes it 'h200"),
+        ("strategy.gpus", 16, "is 16, and what else the file says makes it 8"),
+        ("hardware.num_nodes", 2, "is 2, and what else the file says makes it 1"),
+        ("runtime.engine", "galvatron", "expected 'megatron', 'torchtitan'"),
+        ("strategy.micro_batch", 7, "global batch"),
+    ],
+)
+def test_a_key_that_contradicts_the_others_is_refused(
+    key: str, value: object, said: str, stored: Path
+) -> None:
     document = json.loads(stored.read_text())
-    document["launch"]["degrees"][key] = value
+    *folders, name = key.split(".")
+    at = document
+    for folder in folders:
+        at = at[folder]
+    at[name] = value
     stored.write_text(json.dumps(document))
-    said = rf"key 'launch.degrees.{key}': is {value}, and "
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=re.escape(said)) as refused:
         read_launch(stored)
+    assert f"key '{key.split('.')[0]}" in str(refused.value)
 
 
 def test_a_launch_is_explained_and_compared_with_others(
