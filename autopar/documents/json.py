@@ -523,9 +523,13 @@ def expected_of(kind: Any) -> str:
     if origin in (Union, UnionType):
         # null is optional, so that it is not listed.
         return " or ".join(expected_of(one) for one in inner if one is not NoneType)
-    if origin in (list, tuple, frozenset) or (isinstance(kind, type) and issubclass(kind, tuple)):
+    if origin in (list, tuple, frozenset) or (
+        isinstance(kind, type) and issubclass(kind, list | tuple)
+    ):
         return "a list"
     if _is_record(kind):
+        if kind.__struct_config__.tag_field:
+            return f"{kind.__struct_config__.tag_field} {kind.__struct_config__.tag!r}"
         required = [name for name, one in _fields(kind).items() if one.required]
         return f"an object of {', '.join(required)}" if required else "an object"
     return _WORDS.get(kind, "an object")

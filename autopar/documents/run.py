@@ -78,9 +78,14 @@ class RunDocument(PlanFigures):
         chunks = [chunk for stage in strategy.stages for chunk in stage]
         placed = sorted(layer for chunk in chunks for layer in chunk.layers)
         if len(placed) != number or placed != [*range(number)]:
-            raise KeyFault("strategy.stages", f"do not hold each of {number} layers once")
+            raise KeyFault(
+                "strategy.stages", f"the stages do not hold each of {number} layers once"
+            )
         if strategy.num_layers != number:
-            raise KeyFault("strategy.layers", f"are {strategy.num_layers}, the model has {number}")
+            raise KeyFault(
+                "strategy.layers",
+                f"the splits are of {strategy.num_layers} layers, the model has {number}",
+            )
 
     @classmethod
     def of(cls, run: Run, hardware: HardwareEntry, figures: Mapping[str, Any]) -> RunDocument:

@@ -6,20 +6,32 @@ read; `search.planning.uniform` converts it to a run.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from msgspec import field
+from msgspec import Meta, field
 
 from autopar.documents.checks import published
 from autopar.documents.plan import EngineEntry
 from autopar.documents.run import HardwareEntry
 from autopar.pipeline.schedules import Schedule
 from autopar.records import Record, whole_number
+from autopar.run.plan import Module
 from autopar.run.runtime import Trainer
+from autopar.run.strategy import OFFLOADED
 
 FORMAT = "autopar-launch"
 _Count = Annotated[int, whole_number(1, 1 << 28)]
 _Layers = Annotated[int, whole_number(0, 1 << 16)]
+
+
+def _words(others: tuple[str, ...], modules: tuple[str, ...]) -> Meta:
+    """Return the values of a text: `none`, one of `others`, or modules joined by `+`."""
+    one = f"({'|'.join(modules)})"
+    shown = ", ".join(("none", *others)).replace("[1-9][0-9]{0,8}", "N")
+    return Meta(
+        pattern=f"^({'|'.join(('none', *others))}|{one}([+]{one})*)$",
+        extra={"expected": f"{shown}, or modules joined by + ({', '.join(modules)})"},
+    )
 
 
 class DegreesEntry(Record):
@@ -61,9 +73,9 @@ class DegreesEntry(Record):
     """Precision of GEMMs."""
     compiled: bool = False
     """True if each layer and the loss are compiled by torch.compile."""
-    recompute: str
+    recompute: Annotated[str, _words(("full", "op", "block [1-9][0-9]{0,8}"), get_args(Module))]
     """`none`, `full`, `op`, `block N`, or modules joined by `+`."""
-    offload: str = "none"
+    offload: Annotated[str, _words((), OFFLOADED)] = "none"
     """Modules of each layer with offloaded activations, joined by `+`, or `none`."""
     dispatcher: Literal["alltoall", "flex"]
     overlap_experts: bool

@@ -226,6 +226,8 @@ def prepare(folder: Path, root: Path) -> None:
     shutil.copyfile(root / "hardware_configs" / "cards" / "a100-80gb.json", folder / "card.json")
     write(folder / "strategy.json", STRATEGY)
     write(folder / "plan.json", {"format": "autopar-plan", "version": 1, "plan": STRATEGY})
+    for name in ("run_v2.json", "launch_v1.json"):
+        shutil.copyfile(root / "tests" / "data" / name, folder / name)
     write(folder / "config.json", CONFIG)
 
 
@@ -376,6 +378,26 @@ SPECIAL = (
             "an unknown option in a request": {"nonsense": "1"},
             "a pin that is none in a request": {"pin": ["tp"]},
         }.items()
+    ),
+    *(
+        Case(
+            section="plan file",
+            what=what,
+            arguments=("--evaluate", name),
+            command=COMMANDS[0],
+            edit=changed(name, keys, value),
+        )
+        for what, name, keys, value in (
+            ("degree 0 of a uniform plan", "run_v2.json",
+             ("strategy", "layers", 0, "split", "cp"), 0),
+            ("a uniform plan of another length than its request", "run_v2.json",
+             ("seq_length",), 2048),
+            ("a uniform plan of no trainer", "run_v2.json", ("runtime", "engine"), "horovod"),
+            ("degree 0 of an older uniform plan", "launch_v1.json",
+             ("launch", "degrees", "cp"), 0),
+            ("another recomputation of an older uniform plan", "launch_v1.json",
+             ("launch", "degrees", "recompute"), "everything"),
+        )
     ),
     Case(
         section="plan file",

@@ -6,6 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from autopar.documents.plan import read_strategy
+from autopar.documents.run import HardwareEntry, RunDocument
+from autopar.documents.spec import load_spec
+from autopar.run.of_plan import run_of_plan
 from tests.e2e.bad_input_table import Case, changed, write
 from tests.plan_cases import STRATEGY
 
@@ -37,7 +41,8 @@ PLAN: dict[str, Any] = {
 STRATEGY_ONLY = ("tried.json", "--model", "tiny.json")
 WITH_MODEL = ("tried_plan.json",)
 GLOBAL = ("--pp-deg", "2", "--global-train-batch-size", "8", "--model", "tiny.json")
-GOOD = (STRATEGY_ONLY, WITH_MODEL, (*GLOBAL, "--world-size", "4"))
+WITH_RUN = ("tried_run.json",)
+GOOD = (STRATEGY_ONLY, WITH_MODEL, WITH_RUN, (*GLOBAL, "--world-size", "4"))
 """What the rows start from."""
 _SECTION = "plan to check"
 
@@ -47,6 +52,11 @@ def prepare_plans(folder: Path) -> None:
     write(folder / "tiny.json", MODEL)
     write(folder / "tried.json", STRATEGY)
     write(folder / "tried_plan.json", PLAN)
+    spec = load_spec(str(folder / "tiny.json"))
+    run = run_of_plan(read_strategy(STRATEGY), spec, engine="none", gpu="a100-80gb")
+    hardware = HardwareEntry(card="a100-80gb", num_nodes=1, num_gpus_per_node=4)
+    document = RunDocument.of(run, hardware, {"request": PLAN["request"]})
+    write(folder / "tried_run.json", document.content())
     encoder = {**LAYER, "num_layers": 2, "causal": False}
     decoder = {
         **LAYER,
@@ -97,6 +107,15 @@ def _files() -> Iterator[Case]:
         ("no plan in it", ("plan",), None),
     ):
         yield _case(what, WITH_MODEL, changed("tried_plan.json", keys, value))
+    for what, keys, value in (
+        ("text for a degree of a run", ("strategy", "layers", 0, "split", "tp"), "two"),
+        ("a run with stages of other layers", ("strategy", "stages", 0, 0, 1), [0, 3]),
+        ("a run without engine settings", ("runtime",), None),
+        ("a run with layers of no kind", ("model", "layers", 0, "layer", "mlp", "kind"), "none"),
+        ("a run of 8-bit GEMMs", ("runtime", "precision", "fp8"), True),
+        ("a newer run", ("version",), 99),
+    ):
+        yield _case(what, WITH_RUN, changed("tried_run.json", keys, value))
     yield _case("no such file", ("no-such-plan.json", "--model", "tiny.json"))
     yield _case("strategy without a model", ("tried.json",))
     yield _case("strategy that does not say its ranks", STRATEGY_ONLY, _without("world_size"))

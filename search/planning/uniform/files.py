@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, get_args
 
 from msgspec.structs import asdict
 
@@ -22,8 +22,8 @@ from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import Schedule, schedule_problem
 from autopar.records import Record, replace
 from autopar.run.run import Run, legal
-from autopar.run.runtime import Precision as RunPrecision, Trainer, Zero
-from autopar.run.strategy import OFFLOADED, ContextKind, Split, chunks_of_sizes
+from autopar.run.runtime import Precision as RunPrecision, Trainer
+from autopar.run.strategy import ContextKind, Split, chunks_of_sizes
 from autopar.training.launch_file import (
     FORMAT,
     DegreesEntry,
@@ -31,8 +31,6 @@ from autopar.training.launch_file import (
 )
 from autopar.training.launch_settings import settings_of, with_settings
 from search.engines.choice import (
-    FULL,
-    MODULES,
     NONE,
     Choice,
     Precision,
@@ -45,33 +43,21 @@ from search.planning.uniform.answer import Question, open_launches
 from search.request.degrees import fixed_of
 from search.request.request import ROWS, build_request, located_request
 
+_SAME = frozenset(DegreesEntry.__struct_fields__) & frozenset(Choice.__struct_fields__)
+"""Fields that a candidate and its entry have in common."""
+
 
 def degrees_entry(choice: Choice, world: int) -> DegreesEntry:
     """Return all degrees of a candidate, including derived ones."""
+    same: dict[str, Any] = {name: getattr(choice, name) for name in _SAME}
     dp = world // (choice.tp * choice.cp * choice.pp)
     return DegreesEntry(
-        tp=choice.tp,
-        tp_overlap=choice.tp_overlap,
-        cp=choice.cp,
-        cp_kind=choice.cp_kind,
-        pp=choice.pp,
+        **same,
         dp=dp,
-        ep=choice.ep,
-        etp=choice.etp,
         edp=world // (choice.ep * choice.etp * choice.pp),
-        vpp=choice.vpp,
-        schedule=choice.schedule,
-        zero=cast(Zero, choice.zero),
-        dp_replicate=choice.dp_replicate,
         micro_batch_size=choice.micro_batch,
         num_microbatches=choice.global_batch // (choice.micro_batch * dp),
         global_batch_size=choice.global_batch,
-        precision=choice.precision,
-        compiled=choice.compiled,
-        recompute=choice.recompute,
-        offload=choice.offload,
-        dispatcher=choice.dispatcher,
-        overlap_experts=choice.overlap_experts,
         layers_of_chunks=[[len(chunk.layers) for chunk in stage] for stage in choice.chunks],
     )
 
@@ -214,32 +200,6 @@ def _refuse_contradiction(
             )
 
 
-def _recompute(where: Path, words: str) -> str:
-    """Return a recomputation policy of a file; raises DocumentError if it is invalid."""
-    kind, _, number = words.partition(" ")
-    block = kind == "block" and number.isascii() and number.isdigit() and int(number) > 0
-    if not (block or words in (NONE, FULL, "op") or {*words.split("+")} <= {*MODULES}):
-        raise DocumentError(
-            where,
-            f"is {words!r:.60}, expected none, full, op, block N, or modules joined by +",
-            key="launch.degrees.recompute",
-            remedy=AGAIN,
-        )
-    return words
-
-
-def _offload(where: Path, words: str) -> str:
-    """Return the offloaded modules of a file; raises DocumentError if they are invalid."""
-    if words != NONE and not {*words.split("+")} <= {*OFFLOADED}:
-        raise DocumentError(
-            where,
-            f"is {words!r:.60}, expected none, or modules joined by + ({', '.join(OFFLOADED)})",
-            key="launch.degrees.offload",
-            remedy=AGAIN,
-        )
-    return words
-
-
 def _schedule(where: Path, entry: DegreesEntry) -> Schedule:
     """Return the schedule of a file; raises DocumentError if its pipeline cannot run it."""
     if entry.pp == 1:
@@ -360,25 +320,10 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
         sizes[rank_of(schedule, part, entry.pp)][part // entry.pp]
         for part in range(entry.vpp * entry.pp)
     ]
+    same: dict[str, Any] = {name: getattr(entry, name) for name in _SAME}
     choice = Choice(
-        tp=entry.tp,
-        tp_overlap=entry.tp_overlap,
-        cp=entry.cp,
-        cp_kind=entry.cp_kind,
-        ep=entry.ep,
-        etp=entry.etp,
-        pp=entry.pp,
-        vpp=entry.vpp,
-        schedule=schedule,
+        **{**same, "schedule": schedule},
         micro_batch=entry.micro_batch_size,
-        zero=entry.zero,
-        dp_replicate=entry.dp_replicate,
-        recompute=_recompute(where, entry.recompute),
-        offload=_offload(where, entry.offload),
-        precision=entry.precision,
-        compiled=entry.compiled,
-        dispatcher=entry.dispatcher,
-        overlap_experts=entry.overlap_experts,
         global_batch=_batch(question, entry.global_batch_size, typed or {}),
         chunks=chunks_of_sizes(parts, entry.pp, mtp=question.job.model.mtp, schedule=schedule),
     )

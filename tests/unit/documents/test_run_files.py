@@ -151,17 +151,18 @@ def test_a_damaged_file_is_refused(key: str, value: object) -> None:
 
 
 @pytest.mark.whole
-def test_a_file_of_version_1_has_the_price_that_it_says() -> None:
-    """`autopar-launch`, as autopar-search wrote it before runs were stored."""
-    path = DATA / "launch_v1.json"
-    assert is_launch(path)
-    stored = json.loads(path.read_text())["launch"]
-
-    best = given_launch(str(path), {}, lambda text: None).one.best
-
-    assert best is not None
-    step = best.assessment.step
-    assert step is not None
-    assert step.total_s == pytest.approx(stored["predicted"]["step_time_s"], rel=1e-12)
-    assert best.samples_per_s == pytest.approx(stored["samples_per_s"], rel=1e-12)
-    assert read_launch(path).run.strategy.schedule == stored["degrees"]["schedule"]
+def test_stored_files_have_the_price_that_they_say() -> None:
+    """`autopar-launch`, as written before runs were stored, and a run of the same question."""
+    paths = DATA / "launch_v1.json", DATA / "run_v2.json"
+    old, new = (json.loads(path.read_text()) for path in paths)
+    stored = {**old["launch"]["predicted"], "samples_per_s": old["launch"]["samples_per_s"]}
+    assert {**new["price"], "samples_per_s": new["samples_per_s"]} == stored
+    for path in paths:
+        assert is_launch(path)
+        best = given_launch(str(path), {}, lambda text: None).one.best
+        assert best is not None
+        step = best.assessment.step
+        assert step is not None
+        assert step.total_s == pytest.approx(stored["step_time_s"], rel=1e-12)
+        assert best.samples_per_s == pytest.approx(stored["samples_per_s"], rel=1e-12)
+    assert read_launch(paths[0]).run == read_launch(paths[1]).run
