@@ -78,7 +78,7 @@ class ChoiceEntry(_Entry):
     summary: str | None = None
     """The plan in one line."""
     degrees: DegreesEntry | None = None
-    """Degrees of a uniform plan, as in a launch file."""
+    """Degrees of a uniform plan, as in `--json` of a search."""
     plan: dict[str, Any] | None = None
     """Strategy of a per-layer plan, as in a strategy file."""
     plan_file: str | None = None

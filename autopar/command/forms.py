@@ -1,4 +1,4 @@
-"""Documents after the head of an answer, by command, with keys that plan files do not have.
+"""Head of an answer, and the documents after it by command, with keys that plan files lack.
 
 Launch and plan files are read strictly, so their schema has no keys of a search. This module joins
 the schema of the head and these documents into the schema of answers, in one file.
@@ -7,10 +7,11 @@ the schema of the head and these documents into the schema of answers, in one fi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from msgspec import field
 
+from autopar.documents.checks import published
 from autopar.documents.json import record_schema
 from autopar.documents.plan import (
     BrokenRuleEntry,
@@ -19,9 +20,67 @@ from autopar.documents.plan import (
 )
 from autopar.documents.strategy import Strategy
 from autopar.exploration import ExplorationDocument
-from autopar.records import Record
+from autopar.records import Entry, Record, whole_number
 from autopar.run.plan import Infeasibility
 from autopar.training.launch_file import DegreesEntry, LaunchDocument, LaunchEntry
+
+
+class AnswerErrorEntry(Entry):
+    """Reason why a command has no answer."""
+
+    kind: Literal[
+        "option",
+        "document",
+        "input",
+        "infeasible",
+        "installation",
+        "failure",
+        "interrupted",
+        "internal",
+    ]
+    message: str
+    """Sentence printed on stderr."""
+    file: str | None = None
+    """Path of the document with the error; absent for other kinds."""
+    key: str | None = None
+    """Key in the document; absent for other kinds."""
+    remedy: str | None = None
+    """Suggested remedy for an error of a document."""
+    rules: list[BrokenRuleEntry] | None = None
+    """Rules of a run that the input breaks."""
+
+
+_ANSWER_EXAMPLE: dict[str, Any] = {
+    "schema": "autopar/answer/1",
+    "command": "autopar-search",
+    "release": "0.1.0",
+    "exit_code": 2,
+    "question": {"model": "llama3-8b", "hardware": "h100"},
+    "notices": [],
+    "error": {"kind": "option", "message": "--hardware h100: expected CARD:NODESxGPUS"},
+}
+
+
+@published("answer", example=_ANSWER_EXAMPLE)
+class AnswerDocument(Entry, forbid_unknown_fields=False):
+    """Output of `--json` of every command: these keys, then `error` or those of the command.
+
+    The other keys depend on the command (`allOf`): `LaunchAnswer` or `PlanAnswer` of autopar-search
+    and autopar-explain, an `exploration` of autopar-explore;
+    docs/reference/json.md lists the others.
+    """
+
+    schema_: Literal["autopar/answer/1"] = field(name="schema")
+    command: str
+    release: str
+    """Release of autopar."""
+    exit_code: Annotated[int, whole_number(0)]
+    """Exit code of the command; docs/reference/json.md has the table."""
+    question: dict[str, Any]
+    """Options as given, without those that name output files."""
+    notices: list[str]
+    """Sentences that the command prints before its answer."""
+    error: AnswerErrorEntry | None = None
 
 
 class EffortEntry(Record):

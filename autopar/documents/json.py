@@ -581,7 +581,12 @@ def _with_own(node: Any) -> Any:
                 own["patternProperties"] = {"^_": {"description": "A comment; ignored."}}
             return {"anyOf": [own, {"type": "null"}]} if "anyOf" in node else own
         # Docstrings are indented like the code around them.
-        text = {"description": cleandoc(node["description"])} if _is_described(node) else {}
+        text: dict[str, Any] = {}
+        if _is_described(node):
+            text["description"] = cleandoc(node["description"])
+        if node.get("uniqueItems") and "default" in node:
+            # A set has no order.
+            text["default"] = sorted(node["default"])
         return {key: _with_own(one) for key, one in node.items()} | text
     return [_with_own(one) for one in node] if isinstance(node, list | tuple) else node
 

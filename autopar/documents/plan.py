@@ -1,9 +1,10 @@
 """Read and write plans: autopar's plan file, the output of `--json`, and strategy files.
 
-The first two contain a plan and its prediction. Each is a class here, with its keys in the order in
-which they are written. Plans are read with `read_strategy` or `PlanDocument.read`, which accept all
-three formats; no other module uses their keys. The strategy under the key `plan` is defined in
-`autopar.documents.strategy`. Writing is atomic, and the bytes depend on the content only.
+The plan file (`RunDocument`) contains the run, its figures and its question, for uniform and
+per-layer plans. Per-layer plans are read with `read_strategy` or `PlanDocument.read`, which accept
+all formats; `search.planning.uniform.files` reads uniform plans. The strategy under the key `plan`
+is defined in `autopar.documents.strategy`. Writing is atomic, and the bytes depend on the content
+only.
 """
 
 from __future__ import annotations
@@ -14,20 +15,27 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, field, to_builtins
 from msgspec.structs import asdict
 
 from autopar.documents.catalog import located_options
 from autopar.documents.checks import check_version, published
-from autopar.documents.json import (
-    load_object,
-    read_record,
+from autopar.documents.json import load_object, read_record, rows_text
+from autopar.documents.strategy import (
+    Strategy,
+    galvatron_document,
+    parse_strategy,
+    strategy_document,
 )
-from autopar.documents.strategy import Strategy, galvatron_document, parse_strategy
-from autopar.errors import DocumentError
+from autopar.errors import DocumentError, InputError
 from autopar.output import write_text
-from autopar.records import Entry
+from autopar.records import Entry, KeyFault, Positive, Record
+from autopar.run.architecture import Model
+from autopar.run.of_plan import plan_of_run
 from autopar.run.plan import PUBLISHED_RUNS, Infeasibility, Plan, Prediction, StagePrediction
+from autopar.run.run import Run, Word
+from autopar.run.runtime import Runtime
+from autopar.run.strategy import Strategy as RunStrategy
 from autopar.sources import Source
 
 # --- values ----------------------------------------------------------------------------------
@@ -338,10 +346,12 @@ def finite(value: float) -> float | None:
 PLAN_FILE_FORMAT: Final = "autopar-plan"
 PLAN_FILE_VERSION: Final = 1
 RUN_FORMAT: Final = "autopar-run"
+RUN_VERSION: Final = 2
+"""Version 1 were two formats, `autopar-launch` and `autopar-plan`."""
 PeakSource = Literal["allocated", "counted"]
 """Source of a measured peak: PyTorch's CUDA allocator, or a count of the model's tensors."""
 
-_REMEDY = "write the plan again with autopar-search"
+AGAIN: Final = "write the plan again with autopar-search"
 
 
 class _Answer(_Entry):
@@ -415,8 +425,6 @@ class PlanDocument(PlanFigures):
     def parse(cls, data: Mapping[str, Any], path: Path | str = "plan") -> PlanDocument:
         """Return the document of a parsed JSON object, as `read` does; `path` is for errors."""
         if data.get("format") == RUN_FORMAT:
-            from autopar.documents.run import RunDocument  # it imports this module
-
             return RunDocument.parse(data, path).as_plan_document(path)
         if "format" in data:
             check_version(
@@ -427,10 +435,10 @@ class PlanDocument(PlanFigures):
                 give="give a plan or strategy file",
                 again="search again",
             )
-            return read_record(cls, path, data, remedy=_REMEDY)
+            return read_record(cls, path, data, remedy=AGAIN)
         if "status" in data or isinstance(data.get("plan"), Mapping):
             read = {key: value for key, value in data.items() if key in _READ_OF_RESULTS}
-            return read_record(ResultDocument, path, read, remedy=_REMEDY).as_plan_document()
+            return read_record(ResultDocument, path, read, remedy=AGAIN).as_plan_document()
         # A strategy file contains only the plan.
         return cls(plan=dict(data))
 
@@ -505,62 +513,121 @@ class PlanDocument(PlanFigures):
         return source == "allocated" and self.basis is None
 
 
-class AnswerErrorEntry(_Entry):
-    """Reason why a command has no answer."""
+class HardwareEntry(Record):
+    """The cluster."""
 
-    kind: Literal[
-        "option",
-        "document",
-        "input",
-        "infeasible",
-        "installation",
-        "failure",
-        "interrupted",
-        "internal",
-    ]
-    message: _Text
-    """Sentence printed on stderr."""
-    file: _Text | None = None
-    """Path of the document with the error; absent for other kinds."""
-    key: _Text | None = None
-    """Key in the document; absent for other kinds."""
-    remedy: _Text | None = None
-    """Suggested remedy for an error of a document."""
-    rules: list[BrokenRuleEntry] | None = None
-    """Rules of a run that the input breaks."""
+    card: str
+    """Name of the device's datasheet, or of a measured cluster."""
+    num_nodes: Positive
+    """Number of nodes."""
+    num_gpus_per_node: Positive
+    """GPUs per node."""
 
 
-_ANSWER_EXAMPLE: dict[str, Any] = {
-    "schema": "autopar/answer/1",
-    "command": "autopar-search",
-    "release": "0.1.0",
-    "exit_code": 2,
-    "question": {"model": "llama3-8b", "hardware": "h100"},
-    "notices": [],
-    "error": {"kind": "option", "message": "--hardware h100: expected CARD:NODESxGPUS"},
-}
+# A file must contain these keys; a document made in Python has them by default.
+@published(
+    "run",
+    required=(
+        *("format", "version", "model", "strategy", "runtime", "seq_length", "gpu", "hardware"),
+    ),
+)
+class RunDocument(PlanFigures):
+    """autopar's plan file: a run, the question that it answers, and its predicted figures."""
 
+    format: Literal["autopar-run"] = RUN_FORMAT
+    version: Literal[2] = RUN_VERSION
+    name: str = ""
+    model: Model
+    strategy: RunStrategy
+    runtime: Runtime
+    seq_length: Positive
+    """Sequence length, tokens."""
+    gpu: str
+    """Name of the device, which determines default kernels."""
+    steps: Positive | None = None
+    """Number of steps; null for thousands."""
+    unread: tuple[Word, ...] = ()
+    """Arguments of a launch script that no key here holds."""
+    hardware: HardwareEntry
+    price: dict[str, Any] | None = None
+    """Figures of a uniform plan, in the format of `autopar check --json`; null for a per-layer
+    plan, whose figures are `prediction`."""
 
-@published("answer", example=_ANSWER_EXAMPLE)
-class AnswerDocument(Entry, forbid_unknown_fields=False):
-    """Output of `--json` of every command: these keys, then `error` or those of the command.
+    def __post_init__(self) -> None:
+        """Raise KeyFault for stages or splits of other layers than those of the model."""
+        strategy, number = self.strategy, self.model.num_layers
+        if len({len(stage) for stage in strategy.stages}) > 1:
+            raise KeyFault("strategy.stages", "the stages have different numbers of chunks")
+        chunks = [chunk for stage in strategy.stages for chunk in stage]
+        placed = sorted(layer for chunk in chunks for layer in chunk.layers)
+        if len(placed) != number or placed != [*range(number)]:
+            raise KeyFault(
+                "strategy.stages", f"the stages do not hold each of {number} layers once"
+            )
+        if strategy.num_layers != number:
+            raise KeyFault(
+                "strategy.layers",
+                f"the splits are of {strategy.num_layers} layers, the model has {number}",
+            )
 
-    The other keys depend on the command (`allOf`): `LaunchAnswer` or `PlanAnswer` of autopar-search
-    and autopar-explain, an `exploration` of autopar-explore;
-    docs/reference/json.md lists the others.
-    """
+    @classmethod
+    def of(cls, run: Run, hardware: HardwareEntry, figures: Mapping[str, Any]) -> RunDocument:
+        """Return the document of a run; figures : values of the other keys."""
+        own = {name: getattr(run, name) for name in Run.__struct_fields__}
+        return cls(**figures, format=RUN_FORMAT, version=RUN_VERSION, **own, hardware=hardware)
 
-    schema_: Literal["autopar/answer/1"] = field(name="schema")
-    command: _Text
-    release: _Text
-    """Release of autopar."""
-    exit_code: _Count
-    """Exit code of the command; docs/reference/json.md has the table."""
-    question: dict[str, Any]
-    """Options as given, without those that name output files."""
-    notices: list[_Text]
-    """Sentences that the command prints before its answer."""
-    error: AnswerErrorEntry | None = None
+    @classmethod
+    def read(cls, path: Path | str) -> RunDocument:
+        """Return the document of a file; raises DocumentError if it is unusable."""
+        return cls.parse(load_object(path).data, path)
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any], path: Path | str = "plan") -> RunDocument:
+        """Return the document of a parsed JSON object, as `read` does; `path` is for errors."""
+        check_version(
+            path, data, RUN_FORMAT, RUN_VERSION, give="give a plan file", again="search again"
+        )
+        return read_record(cls, path, data, remedy=AGAIN)
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return Run(**{name: getattr(self, name) for name in Run.__struct_fields__})
+
+    @property
+    def is_uniform(self) -> bool:
+        """True if the search of uniform plans priced the run."""
+        return self.price is not None
+
+    def content(self) -> dict[str, Any]:
+        """Return the object of the file: format, version, the run, then the figures."""
+        run = to_builtins(self.run, order="deterministic")
+        figures = {name: one for name, one in super().content().items() if name not in run}
+        return {"format": self.format, "version": self.version, **run, **figures}
+
+    def text(self) -> str:
+        """Return the text of the file, with numbers of a list in rows."""
+        return rows_text(self.content())
+
+    def as_plan_document(self, path: Path | str) -> PlanDocument:
+        """Return the document as that of a per-layer plan.
+
+        Raises DocumentError for properties of the run that such a plan cannot hold.
+        """
+        same = {key: getattr(self, key) for key in self.given & _FIGURES}
+        runtime = self.runtime
+        if self.is_uniform:
+            same["options"] = OptionsEntry(
+                mixed_precision=runtime.precision.kind,
+                sequence_parallel=self.run.split.sequence_parallel,
+                async_grad_reduce=not runtime.states.each_micro_batch,
+                engine=runtime.engine,
+            )
+        try:
+            plan = plan_of_run(self.run)
+        except InputError as error:
+            raise DocumentError(path, str(error), key="strategy") from None
+        return PlanDocument(plan=strategy_document(plan), **same)
 
 
 @published("result")
@@ -600,6 +667,7 @@ class ResultDocument(_Answer):
 
 
 _FIELDS = frozenset(PlanDocument.__struct_fields__)
+_FIGURES = frozenset(PlanFigures.__struct_fields__)
 _SAME = _FIELDS & frozenset(ResultDocument.__struct_fields__) - {"prediction"}
 _READ_OF_RESULTS = _SAME | {"prediction", "memory", "step_time_interval_s"}
 """Keys read from printed output; exports print plans too, with other contents under other keys."""

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 from msgspec import Meta, field
 
 from autopar.documents.checks import published
-from autopar.documents.plan import EngineEntry
-from autopar.documents.run import HardwareEntry
+from autopar.documents.plan import EngineEntry, HardwareEntry
 from autopar.pipeline.schedules import Schedule
 from autopar.records import Record, whole_number
 from autopar.run.plan import Module
@@ -141,7 +140,7 @@ _EXAMPLE: dict[str, Any] = {
 
 @published("launch", example=_EXAMPLE)
 class LaunchDocument(Record):
-    """A launch of a trainer with one set of degrees, as `autopar-search` writes it."""
+    """Uniform plan in the object of `--json`; the file of earlier releases has the same keys."""
 
     format: Literal["autopar-launch"]
     version: Literal[1]

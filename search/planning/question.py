@@ -36,8 +36,7 @@ from search.request.request import (
 
 if TYPE_CHECKING:
     from autopar.answer import Answer, Priced, WarningKind
-    from autopar.documents.plan import PlanDocument
-    from autopar.documents.run import HardwareEntry
+    from autopar.documents.plan import HardwareEntry, PlanDocument
     from autopar.rates.card import Card
     from autopar.run.plan import Plan, Prediction
     from autopar.sources import Source
@@ -157,7 +156,7 @@ class Session(Record, eq=False):
     @property
     def cluster(self) -> HardwareEntry:
         """Cluster as in a plan file."""
-        from autopar.documents.run import HardwareEntry  # only plan files need it
+        from autopar.documents.plan import HardwareEntry  # only plan files need it
 
         return HardwareEntry(
             card=self.hardware.name if self.card is None else self.card.name,

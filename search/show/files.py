@@ -30,11 +30,13 @@ from autopar.documents.plan import (
     BrokenRuleEntry,
     EngineEntry,
     FrontierEntry,
+    HardwareEntry,
     MemoryEntry,
     OptionsEntry,
     PlanDocument,
     PredictionEntry,
     ResultDocument,
+    RunDocument,
     StatisticsEntry,
     ThroughputEntry,
     VersionsEntry,
@@ -43,7 +45,6 @@ from autopar.documents.plan import (
     plain,
     spread_of,
 )
-from autopar.documents.run import HardwareEntry, RunDocument
 from autopar.documents.strategy import (
     galvatron_document,
     strategy_document,
@@ -493,7 +494,7 @@ def launch_file_name(answer: Launches, request: Mapping[str, object]) -> Path:
         f"seq{question.job.seq}_bsz{choice.global_batch}",
         *filter(None, [options_digest(request, _OF_LAUNCH_NAME)]),
     )
-    return Path(f"autopar_launch_{'_'.join(parts)}.json")
+    return Path(f"autopar_plan_{'_'.join(parts)}.json")
 
 
 # --------------------------------------------------------------------------------------------------

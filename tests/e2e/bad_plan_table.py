@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from autopar.documents.plan import read_strategy
-from autopar.documents.run import HardwareEntry, RunDocument
+from autopar.documents.plan import HardwareEntry, RunDocument, read_strategy
 from autopar.documents.spec import load_spec
 from autopar.run.of_plan import run_of_plan
 from tests.e2e.bad_input_table import Case, changed, write

@@ -71,10 +71,10 @@ def files_of(folder: Path) -> dict[str, bytes]:
         ),
         (
             f"autopar-search {ASKED} --engine megatron --json j --html h.html --trace t.json",
-            ("autopar_launch_", "j", "h.html", "t.json"),
+            ("autopar_plan_", "j", "h.html", "t.json"),
         ),
         # the whole document goes into the pipe, too
-        (f"autopar-search {ASKED} --engine megatron --json -", ("autopar_launch_",)),
+        (f"autopar-search {ASKED} --engine megatron --json -", ("autopar_plan_",)),
         (f"autopar-search {ASKED} --engine none --json -", ("autopar_plan_", "galvatron_config_")),
         ("autopar-search --evaluate autopar_plan_galvatron.json --json j", ("j",)),
         ("autopar-search --evaluate launch.json --json j --html h.html", ("j", "h.html")),
@@ -217,12 +217,12 @@ def test_a_plan_is_handed_on_from_another_folder(folder: Path) -> None:
     for engine in ("galvatron", "megatron"):
         line = f"autopar-search {words} --engine {engine} --output-config-path ../deep/er"
         ran(line, folder / "runs" / "one")
-    found = sorted((folder / "runs/deep/er").glob("autopar_*.json"))
-    assert [path.name.split("_")[1] for path in found] == ["launch", "plan"]
-    for path, engine in zip(found, ("megatron", "galvatron"), strict=True):
-        assert (
-            json.loads(path.read_text("utf-8"))["request"]["model"] == "../../../tiny/config.json"
-        )
+    found = sorted((folder / "runs/deep/er").glob("autopar_plan_*.json"))
+    contents = [json.loads(path.read_text("utf-8")) for path in found]
+    engines = [one["runtime"]["engine"] for one in contents]
+    assert sorted(engines) == ["galvatron", "megatron"]
+    for path, content, engine in zip(found, contents, engines, strict=True):
+        assert content["request"]["model"] == "../../../tiny/config.json"
         for here, plan in (
             (folder / "elsewhere", os.path.relpath(path, folder / "elsewhere")),
             ("/", path),

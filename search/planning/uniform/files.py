@@ -15,8 +15,7 @@ from msgspec.structs import asdict
 from autopar.command.answers import is_answer
 from autopar.command.dialect import own_names
 from autopar.documents.json import expected_of, load_object, read_record
-from autopar.documents.plan import RUN_FORMAT
-from autopar.documents.run import AGAIN, HardwareEntry, RunDocument
+from autopar.documents.plan import AGAIN, RUN_FORMAT, HardwareEntry, RunDocument
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import Schedule, schedule_problem

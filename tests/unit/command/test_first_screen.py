@@ -73,7 +73,7 @@ def test_figures_are_those_of_the_document(capsys: Capture) -> None:
     words = (*_SMALL, "--engine", "megatron", "--price", "2.5")
     assert search_command.run([*words, "--json", "found.json"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    (path,) = Path("configs").glob("autopar_launch_*.json")
+    (path,) = Path("configs").glob("autopar_plan_*.json")
     found = json.loads(Path("found.json").read_text())["launch"]["predicted"]
     entry = found["throughput"]
     assert f"Tokens/s/GPU {entry['tokens_per_s_per_gpu']:,.0f} " in said

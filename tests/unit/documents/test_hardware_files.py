@@ -309,6 +309,7 @@ def test_schemas_accept_valid_documents_and_refuse_others(root: Path) -> None:
     documents["site"] = json.loads(find_site("jean-zay-a100").read_text(encoding="utf-8"))
     for role, path in (
         ("plan", "tests/data/plan_v1.json"),
+        ("run", "tests/data/run_v2.json"),
         ("result", "tests/data/result_v1.json"),
         ("stack", "hardware_configs/stacks/megatron-core.json"),
         ("accuracy", "hardware_configs/accuracy/published.json"),

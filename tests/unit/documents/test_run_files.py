@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from autopar.documents.plan import PlanDocument, read_strategy
-from autopar.documents.run import HardwareEntry, RunDocument
+from autopar.documents.plan import HardwareEntry, PlanDocument, RunDocument, read_strategy
 from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError
 from autopar.records import replace

@@ -15,8 +15,13 @@ import pytest
 
 from autopar.answer import Asked
 from autopar.command.console import make_console
-from autopar.documents.plan import PLAN_FILE_VERSION, PlanDocument, read_strategy
-from autopar.documents.run import HardwareEntry, RunDocument
+from autopar.documents.plan import (
+    PLAN_FILE_VERSION,
+    HardwareEntry,
+    PlanDocument,
+    RunDocument,
+    read_strategy,
+)
 from autopar.output import write_files
 from autopar.rates.measured import Curve
 from autopar.records import replace

@@ -157,7 +157,7 @@ def test_from_a_search_to_the_arguments_of_its_trainer_the_price_stays(
     shown = capsys.readouterr().out
     assert "Fastest plan: Megatron-LM" in shown
     assert "Search space" in shown
-    (written,) = Path("configs").glob("autopar_launch_*.json")
+    (written,) = Path("configs").glob("autopar_plan_*.json")
     assert export.run([str(written), "--out", "out"]) == 0
     capsys.readouterr()
     assert check.run(["out/launch.sh", "--hardware", "h200:1x8", "--json", "-"]) == 0
@@ -228,7 +228,7 @@ def test_what_is_chosen_costs_the_same_when_its_trainer_s_file_is_read(
     assert search_command.run([*words, "--json", "found.json"]) == 0
     launch = json.loads(Path("found.json").read_text())["launch"]
     assert {key: launch["degrees"][key] for key in says} == says
-    (written,) = Path("configs").glob("autopar_launch_*.json")
+    (written,) = Path("configs").glob("autopar_plan_*.json")
     assert export.run([str(written), "--out", "out"]) == 0
     capsys.readouterr()
     file = "autopar_torchtitan.toml" if engine == "torchtitan" else "launch.sh"
