@@ -17,7 +17,7 @@ import autopar.documents.strategy as strategies
 from autopar.documents import sidecar
 from autopar.documents.checks import DOCUMENTS, PatternDocument
 from autopar.documents.json import Fault, faults, read_record, taken
-from autopar.documents.plan import PlanDocument, ResultDocument
+from autopar.documents.plan import PlanDocument, ResultDocument, RunDocument
 from autopar.documents.schemas import json_schemas
 from autopar.errors import DocumentError
 from autopar.families import decoders, others
@@ -46,8 +46,8 @@ STRATEGY = {
     "vtp": 1,
     "embed_sdp": 0,
 }
-_FREE = ("config.json",)
-"""Documents with objects defined by others, not all of whose keys are checked."""
+_FREE = ("config.json", "run")
+"""Documents with objects defined by others or by `autopar check`, whose keys are not checked."""
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, 2, 3, -1, 7, 10**9, 10**400, 2**53 + 1),
     *(0.0, 1.0, 0.5, -0.5, 1e-9, 1e300, math.nan, math.inf, -math.inf),
@@ -110,6 +110,7 @@ def _documents() -> Iterator[tuple[str, Any, Any]]:
         "request": {"model": "x"},
     }
     yield "plan", PlanDocument, plan
+    yield "run", RunDocument, _read("tests/data/run_v2.json")
     yield (
         "result",
         ResultDocument,
