@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autopar.command.fields import json_option, make, option, read_values, rows_of
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from search.show.pictures.files import Pictures
 
 _NAME = "autopar-check"
-_WHAT, _WHERE, _OUT = "Launch", "Where it runs", "Answer"
+_WHAT, _WHERE, _OUT = "Launch script", "Cluster", "Output"
 _CARD = "h100-80gb"
 
 
@@ -32,53 +33,61 @@ class CheckSpec:
     """Options of the check: launch scripts, cluster and output."""
 
     files: tuple[str, ...] = option(
-        help="launch script or configuration of a trainer that is read (docs/guides/check.md)",
+        help="launch script or configuration file of an engine (docs/check.md)",
         panel=_WHAT,
         positional=True,
         metavar="FILE",
     )
     model: str | None = option(
         None,
-        help="model of DeepSpeed and accelerate, where no script names it",
+        help="model of a DeepSpeed or accelerate file that names none",
         panel=_WHAT,
         metavar="NAME|FOLDER",
     )
     seq_length: int | None = option(
-        None, help="tokens of a sequence, in the same case", panel=_WHAT, low=1, metavar="TOKENS"
+        None, help="sequence length of such a file, tokens", panel=_WHAT, low=1, metavar="TOKENS"
     )
     hardware: str | None = option(
         None,
-        help="CARD:NxG, such as h100:8x8",
+        help="GPUs, such as h100:8x8 (8 nodes of 8 GPUs)",
         panel=_WHERE,
         metavar="CARD:NxG",
-        shown="that of the file, or h100, as many as it starts",
+        shown="card of the file or h100, GPUs of the file",
     )
     stack: str | None = option(
         None,
-        help="trainer whose kernels are priced (`autopar stacks`)",
+        help="software stack of the estimates (`autopar stacks`)",
         panel=_WHERE,
         metavar="NAME|FILE",
-        shown="that of the file",
+        shown="stack of the file's engine",
     )
     site: str | None = option(
-        None, help="probed cluster (`autopar sites`)", panel=_WHERE, metavar="NAME|FILE"
+        None, help="measured cluster (`autopar sites`)", panel=_WHERE, metavar="NAME|FILE"
     )
     oom_risk: float = option(
-        0.01, help="odds of running out of memory that still fit", panel=_WHERE, above=0, high=1
+        0.01, help="largest OOM probability of a plan that fits", panel=_WHERE, above=0, high=1
     )
-    neighbours: bool = option(True, help="look for faster launches next to it", panel=_OUT)
+    verbose: bool = option(
+        False, help="print memory and time by term, all settings and arguments", panel=_OUT
+    )
+    diff: bool = option(
+        False,
+        help="print the last suggested change as a patch of the file, and nothing else",
+        panel=_OUT,
+    )
+    neighbours: bool = option(True, help="search faster plans with a few changes", panel=_OUT)
     strict: bool = option(
         False,
-        help=f"exit code {FAILED} where there are findings, or it does not fit",
+        help=f"exit with {FAILED} if there are findings or the plan does not fit",
         panel=_OUT,
     )
     json: str | None = json_option(_OUT)
     html: str | None = option(
-        None, help="write a page with pictures of one launch", panel=_OUT, metavar="PATH"
+        None, help="write an HTML page with charts of one file", panel=_OUT, metavar="PATH"
     )
     trace: str | None = option(
         None,
-        help="write its predicted step as a trace for Perfetto; .gz compresses",
+        help="write the predicted step as a trace for Perfetto (.gz compresses)",
         panel=_OUT,
         metavar="PATH",
     )
@@ -89,11 +98,12 @@ COMMAND = Command(
     usage="FILE... [OPTIONS]",
     fills=(CheckSpec,),
     panels=(_WHAT, _WHERE, _OUT),
-    intro=f"""Read a launch without running it: what it says, what is wrong or has no effect, memory
-of every stage and the odds of running out of it, step time, and faster launches next to it.
+    intro=f"""Check a launch script without running it: errors, memory per stage, OOM probability,
+step time, and faster plans with a few changes. The screen abbreviates: mbs = micro-batch size x
+micro-batches per step, vp = virtual pipeline size (chunks per stage).
 
-Exit codes: 0 done, {FAILED} --strict and there is something to say, {UNUSABLE} a file is no launch
-that is read.
+Exit codes: 0 done, {FAILED} findings or no fit with --strict, {UNUSABLE} a file cannot be read as
+a launch script.
 """,
 )
 
@@ -132,19 +142,21 @@ def _execute(raw: dict[str, Any]) -> int:
         raise OptionError(f"{option}: is of one launch and {len(asked.files)} files are named")
     documents: list[dict[str, Any]] = []
     shown: list[tuple[CheckedFile, Target, Assessment | None, Neighbours | None]] = []
+    patches: list[str] = []
     says = unread = False
     for path in asked.files:
         place = given
         try:
             if asked.hardware is None:
                 place = given.with_card(named_card(path))
-            file = read_checked(
-                path,
+            read = partial(
+                read_checked,
                 world_size=place.world_size,
                 gpu=place.card.name,
                 model=asked.model,
                 seq_length=asked.seq_length,
             )
+            file = read(path)
         except DocumentError as error:
             if len(asked.files) == 1:
                 raise
@@ -155,22 +167,52 @@ def _execute(raw: dict[str, Any]) -> int:
             continue
         target = place.target(asked.stack or file.stack)
         assessment, neighbours = _priced(file, target, neighbours=asked.neighbours)
-        fits = assessment is not None and assessment.odds_of_oom <= asked.oom_risk
+        fits = assessment is not None and assessment.fits(target)
         says |= bool(file.findings) or not fits
         documents.append(check_document(file, target, assessment, neighbours))
         if pictures.any:
             _draw(pictures, file, target, assessment)
         shown.append((file, target, assessment, neighbours))
+        if asked.diff:
+            patches.append(_patch(file, neighbours, read))
     exit_code = UNUSABLE if unread else FAILED if asked.strict and says else 0
     # Before anything is printed, because the reader of stdout may leave.
     if asked.json is not None:
         write_answer(asked.json, {"launches": documents}, exit_code, command=_NAME)
+    if asked.json == "-":
+        return exit_code
     console = make_console(sys.stdout, SCREEN_WIDTH)
-    for number, one in enumerate(shown if asked.json != "-" else ()):
+    if asked.diff:
+        for patch in filter(None, patches):
+            console.print(patch.rstrip("\n"), markup=False, soft_wrap=True)
+        return exit_code
+    for number, one in enumerate(shown):
         if number:
             console.print()
-        show_check(console, *one)
+        show_check(console, *one, verbose=asked.verbose, strict=asked.strict)
     return exit_code
+
+
+def _patch(
+    file: CheckedFile, neighbours: Neighbours | None, read: Callable[[str], CheckedFile]
+) -> str:
+    """Return the last suggested change of a file as a patch; empty if there is none.
+
+    Raises InputError where the settings are not in the text of the file itself.
+    """
+    from autopar.errors import InputError
+    from search.check.patch import patch_of
+    from search.show.check import argument_lines
+
+    best = None if neighbours is None else neighbours.any
+    if best is None:
+        say(f"{_NAME}: {file.path}: no change is suggested, so there is no patch")
+        return ""
+    found = patch_of(file, best.changes, best.assessment.run, read)
+    if found is None:
+        lines = ", ".join(argument_lines(file, best))
+        raise InputError(f"{file.path}: cannot be patched as text. Change by hand: {lines}")
+    return found
 
 
 def _draw(

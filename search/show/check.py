@@ -1,35 +1,48 @@
-"""Report of a checked run: its settings, findings, memory, step time and faster alternatives.
+"""Screen of a checked run: verdict, plan, estimates, findings and changes of its file.
 
-`search.check` finds the alternatives.
+`search.check` finds the changes, and `search.check.patch` applies them to the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from autopar.command.console import Console, escape
-from autopar.command.show import (
-    print_heading,
-    print_item,
-    print_line,
-    print_pair,
-)
+from autopar.command.show import make_table, print_heading, print_line, wrapped
 from autopar.pipeline.schedules import SCHEDULES
+from autopar.price.risk import few_runs_of, reserved_interval
 from autopar.price.sharded import recipe_of_run
 from autopar.rates.accuracy import probability_faster
-from autopar.units import format_bytes, format_count, format_odds, format_seconds
-from search.planning.uniform.summary import price_of
+from autopar.records import replace
+from autopar.run.rules import Notice
+from autopar.units import GIB, format_bytes, format_count, format_figure, format_odds
 from search.show.files import assessed_entry
-from search.show.headline import print_figures, rate_figures
-from search.show.terminal import show_memory, show_peak, terms_line
+from search.show.headline import SCREEN_HEIGHT
+from search.show.terms import FEATURE_NAMES, memory_name, time_name
 
 if TYPE_CHECKING:
+    from autopar.price.account import Account
     from autopar.price.assessment import Assessment, Target
     from autopar.run.run import Run
     from autopar.run.strategy import Recomputed
+    from autopar.training.throughput import Throughput
     from search.check.neighbours import Neighbour, Neighbours
     from search.engines.reader import CheckedFile
+
+_LABEL = 12
+"""Smallest width of a label with the blanks after it, columns."""
+_TERMS = 5
+"""Number of terms of the step time on the first screen."""
+_SMALL = 0.005
+"""Share of the peak below which terms are merged into one row."""
+_UNSEEN = 0.0005
+"""Share of the step time below which a term is not printed."""
+_FIXED = "\u00a0"
+"""No-break space."""
+_LEAST_FINDINGS = 2
+"""Smallest number of findings on the first screen."""
 
 
 def show_check(
@@ -38,203 +51,667 @@ def show_check(
     target: Target,
     assessment: Assessment | None,
     neighbours: Neighbours | None,
+    *,
+    verbose: bool = False,
+    strict: bool = False,
 ) -> None:
-    """Print the report of a checked run; parts that are None are not printed."""
-    card = target.machine.card.name
+    """Print the report of a checked run; parts that are None are not printed.
+
+    verbose : True to print also all settings, terms and arguments; else one screen.
+    strict : True to print the exit code of a run with findings, or of one that does not fit.
+    """
     # Not wrapped, so that the path can be copied.
-    title = f"{file.path}: {file.trainer} on {file.world_size} {card}"
+    title = f"{file.path}: {file.trainer} on {file.world_size} {target.machine.card.name}"
     console.print(escape(title), style="bold", soft_wrap=True)
-    if file.run is not None:
-        print_heading(console, "what it says")
-        for label, text in _understood(file.run):
-            print_pair(console, label, text)
-    print_heading(console, "findings")
-    if not file.findings:
-        print_line(console, "none")
-    for finding in file.findings:
-        print_item(console, f"{finding.kind}: {finding.text}")
-    if file.harmless:
-        names = ", ".join(file.spelled(entry.flag, None) for entry in file.harmless)
-        print_line(console, f"no price depends on {names}", style="dim")
+    fits = assessment is not None and assessment.fits(target)
+    first = _verdict(console, file, assessment, target)
     if assessment is not None:
-        price = price_of(assessment, target)
-        show_memory(console, price, _measured(assessment.run))
-        show_peak(console, price.fullest, file.worded)
-        _show_time(console, assessment, target)
-    if neighbours is not None and assessment is not None:
-        _show_neighbours(console, file, assessment, neighbours, target)
+        first += ["", *_estimates(console, assessment, target, fits=fits)]
+    last = _changes(console, assessment, neighbours, fits=fits) if assessment is not None else []
+    last += _next(console, file, assessment, neighbours, fits=fits, verbose=verbose, strict=strict)
+    # The title, the blank line before the findings and their heading take three lines.
+    room = None if verbose else SCREEN_HEIGHT - len(first) - len(last) - 3
+    for line in (*first, *_findings(console, file, room), *last):
+        _write(console, line)
+    if verbose:
+        _show_details(console, file, target, assessment, neighbours)
+
+
+def _write(console: Console, line: str) -> None:
+    headed = line[:1].isalpha() and "  " not in line.strip()
+    console.print(escape(line), style="bold" if headed else None, soft_wrap=True)
+
+
+def _labelled(console: Console, label: str, text: str, width: int = _LABEL) -> list[str]:
+    """Return lines with a label, and the text wrapped to its right."""
+    lines = [line.replace(_FIXED, " ") for line in wrapped(text, console.width - width)]
+    return [
+        f"{label if index == 0 else '':<{width}}{line}".rstrip() for index, line in enumerate(lines)
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Verdict and settings.
+
+
+def _verdict(
+    console: Console, file: CheckedFile, assessment: Assessment | None, target: Target
+) -> list[str]:
+    """Return the lines of the verdict and of the settings."""
+    word, text = _verdict_text(file, assessment, target)
+    width = max(_LABEL, len(word) + 2)
+    lines = ["", *_labelled(console, word, text, width)]
+    if file.run is not None:
+        for label, settings in _settings(file.run):
+            lines += _labelled(console, label, settings, width)
+    return lines
+
+
+def _verdict_text(
+    file: CheckedFile, assessment: Assessment | None, target: Target
+) -> tuple[str, str]:
+    """Return the verdict in capitals, and the figures that it is based on."""
+    if assessment is None:
+        number = sum(one.kind == "illegal" for one in file.findings)
+        if number:
+            return "ILLEGAL", f"{format_count(number, 'broken rule')}; it would not start"
+        return "NOT PRICED", "no memory and no step time; the findings give the reason"
+    full = assessment.fullest
+    # One line of the screen takes the short form.
+    oom = "OOM probability" if assessment.fits(target) else "OOM"
+    text = (
+        f"{full.peak_bytes / GIB:.2f} of {format_bytes(target.capacity_bytes)} peak allocated "
+        f"(stage {full.stage}), {oom} {format_odds(assessment.odds_of_oom)}"
+    )
+    if assessment.odds_of_oom > target.oom_risk and full.peak_bytes < target.capacity_bytes:
+        text += f" (limit {format_odds(target.oom_risk)})"
+    host, room = assessment.host_bytes, target.host_room_bytes
+    if host:
+        text += f"; host memory {host / GIB:.2f} GiB per GPU"
+        text += "" if room is None else f", {room / GIB:.2f} available"
+    return "FITS" if assessment.fits(target) else "DOES NOT FIT", text
+
+
+def _settings(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield label and text of the settings on the first screen."""
+    strategy = run.strategy
+    recompute = _recompute(strategy.recomputed, torch=run.kernels.torch_layers)
+    yield (
+        "Plan",
+        (
+            f"{degrees_line(run)}, mbs {strategy.micro_batch} x {strategy.micro_batches}, "
+            f"{'no recompute' if recompute == 'none' else f'recompute {recompute}'}"
+        ),
+    )
+    yield "Model", ", ".join((*_architecture(run), *_experts(run)))
+    yield (
+        "Batch",
+        (
+            f"{strategy.global_batch:,} x {run.seq_length:,} tokens, {_precision(run)}, "
+            f"{run.kernels.attention} attention"
+        ),
+    )
+
+
+def _architecture(run: Run) -> Iterator[str]:
+    """Yield the sizes of the layers without their experts."""
+    model = run.model
+    attention = model.attention
+    yield f"{model.num_layers} layers"
+    yield f"hidden {model.hidden:,}"
+    heads = f"{attention.heads} heads"
+    if attention.latent is not None:
+        heads += " (MLA)"
+    elif attention.kv_heads != attention.heads:
+        heads += f" ({attention.kv_heads} KV)"
+    yield heads
+    if model.experts is None or sum(model.mixtures) < model.num_layers:
+        yield f"MLP {model.dense_width:,}{' gated' if model.last.gates > 1 else ''}"
+
+
+def _experts(run: Run) -> Iterator[str]:
+    """Yield the experts of a mixture, and the experts of each token."""
+    experts = run.model.experts
+    if experts is None:
+        return
+    yield f"{experts.number} experts of {experts.width:,}"
+    yield f"top {experts.per_token}"
+    if experts.shared_width:
+        yield f"shared {experts.shared_width:,}"
+    number = sum(run.model.mixtures)
+    if number < run.model.num_layers:
+        yield f"in {format_count(number, 'layer')}"
+
+
+def _precision(run: Run) -> str:
+    precision = run.runtime.precision
+    low = f" with fp8 GEMMs ({precision.fp8_recipe})" if precision.fp8 else ""
+    low = " with nvfp4 GEMMs" if precision.fp4 else low
+    return f"{precision.kind}{low}, {_gradients(run)}"
+
+
+def _gradients(run: Run) -> str:
+    """Return the precision in which gradients are accumulated."""
+    num_bytes: float = run.runtime.precision.gradient_bytes
+    if run.kernels.torch_layers:
+        # With optimizer offload only a part of them is on the device.
+        optimizer = replace(run.runtime.optimizer, offload=0.0)
+        on_device = replace(run, runtime=replace(run.runtime, optimizer=optimizer))
+        num_bytes = recipe_of_run(on_device).gradients.each_bytes
+    kind = "fp32" if num_bytes == 4 else run.runtime.precision.kind
+    return f"{kind} gradients"
 
 
 def _understood(run: Run) -> Iterator[tuple[str, str]]:
-    model, strategy, precision = run.model, run.strategy, run.runtime.precision
-    attention, experts = model.attention, model.experts
-    heads = f"{attention.heads} heads"
-    if attention.latent is not None:
-        heads += " of latent attention"
-    elif attention.kv_heads != attention.heads:
-        heads += f" in {attention.kv_heads} groups"
-    mlp = f"MLP of {model.dense_width}{', gated' if model.last.gates > 1 else ''}"
-    yield (
-        "model",
-        (
-            f"{model.num_layers} layers of {model.hidden}, {heads}, {mlp}, "
-            f"{'tied ' if model.tied else ''}vocabulary of {model.vocab}"
-        ),
-    )
-    if experts is not None:
-        number = sum(model.mixtures)
-        shared = f", {experts.shared_width} shared" if experts.shared_width else ""
-        yield (
-            "experts",
-            (
-                f"{experts.number} of {experts.width} in {format_count(number, 'layer')}, "
-                f"{experts.per_token} per token{shared}, {run.runtime.experts.dispatcher}"
-            ),
-        )
+    """Yield key and text of all settings that were read."""
+    model, strategy = run.model, run.strategy
+    vocabulary = f"{'tied ' if model.tied else ''}vocabulary {model.vocab:,}"
+    yield "model", ", ".join((*_architecture(run), vocabulary))
+    if model.experts is not None:
+        yield "experts", ", ".join((*_experts(run), f"{run.runtime.experts.dispatcher} dispatcher"))
     yield "degrees", degrees_line(run)
     yield (
         "batch",
         (
-            f"{strategy.global_batch} sequences of {run.seq_length} tokens, "
+            f"{strategy.global_batch:,} sequences of {run.seq_length:,} tokens, "
             f"{format_count(strategy.micro_batches, 'micro-batch', 'micro-batches')} of "
             f"{strategy.micro_batch}"
         ),
     )
-    yield "recomputes", _recomputes(strategy.recomputed, torch=run.kernels.torch_layers)
-    kind = precision.kind + (f", products in fp8 ({precision.fp8_recipe})" if precision.fp8 else "")
-    gradients: float = precision.gradient_bytes
-    if run.kernels.torch_layers:
-        gradients = recipe_of_run(run).gradients.each_bytes
-    yield "precision", f"{kind}, gradients of {gradients:g} bytes"
+    yield "recomputes", _recompute(strategy.recomputed, torch=run.kernels.torch_layers)
+    yield "precision", _precision(run)
     yield "attention", run.kernels.attention
 
 
-def _recomputes(recomputed: Recomputed, *, torch: bool) -> str:
+_LABELS = {"recomputes": "Recompute"}
+"""Printed labels of settings, where they are not the key with a capital."""
+
+
+def _recompute(recomputed: Recomputed, *, torch: bool) -> str:
     """Return the recomputed parts of layers, as a part of a sentence."""
     number = recomputed.number
     return {
-        "none": "nothing",
-        "modules": ", ".join(sorted(recomputed.modules)),
-        "op": "all but attention and every other product",
-        "full": "all layers" if torch else f"all layers, {number} at once",
-        "block": f"{format_count(number, 'layer')} of each chunk",
-        "every": f"every {number}. layer",
+        "none": "none",
+        "modules": " ".join(sorted(recomputed.modules)),
+        "op": "op (all but attention and every other GEMM)",
+        "full": "full" if torch or number == 1 else f"full, {number} layers per unit",
+        "block": f"full in {format_count(number, 'layer')} of each chunk",
+        "every": f"full in every {number}. layer",
     }[recomputed.kind]
 
 
 def degrees_line(run: Run) -> str:
-    """Return the parallel degrees of a run in one line."""
+    """Return the parallel degrees of a run in one line, such as `tp8 pp2 dp4 vp5, ZeRO-1`."""
     strategy, split = run.strategy, run.split
-    parts = [f"tp {split.tp}{', scattered' if split.scattered else ''}"]
-    parts += [f"{name} {n}" for name, n in (("cp", split.cp), ("ep", split.ep)) if n > 1]
-    if run.model.experts is not None and split.etp > 1:
-        parts.append(f"etp {split.etp}")
-    chunks = f" x {strategy.vpp} chunks" if strategy.vpp > 1 else ""
+    parts = [" ".join(_degrees(run))]
+    if split.scattered:
+        parts.append("sequence parallel")
     # The default schedules are not printed.
-    told = strategy.schedule not in ("1f1b", "interleaved")
-    under = f" under {SCHEDULES[strategy.schedule].title}" if told else ""
-    parts += [f"pp {strategy.pp}{chunks}{under}"] if strategy.pp > 1 else []
-    parts.append(f"dp {strategy.dp}{_sharded(run)}")
-    return ", ".join(parts)
+    if strategy.pp > 1 and strategy.schedule not in ("1f1b", "interleaved"):
+        parts.append(SCHEDULES[strategy.schedule].title)
+    return ", ".join([*parts, _sharding(run)])
 
 
-def _sharded(run: Run) -> str:
-    """Return the sharding of model states, as a part of a sentence."""
+def _degrees(run: Run) -> list[str]:
+    """Return the parallel degrees above 1, and the data-parallel degree."""
+    strategy, split = run.strategy, run.split
+    experts = run.model.experts is not None
+    named = {
+        "tp": split.tp,
+        "cp": split.cp,
+        "pp": strategy.pp,
+        "ep": split.ep if experts else 1,
+        "etp": split.etp if experts else 1,
+    }
+    found = [f"{name}{number}" for name, number in named.items() if number > 1]
+    found.append(f"dp{strategy.dp}")
+    return found + ([f"vp{strategy.vpp}"] if strategy.vpp > 1 else [])
+
+
+def _sharding(run: Run) -> str:
+    """Return the sharding of model states, such as `ZeRO-1` or `DDP`."""
     zero, replicas = run.split.zero, run.split.replicas
-    if not run.kernels.torch_layers:
-        return ("", ", distributed optimizer", "", ", fully sharded")[zero]
-    if run.runtime.states.keeper == "deepspeed":
-        return f", ZeRO-{zero}" if zero else ""
-    copies = f" in {replicas} replicas" if replicas > 1 else ""
-    return ("", ", sharded, weights kept", ", sharded, weights kept", ", fully sharded")[
-        zero
-    ] + copies
+    if not zero:
+        return "DDP"
+    return f"ZeRO-{zero}" + (f" in {replicas} replicas" if replicas > 1 else "")
 
 
 # --------------------------------------------------------------------------------------------------
 # Memory and step time.
 
 
-def _measured(run: Run) -> str:
-    """Return the origin of the measured peaks that the memory interval is based on."""
-    if run.kernels.torch_layers:
-        return "measured runs are torchtitan's"
-    return "measured runs are of the last stage and the first"
+def _estimates(
+    console: Console, assessment: Assessment, target: Target, *, fits: bool
+) -> list[str]:
+    """Return the lines of step time and memory; memory comes first if the run does not fit."""
+    if assessment.throughput is None or assessment.interval_s is None:
+        lines = _stage_lines(assessment)
+        lines += _labelled(console, "Step time", f"not estimated: {assessment.untimed}")
+    elif fits:
+        lines = _figure_lines(assessment, assessment.throughput, assessment.interval_s)
+        lines += _labelled(console, "Time", _time_terms(assessment))
+    else:
+        lines = _stage_lines(assessment)
+        text = _figures_in_words(assessment.throughput, assessment.interval_s)
+        lines += _labelled(console, "Step time", text)
+    return lines + _labelled(console, "Basis", _basis(assessment, target))
 
 
-def _show_time(console: Console, assessment: Assessment, target: Target) -> None:
-    print_heading(console, "step time")
-    step = assessment.step
-    if step is None:
-        print_line(console, f"not priced: {assessment.untimed}")
-        return
+def _basis(assessment: Assessment, target: Target) -> str:
+    """Return the source of the estimates and of their intervals."""
+    runs = assessment.runs
+    links = "measured links (--site)" if target.site_known else "datasheet"
     stack = target.machine.stack.name
-    print_line(console, f"{format_seconds(step.total_s)} as {stack} runs it")
-    assert assessment.interval_s is not None, "every step has one"
-    low, high = map(format_seconds, assessment.interval_s)
-    print_line(
-        console, f"9 of 10 published runs took {low} to {high} where the estimate was this one"
+    if runs is None:
+        return f"{links}, stack {stack}"
+    own = "" if runs.stack == stack else f", stack {stack}"
+    kind = "MoE runs" if runs.experts else "runs"
+    return f"{links}{own}; 90 % interval of {runs.rows} published {runs.stack} {kind}"
+
+
+def _reserved(assessment: Assessment, one: Account) -> tuple[float, float]:
+    """Return the 90 % interval of the reserved bytes; nothing below the allocated bytes."""
+    low, high = reserved_interval(assessment.run, one.peak_bytes)
+    return max(low, one.peak_bytes), max(high, one.peak_bytes)
+
+
+def _row(label: str, estimate: str, interval: str, more: str = "") -> str:
+    line = f"  {label:<16}{estimate:>11}   {interval:<19}"
+    # A line of the first screen has 80 columns; --verbose prints what does not fit.
+    whole = line + more if len(line + more) <= 80 else line + more.partition(" (")[0]
+    return whole.rstrip()
+
+
+def _figure_lines(
+    assessment: Assessment, found: Throughput, interval_s: tuple[float, float]
+) -> list[str]:
+    """Return step time, rates and reserved memory with their 90 % intervals."""
+    low, high = found.ends or (1.0, 1.0)
+    unit, scale = _time_unit(found.step_s)
+    step = " to ".join(format_figure(one / scale) for one in interval_s)
+    hours = format_figure(found.gpu_hours)
+    spent = f"{found.gpu_hours / high:,.0f}-{found.gpu_hours / low:,.0f}"
+    tokens = found.tokens_per_s
+    lines = [
+        f"{'':<21}estimate   90 % interval",
+        _row(
+            "Step time",
+            f"{format_figure(found.step_s / scale)} {unit}",
+            step,
+            f"{hours} GPU-h/1e9 tok ({spent})",
+        ),
+        _row(
+            "Tokens/s/GPU",
+            f"{tokens:,.0f}",
+            f"{tokens * low:,.0f} to {tokens * high:,.0f}",
+            _share("HFU", found.hfu, low, high) if found.computes_again else "",
+        ),
+    ]
+    if found.flop_per_s is not None:
+        tera = found.flop_per_s / 1e12
+        lines.append(
+            _row(
+                "TFLOP/s/GPU",
+                format_figure(tera),
+                f"{tera * low:,.0f} to {tera * high:,.0f}",
+                _share("MFU", found.mfu, low, high, ", bf16"),
+            )
+        )
+    full = assessment.fullest
+    least, most = _reserved(assessment, full)
+    others = [
+        f"stage {one.stage}: {_in_gib(_reserved(assessment, one))}"
+        for one in _shown(assessment.accounts, full)
+        if one is not full
+    ]
+    line = f"  {'Reserved memory':<16}{'-':>11}   {_in_gib((least, most))} GiB"
+    more = f" ({', '.join(others)})" if others else ""
+    return [*lines, line + (more if len(line + more) <= 80 else "")]
+
+
+def _share(name: str, value: float | None, low: float, high: float, peak: str = "") -> str:
+    if value is None:
+        return ""
+    share = value * 100
+    return f"{share:.1f} % {name} ({share * low:.1f}-{share * high:.1f}){peak}"
+
+
+def _time_unit(step_s: float) -> tuple[str, float]:
+    """Return the unit of a step time and its interval, and its seconds."""
+    return ("s", 1.0) if step_s >= 1.0 else ("ms", 1e-3)
+
+
+def _figures_in_words(found: Throughput, interval_s: tuple[float, float]) -> str:
+    """Return step time, rates and cost with their 90 % intervals in one sentence."""
+    low, high = found.ends or (1.0, 1.0)
+    unit, scale = _time_unit(found.step_s)
+    tokens, hours = found.tokens_per_s, found.gpu_hours
+    ends = " to ".join(format_figure(one / scale) for one in interval_s)
+    parts = [
+        f"{format_figure(found.step_s / scale)} {unit} ({ends})",
+        f"{tokens:,.0f} tokens/s/GPU ({tokens * low:,.0f} to {tokens * high:,.0f})",
+    ]
+    if found.mfu is not None:
+        share = found.mfu * 100
+        parts.append(f"{share:.1f} % MFU ({share * low:.1f} to {share * high:.1f}), bf16")
+    spent = f"{format_figure(hours / high)} to {format_figure(hours / low)}"
+    return ", ".join([*parts, f"{format_figure(hours)} GPU-h/1e9 tok ({spent})"])
+
+
+def _time_terms(assessment: Assessment) -> str:
+    """Return the largest terms of the step time in percent, and the sum of the others."""
+    assert assessment.step is not None, "a run with a throughput has a step time"
+    total = assessment.step.total_s
+    terms = sorted(assessment.step.terms_s.items(), key=lambda item: -item[1])
+    shown = [(name, value) for name, value in terms[:_TERMS] if value / total >= _UNSEEN]
+    texts = [
+        f"{time_name(name).replace(' ', _FIXED)}{_FIXED}{value / total * 100:.1f} %"
+        for name, value in shown
+    ]
+    rest = 1.0 - sum(value for _, value in shown) / total
+    return ", ".join([*texts, *([f"others {rest * 100:.1f} %"] if rest >= _UNSEEN else [])])
+
+
+def _stage_lines(assessment: Assessment) -> list[str]:
+    """Return the memory of the first, the peak and the last stage, and the terms of the peak."""
+    full = assessment.fullest
+    shown = _shown(assessment.accounts, full)
+    totals: dict[str, float] = {}
+    for term in full.peak:
+        totals[term.name] = totals.get(term.name, 0.0) + term.num_bytes
+    largest = sorted(totals.items(), key=lambda item: -item[1])[:4]
+    # The size of a term stays on the line of its name.
+    texts = [
+        f"{memory_name(name).removeprefix('saved ')} {size / GIB:.2f}".replace(" ", _FIXED)
+        for name, size in largest
+    ]
+    lines = [f"Stage  peak allocated  reserved (90 %)   largest terms of stage {full.stage}, GiB"]
+    rows = [line.replace(_FIXED, " ") for line in wrapped(", ".join(texts), 39)]
+    rows = rows[: max(len(shown), 2)]
+    for one, row in zip_longest(shown, rows):
+        left = " " * 41
+        if one is not None:
+            low, high = _reserved(assessment, one)
+            left = (
+                f"{one.stage:>5}  {one.peak_bytes / GIB:>10.2f} GiB  "
+                f"{low / GIB:>6.2f} to {high / GIB:>6.2f}  "
+            )
+        lines.append(f"{left}{row or ''}".rstrip())
+    return lines
+
+
+def _shown(accounts: Sequence[Account], full: Account) -> list[Account]:
+    """Return the first, the peak and the last stage, each once."""
+    found = {one.stage: one for one in (accounts[0], full, accounts[-1])}
+    return [found[stage] for stage in sorted(found)]
+
+
+def _in_gib(ends: tuple[float, float]) -> str:
+    low, high = ends
+    return f"{low / GIB:.2f} to {high / GIB:.2f}"
+
+
+# --------------------------------------------------------------------------------------------------
+# Findings and changes.
+
+
+def _findings(console: Console, file: CheckedFile, room: int | None) -> list[str]:
+    """Return the lines of the findings.
+
+    room : number of lines; None means no limit. At least two findings are printed.
+    """
+    ignored = ", ".join(file.spelled(entry.flag, None) for entry in file.harmless)
+    found = [(one.kind, one.text) for one in _important_first(file.findings)]
+    kinds = [kind for kind, _ in found] + ["ignored"] * bool(ignored)
+    width = max(map(len, kinds), default=0) + 4
+    blocks = [_labelled(console, f"  {kind}", text, width) for kind, text in found]
+    if ignored:
+        text = f"{ignored} (no effect on time or memory)"
+        own = _labelled(console, "  ignored", text, width)
+        if room is not None and len(own) > 1:
+            number = format_count(len(file.harmless), "argument")
+            own = [f"  {'ignored':<{width - 2}}{number} without effect on time or memory"]
+        blocks.append(own)
+    if not blocks:
+        blocks = [["  none"]]
+    shown, used = blocks, sum(map(len, blocks))
+    while room is not None and used > room and len(shown) > _LEAST_FINDINGS:
+        shown = shown[:-1]
+        used = sum(map(len, shown)) + 1
+    lines = ["", "Findings", *(line for block in shown for line in block)]
+    if len(shown) < len(blocks):
+        lines.append(f"  {len(blocks) - len(shown)} more: --verbose")
+    return lines
+
+
+def _important_first(findings: Iterable[Notice]) -> list[Notice]:
+    """Return the findings, broken rules first and notes on what was read last."""
+    order = ("illegal", "not priced", "not understood", "environment", "no effect", "read")
+    return sorted(findings, key=lambda one: order.index(one.kind))
+
+
+def _changes(
+    console: Console, assessment: Assessment, neighbours: Neighbours | None, *, fits: bool
+) -> list[str]:
+    """Return the lines of suggested changes."""
+    if neighbours is None:
+        return []
+    found = _distinct(neighbours)
+    if not found:
+        what = "is faster and fits" if fits else "fits"
+        label = "Faster" if fits else "Changes"
+        tried = format_count(neighbours.tried, "nearby plan")
+        return ["", f"{label:<{_LABEL}}none of {tried} {what}"]
+    heading = "Faster, and fits" if fits else "Changes that fit"
+    last = "probability" if fits else "peak"
+    lines = ["", f"{heading:<18}{'step':>11}  {'change':>7}  {last:>11}  new settings"]
+    for one in found:
+        lines += _change_lines(console, assessment, one, fits=fits)
+    return lines
+
+
+def _change_lines(console: Console, before: Assessment, one: Neighbour, *, fits: bool) -> list[str]:
+    after = one.assessment
+    assert after.step is not None, "a suggested run has a step time"
+    unit, scale = _time_unit(after.step.total_s)
+    share = "-"
+    if before.step is not None:
+        share = f"{(after.step.total_s / before.step.total_s - 1.0) * 100:+.1f} %"
+    odds = _odds_of_faster(before, after)
+    last = format_bytes(after.fullest.peak_bytes)
+    if fits:
+        last = "-" if odds is None else format_odds(odds)
+    left = (
+        f"  {format_count(one.knobs, 'change'):<16}"
+        f"{f'{format_figure(after.step.total_s / scale)} {unit}':>11}  {share:>7}  {last:>11}  "
     )
-    assert assessment.throughput is not None, "as every step has"
-    print_figures(console, rate_figures(assessment.throughput))
-    print_line(console, terms_line(step.terms_s))
+    return _labelled(console, left, ", ".join(_new_settings(before.run, after.run)), len(left))
 
 
-def _show_neighbours(
+def _new_settings(before: Run, after: Run) -> Iterator[str]:
+    """Yield the settings of a run that differ from another run, in the words of a plan."""
+    was = dict(_named_settings(before))
+    for name, text in _named_settings(after):
+        if was.get(name) != text:
+            yield text
+
+
+def _named_settings(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield name and text of the settings that a suggestion may change."""
+    strategy, split, overlap = run.strategy, run.split, run.runtime.overlap
+    recompute = _recompute(strategy.recomputed, torch=run.kernels.torch_layers)
+    yield "tp", f"tp{split.tp}"
+    yield "cp", f"cp{split.cp}"
+    yield "pp", f"pp{strategy.pp}"
+    yield "vp", f"vp{strategy.vpp}"
+    yield "ep", f"ep{split.ep}"
+    yield "etp", f"etp{split.etp}"
+    yield "zero", _sharding(run)
+    yield "mbs", f"mbs {strategy.micro_batch}"
+    yield "tp overlap", "TP overlap" if overlap.tensor else "no TP overlap"
+    yield "dp overlap", "DP overlap" if overlap.gradients else "no DP overlap"
+    yield "recompute", "no recompute" if recompute == "none" else f"recompute {recompute}"
+
+
+def _distinct(neighbours: Neighbours) -> list[Neighbour]:
+    """Return the suggested runs, each once, the smallest change first."""
+    found: list[Neighbour] = []
+    for one in (neighbours.one, neighbours.two, neighbours.any):
+        if one is not None and one not in found:
+            found.append(one)
+    return found
+
+
+def _next(
     console: Console,
     file: CheckedFile,
-    assessment: Assessment,
-    neighbours: Neighbours,
+    assessment: Assessment | None,
+    neighbours: Neighbours | None,
+    *,
+    fits: bool,
+    verbose: bool,
+    strict: bool,
+) -> list[str]:
+    """Return the lines of the exit code and of further options."""
+    lines = []
+    if strict and (file.findings or not fits):
+        reasons = [format_count(len(file.findings), "finding")] if file.findings else []
+        if assessment is not None and not fits:
+            reasons.append("does not fit")
+        lines.append(f"{'FAIL':<{_LABEL}}{', '.join(reasons)}: exit code 1 (--strict)")
+    options = [] if verbose else ["--verbose (terms, arguments)"]
+    if neighbours is not None and neighbours.any is not None:
+        options.append("--diff (last change as a patch)")
+    if options:
+        lines += _labelled(console, "Next", ", ".join(options))
+    # Suggested changes have a blank line of their own.
+    return lines if not lines or neighbours is not None else ["", *lines]
+
+
+# --------------------------------------------------------------------------------------------------
+# --verbose.
+
+
+def _show_details(
+    console: Console,
+    file: CheckedFile,
     target: Target,
+    assessment: Assessment | None,
+    neighbours: Neighbours | None,
 ) -> None:
-    print_heading(console, "better")
-    fits = assessment.fits(target)
-    found = [
-        (name, one)
-        for name, one in (
-            ("one change", neighbours.one),
-            ("two changes", neighbours.two),
-            ("more changes", neighbours.any),
-        )
-        if one is not None
-    ]
-    if not found:
-        what = "faster" if fits else "that fits"
-        print_line(
-            console,
-            f"nothing {what} was found in {neighbours.tried} launches next to this one",
-        )
+    """Print all settings, memory and time by term, and the arguments of the changes."""
+    if file.run is not None:
+        print_heading(console, "Read from the file")
+        for key, text in _understood(file.run):
+            label = f"  {_LABELS.get(key, key.capitalize())}"
+            for line in _labelled(console, label, text, 14):
+                _write(console, line)
+    if assessment is None:
         return
-    shown: list[Neighbour] = []
-    for name, one in found:
-        if one in shown:
-            continue
-        shown.append(one)
-        print_line(console, f"{name}: {_gain(assessment, one, fits=fits)}", style="bold")
-        print_line(console, _room(assessment, one))
-        for flag, before, after in one.changes:
-            if before is not None:
-                print_line(console, f"- {file.spelled(flag, before)}")
-            if after is not None:
-                print_line(console, f"+ {file.spelled(flag, after)}")
+    _show_stages(console, assessment, target)
+    _show_peak_terms(console, file, assessment)
+    _show_times(console, assessment)
+    for one in _distinct(neighbours) if neighbours is not None else ():
+        _show_change(console, file, assessment, one)
 
 
-def _gain(before: Assessment, one: Neighbour, *, fits: bool) -> str:
+def _show_stages(console: Console, assessment: Assessment, target: Target) -> None:
+    run = assessment.run
+    print_heading(console, "Memory per GPU, GiB")
+    table = make_table(
+        "stage", "steady", "peak allocated", "reserved (90 %)", "OOM probability", spaced=True
+    )
+    for one in _shown(assessment.accounts, assessment.fullest):
+        table.add_row(
+            str(one.stage),
+            f"{one.states_bytes / GIB:.2f}",
+            f"{one.peak_bytes / GIB:.2f}",
+            _in_gib(_reserved(assessment, one)),
+            format_odds(target.odds(run, one.peak_bytes)),
+        )
+    console.print(table)
+    notes = [
+        f"{format_bytes(target.capacity_bytes)} per GPU, 1 GiB of it for CUDA and NCCL",
+        "interval from measured peaks of torchtitan"
+        if run.kernels.torch_layers
+        else "interval from measured peaks of first and last stages",
+    ]
+    few = ", ".join(FEATURE_NAMES.get(name, name) for name in few_runs_of(run))
+    if few:
+        notes.append(f"wider than most, because few measured runs have {few}")
+    print_line(console, "; ".join(notes), style="dim")
+    if assessment.host_bytes:
+        room = target.host_room_bytes
+        available = "" if room is None else f" of {format_bytes(room)} available"
+        print_line(
+            console, f"host memory per GPU: {format_bytes(assessment.host_bytes)}{available}"
+        )
+
+
+def _show_peak_terms(console: Console, file: CheckedFile, assessment: Assessment) -> None:
+    full = assessment.fullest
+    print_heading(console, f"Peak allocated of stage {full.stage} by term")
+    table = make_table("term", "GiB", "controlled by", words_last=True, spaced=True)
+    small = 0.0
+    for term in sorted(full.peak, key=lambda one: -abs(one.num_bytes)):
+        if abs(term.num_bytes) < _SMALL * full.peak_bytes:
+            small += term.num_bytes
+        else:
+            size = f"{term.num_bytes / GIB:.2f}"
+            table.add_row(escape(memory_name(term.name)), size, escape(file.worded(term.switch)))
+    if small:
+        table.add_row("others", f"{small / GIB:.2f}", "")
+    console.print(table)
+
+
+def _show_times(console: Console, assessment: Assessment) -> None:
+    step, found = assessment.step, assessment.throughput
+    if step is None or found is None or assessment.interval_s is None:
+        return
+    print_heading(console, "Step time by term")
+    unit, scale = _time_unit(step.total_s)
+    table = make_table("term", unit, "share", spaced=True)
+    for name, value in sorted(step.terms_s.items(), key=lambda item: -item[1]):
+        if value / step.total_s >= _UNSEEN:
+            share = f"{value / step.total_s * 100:.1f} %"
+            table.add_row(time_name(name), f"{value / scale:.3f}", share)
+    console.print(table)
+    print_line(console, _figures_in_words(found, assessment.interval_s))
+    if found.computes_again and found.hfu is not None:
+        low, high = found.ends or (1.0, 1.0)
+        print_line(console, _share("HFU, with recomputed FLOP", found.hfu, low, high))
+
+
+def _show_change(console: Console, file: CheckedFile, before: Assessment, one: Neighbour) -> None:
+    """Print the arguments of a suggested run with its time and memory."""
     after = one.assessment
-    assert after.step is not None, "neighbours have one"
-    text = format_seconds(after.step.total_s)
+    assert after.step is not None, "a suggested run has a step time"
+    print_heading(console, f"Arguments of {format_count(one.knobs, 'change')}")
+    unit, scale = _time_unit(after.step.total_s)
+    parts = [f"{format_figure(after.step.total_s / scale)} {unit}"]
     odds = _odds_of_faster(before, after)
-    if before.step is not None and odds is not None:
-        share = after.step.total_s / before.step.total_s - 1.0
-        text += f" ({share * 100:+.1f} %, faster with odds of {format_odds(odds)})"
-    return text if fits else "fits: " + text
+    if odds is not None:
+        parts.append(f"faster with a probability of {format_odds(odds)}")
+    more = after.fullest.peak_bytes - before.fullest.peak_bytes
+    parts.append(
+        f"peak allocated {format_bytes(after.fullest.peak_bytes)} "
+        f"({'+' if more >= 0 else '-'}{format_bytes(abs(more))})"
+    )
+    parts.append(f"OOM probability {format_odds(after.odds_of_oom)}")
+    print_line(console, ", ".join(parts))
+    for line in argument_lines(file, one):
+        console.print(escape(f"  {line}"), soft_wrap=True)
 
 
-def _room(before: Assessment, one: Neighbour) -> str:
-    after = one.assessment
-    memory = after.fullest.peak_bytes - before.fullest.peak_bytes
-    sign = "+" if memory >= 0 else "-"
-    return f"peak {sign}{format_bytes(abs(memory))}, out of memory {format_odds(after.odds_of_oom)}"
+def argument_lines(file: CheckedFile, one: Neighbour) -> list[str]:
+    """Return the changed arguments of a suggested run as lines with - and + in front."""
+    lines = []
+    for flag, before, after in one.changes:
+        if before is not None:
+            lines.append(f"- {file.spelled(flag, before)}")
+        if after is not None:
+            lines.append(f"+ {file.spelled(flag, after)}")
+    return lines
 
 
 def _odds_of_faster(before: Assessment, after: Assessment) -> float | None:

@@ -259,7 +259,7 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         if not one.understood and one.flag.removeprefix(_ZERO) == one.flag
     ]
     if found.run is not None and not flags:
-        text = "whether layers are computed again is the script's to say, and taken as no"
+        text = "gradient checkpointing is set in the training script; assumed off"
         said.append(notice("deepspeed.recompute", "read", text))
     harmless = tuple(one for one in found.ignored if one.understood)
     return CheckedFile(

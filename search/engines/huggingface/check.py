@@ -149,7 +149,7 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         if not one.understood
     ]
     if found.run is not None and "per-device-train-batch-size" not in flags:
-        text = "the batch of a rank is the script's to say, and taken as one sequence"
+        text = "the batch per GPU is set in the training script; assumed 1 sequence"
         said.append(notice("accelerate.batch", "read", text))
     return CheckedFile(
         path=str(source.path),

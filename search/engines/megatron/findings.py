@@ -198,8 +198,8 @@ def _variables(setting: Setting, environment: Mapping[str, str], gpu: str) -> It
     elif split and not blackwell and value != "1":
         yield _variable(
             "connections.tensor",
-            f"{_CONNECTIONS} is {{value}}, and tensor or context parallelism needs 1 on {{gpu}}",
-            value="not set here" if value is None else value,
+            f"set {_CONNECTIONS}=1{{value}}: TP or CP needs it on {{gpu}}",
+            value="" if value is None else f" (is {value})",
             gpu=gpu,
         )
     offload = environment.get(_OFFLOAD)

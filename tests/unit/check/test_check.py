@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -345,8 +346,8 @@ def test_launches_that_ran_are_not_called_illegal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "gpu", "said"),
     [
-        ("8", "h100-80gb", "CUDA_DEVICE_MAX_CONNECTIONS is 8, and tensor"),
-        (None, "a100-80gb", "CUDA_DEVICE_MAX_CONNECTIONS is not set here"),
+        ("8", "h100-80gb", "set CUDA_DEVICE_MAX_CONNECTIONS=1 (is 8)"),
+        (None, "a100-80gb", "set CUDA_DEVICE_MAX_CONNECTIONS=1: "),
         (None, "gb200", None),
         ("8", "b200", None),
     ],
@@ -608,18 +609,15 @@ def test_a_script_is_checked(ask: Ask, tmp_path: Path) -> None:
     code, out, err = ask(path, "--hardware", "h100:8x8")
 
     assert (code, err) == (0, "")
-    for text in (
-        f"{path}: Megatron-LM on 64 h100-80gb",
-        "tp 4, scattered, pp 4, dp 4, distributed optimizer",
-        "read: taken as not set in conditions: SAVE",
-        "--tp-comm-overlap",
-    ):
-        assert text in " ".join(out.split())
+    assert out.startswith(f"{path}: Megatron-LM on 64 h100-80gb\n")
     code, out, err = ask(path, "--json", "-")
     assert code == 0
     assert "--hardware is not given: priced for h100-80gb" in err
     (launch,) = json.loads(out)["launches"]
     assert launch["num_gpus"] == 64
+    assert launch["understood"]["degrees"] == "tp4 pp4 dp4, sequence parallel, ZeRO-1"
+    assert "SAVE" in launch["findings"][0]["text"]
+    assert "--tp-comm-overlap" in {one["flag"] for one in launch["neighbours"]["any"]["arguments"]}
     assert len(launch["stages"]) == 4
     for stage in launch["stages"]:
         assert sum(stage["terms_bytes"].values()) == stage["peak_bytes"]
@@ -630,10 +628,10 @@ def test_a_script_is_checked(ask: Ask, tmp_path: Path) -> None:
 
 @pytest.mark.whole
 def test_what_few_measured_runs_have_is_said(ask: Ask, tmp_path: Path) -> None:
-    """Below the odds that it widens, and in the object; nothing where runs are like the launch."""
+    """Below the table of stages, and in the object; nothing where runs are like the launch."""
     path = script(tmp_path, with_flags(LLAMA, fp8_format="hybrid"))
-    _, out, _ = ask(path, "--hardware", "h100:8x8")
-    assert "wider than most, as few measured runs have 8-bit products" in out
+    _, out, _ = ask(path, "--hardware", "h100:8x8", "--verbose")
+    assert "few measured runs have fp8 GEMMs" in " ".join(out.split())
     for arguments, expected in (
         (with_flags(LLAMA, fp8_format="hybrid"), ["8-bit products"]),
         (LLAMA, []),
@@ -658,8 +656,8 @@ def test_strict_is_for_repositories_of_launches(ask: Ask, tmp_path: Path) -> Non
     broken = written(tmp_path, with_flags(LLAMA, num_layers=78))
     code, out, _ = ask(broken, "--strict", *more)
     assert code == 1
-    assert "illegal: layers(78) % (pp(4)" in out
-    assert "step time" not in out
+    assert "layers(78) % (pp(4)" in out
+    assert "Step time" not in out
 
 
 def test_a_file_that_is_no_launch_does_not_hide_the_others(ask: Ask, tmp_path: Path) -> None:
@@ -723,11 +721,13 @@ def test_other_trainings_are_said_and_not_priced(
 ) -> None:
     """As a finding, and never read as something else."""
     path = written(tmp_path, with_flags(LLAMA, **flags))
-    code, out, _ = ask(path, "--hardware", "h100:8x8")
+    code, out, _ = ask(path, "--hardware", "h100:8x8", "--json", "-")
+    (launch,) = json.loads(out)["launches"]
     assert code == 0
-    assert f"not priced: --{next(iter(flags)).replace('_', '-')} {said}" in " ".join(out.split())
-    assert "illegal" not in out
-    assert "memory of a GPU" not in out
+    texts = {one["kind"]: one["text"] for one in launch["findings"]}
+    assert texts["not priced"].startswith(f"--{next(iter(flags)).replace('_', '-')} {said}")
+    assert "illegal" not in texts
+    assert "stages" not in launch
 
 
 def test_other_optimizers_have_memory_and_no_time(target: Target) -> None:
@@ -749,6 +749,61 @@ def test_experts_that_tensor_ranks_split_have_a_time(target: Target) -> None:
     assert two["gemm"] == pytest.approx(one["gemm"], rel=0.05)
     assert two["experts"] > one["experts"]
     assert two["optimizer"] == pytest.approx(one["optimizer"], rel=1e-9)
+
+
+SCREENS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "check_fits": (with_flags(LLAMA, tensor_model_parallel_size=8, lr=1e-4), ()),
+    "check_does_not_fit": (with_flags(LLAMA, pipeline_model_parallel_size=2), ()),
+    "check_mixture": (MIXTURE, ()),
+    "check_verbose": (with_flags(LLAMA, recompute_activations=True), ("--verbose", "--strict")),
+}
+"""Arguments and options of a launch by the golden file of its screen."""
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_golden_screens(
+    name: str,
+    ask: Ask,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    golden: Callable[[str, str], None],
+) -> None:
+    """The default screen has 24 lines of 80 columns."""
+    arguments, options = SCREENS[name]
+    monkeypatch.chdir(tmp_path)
+    script(tmp_path, arguments)
+    _, out, err = ask("train.sh", "--hardware", "h100:8x8", *options)
+    lines = out.splitlines()
+    assert err == ""
+    assert max(map(len, lines)) <= 80
+    assert options or len(lines) <= 24
+    golden(f"{name}.txt", out)
+
+
+@pytest.mark.parametrize(("name", "at"), [("pretrain.sh", 0), ("bridge.sh", 3)])
+def test_golden_page_shows_what_is_printed(
+    name: str,
+    at: int,
+    ask: Ask,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """The scripts of docs/check.md, one of each trainer, and what is said of them."""
+    page = Path(__file__).parents[3] / "docs" / "check.md"
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(?:bash)?\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    launch, command, shown = blocks[at : at + 3]
+    (tmp_path / name).write_text(launch, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert command.split()[1] == name
+    code, out, err = ask(*command.split()[1:])
+
+    assert (code, err) == (0, "")
+    if request.config.getoption("--update-golden"):
+        page.write_text(text.replace(shown, out), encoding="utf-8")
+    else:
+        assert out == shown
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)

@@ -332,10 +332,11 @@ def test_a_check_is_quick_and_says_its_words(
     path = tmp_path / "run.sh"
     path.write_text(_script(), encoding="utf-8")
     check.run([str(path), "--hardware", "a100-80gb:1x8"])
-    out = " ".join(capsys.readouterr().out.split())
-    assert "DeepSpeed on 8 a100-80gb" in out
-    assert "dp 8, ZeRO-3" in out
-    assert "all layers" in out
+    assert capsys.readouterr().out.startswith(f"{path}: DeepSpeed on 8 a100-80gb\n")
+    check.run([str(path), "--hardware", "a100-80gb:1x8", "--json", "-"])
+    (launch,) = json.loads(capsys.readouterr().out)["launches"]
+    assert launch["understood"]["degrees"] == "dp8, ZeRO-3"
+    assert launch["understood"]["recomputes"] == "full"
     begun = time.process_time()
     assert check.run([str(path), "--hardware", "a100-80gb:1x8", "--no-neighbours"]) == 0
     assert time.process_time() - begun < 1.0
@@ -527,7 +528,8 @@ def test_a_typed_model_is_of_the_working_folder(
     monkeypatch.chdir(tmp_path)
     words = ["jobs/ds.json", "--hardware", "h100:1x8", "--seq-length", "2048", "--no-neighbours"]
 
-    assert check.run([*words, "--model", "sizes"]) == 0
-    assert "4 layers of 1024" in capsys.readouterr().out
+    assert check.run([*words, "--model", "sizes", "--json", "-"]) == 0
+    (launch,) = json.loads(capsys.readouterr().out)["launches"]
+    assert launch["understood"]["model"].startswith("4 layers, hidden 1,024")
     assert check.run([*words, "--model", "nope"]) == 2
     assert capsys.readouterr().err.startswith("autopar-check: --model: 'nope' is not known; give ")

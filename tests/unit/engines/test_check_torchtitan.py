@@ -7,6 +7,7 @@ memory is what its log calls so, the most that PyTorch's allocator had reserved.
 
 from __future__ import annotations
 
+import json
 import time
 import tomllib
 from collections.abc import Callable
@@ -225,20 +226,21 @@ def test_a_check_takes_less_than_a_second(tmp_path: Path) -> None:
 
 
 def test_what_a_check_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its own words: ranks that shard, what is computed again, keys of TOML."""
+    """Its own words: ZeRO stage, recomputation, keys of TOML."""
     path = tmp_path / "job.toml"
     path.write_text(RUNS["8B compiled, 128"].text, encoding="utf-8")
-    code = check.run([str(path), "--hardware", "h100:16x8"])
-    out = " ".join(capsys.readouterr().out.split())
+    code = check.run([str(path), "--hardware", "h100:16x8", "--json", "-"])
+    (launch,) = json.loads(capsys.readouterr().out)["launches"]
     assert code == 0
-    assert "torchtitan (keys of 2024) on 128 h100-80gb" in out
-    assert "dp 128, fully sharded" in out
-    assert "all but attention and every other product" in out
-    assert "gradients of 4 bytes" in out
-    assert "head and loss" in out
-    assert "as torchtitan-compiled runs it" in out
+    assert launch["trainer"] == "torchtitan (keys of 2024)"
+    assert launch["stack"] == "torchtitan-compiled"
+    read = launch["understood"]
+    assert read["degrees"] == "dp128, ZeRO-3"
+    assert read["recomputes"].startswith("op ")
+    assert read["precision"] == "bf16, fp32 gradients"
+    assert "head and loss" in launch["stages"][0]["terms_bytes"]
     path.write_text(_H200, encoding="utf-8")
-    assert check.run([str(path), "--hardware", "h200:4x8"]) == 0
+    assert check.run([str(path), "--hardware", "h200:4x8", "--verbose"]) == 0
     lines = capsys.readouterr().out
     assert '  - [activation_checkpoint] mode = "selective"\n' in lines
     assert '  + [activation_checkpoint] mode = "none"\n' in lines
@@ -359,7 +361,7 @@ def test_a_check_says_an_unusual_schedule(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "job.toml"
-    for name, said in (("ZBVZeroBubble", "pp 8 x 2 chunks under ZBV, dp"), ("1F1B", "pp 8, dp")):
+    for name, said in (("ZBVZeroBubble", "pp8 dp64 vp2, ZBV, "), ("1F1B", "pp8 dp64, ZeRO")):
         path.write_text(_scheduled(name), encoding="utf-8")
         assert check.run([str(path), "--hardware", "h100:64x8", "--no-neighbours"]) in (0, 1)
         assert said in " ".join(capsys.readouterr().out.split())

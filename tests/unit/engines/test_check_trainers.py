@@ -93,11 +93,11 @@ def test_another_trainer_is_shown_in_its_own_words(
     monkeypatch.setattr(table, "ENGINES", (*ENGINES, PLAIN))
     path = tmp_path / "job.toml"
     path.write_text("[plain]\ntp = 8\n", encoding="utf-8")
-    code, out, err = ask(str(path), "--hardware", "h100:4x8")
+    code, out, err = ask(str(path), "--hardware", "h100:4x8", "--verbose")
 
     assert (code, err) == (0, "")
     assert out.startswith(f"{path}: plain on 32 h100-80gb")
-    assert "as megatron-2021 runs it" in out
+    assert "megatron-2021" in out
     assert "  - [plain] tp = 8\n  + [plain] tp = " in out
     assert "micro-batch-size 2" not in out
     code, out, _ = ask(str(path), "--hardware", "h100:4x8", "--stack", "megatron-core",
@@ -176,8 +176,9 @@ def test_moves_are_those_of_neighbours(
         read=lambda source, asked: _still(source, asked),
     )
     monkeypatch.setattr(table, "ENGINES", (still,))
-    _, out, _ = ask(str(path), "--hardware", "h100:4x8")
-    assert "was found in 0 launches next to this one" in " ".join(out.split())
+    _, out, _ = ask(str(path), "--hardware", "h100:4x8", "--json", "-")
+    (launch,) = json.loads(out)["launches"]
+    assert launch["neighbours_tried"] == 0
 
 
 def _still(source: Configuration, asked: Asked) -> CheckedFile:

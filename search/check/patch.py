@@ -1,0 +1,175 @@
+"""Suggested changes of a launch file as a unified diff.
+
+Settings are replaced, added and removed as text, in the spelling of the file. A patch is accepted
+only if the changed file, read again, describes the suggested run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from autopar.errors import AutoparError
+from autopar.records import replace
+from autopar.run.run import Run
+from search.engines.changes import Changes
+from search.engines.megatron.check import same_run
+from search.engines.reader import CheckedFile
+
+_LEAVES = {".json": '"{key}": {value}, ', ".toml": "{key} = {value}", ".yaml": "{key}: {value}"}
+"""Line of a new setting by suffix of the file; scripts add a flag."""
+_NEXT_TO = ("pipeline-model-parallel-size", "tensor-model-parallel-size", "micro-batch-size")
+"""Flags that a new one is placed next to, in this order."""
+
+
+def patch_of(
+    file: CheckedFile, changes: Changes, wanted: Run, read: Callable[[str], CheckedFile]
+) -> str | None:
+    """Return a unified diff that turns a file into the run `wanted`; None if none was found.
+
+    read : function (path) -> the checked content of a file.
+    """
+    path = Path(file.path)
+    try:
+        before = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    after = _changed(before, path.suffix.lower(), file, changes)
+    if after is None or not _describes(path.name, after, wanted, read):
+        return None
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True), after.splitlines(keepends=True), file.path, file.path
+    )
+    return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+
+
+def _describes(name: str, text: str, wanted: Run, read: Callable[[str], CheckedFile]) -> bool:
+    """Return True if a file with this text describes a run."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_text(text, encoding="utf-8")
+        try:
+            found = read(str(path)).run
+        except AutoparError:
+            return False
+    # The name is the path of the file.
+    return found is not None and same_run(replace(found, name=wanted.name), wanted)
+
+
+def _changed(text: str, suffix: str, file: CheckedFile, changes: Changes) -> str | None:
+    """Return the text with these changes; None if a setting was not found exactly once."""
+    suffix = ".yaml" if suffix == ".yml" else suffix
+    found: str | None = text
+    for key, before, after in changes:
+        if found is None:
+            break
+        if before is None:
+            assert after is not None, "a change has a value before or after"
+            found = _added(found, suffix, file, key, after)
+        else:
+            found = _replaced(found, key, before, after)
+    return found
+
+
+def _replaced(text: str, key: str, before: str, after: str | None) -> str | None:
+    """Return the text with another value of a setting, or without it; None if not found once."""
+    found = list(_setting(key, before).finditer(text))
+    if len(found) != 1:
+        return None
+    one = found[0]
+    if after is None:
+        return _without(text, one)
+    if not before:  # a flag without a value
+        return None
+    return text[: one.start("value")] + after + text[one.end("value") :]
+
+
+def _without(text: str, one: re.Match[str]) -> str | None:
+    """Return the text without a flag of a script; None in other files."""
+    if not one["name"].startswith("--") or one["quote"]:
+        return None
+    left, right = text[: one.start()].rstrip(" "), text[one.end() :]
+    rest = right.split("\n", 1)
+    if left.endswith("\n") and rest[0].strip() in ("", "\\"):
+        return left + (rest[1] if len(rest) > 1 else "")
+    return (
+        left + ("" if left.endswith("\n") or right[:1] in ("\n", "") else " ") + right.lstrip(" ")
+    )
+
+
+def _setting(key: str, value: str | None = None) -> re.Pattern[str]:
+    """Return a pattern of a setting in a script, TOML, YAML or JSON; None matches any value."""
+    name = re.escape(key.lstrip("-").rpartition(".")[2]).replace(r"\-", "-")
+    name = name.replace("-", "[-_]").replace("_", "[-_]").replace("[-[-_]]", "[-_]")
+    if value == "":
+        words = r"(?P<value>)"
+    elif value is None:
+        words = r"""[ \t]*[:= \t][ \t]*["']?(?P<value>[\w.,-]+)["']?"""
+    else:
+        spaced = r"[ \t]+".join(re.escape(word) for word in value.split())
+        words = rf"""[ \t]*[:= \t][ \t]*["']?(?P<value>{spaced})["']?"""
+    return re.compile(
+        rf"""(?<![\w.-])(?P<quote>["']?)(?P<name>(?:--)?{name})(?P=quote){words}(?![\w.-])"""
+    )
+
+
+def _added(text: str, suffix: str, file: CheckedFile, key: str, value: str) -> str | None:
+    """Return the text with one more setting; None if there is no place for it."""
+    flag = file.spelled(key, value)
+    if flag.startswith("--") and suffix not in _LEAVES:
+        return _with_flag(text, file, flag)
+    section, _, name = key.rpartition(".")
+    plain = value.lstrip("-").isdigit() or value in ("true", "false")
+    quoted = value if plain or suffix == ".yaml" else f'"{value}"'
+    if suffix == ".json":
+        leaf = f'"{f"--{name}" if flag.startswith("--") else name}": {quoted if value else "true"}'
+        return _in_json(text, section, leaf)
+    if suffix in _LEAVES:
+        leaf = _LEAVES[suffix].format(key=name, value=quoted)
+        heading = rf"\[{re.escape(section)}\]" if suffix == ".toml" else rf"{re.escape(section)}:"
+        return _under(text, heading if section else "", leaf, indented=suffix == ".yaml")
+    return None
+
+
+def _with_flag(text: str, file: CheckedFile, flag: str) -> str | None:
+    """Return a script with one more flag, behind a flag of the same command that stands once."""
+    first = [key for key in _NEXT_TO if key in file.words]
+    for key in dict.fromkeys((*first, *file.words)):
+        words = file.words[key]
+        found = list(_setting(key, " ".join(words)).finditer(text)) if words else []
+        if len(found) == 1 and found[0]["name"].startswith("--") and not found[0]["quote"]:
+            end = found[0].end()
+            return f"{text[:end]} {flag}{text[end:]}"
+    return None
+
+
+def _in_json(text: str, section: str, leaf: str) -> str | None:
+    """Return a JSON object with one more member of a section, or of the whole."""
+    name = section.rpartition(".")[2]
+    opening = rf'"{re.escape(name)}"\s*:\s*\{{' if section else r"\A\s*\{"
+    found = list(re.finditer(opening, text))
+    if len(found) != 1:
+        return None
+    end = found[0].end()
+    space = re.match(r"\s*", text[end:])
+    between = space[0] if space is not None else ""
+    empty = text[end + len(between) : end + len(between) + 1] == "}"
+    return (
+        f"{text[:end]}{between}{leaf}{'' if empty else ','}{'' if empty else between or ' '}"
+        + (text[end + len(between) :])
+    )
+
+
+def _under(text: str, heading: str, leaf: str, *, indented: bool) -> str | None:
+    """Return a text with one more line below a heading; without a heading at the end."""
+    if not heading:
+        return text + ("" if text.endswith("\n") or not text else "\n") + f"{leaf}\n"
+    found = list(re.finditer(rf"^{heading}[ \t]*\n([ \t]*)", text, re.MULTILINE))
+    if len(found) != 1:
+        return None
+    one = found[0]
+    indent = one[1] if indented else ""
+    return f"{text[: one.start(1)]}{indent}{leaf}\n{text[one.start(1) :]}"
