@@ -14,77 +14,81 @@ from functools import partial
 from importlib import import_module
 
 SUBCOMMANDS = {  # name: executable, module, and description of the command
-    "search": ("autopar-search", "search.commands.search", "find the fastest plan that fits"),
+    "search": (
+        "autopar-search",
+        "search.commands.search",
+        "find the fastest plan for a model and a cluster",
+    ),
     "explain": (
         "autopar-explain",
         "search.commands.explain",
-        "where time and memory of a plan go, and why not another",
+        "break down a plan; why it beats another (--why-not)",
     ),
     "check": (
         "autopar-check",
         "search.commands.check",
-        "read a launch: does it fit, how fast is it, what would be better",
+        "check a launch script: fits? how fast? what to change",
     ),
     "compare": (
         "autopar-compare",
         "search.commands.compare",
-        "what differs between two plans, or a plan and a measured trace",
+        "compare two plans, or a plan and a measured trace",
     ),
     "estimate": (
         "autopar-estimate",
         "search.commands.estimate",
-        "price one training step in closed form",
+        "closed-form models (Calculon, tensor2d) of one step",
     ),
     "explore": (
         "autopar-explore",
         "search.commands.explore",
-        "what if: models on clusters with trainers, every one searched",
+        "compare models, clusters and engines",
     ),
     "export": (
         "autopar-export",
         "search.commands.export",
-        "hand a plan to Megatron-LM, torchtitan and others, or read theirs",
+        "write the launch files of an engine, or import them",
     ),
     "verify": (
         "autopar-verify",
         "profiler.verify.command",
-        "run plans here, and say how well they were predicted",
+        "run plans here and compare with the prediction",
     ),
     "plan": (
         "profile-plan",
         "profiler.plan.command",
-        "check one plan: its arithmetic, its memory, a run of it",
+        "check a plan by arithmetic, dry run or a scaled run",
     ),
     "profile model": (
         "profile-model",
         "profiler.model.command",
-        "measure a model: exact memory without a GPU, times on a device",
+        "memory of a model without a GPU, layer times on a GPU",
     ),
     "profile hardware": (
         "autopar",
         "profiler.hardware.command",
-        "measure a cluster: torchrun -m profiler.hardware",
+        "bandwidths of a cluster: torchrun -m profiler.hardware",
     ),
     "profile site": (
         "autopar",
         "profiler.site.command",
-        "what a cluster reaches of its card: torchrun -m profiler.site",
+        "achieved share of the card: torchrun -m profiler.site",
     ),
-    "profile show": ("profile-show", "profiler.show.command", "print and compare measured files"),
+    "profile show": ("profile-show", "profiler.show.command", "print, check and compare profiles"),
     "profile estimate": (
         "autopar-profile-estimate",
         "autopar.rates.command",
-        "write estimated files, from a card and a model's architecture",
+        "write estimated profiles from a card and a model",
     ),
     "serve": (
         "autopar serve",
         "autopar.command.serve",
-        "answer questions of agents: the commands as tools of an MCP server",
+        "MCP server for agents",
     ),
-    "models": ("autopar models", "autopar.command.shipped", "list the models that are shipped"),
-    "cards": ("autopar cards", "autopar.command.shipped", "list the device cards"),
-    "sites": ("autopar sites", "autopar.command.shipped", "list the sites of single clusters"),
-    "stacks": ("autopar stacks", "autopar.command.shipped", "list the stacks of trainers"),
+    "models": ("autopar models", "autopar.command.shipped", "shipped models"),
+    "cards": ("autopar cards", "autopar.command.shipped", "shipped GPUs"),
+    "sites": ("autopar sites", "autopar.command.shipped", "measured clusters"),
+    "stacks": ("autopar stacks", "autopar.command.shipped", "software stacks of engines"),
 }
 COMPLETION = "_AUTOPAR_COMPLETE"
 """Environment variable that the completion script of a shell sets, named by typer."""

@@ -68,11 +68,11 @@ class MeasuringOptions:
     """Maximum untimed repetitions of a cell, at least one; slow cells use fewer."""
     max_seconds: float = budget(2.0)
     """Seconds after which a cell starts no further repetition, once it has the minimum."""
-    resume: bool = option(False, help="measure only what the files do not have yet", most_used=True)
-    force: bool = option(False, help="measure again and replace what there is")
+    resume: bool = option(False, help="measure only missing values", most_used=True)
+    force: bool = option(False, help="measure again and overwrite")
     dry_run: bool = option(
         False,
-        help="print what would be measured and how long it takes; write nothing",
+        help="print the planned measurements and their duration",
         most_used=True,
     )
 
@@ -100,7 +100,7 @@ class RankOptions(MeasuringOptions):
     timeout_s: float = duration(
         60.0,
         name="timeout",
-        help="a single operation that takes longer has failed, and ends the run",
+        help="time limit of one operation, seconds",
     )
     check: bool = option(
         True, help="compare the result of every operation with the expected one, once", panel=HOW
@@ -109,7 +109,7 @@ class RankOptions(MeasuringOptions):
         "auto", help="auto: nccl where torch finds a GPU, otherwise gloo on the CPU", most_used=True
     )
     allow_shared_gpu: bool = option(
-        False, help="run several ranks on one GPU to exercise the code; files are marked synthetic"
+        False, help="allow several ranks per GPU; files are marked synthetic"
     )
 
 
@@ -124,15 +124,15 @@ class SizeOptions:
     )
     num_heads: int | None = option(None, help="attention heads", between=(1, MAX_SIZE))
     num_kv_heads: int | None = option(
-        None, help="key-value heads; else in proportion", between=(1, MAX_SIZE)
+        None, help="key-value heads [in proportion to the heads]", between=(1, MAX_SIZE)
     )
     head_dim: int | None = option(
-        None, help="width of a head; else hidden size / heads", between=(1, MAX_SIZE)
+        None, help="head dimension [hidden size / heads]", between=(1, MAX_SIZE)
     )
     ffn_hidden_size: int | None = option(
-        None, help="width of the MLP; else in proportion", between=(1, MAX_SIZE)
+        None, help="MLP width [in proportion to the hidden size]", between=(1, MAX_SIZE)
     )
-    vocab_size: int | None = option(None, help="words of the vocabulary", between=(1, MAX_SIZE))
+    vocab_size: int | None = option(None, help="vocabulary size", between=(1, MAX_SIZE))
 
     def __post_init__(self) -> None:
         validate(self)

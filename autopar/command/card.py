@@ -15,7 +15,7 @@ from autopar.command.fields import option
 from autopar.errors import InputError, OptionError
 from autopar.units import GIB
 
-_PANEL = "A card of one's own: what differs from a shipped one"
+_PANEL = "Custom card: figures that differ from a shipped one"
 _KEYS = {
     "memory": ("device", "memory_bytes"),
     "hbm": ("device", "memory_bytes_per_s"),
@@ -34,28 +34,28 @@ class CardSpec:
     """Options of a custom card; sizes in bytes, rates in bytes/s per GPU and direction."""
 
     like: str | None = option(
-        None, help="shipped card, or a file, to start from", panel=_PANEL, metavar="CARD"
+        None, help="shipped card or card file to start from", panel=_PANEL, metavar="CARD"
     )
     memory: float | None = option(
-        None, help="of one GPU, GiB", panel=_PANEL, metavar="GIB", above=0.0, scale=GIB
+        None, help="memory per GPU, GiB", panel=_PANEL, metavar="GIB", above=0.0, scale=GIB
     )
     hbm: float | None = option(
-        None, help="rate of that memory, GB/s", panel=_PANEL, metavar="GB/S", above=0.0, scale=1e9
+        None, help="HBM bandwidth, GB/s", panel=_PANEL, metavar="GB/S", above=0.0, scale=1e9
     )
     bf16: float | None = option(
         None,
-        help="dense peak of products in 16 bits, TFLOP/s; peaks of other types change alike",
+        help="dense bf16 peak, TFLOP/s; other peaks are scaled with it",
         panel=_PANEL,
         metavar="TFLOP/S",
         above=0.0,
         scale=1e12,
     )
     gpus_per_node: int | None = option(
-        None, help="GPUs of a node, at most", panel=_PANEL, metavar="N", low=1
+        None, help="largest number of GPUs per node", panel=_PANEL, metavar="N", low=1
     )
     in_node: float | None = option(
         None,
-        help="link of a GPU to the others of its node, GB/s in one direction",
+        help="intra-node bandwidth per GPU and direction, GB/s",
         panel=_PANEL,
         metavar="GB/S",
         above=0.0,
@@ -64,8 +64,8 @@ class CardSpec:
     )
     between: float | None = option(
         None,
-        help="a GPU's share of the network between nodes, GB/s in one direction: one adapter of "
-        "400 Gbit/s for two GPUs is 25",
+        help="inter-node bandwidth per GPU and direction, GB/s; a 400 Gbit/s adapter for two "
+        "GPUs gives 25",
         panel=_PANEL,
         metavar="GB/S",
         above=0.0,
@@ -74,17 +74,15 @@ class CardSpec:
     )
     host_memory: float | None = option(
         None,
-        help="of a node for each of its GPUs, GiB",
+        help="host memory per GPU, GiB",
         panel=_PANEL,
         metavar="GIB",
         above=0.0,
         scale=GIB,
     )
-    source: str | None = option(
-        None, help="where the figures are from", panel=_PANEL, metavar="TEXT"
-    )
+    source: str | None = option(None, help="source of the figures", panel=_PANEL, metavar="TEXT")
     out: Path | None = option(
-        None, help="the card to write, such as my_card.json", panel=_PANEL, metavar="FILE"
+        None, help="written card file, such as my_card.json", panel=_PANEL, metavar="FILE"
     )
 
 

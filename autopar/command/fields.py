@@ -137,6 +137,7 @@ def json_option(panel: str, **how: Any) -> Any:
         panel=panel,
         metavar="[PATH]",
         alone="-",
+        brief="write the answer as JSON to a file or stdout",
         **how,
     )
 

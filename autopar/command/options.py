@@ -29,9 +29,10 @@ MOST_USED = "Most used"
 """Heading of the most used options; it is placed where the first of them would be."""
 REPEATED = "Choices: each of them may be given several times"
 """Heading of the options that `Command.repeats` names."""
-HELP_WIDTH = 100
-SCREEN_WIDTH = 80
-_LEFT, _LEFT_OF_SCREEN, _LEFT_OF_GROUPS = 34, 27, 14
+HELP_WIDTH = 80
+_SCREEN_HEIGHT = 24
+"""Lines of the first screen of a help."""
+_LEFT, _LEFT_OF_SCREEN, _LEFT_OF_GROUPS = 28, 27, 14
 """Widths of the name column in the help, in columns."""
 _ALL = "all"
 """Word after `--help` that requests every option."""
@@ -56,7 +57,7 @@ class Command(Record, dict=True):
     """Family of programs whose options the command knows, a key of `AliasTables.families`."""
     first: tuple[str, ...] | None = None
     """Headings whose options are on the first screen of the help, in addition to the most used
-    ones; None shows the whole help."""
+    ones; None: all headings, or the whole help if it is one screen."""
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -65,7 +66,7 @@ class Command(Record, dict=True):
 
     @property
     def help_text(self) -> str:
-        """Full help, options grouped by heading, at most 100 columns wide."""
+        """Full help, options grouped by heading, at most 80 columns wide."""
         return _help_text(f"{self.name} {self.usage}", self.intro, self.rows)
 
     def help_of(self, words: Sequence[str] = ()) -> str:
@@ -74,9 +75,14 @@ class Command(Record, dict=True):
         words : what follows `--help`: a heading or an option; `all` for everything
         """
         word = words[0].lstrip("-").replace("_", "-").lower() if words else ""
-        if word == _ALL or self.first is None:
-            return self.help_text
-        known = [row for row in self.rows if row.most_used or row.panel in self.first]
+        whole = self.help_text
+        if word == _ALL or (not word and self.first is None and _is_screen(whole)):
+            return whole
+        first = self.first
+        if first is None:
+            known = sorted(self.rows, key=lambda row: not row.most_used)
+        else:
+            known = [row for row in self.rows if row.most_used or row.panel in first]
         groups = _groups(self.rows)
         if word in groups:
             heading, rows = groups[word]
@@ -305,29 +311,47 @@ def _screen(
     rows: Sequence[Row],
     groups: Mapping[str, tuple[str, Sequence[Row]]],
 ) -> str:
-    """Return the help of the most used options, and the list of the other groups."""
+    """Return the help of the first options that fit on a screen, and the list of all groups."""
     import textwrap
 
-    said = [line for text in intro for line in textwrap.wrap(text, SCREEN_WIDTH)]
+    said = [line for text in intro for line in textwrap.wrap(text, HELP_WIDTH)]
     lines = [f"usage: {usage}", *said, ""]
-    for row in rows:
-        value = row.metavar or _VALUES.get(row.kind, "") or "|".join(row.choices)
-        left = row.label if row.flaglike or row.positional else f"{row.label} {value}"
-        if len(left) + 3 > _LEFT_OF_SCREEN:
-            # The help of its group lists all words of a choice.
-            left = f"{row.label} NAME" if row.choices else row.label
-        left = f"  {left} ".ljust(_LEFT_OF_SCREEN)
-        room = SCREEN_WIDTH - len(left)
-        text = row.brief or row.help
-        default = f" [{row.default_text}]" if row.default_text and row.brief is None else ""
-        text += default if len(text + default) <= room else ""
-        lines.append(left + _cut(text, room))
+    # One line names the words after --help.
+    room = max(_SCREEN_HEIGHT - len(lines) - len(groups) - 1, 0)
+    listed = [_brief(row) for row in rows]
+    folded = [
+        [f"{left if index == 0 else '':<{_LEFT_OF_SCREEN}}{line}" for index, line in enumerate(own)]
+        for left, text in listed
+        for own in (textwrap.wrap(text, HELP_WIDTH - _LEFT_OF_SCREEN, break_on_hyphens=False),)
+    ]
+    if sum(map(len, folded)) <= room:
+        lines += [line for own in folded for line in own]
+    else:
+        width = HELP_WIDTH - _LEFT_OF_SCREEN
+        lines += [f"{left:<{_LEFT_OF_SCREEN}}{_cut(text, width)}" for left, text in listed[:room]]
     lines.append("--help GROUP shows more, --help OPTION its spellings, --help all everything:")
     for word, (_, own) in groups.items():
         names = " ".join(row.label for row in own)
         left = f"  {word}".ljust(_LEFT_OF_GROUPS)
-        lines.append(left + _cut(names, SCREEN_WIDTH - _LEFT_OF_GROUPS))
+        lines.append(left + _cut(names, HELP_WIDTH - _LEFT_OF_GROUPS))
     return "\n".join(lines) + "\n"
+
+
+def _brief(row: Row) -> tuple[str, str]:
+    """Return name and text of an option on the first screen."""
+    value = row.metavar or _VALUES.get(row.kind, "") or "|".join(row.choices)
+    left = row.label if row.flaglike or row.positional else f"{row.label} {value}"
+    if len(left) + 3 > _LEFT_OF_SCREEN:
+        # The help of its group lists all words of a choice.
+        left = f"{row.label} NAME" if row.choices else row.label
+    text = row.brief or row.help
+    default = f" [{row.default_text}]" if row.default_text and row.brief is None else ""
+    fits = len(text + default) <= HELP_WIDTH - _LEFT_OF_SCREEN
+    return f"  {left} ", text + default if fits else text
+
+
+def _is_screen(text: str) -> bool:
+    return text.count("\n") <= _SCREEN_HEIGHT
 
 
 def _cut(text: str, width: int) -> str:
@@ -348,6 +372,9 @@ def _help_lines(row: Row, width: int) -> list[str]:
     else:
         left = f"  --{row.name}" + (f" {value}" if row.kind != "flag" else "")
     text = row.help + (f" (formerly --{row.also})" if row.also else "")
+    if len(left) > width:
+        left = f"  --{row.name} NAME"
+        text += f": {', '.join(row.choices)}"
     text += f" [default: {row.default_text}]" if row.default_text else ""
     right = textwrap.wrap(text, width - _LEFT, break_on_hyphens=False)
     pad = " " * _LEFT

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 HELP = ("--help", "-h", "--help-all")
 SHELLS = ("bash", "zsh", "fish")
+_PROFILE = "profile"
+"""First word of the commands that measure."""
 _NAMES: Mapping[str, str] = {
     "model": "model_names",
     "application": "model_names",
@@ -186,6 +188,9 @@ class LazyGroup(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Handle words that name no command: help, version, completion; or raise OptionError."""
         first = args[0] if args else "--help"
+        if first == _PROFILE and args[1:2] and args[1] in HELP:
+            sys.stdout.write(_PROFILE_HELP.format(commands="\n".join(_profile_commands())))
+            ctx.exit()
         if ctx.resilient_parsing or first == "--install-completion":
             return super().parse_args(ctx, args)
         if first in ("--help", "-h", "help"):
@@ -204,30 +209,60 @@ class LazyGroup(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands."""
-        width = max(map(len, SUBCOMMANDS)) + 2
-        commands = (f"  {name:<{width}}{text}" for name, (_, _, text) in SUBCOMMANDS.items())
-        formatter.write(_HELP.format(commands="\n".join(commands)))
+        formatter.write(_HELP.format(commands="\n".join(_grouped_commands())))
 
 
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Plan": ("search", "explain", "explore", "compare"),
+    "Run": ("check", "export"),
+    "Measure": (_PROFILE, "plan", "verify"),
+    "List": ("models", "cards", "sites", "stacks"),
+    "Other": ("estimate", "serve"),
+}
+"""Commands of the help by task."""
 _HELP = """\
 usage: autopar COMMAND [OPTIONS]
 
-How to train a large transformer in parallel: the fastest plan that fits in memory, how
-good it is, and how to launch it.
+Find the fastest parallel training configuration that fits in GPU memory.
 
-Commands
 {commands}
 
-Options
-  --version         print the version
-  --show-completion print the script that completes words in bash, zsh or
-                    fish: eval "$(autopar --show-completion bash)"
-  --install-completion
-                    install this script for the shell in use
-
-autopar COMMAND --help says the options of a command. Each has a name of its own as well,
-such as autopar-search and profile-model.
+Options   --version, --show-completion SHELL, --install-completion
+Start     autopar search --model llama3-8b --hardware h100:1x8
+Run `autopar COMMAND --help` for its options. Commands are also installed under
+their own names, such as autopar-search and profile-model.
 """
+_PROFILE_HELP = """\
+usage: autopar profile COMMAND [OPTIONS]
+
+Measure a model or a cluster, or print, check and estimate profiles.
+
+{commands}
+
+Run `autopar profile COMMAND --help` for its options.
+"""
+
+
+def _grouped_commands() -> Iterator[str]:
+    """Yield the lines of the commands by task; two short ones share a line."""
+    for group, names in GROUPS.items():
+        texts = {name: SUBCOMMANDS[name][2] for name in names if name != _PROFILE}
+        texts[_PROFILE] = "measure model, hardware, site; estimate or show profiles"
+        lines = [f"{name:<14}{texts[name]}" for name in names]
+        if group == "List":
+            lines = [
+                f"{left:<36}{name:<8}{texts[name]}"
+                for left, name in zip(lines[::2], names[1::2], strict=True)
+            ]
+        for index, line in enumerate(lines):
+            yield f"{group if index == 0 else '':<10}{line}"
+
+
+def _profile_commands() -> Iterator[str]:
+    """Yield the lines of the commands after `autopar profile`."""
+    for name, (_, _, text) in SUBCOMMANDS.items():
+        if name.startswith(f"{_PROFILE} "):
+            yield f"  {name.removeprefix(_PROFILE).strip():<12}{text}"
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ COMMAND = Command(
     name="autopar serve",
     usage="--mcp",
     fills=(ServeSpec,),
-    intro="""Answer questions of agents: search, check, explain, compare and the lists of models and
+    intro="""Serve search, check, explain, compare and the lists of models and
 cards as tools of an MCP server.
 
 An agent starts it as a process, with the command `autopar` and the arguments `serve --mcp`; it ends

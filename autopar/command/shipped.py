@@ -26,28 +26,28 @@ class ListSpec:
 class ModelListSpec(ListSpec):
     """Options of the list of models."""
 
-    all: bool = option(False, help="list older models as well", panel="Output")
+    all: bool = option(False, help="list older models too", panel="Output")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardListSpec(ListSpec):
     """Options of the list of cards."""
 
-    verbose: bool = option(False, help="add the device's full name", panel="Output")
+    verbose: bool = option(False, help="print full device names and data sources", panel="Output")
 
 
 COMMAND = Command(
     name="autopar models",
     fills=(ModelListSpec,),
-    intro="List the models that are shipped: what --model takes by name.",
+    intro="List the shipped models: names for --model.",
 )
 _CARDS = Command(
     name="autopar cards",
     fills=(CardListSpec, CardSpec),
-    intro="""List the device cards: what --hardware CARD:NODESxGPUS and --system take by name.
+    intro="""List the shipped GPUs: names for --hardware CARD:NODESxGPUS and --system.
 
-The numbers and their sources stand in hardware_configs/cards. A cluster that differs in a few of
-them is written as a card of its own: autopar cards --like h100 --between 12.5 --out my_card.json
+Figures and sources are in hardware_configs/cards. For a cluster that differs in a few figures,
+write a custom card: autopar cards --like h100 --between 12.5 --out my_card.json
 """,
 )
 
@@ -55,9 +55,9 @@ them is written as a card of its own: autopar cards --like h100 --between 12.5 -
 _SITES = Command(
     name="autopar sites",
     fills=(ListSpec,),
-    intro="""List the sites: what single clusters reach of what their card says.
+    intro="""List the measured clusters: names for --site, with the achieved share of the card.
 
-`torchrun ... -m profiler.site` writes one of this cluster. The figures and their sources stand in
+`torchrun ... -m profiler.site` measures your cluster. Figures and sources are in
 hardware_configs/sites.
 """,
 )
@@ -66,9 +66,9 @@ hardware_configs/sites.
 _STACKS = Command(
     name="autopar stacks",
     fills=(ListSpec,),
-    intro="""List the stacks of trainers: what autopar-estimate --stack takes by name.
+    intro="""List the software stacks of engines: names for --stack.
 
-The numbers and their sources stand in hardware_configs/stacks.
+Figures and sources are in hardware_configs/stacks.
 """,
 )
 

@@ -26,8 +26,10 @@ class EstimatedFiles:
     """Options of `autopar-profile-estimate`: the files to estimate and their folder."""
 
     model: str = option(help="shipped name, Hugging Face config.json or model.json", panel=_WHAT)
-    hardware: str = option(help="CARD:NxG, for example h100:4x8", panel=_WHAT, metavar="CARD:NxG")
-    out: Path = option(help="folder that receives the documented files", panel=_WHAT, metavar="DIR")
+    hardware: str = option(
+        help="GPUs, such as h100:4x8 (4 nodes of 8 GPUs)", panel=_WHAT, metavar="CARD:NxG"
+    )
+    out: Path = option(help="folder of the written files", panel=_WHAT, metavar="DIR")
     precision: str = option("bf16", help="bf16, fp16 or fp32", panel=_HOW, metavar="bf16|fp16|fp32")
     seq_length: str | None = option(
         None,
@@ -36,25 +38,25 @@ class EstimatedFiles:
         metavar="N[,N]",
     )
     sequence_parallel: bool = option(
-        True, help="write memory tables with and without it, or only those without", panel=_HOW
+        True, help="write memory tables with and without sequence parallelism", panel=_HOW
     )
     kernels: Literal["eager", "fused"] | None = option(
         None,
-        help="what layers keep: of PyTorch operations one by one, or of fused kernels",
+        help="saved activations of plain PyTorch operations or of fused kernels",
         panel=_HOW,
         shown="eager",
     )
     stack: str | None = option(
         None,
-        help="trainer whose kernels are priced, see `autopar stacks`",
+        help="software stack of the estimates (`autopar stacks`)",
         panel=_HOW,
         shown="by --kernels",
     )
     site: str | None = option(
-        None, help="cluster that was probed, see `autopar sites`", panel=_HOW, metavar="NAME|FILE"
+        None, help="measured cluster (`autopar sites`)", panel=_HOW, metavar="NAME|FILE"
     )
     max_batch: int = option(
-        8, help="layer times for batches 1 to this", panel=_HOW, low=1, high=1024
+        8, help="largest batch of the layer times", panel=_HOW, low=1, high=1024
     )
 
 
@@ -62,10 +64,9 @@ COMMAND = Command(
     name="autopar-profile-estimate",
     fills=(EstimatedFiles,),
     panels=(_WHAT, _HOW),
-    intro="""Write estimated profiles of a model on a cluster: no GPU is needed, nothing is
-measured.
+    intro="""Write estimated profiles of a model on a cluster, without a GPU or a measurement.
 
-The files are those that autopar-search reads.
+autopar-search reads these files in place of measured ones.
 """,
 )
 

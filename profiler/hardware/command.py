@@ -23,14 +23,14 @@ COMMAND = Command(
     panels=PANELS,
     first=(),
     family="profile-hardware",
-    intro="""Measure the communication of a cluster and write the files that autopar-search plans
-with.
+    intro="""Measure the collectives of a cluster and write its hardware profile for
+autopar-search.
 
 One process per GPU, started by torchrun on every machine:
 
 torchrun --standalone --nproc-per-node 8 -m profiler.hardware --out hardware
 
-Exit codes: 0 done; 1 something failed, the rest is kept; 2 unusable option.
+Exit codes: 0 done; 1 a measurement failed, the others are kept; 2 invalid option.
 """,
 )
 

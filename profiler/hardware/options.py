@@ -166,7 +166,7 @@ class HardwareOptions(RankOptions):
     reference_bytes: int = option(
         32 << 20,
         name="reference-size",
-        help="size whose bandwidth the documented files hold",
+        help="message size of the bandwidths in the documented files",
         metavar="SIZE",
         parse=lambda text: parse_size(text, "--reference-size"),
         shown="32M",
@@ -186,7 +186,7 @@ class HardwareOptions(RankOptions):
     )
     cuda_graph: bool = option(
         False,
-        help="launch from CUDA graphs, which takes the launch cost out of small messages",
+        help="launch from CUDA graphs, without the launch cost of small messages",
         panel=HOW,
     )
     out: Path = option(
@@ -198,7 +198,7 @@ class HardwareOptions(RankOptions):
     )
     max_tp_deg: int | None = option(
         None,
-        help="largest groups of all2all; the other collectives serve data parallelism as well",
+        help="largest group of all2all",
         panel=_DOCUMENTED,
         shown="all",
         between=(1, MAX_RANKS),

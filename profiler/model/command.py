@@ -18,13 +18,13 @@ COMMAND = Command(
     panels=PANELS,
     first=(),
     family="profile-model",
-    intro="""Measure a model and write the two files of it that autopar-search plans with.
+    intro="""Measure a model and write its computation and memory profile for autopar-search.
 
 profile-model --model llama2-7b --mode batch --bsz 1:12 --out profiles
 
-Memory is counted exactly and needs no GPU; times are taken on one device.
+Memory is counted exactly and needs no GPU; layer times are measured on one device.
 
-Exit codes: 0 done; 1 a cell failed, the rest is kept; 2 unusable option or model; 130
+Exit codes: 0 done; 1 a measurement failed, the others are kept; 2 invalid option or model; 130
 interrupted.
 """,
 )

@@ -148,14 +148,14 @@ class ModelOptions(MeasuringOptions):
     profile_types: tuple[ProfileType, ...] = option(
         _ALL,
         name="profile-type",
-        help="which of the two files; memory alone with --source exact",
+        help="computation, memory, or both (all)",
         panel=_WHAT,
         choices={"computation": ("computation",), "memory": ("memory",), "all": _ALL},
         most_used=True,
     )
     mode: Mode = option(
         "static",
-        help="one size; a range of batch sizes; a range of sequence lengths",
+        help="one size, several batch sizes, or several sequence lengths",
         panel=_WHAT,
         most_used=True,
     )
@@ -203,14 +203,14 @@ class ModelOptions(MeasuringOptions):
     )
     """Tensor-parallel degrees, increasing and starting with 1; None: those the model allows."""
     tp_impl: TensorImplementation = option(
-        "megatron", help="what sequence parallelism keeps: shards (megatron) or gathered copies"
+        "megatron", help="saved by sequence parallelism: shards (megatron) or gathered copies"
     )
     layernum_min: int = option(
         2, help="fewest layers of the whole forwards", between=(1, _MAX_LAYERS)
     )
     layernum_max: int = option(
         4,
-        help="most layers of the whole forwards; their difference checks a layer's time",
+        help="layers of the longer forward pass that checks layer times",
         between=(1, _MAX_LAYERS),
     )
     """Most layers of each type in the whole forwards whose difference checks a layer's time."""
@@ -223,7 +223,7 @@ class ModelOptions(MeasuringOptions):
     )
     device: DeviceChoice = option(
         "auto",
-        help="where times are taken; auto: on a GPU if torch finds one",
+        help="device of the times; auto: a GPU if torch finds one",
         panel=HOW,
         most_used=True,
     )
@@ -267,7 +267,7 @@ class DocumentedRanges:
     )
     seq_length: tuple[tuple[int, ...], ...] | None = option(
         None,
-        help="as --seq, where nothing else says lengths; in sequence mode the longest",
+        help="sequence lengths if --seq is not given; in sequence mode the longest",
         metavar="LENGTHS",
         parse=parse_seq_lengths,
     )

@@ -175,16 +175,16 @@ COMMAND = Command(
     panels=PANELS,
     first=(),
     family="profile-plan",
-    intro="""Check one plan: its arithmetic, its memory without a GPU, or by running it.
+    intro="""Check a plan by arithmetic, by a dry run (memory without a GPU) or by running it.
 
 profile-plan PLAN.json --model llama2-7b
 
 torchrun --standalone --nproc-per-node 4 -m profiler.plan PLAN.json --layers 4 --json OUT
 
-It is an executor for checking, not a trainer: random tokens, no files of weights.
+The run uses random tokens and random weights, and saves no checkpoint.
 
-Exit codes: 0 done; 1 the run does not match its reference, or something failed; 2 unusable option
-or illegal plan; 3 the plan does not fit in the dry run.
+Exit codes: 0 done; 1 the run does not match its reference, or failed; 2 invalid option or illegal
+plan; 3 the plan does not fit in the dry run.
 """,
 )
 

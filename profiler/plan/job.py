@@ -63,7 +63,7 @@ class GlobalOptions:
 
     PANEL: ClassVar[str] = _GLOBAL
 
-    pp_deg: int | None = option(None, help="stages", shown="1", between=(1, MAX_RANKS))
+    pp_deg: int | None = option(None, help="pipeline stages", shown="1", between=(1, MAX_RANKS))
     global_tp_deg: int | None = option(
         None, help="tensor degree", shown="1", between=(1, MAX_RANKS), off=-1
     )
@@ -92,7 +92,7 @@ class GlobalOptions:
         None, help="samples of a step", between=(1, MAX_SIZE)
     )
     default_dp_type: Literal["ddp", "zero1", "zero2"] | None = option(
-        None, help="what layers without ZeRO-3 do", shown="ddp"
+        None, help="data parallelism of layers without ZeRO-3", shown="ddp"
     )
     use_ulysses: bool | None = option(None, help="the tensor degree divides the sequence instead")
 
@@ -115,7 +115,7 @@ class PlanOptions:
 
     plan: Path | None = option(
         None,
-        help="strategy file in any spelling, our plan file, or what autopar-search --json wrote",
+        help="plan file, strategy file, or --json answer of autopar-search",
         positional=True,
         metavar="PLAN.json",
         place=-2,
@@ -128,7 +128,7 @@ class PlanOptions:
         None,
         help="shipped name, config.json or model.json",
         metavar="MODEL",
-        shown="the plan file's",
+        shown="model of the plan file",
         most_used=True,
     )
     num_layers: tuple[int, ...] | None = option(
@@ -148,32 +148,32 @@ class PlanOptions:
     )
     mode: Mode | None = option(
         None,
-        help="arithmetic; memory of tensors without contents; real processes",
+        help="static: arithmetic; dryrun: memory on meta tensors; run: real processes",
         shown="run under torchrun, else static",
         place=-1,
         most_used=True,
     )
     layers: int | None = option(
         None,
-        help="scale down to so many layers, at least one per stage, evenly spaced over the plan's",
+        help="number of layers of a scaled-down plan, at least one per stage",
         between=(1, _MAX_LAYERS),
         most_used=True,
     )
     global_batch: int | None = option(
-        None, help="another global batch than the plan's", between=(1, MAX_SIZE)
+        None, help="global batch size instead of the plan's", between=(1, MAX_SIZE)
     )
     num_microbatches: int | None = option(
         None,
         name="microbatches",
-        help="another number of micro-batches than the plan's",
+        help="micro-batches per step instead of the plan's",
         between=(1, MAX_SIZE),
     )
     world_size: int | None = option(
-        None, help="ranks of a plan that does not say them", between=(1, MAX_RANKS)
+        None, help="ranks, if the plan does not name them", between=(1, MAX_RANKS)
     )
     steps: int = option(
         2,
-        help="steps that are compared with one process",
+        help="steps compared with one process",
         panel=_HOW,
         between=(1, MAX_REPETITIONS),
         of="steps",
@@ -181,12 +181,14 @@ class PlanOptions:
     )
     timed_steps: int = option(
         3,
-        help="steps after them that are timed",
+        help="timed steps after them",
         panel=_HOW,
         between=(0, MAX_REPETITIONS),
         most_used=True,
     )
-    seed: int = option(0, help="of weights and tokens", panel=_HOW, between=(0, (1 << 63) - 1))
+    seed: int = option(
+        0, help="random seed of weights and tokens", panel=_HOW, between=(0, (1 << 63) - 1)
+    )
     backend: Backend = option(
         "auto",
         help="auto: nccl where torch finds a GPU, otherwise gloo",
@@ -199,7 +201,7 @@ class PlanOptions:
     precision: Precision | None = option(
         None,
         name="mixed-precision",
-        help="of weights and activations",
+        help="precision of weights and activations",
         panel=_SAY,
         shown="the plan file's; where it says none, bf16 for a dry run and fp32 otherwise",
         most_used=True,
@@ -224,13 +226,13 @@ class PlanOptions:
     )
     routing: Routing = option(
         "even",
-        help="as many tokens to every expert, or those of its highest scores",
+        help="even: equal tokens per expert; top-k: by router score",
         panel=_HOW,
         choices={"even": "even", "top-k": "top_k", "top_k": "top_k"},
     )
     context_exchange: ContextExchange = option(
         "ring",
-        help="how context ranks get keys and values: one rank's after the other, or all at once",
+        help="context-parallel communication: ring or all-gather",
         panel=_HOW,
         choices={"ring": "ring", "all-gather": "all_gather", "all_gather": "all_gather"},
     )
@@ -240,7 +242,7 @@ class PlanOptions:
     timeout_s: float = duration(
         300.0,
         name="timeout",
-        help="a step, or the building of stages, that takes longer has failed",
+        help="time limit of a step and of the set-up, seconds",
         panel=_HOW,
     )
     ranks: tuple[str, ...] = option(

@@ -26,28 +26,28 @@ class ShowOptions:
 
     PANEL: ClassVar[str] = _WHAT
 
-    path: Path = option(
-        help="folder of hardware or model files, or one of them", positional=True, metavar="DIR"
-    )
-    validate: bool = option(False, help="list what is wrong or suspicious in the files")
+    path: Path = option(help="profile folder, or one file of it", positional=True, metavar="DIR")
+    validate: bool = option(False, help="list errors and suspicious values")
     bandwidth_unit: Literal["GB/s", "MiB/ms"] | None = option(
         None, help="unit of bandwidths in files without a sidecar"
     )
     diff: Path | None = option(
         None,
-        help="compare with OTHER, which is the old one; DIR is the new one",
+        help="compare with the older profile OTHER",
         panel=_DIFF,
         metavar="OTHER",
     )
     threshold: float = option(
-        0.05, help="smaller changes than this share do not count", panel=_DIFF
+        0.05, help="smallest relative change to report, 0.05 is 5 %", panel=_DIFF
     )
-    anyway: bool = option(False, help="compare what is not comparable too", panel=_DIFF)
+    anyway: bool = option(
+        False, help="compare profiles of different devices or settings too", panel=_DIFF
+    )
     plot: Path | None = option(
         None, help="write the curves to FILE.png or FILE.svg", panel=_PICTURES, metavar="FILE"
     )
     curves: Literal["time", "bandwidth", "none"] = option(
-        "time", help="what to draw over message size", panel=_PICTURES
+        "time", help="plotted quantity over message size", panel=_PICTURES
     )
 
     json: str | None = json_option("Answer")
@@ -71,14 +71,13 @@ COMMAND = Command(
     usage="DIR [OPTIONS]",
     fills=(ShowOptions,),
     panels=(_WHAT, _DIFF, _PICTURES, "Answer"),
-    intro="""Show the profiles in DIR: where they were measured, tables, curves, and what went
-wrong.
+    intro="""Print the profiles in DIR: machine, tables, curves and failed measurements.
 
-DIR holds hardware files of one or several shapes, with or without sidecars; of models the times
-that `profile-model` measured are shown, with their fits. --validate reads files of both.
+DIR contains hardware files of one or several cluster shapes, with or without sidecars, or the
+layer times that `profile-model` measured. --validate also reads memory files.
 
-Exit codes: 0 done; 1 --diff found regressions, --validate found something, or matplotlib is
-missing; 2 an input is unusable or two profiles are not comparable.
+Exit codes: 0 done; 1 --diff found regressions, --validate found errors, or matplotlib is missing;
+2 invalid input, or two profiles that cannot be compared.
 """,
 )
 

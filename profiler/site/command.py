@@ -15,15 +15,15 @@ COMMAND = Command(
     fills=(SiteOptions,),
     panels=PANELS,
     first=(),
-    intro="""Measure what this cluster reaches of what its card says, and write a site file.
+    intro="""Measure the achieved share of the card on this cluster, and write a site file.
 
-Matrix products until the clock has settled, copies, collectives in a node and across nodes with all
-GPUs at once, and the time of the host for a small layer: about three minutes. One process per GPU,
-started by torchrun on every machine:
+Measured are GEMMs until the clock is stable, copies, collectives within and across nodes with all
+GPUs at once, and the host time of a small layer, in about three minutes. torchrun starts one
+process per GPU on every node:
 
 torchrun --standalone --nproc-per-node 8 -m profiler.site --out sites
 
-Exit codes: 0 done; 1 something failed, the rest is kept; 2 unusable option.
+Exit codes: 0 done; 1 a measurement failed, the others are kept; 2 invalid option.
 """,
 )
 

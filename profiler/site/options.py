@@ -44,21 +44,21 @@ class SiteOptions(RankOptions):
 
     gemm_seconds: float = duration(
         30.0,
-        help="how long matrix products run back to back, until the clock has settled",
+        help="seconds of back-to-back GEMMs, until the clock is stable",
         panel=WHAT,
         high=3600,
         most_used=True,
     )
     gemm_size: int | None = option(
         None,
-        help="rows and columns of their matrices",
+        help="rows and columns of the GEMM matrices",
         shown="8192 on GPUs, 1024 on CPUs",
         between=(16, 1 << 16),
     )
     sizes_bytes: tuple[int, ...] = option(
         parse_sizes(_SIZES),
         name="sizes",
-        help="sizes of the collectives; those of 16M and more make the factors",
+        help="message sizes; the factors are based on 16M and more",
         metavar="SIZES",
         parse=parse_sizes,
         shown=_SIZES,
@@ -67,7 +67,7 @@ class SiteOptions(RankOptions):
     copy_bytes: int | None = option(
         None,
         name="copy-size",
-        help="size of the tensor that is copied; beyond any cache",
+        help="size of the copied tensor, larger than any cache",
         metavar="SIZE",
         parse=lambda text: parse_size(text, "--copy-size"),
         shown="1G on GPUs, 64M on CPUs",
@@ -75,7 +75,7 @@ class SiteOptions(RankOptions):
     max_seconds: float = budget(0.6)
     card: str | None = option(
         None,
-        help="card that the figures are compared with: a name, or a file",
+        help="card to compare with, name or file",
         panel=_SAID,
         shown="that of the GPU, if it is shipped",
         most_used=True,
@@ -93,7 +93,7 @@ class SiteOptions(RankOptions):
     )
     model: str = option(
         "llama2-7b",
-        help="model whose data-parallel training step is foretold from the figures",
+        help="model of the predicted data-parallel step",
         panel=_SAID,
     )
     batch: int = option(

@@ -479,8 +479,8 @@ COMMAND = Command(
     name="autopar-verify",
     fills=(VerifyOptions,),
     panels=PANELS,
-    intro="""Profile this machine, search, run the best plans and others, and compare with
-predictions.
+    intro="""Profile this machine, search, run the best plans and a few others, and compare step
+time and memory with the predictions.
 
 Writes DIR/calibration.json, which autopar-search --calibration applies. Needs torch; without
 options it takes a few minutes on two CPU cores.

@@ -56,46 +56,48 @@ class VerifyOptions:
 
     model: str | None = option(
         None,
-        help="shipped name or model file; without it a small model that a CPU runs",
+        help="shipped name or model file [a small model for CPUs]",
         metavar="MODEL",
         most_used=True,
     )
     """Model name or file; None writes a small model into the work folder."""
     layers: str | None = option(
         None,
-        help="layers that are left of the model: 4, or 2,2",
+        help="layers to keep of the model: 4, or 2,2 by layer type",
         metavar="K",
         shown="all",
         most_used=True,
     )
     seq_length: int | None = option(
-        None, name="seq", help="tokens of a sample", shown="the model's own", between=(1, MAX_SIZE)
+        None,
+        name="seq",
+        help="sequence length, tokens",
+        shown="the model's own",
+        between=(1, MAX_SIZE),
     )
     nproc: int = option(
-        2, help="ranks, all on this machine", between=(1, _MOST_RANKS), most_used=True
+        2, help="number of ranks, all on this machine", between=(1, _MOST_RANKS), most_used=True
     )
-    batch: int = option(8, help="global batch of a step", between=(1, 1 << 20), most_used=True)
-    plans: int = option(
-        4, help="best plans of the search that are run", between=(1, 100), most_used=True
+    batch: int = option(
+        8, help="global batch size, samples per step", between=(1, 1 << 20), most_used=True
     )
+    plans: int = option(4, help="number of best plans to run", between=(1, 100), most_used=True)
     contrast: int = option(
-        8, help="plans beside them that differ in kind, for a range of times", between=(0, 100)
+        8, help="number of other plans to run, for a range of step times", between=(0, 100)
     )
     memory_constraint: float | None = option(
         None,
-        help="memory of a rank for the search, GiB",
+        help="memory per rank for the search, GiB",
         above=0,
         high=1 << 20,
         expects="GiB above {above}",
     )
     """Memory of a rank, GiB; None uses the default of the search."""
-    repeats: int = option(
-        3, help="rounds; each starts every plan once, in turn", panel=HOW, between=(1, 1000)
-    )
-    steps: int = option(5, help="timed steps of a start", panel=HOW, between=(1, MAX_REPETITIONS))
+    repeats: int = option(3, help="rounds; each runs every plan once", panel=HOW, between=(1, 1000))
+    steps: int = option(5, help="timed steps per run", panel=HOW, between=(1, MAX_REPETITIONS))
     device: Device | None = option(
         None,
-        help="auto: GPUs where torch finds one for every rank",
+        help="auto: GPUs if torch finds one per rank",
         panel=HOW,
         choices={"auto": None, "cuda": "cuda", "cpu": "cpu"},
         shown="auto",
@@ -110,34 +112,34 @@ class VerifyOptions:
     )
     work: Path = option(
         Path("verify"),
-        help="folder of everything that is measured and found",
+        help="folder of measurements and results",
         panel=FILES,
         metavar="DIR",
         most_used=True,
     )
     resume: bool = option(
         True,
-        help="keep what DIR has of the same question; otherwise begin again",
+        help="reuse matching results in the folder",
         panel=FILES,
         most_used=True,
     )
     hardware: str | None = option(
         None,
-        help="measured hardware files; otherwise measured quickly",
+        help="hardware profile [measured first]",
         panel=FILES,
         metavar="DIR",
         most_used=True,
     )
     profiles: str | None = option(
         None,
-        help="measured files of the model; otherwise measured",
+        help="model profile [measured first]",
         panel=FILES,
         metavar="DIR",
         most_used=True,
     )
     json: str | None = json_option(FILES, most_used=True)
     dry_run: bool = option(
-        False, help="print the commands; run nothing", panel=FILES, most_used=True
+        False, help="print the commands without running them", panel=FILES, most_used=True
     )
 
     def __post_init__(self) -> None:

@@ -33,7 +33,7 @@ class CheckSpec:
     """Options of the check: launch scripts, cluster and output."""
 
     files: tuple[str, ...] = option(
-        help="launch script or configuration file of an engine (docs/check.md)",
+        help="launch script or configuration file of an engine (docs/guides/check.md)",
         panel=_WHAT,
         positional=True,
         metavar="FILE",

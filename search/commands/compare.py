@@ -30,12 +30,12 @@ class CompareSpec:
     """The two plans, or plan and trace, to compare."""
 
     first: str = option(
-        help="launch, plan or strategy file, or a trainer's script or configuration",
+        help="plan, strategy file, launch script or configuration",
         panel="Question",
         positional=True,
     )
     second: str = option(
-        help="another one, or a trace of torch.profiler of a run", panel="Question", positional=True
+        help="a second one, or a torch.profiler trace of a run", panel="Question", positional=True
     )
 
 
@@ -53,14 +53,13 @@ COMMAND = Command(
     panels=("Question", *PANELS),
     first=("Question",),
     family="search",
-    intro="""Compare two plans, or a plan and a measured trace: step time, memory of the peak stage,
-and the terms that make the difference.
+    intro="""Compare two plans, or a plan and a measured trace of it, by time and memory terms.
 
-Plans are priced again with the options of their files; options given here replace those of both.
-Launch scripts and configurations name no cluster: give --hardware CARD:NxG. A trace is a file of
-torch.profiler (.gz too) of one rank; the plan is compared through its predicted trace.
+Both plans are estimated again with the options of their files; options given here replace those of
+both. Launch scripts need --hardware CARD:NODESxGPUS. A trace is a torch.profiler file of one rank
+(.gz too); it is compared with the predicted trace of the plan.
 
-Exit codes: 0 done, 2 an input is unusable.
+Exit codes: 0 done, 2 invalid input.
 """,
 )
 _WIDTH = 80

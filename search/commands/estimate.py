@@ -45,25 +45,25 @@ class EstimateSpec:
     """Options of `autopar-estimate` without a model."""
 
     plan: tuple[str, ...] = option(
-        (), help="plan file of autopar-search, in all models; repeats", panel="Question"
+        (), help="estimate a plan file with all models (repeatable)", panel="Question"
     )
     validate: bool = option(
         False, help="compare with published step times and memory", panel="Question"
     )
     model: str | None = option(
-        None, help="file or shipped name, for a --plan", panel=_IN, shown="that of the plan"
+        None, help="model of a --plan, file or shipped name", panel=_IN, shown="model of the plan"
     )
     system: str | None = option(
         None,
         help="file, or shipped name such as a100, h100, h200, b200",
         panel=_IN,
-        shown="the devices of the plan; of --validate a100-80gb",
+        shown="GPUs of the plan; a100-80gb with --validate",
     )
     stack: str | None = option(
         None,
-        help="trainer's software, file or shipped name",
+        help="software stack, file or shipped name",
         panel=_IN,
-        shown="that of the plan's engine, else megatron-core",
+        shown="stack of the plan's engine, or megatron-core",
     )
     json: str | None = json_option("Output")
 
@@ -79,12 +79,16 @@ class CalculonSpec:
         None, help="file, or shipped name such as a100, h100, h200, b200", panel=_IN
     )
     execution: str | None = option(None, help="file, or shipped name such as 1x8-tp8", panel=_IN)
-    compat: bool = option(False, help="the published figures, with their known defects", panel=_IN)
-    layers: bool = option(False, help="add the operations of one block", panel=_OUT)
-    peers: str | None = option(None, help="file for the ranks that each rank talks to", panel=_OUT)
+    compat: bool = option(
+        False, help="reproduce the published figures, known defects included", panel=_IN
+    )
+    layers: bool = option(False, help="print the operations of one block", panel=_OUT)
+    peers: str | None = option(
+        None, help="write the communication peers of each rank to a file", panel=_OUT
+    )
     json: str | None = json_option(_OUT)
     parameters: bool = option(
-        False, help="print the parameters of the application, and end", panel=_OUT
+        False, help="print only the parameter counts of the application", panel=_OUT
     )
 
 
@@ -99,30 +103,34 @@ class Tensor2dSpec:
         None, help="file, or shipped name such as a100, h100, h200, b200", panel=_IN
     )
     strategy: Literal["1d", "2d", "2d-seqp"] | None = option(
-        None, help="how tensors are divided", panel=_IN
+        None, help="tensor parallelism in one or two dimensions", panel=_IN
     )
     config: str | None = option(None, help=f"degrees, such as {_EXAMPLES['config']}", panel=_IN)
     placement: str | None = option(
         None, help=f"such as {_EXAMPLES['placement']}", panel=_IN, shown="the fastest"
     )
     n_gpus: int | None = option(
-        None, help="GPUs in all", panel=_IN, shown="dp * tp * pp", low=1, high=1 << 30
+        None, help="total number of GPUs", panel=_IN, shown="dp * tp * pp", low=1, high=1 << 30
     )
     batch: int | None = option(
-        None, help="samples of a step, in all", panel=_IN, low=1, high=1 << 40
+        None, help="global batch size, samples per step", panel=_IN, low=1, high=1 << 40
     )
     execution: str | None = option(
         None, help="JSON file with strategy, config, placement, ...", panel=_IN
     )
     attention: Literal["flash", "plain", "summa"] = option(
-        "flash", help="plain writes its scores, summa divides its products too (2d)", panel=_IN
+        "flash",
+        help="attention kernel: plain stores its scores, summa also splits GEMMs (2d)",
+        panel=_IN,
     )
     recompute: bool = option(
-        False, help="make what plain attention writes again in backward", panel=_IN
+        False, help="recompute the scores of plain attention in backward", panel=_IN
     )
-    compat: bool = option(False, help="the published figures, with their known defects", panel=_IN)
+    compat: bool = option(
+        False, help="reproduce the published figures, known defects included", panel=_IN
+    )
     layers: bool = option(
-        False, help="add the operations of one layer and around the layers", panel=_OUT
+        False, help="print the operations of one layer, of embedding and of head", panel=_OUT
     )
     json: str | None = json_option(_OUT)
 
@@ -131,42 +139,38 @@ COMMAND = Command(
     name=_NAME,
     usage="[calculon|tensor2d] [OPTIONS]",
     fills=(EstimateSpec,),
-    intro="""Price one training step in closed form: where its time and memory go.
-
-autopar-estimate --plan PLAN.json: one plan in four models side by side, and which part makes most
-of each difference: the estimate from a card and the trainer's stack (with its 90 % interval), the
-planner's prediction in the file, and both closed forms below. With several plans, one table.
+    intro="""Estimate time and memory of one training step with closed-form models.
 
 autopar-estimate calculon [OPTIONS]: tensor, pipeline and data parallelism with interleaving,
-recomputation, offload and overlap.
+recompute, offload and overlap. autopar-estimate tensor2d [OPTIONS]: tensor parallelism in one and
+two dimensions, context parallelism, placement of groups in fast domains. Each has its own --help.
 
-autopar-estimate tensor2d [OPTIONS]: tensor parallelism over heads, over rows and columns, and
-context parallelism, with groups placed in fast domains.
+autopar-estimate --plan PLAN.json compares one plan in four models, with the terms that differ most:
+the estimate from card and software stack (with its 90 % interval), the prediction in the file, and
+both closed-form models. Several plans give one table.
 
-Each has its own --help.
+--validate compares the first model with published figures.
 
-autopar-estimate --validate compares the first model with published figures.
-
-Exit codes: 0 done, 2 an input is unusable, 3 the execution cannot run.
+Exit codes: 0 done, 2 invalid input, 3 the execution is not possible.
 """,
 )
 _CALCULON = Command(
     name=_NAME,
     usage="calculon [OPTIONS]",
     fills=(CalculonSpec,),
-    intro="""Price one training step after Calculon: where its time and memory go.
+    intro="""Estimate time and memory of one training step with the Calculon model.
 
 A, S and E are a JSON file or a shipped name: A a model (llama2-7b) or the six fields of an
 application, S a machine (a100, h100, h200, b200), E an execution (1x8-tp8).
 
-Exit codes: 0 done, 2 an input is unusable, 3 the execution cannot run.
+Exit codes: 0 done, 2 invalid input, 3 the execution is not possible.
 """,
 )
 _TENSOR2D = Command(
     name=_NAME,
     usage="tensor2d [OPTIONS]",
     fills=(Tensor2dSpec,),
-    intro="""Price one training step after arXiv 2410.00273: tensor parallelism in one and two
+    intro="""Estimate one training step after arXiv 2410.00273: tensor parallelism in one and two
 dimensions, with groups placed in fast domains.
 
 M and S are a JSON file or a shipped name. Strategy 1d divides heads, 2d rows and columns (SUMMA),

@@ -36,13 +36,13 @@ class ExplainSpec:
     """Plan to explain, and constraints of the plans that it is compared with."""
 
     plan: str = option(
-        help="launch, plan or strategy file, or a trainer's script",
+        help="plan, strategy file or launch script",
         panel="Question",
         positional=True,
     )
     why_not: tuple[str, ...] = option(
         (),
-        help="rule such as tp=8: compare with the fastest plan that follows it; repeats",
+        help="constraint such as tp=8: compare with its best plan (repeatable)",
         panel="Question",
         metavar="RULE",
     )
@@ -58,14 +58,14 @@ COMMAND = Command(
     panels=("Question", *PANELS),
     first=("Question",),
     family="search",
-    intro="""Explain a plan: time and memory per stage and layer run, what binds, why not another.
+    intro="""Break down a plan by time and memory, and compare it with the best plan under a
+constraint (--why-not).
 
-PLAN.json is a launch or plan file of ours, which names its inputs and options, or anyone's strategy
-file, with the options of autopar-search that describe model and hardware. A script or configuration
-of a trainer is explained as the launch that it is, with --hardware CARD:NxG.
-Options given here replace those of the file: another budget, cluster or batch.
+PLAN.json is a plan file of autopar-search, or a strategy file with the options of autopar-search
+for model and hardware, or a launch script with --hardware CARD:NODESxGPUS.
+Options given here replace those of the file, such as memory, cluster or batch.
 
-Exit codes: 0 done, 2 an input is unusable.
+Exit codes: 0 done, 2 invalid input.
 """,
 )
 

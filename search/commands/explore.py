@@ -59,7 +59,7 @@ class CalculonSpaceSpec:
         False, help="each has the largest batch up to that one that it divides", panel=_SPACE
     )
     datatype: Literal["float8", "float16", "bfloat16", "float32"] = option(
-        "float16", help="of weights and activations", panel=_SPACE
+        "float16", help="precision of weights and activations", panel=_SPACE
     )
     attention: Literal["multihead", "multiquery", "flash"] = option(
         "multihead", help="kind of attention", panel=_SPACE

@@ -109,27 +109,30 @@ _EXPORT = "Export"
 class ExportSpec:
     """Options of an export or import: plan, engine and output."""
 
-    plan: str = option(help="plan, strategy file or configuration", panel=_EXPORT, positional=True)
+    plan: str = option(
+        help="plan file, strategy file or configuration", panel=_EXPORT, positional=True
+    )
     to: str | None = option(
-        None, help="the engine to write for", panel=_EXPORT, choices=(*EXPORTERS, "megatron-bridge")
+        None,
+        help="engine of the written files",
+        panel=_EXPORT,
+        choices=(*EXPORTERS, "megatron-bridge"),
     )
     source: str | None = option(
         None,
         name="from",
-        help="read a configuration of this engine",
+        help="engine of the configuration to read",
         panel=_EXPORT,
         choices=tuple(dict.fromkeys((*IMPORTERS, *WRITERS))),
     )
-    allow_approx: bool = option(False, help="take the nearest plan, priced again", panel=_EXPORT)
+    allow_approx: bool = option(False, help="write the nearest plan of the engine", panel=_EXPORT)
     out: str | None = option(
         None,
-        help="folder of the files, `none` writes none [default: exports/ENGINE]; with --from the "
+        help="folder of the written files, or `none` [default: exports/ENGINE]; with --from the "
         "strategy file [default: stdout]",
         panel=_EXPORT,
     )
-    force: bool = option(
-        False, help="replace files of other content, which are kept otherwise", panel=_EXPORT
-    )
+    force: bool = option(False, help="overwrite existing files (default: keep them)", panel=_EXPORT)
     json: str | None = json_option(_EXPORT)
 
 
@@ -144,19 +147,19 @@ COMMAND = Command(
     panels=(_EXPORT, *PANELS),
     first=(_EXPORT,),
     family="search",
-    intro="""Hand a plan over: write the configuration that makes an engine run it.
+    intro="""Write the launch files of an engine for a plan, or read an existing configuration.
 
-autopar-export PLAN.json --to ENGINE writes the files and prints the launch command. What the engine
-cannot express is listed and nothing is written (exit 3), unless --allow-approx takes the nearest
-plan, which is then priced beside yours.
+autopar-export PLAN.json --to ENGINE writes the files and prints the launch command. Features that
+the engine does not support are listed, and nothing is written (exit code 3), unless --allow-approx
+selects the nearest plan of the engine and estimates it.
 
 autopar-export --from ENGINE FILE --hardware CARD:NxG reads an existing configuration (script, YAML,
-JSON, TOML) and writes the launch or strategy file that autopar-search --evaluate prices.
+JSON, TOML) and writes a plan file for autopar-search --evaluate.
 
-PLAN.json is a launch or plan file of ours, which names its inputs, or anyone's strategy file with
-the options of autopar-search that describe model and hardware.
+PLAN.json is a plan file of autopar-search, or a strategy file with the options of autopar-search
+for model and hardware.
 
-Exit codes: 0 done, 2 an input is unusable, 3 the engine cannot do all that the plan says.
+Exit codes: 0 done, 2 invalid input, 3 the engine does not support the plan.
 """,
 )
 

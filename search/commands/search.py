@@ -52,12 +52,11 @@ COMMAND = Command(
     family="search",
     intro="""Find the fastest parallel training plan that fits in memory.
 
-Without arguments the shipped default is planned. Say what you have:
---hardware h100:4x8 --model llama3-70b estimates everything from datasheets; measured files are
-named by the path options below, each a file or a folder.
+--hardware h100:4x8 --model llama3-70b estimates from datasheets. For measured profiles, pass their
+files or folders with the path options below. Without options the shipped example is searched.
 
-Exit codes: 0 done, 2 an input is unusable, 3 no plan fits or none was found in time. The plan
-goes to stdout and to two files, everything else to stderr.
+Exit codes: 0 done, 2 invalid input, 3 no plan fits, or none was found in time. The plan is printed
+to stdout and written to two files; messages are printed to stderr.
 """,
 )
 

@@ -39,11 +39,11 @@ class WhatIfSpec(PlotOptions):
     """Order of the answers, and their output."""
 
     by: Literal["tokens", "step", "cost"] = option(
-        "tokens", help="order: tokens/s/GPU, step time, or price of a token", panel=_ASK
+        "tokens", help="sort by tokens/s/GPU, step time or cost per token", panel=_ASK
     )
     price: tuple[str, ...] = option(
         (),
-        help="of a GPU hour, such as h100=2.5; repeats",
+        help="price of a GPU-hour, $, such as h100=2.5 (repeatable)",
         panel=_ASK,
         metavar="CARD=PRICE",
     )
@@ -54,12 +54,12 @@ class WhatIfSpec(PlotOptions):
     config_path: str | None = option(
         None,
         name="output-config-path",
-        help="folder for the launch, or strategy and plan file, of every answer",
+        help="folder of the written plans",
         panel=_OUT,
     )
-    plot: str | None = option(None, help="folder for a picture (extra: plot)", panel=_OUT)
+    plot: str | None = option(None, help="folder of the plots (extra: plot)", panel=_OUT)
     plot_format: Literal["png", "svg", "both"] | None = option(
-        None, help="of the picture", panel=_OUT, shown="png"
+        None, help="format of the plots", panel=_OUT, shown="png"
     )
 
     @property
@@ -99,17 +99,16 @@ COMMAND = Command(
     panels=(REPEATED, _ASK, _OUT),
     first=(REPEATED, _ASK, _OUT),
     family="explore",
-    intro="""Search models on clusters with trainers, every combination, and show them side by side.
+    intro="""Search every combination of models, clusters and engines, and rank the results.
 
-autopar-explore --model llama3-8b --hardware h100:1x8 --hardware b200:1x8 --stack megatron-core
---global-batch 64: each combination is the search that autopar-search does with its words, with the
-90 % interval of its step; all other options of a search apply to all of them.
+autopar-explore --model llama3-8b --hardware h100:1x8 --hardware b200:1x8 --global-batch-size 64
+searches two combinations, each as autopar-search does. All other options apply to all of them.
 
-autopar-explore calculon and autopar-explore tensor2d search the space of a closed form instead;
+autopar-explore calculon and autopar-explore tensor2d search the executions of a closed-form model;
 each has its own --help.
 
-Exit codes: 0 done, 2 an input is unusable, 3 no combination has a plan, 130 stopped by Ctrl-C,
-which shows what was searched until then.
+Exit codes: 0 done, 2 invalid input, 3 no combination has a plan, 130 interrupted (results so far
+are printed).
 """,
 )
 

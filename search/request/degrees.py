@@ -149,7 +149,7 @@ class DegreeOptions:
         None, help="ZeRO stage, 0 to 3", panel=_DEGREES, low=0, high=3
     )
     dp_replicate: tuple[int, ...] | None = _degree(
-        "copies of what is sharded (HSDP; instances of a distributed optimizer)"
+        "number of HSDP replicas, or of distributed-optimizer instances"
     )
     micro_batch_size: tuple[int, ...] | None = _degree("sequences of a micro-batch on a data rank")
     recompute: tuple[str, ...] | None = option(
@@ -162,7 +162,7 @@ class DegreeOptions:
     )
     offload_activations: tuple[str, ...] | None = option(
         None,
-        help="to the host: none, modules such as core_attn+moe_act, or any",
+        help="activation offload: none, modules such as core_attn+moe_act, or any",
         panel=_DEGREES,
         shown="any",
         parse=_offloads,
@@ -170,7 +170,7 @@ class DegreeOptions:
     precision: tuple[str, ...] | None = option(
         None,
         brief="bf16, fp8, fp8-blockwise, mxfp8, nvfp4, fp16, any",
-        help="of products: bf16, fp8, fp8-blockwise, mxfp8, nvfp4, any; or fp16, fp32",
+        help="precision of GEMMs: bf16, fp8, fp8-blockwise, mxfp8, nvfp4, any; or fp16, fp32",
         panel=_DEGREES,
         most_used=True,
         shown="bf16",
@@ -178,20 +178,20 @@ class DegreeOptions:
     )
     dispatcher: tuple[str, ...] | None = option(
         None,
-        help="of tokens to experts: alltoall, flex (DeepEP), or any",
+        help="token dispatcher: alltoall, flex (DeepEP), or any",
         panel=_DEGREES,
         shown="any",
         parse=_words("dispatcher", ("alltoall", "flex")),
     )
     compile: bool | None = option(
         None,
-        help="each layer by torch.compile, as torchtitan can",
+        help="torch.compile for each layer (torchtitan)",
         panel=_DEGREES,
         shown="whichever is faster",
     )
     moe_overlap: bool | None = option(
         None,
-        help="exchanges of experts run beside another micro-batch",
+        help="overlap dispatch and combine with another micro-batch",
         panel=_DEGREES,
         shown="either",
     )
@@ -206,21 +206,21 @@ class DegreeOptions:
 
     lora: int | None = option(
         None,
-        help="rank of adapters (LoRA); all else is frozen",
+        help="LoRA rank; all other weights are frozen",
         panel=_TRAINING,
         low=1,
         high=1 << 16,
         shown="all weights are trained",
     )
     lora_base: BaseName | None = option(
-        None, help="of the frozen weights; nf4 is QLoRA", panel=_TRAINING, shown="bf16"
+        None, help="precision of frozen weights; nf4 is QLoRA", panel=_TRAINING, shown="bf16"
     )
     optimizer: OptimizerName | None = option(
-        None, help="moments of 32, 16 or 8 bits", panel=_TRAINING, shown="adam"
+        None, help="Adam moments in 32, 16 or 8 bits", panel=_TRAINING, shown="adam"
     )
     offload_optimizer: float | None = option(
         None,
-        help="share of its states on the host",
+        help="share of the optimizer states in host memory, 0 to 1",
         panel=_TRAINING,
         low=0.0,
         high=1.0,

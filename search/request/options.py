@@ -61,10 +61,10 @@ class SearchOptions:
     memory_constraint_bytes: float = option(
         24 * 2.0**30,
         name="memory-constraint",
-        help="memory of one GPU, GiB",
-        brief="of one GPU, GiB [all of the GPU's]",
+        help="memory per GPU, GiB",
+        brief="memory per GPU, GiB [memory of the card]",
         panel=_MEM,
-        shown="the GPU's where known, else 24",
+        shown="memory of the card, or 24",
         above=0,
         high=LARGEST_MEMORY_GIB,
         too_high=_in_mib,
@@ -73,7 +73,7 @@ class SearchOptions:
     )
     oom_risk: float = option(
         0.01,
-        help="odds of running out of memory that still fit",
+        help="largest OOM probability of a plan that fits",
         panel=_MEM,
         # no measurement supports lower probabilities
         low=1e-5,
@@ -82,9 +82,9 @@ class SearchOptions:
     reserve_fraction: float | None = option(
         None,
         name="reserve",
-        help="allocator overhead as a share of what is allocated",
+        help="allocator overhead over allocated memory",
         panel=_MEM,
-        shown="that of --oom-risk",
+        shown="overhead at --oom-risk",
         low=0,
         high=1,
     )
@@ -110,7 +110,7 @@ class SearchOptions:
         None,
         name="global-batch-size",
         also="settle-bsz",
-        help="samples of a step, on all GPUs together",
+        help="samples per step, over all GPUs",
         panel=_MEM,
         low=1,
         high=LARGEST_BATCH,
@@ -121,7 +121,7 @@ class SearchOptions:
         None,
         name="micro-batches",
         also="settle-chunk",
-        help="micro-batches of a step",
+        help="micro-batches per step",
         panel=_MEM,
         low=1,
         high=LARGEST_BATCH,
@@ -134,24 +134,26 @@ class SearchOptions:
     sp_space: Literal["tp", "sp", "tp+sp"] = option(
         "tp", help="tensor parallelism, Ulysses, or either per layer", panel=_SPACE
     )
-    disable_dp: bool = option(False, help="leave out data parallelism", panel=_SPACE)
-    disable_tp: bool = option(False, help="leave out tensor parallelism", panel=_SPACE)
-    disable_vtp: bool = option(False, help="leave out vocabulary parallelism", panel=_SPACE)
-    disable_sp: bool = option(False, help="leave out Ulysses sequence parallelism", panel=_SPACE)
-    disable_cp: bool = option(False, help="leave out context parallelism", panel=_SPACE)
-    disable_pp: bool = option(False, help="leave out pipeline parallelism", panel=_SPACE)
-    disable_sdp: bool = option(False, help="leave out ZeRO-3", panel=_SPACE)
-    disable_ckpt: bool = option(False, help="leave out activation checkpointing", panel=_SPACE)
-    disable_tp_consec: bool = option(False, help="leave out strided tensor groups", panel=_SPACE)
+    disable_dp: bool = option(False, help="exclude data parallelism", panel=_SPACE)
+    disable_tp: bool = option(False, help="exclude tensor parallelism", panel=_SPACE)
+    disable_vtp: bool = option(False, help="exclude vocabulary parallelism", panel=_SPACE)
+    disable_sp: bool = option(False, help="exclude Ulysses sequence parallelism", panel=_SPACE)
+    disable_cp: bool = option(False, help="exclude context parallelism", panel=_SPACE)
+    disable_pp: bool = option(False, help="exclude pipeline parallelism", panel=_SPACE)
+    disable_sdp: bool = option(False, help="exclude ZeRO-3", panel=_SPACE)
+    disable_ckpt: bool = option(False, help="exclude activation checkpointing", panel=_SPACE)
+    disable_tp_consec: bool = option(False, help="exclude strided tensor groups", panel=_SPACE)
     disable_embedding_lmhead_tp: bool = option(
-        False, help="leave out tensor parallelism of embedding and head", panel=_SPACE
+        False, help="exclude tensor parallelism of embedding and head", panel=_SPACE
     )
     disable_embedding_lmhead_sp: bool = option(
-        False, help="leave out Ulysses for embedding and head", panel=_SPACE
+        False, help="exclude Ulysses for embedding and head", panel=_SPACE
     )
     strided_tp: bool = option(False, help="also try strided tensor groups", panel=_SPACE)
     max_tp_deg: int = option(8, help="largest tensor degree", panel=_SPACE, low=1)
-    max_pp_deg: int | None = option(None, help="most stages", panel=_SPACE, low=1, shown="no limit")
+    max_pp_deg: int | None = option(
+        None, help="largest number of stages", panel=_SPACE, low=1, shown="no limit"
+    )
     """None: limited only by the number of layers and ranks."""
     max_sp_deg: int = option(8, help="largest Ulysses degree", panel=_SPACE, low=1)
     max_cp_deg: int | None = option(
@@ -173,31 +175,31 @@ class SearchOptions:
         choices={"pipedream_flush": "1f1b", "1f1b": "1f1b", "gpipe": "gpipe"},
     )
     default_dp_type: Literal["ddp", "zero1", "zero2", "any"] = option(
-        "ddp", help="what a layer without ZeRO-3 does", panel=_SPACE
+        "ddp", help="data parallelism of layers without ZeRO-3", panel=_SPACE
     )
     pp_division: tuple[int, ...] | None = option(
-        None, help="layers of every stage, e.g. 9,7,8,8", panel=_SPACE, low=1
+        None, help="layers per stage, such as 9,7,8,8", panel=_SPACE, low=1
     )
     pin: tuple[str, ...] = option(
         (),
-        help="rule to keep, e.g. 'layers 0-3:tp=4'; repeats",
+        help="required rule, such as 'layers 0-3:tp=4' (repeatable)",
         panel=_SPACE,
         metavar="RULE",
     )
     """Rules such as `layers 0-3:tp=4`, `stage 0:ckpt=0`, `tp=2`, `pp=4`, `vtp=2`."""
     forbid: tuple[str, ...] = option(
-        (), help="rule to rule out, same grammar; repeats", panel=_SPACE, metavar="RULE"
+        (), help="excluded rule, same grammar (repeatable)", panel=_SPACE, metavar="RULE"
     )
     # model of cost
     time_profile_mode: ProfileMode = option(
         "static",
-        help="how time grows with the batch",
+        help="growth of time with the batch",
         panel=_COST,
         shown="static; batch for estimates",
     )
     memory_profile_mode: Literal["static", "sequence"] = option(
         "static",
-        help="how memory grows with the sequence",
+        help="growth of memory with the sequence",
         panel=_COST,
         # Memory has no batch mode: it is per sample already.
         choices={"static": "static", "batch": "static", "sequence": "sequence"},
@@ -205,14 +207,12 @@ class SearchOptions:
     mixed_precision: Literal["bf16", "fp16", "fp32"] = option(
         "bf16", help="training precision", panel=_COST
     )
-    fp32_gradients: bool = option(
-        True, help="gradients are summed in fp32, as most engines do", panel=_COST
-    )
+    fp32_gradients: bool = option(True, help="sum gradients in fp32", panel=_COST)
     memory_of: Engine | None = option(
         None,
-        help="engine whose bytes are counted",
+        help="engine of the memory model",
         panel=_COST,
-        shown="that of --engine; else fp32 masters",
+        shown="engine of --engine, or fp32 master weights",
     )
     """Engine whose weights, gradients, optimizer states and buckets are counted.
 
@@ -224,9 +224,9 @@ class SearchOptions:
     async_grad_reduce: bool = option(True, help="reduce gradients once per step", panel=_COST)
     cp_kind: Literal["ring", "all-gather", "a2a"] = option(
         "ring",
-        help="how context ranks exchange keys and values, or heads (a2a, launches)",
+        help="context-parallel communication (a2a: uniform plans)",
         panel=_COST,
-        shown="ring; of launches ring or a2a",
+        shown="ring; in uniform plans ring or a2a",
     )
     """Context-parallel communication: overlapped with attention (ring), or before it.
 
@@ -234,25 +234,23 @@ class SearchOptions:
     with ring or all-gather. Uniform plans have one context degree and call Ulysses `a2a`."""
     tp_overlap: bool = option(
         True,
-        help="tensor communication hides in backward",
+        help="overlap TP communication with backward",
         panel=_COST,
-        shown="on; of launches either",
+        shown="on; in uniform plans either",
     )
     column_parallel_share: float = option(
         0.5, help="share of column-parallel linears in backward", panel=_COST, low=0, high=1
     )
     """Column-parallel share of the backward FLOP of linear layers, for overlap windows."""
-    extrapolate: bool = option(
-        False, help="use the profile far outside what was measured", panel=_IN
-    )
+    extrapolate: bool = option(False, help="extrapolate far beyond the measured range", panel=_IN)
     calibration: Calibration | None = None
     """Correction factors of times and bytes from measured plans (`--calibration`)."""
     # solver
-    top: int = option(5, help="alternatives to report", panel=_OUT, low=0, high=1000)
+    top: int = option(5, help="number of alternatives in the report", panel=_OUT, low=0, high=1000)
     time_limit_s: float | None = option(
         None,
         name="time-limit",
-        help="seconds after which the best found is returned",
+        help="search time limit, seconds; the best plan so far is returned",
         panel=_OUT,
         above=0,
     )
@@ -336,40 +334,36 @@ def option_record(options: SearchOptions, memory_bytes: float) -> dict[str, obje
 class OutputSpec:
     """Options of the output of a search."""
 
-    frontier: bool = option(False, help="best throughput by memory budget", panel=_OUT)
+    frontier: bool = option(False, help="best throughput at smaller memory budgets", panel=_OUT)
     plot_path: str | None = option(
         None,
         name="plot",
-        help="draw the frontier as a picture, .png or .svg (extra: plot)",
+        help="plot the frontier, .png or .svg (extra: plot)",
         panel=_OUT,
         metavar="FILE",
     )
     evaluate: str | None = option(
         None,
-        help="price this plan or strategy file instead of searching",
+        help="estimate this plan or strategy file instead of searching",
         panel=_OUT,
         metavar="FILE",
-        brief="price this plan instead of searching",
+        brief="estimate this plan instead of searching",
         most_used=True,
     )
-    json_path: str | None = json_option(
-        _OUT, name="json", brief="write the answer as JSON, or print it", most_used=True
-    )
+    json_path: str | None = json_option(_OUT, name="json", most_used=True)
     config_path: str | None = option(
         "configs",
         name="output-config-path",
-        help="strategy file or its folder; `none` writes nothing",
+        help="folder of the written plans, or `none`",
         panel=_OUT,
         metavar="DIR",
-        brief="where plans go, none writes none [configs]",
+        brief="folder of the written plans, or none [configs]",
     )
     """Path of the strategy file or its folder; None writes no file."""
-    verbose: bool = option(
-        False, help="all of the report: stages, terms, alternatives, inputs", panel=_OUT
-    )
+    verbose: bool = option(False, help="print stages, terms, alternatives and inputs", panel=_OUT)
     goal: Literal["throughput", "cost", "fewest-gpus"] = option(
         "throughput",
-        help="fastest; cheapest per token, or smallest, of --hardware and its smaller clusters",
+        help="objective; cost and fewest-gpus also consider parts of --hardware",
         brief="throughput, cost, or fewest-gpus [throughput]",
         panel=_OUT,
         most_used=True,
@@ -377,14 +371,14 @@ class OutputSpec:
     tokens_per_s: float | None = option(
         None,
         name="tokens-per-s",
-        help="of all GPUs together, that --goal cost or fewest-gpus has to reach",
+        help="smallest tokens/s of all GPUs, for --goal cost or fewest-gpus",
         panel=_OUT,
         above=0,
         high=1e12,
     )
     price: float | None = option(
         None,
-        help="dollars of a GPU-hour: says what a billion tokens cost",
+        help="price of a GPU-hour, $; adds the cost per billion tokens",
         panel=_OUT,
         above=0,
         high=1e6,
@@ -392,8 +386,8 @@ class OutputSpec:
     html_path: str | None = option(
         None,
         name="html",
-        help="write a page with pictures of the answer (docs/guides/pictures.md)",
-        brief="write a page with pictures of the answer",
+        help="write an HTML page with charts (docs/guides/pictures.md)",
+        brief="write an HTML page with charts",
         panel=_OUT,
         metavar="FILE",
         most_used=True,

@@ -66,25 +66,25 @@ class InputSpec:
 
     model: str | None = option(
         None,
-        help="shipped name, config.json of a model, or a model spec file",
+        help="shipped name, config.json or model.json",
         panel=_IN,
         metavar="NAME",
-        brief="a name of `autopar models`, or a config.json",
+        brief="name from `autopar models`, or config.json",
         most_used=True,
     )
     hardware: str | None = option(
         None,
-        help="CARD:NxG (estimated), shipped name, or a folder of files",
+        help="CARD:NODESxGPUS (estimated), shipped name, or a folder of profiles",
         panel=_IN,
         metavar="CARD:NxG",
-        brief="h100:8x8 is 8 nodes of 8; or measured files",
+        brief="h100:8x8 (8 nodes of 8 GPUs), or a profile folder",
         most_used=True,
     )
     num_nodes: int | None = option(
         None,
         name="nodes",
         also="num-nodes",
-        help="machines",
+        help="number of nodes",
         panel=_IN,
         shown="1",
         low=1,
@@ -94,7 +94,7 @@ class InputSpec:
         None,
         name="gpus-per-node",
         also="num-gpus-per-node",
-        help="GPUs of a machine",
+        help="GPUs per node",
         panel=_IN,
         shown="8",
         low=1,
@@ -104,16 +104,16 @@ class InputSpec:
         None,
         name="gpus",
         also="world-size",
-        help="GPUs in all, nodes x GPUs per node",
+        help="total number of GPUs",
         panel=_IN,
         low=1,
         high=1 << 24,
     )
     memory_profiling_path: str | None = option(
-        None, help="memory file of the model, or its folder", panel=_IN
+        None, help="memory profile of the model, or its folder", panel=_IN
     )
     time_profiling_path: str | None = option(
-        None, help="computation file of the model, or its folder", panel=_IN
+        None, help="computation profile of the model, or its folder", panel=_IN
     )
     allreduce_bandwidth_config_path: str | None = option(
         None, help="all-reduce bandwidths, or their folder", panel=_IN
@@ -131,10 +131,10 @@ class InputSpec:
         None, help="unit of files without a sidecar", panel=_IN, shown="GB/s"
     )
     parameter_bytes: Literal[2, 4] | None = option(
-        None, help="bytes per parameter behind parameter_size", panel=_IN, shown="4"
+        None, help="bytes per parameter in parameter_size", panel=_IN, shown="4"
     )
     num_layers: tuple[int, ...] | None = option(
-        None, help="layers of every layer type", panel=_IN, low=1, high=1 << 16
+        None, help="layers per layer type", panel=_IN, low=1, high=1 << 16
     )
     seq_length: tuple[int, ...] | None = option(
         None,
@@ -149,33 +149,35 @@ class InputSpec:
     )
     num_heads: int | None = option(None, help="attention heads", panel=_IN, low=1, high=1 << 20)
     num_kv_heads: int | None = option(
-        None, help="key-value heads; else in proportion", panel=_IN, low=1, high=1 << 20
+        None, help="key-value heads [in proportion to the heads]", panel=_IN, low=1, high=1 << 20
     )
     head_dim: int | None = option(
-        None, help="width of a head; else hidden size / heads", panel=_IN, low=1, high=1 << 20
+        None, help="head dimension [hidden size / heads]", panel=_IN, low=1, high=1 << 20
     )
     ffn_hidden_size: int | None = option(
-        None, help="width of the MLP; else in proportion", panel=_IN, low=1, high=1 << 24
+        None, help="MLP width [in proportion to the hidden size]", panel=_IN, low=1, high=1 << 24
     )
-    vocab_size: int | None = option(
-        None, help="words of the vocabulary", panel=_IN, low=1, high=1 << 28
-    )
+    vocab_size: int | None = option(None, help="vocabulary size", panel=_IN, low=1, high=1 << 28)
     make_vocab_size_divisible_by: int | None = option(
-        None, help="padding of the vocabulary per vtp", panel=_IN, low=1, high=1 << 24
+        None,
+        help="multiple to which the vocabulary is padded, per vtp",
+        panel=_IN,
+        low=1,
+        high=1 << 24,
     )
     stack: str | None = option(
         None,
-        help="trainer whose software times are of (`autopar stacks`)",
+        help="software stack of the estimates (`autopar stacks`)",
         panel=_IN,
         shown="torchtitan-eager",
     )
     site: str | None = option(
         None,
-        help="probed cluster that estimates are of (`autopar sites`), or `none`",
+        help="measured cluster (`autopar sites`), or `none`",
         panel=_IN,
     )
     calibration: str | None = option(
-        None, help="factors on times and memory, from autopar-verify", panel="Cost model", place=1
+        None, help="correction factors, from autopar-verify", panel="Cost model", place=1
     )
 
     def __post_init__(self) -> None:
@@ -659,14 +661,14 @@ class Shorthands:
 
     engine: EngineChoice | None = option(
         None,
-        help="only plans that this engine runs as they are (see autopar-export)",
+        help="engine of the plan; `any` searches all",
         brief="megatron, torchtitan, deepspeed, ... or any [any]",
         panel=_SPACE,
-        shown="any where times are estimated, else none",
+        shown="any with estimates, none with measured profiles",
         most_used=True,
     )
     profile_mode: ProfileMode | None = option(
-        None, help="both modes below at once", panel=_COST, place=-1
+        None, help="set both modes below", panel=_COST, place=-1
     )
 
 

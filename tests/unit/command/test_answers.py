@@ -201,7 +201,7 @@ def test_a_time_that_no_machine_has_is_fitted() -> None:
     assert np.isfinite([fit.latency_s, fit.seconds_per_byte]).all()
 
 
-_WRITES = re.compile(r"\b(write|file for|folder for|folder that receives|or its folder; `none`)\b")
+_WRITES = re.compile(r"\b(write|written|plot the|folder of the plots)\b")
 
 
 def test_every_option_that_writes_is_known() -> None:

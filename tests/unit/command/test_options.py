@@ -261,7 +261,7 @@ def test_choices_may_be_given_several_times() -> None:
     )
 
     assert raw == {"num-layers": ["4,5", "6"], "kind": ["two"], "bsz": "2"}
-    heading = f"{REPEATED}\n  --num-layers N[,N]              layers\n  --kind one|two"
+    heading = f"{REPEATED}\n  --num-layers N[,N]        layers\n  --kind one|two"
     assert heading in several.help_text
     assert SMALL.help_text == HELP
 
@@ -291,32 +291,42 @@ Twice.
 Options shown without a value are flags; they also take 0 or 1 (off or on).
 
 What
-  PLAN                            a file
-  --memory X                      GiB [default: 2]
-  --name TEXT                     a name
+  PLAN                      a file
+  --memory X                GiB [default: 2]
+  --name TEXT               a name
 
 Most used
-  --num-layers N[,N]              layers
-  --kind one|two                  which of two [default: one]
+  --num-layers N[,N]        layers
+  --kind one|two            which of two [default: one]
 
 How
-  --bsz N                         batch
-  --seed N                        of what is drawn [default: 0]
-  --quick                         off unless given
-  --[no-]careful                  on unless told [default: on]
-  --[no-]wide                     of the plan [default: the plan's]
-  --pin RULE                      repeats
-  --words TEXT                    in one text [default: a]
+  --bsz N                   batch
+  --seed N                  of what is drawn [default: 0]
+  --quick                   off unless given
+  --[no-]careful            on unless told [default: on]
+  --[no-]wide               of the plan [default: the plan's]
+  --pin RULE                repeats
+  --words TEXT              in one text [default: a]
 
---help shows this. Underscores and hyphens mean the same, and so do `--name value`, `--name=value`
-and `name=value`.
+--help shows this. Underscores and hyphens mean the same, and so do `--name
+value`, `--name=value` and `name=value`.
 """
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     """Groups, defaults and values; the same without a terminal wherever it runs."""
-    assert SMALL.run(["--quick", "-h"], lambda _: 7) == 0
+    assert SMALL.run(["--quick", "--help", "all"], lambda _: 7) == 0
     assert capsys.readouterr().out == HELP
+    # Whole it has more lines than a screen.
+    assert SMALL.run(["--quick", "-h"], lambda _: 7) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 24 < len(HELP.splitlines())
+    assert lines[:4] == [
+        "usage: small [PLAN]",
+        "Do little.",
+        "",
+        "  --num-layers N[,N]       layers",
+    ]
 
 
 @pytest.mark.parametrize("module", COMMANDS)

@@ -16,7 +16,7 @@ import pytest
 
 from autopar.command.aliases import alias_tables
 from autopar.command.fields import read_values
-from autopar.command.options import SCREEN_WIDTH
+from autopar.command.options import HELP_WIDTH
 from autopar.entry import SUBCOMMANDS
 from autopar.errors import OptionError
 from search.commands.explain import COMMAND as EXPLAIN
@@ -286,9 +286,8 @@ def test_help_is_one_screen_then_groups(command) -> None:
     screen = command.help_of()
     lines = screen.splitlines()
 
-    # others have options of their own besides
-    assert len(lines) <= (26 if command in (COMMAND, EXPLAIN) else 36)
-    assert max(map(len, lines)) <= SCREEN_WIDTH
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= HELP_WIDTH
     groups = [line.split()[0] for line in lines[lines.index("") :] if line.startswith("  ")]
     for row in command.rows:
         word = row.panel.partition(":")[0].split()[0].lower()
@@ -300,7 +299,7 @@ def test_help_is_one_screen_then_groups(command) -> None:
 
 
 @pytest.mark.parametrize("command", sorted(SUBCOMMANDS))
-def test_help_of_every_command_is_a_screen_or_two(
+def test_help_of_every_command_is_a_screen(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A long one is a screen of 24 lines, behind which every group has a word of its own."""
@@ -309,10 +308,10 @@ def test_help_of_every_command_is_a_screen_or_two(
     if found is None:  # a list, or a front door of others
         return
     screen = found.help_of()
-    assert len(screen.splitlines()) <= (40 if found.first is None else 36)
-    if found.first is None:
+    assert len(screen.splitlines()) <= 24
+    assert max(map(len, screen.splitlines())) <= HELP_WIDTH
+    if screen == found.help_text:
         return
-    assert max(map(len, screen.splitlines())) <= SCREEN_WIDTH
     panels = {row.panel for row in found.rows}
     groups = [line.split()[0] for line in screen.partition("--help GROUP")[2].splitlines()[1:]]
     assert len(groups) == len(panels)
