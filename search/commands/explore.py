@@ -54,9 +54,11 @@ class CalculonSpaceSpec:
     num_procs: tuple[int, ...] = option(
         help="numbers of processors, such as 512,1024", panel=_IN, low=1, high=MOST_PROCESSORS
     )
-    max_batch: int = option(help="samples of a step, in all", panel=_IN, low=1, high=MOST_BATCH)
+    max_batch: int = option(
+        help="global batch size, samples per step", panel=_IN, low=1, high=MOST_BATCH
+    )
     any_batch: bool = option(
-        False, help="each has the largest batch up to that one that it divides", panel=_SPACE
+        False, help="largest divisible batch up to --max-batch for each execution", panel=_SPACE
     )
     datatype: Literal["float8", "float16", "bfloat16", "float32"] = option(
         "float16", help="precision of weights and activations", panel=_SPACE
@@ -65,15 +67,17 @@ class CalculonSpaceSpec:
         "multihead", help="kind of attention", panel=_SPACE
     )
     structure: Literal["gpt", "llama"] | None = option(
-        None, help="blocks", panel=_SPACE, shown="those of the model, else gpt"
+        None, help="structure of a block", panel=_SPACE, shown="structure of the model, or gpt"
     )
     fused_activation: Literal["true", "false", "both"] = option(
-        "true", help="activations in the kernels of the products before", panel=_SPACE
+        "true", help="activations fused into the preceding GEMM", panel=_SPACE
     )
-    tp_overlap: bool = option(True, help="try overlapped tensor communication", panel=_SPACE)
-    dp_overlap: bool = option(True, help="try overlapped data communication", panel=_SPACE)
-    offload: bool = option(True, help="try the second memory", panel=_SPACE)
-    even_stages: bool = option(False, help="only stages of equally many blocks", panel=_SPACE)
+    tp_overlap: bool = option(True, help="search overlapped TP communication", panel=_SPACE)
+    dp_overlap: bool = option(True, help="search overlapped DP communication", panel=_SPACE)
+    offload: bool = option(True, help="search offload to the second memory", panel=_SPACE)
+    even_stages: bool = option(
+        False, help="search only stages with equal numbers of blocks", panel=_SPACE
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +92,9 @@ class Tensor2dSpaceSpec:
     num_gpus: tuple[int, ...] = option(
         help="numbers of GPUs, such as 512,1024", panel=_IN, low=1, high=MOST_PROCESSORS
     )
-    batch: int = option(help="samples of a step, in all", panel=_IN, low=1, high=MOST_BATCH)
+    batch: int = option(
+        help="global batch size, samples per step", panel=_IN, low=1, high=MOST_BATCH
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,24 +102,27 @@ class AskedSpec:
     """Options of a search: number, objective and settings of the reported executions."""
 
     top: int | None = option(
-        None, help="executions to report", panel=_ASK, shown="10", low=1, high=MOST_TOP
+        None, help="number of reported executions", panel=_ASK, shown="10", low=1, high=MOST_TOP
     )
     """Executions to report; None: 10, or 1 for each setting of a sweep."""
     objective: Literal["rate", "time", "memory"] = option(
-        "rate", help="samples per second, seconds of a step, or memory", panel=_ASK
+        "rate", help="samples/s, step time or memory", panel=_ASK
     )
-    frontier: bool = option(False, help="also what has less memory for more time", panel=_ASK)
+    frontier: bool = option(
+        False, help="print slower executions with less memory as well", panel=_ASK
+    )
     sweep: tuple[str, ...] = option(
         (),
-        help="search again for other numbers of a document: PATH=RANGE with the range a:b:xF "
-        "(times F), a:b:STEP or a,b,c, such as system.networks.0.bandwidth=300:900:x1.5; repeats",
+        help="search again with other values of a document: PATH=RANGE with the range a:b:xF "
+        "(times F), a:b:STEP or a,b,c, such as system.networks.0.bandwidth=300:900:x1.5 "
+        "(repeatable)",
         panel=_ASK,
         metavar="PATH=RANGE",
     )
     compat: bool = option(
-        False, help="the published space and figures, known defects included", panel=_ASK
+        False, help="reproduce the published space and figures, defects included", panel=_ASK
     )
-    threads: int = option(1, help="threads of the search", panel=_ASK, low=1, high=1024)
+    threads: int = option(1, help="number of threads", panel=_ASK, low=1, high=1024)
 
     def of(self, setting: tuple[float, ...], *, plot: bool) -> Asked:
         """Return the question for one setting of a sweep, or for () without a sweep."""
@@ -135,13 +144,13 @@ class AnswerSpec(PlotOptions):
     """Outputs in addition to the tables."""
 
     all: str | None = option(
-        None, help="CSV file for every execution that can run, .gz compresses it", panel=_OUT
+        None, help="write every possible execution to a CSV file (.gz compresses)", panel=_OUT
     )
-    all_statistics: bool = option(False, help="all statistics of each in that file", panel=_OUT)
+    all_statistics: bool = option(False, help="write all statistics to that file", panel=_OUT)
     json: str | None = json_option(_OUT)
-    plot: str | None = option(None, help="folder for pictures (extra: plot)", panel=_OUT)
+    plot: str | None = option(None, help="folder of the plots (extra: plot)", panel=_OUT)
     plot_format: Literal["png", "svg", "both"] | None = option(
-        None, help="of these pictures", panel=_OUT, shown="png"
+        None, help="format of the plots", panel=_OUT, shown="png"
     )
 
     def refuse_clashes(self, inputs: Collection[Path]) -> None:
@@ -167,21 +176,21 @@ class TunerSpec:
     """A search space defined by a file, and the tuner that searches it."""
 
     tuner: Literal["exhaustive", "random", "ray", "smac"] = option(
-        "exhaustive", help="how to search --space; ray and smac are extras", panel=_TUNERS
+        "exhaustive", help="search method for --space; ray and smac are extras", panel=_TUNERS
     )
-    space: str = option(help="JSON file: for every field of an execution its values", panel=_TUNERS)
+    space: str = option(
+        help="JSON file with the values of every field of an execution", panel=_TUNERS
+    )
     evaluations: int | None = option(
         None,
-        help="points to price",
+        help="number of points to estimate",
         panel=_TUNERS,
-        shown="300 of ray and smac, 1000000 of random",
+        shown="300 with ray and smac, 1000000 with random",
         low=1,
         high=2**32 - 1,
     )
-    seed: int = option(0, help="of the tuner's choices", panel=_TUNERS, low=0, high=2**32 - 1)
-    ray: str | None = option(
-        None, help="Ray cluster to search on: an address, auto, or local", panel=_TUNERS
-    )
+    seed: int = option(0, help="random seed of the tuner", panel=_TUNERS, low=0, high=2**32 - 1)
+    ray: str | None = option(None, help="Ray cluster: address, auto, or local", panel=_TUNERS)
     ray_search: Literal["optuna", "hyperopt", "random"] = option(
         "optuna", help="search algorithm of Ray Tune", panel=_TUNERS
     )
@@ -193,13 +202,13 @@ _CALCULON = Command(
     name=_NAME,
     usage="calculon [OPTIONS]",
     fills=(CalculonSpaceSpec, AskedSpec, TunerSpec, AnswerSpec),
-    intro="""Search every execution of a model after Calculon: degrees, chunks, micro-batches,
-recomputation, communication, sharding, overlap, offload and network tiers.
+    intro="""Search every execution of the Calculon model: degrees, chunks, micro-batches,
+recompute, communication, sharding, overlap, offload and network tiers.
 
 A and S are a JSON file or a shipped name: A a model (llama2-7b) or the six fields of an
 application, S a machine (a100, h100, h200, b200).
 
-Exit codes: 0 done, 2 an input is unusable, 3 no execution can run, 130 stopped by Ctrl-C.
+Exit codes: 0 done, 2 invalid input, 3 no execution is possible, 130 interrupted.
 """,
 )
 _TENSOR2D = Command(
@@ -212,7 +221,7 @@ many ranks of each group share a fast domain.
 M and S are a JSON file or a shipped name. Strategy 1d divides heads, 2d rows and columns (SUMMA),
 2d-seqp heads and the sequence; several are searched one after another.
 
-Exit codes: 0 done, 2 an input is unusable, 3 no execution can run, 130 stopped by Ctrl-C.
+Exit codes: 0 done, 2 invalid input, 3 no execution is possible, 130 interrupted.
 """,
 )
 
