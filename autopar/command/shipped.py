@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from autopar.command.card import CardSpec, is_asked, write_card
+from autopar.command.console import Console, escape, make_console
 from autopar.command.fields import json_option, make, option, read_values
 from autopar.command.options import Command
 from autopar.units import GIB
 
+_WIDTH = 80
+"""Width of the tables without a terminal, columns."""
 What = Literal["models", "cards", "stacks", "sites"]
 
 
@@ -87,8 +91,7 @@ def run(arguments: Sequence[str], what: What) -> int:
 
 def _print(listed: _List, raw: dict[str, Any]) -> int:
     asked: Any = make(listed.command.fills[0], read_values(listed.command.rows, raw))
-    from autopar.command.console import make_console
-    from autopar.command.show import print_plain, print_table, write_result
+    from autopar.command.show import write_result
 
     if listed.command is _CARDS:
         spec = make(CardSpec, read_values(listed.command.rows, raw))
@@ -99,11 +102,9 @@ def _print(listed: _List, raw: dict[str, Any]) -> int:
     rows = listed.rows()
     if not write_result(asked.json, {listed.what: rows}, command=listed.command.name):
         return 0
-    table = listed.table(rows, asked)
-    console = make_console(sys.stdout)
-    print_table(console, table.columns, table.cells, left=table.left)
-    for line in table.legend:
-        print_plain(console, line, style="dim")
+    console = make_console(sys.stdout, _WIDTH)
+    for table in listed.tables(rows, asked):
+        table.show(console)
     return 0
 
 
@@ -224,10 +225,25 @@ class _Table(NamedTuple):
     cells: list[list[str]]
     left: int = 1
     """Number of text columns at the left."""
+    units: tuple[str, ...] = ()
+    """Second line of the column names; empty for none."""
+    words_last: bool = False
+    """True if the last column is text as well."""
     legend: tuple[str, ...] = ()
 
+    def show(self, console: Console) -> None:
+        """Print the table and its legend."""
+        from autopar.command.show import make_table, print_plain
 
-def _model_table(rows: list[dict[str, Any]], asked: ModelListSpec) -> _Table:
+        table = make_table(*self.columns, left=self.left, words_last=self.words_last, ruled=False)
+        for cells in (self.units, *self.cells) if self.units else self.cells:
+            table.add_row(*map(escape, cells))
+        console.print(table)
+        for line in self.legend:
+            print_plain(console, line, style="dim")
+
+
+def _model_tables(rows: list[dict[str, Any]], asked: ModelListSpec) -> Iterator[_Table]:
     shown = [row for row in rows if asked.all or row["name"] not in _OLDER]
     cells = [
         [
@@ -242,7 +258,7 @@ def _model_table(rows: list[dict[str, Any]], asked: ModelListSpec) -> _Table:
         for row in shown
     ]
     hidden = len(rows) - len(shown)
-    return _Table(
+    yield _Table(
         columns=[
             "name",
             "params, B",
@@ -254,26 +270,30 @@ def _model_table(rows: list[dict[str, Any]], asked: ModelListSpec) -> _Table:
         ],
         cells=cells,
         legend=(
-            *([f"{hidden} older models: --all"] if hidden else []),
+            *(
+                [f"{hidden} older models (bert, gpt, llama2, mistral, t5, ...): --all"]
+                * bool(hidden)
+            ),
             "Other models: --model PATH (config.json of a supported family)",
         ),
     )
 
 
-_CARD_LEGEND = (
-    "GiB: memory. TFLOP/s: dense bf16 peak. HBM, intra-node, inter-node: GB/s per GPU.",
-    "Any other GPU: autopar cards --like CARD --help. Full names: --verbose",
+_CARD_LEGEND = "Any other GPU: autopar cards --like CARD --help. Full names, sources: --verbose"
+_CARD_SOURCES = (
+    "Dense peaks; bandwidths in one direction. The source of each figure is in",
+    "hardware_configs/cards/NAME.json.",
+    "Any other GPU: autopar cards --like CARD --help",
 )
 
 
-def _card_table(rows: list[dict[str, Any]], asked: CardListSpec) -> _Table:
+def _card_tables(rows: list[dict[str, Any]], asked: CardListSpec) -> Iterator[_Table]:
     # GB/s and TFLOP/s are powers of ten, as in datasheets; memory is in GiB.
     cells = [
         [
             row["name"],
-            row["description"].partition(" in ")[0] if asked.verbose else "",
             f"{row['memory_bytes'] / GIB:.1f}",
-            f"{row['bf16_flop_per_s'] / 1e12:,.0f}",
+            _peak(row),
             f"{row['memory_bytes_per_s'] / 1e9:,.0f}",
             str(row["gpus_per_node"]),
             f"{row['intra_node_bytes_per_s'] / 1e9:,.0f}",
@@ -281,42 +301,63 @@ def _card_table(rows: list[dict[str, Any]], asked: CardListSpec) -> _Table:
         ]
         for row in rows
     ]
-    return _Table(
-        columns=["name", "device", "GiB", "TFLOP/s", "HBM", "GPUs", "intra-node", "inter-node"],
+    yield _Table(
+        columns=["name", "memory", "bf16 peak", "HBM", "GPUs/", "intra-node", "inter-node"],
+        units=("", "GiB", "TFLOP/s", "GB/s", "node", "GB/s/GPU", "GB/s/GPU"),
         cells=cells,
-        left=2,
-        legend=_CARD_LEGEND,
+        legend=("",) if asked.verbose else (_CARD_LEGEND,),
     )
+    if asked.verbose:
+        # The number of GPUs per node is in the table above.
+        names = [
+            [row["name"], re.split(r",(?: up to)? eight| in ", row["description"])[0]]
+            for row in rows
+        ]
+        yield _Table(columns=["name", "device"], cells=names, left=2, legend=_CARD_SOURCES)
 
 
-def _site_table(rows: list[dict[str, Any]], asked: ListSpec) -> _Table:
-    columns = ["site", "card", "GPUs", "clock", "HBM", "in node", "across", "adapters"]
+def _peak(row: dict[str, Any]) -> str:
+    """Return the bf16 peak of a card in TFLOP/s, with its fp16 peak if that is higher."""
+    from autopar.rates.card import load_card
 
-    def factor(value: float | None) -> str:
-        return "" if value is None else f"{value:.3g}"
+    bf16, fp16 = row["bf16_flop_per_s"], load_card(row["name"]).flop_per_s["fp16"]
+    text = f"{bf16 / 1e12:,.0f}"
+    return f"{text} (fp16 {fp16 / 1e12:,.0f})" if fp16 > bf16 else text
+
+
+def _site_tables(rows: list[dict[str, Any]], asked: ListSpec) -> Iterator[_Table]:
+    def share(value: float | None) -> str:
+        return "-" if value is None else f"{value:.3g}"
 
     cells = [
         [
             row["name"],
-            row["card"] or "",
-            str(row["gpus_per_node"] or ""),
-            *(factor(row[key]) for key in ("clock", "memory_share", "in_node", "cross_node")),
+            row["card"] or "-",
+            str(row["gpus_per_node"] or "-"),
+            *(share(row[key]) for key in ("clock", "memory_share", "in_node", "cross_node")),
             # Per GPU and direction, as in cards.
-            f"{row['adapter_bytes_per_s'] / 1e9:,.2f} GB/s" if row["adapter_bytes_per_s"] else "",
+            f"{row['adapter_bytes_per_s'] / 1e9:,.2f}" if row["adapter_bytes_per_s"] else "-",
         ]
         for row in rows
     ]
-    return _Table(columns=columns, cells=cells, left=2)
+    yield _Table(
+        columns=["name", "card", "GPUs/", "clock", "HBM", "intra-node", "inter-node", "adapter"],
+        units=("", "", "node", "share", "share", "share", "share", "GB/s/GPU"),
+        cells=cells,
+        left=2,
+        legend=(
+            "share: measured over the figure of the card. -: not measured, the card counts",
+            "Your cluster: torchrun --standalone --nproc-per-node 8 -m profiler.site",
+        ),
+    )
 
 
-def _stack_table(rows: list[dict[str, Any]], asked: ListSpec) -> _Table:
-    columns = ["stack", "what", "attention", "host ms", "tensor", "ZeRO-3", "gradients"]
+def _stack_tables(rows: list[dict[str, Any]], asked: ListSpec) -> Iterator[_Table]:
     cells = [
         [
             row["name"],
-            row["description"].partition(":")[0].partition(",")[0],
-            ", ".join(row["attention"]),
-            f"{row['host_forward_s'] * 1e3:.2g} + {row['host_backward_s'] * 1e3:.2g}",
+            f"{row['host_forward_s'] * 1e3:.2g}",
+            f"{row['host_backward_s'] * 1e3:.2g}",
             _percent(row["tensor_hidden"]),
             # Exposed communication exceeds the shorter of both where it slows compute down.
             _percent(max(0.0, 1.0 - row["fully_sharded_visible"])),
@@ -324,18 +365,32 @@ def _stack_table(rows: list[dict[str, Any]], asked: ListSpec) -> _Table:
         ]
         for row in rows
     ]
-    return _Table(columns=columns, cells=cells, left=3, legend=(_STACK_LEGEND,))
+    yield _Table(
+        columns=["name", "host forward", "host backward", "TP comm", "ZeRO-3 comm", "DP comm"],
+        units=("", "ms/layer", "ms/layer", "hidden", "hidden", "hidden"),
+        cells=cells,
+        legend=(
+            "hidden: share of the communication that overlaps with compute; of DP comm the",
+            "share of a micro-batch that the gradient reduction overlaps with",
+            "",
+        ),
+    )
+    yield _Table(
+        columns=["name", "software", "attention kernels"],
+        cells=[
+            [
+                row["name"],
+                row["description"].partition(":")[0].partition(",")[0],
+                ", ".join(row["attention"]),
+            ]
+            for row in rows
+        ],
+        left=3,
+    )
 
 
 def _percent(share: float) -> str:
     return f"{share * 100:.0f} %"
-
-
-_STACK_LEGEND = (
-    "host ms: of one layer, forward + backward; then how much is hidden of tensor-parallel "
-    "collectives, and of ZeRO-3's traffic or the compute beside it; gradients: the share of a "
-    "micro-batch under which their reduction hides"
-)
 
 
 class _List(NamedTuple):
@@ -344,13 +399,13 @@ class _List(NamedTuple):
     what: What
     command: Command
     rows: Callable[[], list[dict[str, Any]]]
-    table: Callable[[list[dict[str, Any]], Any], _Table]
-    """Table of the rows for the options of the list."""
+    tables: Callable[[list[dict[str, Any]], Any], Iterator[_Table]]
+    """Tables of the rows for the options of the list."""
 
 
 _LISTS: dict[What, _List] = {
-    "models": _List("models", COMMAND, model_rows, _model_table),
-    "cards": _List("cards", _CARDS, card_rows, _card_table),
-    "sites": _List("sites", _SITES, site_rows, _site_table),
-    "stacks": _List("stacks", _STACKS, stack_rows, _stack_table),
+    "models": _List("models", COMMAND, model_rows, _model_tables),
+    "cards": _List("cards", _CARDS, card_rows, _card_tables),
+    "sites": _List("sites", _SITES, site_rows, _site_tables),
+    "stacks": _List("stacks", _STACKS, stack_rows, _stack_tables),
 }
