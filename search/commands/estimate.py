@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _NAME = "autopar-estimate"
 _IN, _OUT = "Inputs", "Output"
+_WIDTH = 80
+"""Width of the tables without a terminal, columns."""
 _EXAMPLES = {"config": "dp=2,tp=8,pp=4,mbs=1", "placement": "nv_tp=8,nv_dp=1,nv_pp=1"}
 _FILE_KEYS = {
     "strategy": "strategy",
@@ -234,7 +236,7 @@ def _compare(asked: EstimateSpec) -> int:
     if asked.json != "-":
         from autopar.command.console import make_console
 
-        console = make_console(sys.stdout)
+        console = make_console(sys.stdout, _WIDTH)
         if len(comparisons) == 1:
             show_comparison(console, comparisons[0])
         else:
@@ -255,7 +257,7 @@ def _validate(name: str, json: str | None) -> int:
     if json is not None:
         write_answer(json, {key: _rows(checks) for key, checks in answers.items()}, command=_NAME)
     if json != "-":
-        console = make_console(sys.stdout)
+        console = make_console(sys.stdout, _WIDTH)
         show_validation(console, answers["default"], answers["compat"], system=name)
     return 0
 
@@ -320,7 +322,7 @@ def _calculon(raw: dict[str, Any]) -> int:
         from search.show.closed_form import show_execution
 
         show_execution(
-            make_console(sys.stdout),
+            make_console(sys.stdout, _WIDTH),
             known,
             execution,
             system,
@@ -414,7 +416,7 @@ def _tensor2d(raw: dict[str, Any]) -> int:
         degrees = " ".join(f"{key}={value}" for key, value in config.items())
         attention = f"{given.attention} attention" + ", recomputed" * given.recompute
         show_candidate(
-            make_console(sys.stdout),
+            make_console(sys.stdout, _WIDTH),
             model,
             system,
             priced,

@@ -367,7 +367,7 @@ def _calculon_notes(
     if not compat and not known.application.vocab_size:
         assumed.append("vocab_size is not given: embedding, head and loss are left out")
     kept = list(Quirks.meanings.values()) if compat else []
-    return {"assumed": assumed, "corrections that are off": kept}
+    return {"Defaults": assumed, "Corrections that are off": kept}
 
 
 def _tensor2d(raw: dict[str, Any]) -> int:
@@ -410,7 +410,7 @@ def _tensor2d(raw: dict[str, Any]) -> int:
         "domain: ranks of tp/pp/dp in a fast domain",
         axes=axes,
         searches=tuple(searches),
-        notes={"assumed": assumed, "corrections that are off": kept},
+        notes={"Defaults": assumed, "Corrections that are off": kept},
     )
     return execute(question, files, frontier=asked.frontier)
 
@@ -584,8 +584,7 @@ def _show(question: Question, answers: Sequence[Answer]) -> None:
     from autopar.command.show import print_plain
     from search.show import closed_form as report
 
-    console = make_console(sys.stdout)
-    console.width = min(console.width, report.WIDTH)
+    console = make_console(sys.stdout, report.WIDTH)
     print_plain(console, f"{question.name} on {question.system}", style="bold")
     if question.axes:
         paths = [axis.path for axis in question.axes]
@@ -666,9 +665,9 @@ def _tune(raw: Mapping[str, Any]) -> int:
     if files.json != "-":
         from autopar.command.console import make_console
         from autopar.command.show import print_plain
-        from search.show.closed_form import show_tuning
+        from search.show.closed_form import WIDTH, show_tuning
 
-        console = make_console(sys.stdout)
+        console = make_console(sys.stdout, WIDTH)
         print_plain(console, f"{known.name} on {values['system']}", style="bold")
         show_tuning(console, result)
     return 0

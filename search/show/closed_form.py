@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 from msgspec.structs import asdict
 
-from autopar.command.console import Console
-from autopar.command.show import make_table, print_heading, print_item, print_plain
+from autopar.command.console import Console, escape
+from autopar.command.show import make_table, print_heading, print_item, print_plain, wrapped
 from autopar.records import replace
-from autopar.units import format_bytes, format_count, format_seconds
+from autopar.units import GIB, format_bytes, format_count, format_seconds
 from search.closed_form import calculon, tensor2d
 from search.closed_form.calculon import exploration as calculon_points
 from search.closed_form.tensor2d import exploration as tensor2d_points
+from search.show.terms import memory_name, time_name
 
 if TYPE_CHECKING:
     from search.closed_form.answers import Answer, Part, Point
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 
 WIDTH = 80
+_LABEL = 12
+"""Width of a label with the blanks after it, columns."""
 _BROKEN_DOWN = 6
 """Maximum number of executions whose time and memory are printed by part."""
 _SHOWN = 30
@@ -49,7 +53,7 @@ def _print_rows(
     **look: Any,
 ) -> None:
     """Print a table; total : last row, in bold. look : options of `make_table`."""
-    table = make_table(*heads, spaced=True, **look)
+    table = make_table(*heads, **{"spaced": True, **look})
     for row in rows:
         table.add_row(*row)
     if total is not None:
@@ -86,7 +90,6 @@ def _print_best(
     console: Console, points: Sequence[Point], capacity_bytes: float | None = None
 ) -> None:
     """Print ranked executions, with their share of the memory capacity if it is known."""
-    share = () if capacity_bytes is None else ("of all",)
     rows = [
         (
             str(place),
@@ -97,8 +100,13 @@ def _print_best(
         )
         for place, point in enumerate(points, 1)
     ]
-    heads = ("#", "samples/s", "step", "memory", *share, "execution")
+    heads = ("#", "samples/s", "step", *_memory_heads(capacity_bytes), "execution")
     _print_rows(console, heads, rows, words_last=True)
+
+
+def _memory_heads(capacity_bytes: float | None) -> tuple[str, ...]:
+    """Return the column names of `_memory`."""
+    return ("memory",) if capacity_bytes is None else ("memory", "share")
 
 
 def _memory(point: Point, capacity_bytes: float | None) -> tuple[str, ...]:
@@ -114,7 +122,7 @@ def show_frontier(console: Console, answer: Answer) -> None:
     if not answer.frontier:
         return
     shown = _spread(answer.frontier)
-    print_heading(console, "frontier: less memory only for more time")
+    print_heading(console, "Frontier of time and memory")
     rows = [
         (
             *_memory(point, answer.capacity_bytes),
@@ -124,7 +132,7 @@ def show_frontier(console: Console, answer: Answer) -> None:
         )
         for point in shown
     ]
-    heads = ("memory", "of all", "samples/s", "step", "execution")
+    heads = (*_memory_heads(answer.capacity_bytes), "samples/s", "step", "execution")
     _print_rows(console, heads, rows, left=0, words_last=True)
     if len(shown) < len(answer.frontier):
         print_plain(
@@ -138,9 +146,9 @@ def show_scaling(console: Console, answers: Sequence[Answer], *, unit: str) -> N
         return
     named = any(answer.strategy for answer in answers)
     if len({answer.processors for answer in answers}) > 1:
-        print_heading(console, "scaling")
+        print_heading(console, "Scaling")
         heads = [f"{unit}s", *(["strategy"] if named else [])]
-        heads += ["samples/s", "of each", "efficiency", "step", "execution"]
+        heads += ["samples/s", f"samples/s/{unit}", "efficiency", "step", "execution"]
         rows = [
             _scaled(answer, share, named=named)
             for group in by_strategy(answers)
@@ -149,7 +157,7 @@ def show_scaling(console: Console, answers: Sequence[Answer], *, unit: str) -> N
         _print_rows(console, heads, rows, left=0, words_last=True)
         print_plain(
             console,
-            f"of each: samples/s per {unit}; efficiency: that against the first with an answer",
+            "efficiency: rate per processor over that of the smallest number with an execution",
             style="dim",
         )
     _show_parts(
@@ -165,7 +173,7 @@ def show_scaling(console: Console, answers: Sequence[Answer], *, unit: str) -> N
 def _scaled(answer: Answer, share: float | None, *, named: bool) -> list[str]:
     head = [str(answer.processors), *([answer.strategy or ""] if named else [])]
     if share is None:
-        return [*head, "", "", "", "", "none can run"]
+        return [*head, "", "", "", "", "no execution"]
     best = answer.best[0]
     return [
         *head,
@@ -181,17 +189,18 @@ def show_sweep(
     console: Console, answers: Sequence[Answer], paths: Sequence[str], *, unit: str
 ) -> None:
     """Print the best execution at every setting of a sweep on one number of processors."""
-    print_heading(console, f"sweep on {_subject(answers[0], unit)}")
+    print_heading(console, f"Sweep on {_subject(answers[0], unit)}")
     heads = ["value" if len(paths) == 1 else f"value {n}" for n, _ in enumerate(paths, 1)]
     for head, path in zip(heads, paths, strict=True):
         print_plain(console, f"{head} = {path}")
     first = next((answer.best[0] for answer in answers if answer.best), None)
+    heads += ["samples/s", "change", "step", *_memory_heads(answers[0].capacity_bytes), "best"]
     names: dict[str, str] = {}
     rows = []
     for answer in answers:
         row = [f"{value:.6g}" for value in answer.values]
         if not answer.best or first is None:
-            rows.append([*row, "", "", "", "", "", "none can run"])
+            rows.append([*row, *[""] * (len(heads) - len(row) - 1), "no execution"])
             continue
         best = answer.best[0]
         words = f"{best.degrees}, {best.switches}"
@@ -206,7 +215,6 @@ def show_sweep(
                 names.setdefault(words, _letters(len(names))),
             ]
         )
-    heads += ["samples/s", "change", "step", "memory", "of all", "best"]
     _print_rows(console, heads, rows, left=0, words_last=True)
     console.print()
     letters = [(name, words) for words, name in names.items()]
@@ -251,9 +259,9 @@ def efficiencies(answers: Sequence[Answer]) -> list[float | None]:
 
 def _show_parts(console: Console, columns: Mapping[str, tuple[Answer, Point]]) -> None:
     """Print the parts of time and memory of executions, one column each."""
-    for name, heading in (
-        ("time", "where the time goes, in % of the step"),
-        ("memory", "where the memory goes, in % of the capacity"),
+    for name, heading, printed in (
+        ("time", "Step time by term, % of the step", _time_name),
+        ("memory", "Memory by term, % of the capacity", memory_name),
     ):
         rows = {
             head: {
@@ -263,7 +271,7 @@ def _show_parts(console: Console, columns: Mapping[str, tuple[Answer, Point]]) -
             for head, (answer, point) in columns.items()
         }
         names = dict.fromkeys(part for shares in rows.values() for part in shares)
-        room = console.width - max((len(part) for part in names), default=0)
+        room = console.width - max((len(printed(part)) for part in names), default=0)
         # 5 columns for "100.0" and 3 for the blanks around it.
         wide = max((max(len(head), 5) for head in rows), default=5) + 3
         heads = list(rows)
@@ -272,24 +280,26 @@ def _show_parts(console: Console, columns: Mapping[str, tuple[Answer, Point]]) -
         for start in range(0, len(heads), room // wide):
             shown = heads[start : start + room // wide]
             lines = [
-                (part, *(f"{rows[head].get(part, 0.0) * 100:.1f}" for head in shown))
+                (printed(part), *(f"{rows[head].get(part, 0.0) * 100:.1f}" for head in shown))
                 for part in names
             ]
-            sums = ("in all", *(f"{sum(rows[head].values()) * 100:.1f}" for head in shown))
+            sums = ("total", *(f"{sum(rows[head].values()) * 100:.1f}" for head in shown))
             if start:
                 console.print()
             total = sums if name == "memory" else None
-            _print_rows(console, ("part", *shown), lines, total=total)
+            _print_rows(console, ("term", *shown), lines, total=total)
 
 
 def _show_counts(console: Console, answer: Answer) -> None:
     if not answer.complete:
-        print_plain(console, "stopped before its end; this is what was found until then")
+        print_plain(console, "interrupted; results so far")
     if not answer.considered:
-        print_plain(console, "no degrees divide both the model and the batch")
+        print_plain(console, "no degrees divide both model and batch")
         return
-    others = "; the others:" if answer.rejected else ""
-    print_plain(console, f"{answer.feasible:,} of {answer.considered:,} executions can run{others}")
+    others = "; others:" if answer.rejected else ""
+    print_plain(
+        console, f"{answer.feasible:,} of {answer.considered:,} executions are possible{others}"
+    )
     for text, count in answer.rejected.items():
         print_item(console, f"{count:,} ({_percent(count / answer.considered)}): {text}")
 
@@ -366,30 +376,30 @@ def show_tuning(console: Console, result: TuningResult) -> None:
     """Print the result of a tuner that found an execution."""
     assert result.best is not None
     best = result.best
-    print_heading(console, "best of all" if result.exhaustive else "best found")
+    print_heading(console, "Best execution" if result.exhaustive else "Best execution found")
     print_plain(
         console,
-        f"{best.rate_per_s:.5g} samples/s, {format_seconds(best.time_s)} a step, "
+        f"{best.rate_per_s:.5g} samples/s, {format_seconds(best.time_s)} per step, "
         f"{format_bytes(best.memory_bytes)}",
     )
     fields = [(name, _word(value)) for name, value in best.execution.items()]
     _print_rows(console, ("field", "value"), fields)
     if len(result.top) > 1:
-        print_heading(console, f"the best {len(result.top)}")
+        print_heading(console, f"Best {len(result.top)} executions")
         _print_best(console, result.top)
-    print_heading(console, "how it was reached")
+    print_heading(console, "Improvements")
     head, figure = _FIGURES[result.objective]
     steps = [(f"{step.evaluations:,}", figure(step.value)) for step in result.trace[-_STEPS:]]
-    _print_rows(console, ("after", head), steps, left=0)
+    _print_rows(console, ("evaluations", head), steps, left=0)
     print_plain(
         console,
         f"{result.evaluations:,} evaluations of {result.space_size:,} points; "
-        f"{result.feasible_share * 100:.1f} % can run",
+        f"{result.feasible_share * 100:.1f} % are possible",
     )
     for reason, count in list(result.refused.items())[:_REFUSALS]:
         print_plain(console, f"{count:,} refused: {reason}", style="dim")
     if not result.exhaustive:
-        print_plain(console, "not every point was priced: a better one may exist", style="dim")
+        print_plain(console, "not every point was evaluated: a better one may exist", style="dim")
 
 
 def _word(value: object) -> str:
@@ -435,16 +445,16 @@ _CALCULON_LAYERS = {
     "fw_processing_time": ("forward", "s"),
     "baseblock_fw_tp_comm_time": ("link", "s"),
     "weight": ("weights", "B"),
-    "activation": ("kept", "B"),
+    "activation": ("saved", "B"),
 }
 _REQUIRED = (
-    ("tensor parallel, tiles", "tp_bw_overlap_req", "tensor_par_net"),
-    ("data parallel, chunks", "dp_bw_overlap_req_chunk", "data_par_net"),
-    ("data parallel, tail", "dp_bw_overlap_req_tail", "data_par_net"),
-    ("offload of activations", "act_offload_bw_req", None),
-    ("offload of weights", "weight_offload_bw_req", None),
-    ("offload of optimizer", "optim_offload_bw_req", None),
-    ("offload as asked", "offload_mem_bw_req", None),
+    ("TP comm in tiles", "tp_bw_overlap_req", "tensor_par_net"),
+    ("DP comm per chunk", "dp_bw_overlap_req_chunk", "data_par_net"),
+    ("DP comm of the last chunk", "dp_bw_overlap_req_tail", "data_par_net"),
+    ("activation offload", "act_offload_bw_req", None),
+    ("weight offload", "weight_offload_bw_req", None),
+    ("optimizer offload", "optim_offload_bw_req", None),
+    ("requested offload", "offload_mem_bw_req", None),
 )
 _TENSOR2D_LAYERS = {
     "name": ("operation", ""),
@@ -453,7 +463,7 @@ _TENSOR2D_LAYERS = {
     "t_bwd": ("backward", "s"),
     "t_bwd_comm": ("links", "s"),
     "weights_mem": ("weights", "B"),
-    "activation_buffer": ("kept", "B"),
+    "activation_buffer": ("saved", "B"),
 }
 
 
@@ -462,57 +472,64 @@ def _rate(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 1e4 else f"{per_s:.5g}"
 
 
-def _show_step(
-    console: Console, title: str, parts: Sequence[Part], total_s: float, *, batch: int, rate: float
-) -> None:
-    """Print the step time by part; the column `on the network` includes hidden communication."""
-    print_plain(console, title, style="bold")
-    speed = f"{rate:.5g} samples/s, step {format_seconds(total_s)}, batch {batch}"
-    print_plain(console, speed, style="bold")
-    print_heading(console, "step time")
-    linked = ("on the network",) if any(part.whole is not None for part in parts) else ()
-    rows = [
-        (
-            part.name,
-            format_seconds(part.amount),
-            _percent(part.amount / total_s),
-            *("" if part.whole is None else format_seconds(part.whole) for _ in linked),
-        )
-        for part in parts
-    ]
-    total = ("step", format_seconds(total_s), _percent(1.0))
-    _print_rows(console, ("part", "time", "share", *linked), rows, total=total)
-
-
-def _show_memory(
+def _show_estimate(
     console: Console,
-    parts: Sequence[Part],
-    capacity_bytes: float,
+    title: str,
+    time: Sequence[Part],
+    memory: Sequence[Part],
     *,
+    total_s: float,
+    capacity_bytes: float,
     second: tuple[float, float] = (0.0, 0.0),
 ) -> None:
-    """Print the memory parts of the processor with the largest peak against the capacity.
+    """Print step time and memory of the peak processor by part, next to each other.
 
     second : needed and existing bytes of a second memory tier, printed if it is used.
     """
-    print_heading(console, "memory per processor")
-    table = make_table("part", "size", "of capacity", spaced=True)
-    for part in parts:
-        table.add_row(part.name, format_bytes(part.amount), _percent(part.amount / capacity_bytes))
-    needed = sum(part.amount for part in parts)
-    table.add_row("needed", format_bytes(needed), _percent(needed / capacity_bytes), style="bold")
-    table.add_row("capacity", format_bytes(capacity_bytes), _percent(1.0))
+    print_plain(console, title, style="bold")
+    console.print()
+    unit, scale = ("s", 1.0) if total_s >= 1.0 else ("ms", 1e-3)
+    needed = sum(part.amount for part in memory)
+    times = [(_time_name(part.name), part.amount) for part in time] + [("total", total_s)]
+    sizes = [(memory_name(part.name), part.amount) for part in memory] + [("total", needed)]
+    left = [(name, f"{value / scale:.4f}", _percent(value / total_s)) for name, value in times]
+    right = [
+        (name, f"{value / GIB:.2f}", _percent(value / capacity_bytes)) for name, value in sizes
+    ]
     if second[0]:
-        table.add_row("second memory needed", format_bytes(second[0]), _percent(_share(*second)))
-        table.add_row("second memory capacity", format_bytes(second[1]), _percent(1.0))
-    console.print(table)
+        right.append(("second memory", f"{second[0] / GIB:.2f}", _percent(_share(*second))))
+    capacity = f"of {capacity_bytes / GIB:.4g}"
+    lines = [
+        f"{_triple(one or ('', '', ''), 20)}   {_triple(other or ('', '', ''), 24)}".rstrip()
+        for one, other in zip_longest(
+            [("Step time", unit, "share"), *left], [("Memory/processor", "GiB", capacity), *right]
+        )
+    ]
+    for number, line in enumerate(lines):
+        console.print(escape(line), style="bold" if number == 0 else None, soft_wrap=True)
+    console.print()
+    network = [part for part in time if part.whole is not None]
+    if network:
+        texts = (f"{_time_name(part.name)} {format_seconds(part.whole or 0.0)}" for part in network)
+        _print_pair(console, "Network", f"{', '.join(texts)} (overlapped time included)")
 
 
-def _show_pairs(console: Console, heading: str, rows: Sequence[tuple[str, ...]]) -> None:
-    """Print rows of name, value and, if given, value of the machine; nothing without rows."""
-    if rows:
-        print_heading(console, heading)
-        _print_rows(console, ("what", "value", "of the machine")[: len(rows[0])], rows)
+def _time_name(name: str) -> str:
+    """Return the printed name of a part of the time, such as `tensor parallel, repeated`."""
+    first, comma, rest = name.partition(",")
+    return time_name(first) + comma + rest
+
+
+def _triple(cells: tuple[str, str, str], width: int) -> str:
+    name, value, share = cells
+    return f"{name:<{width}}{value:>8}{share:>8}"
+
+
+def _print_pair(console: Console, label: str, text: str) -> None:
+    """Print a label and its text, wrapped to the right of the label."""
+    for index, line in enumerate(wrapped(text, console.width - _LABEL)):
+        left = label if index == 0 else ""
+        console.print(f"{left:<{_LABEL}}{escape(line)}", soft_wrap=True)
 
 
 def _show_layers(
@@ -520,7 +537,7 @@ def _show_layers(
     rows: Sequence[Mapping[str, Any]],
     columns: Mapping[str, tuple[str, str]],
     *,
-    heading: str = "one layer, one micro-batch",
+    heading: str = "One layer, one micro-batch",
 ) -> None:
     """Print one row per operation of a layer.
 
@@ -528,7 +545,8 @@ def _show_layers(
     """
     print_heading(console, heading)
     cells = [[_cell(row[key], unit) for key, (_, unit) in columns.items()] for row in rows]
-    _print_rows(console, [head for head, _ in columns.values()], cells)
+    # Names of operations are long, so columns are close.
+    _print_rows(console, [head for head, _ in columns.values()], cells, spaced=False)
 
 
 def show_lists(console: Console, lists: Mapping[str, Sequence[str]]) -> None:
@@ -562,16 +580,31 @@ def show_execution(
     )
     total_s, rate = s["total_time"], s["sample_rate"]
     time, memory = calculon_points.time_parts(s), calculon_points.memory_parts(s, asdict(x))
-    _show_step(console, title, time, total_s, batch=x.batch_size, rate=rate)
-    second = s["proc_mem_tier2_cap_req"], system.memory_bytes(2)
-    _show_memory(console, memory, system.memory_bytes(1), second=second)
-    _show_pairs(console, "rates", _rates(known, x, system, s))
-    _show_pairs(console, "bandwidths that would hide transfers", _required(x, system, s))
+    _show_estimate(
+        console,
+        title,
+        time,
+        memory,
+        total_s=total_s,
+        capacity_bytes=system.memory_bytes(1),
+        second=(s["proc_mem_tier2_cap_req"], system.memory_bytes(2)),
+    )
+    tokens = rate * known.application.seq_size
+    _show_rates(console, rate, tokens, tokens / x.num_procs, total_s, x.batch_size)
+    peak = system.matrix[x.datatype].tflops
+    shares = ", ".join(
+        f"{name} {s[f'{name}_efficiency'] * 100:.1f} %" for name in ("compute", "system", "total")
+    )
+    achieved = f"{s['total_efficiency'] * peak:.4g} of {peak:.4g} TFLOP/s per processor"
+    _print_pair(console, "Efficiency", f"{achieved}; {shares}")
+    required = _required(x, system, s)
+    if required:
+        _print_pair(console, "Bandwidth", f"to hide transfers, needed of available: {required}")
     if "layers" in s:
         _show_layers(console, s["layers"], _CALCULON_LAYERS)
     notes = []
     if not known.application.vocab_size and not compat:
-        notes.append("vocab_size is not given: embedding, head and loss are left out")
+        notes.append("vocab_size is not given: embedding, head and loss are not counted")
     if known.spec is not None and not compat:
         wanted = "llama" if known.spec.layers[0].gated_mlp else "gpt"
         if x.structure_type != wanted:
@@ -579,32 +612,28 @@ def show_execution(
                 f"structure_type is {x.structure_type}, and {known.name} is built as {wanted}"
             )
     if compat:
-        notes.append("vocabulary, grouped keys and values and causal masks are not in this model")
+        notes.append("vocabulary, grouped KV heads and causal masks are not modelled")
     kept = list(calculon.Quirks.meanings.values()) if compat else []
-    show_lists(console, {"assumed": assumed, "notes": notes, "corrections that are off": kept})
+    show_lists(console, {"Defaults": assumed, "Notes": notes, "Corrections that are off": kept})
 
 
-def _rates(
-    known: Known, x: calculon.Execution, system: calculon.System, s: Mapping[str, Any]
-) -> list[tuple[str, ...]]:
-    tokens_per_s = s["sample_rate"] * known.application.seq_size
-    peak = system.matrix[x.datatype].tflops
-    achieved = s["total_efficiency"] * peak
-    return [
-        ("samples per second", _rate(s["sample_rate"])),
-        ("tokens per second", _rate(tokens_per_s)),
-        ("tokens per second and processor", _rate(tokens_per_s / x.num_procs)),
-        ("TFLOP/s per processor", f"{achieved:.4g} of {peak:.4g}"),
-        ("compute efficiency", f"{s['compute_efficiency'] * 100:.1f} %"),
-        ("system efficiency", f"{s['system_efficiency'] * 100:.1f} %"),
-        ("total efficiency", f"{s['total_efficiency'] * 100:.1f} %"),
-    ]
+def _show_rates(
+    console: Console, rate: float, tokens: float, each: float, total_s: float, batch: int
+) -> None:
+    """Print a step time as samples and tokens per second.
+
+    rate : samples/s. tokens, each : tokens/s in total and per processor.
+    """
+    text = (
+        f"{format_seconds(total_s)} per step of {format_count(batch, 'sample')}, "
+        f"{_rate(rate)} samples/s, {_rate(tokens)} tokens/s, {_rate(each)} tokens/s/GPU"
+    )
+    _print_pair(console, "Rates", text)
 
 
-def _required(
-    x: calculon.Execution, system: calculon.System, s: Mapping[str, Any]
-) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
+def _required(x: calculon.Execution, system: calculon.System, s: Mapping[str, Any]) -> str:
+    """Return the needed and available bandwidths of transfers that could be hidden."""
+    texts = []
     for text, key, net in _REQUIRED:
         if not s[key]:
             continue
@@ -612,9 +641,8 @@ def _required(
             has = system.mem2.GBps
         else:
             has = system.networks[getattr(x, net)].bytes_per_s / 1e9
-        # Both rates are printed in GB/s.
-        rows.append((text, f"{s[key] / 1e9:.4g} GB/s", f"{has:.4g} GB/s"))
-    return rows
+        texts.append(f"{text} {s[key] / 1e9:.4g} of {has:.4g} GB/s")
+    return ", ".join(texts)
 
 
 def show_candidate(
@@ -631,21 +659,21 @@ def show_candidate(
 ) -> None:
     """Print the result of `tensor2d.evaluate` for a candidate; see `show_execution`."""
     rate = batch / s["t"]
-    _show_step(console, title, tensor2d_points.time_parts(s), s["t"], batch=batch, rate=rate)
-    _show_memory(console, tensor2d_points.memory_parts(s), system.hbm_capacity * 1e9)
-    achieved = s["flops_per_gpu"] / s["t"]
-    _show_pairs(
+    _show_estimate(
         console,
-        "rates",
-        [
-            ("samples per second", _rate(rate)),
-            # The field l is the sequence length.
-            ("tokens per second", _rate(rate * model.l)),
-            ("tokens per second and GPU", _rate(rate * model.l / num_gpus)),
-            ("TFLOP/s per GPU", f"{achieved:.4g} of {system.matrix_flops_fp16:.4g}"),
-            ("share of the peak", f"{achieved / system.matrix_flops_fp16 * 100:.1f} %"),
-        ],
+        title,
+        tensor2d_points.time_parts(s),
+        tensor2d_points.memory_parts(s),
+        total_s=s["t"],
+        capacity_bytes=system.hbm_capacity * 1e9,
     )
+    # The field l is the sequence length.
+    tokens = rate * model.l
+    _show_rates(console, rate, tokens, tokens / num_gpus, s["t"], batch)
+    achieved, peak = s["flops_per_gpu"] / s["t"], system.matrix_flops_fp16
+    share = f"{achieved / peak * 100:.1f} % of the peak"
+    text = f"{achieved:.4g} of {peak:.4g} TFLOP/s per GPU; {share}"
+    _print_pair(console, "Efficiency", text)
     if "layers" in s:
         rows = [
             # The model returns GB, the table expects bytes.
@@ -653,14 +681,14 @@ def show_candidate(
             for row in s["layers"]
         ]
         around = ", embedding and head" if any(row["name"] == "embedding" for row in rows) else ""
-        _show_layers(console, rows, _TENSOR2D_LAYERS, heading=f"one layer{around}, one micro-batch")
+        _show_layers(console, rows, _TENSOR2D_LAYERS, heading=f"One layer{around}, one micro-batch")
     kept = list(tensor2d.Quirks.meanings.values()) if compat else []
     notes = []
     if compat and model != model.published():
-        notes.append("what is more than l, e, h, depth and f of the model is not in this model")
+        notes.append("only l, e, h, depth and f of the model are used")
     elif not model.vocab:
-        notes.append("vocab is not given: embedding, head and loss are left out")
-    show_lists(console, {"assumed": assumed, "notes": notes, "corrections that are off": kept})
+        notes.append("vocab is not given: embedding, head and loss are not counted")
+    show_lists(console, {"Defaults": assumed, "Notes": notes, "Corrections that are off": kept})
 
 
 def show_validation(
@@ -676,8 +704,25 @@ def show_validation(
     print_item(console, "table 5: measured step times, A100 80 GB")
     print_item(console, "figures 1 and 7: that paper's own counts of bytes, not measurements")
     print_item(console, "no constant of the model or of the shipped system was fitted to them")
+    print_heading(console, "Errors")
+    ours, kept = errors_of(tuple(checks)), errors_of(tuple(compat))
+    sizes = [
+        (name, which, _percent(one.mean, 2), _signed(one.bias), _signed(one.worst), mean)
+        for name in ours
+        for which, one, mean in (
+            ("default", ours[name], ""),
+            ("--compat", kept[name], f"{_PEERS[name]:g} %" if name in _PEERS else ""),
+        )
+    ]
+    names = ("figures", "model", "mean |error|", "bias", "worst", "published")
+    _print_rows(console, names, sizes, left=2)
+    print_plain(
+        console,
+        "published: mean |error| of the published model with its own A100",
+        style="dim",
+    )
     for group in dict.fromkeys(check.group for check in checks):
-        print_heading(console, group)
+        print_heading(console, group[:1].upper() + group[1:])
         heads = ("model", "mode", "published", "default", "error", "--compat", "error")
         rows = [
             (
@@ -693,23 +738,6 @@ def show_validation(
             if mine.group == group
         ]
         _print_rows(console, heads, rows, left=2)
-    print_heading(console, "errors")
-    ours, kept = errors_of(tuple(checks)), errors_of(tuple(compat))
-    sizes = [
-        (name, which, _percent(one.mean, 2), _signed(one.bias), _signed(one.worst), mean)
-        for name in ours
-        for which, one, mean in (
-            ("default", ours[name], ""),
-            ("--compat", kept[name], f"{_PEERS[name]:g} %" if name in _PEERS else ""),
-        )
-    ]
-    names = ("figures", "model", "mean size", "mean", "worst", "published")
-    _print_rows(console, names, sizes, left=2)
-    print_plain(
-        console,
-        "published: mean size of the errors that the published model has on its own A100",
-        style="dim",
-    )
 
 
 def _cell(value: object, unit: str) -> str:

@@ -633,7 +633,7 @@ def _(lab: Lab) -> None:
         *("--num-procs", "4,8", "--max-batch", 8, "--no-offload", "--no-tp-overlap"),
         *("--top", 1, "--plot", folder, "--plot-format", "svg"),
     ).out
-    assert "scaling" in out
+    assert "Scaling" in out
     assert (folder / "scaling.svg").stat().st_size > 1000
 
 
