@@ -247,10 +247,12 @@ def print_table(
     *,
     left: int = 1,
     styles: Sequence[str | None] = (),
+    ruled: bool = True,
 ) -> None:
     """Print rows of a table, each in a style; empty columns are omitted."""
     kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
-    table = make_table(*(columns[i] for i in kept), left=sum(1 for index in kept if index < left))
+    texts = sum(1 for index in kept if index < left)
+    table = make_table(*(columns[i] for i in kept), left=texts, ruled=ruled)
     for row, style in zip_longest(rows, styles):
         table.add_row(*(escape(row[i]) for i in kept), style=style)
     console.print(table)

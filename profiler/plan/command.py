@@ -86,7 +86,7 @@ def _tell(
     from profiler.plan.report import show_head
 
     if write_result(options.json, document, exit_code, command=_NAME):
-        console = make_console(sys.stdout)
+        console = make_console(sys.stdout, _WIDTH)
         show_head(console, question)
         show(console, question, *found)
 
@@ -168,6 +168,8 @@ def _backend(options: PlanOptions) -> Backend:
 
 
 _NAME = "profile-plan"
+_WIDTH = 80
+"""Width of the tables without a terminal, columns."""
 COMMAND = Command(
     name=_NAME,
     usage="[PLAN.json] [OPTIONS]",

@@ -19,7 +19,7 @@ from autopar.documents.strategy import strategy_document
 from autopar.pipeline.schedules import SCHEDULES
 from autopar.rates.measured import COMMUNICATOR_BYTES
 from autopar.records import Record
-from autopar.units import format_bytes, format_count, format_seconds
+from autopar.units import GIB, format_bytes, format_count, format_seconds
 from profiler.plan.arithmetic import (
     Held,
     RunArithmetic,
@@ -44,9 +44,9 @@ def print_some(
     console: Console, columns: list[str], rows: list[list[str]], *, left: int = 1
 ) -> None:
     """Print the first rows of a table, and the number of rows omitted."""
-    print_table(console, columns, rows[:_MOST_ROWS], left=left)
+    print_table(console, columns, rows[:_MOST_ROWS], left=left, ruled=False)
     if len(rows) > _MOST_ROWS:
-        print_note(console, f"and {len(rows) - _MOST_ROWS} more, which --json has")
+        print_note(console, f"{len(rows) - _MOST_ROWS} more rows: --json")
 
 
 def _beside(predicted: float | None, measured: float, written: Callable[[float], str]) -> list[str]:
@@ -65,8 +65,8 @@ def difference(predicted: float | None, measured: float) -> str:
 def no_prediction(what: str) -> str:
     """Return a sentence about why there is no prediction to compare with."""
     return (
-        f"no predicted {what} to compare with: a plan file of autopar-search has them, a strategy "
-        "file and a scaled-down plan do not"
+        f"no predicted {what}: only plan files of autopar-search contain it, and scaled-down plans "
+        "do not"
     )
 
 
@@ -81,6 +81,10 @@ def no_prediction(what: str) -> str:
 AT_THE_PEAK = ("activations", "passing")
 """Parts that are comparable only as a sum. Tensors that the loss, or the layer at its peak, saves
 are transient ("passing") in a prediction, and activations in a count."""
+
+
+_PARTS = {"passing": "transient"}
+"""Printed name of a part, where it differs."""
 
 
 class BookedPart(Record):
@@ -186,9 +190,9 @@ class Fit(Record):
         """Sentence about the missing memory."""
         over = format_bytes(self.needed_bytes - self.budget_bytes)
         return (
-            f"stage {self.stage} does not fit in the dry run: rank {self.rank} needs "
+            f"DOES NOT FIT: stage {self.stage} (rank {self.rank}) needs "
             f"{format_bytes(self.needed_bytes)} of {format_bytes(self.budget_bytes)}, {over} too "
-            "much; search again with a --memory-constraint smaller by that"
+            "much. Search again with a --memory-constraint that is smaller by this amount"
         )
 
 
@@ -230,9 +234,9 @@ def _print_fits(console: Console, fits: Sequence[Fit]) -> None:
         room = format_bytes(fullest.budget_bytes - fullest.needed_bytes)
         print_line(
             console,
-            f"fits: stage {fullest.stage} needs {format_bytes(fullest.needed_bytes)} of "
-            f"{format_bytes(fullest.budget_bytes)}, and {room} are left; with communicators and "
-            "what the plan reserves",
+            f"FITS: stage {fullest.stage} needs {format_bytes(fullest.needed_bytes)} of "
+            f"{format_bytes(fullest.budget_bytes)}, {room} left; communicators and the reserve of "
+            "the plan included",
             style="green",
         )
     for fit in fits:
@@ -246,12 +250,13 @@ def _print_fits(console: Console, fits: Sequence[Fit]) -> None:
 
 def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRank]) -> None:
     """Print the counted memory of ranks, with the prediction."""
-    print_heading(console, "counted on tensors without contents")
+    _print_fits(console, fits_of(question, ranks))
+    print_heading(console, "Memory counted on meta tensors")
     rows = [
         [
             str(rank.rank),
             str(rank.stage),
-            str(rank.num_parameters),
+            f"{rank.num_parameters:,}",
             *map(format_bytes, (*_kept(rank), rank.peak_bytes)),
         ]
         for rank in ranks
@@ -259,7 +264,7 @@ def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRan
     columns = ["rank", "stage", "parameters", "weights", "gradients", "optimizer", "peak"]
     print_some(console, columns, rows, left=2)
     prediction = question.prediction
-    print_heading(console, "memory at the peak")
+    print_heading(console, "Peak memory")
     stages = prediction.stages if prediction is not None else ()
     arithmetic = examine(question.job).stages
     rows = []
@@ -267,43 +272,41 @@ def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRan
         kept = arithmetic[rank.stage].held.gathered_bytes
         parts = book(question.job, rank, prediction, kept_bytes=kept)
         rows += _memory_rows(rank, parts, stages[rank.stage] if stages else None)
-    print_some(console, ["rank", "what", "predicted", "counted", "difference"], rows, left=2)
+    print_some(console, ["rank", "term", "predicted", "counted", "difference"], rows, left=2)
     footnotes = [
-        "gradients: that are there at that moment",
-        "passing: gathered weights, buffers and temporaries, predicted as the most of any moment",
-        "compared together: what the loss has saved is predicted as passing, counted as kept",
+        "gradients: allocated at the peak",
+        "transient: gathered weights, buffers and temporaries; the prediction is their maximum",
+        "activations of the loss: predicted as transient, counted as activations",
     ]
     if any(stage.held.gathered_bytes for stage in arithmetic):
-        footnotes.insert(0, "weights: with the whole ones that ZeRO-2 keeps")
+        footnotes.insert(0, "weights: unsharded copies of ZeRO-2 included")
     print_note(console, "; ".join(footnotes))
     if not stages:
         print_note(console, no_prediction("memory"))
         return
     print_note(
         console,
-        "receive buffers of pipelines and the context of the device are not counted, nor is what "
-        "an allocator wastes; communicators are no tensors",
+        "not counted: receive buffers of pipelines, CUDA context, fragmentation, communicators",
     )
     if any(rank.engine_bytes for rank in ranks):
         print_note(
             console,
-            f"weights: with the {question.job.precision} shards that the plan's engine keeps "
-            "beside fp32 ones, and this executor does not",
+            f"weights: {question.job.precision} shards included, which the plan's engine keeps in "
+            "addition to fp32 ones",
         )
     if question.prediction is not None and question.prediction.options.engine == "megatron":
         print_note(
             console,
-            "the plan is for Megatron-LM, whose layers are predicted and keep less than those of "
-            "torch, which are counted here: `autopar check` counts its launch",
+            "the prediction is for Megatron-LM layers, which save less than the PyTorch layers "
+            "counted here; `autopar check` counts Megatron-LM",
         )
-    _print_fits(console, fits_of(question, ranks))
 
 
 def show_run(
     console: Console, question: Question, result: RunResult, verdict: Verdict | None
 ) -> None:
     """Print losses with the reference, and time and memory with the prediction."""
-    print_heading(console, "checked steps")
+    print_heading(console, "Steps compared with one process")
     reference = bool(result.reference_loss)
     rows = [
         [
@@ -320,9 +323,9 @@ def show_run(
     if verdict is not None:
         print_line(
             console,
-            f"largest difference: loss {verdict.largest['loss']:.2g} (at most "
+            f"largest relative difference: loss {verdict.largest['loss']:.2g} (at most "
             f"{verdict.tolerance['loss']:g}), gradient norm {verdict.largest['grad_norm']:.2g} "
-            f"(at most {verdict.tolerance['grad_norm']:g}), as shares of the reference",
+            f"(at most {verdict.tolerance['grad_norm']:g})",
             style=None if verdict.matches else "red",
         )
     else:
@@ -331,9 +334,8 @@ def show_run(
     if skipped and question.job.precision == "fp16":
         print_note(
             console,
-            f"skipped, and the loss scale halved, since gradients overflowed fp16: "
-            f"{format_count(len(skipped), 'step')} ({', '.join(skipped[:_MOST_ROWS])}); give more "
-            "--steps where none is left to compare",
+            f"{format_count(len(skipped), 'step')} skipped, because gradients overflowed fp16 "
+            f"({', '.join(skipped[:_MOST_ROWS])}); increase --steps if none is left to compare",
         )
     _show_times(console, question, result)
     _show_peaks(console, question, result)
@@ -353,42 +355,40 @@ def _show_times(console: Console, question: Question, result: RunResult) -> None
     rows = [["step", *_beside(step_s, median(times), format_seconds)]]
     for stage, spans in enumerate(result.stage_time_s[:_MOST_ROWS]):
         expected = _stage_times(prediction, stage, question.job.plan.num_microbatches)
-        for key, name in (("forward_s", "forwards"), ("backward_s", "backwards")):
+        for key, name in (("forward_s", "forward"), ("backward_s", "backward")):
             if key in spans:
                 cells = _beside(expected.get(key), spans[key], format_seconds)
                 rows.append([f"stage {stage}: {name}", *cells])
         if "optimizer_s" in spans:
             rows.append([f"stage {stage}: optimizer", "", format_seconds(spans["optimizer_s"]), ""])
-    print_heading(console, "time")
-    print_table(console, ["what", "predicted", "measured", "difference"], rows)
+    print_heading(console, "Time")
+    print_table(console, ["term", "predicted", "measured", "difference"], rows, ruled=False)
     count = format_count(len(times), "step")
     print_note(
         console,
-        f"medians of {count} ({format_seconds(times[0])} to {format_seconds(times[-1])}), each on "
-        "its slowest rank",
+        f"median of {count} ({format_seconds(times[0])} to {format_seconds(times[-1])}), slowest "
+        "rank of each",
     )
     if result.peak_source == "counted" and question.job.plan.world_size > 1:
         print_note(
             console,
-            "on CPUs processes share cores and memory, so these are not the times of GPUs",
+            "CPU processes share cores and memory: not representative of GPUs",
         )
     if prediction is None:
         print_note(console, no_prediction("times"))
         return
     print_note(
         console,
-        "the optimizer has no prediction of its own: the plan file has it together with the "
-        "exposed reduction of gradients",
+        "the plan file predicts the optimizer together with the exposed gradient reduction",
     )
     if prediction.interval_s is not None:
         low, high = prediction.interval_s
         print_line(
             console,
-            f"the predicted step is {format_seconds(low)} to {format_seconds(high)} within the "
-            "spread of its measurements",
+            f"predicted step: {format_seconds(low)} to {format_seconds(high)} (90 % interval)",
         )
     if prediction.basis is not None:
-        print_line(console, f"the prediction rests on {prediction.basis}", style="yellow")
+        print_line(console, f"Basis: {prediction.basis}", style="yellow")
 
 
 def _show_peaks(console: Console, question: Question, result: RunResult) -> None:
@@ -401,13 +401,13 @@ def _show_peaks(console: Console, question: Question, result: RunResult) -> None
     for rank, peak in enumerate(result.peak_bytes):
         then = stages[rank // each] if stages else None
         rows.append([str(rank), str(rank // each), *_beside(then, peak, format_bytes)])
-    print_heading(console, "peak memory of a step")
+    print_heading(console, "Peak memory")
     print_some(console, ["rank", "stage", "predicted", "measured", "difference"], rows, left=2)
     what = {
-        "allocated": "measured: the most that torch's allocator gave out",
-        "counted": "measured: storages of tensors, counted in one step",
+        "allocated": "measured: peak allocated by PyTorch",
+        "counted": "measured: tensor storages, counted in one step",
     }
-    taken_off = "; predicted without communicators and receive buffers"
+    taken_off = "; the prediction excludes communicators and receive buffers"
     if prediction is None or not stages or prediction.holds_buffers(result.peak_source):
         taken_off = ""
     print_note(console, what[result.peak_source] + taken_off)
@@ -427,18 +427,18 @@ def _memory_rows(
         cells = _beside(part.predicted_bytes, part.counted_bytes, format_bytes)
         if part.name in AT_THE_PEAK:  # compared as a sum below
             cells[-1] = ""
-        rows.append(["", part.name, *cells])
+        rows.append(["", _PARTS.get(part.name, part.name), *cells])
     at_peak = [part for part in parts if part.name in AT_THE_PEAK]
     predicted = [part.predicted_bytes for part in at_peak if part.predicted_bytes is not None]
     if predicted:
         now = sum(part.counted_bytes for part in at_peak)
         cells = _beside(sum(predicted), now, format_bytes)
-        rows.append(["", " and ".join(AT_THE_PEAK), *cells])
+        rows.append(["", " and ".join(_PARTS.get(name, name) for name in AT_THE_PEAK), *cells])
     fixed = stage.memory_bytes.get("fixed") if stage is not None else None
     if fixed is not None:
         rows.append(["", "communicators", format_bytes(fixed), "", ""])
     whole = stage.tensor_bytes if stage is not None else None
-    name = "all" if fixed is None else "all but communicators"
+    name = "total" if fixed is None else "total without communicators"
     rows.append(["", name, *_beside(whole, rank.peak_bytes, format_bytes)])
     rows[0][0] = str(rank.rank)
     return rows
@@ -634,7 +634,7 @@ def _plain(value: Any) -> Any:
 def show_head(console: Console, question: Question) -> None:
     """Print the source, model and schedule of the plan."""
     plan, spec = question.job.plan, question.job.spec
-    lengths = ", ".join(str(layer.seq_length) for layer in spec.layers)
+    lengths = ", ".join(f"{layer.seq_length:,}" for layer in spec.layers)
     console.print(
         escape(f"{question.source}: {spec.name}, {format_count(spec.num_layers, 'layer')}"),
         style="bold",
@@ -642,21 +642,20 @@ def show_head(console: Console, question: Question) -> None:
     )
     schedule = SCHEDULES[plan.pipeline_type].title
     if plan.num_chunks > 1:
-        schedule += f" of {plan.num_chunks} chunks a stage"
+        schedule += f" with {plan.num_chunks} chunks per stage"
     m, each = plan.num_microbatches, plan.world_size // plan.num_stages
     ranks = f"{format_count(plan.world_size, 'rank')} = {format_count(plan.num_stages, 'stage')}"
     parts = f"{format_count(m, 'micro-batch', 'micro-batches')} of {plan.global_batch // m}"
     print_line(
         console,
-        f"{ranks} of {each}, {schedule}, global batch {plan.global_batch} = {parts}, sequence "
-        f"length {lengths}",
+        f"{ranks} of {each}, {schedule}, global batch {plan.global_batch} = {parts}, "
+        f"{lengths} tokens",
     )
     job = question.job
     print_line(
         console,
-        f"{job.precision}; tensor-parallel layers {'with' if job.sequence_parallel else 'without'} "
-        f"sequence parallelism; gradients are reduced "
-        f"{'once per step' if job.async_grad_reduce else 'in every micro-batch'}",
+        f"{job.precision}, {'' if job.sequence_parallel else 'no '}sequence parallelism, gradient "
+        f"reduction {'once per step' if job.async_grad_reduce else 'per micro-batch'}",
     )
     for note in question.notes:
         print_note(console, note)
@@ -664,12 +663,14 @@ def show_head(console: Console, question: Question) -> None:
 
 def show_static(console: Console, question: Question, report: StaticReport) -> None:
     """Print the arithmetic of a legal plan."""
-    print_line(console, "legal: yes")
+    print_line(console, "LEGAL")
     if report.obstacle is not None:
-        print_line(console, f"not run by --mode run or dryrun: {report.obstacle}", style="yellow")
+        print_line(
+            console, f"not supported by --mode run and dryrun: {report.obstacle}", style="yellow"
+        )
     has_axes = any(run.tensor_axes for stage in report.stages for run in stage.runs)
     has_axes |= (has_rings := any(s.cp > 1 for s in question.job.plan.layers))
-    print_heading(console, "layers")
+    print_heading(console, "Layers")
     rows = [
         [
             str(stage.stage),
@@ -677,13 +678,13 @@ def show_static(console: Console, question: Question, report: StaticReport) -> N
             run.label,
             ",".join(map(str, run.tensor_axes)),
             str(run.samples),
-            str(run.held.num_parameters),
+            f"{run.held.num_parameters:,}",
             format_bytes(run.held.state_bytes),
         ]
         for stage in report.stages
         for run in stage.runs
     ]
-    columns = ["stage", "layers", "strategy", "tensor axes", "samples", "parameters", "states"]
+    columns = ["stage", "layers", "strategy", "tensor axes", "mbs", "parameters", "model states"]
     print_some(console, columns, rows, left=4)
     print_line(
         console,
@@ -694,11 +695,11 @@ def show_static(console: Console, question: Question, report: StaticReport) -> N
         axes = " x ".join(map(str, report.mesh))
         print_line(
             console,
-            f"the ranks of a stage are a mesh of {axes}"
-            + "; samples are divided over the axes that are not a layer's tensor axes" * has_axes
-            + ", and sequences over the last of them" * has_rings,
+            f"device mesh of a stage: {axes}"
+            + "; samples are split over the other axes than a layer's tensor axes" * has_axes
+            + ", sequences over the last of them" * has_rings,
         )
-    print_heading(console, "a rank of each stage")
+    print_heading(console, "Memory of the first rank of each stage, GiB")
     rows = [
         [
             str(stage.stage),
@@ -708,33 +709,32 @@ def show_static(console: Console, question: Question, report: StaticReport) -> N
             if question.job.plan.num_chunks > 1
             else f"{stage.layers[0]}-{stage.layers[1]}",
             str(stage.in_flight),
-            str(stage.held.num_parameters),
-            *map(format_bytes, _kept(stage.held)),
+            f"{stage.held.num_parameters / 1e6:,.1f}",
+            *(f"{n / GIB:.2f}" for n in _kept(stage.held)),
             *(
-                format_bytes(n) if n else ""
+                f"{n / GIB:.2f}" if n else ""
                 for n in (stage.held.gathered_bytes, stage.held.accumulated_bytes)
             ),
         ]
         for stage in report.stages
     ]
-    columns = ["stage", "ranks", "layers", "in flight", "parameters", "weights", "gradients"]
+    columns = ["stage", "ranks", "layers", "live", "params, M", "weights", "gradients"]
     columns += ["optimizer", "gathered", "accumulated"]
     print_some(console, columns, rows, left=3)
     kept = [stage.held for stage in report.stages]
     footnotes = [
-        "of its first rank, which has the most",
-        "samples: of a micro-batch",
-        "in flight: micro-batches whose activations are kept at once",
+        "mbs: micro-batch size, samples",
+        "live: micro-batches with saved activations",
     ]
     if any(held.gathered_bytes for held in kept):
-        footnotes.append("gathered: weights that ZeRO-2 holds whole during a step")
+        footnotes.append("gathered: unsharded weights of ZeRO-2 during a step")
     if any(held.accumulated_bytes for held in kept):
-        footnotes.append("accumulated: whole gradients that ZeRO holds during a step, in fp32")
+        footnotes.append("accumulated: unsharded fp32 gradients during a step")
     print_note(console, "; ".join(footnotes))
     if question.job.plan.num_stages > 1:
         print_line(
             console,
-            f"bubble: {100 * report.bubble_share:.1f} % of a step with equal stages, "
+            f"pipeline bubble: {100 * report.bubble_share:.1f} % of the step if stages are equal, "
             + ("(p-1) / (v m+p-1)" if question.job.plan.num_chunks > 1 else "(p-1) / (m+p-1)"),
         )
 

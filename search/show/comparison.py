@@ -15,6 +15,7 @@ from autopar.command.console import Console, escape
 from autopar.command.show import make_table, print_heading, print_item, print_plain
 from autopar.units import format_count, format_seconds
 from search.closed_form.comparison import KINDS, MODELS, TERMS
+from search.show.terms import time_name
 
 if TYPE_CHECKING:
     from autopar.rates.accuracy import RunClass
@@ -30,13 +31,14 @@ _UNSEEN = 1e-6
 def show_comparison(console: Console, comparison: Comparison) -> None:
     """Print the step of one plan by part in all models, its interval and the differences."""
     print_plain(console, _title(comparison), style="bold")
-    print_heading(console, "step time")
-    table = make_table("part", *MODELS.values(), spaced=True)
+    print_heading(console, "Step time by model")
+    table = make_table("term", *MODELS.values(), spaced=True, ruled=False)
     columns = comparison.columns
     for name, cells in _rows(columns):
         if any(value is not None for value in cells):
-            table.add_row(escape(name), *map(_seconds, cells))
-    table.add_row("step", *(_seconds(column.total_s, "none") for column in columns), style="bold")
+            indent = " " * (len(name) - len(name.lstrip()))
+            table.add_row(escape(indent + time_name(name.strip())), *map(_seconds, cells))
+    table.add_row("total", *(_seconds(column.total_s, "none") for column in columns), style="bold")
     console.print(table)
     for column in columns:
         if column.runs is not None:
@@ -56,7 +58,7 @@ def show_overview(console: Console, comparisons: Sequence[Comparison]) -> None:
         for column in comparison.columns:
             gap = from_first.get(column.model)
             shares.append("" if gap is None else f"{gap.share * 100:+.1f} %")
-            terms.append("" if gap is None else gap.term)
+            terms.append("" if gap is None else time_name(gap.term))
         if first.runs is not None:
             shares[0] = _percents(first.runs)
         # The name of a plan is wrapped over several lines next to its figures.
@@ -69,8 +71,8 @@ def show_overview(console: Console, comparisons: Sequence[Comparison]) -> None:
     console.print(table)
     print_plain(
         console,
-        "below a step: its 90 % interval, then how far each model is from bottom-up, and in which "
-        "part most",
+        "below a step: its 90 % interval (bottom-up), or the difference to bottom-up and the term "
+        "that differs most",
         style="dim",
     )
     _show_lists(console, comparisons, named=True)
@@ -101,8 +103,8 @@ def _title(comparison: Comparison) -> str:
     batches = format_count(plan.num_microbatches, "micro-batch", "micro-batches")
     return (
         f"{_subject(comparison)}: {batches} of "
-        f"{plan.global_batch / plan.num_microbatches:g} x {layer.seq_length} tokens, as "
-        f"{question.stack.name} runs it"
+        f"{plan.global_batch / plan.num_microbatches:g} x {layer.seq_length:,} tokens, stack "
+        f"{question.stack.name}"
     )
 
 
@@ -128,12 +130,12 @@ def _seconds(value: float | None, absent: str = "") -> str:
 def _interval(column: Column, found: RunClass, stack: str) -> str:
     assert column.total_s is not None, "it has an interval"
     low_s, high_s = found.interval_s(column.total_s)
-    runs = "mixtures of experts" if found.experts else "dense models"
-    other = "" if found.stack == stack else f", of {stack} there are none"
+    runs = "MoE runs" if found.experts else "dense runs"
+    other = "" if found.stack == stack else f" (none with {stack})"
     return (
-        f"bottom-up: 9 of 10 steps lie between {format_seconds(low_s)} and "
-        f"{format_seconds(high_s)} ({_percents(found)}), as {found.rows} published runs of "
-        f"{runs} with {found.stack} did on clusters that were not measured{other}"
+        f"Basis: bottom-up is a datasheet estimate; 90 % interval {format_seconds(low_s)} to "
+        f"{format_seconds(high_s)} ({_percents(found)}) of {found.rows} published {found.stack} "
+        f"{runs}{other}"
     )
 
 
@@ -144,15 +146,17 @@ def _percents(found: RunClass) -> str:
 def _show_differences(console: Console, differences: Sequence[Difference]) -> None:
     if not differences:
         return
-    print_heading(console, "differences")
-    table = make_table("of", "against", "step", "", "mostly", "", left=2, spaced=True)
+    print_heading(console, "Differences")
+    table = make_table(
+        "model", "minus", "step", "share", "largest term", "", left=2, spaced=True, ruled=False
+    )
     for gap in differences:
         table.add_row(
             MODELS[gap.other],
             MODELS[gap.one],
             _signed(gap.seconds),
             f"{gap.share * 100:+.1f} %",
-            escape(gap.term),
+            escape(time_name(gap.term)),
             _signed(gap.term_s),
         )
     console.print(table)
@@ -176,7 +180,7 @@ def _show_lists(console: Console, comparisons: Sequence[Comparison], *, named: b
                 reasons.setdefault(start + column.reason, []).append(plan)
             for note in column.notes:
                 notes.setdefault(start + note, []).append(plan)
-    for heading, found in (("not priced", reasons), ("notes", notes)):
+    for heading, found in (("Not estimated", reasons), ("Notes", notes)):
         if found:
             print_heading(console, heading)
         for text, plans in found.items():
