@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from profiler.show.read import Folder
 
 _WHAT, _DIFF, _PICTURES = "What to show", "Comparison", "Pictures"
+_WIDTH = 80
+"""Width of the tables without a terminal, columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +157,7 @@ def _show(asked: ShowOptions) -> int:
         COMMAND.say(f"wrote {plot}")
     if not _answer(asked, folder_document(folder)):
         return 0
-    console = make_console(sys.stdout)
+    console = make_console(sys.stdout, _WIDTH)
     show_folder(console, folder, None if asked.curves == "none" else asked.curves)
     for file in folder.model_files:
         if has_fits(file):
@@ -207,7 +209,7 @@ def _diff(asked: ShowOptions, other: Path) -> int:
         "without_counterpart": left,
     }
     shown = _answer(asked, document, exit_code)
-    console = make_console(sys.stdout)
+    console = make_console(sys.stdout, _WIDTH)
     for a, b, comparison in compared if shown else ():
         show_comparison(
             console,
@@ -238,7 +240,7 @@ def _validate(asked: ShowOptions) -> int:
         "findings": [{"severity": one.severity, "sentence": one.sentence} for one in findings],
     }
     if _answer(asked, document, exit_code):
-        show_findings(make_console(sys.stdout), findings, len(files))
+        show_findings(make_console(sys.stdout, _WIDTH), findings, len(files))
     return exit_code
 
 

@@ -48,12 +48,21 @@ from profiler.show.read import (
 # Fitted times of a model as a table, printed by `profile-model` and `profile-show`.
 
 
-_COLUMNS = ["part", "pass", "sharding", "mode", "largest", "ms/sample", "90 %", "launch", "worst"]
+_COLUMNS = [
+    "part",
+    "pass",
+    "sharding",
+    "mode",
+    "batch x seq",
+    "ms/sample",
+    "90 %",
+    "launch",
+    "error",
+]
 _LEGEND = (
-    "largest: the cell with the most tokens, batch x sequence length, and the fitted time there "
-    "with its 90 % interval by the scatter of the samples (none: wider than the time itself, so "
-    "that nothing follows from it); launch: the part that no batch changes; "
-    "worst: what the fit is off by at its worst cell, exact where too few cells could tell"
+    "batch x seq: the cell with the most tokens, with its fitted time and 90 % interval (none: "
+    "wider than the time itself); launch: time independent of the batch; error: largest error of "
+    "the fit (exact: as many terms as cells)"
 )
 
 _EXACT = 1e-9
@@ -63,12 +72,13 @@ def show_fits(console: Console, fits: Sequence[TimeFit]) -> None:
     """Print one row per fit; fits far from a measured time are coloured."""
     if not fits:
         return
-    print_heading(console, "fitted times")
+    print_heading(console, "Fitted times")
     print_table(
         console,
         _COLUMNS,
         [_fit_row(fit) for fit in fits],
         left=5,
+        ruled=False,
         styles=["yellow" if abs(fit.worst_relative) > BAD_FIT else None for fit in fits],
     )
     print_note(console, _LEGEND)
@@ -121,13 +131,13 @@ def show_model(console: Console, path: Path) -> None:
     """
     sidecar = read_sidecar(path, "computation")
     assert sidecar is not None, "the caller asks has_fits"
-    print_heading(console, "times of a model" + (f": {sidecar.name}" if sidecar.name else ""))
-    print_pair(console, "read from", str(path))
-    print_pair(console, "source", f"{sidecar.source} ({sidecar.tool})")
+    print_heading(console, "Layer times" + (f" of {sidecar.name}" if sidecar.name else ""))
+    print_pair(console, "File", str(path))
+    print_pair(console, "Source", f"{sidecar.source} ({sidecar.tool})")
     cells = [m for m in newest_cells(sidecar.runs).values() if m.status == "ok"]
     fits = sidecar.fits or fit_cells(cells)
     if not fits:
-        print_line(console, "no samples are beside these times, so no fit can be shown")
+        print_line(console, "no samples, so no fit")
     show_fits(console, fits)
     for sentence in bad_fits(fits):
         print_line(console, sentence, style="yellow")
@@ -163,24 +173,24 @@ _LISTED = 8
 def show_head(console: Console, folder: Folder, profile: Profile) -> None:
     """Print the shape of a profile, where and how it was measured, and its limitations."""
     name = next((sidecar.name for sidecar in profile.sidecars if sidecar.name), None)
-    print_heading(console, f"hardware profile of {profile.title}" + (f": {name}" if name else ""))
+    print_heading(console, f"Hardware profile of {profile.title}" + (f": {name}" if name else ""))
     for stamp in stamps(profile):
         print_line(console, stamp, style="bold yellow")
-    print_pair(console, "read from", str(folder.path))
+    print_pair(console, "Folder", str(folder.path))
     kinds = ", ".join(file.kind for file in profile.files)
-    print_pair(console, "files", kinds)
+    print_pair(console, "Files", kinds)
     units = {file.unit for file in profile.files if file.kind in ("allreduce", "p2p")}
     if not profile.sidecars:
         print_pair(
             console,
-            "measured",
-            "unknown: no sidecar is beside these files"
-            + (f"; bandwidths were read as {' and '.join(sorted(units))}" if units else ""),
+            "Measured",
+            "unknown: no sidecar files"
+            + (f"; unit of bandwidths: {' and '.join(sorted(units))}" if units else ""),
         )
     source = "; ".join(dict.fromkeys(sidecar.source for sidecar in profile.sidecars))
     if source:
         tools = ", ".join(dict.fromkeys(sidecar.tool for sidecar in profile.sidecars))
-        print_pair(console, "source", f"{source} ({tools})")
+        print_pair(console, "Source", f"{source} ({tools})")
     data = dict(profile.metadata)
     # The source already contains the command.
     if str(data.get("command")) in source:
@@ -188,15 +198,15 @@ def show_head(console: Console, folder: Folder, profile: Profile) -> None:
     for label, keys in _LABELS.items():
         parts = [text for key, words in keys.items() if (text := _worded(words, data.get(key)))]
         if parts:
-            print_pair(console, label, ", ".join(parts))
+            print_pair(console, label.capitalize(), ", ".join(parts))
     memory = [s.memory_bytes_per_s for s in profile.sidecars if s.memory_bytes_per_s is not None]
     size = [s.memory_bytes for s in profile.sidecars if s.memory_bytes is not None]
     if memory or size:
         parts = [f"{size[0] / GIB:.4g} GiB"] if size else []
         parts += [f"{memory[0] / GB:.4g} GB/s"] if memory else []
-        print_pair(console, "device memory", ", ".join(parts))
+        print_pair(console, "Memory", ", ".join(parts))
     if len(profile.runs) > 1:
-        print_pair(console, "runs", f"{len(profile.runs)}; the newest is described here")
+        print_pair(console, "Runs", f"{len(profile.runs)}; the newest is described here")
 
 
 def _worded(words: str, value: str | float | bool | None) -> str:
@@ -212,28 +222,28 @@ def show_troubles(console: Console, profile: Profile) -> None:
         reasons: dict[str, list[str]] = {}
         for cell in profile.cells.values():
             if cell.status == status:
-                reasons.setdefault(cell.reason or "no reason was recorded", []).append(cell.key)
+                reasons.setdefault(cell.reason or "no reason recorded", []).append(cell.key)
         if reasons:
-            print_heading(console, f"{status} cells")
+            print_heading(console, f"{status.capitalize()} measurements")
         for reason, keys in reasons.items():
             print_line(console, f"{_listed(keys, _LISTED)}: {reason}")
     slow = stragglers(profile)
     if slow:
-        print_heading(console, "stragglers")
+        print_heading(console, "Stragglers")
     for (rank, host), found in slow.items():
         key, ratio = max(found, key=lambda item: item[1])
-        cells = format_count(len(found), "cell")
+        cells = format_count(len(found), "measurement")
         print_line(
             console,
-            f"rank {rank} on {host}: in {cells}, at worst {ratio:.3g} times the others ({key})",
+            f"rank {rank} on {host}: slow in {cells}, up to {ratio:.3g}x the others ({key})",
         )
     warnings = cell_warnings(profile.cells.values())
     if warnings:
-        print_heading(console, "suspicious samples")
+        print_heading(console, "Suspicious samples")
     for key, text in warnings[:_LISTED]:
         print_line(console, f"{key}: {text}")
     if len(warnings) > _LISTED:
-        print_line(console, f"and {len(warnings) - _LISTED} more; --validate lists all")
+        print_line(console, f"{len(warnings) - _LISTED} more: --validate")
 
 
 def _listed(keys: Sequence[str], most: int) -> str:
@@ -245,7 +255,7 @@ def _listed(keys: Sequence[str], most: int) -> str:
 # Hardware sections.
 
 
-_TIME_COLUMNS = 11
+_TIME_COLUMNS = 6
 
 
 def show_bandwidth(console: Console, profile: Profile) -> None:
@@ -266,19 +276,20 @@ def show_bandwidth(console: Console, profile: Profile) -> None:
             rows.append([OPERATION_NAMES[key[0]], str(key[1]), _kind(profile, key), *line])
     if not rows:
         return
-    print_heading(console, "bus bandwidth of collectives")
-    columns = ["operation", "group", "ranks", "scope"]
+    print_heading(console, "Bus bandwidth of collectives")
+    columns = ["operation", "group", "ranks", "link"]
     print_table(
         console,
-        [*columns, "GB/s", "p5-p95", "samples", "latency", "slope GB/s"],
+        [*columns, "GB/s", "p5-p95", "n", "latency", "slope"],
         rows,
         left=4,
+        ruled=False,
     )
     if size_bytes is not None:
         print_note(
             console,
-            f"GB/s: 1e9 bytes/s of bus traffic at {format_size(size_bytes)}; "
-            "latency and slope: the line fitted over all sizes",
+            f"GB/s: bus bandwidth at {format_size(size_bytes)}, with percentiles and number of "
+            "samples; latency and slope (GB/s): fitted over all sizes",
         )
 
 
@@ -298,7 +309,7 @@ def _reference_bytes(profile: Profile) -> float | None:
 def _kind(profile: Profile, key: SeriesKey) -> str:
     if key[1] == profile.world_size:
         return "all"
-    return "consecutive" if key[2] else "strided"
+    return "consec." if key[2] else "strided"
 
 
 def _bandwidth_row(
@@ -337,7 +348,7 @@ def _link(
         latency = format_seconds(float(f"{series.fit[0]:.3g}"))
         if series.slope_bytes_per_s is not None:
             slope = format_rate(series.slope_bytes_per_s)
-    return [scope, format_rate(value), spread, count, latency, slope]
+    return [scope.removesuffix("-node"), format_rate(value), spread, count, latency, slope]
 
 
 def show_p2p(console: Console, profile: Profile) -> None:
@@ -354,15 +365,15 @@ def show_p2p(console: Console, profile: Profile) -> None:
         rows.append([str(entry.group_size), *link, both_ways])
     copies = series.get(("memcopy", 1, True))
     if rows:
-        print_heading(console, "bandwidth between pipeline stages")
-        columns = ["stages", "scope", "GB/s", "p5-p95", "samples", "latency", "slope GB/s"]
-        print_table(console, [*columns, "each way, both at once"], rows, left=2)
+        print_heading(console, "Bandwidth between pipeline stages")
+        columns = ["stages", "link", "GB/s", "p5-p95", "n", "latency", "slope", "both ways, GB/s"]
+        print_table(console, columns, rows, left=2, ruled=False)
     if copies is not None:
         point = copies.points[-1]
         print_line(
             console,
-            f"memory of one device: {format_rate(copies.bus_bytes_per_s(point))} GB/s read and "
-            f"written while copying {format_size(point.size_bytes)}",
+            f"device memory: {format_rate(copies.bus_bytes_per_s(point))} GB/s read and written "
+            f"by a copy of {format_size(point.size_bytes)}",
         )
 
 
@@ -378,9 +389,11 @@ def show_times(console: Console, profile: Profile) -> None:
         if not table:
             continue
         name = OPERATION_NAMES[operation]
-        print_heading(console, f"time of one {name} in ms, by group and MB (2^20 bytes)")
+        print_heading(console, f"Time of one {name}, ms, by group and MiB")
         sizes = sorted({size for times in table.values() for size in times})
         for start in range(0, len(sizes), _TIME_COLUMNS):
+            if start:
+                console.print()
             chosen = sizes[start : start + _TIME_COLUMNS]
             print_table(
                 console,
@@ -389,6 +402,7 @@ def show_times(console: Console, profile: Profile) -> None:
                     [str(group), *(_ms(times.get(size)) for size in chosen)]
                     for group, times in sorted(table.items())
                 ],
+                ruled=False,
             )
 
 
@@ -410,23 +424,24 @@ def show_overlap(console: Console, profile: Profile) -> None:
     ]
     if entry is None and not cells:
         return
-    print_heading(console, "overlap of computation and communication")
+    print_heading(console, "Overlap of compute and communication")
     if entry is not None:
         print_line(
             console,
-            f"overlap_coe {entry.value:.4g}: while both run, each takes that many times as long",
+            f"overlap_coe {entry.value:.4g}: slowdown of each while both run",
         )
     if cells:
-        columns = ["communication", "size", "compute slower", "communication slower"]
+        columns = ["communication", "size", "compute", "comm"]
         print_table(
             console,
             [*columns, "hidden", "samples", ""],
             [_overlap_row(cell) for cell in cells],
+            ruled=False,
         )
         print_note(
             console,
-            "slower: time while both work over time alone; hidden: share of the shorter one that "
-            "costs no time",
+            "compute, comm: time while both run over time alone; hidden: overlapped share of the "
+            "shorter one",
         )
 
 
@@ -488,7 +503,7 @@ def show_comparison(
     """Print documented keys and the curve points that changed."""
     print_heading(console, title)
     for clause in circumstances:
-        print_pair(console, "different", clause)
+        print_pair(console, "Different", clause)
     counts = {
         verdict: comparison.count(verdict)
         for verdict in ("regression", "improvement", "within the spread", "unchanged")
@@ -514,13 +529,14 @@ def show_comparison(
             ["key", "old", "new", "new/old", "spread", "verdict"],
             [_change_row(change) for change in listed],
             styles=[_STYLES.get(change.verdict) for change in listed],
+            ruled=False,
         )
     if len(listed) < len(comparison.changes):
         rest = len(comparison.changes) - len(listed)
-        print_note(console, f"{rest} times that did not change are not listed")
+        print_note(console, f"{rest} unchanged times are not listed")
     for side, keys in (("old", comparison.only_old), ("new", comparison.only_new)):
         if keys:
-            print_pair(console, f"only {side}", _listed(keys, _ONE_SIDE))
+            print_pair(console, f"Only {side}", _listed(keys, _ONE_SIDE))
 
 
 def _change_row(change: Change) -> list[str]:

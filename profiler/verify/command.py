@@ -65,6 +65,8 @@ if TYPE_CHECKING:
 # One verification from beginning to end: profile, search, run in rounds, compare, calibrate.
 
 
+_WIDTH = 80
+"""Width of the report without a terminal, columns."""
 _DISTURBED = 0.05
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
 
@@ -217,9 +219,7 @@ def _disturbed(shares: Sequence[float]) -> list[str]:
     if not shares or max(shares) < _DISTURBED:
         return []
     typical, most = f"{median(shares):.0%}", f"{max(shares):.0%}"
-    return [
-        f"other processes took {typical} of the processors while a plan ran (median; up to {most})"
-    ]
+    return [f"other processes used {typical} of the CPUs while a plan ran (median; up to {most})"]
 
 
 def _measured(candidate: Candidate, runs: Sequence[RunSamples]) -> MeasuredPlan:
@@ -350,20 +350,20 @@ def show_verification(console: Console, found: Verification) -> None:
     for line in _summary(found.comparison):
         print_plain(console, line)
     if calibrated is not None:
-        print_heading(console, "calibration")
+        print_heading(console, "Calibration")
         for line in _factors(calibrated):
             print_plain(console, line)
         if found.calibration_path is not None:
             for line in _advice(calibrated, subject, found.calibration_path):
                 print_plain(console, line)
     if found.notes:
-        print_heading(console, "notes")
+        print_heading(console, "Notes")
         for note in found.notes:
             print_item(console, note)
 
 
 def _table(plans: Sequence[ComparedPlan]) -> Table:
-    columns = ("predicted", "measured", "", "error", "ranks", "MiB", "counted", "error")
+    columns = ("ms", "measured", "95 %", "error", "rank", "MiB", "counted", "error")
     table = make_table("plan", *columns, spaced=True).__rich__()  # its caption is set below
     table.columns[0].min_width = 16  # fold labels at words, not at letters
     for row in plans:
@@ -380,8 +380,8 @@ def _table(plans: Sequence[ComparedPlan]) -> Table:
             "-" if row.memory_error is None else _percent(row.memory_error),
         )
     table.caption = (
-        "times in ms, measured with its 95 % interval; error: predicted / measured - 1; ranks as\n"
-        "predicted and as measured; memory predicted and counted on the fullest stage"
+        "ms: predicted step time, then measured with its 95 % interval; error: predicted /\n"
+        "measured - 1; rank: predicted/measured; MiB: peak stage, predicted and counted"
     )
     table.caption_justify = "left"
     return table
@@ -389,34 +389,35 @@ def _table(plans: Sequence[ComparedPlan]) -> Table:
 
 def _summary(c: Comparison) -> list[str]:
     count = len(c.plans)
-    spread = f"spread by a factor of {c.measured_spread:.2f}, noise +-{c.measured_noise:.1%}"
+    spread = f"slowest / fastest {c.measured_spread:.2f}, noise +-{c.measured_noise:.1%}"
     worst = f"worst {_percent(c.worst_error)}"
+    error = f"{c.median_error:.1%} ({_span(c.median_error_interval)})"
     lines = [
-        f"{format_count(count, 'plan')}, measured times {spread}",
-        f"median |error|: {c.median_error:.1%} ({_span(c.median_error_interval)}), {worst}",
+        f"{format_count(count, 'plan')}, measured: {spread}",
+        f"Step time: median |error| {error}, {worst}",
     ]
     if c.spearman is None or c.spearman_interval is None:
-        lines.append("rank correlation: none, the plans are equally fast or there is one")
+        lines.append("Rank correlation: none (equally fast plans, or a single one)")
     else:
         low, high = c.spearman_interval
-        few = "" if count >= MINIMUM_PLANS else f"; {count} plans say little"
+        few = "" if count >= MINIMUM_PLANS else f"; {count} plans are too few"
         lines.append(
-            f"rank correlation (Spearman) of predicted and measured: {c.spearman:.2f} "
+            f"Rank correlation (Spearman) of predicted and measured: {c.spearman:.2f} "
             f"({low:.2f} to {high:.2f} over repeats{few})"
         )
     labels = {row.plan.name: row.plan.label for row in c.plans}
     best = labels[c.best_predicted]
     if c.best_predicted == c.best_measured:
-        lines.append(f"the predicted best is the measured best: {best}")
+        lines.append(f"Fastest plan: predicted and measured are the same: {best}")
     else:
         verdict = "as good as" if c.regret <= _WITHIN else "slower than"
         lines.append(
-            f"the predicted best ({best}) is {verdict} the measured best "
+            f"Fastest plan: the predicted one ({best}) is {verdict} the measured one "
             f"({labels[c.best_measured]}): {_percent(c.regret)} "
             f"({_span(c.regret_interval)})"
         )
     if c.median_memory_error is not None:
-        lines.append(f"median |error| of memory: {c.median_memory_error:.1%}")
+        lines.append(f"Memory: median |error| {c.median_memory_error:.1%}")
     return lines
 
 
@@ -429,14 +430,14 @@ def _factors(found: Calibrated) -> list[str]:
         else:
             lines.append(f"{name} x {value:.3f} ({low:.3f} to {high:.3f})")
     lines.append(
-        f"median |error| of times: {found.error(found.before_s):.1%} before, "
-        f"{found.error(found.after_s):.1%} after, {found.error(found.left_out_s):.1%} for a plan "
-        "that is left out of the fit"
+        f"Step time: median |error| {found.error(found.before_s):.1%} before, "
+        f"{found.error(found.after_s):.1%} after, {found.error(found.left_out_s):.1%} held-out "
+        "(each plan excluded from its fit)"
     )
     if found.memory_before is not None and found.memory_after is not None:
-        worse = "" if found.memory_after < found.memory_before else ", which is no better"
+        worse = "" if found.memory_after < found.memory_before else " (no better)"
         lines.append(
-            f"median |error| of memory by stage: {found.memory_before:.1%} before, "
+            f"Memory by stage: median |error| {found.memory_before:.1%} before, "
             f"{found.memory_after:.1%} after{worse}"
         )
     return lines
@@ -447,13 +448,12 @@ def _advice(found: Calibrated, subject: Subject, path: Path) -> list[str]:
     name, device = str(path), device_of(subject.hardware)
     if not found.is_advised:
         return [
-            f"do not use {name}:",
-            "a plan that is left out of the fit is predicted no better than without it;",
-            "measure again on an idle machine, or with more --repeats",
+            f"Do not use {name}: held-out plans are predicted no better than without it.",
+            "Measure again on an idle machine, or with more --repeats",
         ]
     return [
-        f"autopar-search --calibration {name} applies it,",
-        f"with files measured on {device}; a card and files of another device are refused",
+        f"Next: autopar-search --calibration {name}",
+        f"with profiles measured on {device}; other devices are refused",
     ]
 
 
@@ -500,7 +500,7 @@ def _execute(raw: dict[str, Any]) -> int:
         return 0
     found = verify(options, COMMAND.say)
     if write_result(json_path, verify_document(options, found), command=COMMAND.name):
-        show_verification(make_console(sys.stdout), found)
+        show_verification(make_console(sys.stdout, _WIDTH), found)
     return 0
 
 

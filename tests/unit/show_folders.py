@@ -245,7 +245,7 @@ def printed(
     """Return what a function prints on a console that is no terminal."""
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, newline="\n")
-    show(make_console(stream), *arguments, **more)
+    show(make_console(stream, 80), *arguments, **more)
     stream.flush()
     return raw.getvalue().decode(encoding)
 

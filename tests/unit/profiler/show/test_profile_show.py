@@ -78,7 +78,7 @@ def test_published_profiles(cases_dir: Path) -> None:
     entry = entries["allreduce_size_16_consec_1"]
     assert entry.value == pytest.approx(entry.written * MIB / 1e-3)
     text = printed(show_folder, folder, None)
-    assert text.count("unknown: no sidecar is beside these files; bandwidths were read as") == 3
+    assert text.count("unknown: no sidecar files; unit of bandwidths") == 3
     assert [f for f in validate(folder) if f.severity == "error"] == []
 
 

@@ -263,17 +263,17 @@ def test_files_with_another_content_are_another_question(
 def test_report_and_document_say_the_same(
     files: Path, found: tuple[Verification, Machine, Path]
 ) -> None:
-    """Every plan with its figures, the correlation, the factors; 100 columns are enough."""
+    """Every plan with its figures, the correlation, the factors; 80 columns are enough."""
     from autopar.command.console import make_console
 
     verification, _, work = found
     out = io.StringIO()
-    show_verification(make_console(out), verification)
+    show_verification(make_console(out, 80), verification)
     text = out.getvalue()
     document = verify_document(options_of(files, work), verification)
     content = json.loads(json.dumps(document, allow_nan=False))
 
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(len(line) for line in text.splitlines() if str(work) not in line) <= 80
     for row in content["plans"]:
         assert all(word in text for word in row["label"].split())
         assert row["rounds_s"] == [[row["measured_s"]] * 3] * 2
@@ -283,9 +283,9 @@ def test_report_and_document_say_the_same(
     assert f"{content['summary']['median_error']:.1%}" in text
     assert f"computation x {content['calibration']['computation']:.3f}" in text
     # a long folder is broken over lines
-    applied = f"autopar-search--calibration{work / 'calibration.json'}appliesit"
+    applied = f"Next:autopar-search--calibration{work / 'calibration.json'}"
     assert applied in "".join(text.split())
-    assert "files measured on a100-80gb; a card and files of another" in text
+    assert "profiles measured on a100-80gb; other devices are refused" in text
     assert content["calibration"]["advised"] is True
     assert content["inputs"]
     # the trainer's software is a name in sidecars and no file
@@ -307,8 +307,8 @@ def test_factors_that_fit_nothing_else_are_advised_against(
     show_verification(make_console(out), advised_against)
     content = verify_document(options_of(files, work), advised_against)
 
-    assert f"do not use {work / 'calibration.json'}" in out.getvalue().replace("\n", " ")
-    assert "applies it" not in out.getvalue()
+    assert f"Do not use {work / 'calibration.json'}" in out.getvalue().replace("\n", " ")
+    assert "Next:" not in out.getvalue()
     assert content["calibration"]["advised"] is False
 
 
