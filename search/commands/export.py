@@ -72,19 +72,19 @@ def show_export(export: Export, written: Sequence[str]) -> None:
     print_plain(console, title, style="bold")
     if export.rates is not None and export.samples_per_s is not None:
         print_figures(console, step_figures(export.rates, export.samples_per_s))
-    price = f"price of the nearest {export.kind}" if export.losses else "price"
+    price = f"Estimate of the nearest {export.kind}" if export.losses else "Estimate"
     for heading, items in (
-        ("what is lost", tuple(export.loss_lines)),
+        ("Not supported", tuple(export.loss_lines)),
         (price, (*export.changes, *export.details)),
-        ("notes", export.notes),
-        ("files", tuple(written)),
+        ("Notes", export.notes),
+        ("Files", tuple(written)),
     ):
         if items:
             print_heading(console, heading)
             for item in items:
                 print_item(console, item)
-    where = "on the node" if export.num_nodes == 1 else "on every node, with its NODE_RANK"
-    print_heading(console, f"launch, {where}")
+    where = "on the node" if export.num_nodes == 1 else "on every node with its NODE_RANK"
+    print_heading(console, f"Launch command, {where}")
     home = f"cd {_quoted(str(Path(written[0]).parent))}\n" if written else ""
     sys.stdout.write(home + export.launch)
 

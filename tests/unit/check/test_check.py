@@ -751,35 +751,6 @@ def test_experts_that_tensor_ranks_split_have_a_time(target: Target) -> None:
     assert two["optimizer"] == pytest.approx(one["optimizer"], rel=1e-9)
 
 
-SCREENS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "check_fits": (with_flags(LLAMA, tensor_model_parallel_size=8, lr=1e-4), ()),
-    "check_does_not_fit": (with_flags(LLAMA, pipeline_model_parallel_size=2), ()),
-    "check_mixture": (MIXTURE, ()),
-    "check_verbose": (with_flags(LLAMA, recompute_activations=True), ("--verbose", "--strict")),
-}
-"""Arguments and options of a launch by the golden file of its screen."""
-
-
-@pytest.mark.parametrize("name", SCREENS)
-def test_golden_screens(
-    name: str,
-    ask: Ask,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    golden: Callable[[str, str], None],
-) -> None:
-    """The default screen has 24 lines of 80 columns."""
-    arguments, options = SCREENS[name]
-    monkeypatch.chdir(tmp_path)
-    script(tmp_path, arguments)
-    _, out, err = ask("train.sh", "--hardware", "h100:8x8", *options)
-    lines = out.splitlines()
-    assert err == ""
-    assert max(map(len, lines)) <= 80
-    assert options or len(lines) <= 24
-    golden(f"{name}.txt", out)
-
-
 @pytest.mark.parametrize(("name", "at"), [("pretrain.sh", 0), ("bridge.sh", 3)])
 def test_golden_page_shows_what_is_printed(
     name: str,

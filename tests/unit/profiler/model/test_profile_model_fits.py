@@ -359,12 +359,12 @@ def test_profile_show_shows_what_was_measured(
     measured_dir(tmp_path, bsz="1,2", mode="batch")
     assert show_cli.run([str(tmp_path)]) == 0
     out, err = capsys.readouterr()
-    assert "times of a model: tiny-llama" in out
+    assert "Layer times of tiny-llama" in out
     assert "measured by `profile-model --model tiny-llama` on Some GPU" in out
-    assert "fitted times" in out
+    assert "Fitted times" in out
     assert "profiles of models are not shown: memory_profiling" in err
     assert show_cli.run([str(tmp_path / COMPUTATION)]) == 0
-    assert "fitted times" in capsys.readouterr().out
+    assert "Fitted times" in capsys.readouterr().out
 
     sidecar_path(tmp_path / COMPUTATION).write_text('{"version": 3,', encoding="utf-8")
     assert show_cli.run([str(tmp_path)]) == 2

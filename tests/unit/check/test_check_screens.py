@@ -1,0 +1,41 @@
+"""Screens of `autopar check`: one golden file each, 24 lines of 80 columns by default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from search.commands import check
+from tests.unit.check.test_check import LLAMA, MIXTURE, script, with_flags
+
+SCREENS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "check_fits": (with_flags(LLAMA, tensor_model_parallel_size=8, lr=1e-4), ()),
+    "check_does_not_fit": (with_flags(LLAMA, pipeline_model_parallel_size=2), ()),
+    "check_mixture": (MIXTURE, ()),
+    "check_verbose": (with_flags(LLAMA, recompute_activations=True), ("--verbose", "--strict")),
+}
+"""Arguments and options of a launch by the golden file of its screen."""
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_golden_screens(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    golden: Callable[[str, str], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The default screen has 24 lines of 80 columns."""
+    arguments, options = SCREENS[name]
+    monkeypatch.chdir(tmp_path)
+    script(tmp_path, arguments)
+    check.run(["train.sh", "--hardware", "h100:8x8", *options])
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert err == ""
+    assert max(map(len, lines)) <= 80
+    assert options or len(lines) <= 24
+    golden(f"{name}.txt", out)
