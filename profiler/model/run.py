@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from autopar.command.console import make_console
-from autopar.command.options import HELP_WIDTH
 from autopar.command.run import say, visible
 from autopar.documents.catalog import model_file_name, model_folder
 from autopar.documents.sidecar import DocumentKind, ModelMeasurement
@@ -275,7 +274,7 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
         for note in record.notes:
             say(note)
         measure_cells(record.missing(cells), measurer, record)
-        show_fits(make_console(sys.stderr, HELP_WIDTH), main_fits(record.fits(), options.mode))
+        show_fits(make_console(sys.stderr), main_fits(record.fits(), options.mode))
         warnings = [f"warning: {warning}" for warning in record.warnings(cells)]
         return record.conclude(warnings, cells)
 

@@ -161,7 +161,8 @@ def _show(asked: ShowOptions) -> int:
     show_folder(console, folder, None if asked.curves == "none" else asked.curves)
     for file in folder.model_files:
         if has_fits(file):
-            show_model(console, file)
+            # The table of fits has nine columns.
+            show_model(make_console(sys.stdout), file)
     return 0
 
 

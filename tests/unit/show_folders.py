@@ -240,12 +240,16 @@ def curve(operation: str, group_size: int, **more: Any) -> CurveData:
 
 
 def printed(
-    show: Callable[..., None], *arguments: Any, encoding: str = "utf-8", **more: Any
+    show: Callable[..., None],
+    *arguments: Any,
+    encoding: str = "utf-8",
+    columns: int = 80,
+    **more: Any,
 ) -> str:
     """Return what a function prints on a console that is no terminal."""
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, newline="\n")
-    show(make_console(stream, 80), *arguments, **more)
+    show(make_console(stream, columns), *arguments, **more)
     stream.flush()
     return raw.getvalue().decode(encoding)
 

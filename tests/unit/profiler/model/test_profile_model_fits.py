@@ -317,7 +317,7 @@ def test_table_of_fits() -> None:
     """A row per fit: its largest cell, ms per sample with an interval, launch, worst residual."""
     cells = slower(cells_of(bsz="1,2,4", mode="batch"), "time_layertype_0_bsz1_seq128", 1.6)
     fits = fit_cells(cells.values())
-    text = printed(show_fits, fits)
+    text = printed(show_fits, fits, columns=100)
     rows = {tuple(line.split()[:5]): line.split()[5:] for line in text.splitlines()}
     fit = one(fits, "layer type 0, forward", "batch")
     cell = fit.cells[-1]
@@ -347,7 +347,7 @@ def test_an_interval_wider_than_its_time_is_none() -> None:
     for ends, usable in (((0.8, 1.7), True), ((0.2, 20.0), False), ((0.5, 1.6), False)):
         low, high = (end * cell.fitted_s for end in ends)
         wide = replace(cell, fitted_low_s=low, fitted_high_s=high)
-        text = printed(show_fits, [replace(fit, cells=[wide])])
+        text = printed(show_fits, [replace(fit, cells=[wide])], columns=100)
         row = next(line for line in text.splitlines() if line.startswith("layer type 0"))
         assert (" none " in row) == (not usable), row
 
