@@ -385,7 +385,8 @@ def _show_times(console: Console, question: Question, result: RunResult) -> None
         low, high = prediction.interval_s
         print_line(
             console,
-            f"predicted step: {format_seconds(low)} to {format_seconds(high)} (90 % interval)",
+            f"predicted step: {format_seconds(low)} to {format_seconds(high)}, from the spread of "
+            "measurements",
         )
     if prediction.basis is not None:
         print_line(console, f"Basis: {prediction.basis}", style="yellow")
