@@ -137,6 +137,8 @@ def whole_number(least: int, most: int | None = None) -> Meta:
 Positive = Annotated[int, whole_number(1, 1 << 40)]
 Count = Annotated[int, whole_number(0, 1 << 40)]
 """Sizes and degrees of a run, far above any real one."""
+Few = Annotated[int, whole_number(0, 64)]
+"""Number of things that are priced one by one, such as norms or MTP layers of a stage."""
 
 
 def number(least: float, most: float) -> Meta:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Annotated, Literal
 
 from autopar.errors import InputError
-from autopar.records import Count, Positive, Record, number, replace
+from autopar.records import Count, Few, Positive, Record, number, replace, whole_number
 
 HeadNorms = Literal["none", "head", "all"]
 """Norms of queries and keys: none, weights of one head's width, or one weight over all heads."""
@@ -112,7 +112,7 @@ class Mlp(Record, tag_field="kind", tag="mlp"):
 class Experts(Record, tag_field="kind", tag="experts"):
     """A mixture of experts (MoE): MLPs that each process some of the tokens."""
 
-    number: Positive
+    number: Annotated[int, whole_number(1, 1 << 20)]
     per_token: Positive
     """Experts per token (top-k)."""
     width: Positive
@@ -140,7 +140,7 @@ class Layer(Record):
     cross: bool = False
     """True for a decoder layer with cross-attention to the output of the preceding layer group."""
     norm: Norm = "rms"
-    norms: Count = 2
+    norms: Few = 2
     """Norms of the hidden size: 4 with one after attention and MLP each, 1 in parallel layers."""
     biases: bool = False
     """True if linear layers, except the router, have biases."""
@@ -199,7 +199,7 @@ class Model(Record, dict=True):
     """Parameters before the first layer in addition to the tables."""
     extra_head: Count = 0
     """Parameters after the last layer in addition to final norm and head."""
-    mtp: Count = 0
+    mtp: Few = 0
     """Number of multi-token prediction (MTP) layers after the last layer."""
     mtp_shared: bool = False
     """True if all MTP layers share their weights."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from autopar.records import Positive, Record, replace
 from autopar.run.architecture import Layer, Model
-from autopar.run.rules import DEGREES, PRECISION, RUN, refuse
+from autopar.run.rules import DEGREES, PRECISION, RUN, VOCABULARY_GRID, refuse
 from autopar.run.runtime import Kernels, Precision, Runtime
 from autopar.run.strategy import Recomputation, Split, Strategy, resplit
 
@@ -164,11 +164,13 @@ def legal(run: Run) -> Run:
     precision, optimizer, offload = runtime.precision, runtime.optimizer, runtime.offload
     experts = model.experts
     refuse(
-        (*DEGREES, *PRECISION, *RUN),
+        (*DEGREES, *VOCABULARY_GRID, *PRECISION, *RUN),
         {
             "world": strategy.gpus,
             "tp": split.tp,
             "cp": split.cp,
+            "vtp": strategy.ends.tp,
+            "vcp": strategy.ends.cp,
             "pp": strategy.pp,
             "ep": split.ep,
             "etp": split.etp,

@@ -16,7 +16,7 @@ from msgspec import Meta
 from autopar.errors import InputError
 from autopar.pipeline.orders import rank_of
 from autopar.pipeline.schedules import Schedule
-from autopar.records import Count, Positive, Record, replace
+from autopar.records import Count, Few, Positive, Record, replace
 from autopar.run.plan import Module
 from autopar.run.rules import EVEN_LAYERS, refuse
 from autopar.run.runtime import Zero
@@ -107,7 +107,7 @@ class Chunk(NamedTuple):
     embeds: bool
     layers: tuple[Count, ...]
     """Layer indices, from 0."""
-    mtp: Count
+    mtp: Few
     """Number of multi-token prediction (MTP) layers."""
     head: bool
 
