@@ -1,4 +1,4 @@
-"""Write docs/reference from the code: options, exit codes, rules of launches, keys of documents.
+"""Write docs/reference from the code: options, exit codes, rules of runs, keys of documents.
 
 The only sources are the dataclasses of the commands, the tree of errors and the models of the
 documents; a test compares the pages with this script's output.
@@ -10,6 +10,7 @@ import contextlib
 import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from autopar.command.fields import Row
 from autopar.command.options import MOST_USED, Command
 from autopar.documents.schemas import json_schemas
 from autopar.entry import SUBCOMMANDS
-from autopar.errors import INTERRUPTED
+from autopar.errors import EXIT_CODES, INTERRUPTED
+from autopar.records import Record
 from autopar.run.rules import Rule
 
 FOLDER = Path(__file__).resolve().parent / "reference"
@@ -34,11 +36,11 @@ _GUARD = 1e6
 _KINDS = {
     "int": "integer",
     "float": "number",
-    "ints": "integers, by commas",
+    "ints": "integers",
     "text": "text",
     "texts": "text, repeats",
-    "flag": "flag",
-    "switch": "on or off",
+    "flag": "",
+    "switch": "",
 }
 
 
@@ -86,6 +88,20 @@ def _typed(text: str) -> str:
 # Options
 
 
+class Section(Record):
+    """Options of a command under one heading of its page."""
+
+    page: str
+    command: str
+    heading: str
+    anchor: str
+    """Anchor of the heading on the page; empty if other headings of the page are equal."""
+    rows: tuple[Row, ...]
+    """Options that the page lists, because no page before it lists equal ones."""
+    shared: tuple[tuple[Section, tuple[Row, ...]], ...] = ()
+    """Sections of earlier pages, and options of these that the command has too."""
+
+
 def _commands() -> dict[str, list[Command]]:
     """Return the command lines of every page: name -> commands."""
     found: dict[str, list[Command]] = {}
@@ -99,10 +115,59 @@ def _commands() -> dict[str, list[Command]]:
     return found
 
 
+@cache
+def option_sections() -> tuple[tuple[Command, tuple[Section, ...], Section], ...]:
+    """Return the commands in the order of the pages, each with its own options and shared ones.
+
+    An option of several commands is on the page of the first. Its name, values, default and help
+    must be equal; an option that differs is an option of its own.
+    """
+    known: dict[tuple[str, ...], Section] = {}
+    found = []
+    for page, commands in _commands().items():
+        for command in commands:
+            panels: dict[str, list[Row]] = {}
+            shared: dict[int, tuple[Section, list[Row]]] = {}
+            for row in command.rows:
+                there = known.get(_option_row(row))
+                if there is None:
+                    heading = (MOST_USED if row.most_used else row.panel) or "Options"
+                    panels.setdefault(heading, []).append(row)
+                else:
+                    shared.setdefault(id(there), (there, []))[1].append(row)
+            sections = tuple(
+                Section(
+                    page=page,
+                    command=command.name,
+                    heading=heading,
+                    anchor=_anchor(heading) if len(commands) == 1 else "",
+                    rows=tuple(rows),
+                )
+                for heading, rows in panels.items()
+            )
+            known |= {_option_row(row): one for one in sections for row in one.rows}
+            others = Section(
+                page=page,
+                command=command.name,
+                heading="Shared options",
+                anchor="",
+                rows=(),
+                shared=tuple((one, tuple(rows)) for one, rows in shared.values()),
+            )
+            found.append((command, sections, others))
+    return tuple(found)
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 def _command_page(page: str, commands: Sequence[Command]) -> Iterator[str]:
     title = commands[0].name if page != "autopar-lists" else "autopar models, cards, sites, stacks"
     yield f"# {title}\n\n"
-    for command in commands:
+    for command, sections, others in option_sections():
+        if command not in commands:
+            continue
         words = command.usage.split()[0]
         if command is not commands[0]:
             yield f"## {command.name} {words if words[0] != '[' else ''}".rstrip() + "\n\n"
@@ -111,22 +176,41 @@ def _command_page(page: str, commands: Sequence[Command]) -> Iterator[str]:
             yield (
                 re.sub(r"(?<![`\w])(--[a-z][\w-]*)", r"`\1`", " ".join(paragraph.split())) + "\n\n"
             )
-        panels: dict[str, list[Row]] = {}
-        for row in command.rows:
-            panels.setdefault(MOST_USED if row.most_used else row.panel, []).append(row)
-        for panel, rows in panels.items():
-            yield f"##{'#' * (command is not commands[0])} {panel or 'Options'}\n\n"
-            heads = ("option", "takes", "default", "what")
-            yield from _table(heads, map(_option_row, rows))
-        yield from _spellings(command, len(commands) > 1)
+        mark = "##" if command is commands[0] else "###"
+        for section in sections:
+            yield f"{mark} {section.heading}\n\n"
+            yield from _table(("option", "default", "what"), map(_option_row, section.rows))
+        if others.shared:
+            yield f"{mark} {others.heading}\n\n"
+            yield from _shared(others)
+        listed = [row for section in sections for row in section.rows]
+        yield from _spellings(command, listed, mark)
 
 
-def _option_row(row: Row) -> tuple[str, str, str, str]:
+def _shared(others: Section) -> Iterator[str]:
+    """Yield a line for each section that has options of the command."""
+    for there, rows in others.shared:
+        target = f"{there.page}.md#{there.anchor}" if there.anchor else f"{there.page}.md"
+        title = f"{there.command}, {there.heading[0].lower()}{there.heading[1:]}"
+        link = f"[{title}]({target})" if there.page != others.page else title
+        labels = {row.label for row in rows}
+        missing = [row for row in there.rows if row.label not in labels]
+        if not there.anchor or len(missing) >= len(rows):
+            yield f"- {link}: {_names(rows)}\n"
+        else:
+            yield f"- {link}: all{f' except {_names(missing)}' if missing else ''}\n"
+    yield "\n"
+
+
+def _names(rows: Iterable[Row]) -> str:
+    return ", ".join(f"`{row.label}`" for row in rows)
+
+
+def _option_row(row: Row) -> tuple[str, str, str]:
     name = f"--[no-]{row.name}" if row.kind == "switch" else row.label
     default = row.default_text
     return (
-        f"`{name}`",
-        _takes(row),
+        f"`{name}` {_takes(row)}".rstrip(),
         _typed(default) if default and row.shown is None else _cell(default),
         _cell(row.help),
     )
@@ -136,42 +220,63 @@ def _takes(row: Row) -> str:
     if row.kind == "choice":
         return ", ".join(f"`{word}`" for word in row.choices)
     bounds = [
-        f"{words} {value:.12g}"
-        for words, value in (("at least", row.low), ("above", row.above), ("at most", row.high))
+        f"{sign} {value:.12g}"
+        for sign, value in (("≥", row.low), (">", row.above), ("≤", row.high))
         if value is not None and value < _GUARD
     ]
-    kind = _typed(row.metavar) if row.metavar else _KINDS[row.kind]
-    return ", ".join([kind, *bounds])
+    kind = _typed(row.metavar) if row.metavar and not row.positional else _KINDS[row.kind]
+    return f"{kind} {', '.join(bounds)}".strip()
 
 
-def _spellings(command: Command, nested: bool) -> Iterator[str]:
-    """Yield the other spellings of options, and the answers to the peers' spellings."""
+def _spellings(command: Command, listed: Sequence[Row], mark: str) -> Iterator[str]:
+    """Yield other spellings of the listed options, and the answers to options of other tools."""
     names = {row.name for row in command.rows}
-    others = []
+    own = {row.name for row in listed}
+    others: dict[str, list[str]] = {}
     for alias, targets in sorted(alias_tables().aliases.items()):
         target = next((one for one in targets if one.partition("=")[0] in names), None)
-        if target is not None and alias not in names:
-            others.append((f"`--{alias}`", f"`--{target}`"))
-    mark = "###" if nested else "##"
+        if target is not None and alias not in names and target.partition("=")[0] in own:
+            others.setdefault(target, []).append(f"`--{alias}`")
     if others:
         yield f"{mark} Other spellings\n\n"
-        yield from _table(("also written", "is"), others)
-    family = alias_tables().families[command.family]
-    said = [
-        *((name, "ignored", why) for name, why in family.ignored.items()),
-        *((name, "refused", why.format(n="N")) for name, why in family.planned.items()),
-        *((name, "refused", why) for name, why in family.refused.items()),
-        *((name, "1 alone", why) for name, why in family.only_one.items()),
-    ]
-    said = [(name, how, why) for name, how, why in said if name not in names]
-    if said:
-        yield f"{mark} Options of other tools\n\n"
-        yield "Accepted without an effect, with one line on stderr, or refused with a remedy.\n\n"
-        rows = (
-            (f"`--{name}{'...' * name.endswith('-')}`", how, _cell(why))
-            for name, how, why in sorted(said)
+        yield from _table(
+            ("option", "also written"),
+            ((f"`--{target}`", ", ".join(written)) for target, written in sorted(others.items())),
         )
-        yield from _table(("option", "is", "because"), rows)
+    answers = _foreign(command)
+    shared = {}
+    for before, sections, _ in option_sections():
+        if before is command:
+            break
+        known = _foreign(before)
+        equal = [name for name in answers if answers[name] == known.get(name)]
+        answers = {name: answer for name, answer in answers.items() if name not in equal}
+        if equal and sections:
+            shared[before.name] = f"[{before.name}]({sections[0].page}.md#options-of-other-tools)"
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for name, answer in sorted(answers.items()):
+        reasons.setdefault(answer, []).append(f"`--{name}{'...' * name.endswith('-')}`")
+    if reasons:
+        yield f"{mark} Options of other tools\n\n"
+        more = f" More are on the page of {', '.join(shared.values())}." if shared else ""
+        yield f"Ignored with one line on stderr, or refused with a remedy.{more}\n\n"
+        yield from _table(
+            ("options", "answer"),
+            ((", ".join(own), f"{how}: {_cell(why)}") for (how, why), own in reasons.items()),
+        )
+
+
+def _foreign(command: Command) -> dict[str, tuple[str, str]]:
+    """Return the answers to options of other tools: name -> (kind, reason)."""
+    family = alias_tables().families[command.family]
+    found = {
+        **{name: ("ignored", why) for name, why in family.ignored.items()},
+        **{name: ("refused", why.format(n="N")) for name, why in family.planned.items()},
+        **{name: ("refused", why) for name, why in family.refused.items()},
+        **{name: ("1 alone", why) for name, why in family.only_one.items()},
+    }
+    names = {row.name for row in command.rows}
+    return {name: answer for name, answer in found.items() if name not in names}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -180,110 +285,71 @@ def _spellings(command: Command, nested: bool) -> Iterator[str]:
 
 def _exit_page() -> Iterator[str]:
     yield "# Exit codes\n\n"
-    yield "Of all commands. Results go to stdout, the sentence that says why to stderr.\n\n"
-    kinds: dict[int, list[type[errors.AutoparError]]] = {}
+    yield "Exit codes of all commands. Results go to stdout, errors to stderr.\n\n"
+    kinds: dict[int, list[str]] = {INTERRUPTED: ["KeyboardInterrupt"]}
     for _, kind in sorted(vars(errors).items()):
         if isinstance(kind, type) and issubclass(kind, errors.AutoparError):
-            kinds.setdefault(kind.exit_code, []).append(kind)
-    rows = [("0", "done", "")]
-    for code, own in sorted(kinds.items()):
-        meaning = {
-            1: "the installation is incomplete, or an error of the program "
-            "(`AUTOPAR_DEBUG=1` shows the traceback)",
-            2: "an input or an option is unusable",
-            3: "the question is valid and has no answer: nothing fits, or none was found in time",
-        }[code]
-        rows.append((str(code), meaning, ", ".join(f"`{kind.__name__}`" for kind in own)))
-    rows.append((str(INTERRUPTED), "Ctrl-C", "`KeyboardInterrupt`"))
-    yield from _table(("code", "means", "in Python (`autopar.errors`)"), rows)
-    yield "Where a command has more to say:\n\n"
-    said = []
-    for page, own in _commands().items():
-        for command in own:
-            found = re.search(r"Exit codes?:?.*?\.(?=\s|$)", " ".join(command.intro.split()))
-            if found:
-                said.append((f"[`{command.name}`]({page}.md)", _cell(found[0])))
-    yield from _table(("command", "exit codes"), dict(said).items())
+            kinds.setdefault(kind.exit_code, []).append(kind.__name__)
+    rows = (
+        (str(code), meaning, ", ".join(f"`{kind}`" for kind in kinds.get(code, ())))
+        for code, meaning in EXIT_CODES.items()
+    )
+    yield from _table(("code", "meaning", "in Python (`autopar.errors`)"), rows)
+    yield (
+        "`AUTOPAR_DEBUG=1` shows the traceback of an error of the program. "
+        "The page of a command lists its exit codes.\n"
+    )
 
 
 # --------------------------------------------------------------------------------------------------
 # Rules of launches
 
-_LAUNCH = ("--model", "llama3-8b", "--hardware", "h100:1x8", "--settle-bsz", "64")
-_MIXTURE = ("--model", "mixtral-8x7b", "--hardware", "h100:2x8", "--settle-bsz", "64")
-BROKEN: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("degrees multiply to the GPUs", (*_LAUNCH, "--tp", "4", "--pp", "4")),
-    ("tensor degree and heads", (*_LAUNCH, "--tp", "6")),
-    (
-        "context degree and tokens",
-        (*_LAUNCH, "--seq-length", "4100", "--cp", "4", "--engine", "megatron"),
-    ),
-    ("context ranks of the trainer", (*_LAUNCH, "--cp", "2", "--engine", "deepspeed")),
-    (
-        "stages and layers",
-        ("--model", "llama3-8b", "--hardware", "h100:8x8", "--settle-bsz", "64", "--pp", "64"),
-    ),
-    ("stages of the trainer", (*_LAUNCH, "--pp", "2", "--engine", "accelerate")),
-    ("chunks need stages", (*_LAUNCH, "--pp", "1", "--vpp", "2")),
-    ("chunks and layers", (*_LAUNCH, "--pp", "4", "--vpp", "16", "--engine", "megatron")),
-    (
-        "a schedule needs stages",
-        (*_LAUNCH, "--pp", "1", "--schedule", "zbv", "--engine", "torchtitan"),
-    ),
-    (
-        "schedules of the trainer",
-        (*_LAUNCH, "--pp", "2", "--schedule", "zbv", "--engine", "megatron"),
-    ),
-    ("micro-batches fill the stages", (*_LAUNCH[:-1], "8", "--pp", "8", "--micro-batch-size", "2")),
-    ("the global batch divides", (*_LAUNCH, "--micro-batch-size", "3")),
-    ("a micro-batch and the batch", (*_LAUNCH, "--micro-batch-size", "128")),
-    ("experts need a mixture", (*_LAUNCH, "--ep", "2")),
-    ("expert degree and experts", (*_MIXTURE, "--ep", "16")),
-    ("expert degree of the trainer", (*_MIXTURE, "--ep", "4", "--engine", "accelerate")),
-    (
-        "expert degrees fold over a stage",
-        (*_MIXTURE, "--pp", "4", "--ep", "8", "--engine", "megatron"),
-    ),
-    ("ZeRO of the trainer", (*_LAUNCH, "--zero", "2", "--engine", "megatron")),
-    ("ZeRO beside stages", (*_LAUNCH, "--zero", "3", "--pp", "2", "--engine", "megatron")),
-    ("recomputation of the trainer", (*_LAUNCH, "--recompute", "op", "--engine", "megatron")),
-    ("precision of the GPU", (*_LAUNCH, "--precision", "nvfp4", "--engine", "megatron")),
-    (
-        "dispatcher of the trainer",
-        (*_MIXTURE, "--ep", "4", "--dispatcher", "flex", "--engine", "torchtitan"),
-    ),
-    (
-        "copies divide the data ranks",
-        (*_LAUNCH, "--tp", "2", "--dp-replicate", "3", "--engine", "megatron"),
-    ),
+_DENSE = "--model llama3-8b --hardware h100:1x8 --global-batch-size 64"
+_MIXTURE = "--model mixtral-8x7b --hardware h100:2x8 --global-batch-size 64"
+_EXAMPLES = (
+    f"{_DENSE} --tp 6",
+    f"{_DENSE} --micro-batch-size 3",
+    f"{_MIXTURE} --pp 4 --ep 8 --engine megatron",
+    f"{_DENSE} --precision nvfp4 --engine megatron",
 )
-"""A rule in words -> a command line that breaks it."""
+"""Command lines of `autopar search` that break a rule each."""
 
 
 def _rules_page() -> Iterator[str]:
-    yield "# Rules of launches\n\n"
+    yield "# Rules of runs\n\n"
     yield (
-        "A run that breaks a rule is an input error (exit code 2): the rule with its arithmetic, "
-        "and the nearest values that keep all rules. Each row was run. "
-        "[Degrees](../guides/fastest.md#degrees) are listed in the guide.\n\n"
+        "A run that breaks a rule is an input error (exit code 2). "
+        "The message has the arithmetic of the rule and the nearest values that keep all rules.\n\n"
     )
-    rows = ((title, _typed(" ".join(words)), _cell(answer)) for title, words, answer in broken())
-    yield from _table(("rule", "`autopar-search` with", "answers"), rows)
+    rows = ((_typed(words), _cell(answer)) for words, answer in broken())
+    yield from _table(("`autopar search` with", "message"), rows)
     yield (
-        "\n## Ids\n\n"
-        "Every rule has an id. In `--json`, `findings` of [`autopar-check`](../guides/check.md), "
-        "`error.rules` and `engines[].rules` contain the id of a broken rule, the values that it "
-        "reads, and the sentence. In Python, `broken` of an `autopar.run.rules.RuleError` lists "
-        "them. "
-        "Values are in braces.\n"
+        "In `--json`, `findings` of [`autopar check`](../guides/check.md), `error.rules` and "
+        "`engines[].rules` contain the id of a broken rule, its values and its message. "
+        "In Python, `broken` of an `autopar.run.rules.RuleError` lists them.\n\n"
+        "Below: the message of each rule by id, with values in braces. "
+        "`A.needs.B` means that --A needs --B, `A.excludes.B` that they exclude each other.\n"
     )
     for title, rules in rule_tables().items():
-        yield f"\n### {title}\n\n"
-        rows = ((f"`{one.id}`", _cell(one.message)) for one in rules)
-        yield from _table(("id", "sentence"), rows)
+        yield f"\n## {title}\n\n"
+        pairs = []
+        for one in rules:
+            if re.fullmatch(r"[\w.-]+\.(needs|excludes)\.[\w.-]+", one.id) and _is_plain(one):
+                pairs.append(f"`{one.id}`")
+            else:
+                yield f"- `{one.id}`: {_cell(one.message)}\n"
+        if pairs:
+            yield f"- {', '.join(pairs)}\n"
     yield (
-        "\nAnswers to unusable files and options are on [a page of their own]"
-        "(../../tests/golden/bad_input.md).\n"
+        "\nMessages about unusable files and options are in "
+        "[Unusable input](../../tests/golden/bad_input.md).\n"
+    )
+
+
+def _is_plain(rule: Rule) -> bool:
+    """Return True if the message of a rule about two options follows from its id."""
+    return "{" not in rule.message and rule.message.endswith(
+        (" exclude each other", f" needs --{rule.id.rpartition('.')[2]}")
     )
 
 
@@ -324,72 +390,62 @@ def rule_tables() -> dict[str, tuple[Rule, ...]]:
     return found
 
 
-def broken() -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """Yield every rule, options that break it, and the message that they cause."""
+def broken() -> Iterator[tuple[str, str]]:
+    """Yield options that break a rule, and the message that they cause."""
     from search.commands.search import run
 
-    for title, words in BROKEN:
+    for words in _EXAMPLES:
         said, printed = io.StringIO(), io.StringIO()
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(printed):
-            code = run([*words, "--output-config-path", "none"])
+            code = run([*words.split(), "--output-config-path", "none"])
         lines = said.getvalue().splitlines()
-        assert code == 2, f"{title}: exit code {code}, {lines[:2]}"
-        yield title, words, lines[-1].removeprefix("autopar-search: ")
+        assert code == errors.UNUSABLE, f"{words}: exit code {code}, {lines[:2]}"
+        yield words, lines[-1].partition(": ")[2]
 
 
 # --------------------------------------------------------------------------------------------------
 # Documents
 
 
-_MOST_PARTS = 25
-"""Largest number of parts of a document that are shown; with more, only its own keys are."""
-
-
 def _json_page() -> Iterator[str]:
     yield "## Keys of documents\n\n"
     yield (
-        "Every file that is read or written, and what `--json` prints, from the JSON Schemas. "
-        "[File formats](files.md) says the same in words, with examples.\n\n"
+        "Keys with the types of their values, from the JSON Schemas: `?` marks a key that may be "
+        "missing, `??` one that may be missing or null. "
+        "Capitalised types are listed once, under [Types](#types). "
+        "[File formats](files.md) explains the keys of files.\n\n"
     )
+    types: dict[str, dict[str, Mapping[str, Any]]] = {}
     for role, schema in json_schemas().items():
-        yield f"### {role}\n\n{_cell(schema.get('description', ''))} "
-        yield f"[Schema](../schemas/{role}.schema.json).\n\n"
-        yield from _keys(schema)
-        parts = {
-            name: part for name, part in schema.get("$defs", {}).items() if "properties" in part
-        }
-        if len(parts) > _MOST_PARTS:
-            continue
-        for name, part in parts.items():
-            yield f"**{name}**: {_cell(part.get('description', ''))}\n\n"
-            yield from _keys(part)
+        for name, part in schema.get("$defs", {}).items():
+            if "properties" in part and part not in types.setdefault(name, {}).values():
+                types[name][role] = part
+        yield f"- [{role}](../schemas/{role}.schema.json): {', '.join(_keys(schema))}\n"
+    yield "\n### Types\n\n"
+    for name, parts in sorted(types.items(), key=lambda item: item[0].strip("_")):
+        for role, part in parts.items():
+            of_role = f" of {role}" if len(parts) > 1 else ""
+            yield f"- **{name.strip('_')}**{of_role}: {', '.join(_keys(part))}\n"
 
 
 def _keys(schema: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys of a schema with their types; keys of comments and of the head have none."""
     required = set(schema.get("required", ()))
-    rows = [
-        (
-            f"`{key}`",
-            _type(value),
-            "yes" if key in required else "",
-            _cell(value.get("description", "")),
-        )
-        for key, value in schema.get("properties", {}).items()
-    ]
-    rows += [
-        (
-            f"<code>{_cell(_plain(key))}</code>",
-            _type(value),
-            "",
-            _cell(value.get("description", "")),
-        )
-        for key, value in schema.get("patternProperties", {}).items()
-    ]
-    described = any(row[3] for row in rows)
-    heads = ("key", "value", "required", "what")
-    yield from _table(
-        heads if described else heads[:3], rows if described else (row[:3] for row in rows)
-    )
+    for key, value in schema.get("properties", {}).items():
+        if isinstance(value, bool):
+            continue
+        kind = _type(value)
+        mark = ""
+        if key not in required:
+            mark = "??" if kind.endswith(_OR_NULL) else "?"
+            kind = kind.removesuffix(_OR_NULL)
+        yield f"`{key}{mark}` {kind}"
+    for key, value in schema.get("patternProperties", {}).items():
+        if not isinstance(value, bool) and "type" in value:
+            yield f"<code>{_cell(_plain(key))}</code> {_type(value)}"
+
+
+_OR_NULL = " or null"
 
 
 def _plain(pattern: str) -> str:
@@ -397,19 +453,25 @@ def _plain(pattern: str) -> str:
     number = r"(?:[1-9][0-9]{0,8})"
     one = r"(?:0|[1-9][0-9]{0,8})"
     text = pattern.removeprefix("^").removesuffix("$").replace(one, "N").replace(number, "N")
-    return text.replace("(?:", "(").replace("[1-9][0-9]{0,8}", "N").replace("|", "&#124;")
+    text = text.replace("(?:", "(").replace("[1-9][0-9]{0,8}", "N")
+    text = text.replace(r"(N|\[N(, ?N)*\]|N([_,]N)+)", "LIST")
+    whole = re.fullmatch(r"\(((?:[^()]|\([^()]*\))*)\)", text)
+    return (whole[1] if whole else text).replace("|", "&#124;")
 
 
 def _type(value: Mapping[str, Any]) -> str:
     if "const" in value:
-        return _typed(str(value["const"]))
+        return f'"{value["const"]}"'
     if "enum" in value:
-        return ", ".join(_typed(str(one)) for one in value["enum"])
+        return " or ".join(
+            f'"{one}"' if isinstance(one, str) else str(one) for one in value["enum"]
+        )
     if "$ref" in value:
-        return str(value["$ref"]).rpartition("/")[2]
+        return str(value["$ref"]).rpartition("/")[2].strip("_")
     for several in ("anyOf", "oneOf"):
         if several in value:
-            return " or ".join(dict.fromkeys(map(_type, value[several])))
+            kinds = dict.fromkeys(map(_type, value[several]))
+            return " or ".join(sorted(kinds, key="null".__eq__))
     if value.get("type") == "array":
         return f"list of {_type(value['items'])}" if "items" in value else "list"
     if value.get("type") == "object" and isinstance(value.get("additionalProperties"), Mapping):
@@ -422,36 +484,26 @@ def _type(value: Mapping[str, Any]) -> str:
 
 
 def _index_page() -> Iterator[str]:
-    yield "# Reference\n\nWritten from the code, so that it is what the commands do.\n\n"
-    what: dict[str, list[str]] = {}
-    for word, (_, module, text) in SUBCOMMANDS.items():
-        what.setdefault(module, []).append(f"`autopar {word}`: {text}")
+    yield "# Reference\n\nOptions of all commands, exit codes, JSON keys, files and rules.\n\n"
     rows = []
     for page, commands in _commands().items():
-        module = next(
-            module
-            for _, module, _ in SUBCOMMANDS.values()
+        words = [
+            (word, text)
+            for word, (_, module, text) in SUBCOMMANDS.items()
             if commands[0] in vars(import_module(module)).values()
-        )
-        said = (
-            what[module]
-            if len(what[module]) == 1
-            else [", ".join(one.split(":")[0] for one in what[module])]
-        )
-        name = commands[0].name if page != "autopar-lists" else "lists"
-        rows.append((f"[`{name}`]({page}.md)", said[0]))
-    yield from _table(("options of", "which is"), rows)
-    others = (
-        ("[Exit codes](exit-codes.md)", "of all commands"),
-        ("[JSON](json.md)", "every key of every file, and of `--json`"),
-        ("[File formats](files.md)", "the same in words, with units and examples"),
-        ("[Rules of launches](rules.md)", "what no trainer runs, and what is answered"),
-        (
-            "[Unusable input](../../tests/golden/bad_input.md)",
-            "what is answered to files and options that cannot be used",
-        ),
+        ]
+        names = ", ".join(f"`autopar {word}`" for word, _ in words)
+        said = words[0][1] if len(words) == 1 else "list what is shipped"
+        rows.append((f"[{names}]({page}.md)", said))
+    yield from _table(("command", "purpose"), rows)
+    yield (
+        "- [Exit codes](exit-codes.md)\n"
+        "- [JSON](json.md): `--json`, keys of all documents, MCP\n"
+        "- [File formats](files.md), with units and examples\n"
+        "- [Rules of runs](rules.md): legal degrees and arguments, by engine\n"
+        "- [Unusable input](../../tests/golden/bad_input.md): messages about unusable files and "
+        "options\n"
     )
-    yield from _table(("further", ""), others)
 
 
 def main() -> None:

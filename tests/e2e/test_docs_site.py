@@ -151,8 +151,30 @@ def test_golden_reference_is_of_today(request: pytest.FixtureRequest) -> None:
     assert stale == [], "run `make docs-reference`"
 
 
+def listed_options(page: str) -> set[str]:
+    """Return the options in the first column of the tables of a page, without `no-`."""
+    rows = re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)
+    return {name.replace("[no-]", "") for name in rows}
+
+
+def shared_options(page: str) -> set[str]:
+    """Return the options that a page names as those of a section of another page."""
+    found = set[str]()
+    for target, text in re.findall(r"^- (?:\[.*?\]\((.*?)\)|[^`]*?): (.*)$", page, re.MULTILINE):
+        named = set(re.findall(r"`([^`]+)`", text))
+        if not text.startswith("all"):
+            found |= named
+            continue
+        name, _, anchor = target.partition("#")
+        other = (make_reference.FOLDER / name).read_text("utf-8")
+        parts = re.split(r"^##+ ", other, flags=re.MULTILINE)
+        (part,) = (one for one in parts if one.lower().replace(" ", "-").startswith(f"{anchor}\n"))
+        found |= listed_options(part) - named
+    return found
+
+
 def test_reference_has_every_option() -> None:
-    """Each command of the front door has a page, and each of its options a row of it."""
+    """Each command has a page, which lists each option or names the page that lists it."""
     for _, module, _ in SUBCOMMANDS.values():
         for command in vars(import_module(module)).values():
             if not isinstance(command, Command):
@@ -162,9 +184,17 @@ def test_reference_has_every_option() -> None:
                 for text in (path.read_text("utf-8") for path in make_reference.FOLDER.glob("*.md"))
                 if f"```bash\n{command.name} {command.usage}\n```" in text
             )
-            assert [
-                row.name for row in command.rows if f"{row.label}`" not in page.replace("[no-]", "")
-            ] == []
+            known = listed_options(page) | shared_options(page)
+            assert {row.label for row in command.rows} - known == set(), command.name
+
+
+def test_reference_lists_a_shared_option_once() -> None:
+    """The pages of commands that search list few options of their own."""
+    for name, most in (("explain", 8), ("compare", 8), ("export", 12), ("explore", 60)):
+        page = (make_reference.FOLDER / f"autopar-{name}.md").read_text("utf-8")
+        own = page.partition("## Other spellings")[0]
+        assert 0 < len(listed_options(own)) <= most, name
+        assert "autopar-search.md#degrees" in page
 
 
 @pytest.mark.parametrize(
