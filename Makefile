@@ -120,8 +120,8 @@ docs-schemas: $(VENV)/.stamp-built ## write the JSON Schemas of the documents to
 docs-reference: $(VENV)/.stamp-built ## write docs/reference: options, exit codes, rules, keys
 	$(PY) docs/make_reference.py
 
-gallery: $(VENV)/.stamp-built ## run the commands of docs/guides again
-	$(PY) docs/make_answers.py
+gallery: $(VENV)/.stamp-built ## run the commands of docs/guides again, draw docs/assets
+	$(PY) -m docs.make_answers
 
 format: $(VENV)/.stamp-dev ## rewrite Python and C++ in the house style
 	$(VENV)/bin/ruff check --fix .

@@ -41,6 +41,7 @@ __all__ = [
     "Priced",
     "Refused",
     "classes_of",
+    "interval_s",
     "main",
     "price_rows",
     "read_runs",
@@ -228,14 +229,15 @@ def statistics_of(priced: Sequence[Compared], accuracy: Accuracy) -> dict[str, d
     return found
 
 
-def _interval_s(entry: Compared, accuracy: Accuracy) -> tuple[float, float]:
+def interval_s(entry: Compared, accuracy: Accuracy) -> tuple[float, float]:
+    """Return the ends of the 90 % interval of the measured step time of a run, in seconds."""
     stack, experts, known = _class_key(entry)
     found = accuracy.of(stack, experts=experts, site_known=known)
     return found.interval_s(entry.total_s)
 
 
 def _covered(entry: Compared, accuracy: Accuracy) -> bool:
-    low, high = _interval_s(entry, accuracy)
+    low, high = interval_s(entry, accuracy)
     return low <= entry.run.measured_s <= high
 
 
@@ -346,7 +348,7 @@ def _document(entries: Sequence[Priced | Refused], accuracy: Accuracy) -> dict[s
             found["reason"] = entry.reason
         else:
             found["predicted_s"] = entry.step.total_s
-            found["interval_s"] = list(_interval_s(entry, accuracy))
+            found["interval_s"] = list(interval_s(entry, accuracy))
             found["measured_s"] = entry.run.measured_s
             found["taken"] = list(entry.run.taken)
         rows.append(found)

@@ -1,12 +1,12 @@
-"""Run the commands shown on pages, and write their output below them.
+"""Run the commands shown on pages, write their output below them, and draw the pictures.
 
 A block of code without a language contains commands as typed. A `text` block directly after it is
 their output, which this script writes: stdout, then stderr; only stdout if the block cuts an answer
 short (`| head`). A block with a `title` is a file of that name, created before the commands. The
 blocks of a section run one after the other in one empty folder. A section without such output is
-not run.
+not run. Pictures are those of `docs/make_pictures.py`.
 
-    python docs/make_answers.py [PAGE...] [--check]
+    python -m docs.make_answers [PAGE or PICTURE...] [--check]
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import autopar
+from docs.make_pictures import PICTURES
 
 DOCS = Path(__file__).resolve().parent
 PAGES = (
@@ -141,7 +142,9 @@ def accuracy_table(page: str) -> str:
 
 
 def page_of_today(name: str) -> str:
-    """Return a page with the current output of its commands."""
+    """Return a page with the current output of its commands, or a picture of current figures."""
+    if name in PICTURES:
+        return PICTURES[name]()
     text = (DOCS / name).read_text(encoding="utf-8")
     if _ROWS.search(text):
         rows = accuracy_table((DOCS / "concepts" / "accuracy.md").read_text(encoding="utf-8"))
@@ -155,16 +158,16 @@ def page_of_today(name: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages, or with `--check` list those that are out of date."""
-    names = [name for name in arguments if name != "--check"] or PAGES
+    """Write the pages and pictures, or with `--check` list those that are out of date."""
+    names = [name for name in arguments if name != "--check"] or (*PAGES, *PICTURES)
     stale = []
     for name in names:
-        text = page_of_today(name)
-        if text == (DOCS / name).read_text(encoding="utf-8"):
+        text, path = page_of_today(name), DOCS / name
+        if path.is_file() and text == path.read_text(encoding="utf-8"):
             continue
         stale.append(name)
         if "--check" not in arguments:
-            (DOCS / name).write_text(text, encoding="utf-8")
+            path.write_text(text, encoding="utf-8")
     sys.stdout.writelines(f"docs/{name}\n" for name in stale)
     return 1 if stale and "--check" in arguments else 0
 

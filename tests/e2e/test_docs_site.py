@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
+from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
@@ -15,7 +16,7 @@ import yaml
 from autopar.command.aliases import alias_tables
 from autopar.command.options import Command
 from autopar.entry import SUBCOMMANDS
-from docs import make_answers, make_reference
+from docs import make_answers, make_pictures, make_reference
 from docs.site import hooks
 
 pytestmark = pytest.mark.whole
@@ -73,7 +74,9 @@ def test_the_site_asks_nobody() -> None:
     assert theme["font"] is False
     assert site["extra"] == {"generator": False, "polyfills": ["assets/iframe-worker.js"]}
     for path in (DOCS / "assets").iterdir():
-        assert "//" not in re.sub(r"^\s*//.*$", "", path.read_text("utf-8"), flags=re.MULTILINE)
+        text = re.sub(r"^\s*//.*$", "", path.read_text("utf-8"), flags=re.MULTILINE)
+        # the name of the namespace of SVG is no address that is loaded
+        assert "//" not in text.replace('xmlns="http://www.w3.org/2000/svg"', "", 1), path.name
 
 
 def test_former_pages_lead_to_their_new_places() -> None:
@@ -201,17 +204,41 @@ def test_reference_lists_a_shared_option_once() -> None:
     "page",
     [
         pytest.param(page, marks=pytest.mark.slow) if page in LONG else page
-        for page in make_answers.PAGES
+        for page in (*make_answers.PAGES, *make_pictures.PICTURES)
     ],
 )
 def test_golden_answers_are_of_today(page: str, request: pytest.FixtureRequest) -> None:
-    """What pages show below a command is what it prints; `make gallery` runs them again."""
+    """Pages show what commands print, pictures what is computed; `make gallery` writes both."""
     text = (DOCS / page).read_text("utf-8")
     today = make_answers.page_of_today(page)
     if request.config.getoption("--update-golden"):
         (DOCS / page).write_text(today, "utf-8")
         return
     assert text == today, f"docs/{page} shows another answer; run `make gallery`"
+
+
+@pytest.mark.parametrize("name", make_pictures.PICTURES)
+def test_a_picture_follows_the_colours_of_its_reader(name: str) -> None:
+    """It is small, has words for who cannot see it, defines all of its colours, and is shown."""
+    path = DOCS / name
+    text = path.read_text("utf-8")
+    assert path.stat().st_size < 100_000
+    root = ET.fromstring(text)
+    space = {"svg": "http://www.w3.org/2000/svg"}
+    style = root.findtext("svg:style", namespaces=space) or ""
+    light, dark = re.findall(r":root \{([^}]*)\}", style)
+    assert "@media (prefers-color-scheme: dark)" in style
+    colours = [dict(re.findall(r"(--\w+): (#\w+);", one)) for one in (light, dark)]
+    assert set(re.findall(r"var\((--\w+)\)", style)) <= set(colours[0])
+    assert {"--paper", "--ink", "--quiet", "--rule"} <= set(colours[1])
+    assert colours[0]["--paper"] != colours[1]["--paper"]
+    classes = {word for one in root.iter() for word in one.get("class", "").split()}
+    assert {one for one in classes if f".{one} {{" not in style} <= {"tick"}
+    for tag in ("svg:title", "svg:desc"):
+        assert len(root.findtext(tag, namespaces=space) or "") > 20
+    pages = [ROOT / "README.md", *DOCS.rglob("*.md")]
+    shown = rf"!\[[^\]]{{20,}}\]\([\w./]*{path.name}\)"
+    assert any(re.search(shown, page.read_text("utf-8")) for page in pages)
 
 
 def test_the_readme_shows_held_out_errors_of_the_page() -> None:
