@@ -135,7 +135,7 @@ def _page() -> Page:
 
 def _step() -> str:
     from search.show.pictures.charts import ticks
-    from search.show.pictures.terms import words_of
+    from search.show.terms import time_name
 
     page = _page()
     timeline = page.timeline
@@ -155,7 +155,7 @@ def _step() -> str:
         inner += _passes(track, y, bar, scale)
         for span in _visible(track):
             name = _colour(span)
-            once.setdefault(name, words_of(span.term))
+            once.setdefault(name, time_name(span.term))
             width = max((span.end_s - span.start_s) * scale, 0.8)
             inner.append(_rect(name, _LEFT + span.start_s * scale, y, width, bar, span.name))
     keys = [("kF", "forward"), ("kB", "backward"), ("lane", "idle"), *once.items()]
@@ -206,6 +206,7 @@ def _colour(span: Span) -> str:
 
 def _memory() -> str:
     from search.show.pictures.charts import ticks
+    from search.show.terms import memory_name
 
     page = _page()
     names = list(dict.fromkeys(name for stage in page.memory for name in stage.names))
@@ -226,7 +227,7 @@ def _memory() -> str:
             size = stage.fullest.get(name, 0.0)
             if size > 0:
                 width = size / GIB * scale
-                words = f"{name}: {format_bytes(size)}"
+                words = f"{memory_name(name)}: {format_bytes(size)}"
                 inner.append(_rect(f"m{place % 10}", x, y, width, bar, words))
                 x += width
         inner.append(_text(f"{stage.peak_bytes / GIB:.1f}", x + 6, y + bar / 2 + 4, "ink"))
@@ -236,7 +237,7 @@ def _memory() -> str:
         + _text(f"limit {page.budget_bytes / GIB:.1f}", x, top - 8, "limit-text", "middle")
     )
     height = bottom + 58
-    shown = [(f"m{place % 10}", name) for place, name in enumerate(names)]
+    shown = [(f"m{place % 10}", memory_name(name)) for place, name in enumerate(names)]
     for line in _wrapped(shown):
         inner += _legend(line, height)
         height += 20

@@ -416,16 +416,33 @@ def _json_page() -> Iterator[str]:
         "[File formats](files.md) explains the keys of files.\n\n"
     )
     types: dict[str, dict[str, Mapping[str, Any]]] = {}
+    documents: dict[str, list[str]] = {}
     for role, schema in json_schemas().items():
         for name, part in schema.get("$defs", {}).items():
             if "properties" in part and part not in types.setdefault(name, {}).values():
                 types[name][role] = part
-        yield f"- [{role}](../schemas/{role}.schema.json): {', '.join(_keys(schema))}\n"
+        yield f"- [{role}](../schemas/{role}.schema.json): {_listed(schema, documents)}\n"
+        documents[role] = [*_keys(schema)]
     yield "\n### Types\n\n"
     for name, parts in sorted(types.items(), key=lambda item: item[0].strip("_")):
         for role, part in parts.items():
             of_role = f" of {role}" if len(parts) > 1 else ""
-            yield f"- **{name.strip('_')}**{of_role}: {', '.join(_keys(part))}\n"
+            yield f"- **{name.strip('_')}**{of_role}: {_listed(part, documents)}\n"
+
+
+def _listed(schema: Mapping[str, Any], documents: Mapping[str, Sequence[str]]) -> str:
+    """Return the keys of a schema in one line; documents : keys of those listed before it."""
+    keys = [*_keys(schema)]
+    within = [role for role, known in documents.items() if set(known) <= set(keys)]
+    role = max(within, key=lambda one: len(documents[one]), default=None)
+    if role is None or len(documents[role]) < _SEVERAL:
+        return ", ".join(keys)
+    own = [key for key in keys if key not in documents[role]]
+    return ", ".join([f"all keys of {role}", *own])
+
+
+_SEVERAL = 5
+"""Number of keys from which a document with all of them refers to the other document."""
 
 
 def _keys(schema: Mapping[str, Any]) -> Iterator[str]:
