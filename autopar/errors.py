@@ -11,9 +11,9 @@
     |   `-- InfeasibleExecution  ... one closed-form execution; (2) if it contradicts itself
     `-- InstallError      (1)    the installation is incomplete; names the command that completes it
 
-Every message is one sentence that a user can act on, and one table lists the exit codes of
-commands. Programming errors stay `AssertionError`s. This module also suggests known words for an
-unknown word in a message.
+A message is `OPTION or FILE: problem. Remedy`: what is wrong with its value, then one thing to
+type. One table lists the exit codes of commands. Programming errors stay `AssertionError`s. This
+module also suggests known words for an unknown word in a message.
 """
 
 from __future__ import annotations
@@ -25,27 +25,40 @@ from typing import Literal
 FAILED, UNUSABLE, INFEASIBLE, INTERRUPTED, TERMINATED = 1, 2, 3, 130, 143
 EXIT_CODES: Mapping[int, str] = {
     0: "done",
-    FAILED: "done, and what was asked about is not in order: findings with `check --strict`, "
+    FAILED: "done, with a negative result: findings with `check --strict`, "
     "regressions and findings of `profile show`, a run that does not match, cells that could not "
     "be measured; or something is not installed, or the program has a mistake",
-    UNUSABLE: "an option or a file is unusable; the sentence says which, why, and what to do",
+    UNUSABLE: "an option or a file is unusable; the message names it, the reason and the remedy",
     INFEASIBLE: "the question has no answer: nothing fits, nothing was found in time, or an engine "
-    "cannot do all that a plan says",
-    INTERRUPTED: "stopped by Ctrl-C; what was found until then is shown where there is something",
+    "does not support a part of the plan",
+    INTERRUPTED: "stopped by Ctrl-C; partial results are printed",
     TERMINATED: "stopped by SIGTERM",
 }
 """Exit codes of all commands, also the `exit_code` of `--json`."""
 
 
+def with_remedy(problem: str, remedy: str | None) -> str:
+    """Return `problem. Remedy`, or the problem alone without a remedy."""
+    if not remedy:
+        return problem
+    return f"{problem}{'' if problem.endswith(('.', '?')) else '.'} {remedy}"
+
+
 class AutoparError(Exception):
-    """Base of all errors meant for a user; `exit_code` is the exit code of the command."""
+    """Base of all errors meant for a user; `exit_code` is the exit code of the command.
+
+    problem : what is wrong: the option or file, its value and the reason, without a period
+    remedy : what to type instead; empty or None if nothing helps
+    """
 
     exit_code = FAILED
 
-    @property
-    def short(self) -> str:
-        """Message without its remedy, which follows the first `; `."""
-        return str(self).partition("; ")[0]
+    def __init__(self, problem: str = "", *, remedy: str | None = None) -> None:
+        self.problem = problem
+        self.remedy = remedy or None
+        self.short = problem
+        """Message without its remedy."""
+        super().__init__(with_remedy(problem, remedy))
 
 
 class InputError(AutoparError):
@@ -67,10 +80,9 @@ class DocumentError(InputError):
     ) -> None:
         self.path = str(path)
         self.key = key
-        self.problem = problem
-        self.remedy = remedy
         where = f"{self.path}: " + (f"key {key!r}: " if key is not None else "")
-        super().__init__(where + problem + (f"; {remedy}" if remedy else ""))
+        super().__init__(where + problem, remedy=remedy)
+        self.problem = problem
 
 
 class VariantError(DocumentError):
@@ -84,13 +96,8 @@ class OptionError(InputError):
 class UnsupportedError(InputError):
     """An engine can express neither the model of a plan nor a similar plan.
 
-    `remedy` is an alternative; it is empty if only another engine helps.
+    `remedy` is an alternative; it is None if only another engine helps.
     """
-
-    def __init__(self, problem: str, *, remedy: str = "") -> None:
-        self.problem = problem
-        self.remedy = remedy
-        super().__init__(problem + (f"; {remedy}" if remedy else ""))
 
 
 class InfeasibleError(AutoparError):
@@ -126,13 +133,30 @@ _SENTENCE = 270
 300."""
 _WORD = 64
 """Maximum characters of a word, such as a path or a value, in a message that is too long."""
+_REMEDY = 100
+"""Maximum characters of a remedy on the line of its problem; a longer one has a `hint:` line."""
+
+
+def message_of(error: AutoparError) -> str:
+    """Return the message of an error for a console: one line, or a second one with a hint.
+
+    Only the problem is shortened: a remedy is to be typed, so it is never cut.
+    """
+    problem, remedy = (_on_one_line(text) for text in (error.short, error.remedy or ""))
+    if len(remedy) > _REMEDY:
+        return f"{fitted(problem)}\nhint: {remedy}"
+    return with_remedy(fitted(problem, _SENTENCE - len(remedy) - 2 * bool(remedy)), remedy)
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def fitted(text: str, most: int = _SENTENCE) -> str:
     """Return a text of at most `most` characters, with the middle of long parts removed.
 
     Words are shortened first, the longest first, because both ends distinguish paths and values.
-    Then the sentence is shortened: file and key are at its beginning, and the remedy is at its end.
+    Then the sentence is shortened: file and key are at its beginning, and the reason is at its end.
     """
     words = text.split(" ")
     for place in sorted(range(len(words)), key=lambda i: len(words[i]), reverse=True):
@@ -191,7 +215,7 @@ def did_you_mean(
     form: str = "{!r}",
     any_case: bool = False,
 ) -> str:
-    """Return the end of a message about an unknown word: `; did you mean 'X'?`.
+    """Return the remedy for an unknown word, `Did you mean 'X'?`; else `otherwise`, or nothing.
 
     Parameters
     ----------
@@ -200,5 +224,5 @@ def did_you_mean(
     """
     near = nearest(word, known, cutoff, any_case=any_case)
     if near is not None:
-        return f"; did you mean {form.format(near)}?"
-    return f"; {otherwise}" if otherwise else ""
+        return f"Did you mean {form.format(near)}?"
+    return otherwise or ""

@@ -249,9 +249,14 @@ def refuse_clashes(
             continue
         place = os.path.realpath(path)
         if place in read:
-            raise OptionError(f"{option}: {path} is what the command reads; choose another file")
+            raise OptionError(
+                f"{option} {path}: the command reads this file", remedy="Use another file"
+            )
         if place in seen:
-            raise OptionError(f"{option}: {path} is the file of {seen[place]} too; choose another")
+            raise OptionError(
+                f"{option} {path}: this is also the file of {seen[place]}",
+                remedy="Use another file",
+            )
         seen[place] = option
 
 

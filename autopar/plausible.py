@@ -19,7 +19,7 @@ from pathlib import Path
 from autopar.errors import DocumentError
 from autopar.records import Record, replace
 
-AGAIN = "measure it again, or remove the key where the others suffice"
+AGAIN = "Measure it again, or remove the key where the others suffice"
 IMPOSSIBLE = 10.0
 """A value is refused if it exceeds the range allowed by its neighbours by this factor."""
 
@@ -97,13 +97,14 @@ def contradictions(cells: Iterable[Figure], law: Law, *, most: float = IMPOSSIBL
         near = sorted(left, key=lambda cell: abs(math.log(cell.x / bad.x)))[:2]
         expected = bad.written / bad.y * (_between(bad, near, law) if len(near) > 1 else end)
         beside = " and ".join(cell.key for cell in sorted(near, key=lambda cell: cell.x))
-        said = "say" if len(near) > 1 else "says"
-        which = "" if len(left) > 1 else "; one of the two is wrong"
+        which = "" if len(left) > 1 else " (one of the two is wrong)"
         found.append(
             Doubt(
                 key=bad.key,
-                problem=f"{bad.written:.4g}{_unit(bad)}, and {beside} {said} about "
-                f"{expected:.4g}{which}",
+                problem=(
+                    f"{bad.written:.4g}{_unit(bad)}, {beside} "
+                    f"suggest{'s' * (len(near) == 1)} about {expected:.4g}{which}"
+                ),
                 impossible=factor >= most,
                 factor=factor,
             )
@@ -214,9 +215,11 @@ def doubtful_rate(
         return None
     return Doubt(
         key=key,
-        problem=f"{value}, which means {flop_per_s / 1e12:.4g} TFLOP/s, and {device} has "
-        f"{peak / 1e12:.4g}",
-        remedy="measure it again, or name the model and the device that it was measured on",
+        problem=(
+            f"{value}, which means {flop_per_s / 1e12:.4g} TFLOP/s, more than the "
+            f"{peak / 1e12:.4g} of {device}"
+        ),
+        remedy="Measure it again, or give the model and the device of the measurement",
         impossible=flop_per_s > _PEAK * peak,
         factor=flop_per_s / peak,
     )
@@ -232,14 +235,14 @@ def doubtful_parameters(key: str, written: float, counted: float) -> Doubt | Non
     if abs(ratio - 1.0) <= _PARAMETERS:
         return None
     size = next((n for f, n in _FACTORS.items() if abs(ratio / f - 1.0) <= _PARAMETERS), None)
-    remedy = "check --model and its sizes, or measure it again"
+    remedy = "Check --model and its sizes, or measure it again"
     if size == 2:
-        remedy = "the file counts 2 bytes per parameter: give --parameter-bytes 2"
+        remedy = "Use --parameter-bytes 2, as in this file"
     elif size is not None:
-        remedy = f"the file counts {size} bytes per parameter: write it with 4"
+        remedy = f"Write the file with 4 bytes per parameter instead of {size}"
     return Doubt(
         key=key,
-        problem=f"{written:.5g} MiB, and a layer of this model has {counted:.5g}",
+        problem=f"{written:.5g} MiB, but a layer of this model has {counted:.5g} MiB",
         # File and model may each be wrong, so the value is reported and still used for planning.
         remedy=remedy,
         factor=max(ratio, 1.0 / ratio),
@@ -274,7 +277,7 @@ def doubtful_link(cell: Figure, memory_bytes_per_s: float | None) -> Doubt | Non
     return Doubt(
         key=cell.key,
         problem=f"{cell.written:.4g}{_unit(cell)}, more than {what} ({limit / 1e9:.4g} GB/s)",
-        remedy="it is probably in another unit, such as Gbit/s: measure it again",
+        remedy="Measure it again: it is probably in another unit, such as Gbit/s",
         certain=True,
         factor=cell.y / limit,
     )
@@ -302,5 +305,5 @@ def notes_of(path: Path, doubts: Iterable[Doubt]) -> tuple[str, ...]:
     if not found:
         return ()
     first, more = found[0], f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    text = f"suspicious: in {path.name} {first.key} is {first.problem}{more}; {first.remedy}"
+    text = f"suspicious: in {path.name} {first.key} is {first.problem}{more}. {first.remedy}"
     return (Caution(text),)

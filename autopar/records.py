@@ -182,8 +182,8 @@ def quantity(
         number = float(value)
         if number > maximum:
             return (
-                f"the value is {number:g}, expected {what}, at most {maximum:g}{unit_of}"
-                f" (it {too_large})"
+                f"the value is {number:g}, expected {what}, at most "
+                f"{maximum:g}{unit_of} (it {too_large})"
             )
         hint = f" (it {too_small})" if too_small and number > 0 else ""
         return f"the value is {number:g}, expected {expected}{hint}"

@@ -472,7 +472,7 @@ def warnings_of(samples: Sequence[float]) -> tuple[str, ...]:
     centres = _clusters(values)
     if centres is not None:
         first, second = (format_seconds(float(f"{centre:.3g}")) for centre in centres)
-        found.append(f"the samples fall in two clusters: {first} and {second}")
+        found.append(f"the samples form two clusters: {first} and {second}")
     ends = _drift(values)
     if ends is not None:
         first, last = (format_seconds(float(f"{end:.3g}")) for end in ends)

@@ -238,7 +238,7 @@ def first_line(path: Path) -> str | None:
 
 
 _OLDEST_TORCH = (2, 6)
-_REMEDY = "`pip install 'autopar[profile]'` installs one"
+_REMEDY = "Run `pip install 'autopar[profile]'`"
 _ALIKE = {"torch": "torch", "cuda": "CUDA", "nccl": "NCCL", "device": "the device"}
 """`RankInfo` fields that must be equal on all ranks, mapped to their display names."""
 _VARIABLES = re.compile(
@@ -368,10 +368,10 @@ def require_torch() -> None:
         import torch
         import torch.distributed as dist
     except ImportError as error:
-        raise InstallError(f"torch cannot be imported ({error}); {_REMEDY}") from None
+        raise InstallError(f"torch cannot be imported ({error})", remedy=_REMEDY) from None
     check_torch_version(str(torch.__version__))
     if not dist.is_available():
-        raise InstallError(f"this torch was built without torch.distributed; {_REMEDY}")
+        raise InstallError("this torch was built without torch.distributed", remedy=_REMEDY)
 
 
 def check_torch_version(version: str) -> None:
@@ -384,7 +384,7 @@ def check_torch_version(version: str) -> None:
     match = re.match(r"([0-9]+)\.([0-9]+)", version)
     if match is None or (int(match[1]), int(match[2])) < _OLDEST_TORCH:
         oldest = ".".join(map(str, _OLDEST_TORCH))
-        raise InstallError(f"torch {version} is too old, {oldest} is needed; {_REMEDY}")
+        raise InstallError(f"torch {version} is too old, {oldest} is needed", remedy=_REMEDY)
 
 
 def collect(rank: int, local_rank: int, device: Any) -> RankInfo:
@@ -439,13 +439,16 @@ def check_alike(infos: Sequence[RankInfo]) -> None:
             if own != others:
                 raise InputError(
                     f"{name} differs between ranks: {_on(info)} has {own or 'none'}, {_on(first)} "
-                    f"has {others or 'none'}; use the same on every host"
+                    f"has {others or 'none'}",
+                    remedy="Use the same value on every host",
                 )
         same_name = machines.setdefault(info.host, info)
         if info.machine is not None and same_name.machine not in (None, info.machine):
             raise InputError(
-                f"two machines are called {info.host} (those of rank {same_name.rank} and rank "
-                f"{info.rank}), and hosts are told apart by their names; give each its own"
+                f"two machines are named {info.host} (those of rank "
+                f"{same_name.rank} and rank {info.rank}), and hosts are "
+                "distinguished by name",
+                remedy="Give every host its own name",
             )
     counts = Counter(info.host for info in infos)
     if len(set(counts.values())) > 1:
@@ -454,8 +457,8 @@ def check_alike(infos: Sequence[RankInfo]) -> None:
         total = " + ".join(map(str, list(counts.values())[:8])) + (" + ..." * (len(counts) > 8))
         raise InputError(
             f"host {host} has {num} rank{'s' * (num != 1)} and host {other} has {other_num}: "
-            f"{total} = {len(infos)} is not {len(counts)} * {num}; start torchrun with the same "
-            "--nproc-per-node on every host"
+            f"{total} = {len(infos)} is not {len(counts)} * {num}",
+            remedy="Start torchrun with the same --nproc-per-node on every host",
         )
     # Ranks of a host count as neighbours, so they must be consecutive.
     blocks = [host for host, _ in groupby(info.host for info in infos)]
@@ -464,8 +467,8 @@ def check_alike(infos: Sequence[RankInfo]) -> None:
         ranks = [info.rank for info in infos if info.host == again]
         raise InputError(
             f"the ranks of host {again} ({format_list(ranks)}) do not follow one "
-            f"another, expected {ranks[0]} to {ranks[0] + len(ranks) - 1}; start one torchrun per "
-            "host, and give them their --node-rank by host"
+            f"another, expected {ranks[0]} to {ranks[0] + len(ranks) - 1}",
+            remedy="Start one torchrun per host, with --node-rank by host",
         )
 
 
@@ -573,7 +576,7 @@ def launched_ranks() -> int | None:
     for name in _RANK_NUMBERS:
         if not re.fullmatch("[0-9]{1,18}", os.environ[name]):
             raise InputError(
-                f"the environment variable {name} is {os.environ[name]!r}, expected a number; "
-                "let torchrun set it"
+                f"the environment variable {name} is {os.environ[name]!r}, expected a number",
+                remedy="Start with torchrun, which sets it",
             )
     return max(1, int(os.environ["WORLD_SIZE"]))

@@ -52,7 +52,7 @@ class MeasuringOptions:
 
     iters: int = option(
         50,
-        help="most timed repetitions",
+        help="largest number of timed repetitions",
         panel=HOW,
         between=(1, MAX_REPETITIONS),
         of="repetitions",
@@ -60,7 +60,7 @@ class MeasuringOptions:
     """Maximum timed repetitions of a cell."""
     warmup: int = option(
         5,
-        help="most untimed repetitions",
+        help="largest number of untimed repetitions",
         panel=HOW,
         between=(1, MAX_REPETITIONS),
         of="repetitions",
@@ -84,7 +84,8 @@ class MeasuringOptions:
         validate(self)
         if self.resume and self.force:
             raise OptionError(
-                "--resume keeps what is measured and --force measures it again; give one of them"
+                "--resume keeps measurements and --force repeats them",
+                remedy="Remove one of them",
             )
 
 
@@ -120,7 +121,7 @@ class SizeOptions:
     PANEL: ClassVar[str] = SIZES
 
     hidden_size: int | None = option(
-        None, help="hidden size", shown="the model's own", between=(1, MAX_SIZE)
+        None, help="hidden size", shown="that of the model", between=(1, MAX_SIZE)
     )
     num_heads: int | None = option(None, help="attention heads", between=(1, MAX_SIZE))
     num_kv_heads: int | None = option(
@@ -173,4 +174,4 @@ class SizeOptions:
 def check_out(out: Path | None) -> None:
     """Raise OptionError if the output folder exists as a file."""
     if out is not None and out.exists() and not out.is_dir():
-        raise OptionError(f"--out: {out} is a file; name a folder")
+        raise OptionError(f"--out {out}: expected a folder, got a file", remedy="Use a folder")

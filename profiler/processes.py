@@ -36,7 +36,8 @@ _POLL_S = 0.05
 _MARGIN_S = 10.0
 """Seconds that other ranks wait longer than rank 0, which reports the missing ranks."""
 _REMEDY = (
-    "start torchrun on every node, with the same --nnodes and --rdzv-endpoint, or raise --timeout"
+    "Start torchrun on every node, with the same --nnodes and --rdzv-endpoint, or increase "
+    "--timeout"
 )
 
 
@@ -60,7 +61,8 @@ def connect(timeout: timedelta) -> tuple[Any, Any, int, int]:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         reason = str(error).strip().partition("\n")[0]
         raise InputError(
-            f"the ranks cannot meet in the launcher's store at {where} ({reason}); {_REMEDY}"
+            f"the ranks cannot connect to the launcher's store at {where} ({reason})",
+            remedy=_REMEDY,
         ) from None
 
 
@@ -100,8 +102,8 @@ def introduce(
                     return [RankInfo.from_dict(entry) for entry in entries], start
         time.sleep(_POLL_S)
     raise InputError(
-        f"rank 0 of {world} did not start within {timeout.total_seconds() + _MARGIN_S:g} s; "
-        f"{_REMEDY}"
+        f"rank 0 of {world} did not start within {timeout.total_seconds() + _MARGIN_S:g} s",
+        remedy=_REMEDY,
     )
 
 
@@ -114,7 +116,8 @@ def _collected(store: Any, start: str, world: int, timeout: timedelta) -> list[R
         absent = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
         raise InputError(
             f"rank{'s' if len(absent) > 1 else ''} {format_list(absent)} of {world} did not start "
-            f"within {timeout.total_seconds():g} s; {_REMEDY}"
+            f"within {timeout.total_seconds():g} s",
+            remedy=_REMEDY,
         ) from None
     # Published once, so that every other rank needs a single request.
     entries = [json.loads(store.get(key)) for key in keys]
@@ -276,10 +279,12 @@ def refusal(infos: Sequence[RankInfo]) -> InputError:
     host = next(info.host for info in infos if info.device_uuid == uuid)
     num_gpus = len({info.device_uuid for info in infos if info.host == host})
     return InputError(
-        f"{len(ranks)} ranks ({format_list(ranks)}) share 1 GPU on host {host}; such timings "
-        f"describe no machine; start at most {num_gpus} rank{'s' if num_gpus > 1 else ''} per host "
-        f"(--nproc-per-node {num_gpus}), or add --allow-shared-gpu to exercise the code, marked "
-        "synthetic"
+        f"{len(ranks)} ranks ({format_list(ranks)}) share 1 GPU on host {host}",
+        remedy=(
+            f"Start at most {num_gpus} rank{'s' if num_gpus > 1 else ''} per host "
+            f"(--nproc-per-node {num_gpus}), or add --allow-shared-gpu to test the "
+            "code (marked synthetic)"
+        ),
     )
 
 
@@ -454,8 +459,8 @@ def choose_backend(backend: str) -> str:
         return "nccl" if cuda else "gloo"
     if backend == "nccl" and not cuda:
         raise OptionError(
-            "--backend nccl: torch finds no CUDA device here; use --backend gloo, or install a "
-            "torch with CUDA"
+            "--backend nccl: torch finds no CUDA device",
+            remedy="Use --backend gloo, or install a torch with CUDA",
         )
     return backend
 
@@ -475,7 +480,7 @@ def open_session(options: RankOptions, *, cuda_graph: bool = False) -> Session:
 
     backend = choose_backend(options.backend)
     if cuda_graph and backend != "nccl":
-        raise OptionError("--cuda-graph needs --backend nccl, and this run uses gloo")
+        raise OptionError("--cuda-graph needs --backend nccl, but --backend is gloo")
     if backend == "nccl":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)

@@ -130,10 +130,11 @@ def _check_launched(launched: int | None, arguments: Sequence[str], module: str)
     """
     if launched is None:
         raise InputError(
-            "this measures between processes; start it as "
-            f"`{torchrun_line('N', module, arguments)}` "
-            "(N: the number of GPUs of this machine, or of processes to measure on CPUs; with "
-            "several machines, on each of them with --nnodes and --rdzv-endpoint in place of "
-            "--standalone)"
+            "this command measures between processes",
+            remedy=(
+                f"Run `{torchrun_line('N', module, arguments)}` (N: number of GPUs "
+                "of this node, or of processes on CPUs; with several nodes, on each "
+                "of them with --nnodes and --rdzv-endpoint instead of --standalone)"
+            ),
         )
     return launched

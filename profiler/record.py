@@ -70,8 +70,8 @@ class Lock:
             self._lock.acquire()
         except Timeout:
             raise OptionError(
-                f"{option} {out}: another run is writing there; wait for its end, or choose "
-                f"another {option}"
+                f"{option} {out}: another run is writing to it",
+                remedy=f"Wait for it, or use another {option}",
             ) from None
         except (NotImplementedError, OSError) as error:  # some cluster file systems have no locks
             self.note = f"{out} cannot be locked ({error}): let no other run write there"
@@ -96,8 +96,8 @@ def _probe(out: Path) -> None:
             stream.flush()
     except OSError as error:
         raise OptionError(
-            f"--out {out}: files cannot be written there ({error.strerror}); choose another --out "
-            "or make it writable"
+            f"--out {out}: files cannot be written there ({error.strerror})",
+            remedy="Use another --out, or make it writable",
         ) from None
 
 
@@ -128,8 +128,8 @@ def _sentences(path: Path | None = None) -> Iterator[None]:
     except OSError as error:
         where = path if path is not None else error.filename
         raise InputError(
-            f"{where}: the file cannot be written ({error.strerror}); free space there or make it "
-            "writable, then the same command with --resume measures what is missing"
+            f"{where}: the file cannot be written ({error.strerror})",
+            remedy=("Free space or make it writable, then measure the rest with --resume"),
         ) from None
 
 
@@ -203,14 +203,16 @@ class DocumentFile:
             return
         if not self.ours:
             raise InputError(
-                f"{self.present[0]}: this file was not measured by this command; --force replaces "
-                "it and keeps it under another name, or choose another --out"
+                f"{self.present[0]}: another command wrote this file",
+                remedy=("Replace it with --force, which keeps a copy, or use another --out"),
             )
         if not resume:
             raise InputError(
-                f"{self.present[0]}: an earlier run wrote this file; --resume measures what is "
-                "missing, --force measures again and keeps the earlier samples as history, or "
-                "choose another --out"
+                f"{self.present[0]}: an earlier run wrote this file",
+                remedy=(
+                    "Measure the rest with --resume, measure again with --force, or "
+                    "use another --out"
+                ),
             )
 
 
@@ -244,9 +246,8 @@ def next_run_id(runs: Iterable[Run], token: str) -> str:
 def incomparable(where: Path, differences: Iterable[str]) -> InputError:
     """Return the error for an earlier run that is not comparable with this one."""
     return InputError(
-        f"{where}: the earlier run cannot be continued, since it differs in "
-        f"{'; '.join(differences)}; --force measures again and keeps the earlier samples as "
-        "history, or choose another --out"
+        f"{where}: the earlier run cannot be resumed: it differs in {'; '.join(differences)}",
+        remedy="Measure again with --force, or use another --out",
     )
 
 
@@ -449,7 +450,7 @@ class Record(ABC, Generic[_M]):
             sys.stdout.write(visible(f"{path}\n"))
         sys.stdout.flush()
         ok = format_count(counts.ok, "cell")
-        say(f"{ok} measured, {counts.failed} failed, {counts.skipped} left out{more}")
+        say(f"{ok} measured, {counts.failed} failed, {counts.skipped} skipped{more}")
         return 1 if counts.failed else 0
 
     def _move_damaged_aside(self) -> None:

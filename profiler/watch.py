@@ -181,10 +181,12 @@ class Watch:
         # All ranks count the same steps: a rank with fewer steps is not in this operation.
         behind = [rank for rank, step in enumerate(steps) if step < max(steps)]
         return self._trouble(
-            f"{self._names(behind)} did not reach this operation, the others wait in it"
+            f"{self._names(behind)} did not reach this operation, for which the others wait"
             if behind
-            else f"no rank finished {self._during} within {self._timeout_s:g} s, though all of "
-            "them answer: the network or the communication library hangs"
+            else (
+                f"no rank finished {self._during} within {self._timeout_s:g} s, but "
+                "all of them answer: the network or the communication library hangs"
+            )
         )
 
     def _trouble(self, sentence: str, exit_code: int = 1) -> Trouble:

@@ -137,18 +137,18 @@ def _family(data: Mapping[str, Any], name: str) -> Family:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown option, such as `; did you mean --tp?`.
+    """Return the remedy for an unknown option, such as `Did you mean --tp?`.
 
     known : option names of the command
     """
     tables, own = alias_tables(), frozenset(known)
     for one in (name, *tables.aliases.get(name, ())):
         if one in tables.elsewhere:
-            return f"; another command does that: {tables.elsewhere[one]}"
+            return f"Use {tables.elsewhere[one]}"
     for spelling in (name, name.rpartition(".")[2]):
         needed, words = tables.hints.get(spelling, ("", ""))
         if needed in own:
-            return f"; did you mean {words}{'' if '?' in words else '?'}"
+            return f"Did you mean {words}{'' if '?' in words else '?'}"
     spellings: dict[str, tuple[str, ...]] = {one: (one,) for one in own}
     for alias, targets in tables.aliases.items():
         target = next((one for to in targets if (one := to.partition("=")[0]) in own), None)
@@ -161,5 +161,5 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     if near is None:
         near = nearest(name, own, _LIKE_OWN, any_case=True)
     if near is None:
-        return "; see --help"
-    return f"; did you mean {' or '.join(f'--{one}' for one in spellings[near])}?"
+        return "See --help"
+    return f"Did you mean {' or '.join(f'--{one}' for one in spellings[near])}?"

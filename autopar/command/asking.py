@@ -126,7 +126,8 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
         pandas = import_module("pandas")
     except ImportError:
         raise InstallError(
-            "to_frame needs pandas, which is not installed; `pip install pandas`, or take rows()"
+            "to_frame needs pandas, which is not installed",
+            remedy="Run `pip install pandas`, or use rows()",
         ) from None
     return pandas.DataFrame(list(rows))
 
@@ -232,15 +233,15 @@ def ask(command: str, *words: str, **options: Any) -> Answer:
         if module.startswith(("search.", "autopar.command."))
     ]
     if command not in known:
-        hint = did_you_mean(command, known, 0.5, otherwise=f"one of {', '.join(known)}")
-        raise OptionError(f"no command that can be asked is called {command!r:.60}{hint}")
+        hint = did_you_mean(command, known, 0.5, otherwise=f"Use one of {', '.join(known)}")
+        raise OptionError(f"unknown command {command!r:.60}", remedy=hint)
     module = import_module(SUBCOMMANDS[command][1])
     run = partial(module.run, what=command) if command in _LISTS else module.run
     arguments = [*words, *_typed(module, options), "--json", "-"]
     with running(command, asked=True) as now:
         run(arguments)
     if now.answer is None:
-        raise InputError(f"autopar {command} gives no answer of these options as JSON")
+        raise InputError(f"autopar {command} has no JSON answer with these options")
     return Answer(now.answer)
 
 

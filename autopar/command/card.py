@@ -102,13 +102,17 @@ def like_card(spec: CardSpec) -> dict[str, Any]:
     from autopar.rates.card import CardDocument
 
     if spec.like is None:
-        raise OptionError("a card of one's own starts from another: add --like CARD, such as h100")
+        raise OptionError(
+            "a custom card needs a base card", remedy="Add --like CARD, such as --like h100"
+        )
     if spec.out is None:
-        raise OptionError("--like needs --out FILE, the card to write, such as my_card.json")
+        raise OptionError("--like needs --out FILE", remedy="Add --out my_card.json")
     figures = {key: getattr(spec, key) for key in _KEYS if getattr(spec, key) is not None}
     if not figures:
         options = ", ".join(f"--{key.replace('_', '-')}" for key in _KEYS)
-        raise OptionError(f"--like {spec.like}: nothing differs; say what does with {options}")
+        raise OptionError(
+            f"--like {spec.like}: no value is changed", remedy=f"Add one of {options}"
+        )
     found = load_object(find_card(spec.like))
     read_record(CardDocument, found.path, found.data)  # the source must be a valid card
     document = copy.deepcopy(dict(found.data))
@@ -121,8 +125,9 @@ def like_card(spec: CardSpec) -> dict[str, Any]:
         section, name = _KEYS[key]
         if section not in document:
             raise InputError(
-                f"{found.path}: the card has no {section!r}, so --{key.replace('_', '-')} "
-                "has nothing to replace; start from a card that has it"
+                f"{found.path}: the card has no {section!r}, so "
+                f"--{key.replace('_', '-')} cannot replace it",
+                remedy="Use a --like card that has it",
             )
         document[section][name] = {
             "value": round(value) if key in _WHOLE else value,
@@ -157,9 +162,9 @@ def write_card(spec: CardSpec, *, command: str) -> dict[str, Any]:
         write_json(path, document, aside=say_kept(command))
     except OSError as error:
         raise OptionError(
-            f"--out {path}: the file cannot be written ({error.strerror or error}); choose "
-            "another path"
+            f"--out {path}: the file cannot be written ({error.strerror or error})",
+            remedy="Use another path",
         ) from None
     gpus = document["intra_node"]["max_gpus"]["value"]
-    say(f"{command}: wrote {path}; use it as --hardware {path}:NODESx{gpus}")
+    say(f"{command}: wrote {path}. Use it as --hardware {path}:NODESx{gpus}")
     return document

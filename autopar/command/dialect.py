@@ -91,7 +91,7 @@ class _Rewriter:
 
     def _take_word(self, word: str) -> None:
         if not self.literal and word[:1] == "-" and word != "-":
-            raise OptionError(f"{word}: this option is unknown; see --help")
+            raise OptionError(f"{word}: unknown option", remedy="See --help")
         self.words.append(word)
 
     def _long(self, word: str) -> str:
@@ -132,7 +132,7 @@ class _Rewriter:
             return {}
         used = {name for switch, on in switches.items() if on for name in self.known.manual[switch]}
         return {
-            name: f"--{switch.replace('-', '_')} 0 takes the model's own"
+            name: f"--{switch.replace('-', '_')} 0 uses the model's value"
             for switch, on in switches.items()
             if not on
             for name in self.known.manual[switch]
@@ -145,7 +145,7 @@ class _Rewriter:
             if value is None and self.queue and self.queue[0].lower() in _ON | _OFF:
                 value = self.queue.pop(0)
             if value is not None and value.lower() not in _ON | _OFF:
-                raise OptionError(f"--{written}: takes no value; --{name} does")
+                raise OptionError(f"--{written}: this option has no value", remedy=f"Use --{name}")
             if value is not None and value.lower() in _OFF:
                 return
             value = implied
@@ -202,7 +202,7 @@ class _Rewriter:
             if not self.queue or self.queue[0].startswith("--"):
                 if row.alone is not None:
                     return row.alone
-                raise OptionError(f"--{written}: a value is missing; it takes: {row.help}")
+                raise OptionError(f"--{written} needs a value ({row.help})")
             value = self.queue.pop(0)
             # `--layernum_list 24 24`, expanded by a shell, is one list of two numbers.
             while row.kind == "ints" and self.queue and self.queue[0].isdigit():
@@ -223,8 +223,8 @@ class _Rewriter:
             return
         both = f", or --{row.name} {old},{value} for both" if row.kind == "ints" else ""
         raise OptionError(
-            f"--{written} {value}: --{before} {old} was given before, and there can be one; leave "
-            f"one of them out{both}"
+            f"--{written} {value}: --{before} {old} was given before",
+            remedy=f"Remove one of them{both}",
         )
 
     def _take_foreign(self, written: str, name: str, value: str | None) -> None:
@@ -239,26 +239,28 @@ class _Rewriter:
                 queue.pop(0)
                 while name in family.lists and queue and not queue[0].startswith("--"):
                     queue.pop(0)
-            self.notices.append(f"--{written} is accepted and ignored: {family.ignored[ignored]}")
+            self.notices.append(f"--{written} is ignored: {family.ignored[ignored]}")
             return
         if name in family.only_one:
             if value is None and queue:
                 queue.pop(0)
             if following not in ("1", "-1"):
                 why = family.only_one[name]
-                raise OptionError(f"--{name}: {why}, so expected 1, got {following!r:.60}")
+                raise OptionError(f"--{name}: expected 1 ({why}), got {following!r:.60}")
             return
         if name in family.planned and "pin" in self.table:
             number = following if re.fullmatch(r"[0-9]{1,9}", following) else "N"
             remedy = family.planned[name].format(n=number)
-            raise OptionError(f"--{written}: not an option, because the search finds it; {remedy}")
+            raise OptionError(
+                f"--{written}: not an option, because the search sets it", remedy=remedy
+            )
         if name in family.refused:
             raise OptionError(f"--{written}: not an option, because {family.refused[name]}")
         either = _may_mean(name, self.table)
         if either:
             number = f" {following}" if following and not following.startswith("--") else ""
             ways = " or ".join(f"--{one}{number} ({what})" for one, what in either)
-            raise OptionError(f"--{written}: is it {ways}? say which")
+            raise OptionError(f"--{written} is ambiguous", remedy=f"Use {ways}")
         raise unknown(written, name, self.table)
 
 

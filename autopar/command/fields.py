@@ -133,7 +133,9 @@ def json_option(panel: str, **how: Any) -> Any:
     """Return the field of `--json`, an option of every command with an answer."""
     return option(
         None,
-        help="write the answer as JSON to a file (.gz compresses), or to stdout in place of tables",
+        help=(
+            "write the answer as JSON to a file (.gz compresses), or to stdout instead of tables"
+        ),
         panel=panel,
         metavar="[PATH]",
         alone="-",
@@ -195,12 +197,12 @@ def _row(field: dataclasses.Field[Any], cls: type) -> Row:
 
 def unknown(written: str, name: str, known: Iterable[str]) -> OptionError:
     """Return the error of an unknown option, with the known one of a similar name."""
-    return OptionError(f"--{written}: this option is unknown{suggestion(name, known)}")
+    return OptionError(f"--{written}: unknown option", remedy=suggestion(name, known))
 
 
 def missing(row: Row) -> OptionError:
     """Return the error of a missing argument or option."""
-    return OptionError(f"{row.label} is missing; it takes: {row.help}")
+    return OptionError(f"missing argument {row.label} ({row.help})")
 
 
 # --- values -----------------------------------------------------------------------------------
@@ -354,7 +356,7 @@ def convert(row: Row, text: str) -> Any:
         try:
             _check_number(row, number, text)
         except OptionError as error:
-            raise OptionError(f"{error}{_in_gib(row, text)}") from None
+            raise OptionError(error.problem, remedy=_in_gib(row, text)) from None
         return number * row.scale if row.scale != 1.0 else number
     if row.parse is not None:
         return row.parse(text)
@@ -371,7 +373,7 @@ def _in_gib(row: Row, text: str) -> str:
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([A-Za-z]{1,3})", text)
     if found is None or row.scale != 2**30 or found[2].lower() not in _UNITS:
         return ""
-    return f"; it is a number of GiB: {float(found[1]) * _UNITS[found[2].lower()] / 2**30:.4g}"
+    return f"Use {float(found[1]) * _UNITS[found[2].lower()] / 2**30:.4g}"
 
 
 def _integer(row: Row, text: str) -> int:
@@ -381,7 +383,7 @@ def _integer(row: Row, text: str) -> int:
     try:
         _check_number(row, int(text) if valid else math.nan, text)
     except OptionError as error:
-        raise OptionError(f"{error}{_in_full(row, text)}") from None
+        raise OptionError(error.problem, remedy=_in_full(row, text)) from None
     return int(text)
 
 
@@ -392,7 +394,7 @@ def _in_full(row: Row, text: str) -> str:
         return ""
     power = 1 if found[2] in "kK" else 2
     unit = ", of samples" if "samples" in row.help else ""
-    return f"; give {int(found[1]) * 1024**power} or {int(found[1]) * 1000**power}{unit}"
+    return f"Use {int(found[1]) * 1024**power} or {int(found[1]) * 1000**power}{unit}"
 
 
 def _check_number(row: Row, number: float, text: str | None) -> None:
@@ -427,7 +429,7 @@ def _no_choice(row: Row, value: object) -> OptionError:
     words = list(row.choices)
     listed = ", ".join(words[:-1]) + " or " + words[-1] if len(words) > 1 else words[0]
     hint = did_you_mean(str(value), words, 0.6, any_case=True)
-    return OptionError(f"--{row.name}: expected {listed}, got {value!r:.60}{hint}")
+    return OptionError(f"--{row.name}: expected {listed}, got {value!r:.60}", remedy=hint)
 
 
 def written(row: Row, value: Any) -> Any:

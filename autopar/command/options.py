@@ -258,8 +258,8 @@ def _help_text(usage: str, intro: str, rows: Sequence[Row]) -> str:
             lines += _help_lines(row, max(width, 60))
         lines.append("")
     lines += textwrap.wrap(
-        "--help shows this. Underscores and hyphens mean the same, and so do `--name value`, "
-        "`--name=value` and `name=value`.",
+        "--help prints this. Underscores and hyphens are equivalent, and so are "
+        "`--name value`, `--name=value` and `name=value`.",
         width,
     )
     return "\n".join(lines) + "\n"
@@ -279,7 +279,7 @@ def _groups(rows: Sequence[Row]) -> dict[str, tuple[str, list[Row]]]:
     found: dict[str, tuple[str, list[Row]]] = {}
     for panel, own in panels.items():
         words = re.findall(r"[\w-]+", panel.partition(":")[0].lower())
-        # `What to check` and `What the plan does not say` become check and plan.
+        # `What to check` and `Plan settings ...` become check and plan.
         word = next((one for one in words if one not in _SMALL and one not in found), words[0])
         found[word] = (panel, own)
     return found

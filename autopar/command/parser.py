@@ -86,8 +86,10 @@ class DialectCommand(TyperCommand):
         }
         places = [row for row in rows if row.positional]
         if rest:
-            remedy = f"give one {places[-1].label}" if places else "options begin with --"
-            raise OptionError(f"{rest[0]!r:.60}: this word is too much; {remedy}, see --help")
+            remedy = f"Give one {places[-1].label}" if places else "Begin options with --"
+            raise OptionError(
+                f"{rest[0]!r:.60}: unexpected argument", remedy=f"{remedy}, see --help"
+            )
         for row in places:
             if row.default is MISSING and row.name not in texts:
                 raise missing(row)
@@ -296,7 +298,7 @@ def _script(shell: str) -> str:
 
     if shell not in SHELLS:
         got = f"got {shell!r:.60}" if shell else "none is given"
-        raise OptionError(f"autopar --show-completion: expected {', '.join(SHELLS)}; {got}")
+        raise OptionError(f"autopar --show-completion: expected {', '.join(SHELLS)}, {got}")
     return get_completion_script(prog_name="autopar", complete_var=COMPLETION, shell=shell)
 
 
@@ -304,6 +306,6 @@ def _unknown(words: Sequence[str]) -> OptionError:
     """Return the error of first words that name no command."""
     if words[0] == "profile":
         inner = [name.split()[1] for name in SUBCOMMANDS if name.startswith("profile ")]
-        return OptionError(f"autopar profile: say what to profile, one of {', '.join(inner)}")
-    hint = did_you_mean(words[0], SUBCOMMANDS, 0.5, otherwise="see autopar --help")
-    return OptionError(f"autopar: the command {words[0]!r:.60} is unknown{hint}")
+        return OptionError("autopar profile needs a second word", remedy=f"Use {', '.join(inner)}")
+    hint = did_you_mean(words[0], SUBCOMMANDS, 0.5, otherwise="See autopar --help")
+    return OptionError(f"autopar: unknown command {words[0]!r:.60}", remedy=hint)

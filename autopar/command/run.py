@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from autopar.command.answers import error_document, give, running_now
-from autopar.errors import INTERRUPTED, TERMINATED, UNUSABLE, AutoparError, fitted
+from autopar.errors import INTERRUPTED, TERMINATED, UNUSABLE, AutoparError, fitted, message_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,20 +63,20 @@ def describe_failure(error: BaseException, *, interrupted: str = "interrupted") 
     if os.environ.get(DEBUG_VARIABLE):
         raise error
     if isinstance(error, AutoparError):
-        return Failure(fitted(one_line(str(error))), error.exit_code)
+        return Failure(visible(message_of(error)), error.exit_code)
     if isinstance(error, MemoryError):
-        return Failure("there is not enough memory for that; ask for less, or free some", UNUSABLE)
+        return Failure("out of host memory. Free some, or use a smaller problem", UNUSABLE)
     if isinstance(error, OSError) and error.errno in _STDOUT_LOST and error.filename is None:
         # Otherwise the interpreter would try to write the rest again and print an error.
         reader_left()
         return Failure(f"stdout cannot be written ({error.strerror})", UNUSABLE)
     if isinstance(error, OSError) and error.filename is not None:
         where = os.fsdecode(error.filename) if not isinstance(error.filename, int) else "stdout"
-        text = f"{where}: {error.strerror}; give another path, or make this one usable"
+        text = f"{where}: {error.strerror}. Use another path, or make this one usable"
         return Failure(fitted(one_line(text)), UNUSABLE)
     # The error of a missing working directory names no file.
     if isinstance(error, FileNotFoundError):
-        return Failure("the working directory does not exist any more; change to another", UNUSABLE)
+        return Failure("the working directory no longer exists. Change to another", UNUSABLE)
     text = fitted(one_line(f"{type(error).__name__}: {error}"), _INTERNAL)
     return Failure(
         f"internal error, please report it: {text} (set {DEBUG_VARIABLE}=1 for the traceback)",
@@ -110,7 +110,7 @@ def guarded(
         say(failure.text)
         return failure.exit_code
     if closed:
-        say("stdout is closed: what was printed is lost; give it a file or a terminal")
+        say("stdout is closed: the output is lost. Redirect it to a file or a terminal")
         return code if isinstance(code, int) and code else UNUSABLE
     if code == INTERRUPTED:  # a command that keeps partial results
         say(interrupted)

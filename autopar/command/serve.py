@@ -48,8 +48,8 @@ _INSTRUCTIONS = """Finds the fastest way to train a large transformer in paralle
 fits in memory, in seconds and without a GPU. Ask `search` with a model and a cluster such as
 h100:4x8 (4 machines with 8 GPUs); give its answer to `explain` or `compare`; `check` reads launch
 scripts and configurations of Megatron-LM, torchtitan, DeepSpeed and accelerate. Answers with
-exit_code 3 say in `notices` why nothing fits and what would. Times are in seconds, memory is in
-bytes."""
+exit_code 3 give the reason and configurations that fit in `notices`. Times are in seconds, memory
+in bytes."""
 
 
 def _is(text: str) -> Any:
@@ -66,7 +66,7 @@ _Model = Annotated[str, _is("Shipped name (list_models), or path of a config.jso
 _Hardware = Annotated[str, _is("CARD:NODESxGPUS such as h100:4x8; cards are listed by list_cards.")]
 _Plan = Annotated[
     str | dict[str, Any],
-    _is("Path of a launch or plan file, or the whole answer of search."),
+    _is("Path of a plan file, or the whole answer of search."),
 ]
 _Options = Annotated[
     dict[str, str | int | float | bool | list[str]] | None,
@@ -81,13 +81,13 @@ def _search(
     seq_length: Annotated[
         int | None, _is("Tokens of a sequence; default: the model's own.")
     ] = None,
-    engine: Annotated[_Engine | None, _is("Trainer; default: all of them.")] = None,
+    engine: Annotated[_Engine | None, _is("Engine; default: all of them.")] = None,
     tp: Annotated[int | None, _is("Fix the tensor ranks.")] = None,
     pp: Annotated[int | None, _is("Fix the pipeline stages.")] = None,
     cp: Annotated[int | None, _is("Fix the context ranks.")] = None,
     ep: Annotated[int | None, _is("Fix the expert ranks.")] = None,
     memory_gib: Annotated[float | None, _is("Memory of a GPU that may be used, in GiB.")] = None,
-    write_to: Annotated[str | None, _is("Folder for the file of the launch or plan.")] = None,
+    write_to: Annotated[str | None, _is("Folder for the plan file.")] = None,
     options: _Options = None,
 ) -> dict[str, Any]:
     """Find the fastest uniform or per-layer plan of a model on a cluster that fits in memory."""
@@ -167,8 +167,8 @@ def server() -> MCPServer[Any]:
         from mcp.server.mcpserver.exceptions import ToolError
     except ImportError as error:
         raise InputError(
-            f"--mcp needs the package mcp, 2 or newer, which cannot be imported ({error}); "
-            "pip install 'autopar[mcp]'"
+            f"--mcp needs the package mcp, version 2 or later, which cannot be imported ({error})",
+            remedy="Run `pip install 'autopar[mcp]'`",
         ) from None
     from autopar import __version__
 
@@ -199,7 +199,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _execute(raw: dict[str, Any]) -> int:
     if not make(ServeSpec, read_values(COMMAND.rows, raw)).mcp:
-        raise OptionError("say which protocol: autopar serve --mcp")
+        raise OptionError("no protocol is given", remedy="Use autopar serve --mcp")
     server().run("stdio")
     return 0
 

@@ -46,7 +46,8 @@ def require_matplotlib(option: str) -> None:
     """Raise InstallError, which names the option, if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise InstallError(
-            f"{option} needs matplotlib, which is not installed; `pip install 'autopar[plot]'`"
+            f"{option} needs matplotlib, which is not installed",
+            remedy="Run `pip install 'autopar[plot]'`",
         )
 
 
@@ -80,14 +81,15 @@ def save_figure(figure: Any, path: Path, option: str, aside: Aside | None = None
         write_files({path: content.getvalue()}, aside=aside)
     except OSError as error:
         raise OptionError(
-            f"{option}: {path} cannot be written ({error.strerror or error}); choose another file"
+            f"{option} {path}: the file cannot be written ({error.strerror or error})",
+            remedy="Use another file",
         ) from None
 
 
 def refuse_file(option: str, folder: str) -> None:
     """Raise OptionError if the folder of an option is a file."""
     if Path(folder).exists() and not Path(folder).is_dir():
-        raise OptionError(f"{option}: {folder} is a file, expected a folder")
+        raise OptionError(f"{option} {folder}: expected a folder, got a file")
 
 
 def save_figures(
@@ -141,8 +143,8 @@ def write_result(
         write_json(Path(path), headed(document, exit_code), number_rows=True, aside=aside)
     except OSError as error:
         raise OptionError(
-            f"--json {path}: the file cannot be written ({error.strerror or error}); choose "
-            "another path, or - for stdout"
+            f"--json {path}: the file cannot be written ({error.strerror or error})",
+            remedy="Use another path, or - for stdout",
         ) from None
     return True
 

@@ -47,7 +47,10 @@ MOST_S = 3600.0
 _Factor = Annotated[
     float,
     quantity(
-        what="measured over predicted", unit="", maximum=MOST, too_large="is no correction any more"
+        what="measured over predicted",
+        unit="",
+        maximum=MOST,
+        too_large="is too large for a correction",
     ),
 ]
 _Seconds = Annotated[
@@ -67,7 +70,7 @@ class _Valued(Record):
     def __post_init__(self) -> None:
         value, low, high = (getattr(self, name) for name in ("value", "low", "high"))
         if (low is None) != (high is None):
-            raise KeyFault("low", "one end of the interval is given without the other")
+            raise KeyFault("low", "only one end of the interval is given")
         if low is not None and not low <= value <= high:
             problem = f"{value:g} is outside of the interval {low:g} to {high:g}"
             raise KeyFault("value", problem)
@@ -214,20 +217,20 @@ class Calibration(Record):
         if self.world_size and self.estimated != estimated:
             kinds = ["measured", "estimated"]
             said.append(
-                f"the calibration corrects {kinds[self.estimated]} profiles and these are "
-                f"{kinds[estimated]}"
+                f"the calibration corrects {kinds[self.estimated]} profiles, but "
+                f"these are {kinds[estimated]}"
             )
         for name, (low, high) in SANE.items():
             factor: Interval = getattr(self, name)
             if not low <= factor.value <= high:
                 said.append(
-                    f"the calibration's factor of {name} {factor.value:.3g} is outside of "
-                    f"{low:g} to {high:g}: the profile describes other conditions than the runs "
-                    "had; measure it again"
+                    f"calibration factor of {name} {factor.value:.3g} is outside "
+                    f"of {low:g} to {high:g}: the profile contradicts the runs. "
+                    "Measure it again"
                 )
             elif factor.low is not None and (factor.high or 0.0) > _WIDE * factor.low:
                 said.append(
-                    f"the calibration's factor of {name} is hardly known "
+                    f"calibration factor of {name} is barely known "
                     f"({factor.low:.3g} to {factor.high:.3g})"
                 )
         return tuple(said)
@@ -236,8 +239,9 @@ class Calibration(Record):
         """Raise OptionError if the runs were on another device than `name` describes."""
         if self.hardware and device_of(name) != device_of(self.hardware):
             raise OptionError(
-                f"--calibration: was fitted on {device_of(self.hardware)!r} and the hardware is "
-                f"{device_of(name)!r}, whose times are not comparable; run autopar-verify there"
+                f"--calibration: fitted on {device_of(self.hardware)!r}, but the "
+                f"hardware is {device_of(name)!r}",
+                remedy="Run autopar-verify on this hardware",
             )
 
 
@@ -254,14 +258,14 @@ def read_calibration(path: Path | str) -> Calibration:
     ------
     DocumentError : missing, damaged, of a newer version, or with an unusable factor.
     """
-    loaded = load_object(path, remedy="autopar-verify writes such a file")
+    loaded = load_object(path, remedy="Create it with autopar-verify")
     data = loaded.data
     check_version(
         path,
         data,
         CALIBRATION_FORMAT,
         CALIBRATION_VERSION,
-        give="give the calibration.json of autopar-verify",
+        give="Use the calibration.json of autopar-verify",
         again="run autopar-verify again",
     )
     document = read_record(CalibrationDocument, Path(path), data)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from autopar.errors import DocumentError, InputError, nearest_words
+from autopar.errors import DocumentError, InputError, nearest_words, with_remedy
 from autopar.records import Record
 from autopar.run.model import ModelSpec
 
@@ -75,7 +75,7 @@ def locate(
                     directory,
                     f"{len(chosen)} files could be the {kind} profile of model {spec.name!r}: "
                     + ", ".join(path.name for path in chosen),
-                    remedy="name the file instead of the directory",
+                    remedy="Give the file instead of the directory",
                 )
             if chosen:
                 skipped = [
@@ -310,7 +310,7 @@ def located_options(
         # The relative path is shorter than an absolute one.
         found[option] = os.path.relpath(place) + shape
         if place == places[2]:
-            notes.append(f"--{option} {value} is not in this folder, taken is {found[option]}")
+            notes.append(f"--{option} {value} is not in this folder; using {found[option]}")
     return found, notes
 
 
@@ -330,9 +330,9 @@ def require_inputs(
         named = " and ".join(f"--{option} {request[option]!s:.90}" for option in lost)
         raise DocumentError(
             file,
-            f"asks with {named}, and nothing is there, seen from this file",
+            f"{named} not found, relative to this file",
             key=f"request.{lost[0]}",
-            remedy=f"bring it along, or give --{lost[0]}",
+            remedy=f"Copy it there, or give --{lost[0]}",
         )
 
 
@@ -433,7 +433,8 @@ def find_model(name: str) -> Path:
     if own in shipped:
         return shipped[own]
     raise InputError(
-        f"no model {name!r}: neither a file nor a shipped model; {_nearest(name, shipped)}"
+        f"no model {name!r}: neither a file nor a shipped model",
+        remedy=_nearest(name, shipped),
     )
 
 
@@ -468,8 +469,8 @@ def find_card(name: str) -> Path:
     found = aliases.get(name.lower())
     if found is None:
         raise InputError(
-            f"no device card {name!r}: neither a file nor a shipped card; "
-            f"{_nearest(name, {**shipped, **aliases}, _CARDS)}"
+            f"no device card {name!r}: neither a file nor a shipped card",
+            remedy=f"{_nearest(name, {**shipped, **aliases}, _CARDS)}",
         )
     return found
 
@@ -485,8 +486,8 @@ def find_site(name: str) -> Path:
     if name.lower() in shipped:
         return shipped[name.lower()]
     raise InputError(
-        f"no site {name!r}: neither a file nor a shipped site; "
-        f"{_nearest(name, shipped, '`autopar sites`')}"
+        f"no site {name!r}: neither a file nor a shipped site",
+        remedy=_nearest(name, shipped, "`autopar sites`"),
     )
 
 
@@ -501,8 +502,10 @@ def find_hardware(name: str) -> Path:
     if name in shipped:
         return shipped[name]
     raise InputError(
-        f"no hardware {name!r}: neither a folder nor a shipped set; {_nearest(name, shipped)}, "
-        f"or estimate one from a card, such as h100:4x8 ({_CARDS} lists them)"
+        f"no hardware {name!r}: neither a folder nor a shipped profile",
+        remedy=with_remedy(
+            _nearest(name, shipped), f"Or estimate from a card, such as h100:4x8 (see {_CARDS})"
+        ),
     )
 
 
@@ -520,8 +523,8 @@ def find_document(folder: str, what: str, name: str) -> Path:
     found = shipped.get(name.lower()) or shipped.get(aliases.get(name.lower(), ""))
     if found is None:
         raise InputError(
-            f"no {what} {name!r}: neither a file nor a shipped {what}; "
-            f"{_nearest(name, shipped, _LISTINGS.get(folder, ''))}"
+            f"no {what} {name!r}: neither a file nor a shipped {what}",
+            remedy=_nearest(name, shipped, _LISTINGS.get(folder, "")),
         )
     return found
 
@@ -600,7 +603,7 @@ def _nearest(name: str, known: Iterable[str], listing: str = "") -> str:
     names = sorted(known)
     close = _alike(name, names) or nearest_words(name.lower(), names, 0.5, most=3)
     if close:
-        return f"did you mean {' or '.join(close)}"
+        return f"Did you mean {' or '.join(close)}?"
     if listing and names:
-        return f"{listing} lists them"
-    return f"known: {', '.join(names)}" if names else "none is shipped"
+        return f"See {listing}"
+    return f"Use {', '.join(names)}" if names else "Give a path"

@@ -150,8 +150,8 @@ def check_version(
         problem = f"expected a positive integer, got {shorten(version)}"
         raise DocumentError(path, problem, key="version")
     if version > newest:
-        problem = f"is {version} and this release reads up to {newest}"
-        raise DocumentError(path, problem, key="version", remedy=f"update autopar or {again}")
+        problem = f"is {version}, but this release reads up to {newest}"
+        raise DocumentError(path, problem, key="version", remedy=f"Update autopar or {again}")
 
 
 MOST_ERRORS = 100
@@ -168,7 +168,7 @@ def document_errors(kind: Any, path: Path, data: Mapping[str, Any]) -> tuple[Doc
         DocumentError(path, problem, key=short_key(key)) for key, problem in found[:MOST_ERRORS]
     ]
     if len(found) >= MOST_ERRORS:
-        errors.append(DocumentError(path, f"has more errors than these {MOST_ERRORS}"))
+        errors.append(DocumentError(path, f"more errors than these {MOST_ERRORS}"))
     return tuple(errors)
 
 

@@ -69,15 +69,15 @@ def sidecar_curves(document: Path, sidecar: Sidecar, world_size: int) -> FoundCu
                 sidecar_path(document),
                 f"{data.operation} in {kind} groups of {data.group_size} has two curves",
                 key="curves",
-                remedy="remove one of them",
+                remedy="Remove one of them",
             )
         groups.add(group)
         if data.group_size > world_size:
             raise DocumentError(
                 sidecar_path(document),
-                f"a group of {data.group_size} does not exist on {world_size} GPUs",
+                f"a group of {data.group_size} GPUs is larger than the {world_size} GPUs",
                 key="curves",
-                remedy="check the number of nodes and of GPUs per node",
+                remedy="Check the number of nodes and of GPUs per node",
             )
         if data.operation == "p2p":
             # For transfers, group_size is the number of stages.
@@ -91,7 +91,7 @@ def sidecar_curves(document: Path, sidecar: Sidecar, world_size: int) -> FoundCu
         curves=curves,
         strided_curves=strided,
         p2p_curves=transfers,
-        notes=tuple(f"curves of the unknown operation {name!r} were left out" for name in unknown),
+        notes=tuple(f"curves of the unknown operation {name!r} are ignored" for name in unknown),
     )
 
 
@@ -367,16 +367,17 @@ def _worst(differences: list[_Difference]) -> tuple[str, str, str]:
 def _edited(path: Path, differences: list[_Difference]) -> str:
     value, expected, more = _worst(differences)
     return Caution(
-        f"at odds: in {path.name} {value}, but the times in the sidecars say {expected}{more}; "
-        "the documented values price these messages, without latency: measure again to have both "
-        "of one run"
+        f"contradiction: in {path.name} {value}, but the times of the sidecars "
+        f"are {expected}{more}. The values of the file price these messages, "
+        "without latency: measure both again in one run"
     )
 
 
 def _conflict(bandwidths: Path, times: Path, differences: list[_Difference]) -> str:
     value, expected, more = _worst(differences)
     return Caution(
-        f"at odds: in {bandwidths.name} {value}, but {times.name} says {expected} for messages of "
-        f"16 MiB and more{more}; bandwidths price the all-reduces of gradients and of tensor "
-        "parallelism, these times its sequence parallelism"
+        f"contradiction: in {bandwidths.name} {value}, but {times.name} has "
+        f"{expected} for messages of 16 MiB and more{more}. Bandwidths price the "
+        "all-reduces of gradients and of tensor parallelism, these times its "
+        "sequence parallelism"
     )

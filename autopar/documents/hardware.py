@@ -95,7 +95,7 @@ def hardware_shapes(folder: Path | str) -> tuple[tuple[int, int], ...]:
         found = [shape_of_name(path.name) for path in folder.iterdir()]
     except OSError as error:
         raise DocumentError(
-            folder, f"this folder cannot be read ({error.strerror})", remedy="check its permissions"
+            folder, f"this folder cannot be read ({error.strerror})", remedy="Check its permissions"
         ) from None
     return tuple(sorted(shape for shape in found if shape is not None))
 
@@ -232,7 +232,7 @@ def _sp_time_keys(curves: Mapping[tuple[str, int], Curve]) -> dict[str, float]:
 # The four files together: one profile in base units, from files or folders.
 
 
-MAKE_HARDWARE = "`torchrun -m profiler.hardware` makes this file"
+MAKE_HARDWARE = "Create it with `torchrun -m profiler.hardware`"
 
 
 def read_hardware_dir(
@@ -356,7 +356,7 @@ def _load(
         if not path.exists():
             near = f" (present: {', '.join(others[:4])})" if others else ""
             raise DocumentError(path, f"this file does not exist{near}", remedy=MAKE_HARDWARE)
-    remedy = f"{MAKE_HARDWARE}, documented name {name}"
+    remedy = f"{MAKE_HARDWARE} (documented name {name})"
     loaded = load_with_sidecar(kind, path, DOCUMENTS[kind], remedy=remedy)
     curves, sources = FoundCurves(), loaded.sources
     if loaded.sidecar is not None:
@@ -382,9 +382,9 @@ def _unit(file: HardwareFile, unit: BandwidthUnit | None) -> str:
     if unit is not None and recorded is not None and unit != recorded:
         raise DocumentError(
             sidecar_path(file.path),
-            f"the value is {recorded!r}, but --bandwidth-unit says {unit!r}",
+            f"the unit in the file is {recorded!r}, but --bandwidth-unit is {unit!r}",
             key="unit",
-            remedy="leave the option out: the file says its unit",
+            remedy="Remove --bandwidth-unit",
         )
     return unit or recorded or documented_unit(file.kind)
 
@@ -398,10 +398,11 @@ def _check_groups(
         if not 2 <= entry.group_size <= world:
             raise DocumentError(
                 path,
-                f"a group of {entry.group_size} does not exist on {num_nodes} nodes x "
-                f"{gpus_per_node} GPUs = {world}, expected 2 to {world}",
+                f"a group of {entry.group_size} GPUs is not possible on "
+                f"{num_nodes} nodes x {gpus_per_node} GPUs = {world}, expected 2 "
+                f"to {world}",
                 key=entry.key,
-                remedy="check the number of nodes and of GPUs per node",
+                remedy="Check the number of nodes and of GPUs per node",
             )
 
 
@@ -418,10 +419,10 @@ def _allreduce(
         if same.written != entry.written:
             raise DocumentError(
                 path,
-                f"the value is {entry.written:g}, but the same group has {same.written:g} under "
-                f"{same.key!r}",
+                f"the value is {entry.written:g}, but {same.key!r} of the same "
+                f"group is {same.written:g}",
                 key=entry.key,
-                remedy="remove one of them",
+                remedy="Remove one of them",
             )
     world = num_nodes * gpus_per_node
     # a single GPU has no groups
@@ -487,8 +488,8 @@ def _coefficient_doubts(entries: Sequence[HardwareEntry]) -> Iterator[Doubt]:
         if entry.value > _BUSY:
             yield Doubt(
                 key=entry.key,
-                problem=f"{entry.written:.4g}, and 1.1 to 1.3 is usual",
-                remedy="the hosts may have been busy, measure it again",
+                problem=f"{entry.written:.4g}; usual are 1.1 to 1.3",
+                remedy="The hosts may have been busy: measure it again",
             )
 
 
@@ -532,9 +533,11 @@ def _time_doubts(entries: Sequence[HardwareEntry]) -> Iterator[Doubt]:
         if rate > _MAX_BYTES_PER_S:
             yield Doubt(
                 key=entry.key,
-                problem=f"{entry.written:g}, expected the time of one operation in ms "
-                f"(it means {rate / GB:.3g} GB/s: looks like seconds)",
-                remedy="write it in ms",
+                problem=(
+                    f"{entry.written:g}, expected the time of one operation in ms "
+                    f"(it means {rate / GB:.3g} GB/s, probably in seconds)"
+                ),
+                remedy="Write it in ms",
                 impossible=True,
                 factor=math.inf,
             )
@@ -583,8 +586,8 @@ def _agreed(files: list[HardwareFile], field: str) -> float | None:
         (value, path), (other, other_path) = list(found.items())[:2]
         raise DocumentError(
             sidecar_path(other_path),
-            f"the value is {other:g}, but {sidecar_path(path).name} says {value:g}",
+            f"the value is {other:g}, but {value:g} in {sidecar_path(path).name}",
             key=field,
-            remedy="the files are of different devices",
+            remedy="Use files of the same device",
         )
     return next(iter(found), None)

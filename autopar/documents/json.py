@@ -97,7 +97,7 @@ def _parse(path: Path, raw: bytes, remedy: str | None) -> dict[str, Any]:
         data = json.loads(text, object_pairs_hook=_unique)
     except _DuplicateKeyError as error:
         raise DocumentError(
-            path, "this key appears twice in one object", key=error.key, remedy="remove one of them"
+            path, "this key appears twice in one object", key=error.key, remedy="Remove one of them"
         ) from None
     except json.JSONDecodeError as error:
         # An error after the last character means that something is missing there.
@@ -259,7 +259,7 @@ def read_record(
     key, problem = min(found, key=lambda fault: _order(kind, fault, data))
     if problem.startswith(_MISSING):
         near = _misspelt(kind, key, data)
-        remedy = f"the file has the similar key {near!r}" if near else remedy
+        remedy = f"Rename the similar key {near!r}" if near else remedy
     raise DocumentError(path, problem, key=short_key(key), remedy=remedy)
 
 
@@ -495,7 +495,7 @@ def below(key: str, name: object) -> str:
 def unknown_key(key: str, known: list[str]) -> str:
     """Return the error message of an unknown key."""
     near = nearest(key, known, 0.0)
-    return "this key is unknown" + (f"; the nearest known key is {near!r}" if near else "")
+    return "this key is unknown" + (f". Did you mean {near!r}?" if near else "")
 
 
 _WORDS = {bool: "true or false", str: "a text", int: "a whole number", float: "a number"}
@@ -544,7 +544,7 @@ def headed(data: Mapping[str, Any], format_: str, what: str) -> Mapping[str, Any
     for key, expected in (("format", format_), ("version", 1)):
         if key not in data:
             start = f'"{key}": {json.dumps(expected)}'
-            raise KeyFault(key, f"this key is missing; {what} starts with {start}")
+            raise KeyFault(key, f"this key is missing. Begin {what} with {start}")
         # type() as well: true is 1 in Python.
         if data[key] != expected or type(data[key]) is not type(expected):
             raise KeyFault(key, f"the value is {shorten(data[key])}, expected {expected!r}")

@@ -131,9 +131,10 @@ def read_cells(
     if abs(worst - 1.0) <= _AGREE:
         return tables, ()
     note = Caution(
-        f"at odds: {path.name} differs by up to {(worst - 1.0) * 100:+.3g} % from its sidecar "
-        f"(activations of {where}); the file's were used, and the sidecar's Ulysses and backward "
-        "figures in proportion, the latter never lowered"
+        f"contradiction: {path.name} differs by up to {(worst - 1.0) * 100:+.3g} "
+        f"% from its sidecar (activations of {where}). The values of the file "
+        "are used; Ulysses and backward values of the sidecar are scaled, the "
+        "latter never down"
     )
     return tables, (note,)
 
@@ -163,7 +164,7 @@ def _cells(
         if min(*sizes, len(cell.seq_lengths)) < 1:
             raise _damaged(path, cell, "has no positive batch, degree and sequence length")
         if not cell.bytes.get("activation"):
-            raise _damaged(path, cell, "has no bytes of activations")
+            raise _damaged(path, cell, "has no activation bytes")
         at = (cell.layer_type, cell.seq_lengths[0])
         if at[0] < len(tables) and at[1] in tables[at[0]]:
             yield at, cell
@@ -174,7 +175,7 @@ def _damaged(path: Path, cell: ModelMeasurement, what: str) -> DocumentError:
         sidecar_path(path),
         f"cell {cell.key!r} {what}",
         key=_KEY,
-        remedy="count again with `profile-model --profile-type memory`",
+        remedy="Count again with `profile-model --profile-type memory`",
     )
 
 
@@ -182,7 +183,7 @@ def _damaged(path: Path, cell: ModelMeasurement, what: str) -> DocumentError:
 # Documented tables: reading, with derivation of missing ones, and plausibility.
 
 
-MAKE_MEMORY = "`profile-model --profile-type memory` makes this file"
+MAKE_MEMORY = "Create it with `profile-model --profile-type memory`"
 
 POSITIONS = {"off": "only", "on_first": "first", "on_last": "last"}
 """Position of the vocabulary layers by the end of the documented key."""
@@ -256,7 +257,7 @@ def read_memory(
         processed, notes = _derive_memory(path, document, spec, sequence_parallel)
     if parameter_bytes is None and is_of_paddle(document):
         parameter_bytes = 2
-        notes.append("PaddleNLP's raw keys: parameter_size was read at 2 bytes per parameter")
+        notes.append("raw keys of PaddleNLP: parameter_size read with 2 bytes per parameter")
     reader = _Reader(path, spec, sequence_parallel, parameter_bytes or 4)
     layers = tuple(reader.layer(processed, kind) for kind in range(len(spec.layers)))
     reader.refuse_other_types(processed)
@@ -307,9 +308,9 @@ class _Reader:
             if seqs in result:
                 raise DocumentError(
                     self.path,
-                    "another spelling of this key is there as well",
+                    "another spelling of this key is also in the file",
                     key=key,
-                    remedy="remove one of them",
+                    remedy="Remove one of them",
                 )
             result[seqs] = self._other_memory(entry, key)
         return result
@@ -360,7 +361,7 @@ class _Reader:
             own, whole = values["checkpoint"], kept[text].get("1")
             at = f"{_join(key, text)}{name}.checkpoint"
             if whole is not None and own > whole * _SLACK:
-                problem = f"{own:.5g} MiB, more than the {whole:.5g} of the whole layer ('1')"
+                problem = f"{own:.5g} MiB, more than the whole layer's {whole:.5g} MiB ('1')"
                 yield Doubt(key=at, problem=problem, factor=own / whole)
             elif layer is not None:
                 # The input has 2 or 4 bytes per element; a decoder also saves the encoder's output.
@@ -369,7 +370,7 @@ class _Reader:
                 most = least * 2 * (2 if layer.cross_attention else 1)
                 factor = max(least / own, own / most)
                 if factor > _SLACK:
-                    problem = f"{own:.5g} MiB, and the input of a layer has {least:.5g}"
+                    problem = f"{own:.5g} MiB, less than the input of a layer, {least:.5g} MiB"
                     yield Doubt(key=at, problem=problem, factor=factor)
         if layer is not None and layer.num_heads and layer.ffn_hidden_size:
             counted = parameter_count(layer) * self.parameter_bytes / MIB
@@ -396,10 +397,10 @@ class _Reader:
             alone = not any(key.endswith("_sp") == bool(self.suffix) for key in tables)
             raise (VariantError if alone else DocumentError)(
                 self.path,
-                f"this key is missing: the file was measured {there} sequence parallelism "
-                f"({other_key!r}) and the search is {wanted} it",
+                f"this key is missing: the file was measured {there} sequence "
+                f"parallelism ({other_key!r}), but the search is {wanted} it",
                 key=key,
-                remedy=f"search with {switch} or measure again",
+                remedy=f"Search with {switch}, or measure again",
             )
         raise required(self.path, key, MAKE_MEMORY)
 
@@ -414,7 +415,7 @@ class _Reader:
         if not table:
             raise DocumentError(
                 self.path,
-                "there is no tensor degree, expected at least '1'",
+                "no tensor degree is given, expected at least '1'",
                 key=f"{key}.tp_activation_per_bsz_dict",
                 remedy=MAKE_MEMORY,
             )
@@ -430,7 +431,7 @@ class _Reader:
             if not getattr(entry, kind).root:
                 raise DocumentError(
                     self.path,
-                    "there is no vocabulary degree, expected at least '1'",
+                    "no vocabulary degree is given, expected at least '1'",
                     key=f"{key}.{kind}",
                     remedy=MAKE_MEMORY,
                 )
@@ -483,7 +484,7 @@ _ENTRY = re.compile(
     rf"layernum(?P<layers>{LIST})_bsz(?P<batch>{INT})(?:_seq(?P<seq>{LIST}))?"
     r"_rank(?P<rank>0|[1-9][0-9]*)_(?P<what>ms|act|act_peak)"
 )
-_MAKE_PROCESSED = "`profile-model --profile-type memory` makes the processed keys"
+_MAKE_PROCESSED = "Create the processed keys with `profile-model --profile-type memory`"
 
 _Counts = tuple[int, ...]
 

@@ -199,7 +199,7 @@ def _load(
         path, notes = locate(path, kind, precision, spec, content, remedy)
     else:
         expected = model_file_name(kind, precision, spec)
-        remedy = f"{remedy}, documented name {expected}"
+        remedy = f"{remedy} (documented name {expected})"
         notes = _precision_note(path, precision)
     return load_with_sidecar(kind, path, model, remedy=remedy, read=read.get(path)), notes
 
@@ -225,16 +225,16 @@ def _parameter_bytes(
     if recorded is not None and option is not None and recorded != option:
         raise DocumentError(
             sidecar_path(file.path),
-            f"the value is {recorded}, but --parameter-bytes says {option}",
+            f"the value is {recorded}, but --parameter-bytes is {option}",
             key="parameter_bytes",
-            remedy="leave the option out: the file says it",
+            remedy="Remove --parameter-bytes",
         )
     if recorded is None and option == 4 and is_of_paddle(file.document):
         raise DocumentError(
             file.path,
-            "PaddleNLP's raw keys say 2 bytes per parameter, but --parameter-bytes says 4",
+            "raw keys of PaddleNLP mean 2 bytes per parameter, but --parameter-bytes is 4",
             key="parameter_size",
-            remedy="leave the option out",
+            remedy="Remove --parameter-bytes",
         )
     return recorded or option
 
@@ -259,7 +259,8 @@ def write_model_profile(
     """
     if spec.layers[0].num_heads is None:
         raise InputError(
-            f"model {spec.name!r} has no number of heads, which the documented file names contain"
+            f"model {spec.name!r} has no number of heads, which the documented file names contain",
+            remedy="Give num_heads in model.json",
         )
     if other_variant is not None and other_variant.sequence_parallel == profile.sequence_parallel:
         raise InputError(
@@ -437,7 +438,10 @@ def _obstacle(profile: ModelProfile, spec: ModelSpec, shipped: ModelSpec, file: 
             ", ".join(str(layer.seq_length) for layer in layers)
             for layers in (shipped.layers, spec.layers)
         )
-        return f"the shipped file is of sequence lengths {own}, and {lengths} are in no proportion"
+        return (
+            f"the shipped file is for sequence lengths {own}, and {lengths} are not "
+            "proportional to them"
+        )
     return None
 
 

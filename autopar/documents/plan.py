@@ -351,7 +351,7 @@ RUN_VERSION: Final = 2
 PeakSource = Literal["allocated", "counted"]
 """Source of a measured peak: PyTorch's CUDA allocator, or a count of the model's tensors."""
 
-AGAIN: Final = "write the plan again with autopar-search"
+AGAIN: Final = "Write the plan again with autopar-search"
 
 
 class _Answer(_Entry):
@@ -418,7 +418,7 @@ class PlanDocument(PlanFigures):
             When the file is missing, is not JSON, was written by a newer version or contains an
             unusable value. Errors of the strategy itself are raised by `read_strategy`.
         """
-        loaded = load_object(path, remedy="autopar-search writes such a file")
+        loaded = load_object(path, remedy="Write it with autopar-search")
         return cls.parse(loaded.data, path)
 
     @classmethod
@@ -432,7 +432,7 @@ class PlanDocument(PlanFigures):
                 data,
                 PLAN_FILE_FORMAT,
                 PLAN_FILE_VERSION,
-                give="give a plan or strategy file",
+                give="Use a plan or strategy file",
                 again="search again",
             )
             return read_record(cls, path, data, remedy=AGAIN)
@@ -585,7 +585,7 @@ class RunDocument(PlanFigures):
     def parse(cls, data: Mapping[str, Any], path: Path | str = "plan") -> RunDocument:
         """Return the document of a parsed JSON object, as `read` does; `path` is for errors."""
         check_version(
-            path, data, RUN_FORMAT, RUN_VERSION, give="give a plan file", again="search again"
+            path, data, RUN_FORMAT, RUN_VERSION, give="Use a plan file", again="search again"
         )
         return read_record(cls, path, data, remedy=AGAIN)
 
@@ -693,7 +693,7 @@ def write_document(path: Path | str, document: Mapping[str, object]) -> None:
         raise DocumentError(
             target,
             f"cannot be written ({error.strerror or error})",
-            remedy="choose another --output-config-path",
+            remedy="Use another --output-config-path",
         ) from None
 
 
@@ -736,6 +736,6 @@ def read_strategy(
             path,
             "holds no plan, because the search found none that fits",
             key="plan",
-            remedy="search again with a larger --memory-constraint",
+            remedy="Search again with a larger --memory-constraint",
         )
     return parse_strategy(document.plan, path, world_size, num_layers)

@@ -51,7 +51,7 @@ _COEFFICIENT = quantity(
     minimum=0.5,
     maximum=10.0,
     too_large="looks like a percentage",
-    too_small="looks like the extra time alone: add 1",
+    too_small="looks like only the extra time: add 1",
 )
 _MIB = quantity(
     what="a memory size", unit="MiB", maximum=10 * 2**20, too_large="looks like KiB or bytes"
@@ -200,7 +200,12 @@ class LayerActivations(PatternDocument):
 
     rules = (
         Rule(INT, "1", _Mib, "Activations at this tensor degree, MiB per sample."),
-        Rule("checkpoint", "checkpoint", _Mib, "What a checkpointed layer keeps, MiB per sample."),
+        Rule(
+            "checkpoint",
+            "checkpoint",
+            _Mib,
+            "Memory that a checkpointed layer keeps, MiB per sample.",
+        ),
     )
 
 

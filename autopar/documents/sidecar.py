@@ -67,10 +67,11 @@ BytesOrZero = Annotated[
     ),
 ]
 _Ratio = Annotated[
-    float, quantity(what="a ratio", unit="", maximum=1e9, too_large="is no ratio of two times")
+    float,
+    quantity(what="a ratio", unit="", maximum=1e9, too_large="is too large for a ratio of times"),
 ]
 _Size = Annotated[int, whole_number(1, 10**9)]
-_AGAIN = "measure again with `profile-model --profile-type computation`"
+_AGAIN = "Measure again with `profile-model --profile-type computation`"
 _Operation = Annotated[
     str, Meta(pattern="^[a-z][a-z0-9_]{0,40}$", extra={"expected": "a name such as allreduce"})
 ]
@@ -228,9 +229,9 @@ def _check_spread(key: str, times: ShardedTime | OtherTime) -> None:
             getattr(times, f"{name}_{which}", None) for which in ("s", "low_s", "high_s")
         )
         if middle is None and (low, high) != (None, None):
-            raise KeyFault(key, f"has percentiles of {name}, but no median; {_AGAIN}")
+            raise KeyFault(key, f"has percentiles of {name} but no median. {_AGAIN}")
         if (low is not None and low > middle) or (high is not None and high < middle):
-            raise KeyFault(key, f"has a {name} median outside its percentiles; {_AGAIN}")
+            raise KeyFault(key, f"the {name} median is outside of its percentiles. {_AGAIN}")
 
 
 class TimeCoefficients(Record):
@@ -327,7 +328,11 @@ _StackName = Annotated[str, Meta(pattern=_NAME, extra={"expected": "a text on on
 _Sample = Annotated[
     float,
     quantity(
-        what="a finite sample", unit="", minimum=-1e18, maximum=1e18, too_large="is no sample"
+        what="a finite sample",
+        unit="",
+        minimum=-1e18,
+        maximum=1e18,
+        too_large="is too large for a sample",
     ),
 ]
 
@@ -491,7 +496,7 @@ def _read_sidecar(
             path,
             f"the value is {shorten(version)}, expected 1 to {SIDECAR_VERSION}",
             key="version",
-            remedy="update autopar or measure the file again",
+            remedy="Update autopar, or measure the file again",
         )
     if type(version) is int:
         data = {**data, "version": SIDECAR_VERSION}  # later versions only added keys

@@ -51,9 +51,9 @@ def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
         numbers = ", ".join(str(layer.num_layers) for layer in layers)
         raise DocumentError(
             path,
-            f"is true and the types have {numbers} layers",
+            f"is true, but the layer types have {numbers} layers",
             key="interleaved",
-            remedy="give as many layers of each type",
+            remedy="Use the same number of layers for each type",
         )
     return ModelSpec(**{name: getattr(document, name) for name in ModelSpec.__struct_fields__})
 
@@ -84,7 +84,7 @@ def load_spec(
             path,
             f"the value is {shorten(data['format'])}, expected {FORMAT!r}",
             key="format",
-            remedy="give a model.json or a config.json",
+            remedy="Give a model.json or a config.json",
         )
     if "format" in data or ("layers" in data and "model_type" not in data):
         # Without `format`, a file with layers and without a family is a `model.json`.
@@ -162,8 +162,8 @@ def resized(
     if layer.latent is not None:
         option = "--" + next(iter(chosen)).replace("_", "-")
         raise OptionError(
-            f"{option}: widths of latent attention do not follow from it; change them in a "
-            "model.json"
+            f"{option}: the widths of latent attention do not follow from it",
+            remedy="Set them in a model.json",
         )
     changes: dict[str, Any] = dict(chosen)
     for name, (product, divisor, ratio) in follows.items():
@@ -171,7 +171,8 @@ def resized(
         if rest or not changes[name]:
             said = ", ".join(f"--{n.replace('_', '-')} {v}" for n, v in chosen.items())
             raise OptionError(
-                f"{said}: no whole number keeps {ratio}; give --{name.replace('_', '-')} as well"
+                f"{said}: no whole number keeps {ratio}",
+                remedy=f"Add --{name.replace('_', '-')}",
             )
     new_ffn, ffn = changes.get("ffn_hidden_size"), layer.ffn_hidden_size
     if layer.shared_expert_width and new_ffn is not None and ffn:
@@ -179,8 +180,9 @@ def resized(
         shared, rest = divmod(layer.shared_expert_width * new_ffn, ffn)
         if rest:
             raise OptionError(
-                f"no whole number keeps the shared MLP of width {layer.shared_expert_width} over "
-                f"experts of width {ffn}; describe the model in a model.json"
+                f"no whole number keeps the ratio of the shared MLP "
+                f"width {layer.shared_expert_width} to the expert width {ffn}",
+                remedy="Describe the model in a model.json",
             )
         changes["shared_expert_width"] = shared
     # A width that follows from hidden size and heads is left implicit.
@@ -189,8 +191,9 @@ def resized(
     new = replace(layer, **changes)
     if new.num_heads and new.num_kv_heads and new.num_heads % new.num_kv_heads:
         raise OptionError(
-            f"--num-kv-heads: {new.num_kv_heads} does not divide the {new.num_heads} attention "
-            "heads; give a divisor"
+            f"--num-kv-heads {new.num_kv_heads}: does not divide the "
+            f"{new.num_heads} attention heads",
+            remedy="Use a divisor",
         )
     return new
 
@@ -274,10 +277,11 @@ def _per_type(option: str, values: Sequence[int] | None, types: int, name: str) 
         return []
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise OptionError(f"{option} must be a positive whole number, got {value!r}")
+            raise OptionError(f"{option} {value!r}: expected a positive whole number")
     if len(values) not in (1, types):
         raise OptionError(
-            f"{option} has {format_count(len(values), 'value')} but model {name!r} has "
-            f"{types} layer type(s); give one value or one per type"
+            f"{option} has {format_count(len(values), 'value')}, but model "
+            f"{name!r} has {types} layer type(s)",
+            remedy="Give one value or one per type",
         )
     return list(values) * (types if len(values) == 1 else 1)

@@ -155,11 +155,11 @@ class _File(Entry, forbid_unknown_fields=False):
         for key, value in data.items():
             if key not in known and not key.startswith("_"):
                 near = nearest(key, known, 0.5)
-                hint = f"did you mean {near!r}?" if near else "remove it"
-                raise KeyFault(key, f"unknown key with value {shorten(value)}; {hint}")
+                hint = f"Did you mean {near!r}?" if near else "Remove it"
+                raise KeyFault(key, f"unknown key with value {shorten(value)}. {hint}")
         for one in fields(cls):
             if one.required and one.name not in data:
-                raise KeyFault(one.name, "is missing; add it to the strategy")
+                raise KeyFault(one.name, "is missing. Add it to the strategy")
         return data
 
     def check(self, data: Mapping[str, Any]) -> None:
@@ -171,7 +171,7 @@ class _File(Entry, forbid_unknown_fields=False):
         for key in lists:
             if key in self.given and len(getattr(self, key)) != num_layers:
                 has = format_count(len(getattr(self, key)), "entry", "entries")
-                raise KeyFault(key, f"has {has} where {num_layers} layers are described")
+                raise KeyFault(key, f"has {has} for {num_layers} layers")
 
 
 class _GalvatronFile(_File):
@@ -216,8 +216,8 @@ class _GalvatronFile(_File):
         if {"embed_sdp", "vocab_sdp"} <= self.given and self.embed_sdp != self.vocab_sdp:
             raise KeyFault(
                 "vocab_sdp",
-                f"is {int(self.vocab_sdp)} while 'embed_sdp' is {int(self.embed_sdp)}; they name "
-                "one decision; make them equal",
+                f"is {int(self.vocab_sdp)}, but 'embed_sdp' is "
+                f"{int(self.embed_sdp)}. Both set the same option; use one value",
             )
         stages, num_layers = self.pp_deg, len(self.tp_sizes_enc)
         if "pp_division" not in self.given:
@@ -230,7 +230,7 @@ class _GalvatronFile(_File):
         sizes = self.pp_division
         if len(sizes) != stages:
             has = format_count(len(sizes), "entry", "entries")
-            raise KeyFault("pp_division", f"has {has} where pp_deg is {stages}")
+            raise KeyFault("pp_division", f"has {has}, but pp_deg is {stages}")
         if sum(sizes) != num_layers:
             shown = " + ".join(map(str, sizes)) if len(sizes) <= 16 else "the sum"
             raise KeyFault(
@@ -243,9 +243,9 @@ class _GalvatronFile(_File):
         if not world:
             raise DocumentError(
                 path,
-                "is missing, as in files of older releases",
+                "is missing, as in files of earlier releases",
                 key="world_size",
-                remedy="give --nodes and --gpus-per-node",
+                remedy="Add --nodes and --gpus-per-node",
             )
         # The oldest files divide evenly, with the remainder on the last stage.
         each, rest = divmod(len(self.tp_sizes_enc), self.pp_deg)
@@ -309,23 +309,24 @@ class _PaddleFile(_File):
         if len(worlds) > 1:
             raise KeyFault(
                 "dp_size_list",
-                f"tp * dp * pp differs between layers ({', '.join(map(str, worlds[:4]))}); every "
-                "layer must use all GPUs of its stage",
+                "tp * dp * pp differs between layers "
+                f"({', '.join(map(str, worlds[:4]))}). Every layer must use all "
+                "GPUs of its stage",
             )
         kinds = set(self.sharding_stage_list) - {3}
         if len(kinds) > 1:
             stages = ", ".join(map(str, sorted(set(self.sharding_stage_list))))
             raise KeyFault(
                 "sharding_stage_list",
-                f"holds the stages {stages}; besides 3 a plan has one of 0 (ddp), 1 (zero1) and 2 "
-                "(zero2) for all layers",
+                f"has the ZeRO stages {stages}; apart from 3, all layers need "
+                "one of 0 (ddp), 1 (zero1) and 2 (zero2)",
             )
         index = list(self.pp_stage_idx_list)
         if index != sorted(index) or set(index) != set(range(self.pp_size)):
             raise KeyFault(
                 "pp_stage_idx_list",
-                f"expected 0 to {self.pp_size - 1} in order with no stage empty, got "
-                f"{shorten(index)}",
+                f"expected 0 to {self.pp_size - 1} in order and every stage "
+                f"used, got {shorten(index)}",
             )
 
     @property
@@ -372,7 +373,7 @@ def _coarse(value: object) -> tuple[int, ...]:
     match = _COARSE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise KeyFault(
-            "", f"expected pp1_tp2_dp4_stage3_recompute0 or the like, got {shorten(value)}"
+            "", f"expected a name such as pp1_tp2_dp4_stage3_recompute0, got {shorten(value)}"
         )
     return tuple(map(int, match.groups()))
 
@@ -393,7 +394,7 @@ class _CoarseFile(_File):
             raise KeyFault("strategy", f"a degree of {shorten(data['strategy'])} is 0")
         # Stage 1 shards only the optimizer, which no plan here supports.
         if sharding == 1:
-            raise KeyFault("strategy", "has sharding stage 1; a plan has 0, 2 or 3")
+            raise KeyFault("strategy", "has sharding stage 1, expected 0, 2 or 3")
 
     def plan(self, path: Path | str, world_size: int | None, num_layers: int | None) -> Plan:
         """Return the plan of a model with `num_layers` layers."""
@@ -408,9 +409,9 @@ class _CoarseFile(_File):
         if not num_layers:
             raise DocumentError(
                 path,
-                "says the strategy of every layer, and not how many there are",
+                "contains the strategy of every layer, but not the number of layers",
                 key="strategy",
-                remedy="give --model or --num-layers",
+                remedy="Add --model or --num-layers",
             )
         if stages > num_layers:
             raise DocumentError(
@@ -512,8 +513,10 @@ def _schema() -> dict[str, Any]:
     layers = {"description": "Layers of every stage."}
     return {
         "type": "object",
-        "description": "The strategy file of a plan: comma lists have an entry per layer. Keys "
-        "that say nothing beside the others are left out.",
+        "description": (
+            "The strategy file of a plan: comma lists have an entry per layer. Keys "
+            "that add nothing to the others are absent."
+        ),
         "properties": {
             key: {k: v for k, v in known[key].items() if k not in ("title", "default")}
             | (layers if key == "pp_division" else {})
@@ -614,8 +617,8 @@ def _check_said(plan: Plan, lost: Sequence[str], file: str) -> None:
     """Raise InputError if a file format does not support all of a plan."""
     if lost:
         raise InputError(
-            f"{file} cannot say {', '.join(lost)} of this plan; our own plan file (autopar_plan_*)"
-            " says everything"
+            f"{file} cannot contain {', '.join(lost)} of this plan",
+            remedy="Use the plan file (autopar_plan_*)",
         )
 
 

@@ -80,17 +80,19 @@ def read_layer_times(
     found: list[dict[tuple[int, int, int, str], ShardedTime]] = [{} for _ in spec.layers]
     for number, entry in enumerate(sidecar.layer_times):
         if entry.kind not in get_args(TensorKind):
-            notes[f"layer_times of kind {entry.kind!r} were left out: unknown here"] = None
+            notes[f"layer_times of the unknown kind {entry.kind!r} are ignored"] = None
             continue
         if not 0 <= entry.layer_type < len(found):
             notes[
-                f"layer_times of layer type {entry.layer_type} were left out: {spec.name} has "
-                f"{len(found)} layer type(s), numbered from 0"
+                (
+                    f"layer_times of layer type {entry.layer_type} are ignored: "
+                    f"{spec.name} has {len(found)} layer type(s), numbered from 0"
+                )
             ] = None
             continue
         cell = (entry.seq_length, entry.batch, entry.degree, entry.kind)
         if cell in found[entry.layer_type]:
-            raise _damaged(path, number, "is a second one of this layer type, size and sharding")
+            raise _damaged(path, number, "repeats this layer type, size and sharding")
         found[entry.layer_type][cell] = entry
     sharded = tuple(tuple(cells[key] for key in sorted(cells)) for cells in found)
     points = []
@@ -138,7 +140,7 @@ def read_other_times(
                 _OTHERS,
             )
         if (entry.batch, lengths) in found:
-            raise _damaged(path, number, "is a second one of this size", _OTHERS)
+            raise _damaged(path, number, "repeats this size", _OTHERS)
         found[entry.batch, lengths] = entry
     ratios = []
     points = []
@@ -150,8 +152,11 @@ def read_other_times(
             cell = f"embedding and head, batch {point.batch}, sequence length {_named(point)}"
             ratios.append((point.forward_s / measured.forward_s, f"forward of {cell}"))
     notes = [
-        f"other_times at batch {batch}, sequence length {','.join(map(str, lengths))} were left "
-        f"out: {path.name} has no such forward"
+        (
+            f"other_times at batch {batch}, sequence length "
+            f"{','.join(map(str, lengths))} are ignored: {path.name} has no such "
+            "forward"
+        )
         for batch, lengths in found
     ]
     note = _farthest(path, ratios)
@@ -230,7 +235,7 @@ def _damaged(path: Path, number: int, what: str, key: str = _LAYERS) -> Document
         sidecar_path(path),
         f"entry {number} {what}",
         key=key,
-        remedy="measure again with `profile-model --profile-type computation`",
+        remedy="Measure again with `profile-model --profile-type computation`",
     )
 
 
@@ -296,8 +301,9 @@ def _farthest(path: Path, ratios: Sequence[tuple[float, str]]) -> str | None:
     if abs(worst - 1.0) <= _AGREE:
         return None
     return Caution(
-        f"at odds: {path.name} differs by up to {(worst - 1.0) * 100:+.3g} % from its sidecar "
-        f"({cell}); the file's forwards were used, with the sidecar's other times"
+        f"contradiction: {path.name} differs by up to {(worst - 1.0) * 100:+.3g} "
+        f"% from its sidecar ({cell}). The forward times of the file are used, "
+        "with the other times of the sidecar"
     )
 
 
@@ -305,7 +311,7 @@ def _farthest(path: Path, ratios: Sequence[tuple[float, str]]) -> str | None:
 # Documented computation file: times of layers, and of embedding, head and loss.
 
 
-MAKE_COMPUTATION = "`profile-model --profile-type computation` makes this file"
+MAKE_COMPUTATION = "Create it with `profile-model --profile-type computation`"
 
 _LAYER, _OTHER, _RAW = ComputationDocument.rules
 
@@ -350,7 +356,7 @@ def type_of_model(path: Path, key: str, text: str, spec: ModelSpec) -> int:
             f"the file has layer type {text}, but model {spec.name!r} has "
             f"{len(spec.layers)} layer type(s), numbered from 0",
             key=key,
-            remedy="give the model's other layer type, or another file",
+            remedy="Use a model with these layer types, or another file",
         )
     return int(text)
 
@@ -514,9 +520,9 @@ class _Reader:
         if points.get(point, value) != value:
             raise DocumentError(
                 self.path,
-                f"the value is {value:g}, but another spelling of this key says {points[point]:g}",
+                f"the value is {value:g}, but {points[point]:g} under another spelling of this key",
                 key=key,
-                remedy="remove one of them",
+                remedy="Remove one of them",
             )
         points[point] = value
 
@@ -561,10 +567,10 @@ class _Reader:
             if slope <= 0:
                 raise DocumentError(
                     self.path,
-                    f"the value is {runs[most][0]:g}, not more than {runs[base][0]:g} of "
-                    f"{runs[base][1]!r} with fewer layers",
+                    f"the value is {runs[most][0]:g}, not more than "
+                    f"{runs[base][0]:g} of {runs[base][1]!r} with fewer layers",
                     key=runs[most][1],
-                    remedy="measure again with more layers",
+                    remedy="Measure again with more layers",
                 )
             slopes.append(slope)
         return slopes

@@ -80,7 +80,7 @@ def divided_width(path: Path, config: Record, hidden_key: str, heads_key: str) -
             path,
             f"the value is {heads}, which does not divide {hidden_key} {hidden}",
             key=heads_key,
-            remedy="change one of them",
+            remedy="Change one of them",
         )
     width: int = hidden // heads
     return width

@@ -34,11 +34,11 @@ _UNSAID = {
         _NO_ATTENTION,
     ),
     **dict.fromkeys(
-        ("deepseek_v32", "glm_moe_dsa"), "attention to a choice of tokens that an indexer makes"
+        ("deepseek_v32", "glm_moe_dsa"), "attention to tokens chosen by an indexer"
     ),
     **dict.fromkeys(
         ("clip", "dinov2", "resnet", "siglip", "swin", "vit", "wav2vec2", "whisper"),
-        "an input of no words",
+        "not a token model",
     ),
 }  # fmt: skip
 """Families that a `model.json` cannot express, and the reason."""
@@ -81,9 +81,9 @@ def parse_hugging_face(
         if not kind.mixture and key in text and text[key] not in (None, 0, 1):
             raise DocumentError(
                 path,
-                f"the value is {shorten(text[key])}, but {family} is read with one MLP per layer",
+                f"the value is {shorten(text[key])}, but {family} has one MLP per layer",
                 key=key,
-                remedy="use model_type mixtral, or describe the model in a model.json",
+                remedy="Use model_type mixtral, or describe the model in a model.json",
             )
     given = str(data.get("_name_or_path") or "").rstrip("/").split("/")[-1]
     # Files without a name are in a folder with the name of the model; others have a file name.
@@ -106,10 +106,9 @@ def _unknown(path: Path, data: Mapping[str, Any]) -> DocumentError:
     if isinstance(family, str) and family in _UNSAID:
         return DocumentError(
             path,
-            f"the value is {shorten(family)}, which has {_UNSAID[family]}; neither this family nor "
-            "a model.json can say that",
+            f"the value is {shorten(family)}: not supported ({_UNSAID[family]})",
             key="model_type",
-            remedy="give a model whose layers are attention and MLP",
+            remedy="Use a model with attention or MLP layers over tokens",
         )
     found = f"the value is {shorten(family)}" if "model_type" in data else "this key is missing"
     near = nearest(str(family)[:50], _FAMILIES, 0.6)
@@ -118,8 +117,10 @@ def _unknown(path: Path, data: Mapping[str, Any]) -> DocumentError:
         f"{found}, expected one of {', '.join(_FAMILIES)}"
         + (f" (the nearest is {near})" if near else ""),
         key="model_type",
-        remedy=f"or describe the model in a model.json: {_smallest(data)} with what stands for "
-        f"{_OPEN} (docs/concepts/estimates.md)",
+        remedy=(
+            f"Or describe the model in a model.json: {_smallest(data)} with values "
+            f"for {_OPEN} (docs/concepts/estimates.md)"
+        ),
     )
 
 

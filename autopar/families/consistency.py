@@ -43,38 +43,38 @@ def checked_layer(path: Path, layer: LayerSpec, keys: Mapping[str, str]) -> Laye
             path,
             f"the value is {heads}, which does not divide hidden_size {layer.hidden_size}",
             key=keys["num_heads"],
-            remedy="change one of them or give head_dim as well",
+            remedy="Change one of them, or add head_dim",
         )
     if heads is not None and kv_heads is not None and heads % kv_heads:
         raise DocumentError(
             path,
             f"the value is {kv_heads}, which does not divide the {heads} attention heads",
             key=keys["num_kv_heads"],
-            remedy="give a divisor",
+            remedy="Use a divisor",
         )
     experts, visited = layer.num_experts, layer.experts_per_token
     if (experts is None) != (visited is None):
         have, missing = ("num_experts", "experts_per_token")[:: 1 if visited is None else -1]
         raise DocumentError(
             path,
-            f"this key is missing and {keys[have]} is given",
+            f"is missing, but {keys[have]} is given",
             key=keys[missing],
-            remedy="give both or neither",
+            remedy="Give both or neither",
         )
     if experts is not None and visited is not None and visited > experts:
         raise DocumentError(
             path,
             f"the value is {visited}, more than the {experts} experts of {keys['num_experts']}",
             key=keys["experts_per_token"],
-            remedy="give at most as many",
+            remedy="Use at most as many",
         )
     for name, needed in _NEEDS.items():
         if getattr(layer, name) and not getattr(layer, needed):
             raise DocumentError(
                 path,
-                f"is given and {keys.get(needed, needed)} is not",
+                f"is given, but {keys.get(needed, needed)} is not",
                 key=keys.get(name, name),
-                remedy="give both or neither",
+                remedy="Give both or neither",
             )
     if layer.latent is not None:
         _check_latent(path, layer, keys)
@@ -93,16 +93,15 @@ def _check_latent(path: Path, layer: LayerSpec, keys: Mapping[str, str]) -> None
         if given:
             raise DocumentError(
                 path,
-                "is given beside latent, which has widths of its own, no biases and no cross-"
-                "attention",
+                "contradicts latent, which has its own widths, no biases and no cross-attention",
                 key=keys.get(name, name),
-                remedy="give one of them",
+                remedy="Remove one of them",
             )
     if layer.num_kv_heads not in (None, layer.num_heads):
         raise DocumentError(
             path,
-            f"the value is {layer.num_kv_heads}, but latent attention has keys and values for each "
-            f"of its {layer.num_heads} heads",
+            f"the value is {layer.num_kv_heads}, but latent attention has keys "
+            f"and values for each of its {layer.num_heads} heads",
             key=keys.get("num_kv_heads", "num_kv_heads"),
-            remedy="leave it out",
+            remedy="Remove it",
         )

@@ -105,10 +105,11 @@ class Decoder(Config):
         if bool(self.attention_bias) != everywhere:
             raise DocumentError(
                 path,
-                f"is {str(not everywhere).lower()} and mlp_bias is {str(everywhere).lower()}; "
-                "layers with biases in only one of attention and MLP are not supported",
+                f"is {str(not everywhere).lower()} but mlp_bias is "
+                f"{str(everywhere).lower()}: biases in only one of attention and "
+                "MLP are not supported",
                 key="attention_bias",
-                remedy="describe the model in a model.json",
+                remedy="Describe the model in a model.json",
             )
         return everywhere, False
 
@@ -141,17 +142,18 @@ class Decoder(Config):
             if kind not in ("full_attention", *_NARROW):
                 raise DocumentError(
                     path,
-                    f"{kinds.count(kind)} of {number} layers are {shorten(kind)}; only attention "
-                    "to all tokens, or to a window of them, can be said in a spec",
+                    f"{kinds.count(kind)} of {number} layers are "
+                    f"{shorten(kind)}; supported is attention to all tokens or "
+                    "to a window of tokens",
                     key="layer_types",
-                    remedy="give a model whose layers are attention and MLP",
+                    remedy="Use a model with attention and MLP layers",
                 )
         if window is None and any(kind in _NARROW for kind in kinds):
             raise DocumentError(
                 path,
-                "layers of layer_types have a window and this key does not say its tokens",
+                "is missing, but layer_types has layers with a window",
+                remedy="Add it",
                 key="sliding_window",
-                remedy="give it",
             )
         return [window if kind in _NARROW else None for kind in kinds]
 

@@ -85,8 +85,8 @@ class _Opt(Config):
         if (self.word_embed_proj_dim or self.hidden_size) != self.hidden_size:
             raise DocumentError(
                 path,
-                f"is {self.word_embed_proj_dim}, not hidden_size {self.hidden_size}; projected "
-                "embeddings are not supported",
+                f"is {self.word_embed_proj_dim}, but hidden_size is "
+                f"{self.hidden_size}: projected embeddings are not supported",
                 key="word_embed_proj_dim",
             )
         positions = self.max_position_embeddings
@@ -238,9 +238,9 @@ class _Phi(Config):
         if self.qk_layernorm:
             raise DocumentError(
                 path,
-                "is true; LayerNorms of queries and keys are not supported",
+                "is true: LayerNorms of queries and keys are not supported",
                 key="qk_layernorm",
-                remedy="describe the model in a model.json",
+                remedy="Describe the model in a model.json",
             )
         positions = self.max_position_embeddings
         layer = replace(

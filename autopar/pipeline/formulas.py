@@ -57,7 +57,7 @@ def step_s(
     """
     p, m, v = len(forward_s), micro_batches, chunks
     if not p == len(input_s) == len(weight_s):
-        raise InputError("forward_s, input_s and weight_s are of different numbers of stages")
+        raise InputError("forward_s, input_s and weight_s have different numbers of stages")
     if p == v == 1:
         return m * (forward_s[0] + input_s[0] + weight_s[0])
     check_schedule(schedule, stages=p, chunks=v, micro_batches=m, group=group)

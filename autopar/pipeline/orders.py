@@ -57,7 +57,7 @@ def warmup_chunks(
     behind = stages - 1 - rank
     if schedule == "1f1b":
         return min(behind + ahead, micro_batches)
-    assert schedule in ("interleaved", "interleaved_zero_bubble"), "has a warm-up of its own"
+    assert schedule in ("interleaved", "interleaved_zero_bubble"), "has a separate warm-up"
     group = group or default_group(stages, micro_batches)
     # arXiv 2104.04473: two for each later stage, and a group for each chunk but the last. A
     # zero-bubble pipeline needs one, since it sends input gradients before it computes weight

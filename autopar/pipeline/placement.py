@@ -91,11 +91,11 @@ def place_layers(
     """
     parts = stages * chunks
     if stages < 1 or chunks < 1:
-        raise InputError(f"stages({stages}) and chunks({chunks}) are not all 1 or more")
+        raise InputError(f"stages({stages}) and chunks({chunks}) must be at least 1")
     if len(layer_s) < max(parts * least_layers, 1):
         raise InputError(
-            f"{len(layer_s)} layers are fewer than {least_layers} on each of {parts} parts of the "
-            "pipeline"
+            f"{len(layer_s)} layers are fewer than {least_layers} for each of "
+            f"{parts} pipeline chunks"
         )
     ends = _Ends(
         stages=stages,

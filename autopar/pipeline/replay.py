@@ -83,7 +83,7 @@ def replay(
         )
     )  # fmt: skip
     if not stages == len(inputs) == len(weights):
-        raise InputError("forward_s, input_s and weight_s are of different numbers of stages")
+        raise InputError("forward_s, input_s and weight_s have different numbers of stages")
     if stages * chunks > 1:
         check_schedule(
             schedule, stages=stages, chunks=chunks, micro_batches=micro_batches, group=group

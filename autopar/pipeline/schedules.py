@@ -212,8 +212,8 @@ def _problem_of_groups(
         rest = micro_batches % group
         if group < stages or 0 < rest < stages:
             return (
-                f"{title}: groups of {group} micro-batches leave {rest} of {micro_batches}, and "
-                f"each has stages({stages}) or more"
+                f"{title}: groups of {group} micro-batches leave {rest} of "
+                f"{micro_batches}; each group needs at least stages({stages})"
             )
         return None
     # Megatron-LM requires complete rounds, torch makes longer ones

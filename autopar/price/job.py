@@ -39,7 +39,7 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
     model, strategy, runtime, split = run.model, run.strategy, run.runtime, run.split
     optimizer, precision, mixed = runtime.optimizer, runtime.precision, model.experts is not None
     if optimizer.kind == "muon":
-        raise InputError(f"the optimizer {optimizer.kind} has no measured time; adam has")
+        raise InputError(f"optimizer {optimizer.kind}: no measured time", remedy="Use adam")
     _refuse_unpriced(run)
     stages, ends, torch = strategy.stages, strategy.ends, runtime.kernels.torch_layers
     staged, experts = strategy.pp > 1, runtime.experts

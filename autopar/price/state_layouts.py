@@ -553,9 +553,9 @@ def recipe_of(
     Raises InputError for an unknown engine, stage or precision.
     """
     if keeper not in _RECIPES:
-        raise InputError(f"no recipe of {keeper!r}; known are {', '.join(KEEPERS)}")
+        raise InputError(f"no state layout of {keeper!r}", remedy=f"Use {', '.join(KEEPERS)}")
     if zero not in (0, 1, 2, 3) or precision not in ("bf16", "fp16", "fp32"):
-        raise InputError(f"no recipe of ZeRO stage {zero} in {precision}")
+        raise InputError(f"no state layout of ZeRO stage {zero} in {precision}")
     if keeper == "megatron" and zero > 1:
         # Megatron-FSDP shards gradients and weights
         keeper = "megatron-fsdp"

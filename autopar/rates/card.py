@@ -107,9 +107,9 @@ class Card(Record):
         if key not in self.more:
             raise DocumentError(
                 self.path,
-                f"this key is missing, and {reader} is made from it",
+                f"this key is missing, and {reader} needs it",
                 key=key,
-                remedy=f"add {_OPTIONAL[key]}",
+                remedy=f"Add {_OPTIONAL[key]}",
             )
         return self.more[key]
 
@@ -135,8 +135,8 @@ _SPREAD = Meta(
     extra={"expected": "a share from 0 to 10"},
 )
 _OTHERS: dict[str, Any] = {
-    "source": Annotated[Any, Meta(description="The datasheet that says so.")],
-    "basis": Annotated[Any, Meta(description="Why the number is assumed.")],
+    "source": Annotated[Any, Meta(description="Source datasheet.")],
+    "basis": Annotated[Any, Meta(description="Reason of the assumption.")],
     "quality": _QUALITIES,
     "spread": Annotated[float, _SPREAD],
 }
@@ -193,7 +193,7 @@ def _guess(value: object, least: float, most: float, mistaken: Mapping[str, floa
     if not fits:
         return ""
     written = " or ".join(f"{scaled:.6g}" for scaled in fits.values())
-    return f"; it looks like {' or '.join(fits)}: write {written}"
+    return f". It looks like {' or '.join(fits)}: write {written}"
 
 
 _EFFICIENCY = _range(0.02, 1.0, _PERCENT)
@@ -556,7 +556,8 @@ def require_node(device: Card, gpus_per_node: int) -> None:
     if gpus_per_node > device.max_gpus_per_node:
         raise InputError(
             f"card {device.name!r} connects at most {device.max_gpus_per_node} GPUs of a node, "
-            f"got {gpus_per_node}; use more nodes or a card with a larger intra_node.max_gpus"
+            f"got {gpus_per_node}",
+            remedy="Use more nodes, or a card with a larger intra_node.max_gpus",
         )
 
 
@@ -577,7 +578,9 @@ def estimate_hardware(
     """
     device = load_card(card)
     if num_nodes < 1 or gpus_per_node < 1:
-        raise InputError(f"{num_nodes} nodes x {gpus_per_node} GPUs is not a cluster; both from 1")
+        raise InputError(
+            f"{num_nodes} nodes x {gpus_per_node} GPUs is not a cluster", remedy="Both from 1"
+        )
     require_node(device, gpus_per_node)
     world = num_nodes * gpus_per_node
     # Degrees of a plan divide the world size, so that no other group occurs.

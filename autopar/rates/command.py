@@ -50,7 +50,7 @@ class EstimatedFiles:
         None,
         help="software stack of the estimates (`autopar stacks`)",
         panel=_HOW,
-        shown="by --kernels",
+        shown="from --kernels",
     )
     site: str | None = option(
         None, help="measured cluster (`autopar sites`)", panel=_HOW, metavar="NAME|FILE"
@@ -86,7 +86,7 @@ def _execute(raw: dict[str, Any]) -> int:
     if asked.seq_length is not None:
         if not re.fullmatch("[0-9]{1,9}(,[0-9]{1,9})*", asked.seq_length):
             raise OptionError(
-                f"--seq-length is {asked.seq_length!r}, expected numbers such as 4096 or 512,512"
+                f"--seq-length {asked.seq_length!r}: expected numbers such as 4096 or 512,512"
             )
         lengths = [int(text) for text in asked.seq_length.split(",")]
     card, num_nodes, gpus_per_node = parse_hardware(asked.hardware)
@@ -94,8 +94,8 @@ def _execute(raw: dict[str, Any]) -> int:
     site = None if asked.site is None else load_site(asked.site)
     if asked.stack is not None and asked.kernels is not None:
         raise OptionError(
-            f"--kernels: a stack says itself what layers keep; give --kernels {asked.kernels} or "
-            f"--stack {asked.stack}"
+            "--kernels cannot be combined with --stack, which defines the kernels",
+            remedy=f"Use --kernels {asked.kernels} or --stack {asked.stack}",
         )
     kept = asked.kernels or "eager"
     trainer = load_stack(asked.stack or STACKS[kept])
@@ -131,12 +131,13 @@ def _execute(raw: dict[str, Any]) -> int:
         write_files(files, aside=say_kept(COMMAND.name))
     except OSError as error:
         raise OptionError(
-            f"--out: {out} cannot be written ({error.strerror or error}); choose another folder"
+            f"--out {out}: cannot be written ({error.strerror or error})",
+            remedy="Use another folder",
         ) from None
     for path in paths:
         sys.stdout.write(visible(f"{path}\n"))
     sys.stdout.flush()
-    COMMAND.say("estimated from a card and a stack, not measured")
+    COMMAND.say("estimated from a card and a software stack, not measured")
     return 0
 
 

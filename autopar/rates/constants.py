@@ -65,7 +65,7 @@ def constants(bounds: Mapping[str, tuple[float, float]], optional: Mapping[str, 
     bounds : least and greatest value of each constant. optional : defaults of optional constants.
     """
     kinds = {key: Annotated[float, number(*ends)] for key, ends in bounds.items()}
-    source = Annotated[str, Meta(min_length=1, extra={"expected": "where the figure is from"})]
+    source = Annotated[str, Meta(min_length=1, extra={"expected": "source of the value"})]
     description = "Share by which 9 of 10 measurements differ at most."
     spread = Annotated[float, number(0.0, 2.0), Meta(description=description)]
     values = record_of("Constants", kinds, optional)
@@ -205,9 +205,9 @@ def kernels_of(card: Card) -> Kernels:
     if section is None:
         raise DocumentError(
             card.path,
-            "this key is missing, and times of kernels are made from it",
+            "this key is missing, and kernel times need it",
             key="kernels",
-            remedy="copy the section of the most similar card and call its quality nominal",
+            remedy="Copy the section of the most similar card and call its quality nominal",
         )
     bf16 = card.flop_per_s["bf16"]
     return Kernels(

@@ -188,16 +188,17 @@ def _kernel(machine: Machine, job: Job) -> str:
             if name in known:
                 return name
         raise InputError(
-            f"card {card!r} has no times of attention in 8 bits ({' or '.join(_LOW_PRECISION)}); "
-            "its kernels.attention has them where somebody measured"
+            f"card {card!r} has no times of 8-bit attention ({' or '.join(_LOW_PRECISION)})",
+            remedy=("Use 16-bit attention, or a card with measured times in kernels.attention"),
         )
     for name in machine.stack.attention:
         if name == "unfused" or name in known:
             return name
     raise InputError(
-        f"stack {machine.stack.name!r} runs attention with {', '.join(machine.stack.attention)}, "
-        f"and card {card!r} has times of {', '.join(known)}; add one of these to the stack's "
-        "attention"
+        f"stack {machine.stack.name!r} runs attention with "
+        f"{', '.join(machine.stack.attention)}, but card {card!r} has times of "
+        f"{', '.join(known)}",
+        remedy="Add one of these to the stack's attention",
     )
 
 
@@ -221,7 +222,7 @@ def _core_s(
     kernel, heads = _kernel(machine, job), attention.heads / shares
     if kernel == "unfused":
         if ranks > 1:
-            raise InputError(f"attention that writes its scores has no rings: cp is {job.cp}")
+            raise InputError(f"attention with materialised scores has no ring: cp is {job.cp}")
         return unfused_attention_s(
             machine.kernels,
             split.sequences,

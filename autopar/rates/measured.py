@@ -319,10 +319,10 @@ def falling_times(hardware: HardwareProfile) -> str | None:
     name = max(worst, key=lambda name: worst[name][0])
     fall, size_bytes = worst[name]
     return (
-        f"smoothed: times of {len(worst)} of {len(curves)} measured curves fall as messages grow, "
-        # With a ratio of 1 + fall, the larger message took fall / (1 + fall) less time.
-        f"{name} by {100.0 * fall / (1.0 + fall):.0f} % at {format_message(size_bytes)}; they are "
-        "priced by the nearest times that rise: measure again when the machine is quiet"
+        f"smoothed: times of {len(worst)} of {len(curves)} measured curves fall "
+        f"as messages grow, {name} by {100.0 * fall / (1.0 + fall):.0f} % at "
+        f"{format_message(size_bytes)}. They are priced by the nearest "
+        "increasing times: measure again when the machine is idle"
     )
 
 
@@ -340,8 +340,8 @@ def partial_spread(hardware: HardwareProfile) -> str | None:
     if all(known) or not any(known):
         return None
     return (
-        f"spread: {sum(known)} of {len(known)} measured curves have percentiles; what the others "
-        "price does not move in the interval of the step time"
+        f"spread: {sum(known)} of {len(known)} measured curves have percentiles; "
+        "the interval of the step time ignores the spread of the others"
     )
 
 

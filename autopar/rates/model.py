@@ -103,7 +103,7 @@ def activation_bytes(
     if kernels not in ("eager", "fused"):
         raise InputError(f"kernels must be 'eager' or 'fused', got {kernels!r}")
     if layer.num_heads is None or layer.ffn_hidden_size is None:
-        raise InputError("heads and MLP width are unknown; give a model spec (--model)")
+        raise InputError("heads and MLP width are unknown", remedy="Add --model with a model spec")
     s, e, h = seq_length, element_bytes, layer.hidden_size
     heads, width = layer.num_heads, head_dim(layer)
     kv_heads = layer.num_kv_heads or heads
@@ -411,7 +411,7 @@ def layer_flop(layer: LayerSpec, seq_length: int, memory_seq_length: int) -> flo
     `memory_seq_length` is the length of the sequence that cross-attention reads. Raises InputError.
     """
     if layer.num_heads is None or layer.ffn_hidden_size is None:
-        raise InputError("heads and MLP width are unknown; give a model spec (--model)")
+        raise InputError("heads and MLP width are unknown", remedy="Add --model with a model spec")
     h, width = layer.hidden_size, head_dim(layer)
     query = value = layer.num_heads * width
     key_value = 2 * (layer.num_kv_heads or layer.num_heads) * width

@@ -43,7 +43,7 @@ FORMAT = "autopar-site"
 
 _Text = Annotated[str, some_text()]
 _FLOP_PER_S = quantity(
-    what="a rate of matrix products",
+    what="a GEMM rate",
     unit="FLOP/s",
     minimum=1e6,
     maximum=1e17,
@@ -60,7 +60,7 @@ _BYTES_PER_S = quantity(
 )
 # The range is far wider than machines differ: a CPU reaches almost nothing of a GPU card's rates.
 _FACTOR = quantity(
-    what="a factor on what the card says",
+    what="a factor on the value of the card",
     unit="",
     minimum=1e-9,
     maximum=10.0,
@@ -93,7 +93,7 @@ class _Entry(Record):
 
     def __post_init__(self) -> None:
         if self.source is None and self.basis is None:
-            raise KeyFault("source", "this key is missing, expected where the figure is from")
+            raise KeyFault("source", "this key is missing, expected the source of the value")
 
 
 class _Factor(_Entry):
@@ -191,7 +191,7 @@ class SiteDocument(Record):
         factors = ("clock", "memory_share", "elementwise_share", "in_node", "cross_node")
         there = [key for key in factors if getattr(self, key) is not None]
         if self.card is None and there:
-            problem = f"this key is missing, and {there[0]!r} is over what the card says"
+            problem = f"this key is missing, but {there[0]!r} is above the card's value"
             raise KeyFault("card", problem)
         for place, row in enumerate(self.collectives):
             if row.ranks < 2:
@@ -282,9 +282,9 @@ class Site(Record):
             pass  # the name may be that of a custom card
         raise DocumentError(
             self.source.path,
-            f"the site is of {self.card} and the hardware is {card.name}",
+            f"the site was measured on {self.card}, but --hardware is {card.name}",
             key="card",
-            remedy="take a site of that card or none; its factors do not hold for other devices",
+            remedy=f"Use a site of {card.name} or --site none",
         )
 
     def network(self, network: Network) -> Network:

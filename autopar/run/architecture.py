@@ -241,7 +241,7 @@ class Model(Record, dict=True):
         """Attention of the first layer with attention; raises InputError if there is none."""
         found = next((one.attention for one in self.kinds if one.attention is not None), None)
         if found is None:
-            raise InputError(f"{self.name or 'the model'} has no layer with attention")
+            raise InputError(f"{self.name or 'the model'} has no attention layer")
         return found
 
     @cached_property
@@ -336,8 +336,8 @@ def windows_of(model: Model) -> tuple[int | None, int]:
     every = whole[0] if whole else 0
     if len(sizes) > 1 or (every and whole != [*range(every, len(windows) + 1, every)]):
         raise InputError(
-            f"model {model.name!r}: windows of its layers do not come in turn, which one launch "
-            "cannot say"
+            f"model {model.name!r}: the sliding windows of its layers have no "
+            "fixed period, which a uniform plan needs"
         )
     return sizes.pop(), every
 
@@ -352,27 +352,25 @@ def refuse_unlike(model: Model) -> None:
         attention = layer.attention
         if layer.cross or (attention is not None and not attention.causal):
             raise InputError(
-                f"model {model.name!r}: Megatron-LM's memory is counted of decoder-only models; "
-                "leave --engine megatron out"
+                f"model {model.name!r}: memory of Megatron-LM is counted for decoder-only models",
+                remedy="Remove --engine megatron",
             )
         if attention is None or len(layer.mixers) > 1 or layer.mlp is None:
             raise InputError(
-                f"model {model.name!r}: its layers have several mixers, or no MLP, which one "
-                "launch cannot say"
+                f"model {model.name!r}: layers with several mixers, or without "
+                "MLP, have no uniform plan"
             )
     for what, of in _ALIKE.items():
         if len({of(layer) for layer in model.kinds}) > 1:
             raise InputError(
-                f"model {model.name!r}: its layers have two kinds of {what}, which one launch "
-                "cannot say"
+                f"model {model.name!r}: layers with two kinds of {what} have no uniform plan"
             )
     mixtures = {layer.experts for layer in model.kinds} - {None}
     dense = {layer.mlp for layer in model.kinds if isinstance(layer.mlp, Mlp)}
     for what, kinds in (("experts", mixtures), ("dense MLPs", dense)):
         if len(kinds) > 1:
             raise InputError(
-                f"model {model.name!r}: its layers have {what} of two kinds, which one launch "
-                "cannot say"
+                f"model {model.name!r}: layers with {what} of two kinds have no uniform plan"
             )
     windows_of(model)
 

@@ -401,7 +401,7 @@ def _stage_counts(job: Job) -> list[int]:
     """Return the number of layers of every stage; raises InputError like `stage_blocks`."""
     total = sum(block.number for block in job.blocks)
     if total < job.pp:
-        raise InputError(f"{total} layers are too few for pp {job.pp}: a stage has at least one")
+        raise InputError(f"{total} layers are too few for pp {job.pp}: a stage needs at least one")
     counts = [total // job.pp] * job.pp
     # Middle stages get additional layers first, then the first and the last.
     for stage in [*range(1, job.pp - 1), 0, job.pp - 1][: total % job.pp]:

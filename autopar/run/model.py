@@ -290,7 +290,9 @@ def head_dim(layer: LayerSpec) -> int:
     Raises InputError when the number of heads is unknown.
     """
     if layer.num_heads is None:
-        raise InputError("the number of attention heads is unknown; give a model spec (--model)")
+        raise InputError(
+            "the number of attention heads is unknown", remedy="Add --model with a model spec"
+        )
     if layer.latent is not None:
         return layer.latent.key_width + layer.latent.rotary_width
     return layer.head_dim or layer.hidden_size // layer.num_heads
@@ -316,7 +318,7 @@ def parameter_count(layer: LayerSpec) -> int:
     """
     attention = attention_weights(layer)
     if layer.ffn_hidden_size is None:
-        raise InputError("the width of the MLP is unknown; give a model spec (--model)")
+        raise InputError("the width of the MLP is unknown", remedy="Add --model with a model spec")
     h = layer.hidden_size
     mlp = _mlp_parameters(layer, layer.ffn_hidden_size)
     if layer.num_experts is not None:
@@ -372,7 +374,8 @@ def padded_vocab_size(spec: ModelSpec, vocab_degree: int = 1) -> int:
     """Return the vocabulary size padded to a multiple of its divisor times `vocab_degree`."""
     if spec.vocab_size is None:
         raise InputError(
-            f"model {spec.name!r}: the vocabulary size is unknown; give vocab_size in model.json"
+            f"model {spec.name!r}: the vocabulary size is unknown",
+            remedy="Add vocab_size to model.json",
         )
     unit = spec.make_vocab_size_divisible_by * vocab_degree
     return math.ceil(spec.vocab_size / unit) * unit
@@ -414,7 +417,8 @@ def model_parameter_count(spec: ModelSpec, *, mtp: bool = True) -> int:
     """
     if spec.vocab_size is None:
         raise InputError(
-            f"model {spec.name!r}: the vocabulary size is unknown; give vocab_size in model.json"
+            f"model {spec.name!r}: the vocabulary size is unknown",
+            remedy="Add vocab_size to model.json",
         )
     layers = sum(layer.num_layers * parameter_count(layer) for layer in spec.layers)
     ends = sum(embedding_parameter_counts(spec, spec.vocab_size))

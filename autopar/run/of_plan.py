@@ -47,13 +47,16 @@ def model_of_spec(spec: ModelSpec) -> Model:
     RMSNorms nor LayerNorms.
     """
     if spec.vocab_size is None:
-        raise InputError(f"model {spec.name!r}: its vocabulary is unknown; give a model spec")
+        raise InputError(
+            f"model {spec.name!r}: the vocabulary size is unknown",
+            remedy="Add --model with a model spec",
+        )
     for layer in spec.layers:
         norms = layer_norms(layer)
         if layer.norm_parameters_per_hidden not in (norms, 2 * norms):
             raise InputError(
                 f"model {spec.name!r}: {layer.norm_parameters_per_hidden} norm parameters per "
-                f"hidden size in {norms} norms are neither RMSNorms nor LayerNorms"
+                f"hidden size in {norms} norms are neither RMSNorm nor LayerNorm"
             )
     groups, repeat = grouped(layers_of_spec(spec))
     return Model(
@@ -118,7 +121,8 @@ def _as_told(layer: Layer) -> Layer:
 def _layer_of_spec(spec: ModelSpec, layer: LayerSpec, window: int | None) -> Layer:
     if layer.num_heads is None or layer.ffn_hidden_size is None:
         raise InputError(
-            f"model {spec.name!r}: heads and MLP width are unknown; give a model spec (--model)"
+            f"model {spec.name!r}: heads and MLP width are unknown",
+            remedy="Add --model with a model spec",
         )
     norms, latent = layer_norms(layer), layer.latent
     # Encoder-decoders (T5) add biases to the scores instead of turning queries and keys.
@@ -260,11 +264,14 @@ def plan_of_run(run: Run) -> Plan:
         *(split.zero for split in (*splits, strategy.ends) if split.zero < 3),
     }
     if len(stages) > 1:
-        raise InputError("a plan has one ZeRO stage for all layers without ZeRO-3")
+        raise InputError("a plan needs one ZeRO stage for all layers without ZeRO-3")
     if not strategy.micro_batches:
-        raise InputError("a plan has whole micro-batches; degrees and batch do not divide")
+        raise InputError(
+            "the batch is not a whole number of micro-batches",
+            remedy="Change the degrees or the batch",
+        )
     if run.runtime.precision.low or run.runtime.adapters is not None:
-        raise InputError("a plan has no GEMMs of 8 or 4 bits and no adapters")
+        raise InputError("a per-layer plan has no fp8 or fp4 GEMMs and no adapters")
     ends = strategy.ends
     sizes = tuple(sum(len(chunk.layers) for chunk in stage) for stage in strategy.stages)
     pp = strategy.pp
@@ -292,9 +299,13 @@ def plan_of_run(run: Run) -> Plan:
 
 def _layer_of_split(split: Split) -> LayerStrategy:
     if split.recompute == "op" or split.replicas > 1 or split.rings > 1 or split.offload:
-        raise InputError("a plan has no selective `op`, replicas, rings or activation offload")
+        raise InputError(
+            "a per-layer plan has no selective `op`, HSDP replicas, rings or activation offload"
+        )
     if split.cp > 1 and split.cp_kind != "ring":
-        raise InputError(f"a plan has ring attention as context parallelism, not {split.cp_kind}")
+        raise InputError(
+            f"a per-layer plan has ring attention as context parallelism, not {split.cp_kind}"
+        )
     modules = split.recompute if isinstance(split.recompute, frozenset) else frozenset()
     usual = split.tp if split.ep == 1 and split.tp_kind == "megatron" else 1
     return LayerStrategy(

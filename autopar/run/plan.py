@@ -405,7 +405,7 @@ def plan_notices(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> tup
 
 
 def _placed(one: Notice, where: str) -> Notice:
-    return replace(one, text=f"{where}: {one.text}", values={"where": where, **one.values})
+    return replace(one, problem=f"{where}: {one.problem}", values={"where": where, **one.values})
 
 
 def _layers(ranges: list[tuple[int, int]]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from msgspec import field
 
-from autopar.errors import InputError
+from autopar.errors import InputError, with_remedy
 from autopar.records import Record
 
 Level = Literal["illegal", "warned", "unpriced"]
@@ -36,6 +36,7 @@ class Rule(NamedTuple):
     message: str
     """Message template with the values and `rest` in braces."""
     suggestion: str = ""
+    """What to change, as a sentence without a period."""
     source: str = ""
     """Source of the rule: file and release of the engine, or paper."""
     level: Level = "illegal"
@@ -53,9 +54,16 @@ class Notice(Record):
 
     id: str
     kind: Kind
-    text: str
+    problem: str
     """Formatted message without a period; programs should read `id` and `values` instead."""
     values: Mapping[str, Any] = field(default_factory=dict)
+    remedy: str = ""
+    """What to change, as a sentence without a period; empty if unknown."""
+
+    @property
+    def text(self) -> str:
+        """The problem with its remedy."""
+        return with_remedy(self.problem, self.remedy)
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -73,7 +81,8 @@ class RuleError(InputError):
 
     def __init__(self, broken: Sequence[Notice]) -> None:
         self.broken = tuple(broken)
-        super().__init__("; ".join(one.text for one in self.broken))
+        remedies = dict.fromkeys(one.remedy for one in self.broken if one.remedy)
+        super().__init__("; ".join(one.problem for one in self.broken), remedy=". ".join(remedies))
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -81,9 +90,15 @@ class RuleError(InputError):
         return tuple(one.id for one in self.broken)
 
 
-def notice(id: str, kind: Kind, message: str, **values: Any) -> Notice:
-    """Return a notice whose text is `message` formatted with `values`."""
-    return Notice(id=id, kind=kind, text=message.format(**values), values=values)
+def notice(id: str, kind: Kind, message: str, suggestion: str = "", **values: Any) -> Notice:
+    """Return a notice of two templates, both formatted with `values`."""
+    return Notice(
+        id=id,
+        kind=kind,
+        problem=message.format(**values),
+        values=values,
+        remedy=suggestion.format(**values),
+    )
 
 
 def once(notices: Iterable[Notice]) -> tuple[Notice, ...]:
@@ -149,10 +164,13 @@ def broken(rules: Iterable[Rule], values: Values) -> tuple[Notice, ...]:
 
 
 def _notice(rule: Rule, values: Values, rest: Any) -> Notice:
-    text = rule.message.format(**values, rest=rest)
-    if rule.suggestion:
-        text += f"; {rule.suggestion}"
-    return Notice(id=rule.id, kind=_KINDS[rule.level], text=text, values=values)
+    return Notice(
+        id=rule.id,
+        kind=_KINDS[rule.level],
+        problem=rule.message.format(**values, rest=rest),
+        values=values,
+        remedy=rule.suggestion,
+    )
 
 
 def refuse(rules: Iterable[Rule], values: Values) -> None:
@@ -201,13 +219,14 @@ WHOLE_GRID = Rule(
 CONTEXT = (
     Rule("context.rings", ("rings", "cp", "heads_exchanged"),
          lambda rings, cp, exchanged: cp % rings + (rings > 1) * (exchanged == 0),
-         "rings of {rings} are of groups of cp({cp}) that exchange"),
+         "rings({rings}) need groups of cp({cp}) with all-to-all, and must "
+         "divide cp"),
 )  # fmt: skip
 CHUNK_COUNTS = Rule("pipeline.chunks", ("chunk_counts",), lambda counts: counts != 1,
                     "the stages of a pipeline have different numbers of chunks")  # fmt: skip
 EVEN_LAYERS = Rule(
     "layers.even", ("layers", "pp", "vpp"), lambda layers, pp, vpp: layers % (pp * vpp),
-    "layers({layers}) % (pp({pp}) * chunks({vpp})) = {rest} != 0", "give a layout",
+    "layers({layers}) % (pp({pp}) * chunks({vpp})) = {rest} != 0", "Use a pipeline layout",
 )  # fmt: skip
 
 # --------------------------------------------------------------------------------------------------
@@ -295,10 +314,10 @@ SHARED_SEQUENCE = Rule("sequence.shared", ("seq_length", "cp"), lambda s, c: s %
 WHOLE_EXPERTS = Rule("experts.whole", ("experts", "ep"), lambda experts, ep: experts % ep,
                      "experts({experts}) % ep({ep}) = {rest} != 0")  # fmt: skip
 NO_EXPERTS = Rule("experts.none", ("experts", "ep"), lambda experts, ep: (experts == 0) * (ep > 1),
-                  "ep({ep}) is for layers with experts, and there are none")  # fmt: skip
+                  "ep({ep}) needs a model with experts")  # fmt: skip
 NO_SPLIT_EXPERTS = Rule(
     "experts.none-etp", ("experts", "etp"), lambda experts, etp: (experts == 0) * (etp > 1),
-    "etp({etp}) is for layers with experts, and there are none",
+    "etp({etp}) needs a model with experts",
 )  # fmt: skip
 EXPERT_WIDTH = Rule("experts.width", ("expert_width", "etp"), lambda width, etp: width % etp,
                     "ffn_hidden_size({expert_width}) % etp({etp}) = {rest} != 0")  # fmt: skip
@@ -312,7 +331,7 @@ ANY = (HEADS, WHOLE_EXPERTS)
 
 POSITIVE = (
     Rule("job.positive", ("name", "size"), lambda name, size: size < 1,
-         "{name} is {size}, and has to be 1 at least"),
+         "{name}({size}) is less than 1"),
 )  # fmt: skip
 JOB = (
     WHOLE_GRID,
@@ -324,12 +343,12 @@ JOB = (
          "tp({tp}) * cp({cp}) * dp({dp}) % (ep({ep}) * etp({etp})) = {rest} != 0"),
     Rule("job.mtp", ("mtp_stages", "stage_mtp", "pp", "mtp"),
          lambda stages, found, pp, mtp: (stages != pp) + (found != mtp),
-         "stage_mtp has {stage_mtp} modules of further tokens on {mtp_stages} stages, where the "
-         "job has {mtp} on {pp}"),
+         "MTP layers({stage_mtp}) on stages({mtp_stages}) != {mtp} of the job "
+         "on pp({pp})"),
     # Engines can count embedding and head as one layer each to fill the chunks.
     Rule("job.chunks", ("pp", "vpp", "layers"),
          lambda pp, vpp, layers: (pp > 1) * (pp * vpp > layers + 2),
-         "pp({pp}) stages of vpp({vpp}) chunks are more than the layers"),
+         "pp({pp}) * chunks({vpp}) is more than the layers"),
 )  # fmt: skip
 BLOCK = (
     HEADS,
@@ -346,64 +365,65 @@ BLOCK = (
 DEGREES = (*GRID, *CONTEXT, CHUNK_COUNTS)
 PRECISION = (
     Rule("precision.fp8-fp4", ("fp8", "fp4"), lambda fp8, fp4: fp8 * fp4,
-         "products are of 8 bits or of 4, not both"),
+         "fp8 and fp4 cannot be combined"),
     Rule("precision.fp4-kind", ("fp4", "precision"), lambda fp4, kind: fp4 * (kind != "bf16"),
-         "NVFP4 needs bf16 beside it, not {precision}"),
+         "NVFP4 needs bf16, got {precision}"),
     Rule("precision.fp4-weights", ("fp4_weights", "fp4"), lambda weights, fp4: weights > fp4,
-         "weights of 4 bits need products of 4 bits"),
+         "fp4 weights need fp4 GEMMs"),
 )  # fmt: skip
 OFFLOAD = (
     Rule("offload.fraction", ("offload_fraction",), lambda share: (share < 0) + (share > 1),
-         "the offloaded fraction is {offload_fraction}, expected 0 to 1"),
+         "offloaded activation fraction({offload_fraction}): expected 0 to 1"),
     Rule("offload.counts", ("offload_layers", "offload_elements"),
          lambda layers, elements: (layers < 0) + (elements < 0),
-         "numbers of offloaded layers and elements are 0 or more"),
+         "numbers of offloaded layers and elements must be at least 0"),
     # Megatron-Core, transformer_config.py: attn_proj saves the output of core_attn.
     Rule("offload.projection", ("offload_modules",),
          lambda modules: ("attn_proj" in modules) > ("core_attn" in modules),
-         "attn_proj is offloaded together with core_attn alone; add core_attn"),
+         "attn_proj is offloaded only together with core_attn", "Add core_attn"),
     Rule("offload.one-way", ("offload_modules", "offload_layers"),
          lambda modules, layers: (len(modules) > 0) * (layers > 0),
          "activations are offloaded by module or by layer, not both"),
     Rule("offload.stages", ("offload_layers", "pp"), lambda number, pp: (number > 0) * (pp > 1),
-         "layers are offloaded without a pipeline; pp is {pp}"),
+         "activation offload by layer needs pp 1, got pp({pp})"),
     Rule("offload.recompute", ("offload_layers", "recomputes"),
          lambda number, recomputes: (number > 0) * recomputes,
-         "layers are offloaded without recomputation; take one of them out"),
+         "activation offload by layer cannot be combined with recomputation", "Remove one of them"),
     Rule("offload.all-layers", ("offload_layers", "layers"),
          lambda number, layers: (number > 0) * (number >= layers),
-         "{offload_layers} layers are offloaded of {layers}: one at least stays"),
+         "offloaded layers({offload_layers}) must be fewer than "
+         "layers({layers})"),
     Rule("offload.engine", ("offloads", "torch"), lambda offloads, torch: offloads * torch,
-         "only Megatron-Core offloads activations by module or layer"),
+         "activation offload by module or layer needs Megatron-Core"),
 )  # fmt: skip
 OPTIMIZER = (
     Rule("optimizer.offload-share", ("offload",), lambda share: (share < 0) + (share > 1),
-         "the share of offloaded states is {offload}, expected 0 to 1"),
+         "offloaded optimizer fraction({offload}): expected 0 to 1"),
     Rule("optimizer.offload-weights", ("offload", "offload_weights"),
          lambda share, weights: weights * (share < 1),
-         "weights go to the host with all states; set offload to 1"),
+         "weights are offloaded only with all optimizer states", "Set offload to 1"),
     Rule("optimizer.muon-host", ("optimizer", "offload"),
          lambda kind, share: (kind == "muon") * (share != 0),
-         "the host updates with Adam alone, not Muon"),
+         "optimizer offload needs Adam, not Muon"),
     Rule("optimizer.blocks", ("optimizer", "torch"),
          lambda kind, torch: (kind == "adam8bit") > torch,
-         "Megatron-Core has no Adam with scales of blocks; take moments of 16 bits"),
+         "Megatron-Core has no block-scaled 8-bit Adam", "Use 16-bit moments"),
     # Megatron-Core, optimizer/__init__.py
     Rule("optimizer.offload-sharded", ("offload", "zero", "torch"),
          lambda share, zero, torch: (share > 0) * (zero == 0) > torch,
-         "states are offloaded with the distributed optimizer alone"),
+         "optimizer offload needs the distributed optimizer"),
     Rule("optimizer.weights-device", ("offload_weights", "torch"),
-         lambda weights, torch: weights > torch, "Megatron-Core keeps weights on the device"),
+         lambda weights, torch: weights > torch, "Megatron-Core does not offload weights"),
     Rule("optimizer.offload-whole", ("offload", "offload_weights", "keeper", "torch"),
          lambda share, weights, keeper, torch:
          torch * (share > 0) * (keeper != "deepspeed") > weights,
-         "{keeper} offloads states with the weights, or not at all"),
+         "{keeper} offloads optimizer states only together with weights"),
     Rule("optimizer.offload-zero", ("offload", "keeper", "zero", "torch"),
          lambda share, keeper, zero, torch: torch * (share > 0) * (zero == 0),
-         "{keeper} offloads what is sharded; zero is 0"),
+         "{keeper} offloads sharded states only, and zero is 0"),
     Rule("adapters.muon", ("adapters", "optimizer"),
          lambda adapters, kind: adapters * (kind == "muon"),
-         "adapters are trained with Adam; Muon is for whole matrices"),
+         "adapters need Adam: Muon trains whole matrices"),
 )  # fmt: skip
 RUN = (
     *BATCH,
@@ -411,7 +431,8 @@ RUN = (
     *ANY,
     Rule("layout.layers", ("misplaced_layers", "placed_layers", "layers"),
          lambda misplaced, placed, layers: misplaced,
-         "the layout places {placed_layers} layers where the model has {layers}"),
+         "layers of the layout({placed_layers}) != layers of the "
+         "model({layers})"),
     *OFFLOAD,
     *OPTIMIZER,
 )  # fmt: skip
@@ -426,7 +447,8 @@ LAYER = (
     *(one for one in ANY if one not in (*WIDTHS, *EXPERTS)),
     Rule("recompute.once", ("checkpoint", "recomputed"),
          lambda checkpoint, modules: checkpoint * (modules != ""),
-         "the whole layer is recomputed, and {recomputed} of it once more; choose one"),
+         "the whole layer is recomputed, so {recomputed} cannot be recomputed "
+         "separately", "Remove one of them"),
     *SEQUENCE,
 )  # fmt: skip
 LAYER_BATCH = (
@@ -459,38 +481,41 @@ PLAN = (
          "{schedule} needs micro-batches({micro_batches}) >= {fewest} with pp({pp})"),
     Rule("pipeline.chunks-few", ("schedule", "vpp", "least_chunks"),
          lambda schedule, chunks, least: chunks < least,
-         "{schedule} has at least {least_chunks} chunks a stage, and the plan has "
+         "{schedule} needs at least {least_chunks} chunks per stage, got "
          "num_chunks({vpp})"),
     Rule("pipeline.chunks-many", ("schedule", "vpp", "most_chunks"),
          lambda schedule, chunks, most: chunks > most,
-         "{schedule} has at most {most_chunks} chunks a stage, and the plan has num_chunks({vpp})"),
+         "{schedule} allows at most {most_chunks} chunks per stage, got "
+         "num_chunks({vpp})"),
     Rule("pipeline.single", ("schedule", "pp"),
          lambda schedule, pp: (schedule != "1f1b") * (schedule != "gpipe") * (pp == 1),
-         "{schedule} needs stages, and pp is 1"),
+         "{schedule} needs pp 2 or more, got pp({pp})"),
     # Micro-batches pass through the chunks in rounds of one per stage.
     Rule("pipeline.rounds", ("schedule", "micro_batches", "pp"),
          lambda schedule, number, pp:
          ((schedule == "interleaved") + (schedule == "interleaved_zero_bubble"))
          * (number >= pp) * (number % pp),
-         "{schedule} needs micro-batches({micro_batches}) % pp({pp}) = {rest} to be 0"),
+         "{schedule} needs micro-batches({micro_batches}) % pp({pp}) = {rest} "
+         "to be 0"),
     Rule("batch.micro-batches", ("global_batch", "micro_batches"),
          lambda batch, number: batch % number,
          "global batch({global_batch}) % micro-batches({micro_batches}) = {rest} != 0"),
 )  # fmt: skip
 STAGE = (
     Rule("stage.empty", ("stage", "stage_layers"), lambda stage, layers: layers < 1,
-         "stage {stage} has {stage_layers} layers where at least 1 is needed"),
+         "stage {stage} has {stage_layers} layers, expected at least 1"),
     Rule("stage.even", ("stage", "stage_layers", "even_chunks"),
          lambda stage, layers, chunks: layers % chunks,
          "layers of stage {stage}({stage_layers}) % num_chunks({even_chunks}) = {rest} != 0"),
     Rule("stage.chunks", ("stage", "stage_layers", "chunk_layers"),
          lambda stage, layers, held: held != layers,
-         "chunks of stage {stage} have {chunk_layers} layers and the stage has {stage_layers}"),
+         "layers in chunks of stage {stage}({chunk_layers}) != layers of the "
+         "stage({stage_layers})"),
 )  # fmt: skip
 CHUNKS = (
     Rule("chunk.entries", ("chunk_entries", "pp", "vpp"),
          lambda entries, pp, chunks: entries != pp * chunks,
          "entries of chunk_sizes({chunk_entries}) != pp({pp}) * num_chunks({vpp})"),
     Rule("chunk.negative", ("chunk", "chunk_size"), lambda chunk, size: size < 0,
-         "chunk {chunk} has {chunk_size} layers where at least 0 are needed"),
+         "chunk {chunk} has {chunk_size} layers, expected at least 0"),
 )  # fmt: skip

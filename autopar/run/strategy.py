@@ -223,7 +223,7 @@ def _recomputed(strategy: Strategy) -> Recomputed:
             ):
                 return Recomputed("every", every, modules[0])
     raise InputError(
-        "recomputed are neither the first layers of every chunk nor every n-th, alike in all"
+        "recomputed layers are neither the first of every chunk nor every n-th, equal in all chunks"
     )
 
 
@@ -345,7 +345,7 @@ def wide_ends(strategy: Strategy) -> tuple[int, int]:
     first = len([*takewhile(lambda one: not one, low)])
     last = len([*takewhile(lambda one: not one, reversed(low))])
     if low != [False] * first + [True] * (len(low) - first - last) + [False] * last:
-        raise InputError("layers in 16 bits are at the ends of a model alone")
+        raise InputError("16-bit layers must be at the ends of the model")
     return first, last
 
 
@@ -393,7 +393,7 @@ def even_chunks(
     sizes[0] -= ends[0]
     sizes[-1] -= ends[1]
     if min(sizes) < 0:
-        raise InputError(f"{num_layers} layers are too few for {parts} parts of the pipeline")
+        raise InputError(f"{num_layers} layers are too few for {parts} pipeline chunks")
     return chunks_of_sizes(sizes, stages, mtp=mtp, schedule=schedule)
 
 

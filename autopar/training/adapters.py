@@ -56,17 +56,15 @@ class Adapters(Record):
     def __post_init__(self) -> None:
         """Raise InputError for adapters that train nothing, and for values out of range."""
         if self.rank < 1:
-            raise InputError(f"the rank of adapters is {self.rank}, and has to be 1 at least")
+            raise InputError(f"adapter rank {self.rank}: expected at least 1")
         unknown = sorted(self.targets - set(TARGETS))
         if unknown or not self.targets:
             got = unknown[0] if unknown else "none"
-            raise InputError(f"adapters stand beside {', '.join(TARGETS)}, got {got}")
+            raise InputError(f"adapters are possible in {', '.join(TARGETS)}, got {got}")
         if self.base not in _BASE_BYTES:
-            raise InputError(
-                f"frozen weights are kept in {', '.join(_BASE_BYTES)}, got {self.base}"
-            )
+            raise InputError(f"frozen weights: expected {', '.join(_BASE_BYTES)}, got {self.base}")
         if not 0 <= self.dropout < 1:
-            raise InputError(f"the dropout of adapters is {self.dropout}, expected 0 to 1")
+            raise InputError(f"adapter dropout {self.dropout}: expected 0 to 1")
 
 
 def base_bytes(adapters: Adapters) -> float:

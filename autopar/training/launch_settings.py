@@ -61,7 +61,7 @@ def with_settings(run: Run, settings: Mapping[str, Any], path: Path) -> Run:
         for parent in parents:
             below = below.setdefault(parent, {})
             if not isinstance(below, dict):
-                raise _wrong(path, name, f"{parent} is set as a whole as well")
+                raise _wrong(path, name, f"{parent} is also set as a whole")
         below[last] = _Value(value)
     try:
         return legal(_changed(run, tree, path, ""))
@@ -78,8 +78,8 @@ class _Value:
         self.value = value
 
 
-def _wrong(path: Path, name: str, problem: str) -> DocumentError:
-    return DocumentError(path, problem, key=f"launch.{_KEY}.{name}")
+def _wrong(path: Path, name: str, problem: str, remedy: str = "") -> DocumentError:
+    return DocumentError(path, problem, key=f"launch.{_KEY}.{name}", remedy=remedy)
 
 
 @cache
@@ -95,7 +95,7 @@ def _changed(record: Any, tree: Mapping[str, Any], path: Path, name: str) -> Any
         whole = f"{name}.{field}" if name else field
         if field not in hints:
             hint = did_you_mean(field, tuple(hints), 0.6)
-            raise _wrong(path, whole, f"is no field of a run{hint}")
+            raise _wrong(path, whole, "is not a field of a run", hint)
         if isinstance(below, _Value):
             try:
                 found[field] = convert(below.value, hints[field])
@@ -105,6 +105,6 @@ def _changed(record: Any, tree: Mapping[str, Any], path: Path, name: str) -> Any
             continue
         inner = getattr(record, field)
         if not isinstance(inner, Struct):
-            raise _wrong(path, whole, "has no fields in this run; set it as a whole")
+            raise _wrong(path, whole, "has no fields in this run", remedy="Set it as a whole")
         found[field] = _changed(inner, below, path, whole)
     return replace(record, **found)

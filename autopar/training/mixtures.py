@@ -80,5 +80,5 @@ def taken_share(skew: float, *, capacity: float | None = None, padded: bool = Fa
     if capacity is None:
         return skew
     if capacity <= 0:
-        raise InputError(f"the capacity of experts is {capacity}, and has to be above 0")
+        raise InputError(f"expert capacity {capacity}: expected above 0")
     return capacity if padded else min(skew, capacity)

@@ -190,7 +190,7 @@ def spec_flop(spec: ModelSpec, again: Sequence[bool] = ()) -> float:
     last = spec.layers[-1]
     hidden, vocab = last.hidden_size, spec.vocab_size
     if vocab is None:
-        raise InputError("the vocabulary is unknown; give --vocab-size")
+        raise InputError("the vocabulary is unknown", remedy="Add --vocab-size")
     head = 6.0 * last.seq_length * hidden * vocab * (1 + spec.mtp_layers)
     modules = spec.mtp_layers * last.seq_length * (12.0 * hidden * hidden)
     if spec.mtp_layers:

@@ -230,7 +230,7 @@ def _at_reference(
     if not below:
         warnings.append(where + "no smaller size was measured, so the file has no such key")
         return None
-    warnings.append(where + f"the value is that of {format_exact_size(max(below), in_words=True)}")
+    warnings.append(where + f"the value of {format_exact_size(max(below), in_words=True)} is used")
     return cells[max(below)]
 
 
@@ -253,8 +253,9 @@ def _allreduce(
     needed = allreduce_key(world, True)
     if data and needed not in data:
         warnings.append(
-            f"{needed} is missing and a plan for {world} devices needs it: "
-            f"measure again with --resume and without --groups, or with --groups {world}"
+            f"{needed} is missing, but a plan for {world} devices needs it. "
+            "Measure again with --resume and without --groups, or with --groups "
+            f"{world}"
         )
     return data or None
 
@@ -290,12 +291,12 @@ def _sp_time(series: Mapping[str, _Series], warnings: list[str]) -> dict[str, fl
                 reason = whole[size].reason or whole[size].status
                 left_out.setdefault(reason, []).append(format_exact_size(size, in_words=True))
             for reason, sizes in left_out.items():
-                warnings.append(f"{group} leaves out {', '.join(sizes)}: {reason}")
+                warnings.append(f"{group} has no value for {', '.join(sizes)}: {reason}")
             if len(times) < MIN_SP_TIME_SIZES:
                 warnings.append(
-                    f"{group} has {format_count(len(times), 'size')} of whole MiB and Galvatron "
-                    f"refuses a file with fewer than {MIN_SP_TIME_SIZES}: measure with "
-                    "--resume --sizes 1M:1G:x2"
+                    f"{group} has {format_count(len(times), 'size')} of whole "
+                    f"MiB, but Galvatron needs at least {MIN_SP_TIME_SIZES}. "
+                    "Measure with --resume --sizes 1M:1G:x2"
                 )
     return data or None
 
@@ -313,18 +314,19 @@ def _overlap(measurements: Mapping[str, Measurement], warnings: list[str]) -> fl
             slowdowns[key] = max(one.ratio for one in found if one is not None)
             emulated = emulated or m.emulated
         elif m.status != "ok":
-            warnings.append(f"overlap_coe leaves out {key}: {m.reason or m.status}")
+            warnings.append(f"overlap_coe ignores {key}: {m.reason or m.status}")
     if not slowdowns:
         return None
     worst = max(slowdowns, key=lambda key: slowdowns[key])
     if slowdowns[worst] > _MAX_OVERLAP:
         warnings.append(
-            f"overlap_coe is written as {_MAX_OVERLAP:g}, the most that readers take, but {worst} "
-            f"was slowed down {slowdowns[worst]:.3g} times: is the host busy with something else?"
+            f"overlap_coe is limited to {_MAX_OVERLAP:g}, the largest accepted "
+            f"value, but {worst} was slowed down {slowdowns[worst]:.3g} times: "
+            "the host may be busy"
         )
     if emulated:
         warnings.append(
-            "overlap_coe was measured on one device, with a copy in place of communication"
+            "overlap_coe was measured on one device, with a copy instead of communication"
         )
     # Concurrent work is never faster than alone: a value below 1 is noise.
     return min(max(1.0, slowdowns[worst]), _MAX_OVERLAP)

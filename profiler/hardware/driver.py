@@ -160,8 +160,8 @@ class Driver:
             return unmeasured(
                 cell,
                 "skipped",
-                f"its buffers take {format_bytes(self._needed_bytes(cell))} on a rank, "
-                f"{format_bytes(self._free_bytes)} are free",
+                f"buffers need {format_bytes(self._needed_bytes(cell))} on a "
+                f"rank, but {format_bytes(self._free_bytes)} are free",
             )
         overlaps = cell.operation.startswith(OVERLAP_PREFIX)
         return self.timed(lambda: (self._overlap if overlaps else self._collective)(cell, row))

@@ -49,8 +49,8 @@ def parse_operations(names: Sequence[str]) -> tuple[str, ...]:
         else:
             hint = did_you_mean(plain, OPERATIONS, 0.6)
             raise OptionError(
-                f"the operation {shorten(name)} is unknown, expected "
-                f"{', '.join(OPERATIONS)} or all{hint}"
+                f"unknown operation {shorten(name)}, expected {', '.join(OPERATIONS)} or all",
+                remedy=hint,
             )
     return tuple(name for name in OPERATIONS if name in found or not found)
 
@@ -60,7 +60,8 @@ def parse_size(text: str, option: str = "--sizes") -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise OptionError(
-            f"{option}: {shorten(text)} is no size; write 64K, 32M, 1G (powers of 1024) or bytes"
+            f"{option}: {shorten(text)} is not a size",
+            remedy="Use 64K, 32M, 1G (powers of 1024) or bytes",
         )
     size = int(match[1]) * _UNITS[(match[2] or "").upper()]
     if not 0 < size <= MAX_BYTES:
@@ -70,8 +71,8 @@ def parse_size(text: str, option: str = "--sizes") -> int:
     if size % _ELEMENT_BYTES:
         raise OptionError(
             f"{option}: {shorten(text)} is not whole elements, {size} = "
-            f"{size // _ELEMENT_BYTES} * {_ELEMENT_BYTES} + {size % _ELEMENT_BYTES}; "
-            f"choose a multiple of {_ELEMENT_BYTES} bytes"
+            f"{size // _ELEMENT_BYTES} * {_ELEMENT_BYTES} + {size % _ELEMENT_BYTES}",
+            remedy=f"Use a multiple of {_ELEMENT_BYTES} bytes",
         )
     return size
 
@@ -89,12 +90,15 @@ def parse_sizes(text: str) -> tuple[int, ...]:
             found.add(low)
             continue
         if len(rest) > 2:
-            raise OptionError(f"--sizes: {shorten(part)} has too many parts; write 64K:1G:x2")
+            raise OptionError(
+                f"--sizes: {shorten(part)} has too many parts", remedy="Use 64K:1G:x2"
+            )
         high = parse_size(rest[0])
         factor = _factor(rest[1]) if len(rest) == 2 else 2
         if high < low:
             raise OptionError(
-                f"--sizes: {shorten(part)} ends before it begins; write {rest[0]}:{first}:x{factor}"
+                f"--sizes: {shorten(part)} ends before it begins",
+                remedy=f"Use {rest[0]}:{first}:x{factor}",
             )
         while low <= high:
             found.add(low)
@@ -110,12 +114,12 @@ def parse_groups(text: str) -> tuple[int, ...] | None:
     for part in text.split(","):
         if not re.fullmatch(r"\s*[0-9]{1,9}\s*", part):
             raise OptionError(
-                f"--groups: {shorten(text)} is no list of group sizes; write 2,4,8 or all"
+                f"--groups: {shorten(text)} is not a list of group sizes", remedy="Use 2,4,8 or all"
             )
         if int(part) < 2:
             raise OptionError(
-                f"--groups: a group of {int(part)} has nobody to talk to; "
-                "sizes start at 2, or write all"
+                f"--groups: a group of {int(part)} has no partners",
+                remedy="Use sizes from 2, or all",
             )
         found.add(int(part))
     return tuple(sorted(found))
@@ -124,11 +128,13 @@ def parse_groups(text: str) -> tuple[int, ...] | None:
 def _factor(text: str) -> int:
     match = _FACTOR.fullmatch(text.strip())
     if match is None:
-        raise OptionError(f"--sizes: {shorten(text)} is no factor; write x2, x4 or another integer")
+        raise OptionError(
+            f"--sizes: {shorten(text)} is not a factor", remedy="Use x2, x4 or another integer"
+        )
     if int(match[1]) < 2:
         raise OptionError(
-            f"--sizes: the factor {shorten(text)} never reaches the end of the range; "
-            "write x2 or more"
+            f"--sizes: the factor {shorten(text)} never reaches the end of the range",
+            remedy="Use x2 or more",
         )
     return int(match[1])
 
@@ -182,7 +188,8 @@ class HardwareOptions(RankOptions):
     )
     """Group sizes; None for every divisor of the world size above 1."""
     isolated: bool = option(
-        False, help="one group at a time; otherwise all groups of a size at once, as in training"
+        False,
+        help=("measure one group at a time; default: all groups of a size at once, as in training"),
     )
     cuda_graph: bool = option(
         False,
@@ -191,7 +198,7 @@ class HardwareOptions(RankOptions):
     )
     out: Path = option(
         HARDWARE_FOLDER,
-        help="folder of the files, for --hardware of autopar-search",
+        help="output folder, for --hardware of autopar-search",
         panel=FILES,
         metavar="DIR",
         most_used=True,
@@ -204,14 +211,20 @@ class HardwareOptions(RankOptions):
         between=(1, MAX_RANKS),
     )
     max_pp_deg: int | None = option(
-        None, help="most pipeline stages of p2p", panel=_DOCUMENTED, between=(1, MAX_RANKS)
+        None,
+        help="largest number of pipeline stages of p2p",
+        panel=_DOCUMENTED,
+        between=(1, MAX_RANKS),
     )
     num_nodes: int | None = option(
-        None, help="machines, compared with torchrun's", panel=_DOCUMENTED, between=(1, MAX_RANKS)
+        None,
+        help="number of nodes, compared with torchrun's",
+        panel=_DOCUMENTED,
+        between=(1, MAX_RANKS),
     )
     num_gpus_per_node: int | None = option(
         None,
-        help="ranks of a machine, compared with torchrun's",
+        help="ranks per node, compared with torchrun's",
         panel=_DOCUMENTED,
         between=(1, MAX_RANKS),
     )
@@ -220,8 +233,8 @@ class HardwareOptions(RankOptions):
         super().__post_init__()
         if self.cuda_graph and self.backend == "gloo":
             raise OptionError(
-                "--cuda-graph captures operations of a GPU, which --backend gloo has none of; "
-                "leave one of them out"
+                "--cuda-graph needs a GPU, but --backend is gloo",
+                remedy="Remove one of them",
             )
 
 
@@ -253,7 +266,9 @@ class DocumentedSizes:
         start = self.start_mb or min(16, self.end_mb or 16)
         end = self.end_mb or max(512, start)
         if end < start:
-            raise OptionError(f"--end-mb: {end} is below --start-mb {start}; exchange them")
+            raise OptionError(
+                f"--end-mb: {end} is below --start-mb {start}", remedy="Exchange their values"
+            )
         return f"{start}M:{end}M:x{self.scale or 2}"
 
 
@@ -271,7 +286,8 @@ def build_options(**given: object) -> HardwareOptions:
     if documented is not None:
         if "sizes" in values:
             raise OptionError(
-                "--sizes and --start-mb, --end-mb, --scale say the same; give one of them"
+                "--sizes sets the same values as --start-mb, --end-mb and --scale",
+                remedy="Remove one of them",
             )
         values["sizes"] = parse_sizes(documented)
     options = make(HardwareOptions, values)
@@ -368,21 +384,23 @@ def check_world(options: HardwareOptions, world: int) -> None:
     for size in options.groups or ():
         if world % size:
             known = ", ".join(map(str, divisors(world)[1:]))
-            remedy = f"choose from {known}" if known else "start more ranks"
+            remedy = f"Use {known}" if known else "start more ranks"
             raise OptionError(
                 f"--groups: the group size {size} does not divide the world size, "
-                f"{world} = {world // size} * {size} + {world % size}; {remedy}"
+                f"{world} = {world // size} * {size} + {world % size}",
+                remedy=remedy,
             )
     nodes, gpus = options.num_nodes, options.num_gpus_per_node
     if nodes is not None and gpus is not None and nodes * gpus != world:
         raise OptionError(
-            f"--num-nodes: --num-nodes({nodes}) * --num-gpus-per-node({gpus}) = {nodes * gpus} != "
-            f"{world}, the number of ranks that torchrun started; change one of them"
+            f"--num-nodes: --num-nodes({nodes}) * --num-gpus-per-node({gpus}) = "
+            f"{nodes * gpus} != {world}, the number of ranks of torchrun",
+            remedy="Change one of them",
         )
     if world == 1 and options.operations == ("p2p",):
         raise OptionError(
-            "p2p sends from one rank to another and the world size is 1; "
-            "start torchrun with --nproc-per-node 2 or more"
+            "p2p needs at least 2 ranks, but the world size is 1",
+            remedy="Start torchrun with --nproc-per-node 2 or more",
         )
 
 
@@ -394,8 +412,9 @@ def check_shape(options: HardwareOptions, cluster: Cluster) -> None:
     ):
         if said not in (None, there):
             raise OptionError(
-                f"{name}: {said} is given, and torchrun started {cluster.num_nodes} x "
-                f"{cluster.gpus_per_node} ranks (machines x ranks of one); change one of them"
+                f"{name} {said}: torchrun started {cluster.num_nodes} x "
+                f"{cluster.gpus_per_node} ranks (nodes x ranks per node)",
+                remedy="Change one of them",
             )
 
 

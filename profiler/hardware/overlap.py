@@ -512,8 +512,8 @@ _MOST_COVER = 200.0
 _CALIBRATION_S = 0.25
 _GEMMS_ALONE = Queues(blocks=8, communications=0)
 _REMEDY = (
-    "nothing was measured of overlap (unset CUDA_DEVICE_MAX_CONNECTIONS and CUDA_LAUNCH_BLOCKING "
-    "where they are set, or try again on a machine with nothing else to do)"
+    "Overlap was not measured: unset CUDA_DEVICE_MAX_CONNECTIONS and CUDA_LAUNCH_BLOCKING, or "
+    "measure again on an idle machine"
 )
 _GEMM_SIZE = {"cuda": 4096, "cpu": 384}
 """Edge of the square GEMMs: the hidden size of a 7B model, or about 1 ms of a CPU core."""
@@ -739,5 +739,5 @@ class _Phases:
             **{name: tuple(values) for name, values in self.samples_s.items()},
             gemm=gemm,
             shared_fraction=shared,
-            reason=None if self.reason is None else f"{self.reason}; {_REMEDY}",
+            reason=None if self.reason is None else f"{self.reason}. {_REMEDY}",
         )

@@ -136,7 +136,7 @@ class HardwareRecord(ClusterRecord):
         for kind, file in self._files.items():
             others = [] if kind in self._kinds else self._differing({kind}, metadata)
             if others:
-                self.notes.append(f"{file.path} is of a run that differs in {'; '.join(others)}")
+                self.notes.append(f"{file.path} is from a run that differs in {'; '.join(others)}")
         if not (force and self._earlier):
             return metadata
         replaced = set(self._options.operations)
@@ -158,7 +158,7 @@ class HardwareRecord(ClusterRecord):
                 sidecar = self._files[kind].sidecar
                 if sidecar is not None and sidecar.synthetic != self._synthetic:
                     was, now = (("real", "synthetic"), ("synthetic", "real"))[sidecar.synthetic]
-                    found.append(f"what the times are: {was} and {now}")
+                    found.append(f"meaning of the times: {was} and {now}")
         return list(dict.fromkeys(found))
 
     @property
@@ -206,7 +206,10 @@ class HardwareRecord(ClusterRecord):
             f"measured by `{metadata.get('command', 'torchrun -m profiler.hardware')}` on {hosts}"
         )
         if self._synthetic:
-            source = f"synthetic: several ranks share one GPU, no number is a machine's; {source}"
+            source = (
+                "synthetic: several ranks share one GPU, so times are not those of "
+                f"a machine; {source}"
+            )
         unnamed = [run for run in file.earlier if run.id is None]
         return Sidecar(
             version=SIDECAR_VERSION,

@@ -359,6 +359,6 @@ def _finish(state: RunState, session: Session, out: Path, trouble: Trouble) -> N
                 state.record.put(unmeasured(state.cell, "failed", trouble.sentence))
         kept = f"{state.record.counts().ok} measured cells"
     say(
-        f"autopar: {trouble.sentence}, during {trouble.during}; {kept} can be found in "
-        f"{out}, and the same command with --resume measures the rest"
+        f"autopar: {trouble.sentence}, during {trouble.during}. {kept} can be "
+        f"found in {out}, and the same command with --resume measures the rest"
     )

@@ -95,18 +95,23 @@ def length_cases(spec: ModelSpec, options: ModelOptions) -> tuple[tuple[int, ...
     for case in cases:
         if len(case) != types:
             raise OptionError(
-                f"--seq: {seqs_text(case)} has {format_count(len(case), 'length')} and model "
-                f"{spec.name!r} has {types} layer type(s); give one length, or one per type"
+                f"--seq: {seqs_text(case)} has "
+                f"{format_count(len(case), 'length')}, but model {spec.name!r} "
+                f"has {types} layer type(s)",
+                remedy="Give one length, or one per type",
             )
         if spec.learned_positions and max(case) > spec.learned_positions:
             raise InputError(
-                f"--seq: {max(case)} tokens are more than the {spec.learned_positions} rows of "
-                f"the position table of model {spec.name!r}; choose shorter sequences"
+                f"--seq: {max(case)} tokens are more than the "
+                f"{spec.learned_positions} rows of the position table of model "
+                f"{spec.name!r}",
+                remedy="Use shorter sequences",
             )
     if options.mode == "sequence" and len(cases) < 2:
         raise OptionError(
-            f"--mode sequence measures several sequence lengths and model {spec.name!r} is too "
-            "short for a default range; write --seq 64:512:x2"
+            "--mode sequence needs several sequence lengths, and model "
+            f"{spec.name!r} is too short for a default range",
+            remedy="Add --seq 64:512:x2",
         )
     return cases
 
@@ -226,8 +231,8 @@ def plan_cells(
     cases = length_cases(spec, options)
     if own_module and any(len(set(case)) > 1 for case in cases):
         raise OptionError(
-            f"--seq: model {spec.name!r} is a module of your own, whose layer types are called "
-            "with one length; give one"
+            f"--seq: model {spec.name!r} is a custom module, whose layer types have one length",
+            remedy="Give one",
         )
     found: dict[str, ModelCell] = {}
     for cell in (

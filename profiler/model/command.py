@@ -10,7 +10,7 @@ from autopar.command.options import Command
 from profiler.model.options import PANELS, DocumentedRanges, ModelOptions, build_options
 from profiler.options import SizeOptions
 
-_RESUME = "interrupted; the same command with --resume goes on"
+_RESUME = "interrupted; resume with the same command and --resume"
 
 COMMAND = Command(
     name="profile-model",

@@ -405,9 +405,11 @@ def layer_memory(
     element = torch_dtype(dtype)
     notes = []
     if spec.cross_attention:
-        notes.append("the encoder's output is not counted here: all decoder layers share it")
+        notes.append("the encoder's output is not counted: all decoder layers share it")
     if not sharding.flash:
-        notes.append("attention keeps its matrix of scores, which grows with the sequence squared")
+        notes.append(
+            "attention stores its score matrix, which grows with the square of the sequence"
+        )
     if spec.num_experts is not None:
         notes.append("tokens are spread evenly over the experts")
     with FakeTensorMode():
@@ -460,5 +462,5 @@ def vocab_memory(
         counted = count_memory(module, inputs)
     notes = []
     if part == "last" and spec.tied_embeddings:
-        notes.append("the table is tied to the first stage's, of which this stage has a copy")
+        notes.append("the table is tied to that of the first stage; this stage has a copy")
     return replace(counted, notes=tuple(notes))

@@ -64,8 +64,8 @@ _Series = tuple[int | None, int, TensorKind, _Pass]
 _Point = tuple[tuple[int, ...], int, tuple[float, ...]]
 """Sequence lengths, batch size, samples in seconds; a single sample has no spread."""
 _REMEDY = (
-    "measure again with --force on an idle machine; if it stays, plan with sizes near those that "
-    "were measured"
+    "Measure again with --force on an idle machine; if it remains, plan with "
+    "sizes near the measured ones"
 )
 
 
@@ -109,10 +109,11 @@ def bad_fits(fits: Sequence[TimeFit]) -> list[str]:
     worst = max(bad, key=lambda fit: abs(fit.worst_relative))
     cell = max(worst.cells, key=lambda cell: abs(cell.relative))
     said = (
-        f"{len(bad)} of {format_count(len(fits), 'fit')} {'is' if len(bad) == 1 else 'are'} more "
-        f"than {100 * BAD_FIT:.0f} % off a time, most "
-        f"{fit_name(worst)} in mode {worst.form}: {100 * cell.relative:+.3g} % at {cell_name(cell)}"
-        f", the worst of {format_count(len(worst.cells), 'time')}; {_REMEDY}"
+        f"{len(bad)} of {format_count(len(fits), 'fit')} "
+        f"{'is' if len(bad) == 1 else 'are'} more than {100 * BAD_FIT:.0f} % off "
+        f"a time, most {fit_name(worst)} in mode {worst.form}: "
+        f"{100 * cell.relative:+.3g} % at {cell_name(cell)}, the worst of "
+        f"{format_count(len(worst.cells), 'time')}. {_REMEDY}"
     )
     return [said]
 

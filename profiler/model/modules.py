@@ -167,10 +167,10 @@ def blamed(what: str, action: Callable[[], Any]) -> Any:
             raise
         hint = ""
         if isinstance(error, IndexError):
-            hint = "; is a token or a position beyond its table?"
+            hint = "Check that tokens and positions are within their tables"
         elif "in-place operation" in str(error):
-            hint = "; write x = x + y, since a layer before needs its output"
-        raise InputError(f"{what} raised {first_line(error)}{hint}") from error
+            hint = "Write x = x + y: an earlier layer needs its output"
+        raise InputError(f"{what} raised {first_line(error)}", remedy=hint) from error
 
 
 def find_layers(module: nn.Module, where: str, *, several: bool = False) -> list[list[nn.Module]]:
@@ -182,15 +182,16 @@ def find_layers(module: nn.Module, where: str, *, several: bool = False) -> list
     found = dict(_outermost_lists(module, ""))
     if not found:
         raise InputError(
-            f"{where}: {type(module).__name__} has no nn.ModuleList whose modules are of one "
-            "class; keep the layers in one, or return an object with .layers"
+            f"{where}: {type(module).__name__} has no nn.ModuleList with modules of one class",
+            remedy="Keep the layers in one list, or return an object with .layers",
         )
     length = max(map(len, found.values()))
     longest = {name: layers for name, layers in found.items() if len(layers) == length}
     if len(longest) > 1 and not several:
         raise InputError(
             f"{where}: {type(module).__name__} has {len(longest)} lists of {length} modules "
-            f"({', '.join(longest)}); return an object whose .layers says which are the layers"
+            f"({', '.join(longest)})",
+            remedy="Return an object whose .layers contains the layers",
         )
     return list(longest.values())
 
@@ -226,8 +227,11 @@ def main_output(output: Any, where: str) -> torch.Tensor:
     elif isinstance(output, torch.Tensor):
         what = f"a tensor of {str(output.dtype).removeprefix('torch.')}"
     raise InputError(
-        f"{where} returns {what}; let it return the hidden state, a tuple that starts with it, or "
-        "a dict or object with loss, logits or hidden_states"
+        f"{where} returns {what}",
+        remedy=(
+            "Return the hidden state, a tuple that starts with it, or a dict or "
+            "object with loss, logits or hidden_states"
+        ),
     )
 
 
@@ -243,8 +247,8 @@ def check_weights(module: nn.Module, where: str) -> None:
         bad = tensor.isnan() if not isinstance(tensor, torch.nn.Parameter) else ~tensor.isfinite()
         if bool(bad.any()):
             raise InputError(
-                f"{where}: the weight {name} holds NaN or infinite values; initialise it, numbers "
-                "that are not finite take other times"
+                f"{where}: the weight {name} holds NaN or infinite values",
+                remedy="Initialise it: non-finite numbers change the times",
             )
 
 
@@ -261,7 +265,8 @@ def check_positions(module: nn.Module, seq_length: int, where: str) -> None:
         ):
             raise InputError(
                 f"{where}: {seq_length} tokens are more than the {table.num_embeddings} rows of "
-                f"the position table {name}; choose shorter sequences"
+                f"the position table {name}",
+                remedy="Use shorter sequences",
             )
 
 
@@ -299,7 +304,8 @@ def capture_layers(built: Built, batch: int, seq_length: int, where: str) -> lis
         name = f"{where}: layer {type(one).__name__}"
         if kind not in found:
             raise InputError(
-                f"{name} is not called by the model's forward; name the layers that are in .layers"
+                f"{name} is not called in the model's forward",
+                remedy="Name its layers in .layers",
             )
         calls.append(_bound(one, *found[kind], name))
     return calls
@@ -333,7 +339,9 @@ def _bound(
         if isinstance(value, torch.Tensor) and value.is_floating_point()
     }
     if not floating:
-        raise InputError(f"{where} gets no tensor of floating point; it must get the hidden state")
+        raise InputError(
+            f"{where} receives no floating-point tensor", remedy="Pass the hidden state to it"
+        )
     hidden = next(iter(floating))
     # other arguments with gradients are encoder states; positions and masks have none
     free = [hidden, *(k for k, v in floating.items() if k != hidden and v.requires_grad)]
@@ -356,7 +364,8 @@ def _bound(
             if tuple(output.shape) != shape:
                 raise InputError(
                     f"{where} returns first a tensor of shape {list(output.shape)} for a hidden "
-                    f"state of shape {list(shape)}; let it return the hidden state first"
+                    f"state of shape {list(shape)}",
+                    remedy="Return the hidden state first",
                 )
             return output
 
@@ -473,8 +482,8 @@ class HubFactory(Record):
         count = next((key for key in _COUNTS if isinstance(values.get(key), int)), None)
         if count is None:
             raise InputError(
-                f"hf:{self.text}: the configuration has none of {', '.join(_COUNTS)}; measure the "
-                "model as py:package.module:factory"
+                f"hf:{self.text}: the configuration has none of {', '.join(_COUNTS)}",
+                remedy="Measure the model as py:package.module:factory",
             )
         before = values[count]
         for key in (count, *(key for key in _OTHER_COUNTS if isinstance(values.get(key), int))):
@@ -517,14 +526,14 @@ def hub_factory(name_or_path: str, *, library: Any = None) -> HubFactory:
     InputError if the configuration is not on this machine or needs custom code.
     """
     if not name_or_path:
-        raise InputError("--model: 'hf:' names no model; write hf:NAME or hf:FOLDER")
+        raise InputError("--model: 'hf:' without a name", remedy="Use hf:NAME or hf:FOLDER")
     if library is None:
         try:
             library = importlib.import_module("transformers")
         except ImportError as error:
             raise InstallError(
-                f"transformers cannot be imported ({first_line(error)}), which hf: needs; install "
-                "it with `pip install 'autopar[hf]'`"
+                f"hf: needs transformers, which cannot be imported ({first_line(error)})",
+                remedy="Run `pip install 'autopar[hf]'`",
             ) from None
     quiet = getattr(getattr(library, "logging", None), "set_verbosity_error", None)
     if callable(quiet):
@@ -535,8 +544,8 @@ def hub_factory(name_or_path: str, *, library: Any = None) -> HubFactory:
         )
     except OSError:
         raise InputError(
-            f"--model: there is no configuration {name_or_path!r} on this machine, and nothing is "
-            "downloaded; name a folder or config.json, or download it first"
+            f"--model: no configuration {name_or_path!r} on this machine (nothing is downloaded)",
+            remedy="Give a folder or config.json, or download it first",
         ) from None
     except Exception as error:
         raise InputError(f"--model: hf:{name_or_path} raised {first_line(error)}") from None

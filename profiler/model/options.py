@@ -61,8 +61,8 @@ def parse_seq_lengths(text: str) -> tuple[tuple[int, ...], ...]:
             numbers = [_range("--seq", number, example) for number in inner]
             if not part.endswith("]") or any(len(one) != 1 for one in numbers):
                 raise OptionError(
-                    f"--seq: {shorten(part)} is no list of one length per layer type; "
-                    "write [512,128]"
+                    f"--seq: {shorten(part)} is not a list of one length per layer type",
+                    remedy="Use [512,128]",
                 )
             found.add(tuple(one[0] for one in numbers))
         else:
@@ -77,8 +77,8 @@ def parse_degrees(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         if not _NUMBER.fullmatch(part.strip()) or not 1 <= int(part) <= MAX_DEGREE:
             raise OptionError(
-                f"--tp: {shorten(text)} is no list of tensor degrees from 1 to {MAX_DEGREE}; "
-                "write 1,2,4,8"
+                f"--tp: {shorten(text)} is not a list of tensor degrees from 1 to {MAX_DEGREE}",
+                remedy="Use 1,2,4,8",
             )
         found.add(int(part))
     return tuple(sorted(found))
@@ -91,24 +91,27 @@ def _range(option: str, text: str, example: str) -> list[int]:
     factor = step[:1] in ("x", "*")
     numbers = [*parts[:2], step[1:] if factor else step]
     if len(parts) > 3 or not all(_NUMBER.fullmatch(number) for number in numbers):
-        raise OptionError(f"{option}: {shorten(text)} is no number or range; write {example}")
+        raise OptionError(
+            f"{option}: {shorten(text)} is neither a number nor a range", remedy=f"Use {example}"
+        )
     low, high, by = int(parts[0]), int(parts[min(1, len(parts) - 1)]), int(numbers[-1])
     if not 1 <= low <= high <= MAX_NUMBER:
         raise OptionError(
-            f"{option}: {shorten(text)} is out of order or range; numbers go from 1 to "
-            f"{MAX_NUMBER}, the smaller one first"
+            f"{option}: {shorten(text)} is not an ascending range from 1 to {MAX_NUMBER}",
         )
     # neither a step of 0 nor a factor of 1 ever reaches the end
     if by < 1 + factor:
         raise OptionError(
-            f"{option}: the step of {shorten(text)} never reaches the end; write {example}"
+            f"{option}: the step of {shorten(text)} never reaches the end",
+            remedy=f"Use {example}",
         )
     found = [low]
     while (following := found[-1] * by if factor else found[-1] + by) <= high:
         found.append(following)
         if len(found) > _MAX_CASES:
             raise OptionError(
-                f"{option}: {shorten(text)} are more than {_MAX_CASES} values; widen the step"
+                f"{option}: {shorten(text)} has more than {_MAX_CASES} values",
+                remedy="Use a larger step",
             )
     return found
 
@@ -161,8 +164,10 @@ class ModelOptions(MeasuringOptions):
     )
     source: Source = option(
         "auto",
-        help="auto: count memory without a device, take times on one; exact: memory only; "
-        "device: measure memory too",
+        help=(
+            "auto: count memory without a device, measure times on one; exact: "
+            "memory only; device: measure memory too"
+        ),
         panel=_WHAT,
         most_used=True,
     )
@@ -185,10 +190,10 @@ class ModelOptions(MeasuringOptions):
     seq_lengths: tuple[tuple[int, ...], ...] | None = option(
         None,
         name="seq",
-        help="sequence lengths: 2048, 512:32768:x2, 1024,2048; [512,128]: one per layer type",
+        help=("sequence lengths: 2048, 512:32768:x2, 1024,2048; [512,128]: one per layer type"),
         metavar="LENGTHS",
         parse=parse_seq_lengths,
-        shown="the model's own; in sequence mode five up to it",
+        shown="that of the model; in sequence mode five up to it",
         most_used=True,
     )
     """Cases to measure: one length for all layer types, or one per type; None: by mode."""
@@ -206,7 +211,7 @@ class ModelOptions(MeasuringOptions):
         "megatron", help="saved by sequence parallelism: shards (megatron) or gathered copies"
     )
     layernum_min: int = option(
-        2, help="fewest layers of the whole forwards", between=(1, _MAX_LAYERS)
+        2, help="smallest number of layers in whole forwards", between=(1, _MAX_LAYERS)
     )
     layernum_max: int = option(
         4,
@@ -218,7 +223,7 @@ class ModelOptions(MeasuringOptions):
         None,
         name="make-vocab-size-divisible-by",
         help="pad the vocabulary to a multiple",
-        shown="the model's own",
+        shown="that of the model",
         between=(1, MAX_NUMBER),
     )
     device: DeviceChoice = option(
@@ -232,8 +237,7 @@ class ModelOptions(MeasuringOptions):
     )
     out: Path | None = option(
         None,
-        help="folder of all files; otherwise models/NAME/configs, and times in its folder of the "
-        "device",
+        help=("output folder; default: models/NAME/configs, and times in its folder of the device"),
         panel=FILES,
         metavar="DIR",
         most_used=True,
@@ -263,7 +267,7 @@ class DocumentedRanges:
     seq_step: int | None = option(
         None,
         name="profile-seq-length-step",
-        help="between sequence lengths; without it each is twice the one before",
+        help=("step between sequence lengths; without it each is twice the previous one"),
     )
     seq_length: tuple[tuple[int, ...], ...] | None = option(
         None,
@@ -295,7 +299,7 @@ def build_options(tell: Callable[[str], None] | None = None, /, **given: object)
     if "model" not in given and "mode" in given:
         # the documented `profile-model --mode sequence` has no --model
         given["model"] = DEFAULT_MODEL
-        say(f"no --model given, profiling the shipped {DEFAULT_MODEL}")
+        say(f"--model not given; using the shipped {DEFAULT_MODEL}")
     if not given.get("model"):
         raise _no_model()
     values = read_given(given, ModelOptions, DocumentedRanges, SizeOptions)
@@ -311,14 +315,17 @@ def build_options(tell: Callable[[str], None] | None = None, /, **given: object)
             continue
         if short in values:
             raise OptionError(
-                f"--{short} and --profile-min-{long} (or max) say the same; give one of them"
+                f"--{short} sets the same values as --profile-min-{long} and --profile-max-{long}",
+                remedy="Remove one of them",
             )
         values[short] = (parse_batches if short == "bsz" else parse_seq_lengths)(text)
     if ranges.seq_length is not None:
         _take_length(ranges.seq_length, mode, values, say)
     if ranges.max_tp_deg is not None:
         if "tp" in values:
-            raise OptionError("--tp and --max-tp-deg say the same; give one of them")
+            raise OptionError(
+                "--tp and --max-tp-deg set the same degrees", remedy="Remove one of them"
+            )
         values["tp"] = tuple(1 << k for k in range(ranges.max_tp_deg.bit_length()))
     values.setdefault("bsz", parse_batches(DEFAULT_BATCHES[mode]))
     if values.get("source") == "exact":
@@ -328,17 +335,20 @@ def build_options(tell: Callable[[str], None] | None = None, /, **given: object)
     check_out(options.out)
     if options.layernum_max <= options.layernum_min:
         raise OptionError(
-            f"--layernum-max is {options.layernum_max} and --layernum-min "
-            f"{options.layernum_min}: a layer is the difference of both, so let the former be "
-            "larger"
+            f"--layernum-max {options.layernum_max} must exceed --layernum-min "
+            f"{options.layernum_min}: the time of a layer is their difference"
         )
     if "computation" in options.profile_types:
         if options.source == "exact":
             raise OptionError(
-                "--source exact counts memory without a device, and --profile-type "
-                f"'{'all' if len(options.profile_types) > 1 else 'computation'}' needs times, "
-                "which only a device has; use --source auto or --profile-type memory, or let "
-                "autopar-profile-estimate estimate times"
+                "--source exact counts memory without a device, but "
+                "--profile-type "
+                f"'{'all' if len(options.profile_types) > 1 else 'computation'}' "
+                "needs times",
+                remedy=(
+                    "Use --source auto or --profile-type memory, or estimate times "
+                    "with autopar-profile-estimate"
+                ),
             )
         _check_mode(options.mode, options.batches, options.seq_lengths)
     return options
@@ -352,7 +362,7 @@ def _take_length(
 ) -> None:
     """Set `values["seq"]` from `--seq-length`, unless `--seq` or a range already sets it."""
     if "seq" in values:
-        say("--seq-length is not used: other options say which lengths are measured")
+        say("--seq-length is not used: other options set the lengths")
     elif mode == "sequence" and len(cases) == 1 == len(cases[0]):
         (longest,) = cases[0]
         values["seq"] = parse_seq_lengths(f"{_shortest(longest)}:{longest}:x2")
@@ -370,8 +380,11 @@ def _shortest(longest: int) -> int:
 
 def _no_model() -> OptionError:
     return OptionError(
-        "--model is missing; name a shipped model such as llama2-7b, a config.json, "
-        "hf:NAME or py:package.module:factory"
+        "--model is missing",
+        remedy=(
+            "Add --model with a shipped model such as llama2-7b, a config.json, "
+            "hf:NAME or py:package.module:factory"
+        ),
     )
 
 
@@ -380,18 +393,20 @@ def _check_mode(
 ) -> None:
     if mode == "static" and len(batches) > 1:
         raise OptionError(
-            f"--mode static measures one batch size and --bsz has {len(batches)}; "
-            "use --mode batch or name one"
+            f"--mode static needs one batch size, but --bsz has {len(batches)}",
+            remedy="Use --mode batch or one --bsz",
         )
     if mode == "batch" and len(batches) < 2:
         raise OptionError(
-            f"--mode batch measures a range of batch sizes and --bsz is {batches[0]} alone; "
-            f"write 1:12, with at least {GALVATRON_BATCHES} for Galvatron, or use --mode static"
+            f"--mode batch needs a range of batch sizes, but --bsz is {batches[0]}",
+            remedy=(
+                f"Use --bsz 1:12, with at least {GALVATRON_BATCHES} for Galvatron, or --mode static"
+            ),
         )
     if mode == "sequence" and seq_lengths is not None and len(seq_lengths) < 2:
         raise OptionError(
-            "--mode sequence measures several sequence lengths and --seq has one; "
-            "write 512:32768:x2, or use --mode static"
+            "--mode sequence needs several sequence lengths, but --seq has one",
+            remedy="Use --seq 512:32768:x2, or --mode static",
         )
 
 
@@ -411,17 +426,17 @@ def _range_text(
             )
         return None
     if high is None:
-        raise OptionError(f"--profile-max-{name} is missing beside --profile-min-{name}")
+        raise OptionError(f"--profile-min-{name} needs --profile-max-{name}")
     if step is not None and step < 1:
-        raise OptionError(f"--profile-{name}-step is {step}; give at least 1")
+        raise OptionError(f"--profile-{name}-step {step}: expected at least 1")
     if low is None and high >= 1:
         # default start: 1 for batches; for lengths the step, or the shortest default length
         low = 1 if name == "batch-size" else min(step or _shortest(high), high)
-        say(f"no --profile-min-{name} given, beginning at {low}")
+        say(f"--profile-min-{name} not given; using {low}")
     if low is None or low < 1 or high < low:
         first = "" if low is None else f"--profile-min-{name} {low} and "
         raise OptionError(
-            f"{first}--profile-max-{name} {high} {'is' if low is None else 'are'} no range; "
-            "let the former be at least 1 and the latter not below it"
+            f"{first}--profile-max-{name} {high} {'is' if low is None else 'are'} not a range",
+            remedy=("Use a first value of at least 1 and a second one of at least the first"),
         )
     return f"{low}:{high}{default_step if step is None else f':{step}'}"

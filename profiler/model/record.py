@@ -140,8 +140,8 @@ class ModelRecord(Record[ModelMeasurement]):
         if num_others:
             more = format_count(num_others, "more warning is", "more warnings are")
             found.append(
-                f"{more} about cells of earlier runs that this command did not ask for; the "
-                "commands that measured them say which, with --resume"
+                f"{more} about cells of earlier runs that are not in this "
+                "command; repeat their commands with --resume to list them"
             )
         return found
 

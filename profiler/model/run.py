@@ -237,8 +237,9 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
     own_module = source.spec is None
     if own_module and options.unit != "all":
         raise OptionError(
-            f"--profile-unit {options.unit} divides layers of a known architecture, and "
-            f"{options.model} is a module of its own; use --profile-unit all"
+            f"--profile-unit {options.unit} needs a known architecture, but "
+            f"{options.model} is a custom module",
+            remedy="Use --profile-unit all",
         )
     device = _device(options)
     cells = plan_cells(spec, options, own_degrees=source.degrees if own_module else None)
@@ -259,8 +260,9 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
         and is_counted(memory, cells, spec, metadata=metadata, kinds=kinds)
     ):
         say(
-            f"{memory} came with the model and has these counts already: nothing to do for memory "
-            "(--force counts again, --out writes elsewhere)"
+            f"{memory} is shipped with the model and contains these counts: "
+            "memory is not counted again (use --force to count, --out to write "
+            "elsewhere)"
         )
         sys.stdout.write(visible(f"{memory}\n"))
         del paths["memory"]
@@ -353,14 +355,14 @@ def _device(options: ModelOptions) -> Any:
     cuda = torch.cuda.is_available()
     if options.device == "cuda" and not cuda:
         raise OptionError(
-            "--device cuda: torch finds no CUDA device here; use --device cpu, or install a torch "
-            "with CUDA"
+            "--device cuda: torch finds no CUDA device",
+            remedy="Use --device cpu, or install a torch with CUDA",
         )
     name = "cuda" if options.device != "cpu" and cuda else "cpu"
     if options.source == "device" and "memory" in options.profile_types and name == "cpu":
         raise OptionError(
-            "--source device measures memory on a GPU, and the device is a CPU; --source auto "
-            "counts it exactly without one"
+            "--source device measures memory on a GPU, but the device is a CPU",
+            remedy="Use --source auto, which counts it exactly",
         )
     return torch.device(name, torch.cuda.current_device() if name == "cuda" else None)
 
@@ -380,7 +382,7 @@ def _source_warnings(source: ModelSource, options: ModelOptions) -> list[str]:
     key = length_key(options.model) if source.spec is not None else None
     if key is not None and options.seq_lengths is None:
         tokens = source.sizes.layers[0].seq_length
-        warnings.append(f"no --seq given, measuring at the {tokens} tokens of {key}")
+        warnings.append(f"--seq not given; using the {tokens} tokens of {key}")
     if source.spec is None:
         checks = [source.check_degree(degree) for degree in options.degrees or ()]
         warnings += [check for check in checks if check is not None]

@@ -120,13 +120,15 @@ class ModelSource(ABC):
             if layer.num_heads is not None and layer.num_heads % degree:
                 raise InputError(
                     f"--tp: {degree} does not divide the {layer.num_heads} attention heads of "
-                    f"model {self.sizes.name!r}; choose a degree that does"
+                    f"model {self.sizes.name!r}",
+                    remedy="Use a divisor",
                 )
         if degree in self.degrees:
             return None
         return (
-            f"model {self.sizes.name!r} says no parallelize_plan: at tensor degree {degree} "
-            f"nothing is measured, a rank is taken to need 1/{degree} of the whole layer"
+            f"model {self.sizes.name!r} has no parallelize_plan: at tensor "
+            f"degree {degree} nothing is measured, a rank is assumed to need "
+            f"1/{degree} of the whole layer"
         )
 
 
@@ -171,7 +173,7 @@ def load_source(
     if kind in ("py", "hf") and sizes.given:
         option = next(iter(sizes.given)).replace("_", "-")
         raise OptionError(
-            f"--{option}: {text} is a module that has its own sizes; leave the option out"
+            f"--{option}: {text} is a module with its own sizes", remedy=f"Remove --{option}"
         )
     if kind == "py":
         module_name, attribute, factory = _import_factory(text, rest)
@@ -198,14 +200,14 @@ def _spec_source(text: str, sizes: SizeOptions) -> SpecSource:
         for name in ("num_heads", "ffn_hidden_size"):
             if getattr(layer, name) is None:
                 raise InputError(
-                    f"--model: {text} says no {name}, which a layer is made from; add it to the "
-                    "file"
+                    f"--model: {text} has no {name}, which a layer needs",
+                    remedy="Add it to the file",
                 )
         Sharding().check(layer)
     if spec.vocab_size is None:
         raise InputError(
-            f"--model: {text} says no vocab_size, which embedding and head are made from; add it "
-            "to the file"
+            f"--model: {text} has no vocab_size, which embedding and head need",
+            remedy="Add it to the file",
         )
     return SpecSource(sizes=spec)
 
@@ -216,7 +218,8 @@ def _import_factory(text: str, path: str) -> tuple[str, str, Factory]:
     parts = (*module_name.split("."), attribute)
     if parts[-2] == "py" or not all(part.isidentifier() for part in parts):
         raise OptionError(
-            f"--model: {text!r} names no Python object; write {_FORM}, without .py or slashes"
+            f"--model: {text!r} is not a Python object",
+            remedy=f"Use {_FORM}, without .py or slashes",
         )
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
@@ -231,17 +234,17 @@ def _import_factory(text: str, path: str) -> tuple[str, str, Factory]:
                 f"--model: importing {module_name} raised {first_line(error)}"
             ) from None
         raise InputError(
-            f"--model: there is no Python module {missing!r}; run from the folder that contains "
-            "it, or name that folder in PYTHONPATH"
+            f"--model: there is no Python module {missing!r}",
+            remedy="Run from its folder, or add that folder to PYTHONPATH",
         ) from None
     factory = getattr(module, attribute, None)
     if not callable(factory):
         names = [name for name, value in vars(module).items() if callable(value)]
         near = nearest(attribute, names, 0.5)
         problem = "cannot be called" if hasattr(module, attribute) else "does not exist"
-        remedy = f"did you mean {near}" if near else "name a function or class"
+        remedy = f"Did you mean {near}?" if near else "Name a function or class"
         raise InputError(
-            f"--model: {attribute!r} of Python module {module_name} {problem}; {remedy}"
+            f"--model: {attribute!r} of Python module {module_name} {problem}", remedy=remedy
         )
     return module_name, attribute, factory
 
@@ -337,14 +340,16 @@ def module_source(
     assumed = []
     made, built, widths, flaw = _tried(factory, text, num_layers, lengths, dtype)
     if flaw is not None:
-        assumed.append(f"{text}: memory is counted with contents, and takes that memory: {flaw}")
+        assumed.append(
+            f"{text}: memory is counted with allocated tensors, and needs that memory: {flaw}"
+        )
     assumed += _frozen(built, text)
     # if untypical, two layers must be made, so that the last one is typical
     typical = all(typical_layer(of_type) is of_type[0] for of_type in built.layers)
     owners = (made, built.module, getattr(built.module, "config", None))
     heads = _number((*owners, *built.layers[0][0].modules()), _HEADS)
     if heads is None:
-        assumed.append(f"{text}: the number of heads is unknown and taken as 1; set num_heads")
+        assumed.append(f"{text}: the number of heads is unknown; using 1. Set num_heads")
     hidden = _number(owners, _WIDTHS)
     plan = next(
         (p for o in owners if (p := getattr(o, "parallelize_plan", None)) is not None), None
@@ -397,7 +402,7 @@ def _tried(
         if not _fits(built):
             raise
     if built is not None and not _fits(built):
-        raise InputError(f"{text}: {flaw}, and with contents it does not fit into memory here")
+        raise InputError(f"{text}: {flaw}, and with allocated tensors it does not fit into memory")
     # the shortest length, since a trial with real tensors costs a full forward
     made, built = _make(factory, text, num_layers, min(lengths), dtype, "cpu")
     return made, built, _run_once(built, min(lengths), text), flaw
@@ -415,8 +420,9 @@ def _run_once(built: Built, seq_length: int, text: str) -> list[int]:
         # a wrong batch size would make the times per sample wrong
         if double.inputs[0].numel() != 2 * layer.inputs[0].numel():
             raise InputError(
-                f"{name} gets a hidden state of shape {list(shapes[0])} for one sample and of "
-                f"{list(shapes[1])} for two; let make_batch(batch, seq_length) make so many samples"
+                f"{name} receives a hidden state of shape {list(shapes[0])} for "
+                f"one sample and of {list(shapes[1])} for two",
+                remedy=("Let make_batch(batch, seq_length) return the given number of samples"),
             )
         widths.append(shapes[0][-1])
     data = built.make_batch(1, seq_length)
@@ -430,8 +436,8 @@ def _check_gradient(output: torch.Tensor, name: str) -> None:
     """Raise InputError if a backward cannot start from the output."""
     if not output.requires_grad:
         raise InputError(
-            f"{name} returns a tensor that needs no gradient, so that there is no backward to "
-            "measure; let its forward run without torch.no_grad() and without detach()"
+            f"{name} returns a tensor without gradient, so there is no backward to measure",
+            remedy="Call its forward without torch.no_grad() and detach()",
         )
 
 
@@ -452,8 +458,9 @@ def rehearse(source: ModuleSource, lengths: Sequence[int], dtype: str, device: A
         output = blamed(name, partial(layer.module, *layer.inputs))
         if not bool(torch.isfinite(output).all()):
             raise InputError(
-                f"{name} returns NaN or infinite values for random tokens, and times of such "
-                "numbers are not those of training; initialise its weights, or use another --dtype"
+                f"{name} returns NaN or infinite values for random tokens, whose "
+                "times differ from those of training",
+                remedy="Initialise its weights, or use another --dtype",
             )
 
 
@@ -469,8 +476,9 @@ def _frozen(built: Built, text: str) -> list[str]:
     every = [p for of_type in built.layers for p in typical_layer(of_type).parameters()]
     share = sum(p.numel() for p in every if not p.requires_grad) / sum(p.numel() for p in every)
     said = (
-        f"{text}: {100 * share:.0f} % of a layer's parameters need no gradient; times and "
-        "activations are of that, and parameter_size counts them as if trained"
+        f"{text}: {100 * share:.0f} % of the parameters of a layer have no "
+        "gradient; times and activations reflect that, parameter_size counts "
+        "all"
     )
     return [said] if share else []
 
@@ -500,14 +508,14 @@ def _make(
     if not isinstance(module, nn.Module):
         what = "None" if made is None else f"a {type(made).__name__}"
         raise InputError(
-            f"{text}: the factory returned {what}; let it return an nn.Module, or "
-            "an object with .module, .make_batch and .layers"
+            f"{text}: the factory returned {what}",
+            remedy=("Return an nn.Module, or an object with .module, .make_batch and .layers"),
         )
     own_batch = getattr(made, "make_batch", None)
     if not callable(own_batch):
         raise InputError(
-            f"{text}: {type(made).__name__} has no make_batch(batch, seq_length); add it, it "
-            "returns what one call of the module gets"
+            f"{text}: {type(made).__name__} has no make_batch(batch, seq_length)",
+            remedy="Add it: it returns the arguments of one call of the module",
         )
     # .layers of a module may be anything, so its layers are found by class
     stated = None if made is module else getattr(made, "layers", None)
@@ -516,18 +524,20 @@ def _make(
         # the first layer may contain shared parameters; the last one is typical
         if next(of_type[-1].parameters(), None) is None:
             raise InputError(
-                f"{text}: layer {type(of_type[0]).__name__} has no parameters, so that there is "
-                "nothing to train or to divide; name the layers that have some in .layers"
+                f"{text}: layer {type(of_type[0]).__name__} has no parameters to train or divide",
+                remedy="Name layers with parameters in .layers",
             )
         if len(of_type) != num_layers:
             raise InputError(
-                f"{text}: the factory was asked for {num_layers} layers and made "
-                f"{len(of_type)} of {type(of_type[0]).__name__}; let num_layers decide"
+                f"{text}: the factory returned {len(of_type)} layers of "
+                f"{type(of_type[0]).__name__} for num_layers {num_layers}",
+                remedy="Build num_layers layers",
             )
     if not any(p.requires_grad for p in module.parameters()):
         raise InputError(
-            f"{text}: {type(module).__name__} has no parameter that needs a gradient, so that "
-            "there is no training to measure; let requires_grad be true for some"
+            f"{text}: {type(module).__name__} has no parameter with a gradient, "
+            "so there is no training to measure",
+            remedy="Set requires_grad for some parameters",
         )
     _check_dtype(layers, element, text)
     check_weights(module, text)
@@ -558,8 +568,9 @@ def _batches(
         for one in tree_leaves(made):
             if isinstance(one, torch.Tensor) and one.device.type != expected:
                 raise InputError(
-                    f"{text}: make_batch returned a tensor on {one.device.type} and the model is "
-                    f"on {expected}; leave out device=, the default one is set"
+                    f"{text}: make_batch returned a tensor on {one.device.type}, "
+                    f"but the model is on {expected}",
+                    remedy="Remove device=: the default device is set",
                 )
         return made
 
@@ -580,12 +591,13 @@ def _checked_layers(stated: Any, text: str) -> list[list[Any]]:
             break
         if len({type(layer) for layer in of_type}) > 1:
             raise InputError(
-                f"{text}: a list of .layers mixes classes; give one list for each layer type"
+                f"{text}: a list of .layers mixes classes",
+                remedy="Use one list per layer type",
             )
     if not layers:
         raise InputError(
-            f"{text}: .layers is no list of lists of modules; write [list(model.blocks)], one "
-            "list for each layer type"
+            f"{text}: .layers is not a list of lists of modules",
+            remedy="Use [list(model.blocks)], one list per layer type",
         )
     return layers
 
@@ -603,8 +615,8 @@ def _check_dtype(layers: list[list[Any]], element: torch.dtype, text: str) -> No
         other = next(p.dtype for p in layers[0][0].parameters() if p.dtype != element)
         names = [str(t).removeprefix("torch.") for t in (other, element)]
         raise InputError(
-            f"{text}: the factory made weights of {names[0]} when asked for {names[1]}; pass its "
-            "dtype on to the modules"
+            f"{text}: the factory returned weights in {names[0]}, expected {names[1]}",
+            remedy="Pass its dtype to the modules",
         )
 
 

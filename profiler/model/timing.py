@@ -92,15 +92,17 @@ class Passes:
             output = self._outputs[-1]
             if not isinstance(output, torch.Tensor):
                 raise InputError(
-                    f"the module {name} returns a {type(output).__name__}; let it return one tensor"
+                    f"the module {name} returns a {type(output).__name__}",
+                    remedy="Return one tensor",
                 )
             if not bool(torch.isfinite(output).all()):
                 return f"the output of {name} is not finite at {where}"
             if backward:
                 if not output.requires_grad:
                     raise InputError(
-                        f"the output of the module {name} needs no gradient, so that there is no "
-                        "backward to measure; give it parameters that do, or measure the forward"
+                        f"the output of the module {name} has no gradient, so "
+                        "there is no backward to measure",
+                        remedy=("Use parameters with gradients, or measure only the forward"),
                     )
                 scalar = output.dim() == 0
                 # a loss starts from 1, the output of a layer from any gradient

@@ -164,8 +164,8 @@ def cube_of(plan: Plan) -> Cube:
     ranks, rest = divmod(plan.world_size, plan.num_stages)
     if rest:
         raise InputError(
-            f"world_size({plan.world_size}) % pp({plan.num_stages}) = {rest} != 0; choose a "
-            "number of stages that divides the ranks"
+            f"world_size({plan.world_size}) % pp({plan.num_stages}) = {rest} != 0",
+            remedy="Use a number of stages that divides the ranks",
         )
     # A strided group of t ranks uses the first axes, so the last ones have ranks / t ranks.
     names: dict[int, str] = {}
@@ -193,7 +193,8 @@ def cube_of(plan: Plan) -> Cube:
         if size % before:
             raise InputError(
                 f"{names[before]} and {names[size]} do not fit on one mesh of {ranks} ranks "
-                f"({before} does not divide {size}); choose degrees that divide one another"
+                f"({before} does not divide {size})",
+                remedy="Use degrees that divide each other",
             )
         # from neighbours outwards: each size is the previous one times the axes put in front of it
         factors = [*reversed(_primes(size // before)), *factors]
@@ -299,8 +300,9 @@ def check_job(job: PlanJob) -> Cube:
         raise InputError(f"the plan cannot run: {'; '.join(problems)}")
     if plan.pipeline_type not in SCHEDULES:
         raise InputError(
-            f"the plan has schedule {plan.pipeline_type}, and run here are "
-            f"{', '.join(SCHEDULES)}; give a plan with one of them"
+            f"the plan has schedule {plan.pipeline_type}, and the executor runs "
+            f"{', '.join(SCHEDULES)}",
+            remedy="Use a plan with one of them",
         )
     for layer, strategy in enumerate(plan.layers):
         _check_layer(job, layer, strategy)
@@ -314,22 +316,27 @@ def _check_layer(job: PlanJob, layer: int, strategy: LayerStrategy) -> None:
     alone = not_divided(kind) if strategy.cp > 1 else None
     if alone is not None:
         raise InputError(
-            f"layer {layer} has {alone} and context degree {strategy.cp}, which is not run here; "
-            "give it context degree 1"
+            f"layer {layer} has {alone} and context degree {strategy.cp}, which "
+            "the executor does not support",
+            remedy="Use context degree 1",
         )
     if not has_whole_experts(job, layer):
         return
     if strategy.expert_tp > 1:
         raise InputError(
-            f"layer {layer} has expert tensor degree {strategy.expert_tp} beside expert degree "
-            f"{strategy.ep} and tensor degree {strategy.tp}, which is not run here; give expert "
-            "tensor degree 1, or that of the tensor group without expert degree"
+            f"layer {layer} has expert tensor degree {strategy.expert_tp} with "
+            f"expert degree {strategy.ep} and tensor degree {strategy.tp}, which "
+            "the executor does not support",
+            remedy=(
+                "Use expert tensor degree 1, or that of the tensor group without expert degree"
+            ),
         )
     # as in Megatron-Core: otherwise all tensor ranks would dispatch the same tokens
     if strategy.tp > 1 and not (strategy.ulysses or job.sequence_parallel):
         raise InputError(
-            f"layer {layer} has whole experts on ranks of a tensor group, which run with sequence "
-            "parallelism alone; leave out --no-sequence-parallel"
+            f"layer {layer} has whole experts on ranks of a tensor group, which "
+            "needs sequence parallelism",
+            remedy="Remove --no-sequence-parallel",
         )
 
 
@@ -341,24 +348,25 @@ def _check_streams(job: PlanJob) -> None:
         return
     if crosses != sorted(crosses) or all(crosses):
         raise InputError(
-            f"model {spec.name!r}: layers with cross-attention run here behind an encoder alone; "
-            "give layer types without it first, and all those with it after them"
+            f"model {spec.name!r}: layers with cross-attention need an encoder before them",
+            remedy="Put layer types without it first, and all those with it after them",
         )
     widths = [layer.hidden_size for layer in spec.layers]
     if len(set(widths)) > 1:
         raise InputError(
             f"model {spec.name!r}: encoder and decoder have hidden sizes "
-            f"{', '.join(map(str, widths))}, and a decoder here reads an encoder of its own width; "
-            "give one hidden_size"
+            f"{', '.join(map(str, widths))}, expected one",
+            remedy="Use one hidden_size",
         )
     length = stream_lengths(spec)[1]
     for layer, strategy in enumerate(plan.layers):
         reads = layer_streams(spec, layer) == (0, 1)
         if reads and (strategy.ulysses or job.sequence_parallel) and length % strategy.tp:
             raise InputError(
-                f"layer {layer} reads the encoder's output in pieces, and its tensor degree "
-                f"{strategy.tp} does not divide the encoder's {length} tokens; give a --seq that "
-                "it divides, or another degree"
+                f"layer {layer} reads the encoder's output in pieces, but its "
+                f"tensor degree {strategy.tp} does not divide the encoder's "
+                f"{length} tokens",
+                remedy="Use a --seq that it divides, or another degree",
             )
 
 

@@ -116,7 +116,7 @@ def _check_ranks(ranks: Sequence[str], job: PlanJob) -> None:
     world = job.plan.world_size
     for text in ranks:
         if text.isdecimal() and int(text) >= world:
-            raise OptionError(f"--ranks: the plan has the ranks 0 to {world - 1}, got {text}")
+            raise OptionError(f"--ranks: expected 0 to {world - 1}, got {text}")
 
 
 def _run(question: Question, options: PlanOptions) -> int:
@@ -229,9 +229,12 @@ def _check_world(question: Question, launched: int | None, arguments: Sequence[s
         return
     started = "this is one process" if launched is None else f"torchrun started {launched}"
     raise InputError(
-        f"the plan is for {world} ranks and {started}; start it as "
-        f"`{torchrun_line(world, 'profiler.plan', arguments)}` (with several "
-        "machines, on each of them with --nnodes and --rdzv-endpoint in place of --standalone)"
+        f"the plan is for {world} ranks, but {started}",
+        remedy=(
+            f"Run `{torchrun_line(world, 'profiler.plan', arguments)}` (with several "
+            "nodes, on each of them with --nnodes and --rdzv-endpoint instead of "
+            "--standalone)"
+        ),
     )
 
 

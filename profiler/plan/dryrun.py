@@ -46,8 +46,8 @@ def fake_world(*, rank: int, world_size: int) -> Iterator[None]:
 
     if dist.is_initialized():
         raise InputError(
-            "a dry run makes process groups of its own, and this process has some; run it in one "
-            "process, without torchrun"
+            "a dry run creates its own process groups, but this process has some",
+            remedy="Run it in one process, without torchrun",
         )
     # torch's advice on slow collectives is irrelevant, since nothing is sent
     adviser = logging.getLogger("torch.distributed.tensor")

@@ -282,7 +282,7 @@ def global_tokens(job: PlanJob, step: int) -> tuple[torch.Tensor, ...]:
     vocab = job.spec.vocab_size
     if vocab is None:
         raise InputError(
-            f"model {job.spec.name!r}: the vocabulary size is unknown; give vocab_size"
+            f"model {job.spec.name!r}: the vocabulary size is unknown", remedy="Add vocab_size"
         )
     # seeds are far apart, so that the steps of one do not overlap with those of the next
     generator = torch.Generator().manual_seed((job.seed * 1_000_003 + step) % (1 << 63))

@@ -43,7 +43,7 @@ Mode = Literal["static", "dryrun", "run"]
 _MAX_LAYERS = 1 << 16
 _STAGES = ("first", "last", "largest", "all")
 _WHAT, _HOW, _DRY, _FILES = "What to check", "How to run it", "Dry run", "Files"
-_SAY, _GLOBAL = "What the plan does not say", "GLOBAL mode, without PLAN.json"
+_SAY, _GLOBAL = "Plan settings that the file does not contain", "GLOBAL mode, without PLAN.json"
 PANELS = (_WHAT, _SAY, SIZES, _HOW, _DRY, _FILES, _GLOBAL)
 
 
@@ -85,16 +85,16 @@ class GlobalOptions:
         None, help="degree of embedding and head", shown="1", between=(1, MAX_RANKS)
     )
     vocab_sp: bool | None = option(
-        None, help="that degree divides the sequence (Ulysses)", shown="off"
+        None, help="use that degree for the sequence (Ulysses)", shown="off"
     )
     embed_sdp: bool | None = option(None, help="ZeRO-3 for embedding and head", shown="off")
     global_train_batch_size: int | None = option(
-        None, help="samples of a step", between=(1, MAX_SIZE)
+        None, help="global batch size in samples", between=(1, MAX_SIZE)
     )
     default_dp_type: Literal["ddp", "zero1", "zero2"] | None = option(
         None, help="data parallelism of layers without ZeRO-3", shown="ddp"
     )
-    use_ulysses: bool | None = option(None, help="the tensor degree divides the sequence instead")
+    use_ulysses: bool | None = option(None, help="use the tensor degree for the sequence instead")
 
     def __post_init__(self) -> None:
         validate(self)
@@ -133,7 +133,7 @@ class PlanOptions:
     )
     num_layers: tuple[int, ...] | None = option(
         None,
-        help="layers of the model, for each type",
+        help="layers of the model, per layer type",
         metavar="N[,N]",
         between=(1, _MAX_LAYERS),
         of="layers",
@@ -143,7 +143,7 @@ class PlanOptions:
         None,
         name="seq",
         help="sequence length",
-        shown="the plan file's, or the model's own",
+        shown="that of the plan file, or of the model",
         between=(1, MAX_SIZE),
     )
     mode: Mode | None = option(
@@ -203,26 +203,26 @@ class PlanOptions:
         name="mixed-precision",
         help="precision of weights and activations",
         panel=_SAY,
-        shown="the plan file's; where it says none, bf16 for a dry run and fp32 otherwise",
+        shown=("that of the plan file; without one, bf16 for a dry run and fp32 otherwise"),
         most_used=True,
     )
     sequence_parallel: bool | None = option(
         None,
         help="Megatron sequence parallelism of tensor-parallel layers",
         panel=_SAY,
-        shown="the plan file's, or on",
+        shown="that of the plan file, or on",
     )
     async_grad_reduce: bool | None = option(
         None,
         help="reduce gradients once per step, else in every micro-batch",
         panel=_SAY,
-        shown="the plan file's, or on",
+        shown="that of the plan file, or on",
     )
     fp32_gradients: bool | None = option(
         None,
         help="sum gradients of bf16 and fp16 in fp32",
         panel=_SAY,
-        shown="the plan file's, or on",
+        shown="that of the plan file, or on",
     )
     routing: Routing = option(
         "even",
@@ -237,7 +237,7 @@ class PlanOptions:
         choices={"ring": "ring", "all-gather": "all_gather", "all_gather": "all_gather"},
     )
     reference: bool = option(
-        True, help="run one process without parallelism to compare with", panel=_HOW
+        True, help="run one process without parallelism for comparison", panel=_HOW
     )
     timeout_s: float = duration(
         300.0,
@@ -260,13 +260,13 @@ class PlanOptions:
         validate(self)
         if self.backend == "nccl" and self.device == "cpu":
             raise OptionError(
-                "--backend nccl communicates between GPUs and --device is cpu; leave one of them "
-                "out"
+                "--backend nccl needs GPUs, but --device is cpu",
+                remedy="Remove one of them",
             )
         if self.backend == "gloo" and self.device == "cuda":
             raise OptionError(
-                "--backend gloo runs the plan on the CPU and --device is cuda; leave one of them "
-                "out"
+                "--backend gloo runs on the CPU, but --device is cuda",
+                remedy="Remove one of them",
             )
 
 
@@ -288,9 +288,12 @@ def build_options(**given: object) -> PlanOptions:
     )
     if options.plan is None and not options.uniform.given:
         raise OptionError(
-            "no plan is given; name a strategy or plan file (autopar-search writes both), or "
-            "describe one strategy for all layers (--pp-deg, --global-tp-deg, --sdp, "
-            "--global-train-batch-size, ...)"
+            "no plan is given",
+            remedy=(
+                "Give a strategy or plan file (autopar-search writes both), or one "
+                "strategy for all layers (--pp-deg, --global-tp-deg, --sdp, "
+                "--global-train-batch-size, ...)"
+            ),
         )
     return options
 

@@ -41,8 +41,8 @@ def scale_down(
         return plan, spec
     if 0 in plan.chunks:
         raise OptionError(
-            "--layers: the plan has chunks of no layer, which cannot be scaled in proportion; "
-            "leave the option out"
+            "--layers: the plan has chunks without layers, which cannot be scaled in proportion",
+            remedy="Remove --layers",
         )
     sizes, chosen = chosen_layers(plan.chunks, layers)
     types = spec.layer_types
@@ -50,8 +50,9 @@ def scale_down(
         total = len(plan.layers)
         more = (n for n in range(layers + 1, total) if _keeps_stacks(spec, _chosen(plan, n)))
         raise OptionError(
-            f"--layers: {layers} of {total} layers would leave model {spec.name!r} without an "
-            f"encoder or without a decoder; give at least {next(more, total)}"
+            f"--layers {layers}: leaves model {spec.name!r} ({total} layers) "
+            "without an encoder or without a decoder",
+            remedy=f"Use at least {next(more, total)}",
         )
     runs = [(kind, len(list(run))) for kind, run in groupby(types[index] for index in chosen)]
     scaled = replace(
@@ -125,14 +126,16 @@ def make_plan(options: GlobalOptions, *, num_layers: int, world_size: int) -> Pl
     """
     if options.global_train_batch_size is None:
         raise OptionError(
-            f"{options.given[0]} is given without a plan file, and --global-train-batch-size "
-            "(samples of a step) is missing beside it; add it"
+            f"{options.given[0]} without a plan file needs "
+            "--global-train-batch-size (samples per step)",
+            remedy="Add it",
         )
     stages = options.pp_deg or 1
     each, rest = divmod(num_layers, stages)
     if each == 0:
         raise OptionError(
-            f"--pp-deg: {stages} stages for {num_layers} layers; give at most {num_layers}"
+            f"--pp-deg: {stages} stages for {num_layers} layers",
+            remedy=f"Use at most {num_layers}",
         )
     degree = options.global_tp_deg or 1
     layer = LayerStrategy(
@@ -206,38 +209,42 @@ def ask(options: PlanOptions, *, mode: Mode, launched: int | None = None) -> Que
         plan = _read(stored, world, spec.num_layers)
         if options.uniform.given:
             notes.append(
-                f"the plan file says the strategy, so {', '.join(options.uniform.given)} "
+                "the plan file contains the strategy, so "
+                f"{', '.join(options.uniform.given)} "
                 f"{'is' if len(options.uniform.given) == 1 else 'are'} ignored"
             )
     if options.world_size is not None and options.world_size != plan.world_size:
         raise OptionError(
-            f"--world-size is {options.world_size} and {source} is a plan of {plan.world_size} "
-            "ranks; leave the option out"
+            f"--world-size is {options.world_size}, but {source} is a plan for "
+            f"{plan.world_size} ranks",
+            remedy="Remove --world-size",
         )
     if len(plan.layers) != spec.num_layers:
         raise InputError(
-            f"{source} has {len(plan.layers)} layers and model {spec.name!r} has "
-            f"{spec.num_layers}; name the model that the plan is of, or give --num-layers "
-            f"{len(plan.layers)} to take that many layers of this one"
+            f"{source} has {len(plan.layers)} layers, but model {spec.name!r} "
+            f"has {spec.num_layers}",
+            remedy=f"Use the model of the plan, or --num-layers {len(plan.layers)}",
         )
     for layer in spec.layers:
         if 0 < spec.learned_positions < layer.seq_length:
             raise OptionError(
-                f"--seq: model {spec.name!r} has {spec.learned_positions} learned positions and "
-                f"the sequence length is {layer.seq_length}; give a shorter one"
+                f"--seq: model {spec.name!r} has {spec.learned_positions} "
+                "learned positions, but the sequence length is "
+                f"{layer.seq_length}",
+                remedy="Use a shorter sequence",
             )
     job = _job(options, stored, mode, plan, spec)
     prediction = _prediction(stored, plan)
     why = () if options.plan is None else _other_run(stored, job, plan, spec)
     if prediction is not None and why:
         notes.append(
-            f"the prediction in {source} is of another run ({', '.join(why)}), and is left out"
+            f"the prediction in {source} is for another run ({', '.join(why)}) and is ignored"
         )
         prediction = None
     if prediction is not None and not stored.has_options:
         notes.append(
-            "the file does not say the sequence length, precision and options that its prediction "
-            "is for; they are taken to be those of this run"
+            "the file has no sequence length, precision and options of its "
+            "prediction; using those of this run"
         )
     problems = violations(job.plan, job.spec, sequence_parallel=job.sequence_parallel)
     return Question(
@@ -295,7 +302,7 @@ class _Stored:
             self.path,
             f"expected {expected}, got {shorten(value)}",
             key=f"request.{key}",
-            remedy="write the plan again with autopar-search",
+            remedy="Write the plan again with autopar-search",
         )
 
 
@@ -304,8 +311,8 @@ def _load_model(options: PlanOptions, stored: _Stored) -> ModelSpec:
     if name is None:
         file = "the options of GLOBAL mode do" if options.plan is None else f"{options.plan} does"
         raise OptionError(
-            f"--model is missing: {file} not say what model the plan is of; give a shipped name, "
-            "a config.json or a model.json"
+            f"--model is missing: {file} not contain the model of the plan",
+            remedy="Add --model with a shipped name, a config.json or a model.json",
         )
     try:
         find_model(name)
@@ -313,7 +320,7 @@ def _load_model(options: PlanOptions, stored: _Stored) -> ModelSpec:
         if options.model is not None:
             raise
         raise DocumentError(
-            stored.path, str(error), key="request.model", remedy="or give --model"
+            stored.path, error.short, key="request.model", remedy="Add --model"
         ) from None
     # given sizes replace those of the plan file one by one
     sizes = SizeOptions(**{**stored.sizes.given, **options.sizes.given})
@@ -327,8 +334,8 @@ def _load_model(options: PlanOptions, stored: _Stored) -> ModelSpec:
         for key in ("num_heads", "ffn_hidden_size"):
             if getattr(layer, key) is None:
                 raise InputError(
-                    f"model {spec.name!r}: {key} of layer type {index} is unknown; give it in "
-                    "model.json"
+                    f"model {spec.name!r}: {key} of layer type {index} is unknown",
+                    remedy="Add it to model.json",
                 )
     return spec
 
@@ -345,15 +352,15 @@ def _read(stored: _Stored, world: int | None, num_layers: int) -> Plan:
     except DocumentError as error:
         if error.key != "world_size" or world is not None:
             raise
-        remedy = "give --world-size, or start with torchrun"
+        remedy = "Add --world-size, or start with torchrun"
         raise DocumentError(stored.path, error.problem, key=error.key, remedy=remedy) from None
 
 
 def _known(world: int | None) -> int:
     if world is None:
         raise OptionError(
-            "--world-size is missing: without a plan file nothing says how many ranks there are; "
-            "give it, or start with torchrun"
+            "--world-size is missing: the number of ranks is unknown without a plan file",
+            remedy="Add --world-size, or start with torchrun",
         )
     return world
 
@@ -403,7 +410,7 @@ def _precision(options: PlanOptions, stored: _Stored, mode: Mode) -> Precision:
             stored.path,
             f"expected fp32, bf16 or fp16, got {shorten(text)}",
             key="options.mixed_precision",
-            remedy="give --mixed-precision",
+            remedy="Add --mixed-precision",
         )
     return _RUN_HERE[text] if text else ("bf16" if mode == "dryrun" else "fp32")
 
@@ -418,7 +425,7 @@ def _prediction(stored: _Stored, plan: Plan) -> PlanDocument | None:
             stored.path,
             f"expected a list of {count} stages, got {len(document.stages)}",
             key="prediction.stages",
-            remedy="write the plan again with autopar-search",
+            remedy="Write the plan again with autopar-search",
         )
     return document
 

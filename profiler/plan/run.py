@@ -455,8 +455,8 @@ def _say(trouble: Trouble, rank: int) -> None:
 
 
 _NO_REFERENCE = (
-    "the plan ran, but one process with the whole model to compare it with ran out of memory; run "
-    "fewer layers (--layers), or compare with nothing (--no-reference)"
+    "the plan ran, but one process with the whole model ran out of memory. Use "
+    "fewer layers (--layers), or --no-reference"
 )
 
 
@@ -491,8 +491,8 @@ def run_plan(
     world = launched_ranks() or 1
     if world != job.plan.world_size:
         raise InputError(
-            f"the plan is for {job.plan.world_size} ranks and {world} were started; start "
-            f"torchrun with that many"
+            f"the plan is for {job.plan.world_size} ranks, but {world} were started",
+            remedy=f"Start torchrun with {job.plan.world_size} ranks",
         )
     _check_zero(job, cube, device)
     with met(name, device, cube, timeout_s=timeout_s, predicted_bytes=predicted_bytes) as begin:
@@ -587,8 +587,8 @@ def choose_device(backend: str) -> tuple[str, torch.device]:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if local >= torch.cuda.device_count():
         raise InputError(
-            f"local rank {local} has no GPU of its own among {torch.cuda.device_count()}; start "
-            "as many ranks as there are GPUs"
+            f"local rank {local} has no GPU: torch finds {torch.cuda.device_count()}",
+            remedy="Start one rank per GPU",
         )
     device = torch.device("cuda", local)
     torch.cuda.set_device(device)
@@ -611,10 +611,11 @@ def _check_reference(job: PlanJob) -> None:
         visits = length * (layer.experts_per_token or 1)
         if layer.num_experts is not None and visits % layer.num_experts:
             raise InputError(
-                f"layer {index}: the {visits} visits of the {length} tokens of a sample on a rank "
-                f"do not spread evenly over {layer.num_experts} experts, and one process would "
-                "send them to others; give another --seq, --routing top-k, or compare with nothing "
-                "(--no-reference)"
+                f"layer {index}: the {visits} visits of the {length} tokens of a "
+                "sample on a rank cannot be divided evenly over "
+                f"{layer.num_experts} experts, and one process would distribute "
+                "them differently",
+                remedy="Use another --seq, --routing top-k, or --no-reference",
             )
 
 
@@ -624,8 +625,8 @@ def _check_zero(job: PlanJob, cube: Cube, device: torch.device) -> None:
     if device.type == "cuda" or sums_by_itself() or not sharded:
         return
     raise InputError(
-        f"ZeRO-2 and ZeRO-3 on CPUs need torch 2.8 or newer, and this is {torch.__version__}; "
-        "update torch, or run a plan with ddp"
+        f"ZeRO-2 and ZeRO-3 on CPUs need torch 2.8 or later, this is {torch.__version__}",
+        remedy="Update torch, or use a plan with ddp",
     )
 
 

@@ -32,7 +32,7 @@ def layer_shapes(
     unknown.
     """
     if layer.ffn_hidden_size is None:
-        raise InputError("the width of the MLP is unknown; give a model spec (--model)")
+        raise InputError("the width of the MLP is unknown", remedy="Add --model with a model spec")
     h = layer.hidden_size
     attention = [
         *(_head_shapes(layer, degree) if layer.latent is None else _latent_shapes(layer, degree)),

@@ -100,7 +100,7 @@ def monotone(folder: Folder, profile: Profile) -> Iterator[Finding]:
                     key,
                     f"the time is {format_seconds(large.time_s)}, but "
                     f"{format_size(small.size_bytes)} takes {format_seconds(small.time_s)}",
-                    "larger messages take longer: measure both again",
+                    "Measure both again: larger messages take longer",
                 )
 
 
@@ -154,7 +154,7 @@ def _at_odds_with_times(file: HardwareFile, profile: Profile) -> Iterator[Findin
                 entry.key,
                 f"the value is {entry.written:.4g} {file.unit}, but the times of the same group "
                 f"reach {max(rates) / GB:.4g} GB/s",
-                "one of the two is in another unit: measure them again",
+                "Measure both again: one of them is in another unit",
             )
 
 
@@ -177,7 +177,7 @@ def _slow_neighbours(file: HardwareFile, profile: Profile) -> Iterator[Finding]:
                 near.key,
                 f"the value is {near.written:.4g} {file.unit} inside a node, but "
                 f"{far.key} is {far.written:.4g} across nodes",
-                "the two may be swapped, or links inside the nodes are not used",
+                "Measure both again: they may be swapped, or the links inside nodes unused",
             )
 
 
@@ -189,7 +189,7 @@ def _coefficient(file: HardwareFile, _: Profile) -> Iterator[Finding]:
                 file.path,
                 entry.key,
                 f"the value is {entry.written:.4g} and is read as 1",
-                "nothing gets faster by sharing a device: measure it again",
+                "Measure it again: a shared device is not faster",
             )
 
 
@@ -202,7 +202,7 @@ _DISAGREEMENT = 1e-6
 difference is an edit."""
 _MOST_ALIKE = 3
 """Maximum findings of one kind listed per file; more become one finding."""
-_AGAIN = "measure it again with `torchrun -m profiler.hardware ... --resume`"
+_AGAIN = "Measure it again with `torchrun -m profiler.hardware ... --resume`"
 
 
 def validate(folder: Folder) -> list[Finding]:
@@ -293,7 +293,7 @@ def _missing_keys(folder: Folder, profile: Profile) -> Iterator[Finding]:
                     file.path,
                     key,
                     f"this key is missing, and {group} divides the {world} devices",
-                    "measure it with "
+                    "Measure it with "
                     f"`torchrun -m profiler.hardware {kind} --groups {group} --resume`",
                 )
 
@@ -317,7 +317,7 @@ def _missing_times(folder: Folder, profile: Profile) -> Iterator[Finding]:
                     f"{operation}_size_{size}_*MB_time",
                     f"there {'is' if count == 1 else 'are'} {format_count(count, 'size')}, and "
                     f"Galvatron refuses a file with fewer than {MIN_SP_TIME_SIZES}",
-                    "measure the others with "
+                    "Measure the others with "
                     "`torchrun -m profiler.hardware --resume --sizes 1M:1G:x2`",
                 )
 
@@ -345,7 +345,7 @@ def _disagreement(folder: Folder, profile: Profile) -> Iterator[Finding]:
                     file.path,
                     key,
                     "this key is missing, though its sidecar holds the samples",
-                    "`torchrun -m profiler.hardware ... --resume` writes it",
+                    "Write it with `torchrun -m profiler.hardware ... --resume`",
                 )
             elif not math.isclose(entry.value, value * factor, rel_tol=_DISAGREEMENT):
                 yield finding(
@@ -386,7 +386,7 @@ def _readable(folder: Folder, profile: Profile) -> Iterator[Finding]:
                     file.path,
                     entry.key,
                     f"a group of {entry.group_size} does not exist on {profile.title}",
-                    "check the numbers in the file's name",
+                    "Check the numbers in the file's name",
                 )
     if found:
         return  # the reader would report the first of them again
@@ -458,7 +458,7 @@ def _stragglers(folder: Folder, profile: Profile) -> Iterator[Finding]:
             key,
             f"rank {rank} on host {host} took {ratio:.3g} times as long as others do, and "
             f"was slow in {len(cells)} of the cells",
-            "look at this host's clocks, links and load",
+            "Check the clocks, links and load of this host",
         )
 
 

@@ -57,15 +57,19 @@ class ShowOptions:
     def __post_init__(self) -> None:
         validate(self)
         if self.diff is not None and self.validate:
-            raise OptionError("--diff and --validate are two questions; give one of them")
+            raise OptionError(
+                "--diff cannot be combined with --validate", remedy="Remove one of them"
+            )
         if self.plot is not None and (self.diff is not None or self.validate):
-            raise OptionError("--plot draws what is shown; leave --diff and --validate out")
+            raise OptionError(
+                "--plot cannot be combined with --diff or --validate", remedy="Remove one of them"
+            )
         if not 0.0 <= self.threshold < 10.0:
             raise OptionError(
-                f"--threshold is {self.threshold:g}, expected a share such as 0.05 for 5 %"
+                f"--threshold {self.threshold:g}: expected a fraction such as 0.05 for 5 %"
             )
         if self.anyway and self.diff is None:
-            raise OptionError("--anyway belongs to --diff OTHER, which is not given")
+            raise OptionError("--anyway needs --diff OTHER")
 
 
 COMMAND = Command(
@@ -108,8 +112,8 @@ def _check_unit(unit: BandwidthUnit | None, *folders: Folder) -> None:
         return
     first = bandwidths[0]
     raise OptionError(
-        f"--bandwidth-unit is {unit}, but the sidecar of {first.path} says {first.unit}; "
-        "leave the option out: the file says its unit"
+        f"--bandwidth-unit is {unit}, but the sidecar of {first.path} has {first.unit}",
+        remedy="Remove --bandwidth-unit",
     )
 
 
@@ -128,11 +132,14 @@ def _load(path: Path, unit: BandwidthUnit | None, *, models: bool = False) -> Fo
         if not folder.profiles and len(others) == len(folder.model_files):
             shown = "times of models are shown where they have a sidecar, and" if models else ""
             raise InputError(
-                f"{path}: only profiles of models are here ({names}); {shown} --diff "
-                "reads those of hardware (--validate reads all): name a folder that "
-                f"`torchrun -m profiler.hardware`{' or `profile-model`' if models else ''} wrote"
+                f"{path}: only profiles of models found ({names})",
+                remedy=(
+                    f"{shown} Use a folder that `torchrun -m "
+                    f"profiler.hardware`{' or `profile-model`' if models else ''} "
+                    "wrote for --diff; --validate reads all"
+                ),
             )
-        COMMAND.say(f"profiles of models are not shown: {names}")
+        COMMAND.say(f"profiles of models are not printed: {names}")
     if folder.problems:
         first, more = folder.problems[0], len(folder.problems) - 1
         if more:
@@ -184,23 +191,22 @@ def _diff(asked: ShowOptions, other: Path) -> int:
     if not found:
         shapes = (", ".join(p.title for p in folder.profiles) for folder in (old, new))
         raise InputError(
-            f"{other} is of {next(shapes)} and {path} of {next(shapes)}, so nothing can be compared"
-            + (
-                "; --anyway compares them all the same"
-                if len(old.profiles) == len(new.profiles) == 1
-                else ""
-            )
+            f"{other} is of {next(shapes)} and {path} of {next(shapes)}, so they "
+            "cannot be compared",
+            remedy="Compare them with --anyway"
+            if len(old.profiles) == len(new.profiles) == 1
+            else None,
         )
     reasons = [reason for pair in found for reason in obstacles(*pair)]
     for reason in reasons if anyway else ():
         COMMAND.say(f"not comparable: {reason}")
     if reasons and not anyway:
         raise InputError(
-            f"{path} and {other} are not comparable: {'; '.join(dict.fromkeys(reasons))}; "
-            "--anyway compares them all the same"
+            f"{path} and {other} are not comparable: {'; '.join(dict.fromkeys(reasons))}",
+            remedy="Compare them with --anyway",
         )
     if not all(a.sidecars or b.sidecars for a, b in found):
-        COMMAND.say("neither has a sidecar, so where both were measured is unknown")
+        COMMAND.say("neither has a sidecar, so their machines are unknown")
     compared = [(a, b, compare(a, b, threshold)) for a, b in found]
     regressions = sum(comparison.count("regression") for _, _, comparison in compared)
     exit_code = FAILED if regressions else 0

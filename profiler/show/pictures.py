@@ -299,8 +299,8 @@ def save_picture(folder: Folder, path: Path, aside: Aside | None = None) -> None
     ]
     if not rows:
         raise InputError(
-            f"{folder.path}: no operation has times of two sizes, so there is no curve to draw; "
-            "a sidecar or a sp_time file has them"
+            f"{folder.path}: no operation has times of two sizes, so there is no curve to draw",
+            remedy="Use a folder with a sidecar or a sp_time file",
         )
     with drawn("--plot") as Figure:
         figure = Figure(figsize=(11.0, 0.7 + 3.1 * len(rows)), layout="constrained")

@@ -215,9 +215,9 @@ def load_folder(path: Path, unit: BandwidthUnit | None = None) -> Folder:
         known = [_by_content(path)]
     if not known:
         raise InputError(
-            f"{path}: no profile document is in this folder, such as "
-            "allreduce_bandwidth_1nodes_8gpus_per_node.json; "
-            "`torchrun -m profiler.hardware` makes them"
+            f"{path}: no profile document in this folder, such as "
+            "allreduce_bandwidth_1nodes_8gpus_per_node.json",
+            remedy="Create one with `torchrun -m profiler.hardware`",
         )
     known.sort(key=lambda item: _ORDER.index(item[1]))
     files = [
@@ -239,7 +239,7 @@ def _by_content(path: Path) -> tuple[Path, DocumentKind, Shape | None]:
     """Return the kind of a file with an unknown name, determined by its keys."""
     if path.name.endswith(".meta.json"):
         document = path.with_name(path.name.removesuffix(".meta.json"))
-        raise InputError(f"{path}: this is a sidecar; name the document beside it, {document.name}")
+        raise InputError(f"{path}: this is a sidecar", remedy=f"Use its document, {document.name}")
     data = load_object(path).data
     for kind in _ORDER:
         rules = getattr(DOCUMENTS[kind], "rules", ())
@@ -249,8 +249,8 @@ def _by_content(path: Path) -> tuple[Path, DocumentKind, Shape | None]:
         ):
             return path, kind, None
     raise InputError(
-        f"{path}: neither the name nor the keys are those of a profile document; "
-        "a hardware file is named like allreduce_bandwidth_1nodes_8gpus_per_node.json"
+        f"{path}: neither the name nor the keys are those of a profile document",
+        remedy="Use a name such as allreduce_bandwidth_1nodes_8gpus_per_node.json",
     )
 
 
@@ -331,9 +331,9 @@ def stamps(profile: Profile) -> list[str]:
     if any(sidecar.estimated for sidecar in sidecars):
         found.append("ESTIMATED from datasheets, not measured")
     if any(sidecar.synthetic for sidecar in sidecars):
-        found.append("SYNTHETIC: exercises the code, describes no machine")
+        found.append("SYNTHETIC: tests the code, not times of a machine")
     if any(cell.emulated for cell in profile.cells.values()):
-        found.append("EMULATED in part: one device played both sides")
+        found.append("EMULATED in part: one device acted as both sides")
     return found
 
 

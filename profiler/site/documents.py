@@ -98,7 +98,9 @@ def figures(
     )
     quality = "nominal" if asked.synthetic else "measured"
     if asked.synthetic:
-        source = f"synthetic, several ranks share one GPU and no figure is a machine's; {source}"
+        source = (
+            f"synthetic: several ranks share one GPU, so rates are not those of a machine; {source}"
+        )
 
     def entry(value: float, spread: float) -> dict[str, Any]:
         # Six digits are well below the difference between two runs.
@@ -168,12 +170,12 @@ def figures(
 
 
 _NO_CARD = (
-    "no card is known of this device, so that the file has rates and times but no factors; "
-    "--card NAME with --resume adds them without measuring again"
+    "no card of this device is known: the file has rates and times, but no "
+    "factors. Add them with --card NAME --resume"
 )
 _NO_LARGE = (
-    "no collective of 16M or more was measured, so that there is no factor of the network; "
-    "--resume --sizes 16M,128M adds it"
+    "no collective of 16M or more was measured: no network factor. Add it with "
+    "--resume --sizes 16M,128M"
 )
 
 
@@ -193,7 +195,7 @@ def _put_products(data: dict[str, Any], m: Measurement, asked: Asked, entry: Any
         try:
             clock = relative_gemm_rate(asked.card, rate, side, asked.dtype)
         except InputError as error:
-            notes.append(f"there is no clock: {error}")
+            notes.append(f"no clock: {error}")
         else:
             data["clock"] = entry(clock, _apart(m))
     normal = float(np.median(m.group_medians_s))
@@ -201,8 +203,9 @@ def _put_products(data: dict[str, Any], m: Measurement, asked: Asked, entry: Any
     if slow:
         share = normal / max(m.group_medians_s)
         notes.append(
-            f"matrix products are slow on rank{'s' if len(slow) > 1 else ''} {format_list(slow)}: "
-            f"{share:.2f} of the median rank's rate, for which all others wait in a training step"
+            f"GEMMs are slow on rank{'s' if len(slow) > 1 else ''} "
+            f"{format_list(slow)}: {share:.2f} of the median rank's rate, for "
+            "which all others wait in a training step"
         )
     return notes
 
@@ -250,7 +253,7 @@ class SiteRecord(ClusterRecord):
 
     OWN_ROWS: ClassVar[Mapping[str, str]] = {
         "gemm_size": "rows of the matrices",
-        "gemm_seconds": "seconds of matrix products",
+        "gemm_seconds": "seconds of GEMMs",
     }
 
     def __init__(self, options: SiteOptions, metadata: Metadata, asked: Asked) -> None:

@@ -101,8 +101,8 @@ class SiteDriver(Driver):
             return unmeasured(
                 cell,
                 "skipped",
-                f"its matrices take {format_bytes(needed)} on a rank, {format_bytes(free)} are "
-                "free; choose a smaller --gemm-size",
+                f"matrices need {format_bytes(needed)} on a rank, but "
+                f"{format_bytes(free)} are free. Use a smaller --gemm-size",
             )
         # Random values: with zeros a device draws less power, and its clock stays high.
         x, w, out = (

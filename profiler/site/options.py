@@ -18,7 +18,7 @@ from autopar.rates.measured import COLLECTIVES
 from profiler.hardware.options import Cell, Cluster, arranged, parse_size, parse_sizes
 from profiler.options import FILES, HOW, MACHINE, WHAT, RankOptions, budget, check_out, duration
 
-_SAID = "What is said of it"
+_SAID = "Report"
 PANELS = (WHAT, HOW, MACHINE, _SAID, FILES)
 GEMM, MEMCOPY, HOST = "gemm", "memcopy", "host_layer"
 """Operations measured in addition to the collectives."""
@@ -31,7 +31,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 def _parse_name(text: str) -> str:
     if not _NAME.fullmatch(text):
         raise OptionError(
-            f"--name: {text!r:.60} is no name of a file; write letters, digits, dots and hyphens"
+            f"--name: {text!r:.60} is not a file name",
+            remedy="Use letters, digits, dots and hyphens",
         )
     return text
 
@@ -97,18 +98,18 @@ class SiteOptions(RankOptions):
         panel=_SAID,
     )
     batch: int = option(
-        1, help="sequences of that step on a rank", panel=_SAID, between=(1, 1 << 20)
+        1, help="sequences of that step per rank", panel=_SAID, between=(1, 1 << 20)
     )
     name: str | None = option(
         None,
         help="name of the site and of its file, site_NAME.json",
         panel=FILES,
         parse=_parse_name,
-        shown="of device and shape",
+        shown="device and shape",
         most_used=True,
     )
     out: Path = option(
-        SITE_FOLDER, help="folder of the file", panel=FILES, metavar="DIR", most_used=True
+        SITE_FOLDER, help="output folder of the file", panel=FILES, metavar="DIR", most_used=True
     )
 
 

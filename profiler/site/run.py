@@ -190,7 +190,7 @@ def _rows(site: Site, card: Card | None) -> list[list[str]]:
             side, dtype = site.gemm_size, site.gemm_dtype or "bf16"
             short_s = float(gemm_s(kernels_of(card), side, side, side, dtype=dtype))
             said = _tera(gemm_flop(side) / short_s)
-        what = f"products of {site.gemm_size:,} in {site.gemm_dtype}, sustained"
+        what = f"GEMMs of {site.gemm_size:,} in {site.gemm_dtype}, sustained"
         found.append(row(what, _tera(site.gemm_flop_per_s), said, site.clock))
     if site.copy_bytes_per_s is not None:
         said = "" if card is None else f"{card.memory_bytes_per_s / GB:,.0f} GB/s"
@@ -248,14 +248,15 @@ def _foretold(site: Site, spec: ModelSpec, batch: int, cluster: Cluster) -> str:
     )
     took = step_time_s(site, work)
     if took is None:
-        return "no training step is foretold: products, copies, host or all ranks are missing"
-    parts = f"products {format_seconds(took.products_s)}, memory {format_seconds(took.memory_s)}"
+        return "no predicted training step: GEMMs, copies, host or all-rank times are missing"
+    parts = f"GEMMs {format_seconds(took.products_s)}, memory {format_seconds(took.memory_s)}"
     if took.host_s:
         parts += f", host {format_seconds(took.host_s)}"
     if took.collectives_s:
         parts += f", all-reduce {format_seconds(took.collectives_s)}"
     return (
-        f"From these figures alone, nothing overlapped, a training step of {spec.name} with "
-        f"{format_count(batch, 'sequence')} on each of {format_count(ranks, 'rank')}, if "
-        f"it fitted there, would take {format_seconds(took.total_s)}: {parts}."
+        "Predicted from these rates without overlap: a training step of "
+        f"{spec.name} with {format_count(batch, 'sequence')} on each of "
+        f"{format_count(ranks, 'rank')} takes {format_seconds(took.total_s)}: "
+        f"{parts}."
     )

@@ -252,7 +252,7 @@ def calibrate(
     refitted = [fit_times(*pair) for pair in drawn]
     notes = []
     if times.communication is None:
-        notes.append("these plans hardly communicate: its factor is left at 1")
+        notes.append("these plans communicate too little: its factor stays 1")
     at_least = [
         name
         for name, value in (("computation", c), ("communication", k))
@@ -260,8 +260,8 @@ def calibrate(
     ]
     if at_least:
         notes.append(
-            f"the factor of {' and '.join(at_least)} is the least one allowed: these plans do not "
-            "tell it from the others"
+            f"the factor of {' and '.join(at_least)} is at its lower bound: "
+            "these plans do not distinguish it from the others"
         )
     predicted, counted = _stages(comparison)
     memory = fit_bytes(predicted, counted) if len(counted) else None
@@ -297,8 +297,11 @@ def _clipped(factors: Mapping[str, Factor]) -> list[str]:
     names = {name: (f"factor of {name}", MOST) for name in factors}
     names["fixed_s"] = ("time of every step", MOST_S)
     return [
-        f"the {name} is {'' if factors[key].low >= most else 'up to '}{most:g} or more, cut there: "
-        "the profiles are not of what ran; measure them again"
+        (
+            f"{name} is {'' if factors[key].low >= most else 'up to '}{most:g} or "
+            "more, limited to it: the profiles contradict the runs. Measure them "
+            "again"
+        )
         for key, (name, most) in names.items()
         if factors[key].high >= most
     ]

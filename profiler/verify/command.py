@@ -116,7 +116,7 @@ def _verify(options: VerifyOptions, folder: Folder) -> Verification:
     folder.drop_calibration()
     plans = _measure(options, candidates, lines, folder, notes)
     if len(plans) < MINIMUM_PLANS:
-        notes.append(f"{len(plans)} plans say little of a ranking; {MINIMUM_PLANS} are enough")
+        notes.append(f"{len(plans)} plans are too few to rank; {MINIMUM_PLANS} suffice")
     comparison = compare(plans)
     notes += _disturbed(folder.others("runs"))
     subject = _subject(options, lines, spec)
@@ -152,7 +152,7 @@ def planned_commands(options: VerifyOptions) -> Iterator[str]:
         if command is not None:
             yield command.line
     yield lines.best().line
-    yield f"# until {options.contrast} of them gave a plan of their own"
+    yield f"# until {options.contrast} of them gave a different plan"
     for contrast in contrasts(options, spec_layers):
         yield lines.search(contrast.name, ("--top", "0", *contrast.extra)).line
     yield "# for every plan"
@@ -206,7 +206,7 @@ def _measure(
                 continue
             rounds[candidate.name].append(read_run(command.outputs[0], options.nproc))
     if not rounds:
-        raise InputError(f"none of {len(candidates)} plans ran; {notes[-1]}")
+        raise InputError(f"none of {len(candidates)} plans ran", remedy=notes[-1])
     return [
         _measured(candidate, rounds[candidate.name])
         for candidate in candidates
@@ -509,7 +509,8 @@ def _check_writable(path: str) -> None:
     folder = next(parent for parent in Path(path).absolute().parents if parent.exists())
     if not folder.is_dir() or Path(path).is_dir() or not os.access(folder, os.W_OK):
         raise OptionError(
-            f"--json {path}: the file cannot be written; choose another path, or - for stdout"
+            f"--json {path}: the file cannot be written",
+            remedy="Use another path, or - for stdout",
         )
 
 

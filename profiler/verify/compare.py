@@ -82,7 +82,7 @@ def read_priced(path: Path) -> tuple[PlanDocument, float]:
             path,
             f"expected a time above 0, got {shorten(document.step_time_s)}",
             key="step_time_s",
-            remedy="run again with --no-resume",
+            remedy="Run again with --no-resume",
         )
     return document, document.step_time_s
 
@@ -106,7 +106,7 @@ def predicted_bytes(path: Path, priced: PlanDocument, peak_source: str) -> tuple
             "expected allocated_bytes and memory_bytes of every stage, got "
             f"{shorten([stage.content() for stage in priced.stages])}",
             key="prediction.stages",
-            remedy="run again with --no-resume",
+            remedy="Run again with --no-resume",
         )
     return sizes
 
@@ -131,7 +131,7 @@ def read_run(path: Path, num_ranks: int) -> RunSamples:
             path,
             f"expected times above 0, got {shorten(times)}",
             key="step_time_s",
-            remedy="run again with --no-resume",
+            remedy="Run again with --no-resume",
         )
     if not isinstance(peaks, list) or len(peaks) not in (0, num_ranks):
         raise DocumentError(

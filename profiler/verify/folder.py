@@ -155,18 +155,21 @@ def checked_options(options: VerifyOptions) -> VerifyOptions:
     """
     if options.batch % options.nproc:
         raise OptionError(
-            f"--batch: {options.batch} does not divide among --nproc {options.nproc} ranks "
-            f"({options.batch} % {options.nproc} = {options.batch % options.nproc})"
+            f"--batch {options.batch}: does not divide among --nproc "
+            f"{options.nproc} ranks ({options.batch} % {options.nproc} = "
+            f"{options.batch % options.nproc})"
         )
     if options.layers is not None and not re.fullmatch(
         r"[1-9][0-9]{0,4}(,[1-9][0-9]{0,4})*", options.layers
     ):
         raise OptionError(f"--layers: expected 4, or 2,2 for two types, got {options.layers!r}")
     if options.model is None and options.profiles is not None:
-        raise OptionError("--model: is missing; --profiles are of a model, so name it")
+        raise OptionError("--profiles needs --model", remedy="Add --model")
     for name, folder in (("--hardware", options.hardware), ("--profiles", options.profiles)):
         if folder is not None and not Path(folder).is_dir():
-            raise OptionError(f"{name}: {folder} is no folder; give the folder of measured files")
+            raise OptionError(
+                f"{name} {folder}: expected a folder", remedy="Use the folder of the measured files"
+            )
     require_own_inputs(options)
     return options
 
@@ -187,8 +190,8 @@ def require_own_inputs(options: VerifyOptions) -> None:
             if inside.is_relative_to(work / folder):
                 raise OptionError(
                     f"{name}: {given} is in {options.work / folder}, which autopar-verify writes "
-                    "and --no-resume empties; copy these files to another folder, or choose "
-                    "another --work"
+                    "and --no-resume empties",
+                    remedy="Copy these files to another folder, or use another --work",
                 )
 
 
@@ -322,8 +325,8 @@ _CALIBRATION = "calibration.json"
 class CommandError(AutoparError):
     """Failure of a command, with its exit code and its error message."""
 
-    def __init__(self, text: str, *, exit_code: int, sentence: str) -> None:
-        super().__init__(text)
+    def __init__(self, problem: str, *, remedy: str, exit_code: int, sentence: str) -> None:
+        super().__init__(problem, remedy=remedy)
         self.exit_code = exit_code
         self.sentence = sentence
 
@@ -381,8 +384,8 @@ class Folder:
                 self._open(question, resume=options.resume)
         except OSError as error:
             raise OptionError(
-                f"--work: {self.path} cannot be written ({error.strerror or error}); choose "
-                "another folder"
+                f"--work {self.path}: cannot be written ({error.strerror or error})",
+                remedy="Use another folder",
             ) from None
 
     def _open(self, question: dict[str, str], *, resume: bool) -> None:
@@ -392,8 +395,8 @@ class Folder:
             differ = differences(load_object(path).data, question)
             if differ:
                 raise OptionError(
-                    f"--work: {self.path} answers another question ({'; '.join(differ)}); choose "
-                    "another folder, or empty it with --no-resume"
+                    f"--work {self.path}: contains another question ({'; '.join(differ)})",
+                    remedy="Use another folder, or empty it with --no-resume",
                 )
         if known and not resume:
             self.drop_calibration()
@@ -412,8 +415,8 @@ class Folder:
             self.calibration.unlink(missing_ok=True)
         except OSError as error:
             raise OptionError(
-                f"--work: {self.calibration} cannot be deleted ({error.strerror or error}); "
-                "choose another folder"
+                f"--work {self.calibration}: cannot be deleted ({error.strerror or error})",
+                remedy="Use another folder",
             ) from None
 
     @contextmanager
@@ -452,8 +455,8 @@ class Folder:
             sentence = _last_sentence(log) if code else f"wrote no {missing[0].name}"
             program = _program(command)
             raise CommandError(
-                f"{program} failed (exit {code}): {sentence.rstrip('.')}; all that it said is in "
-                f"{log}",
+                f"{program} failed (exit {code}): {sentence.rstrip('.')}",
+                remedy=f"See {log}",
                 # Callers distinguish exit codes 2 and 3; any other code is a failure.
                 exit_code=code if code in (2, 3) else 1,
                 sentence=sentence,
@@ -518,7 +521,9 @@ def _executable(name: str) -> str:
     found = shutil.which(name)
     if found is None:
         remedy = "'autopar[profile]'" if name == "torchrun" else "autopar"
-        raise InstallError(f"{name}: this command is not installed; pip install {remedy}")
+        raise InstallError(
+            f"{name}: this command is not installed", remedy=f"Run `pip install {remedy}`"
+        )
     return found
 
 
@@ -538,4 +543,4 @@ def _last_sentence(log: Path) -> str:
         for name in ("autopar", "autopar-search", "profile-model", "profile-plan")
         if line.startswith(f"{name}: ") and (text := line.removeprefix(f"{name}: "))
     ]
-    return (ours or lines or ["it said nothing"])[-1]
+    return (ours or lines or ["no output"])[-1]

@@ -247,7 +247,7 @@ def load_question(
     for option, value in (("model", model), ("system", system)):
         if value is None and not stored:
             what = "model" if option == "model" else "devices"
-            raise OptionError(f"--{option}: is missing; {path} does not say of which {what} it is")
+            raise OptionError(f"{path} does not name its {what}", remedy=f"Add --{option}")
     request = build_request({**stored, **given})
     spec = model_spec(request.inputs)
     options = request.options
@@ -255,19 +255,22 @@ def load_question(
     if len(plan.layers) != spec.num_layers:
         raise DocumentError(
             path,
-            f"describes {len(plan.layers)} layers while {spec.name} has {spec.num_layers}",
+            f"describes {len(plan.layers)} layers, but {spec.name} has {spec.num_layers}",
             key="tp_sizes_enc",
-            remedy="give the plan's --model",
+            remedy="Use the model of the plan, with --model",
         )
     problems = violations(plan, spec, sequence_parallel=options.sequence_parallel)
     if problems:
-        raise InputError(f"{path}: the plan is illegal, so that it takes no time: {problems[0]}")
+        raise InputError(f"{path}: illegal plan, no step time: {problems[0]}")
     card = _card(path, request.inputs, system, plan)
     site = None if request.inputs.site is None else load_site(request.inputs.site)
     if site is not None and system is not None and site.card not in (None, card.name):
         # The user asks about another device, which the plan's cluster does not describe.
         if notice is not None:
-            notice(f"the plan's site {site.name} is of {site.card}, and left out for {card.name}")
+            notice(
+                f"the plan's site {site.name} was measured on {site.card} and is "
+                f"ignored for {card.name}"
+            )
         site = None
     waterfall = document.prediction.waterfall_s if document.prediction is not None else {}
     return PlanQuestion(
@@ -324,8 +327,8 @@ def _card(path: str, inputs: InputSpec, system: str | None, plan: Plan) -> Card:
         per_node = gpus if nodes * gpus == plan.world_size else None
     elif system is None:
         raise OptionError(
-            f"--system: is missing; {path} was made for a measured cluster, and estimates need the "
-            "card of its devices"
+            f"{path} was made for a measured cluster, and estimates need a card",
+            remedy="Add --system",
         )
     else:
         per_node = measured_hardware(inputs, hardware).gpus_per_node
@@ -470,7 +473,7 @@ def _unpriced(question: PlanQuestion) -> Iterator[str]:
 def _planner(question: PlanQuestion) -> Column:
     if question.step_time_s is None or not question.waterfall_s:
         raise InputError(
-            "the file holds no prediction, which autopar-search --evaluate with --json writes"
+            "the file contains no prediction, which autopar-search --evaluate with --json writes"
         )
     basis = "datasheets" if question.estimated else "measured files"
     return Column(
@@ -478,7 +481,7 @@ def _planner(question: PlanQuestion) -> Column:
         total_s=question.step_time_s,
         terms_s=_under(OF_WATERFALL, question.waterfall_s),
         own_s=dict(question.waterfall_s),
-        notes=(f"as the plan file has it, from {basis}",),
+        notes=(f"from the plan file, based on {basis}",),
     )
 
 
@@ -496,14 +499,16 @@ def _uniform(question: PlanQuestion, model: str) -> LayerStrategy:
             for name in asdict(plan.layers[0])
             if len({getattr(strategy, name) for strategy in strategies}) > 1
         ]
-        raise InputError(f"layers differ in {', '.join(fields)}, and {model} runs all alike")
+        raise InputError(f"layers differ in {', '.join(fields)}, and {model} needs equal layers")
     first = plan.layers[0]
     if first.cp > 1:
-        raise InputError("it has no ring of context-parallel ranks")
+        raise InputError("no context-parallel ring in this model")
     if first.ulysses and first.tp > 1:
-        raise InputError("it has no Ulysses sequence parallelism")
+        raise InputError("no Ulysses sequence parallelism in this model")
     if first.zero3 and plan.data_degree(0) > 1:
-        raise InputError("it keeps whole weights on every data-parallel rank, ZeRO-3 shards them")
+        raise InputError(
+            "this model does not shard weights over data-parallel ranks as ZeRO-3 does"
+        )
     return first
 
 
@@ -604,9 +609,9 @@ def _tensor2d(question: PlanQuestion) -> Column:
     model = model_of(question.spec)
     first, dp = _uniform(question, "the 2D model"), plan.data_degree(0)
     if first.checkpoint:
-        raise InputError("it recomputes the scores of attention alone, no whole layers")
+        raise InputError("this model recomputes attention scores only, not whole layers")
     if question.precision == "fp32":
-        raise InputError("it has 16-bit products alone")
+        raise InputError("this model has 16-bit GEMMs only")
     config = {
         "dp": dp,
         "tp": first.tp,

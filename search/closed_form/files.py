@@ -239,16 +239,16 @@ def _only_layer(spec: ModelSpec) -> LayerSpec:
     else:
         return first
     raise InputError(
-        f"model {spec.name!r} {what}, and an analytic model has one kind of dense block; "
-        "choose another model, or plan it with autopar-search"
+        f"model {spec.name!r} {what}, and a closed form needs equal dense blocks",
+        remedy="Use another model, or autopar-search",
     )
 
 
 def _sizes(spec: ModelSpec, layer: LayerSpec) -> tuple[int, int]:
     if layer.num_heads is None or layer.ffn_hidden_size is None:
         raise InputError(
-            f"model {spec.name!r}: the heads or the width of the MLP are unknown; "
-            "give num_heads and ffn_hidden_size in model.json"
+            f"model {spec.name!r}: the heads or the width of the MLP are unknown",
+            remedy="Add num_heads and ffn_hidden_size to model.json",
         )
     return layer.num_heads, layer.ffn_hidden_size
 

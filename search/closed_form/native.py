@@ -24,7 +24,7 @@ def check_names(where: str, given: Mapping[str, Any], expected: Mapping[str, Any
     """Raise InputError unless exactly the expected columns are given."""
     for name in given:
         if name not in expected:
-            raise InputError(f"{where}.{name}: is unknown, expected {', '.join(expected)}")
+            raise InputError(f"{where}.{name}: unknown key, expected {', '.join(expected)}")
     for name in expected:
         if name not in given:
             raise InputError(f"{where}.{name}: is missing")
@@ -249,7 +249,7 @@ class Switches:
         for name in given:
             if name not in self.meanings:
                 near = nearest(name, list(self.meanings), 0.0)
-                raise TypeError(f"the switch {name!r} is unknown; the nearest one is {near!r}")
+                raise TypeError(f"unknown switch {name!r}. Did you mean {near!r}?")
         self._on = frozenset(name for name, on in given.items() if on)
 
     @classmethod

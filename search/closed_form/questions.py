@@ -138,11 +138,13 @@ def _check(axes: Sequence[Axis], known: list[str]) -> None:
     for place, axis in enumerate(axes):
         if axis.path not in known:
             raise OptionError(
-                f"--sweep: {axis.path!r:.80} is no number of the documents; "
-                f"the nearest one is {nearest(axis.path, known, 0.0)!r}"
+                f"--sweep: {axis.path!r:.80} is not a number of the documents",
+                remedy=f"Did you mean {nearest(axis.path, known, 0.0)!r}?",
             )
         if axis.path in (other.path for other in axes[:place]):
-            raise OptionError(f"--sweep: {axis.path} is given twice; give one list of values")
+            raise OptionError(
+                f"--sweep: {axis.path} is given twice", remedy="Give one list of values"
+            )
     count = math.prod(len(axis.values) for axis in axes)
     if count > MOST_SEARCHES:
         raise OptionError(
@@ -176,7 +178,7 @@ def _range(first: float, last: float, step: float, *, factor: bool, text: str) -
     if endless:
         way = "up" if upwards else "down"
         raise OptionError(
-            f"--sweep: {text!r:.80} never ends; its step does not lead {way} to {last:g}"
+            f"--sweep: {text!r:.80} does not end: its step does not lead {way} to {last:g}"
         )
     # Difference of logarithms, since the ratio of the ends may be infinite.
     if factor:

@@ -100,8 +100,8 @@ class PointFile:
 
     def _unwritable(self, error: OSError) -> OptionError:
         return OptionError(
-            f"{self._option}: {self._path} cannot be written ({error.strerror or error}); "
-            "choose another file"
+            f"{self._option} {self._path}: the file cannot be written ({error.strerror or error})",
+            remedy="Use another file",
         )
 
 

@@ -123,8 +123,8 @@ def write_results(
         why = error.strerror or str(error)
         if json_path is not None and error.filename == str(Path(json_path)):
             raise OptionError(
-                f"--json {json_path}: cannot be written ({why}); choose another path, or - for "
-                "stdout"
+                f"--json {json_path}: the file cannot be written ({why})",
+                remedy="Use another path, or - for stdout",
             ) from None
         raise refusal(error) from None
 
@@ -163,7 +163,7 @@ def unwritable(error: OSError) -> DocumentError:
     return DocumentError(
         error.filename,
         f"cannot be written ({error.strerror or error})",
-        remedy="choose another --output-config-path",
+        remedy="Use another --output-config-path",
     )
 
 
@@ -179,7 +179,7 @@ def write_answer(
     if path == "-":
         give(document, exit_code)
     else:
-        remedy = "choose another path, or - for stdout"
+        remedy = "Use another path, or - for stdout"
         write_object(path, headed(document, exit_code), remedy, command=command)
 
 
@@ -205,8 +205,8 @@ def refuse_nonsense(system: str, statistics: Mapping[str, Any], total: str) -> N
     bad = [k for k, v in statistics.items() if isinstance(v, float) and math.isnan(v)]
     if bad or not math.isfinite(statistics[total]):
         raise InputError(
-            f"{system}: {(bad or [total])[0]} is no finite number with the rates of this system; "
-            "correct the smallest and the largest of them"
+            f"{system}: {(bad or [total])[0]} is not a finite number with the rates of this system",
+            remedy="Correct the smallest and the largest rate",
         )
 
 
@@ -218,7 +218,7 @@ class PlotOptions:
 
     def __post_init__(self) -> None:
         if self.plot_format is not None and self.plot is None:
-            raise OptionError("--plot-format says how --plot is written; give --plot too")
+            raise OptionError("--plot-format needs --plot", remedy="Add --plot")
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -272,6 +272,6 @@ def _no_model(word: str, models: tuple[str, ...], else_: str) -> NoReturn:
     """Raise OptionError for a command line that does not begin with a model."""
     known = " or ".join(models)
     if word.startswith("-"):
-        raise OptionError(f"say which model, {known}, before the options")
+        raise OptionError("no model is given", remedy=f"Begin with {known}")
     hint = did_you_mean(word, models, 0.6, form="{}")
-    raise OptionError(f"expected {else_}the model {known}, got {word!r:.60}{hint}")
+    raise OptionError(f"expected {else_}the model {known}, got {word!r:.60}", remedy=hint)

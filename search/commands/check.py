@@ -139,7 +139,7 @@ def _execute(raw: dict[str, Any]) -> int:
     refuse_clashes({"--json": asked.json, **pictures.outputs}, files_read([*asked.files, *own]))
     if pictures.any and len(asked.files) > 1:
         option = "--html" if asked.html is not None else "--trace"
-        raise OptionError(f"{option}: is of one launch and {len(asked.files)} files are named")
+        raise OptionError(f"{option} needs one launch script, got {len(asked.files)} files")
     documents: list[dict[str, Any]] = []
     shown: list[tuple[CheckedFile, Target, Assessment | None, Neighbours | None]] = []
     patches: list[str] = []
@@ -224,7 +224,7 @@ def _draw(
 
     if assessment is None or assessment.step is None:
         why = "it cannot run" if assessment is None else str(assessment.untimed)
-        raise InputError(f"{file.path}: has no step to draw: {why}")
+        raise InputError(f"{file.path}: no step to draw: {why}")
     title = f"{file.path}: {file.trainer} on {file.world_size} {target.machine.card.name}"
     line = degrees_line(assessment.run)
     write_pictures(
@@ -241,8 +241,11 @@ def _require_model(name: str) -> None:
 
     if model_named(name) is None:
         raise OptionError(
-            f"--model: {name!r:.60} is not known; give a shipped name (`autopar models`), that of "
-            "a repository such as llama-3-8b, or a folder with its config.json"
+            f"--model {name!r:.60}: unknown model",
+            remedy=(
+                "Use a shipped name (`autopar models`), a repository such as "
+                "llama-3-8b, or a folder with its config.json"
+            ),
         )
 
 
@@ -259,9 +262,9 @@ def _priced(
     if not neighbours or found.step is None:
         return found, None
     return found, working(
-        "trying launches next to it",
+        "searching faster changes",
         lambda: neighbours_of(found, target, file.written, file.moves),
-        stops="Ctrl-C stops; --no-neighbours leaves it out",
+        stops="Ctrl-C stops; --no-neighbours skips this",
     )
 
 
@@ -280,7 +283,7 @@ class _Place(NamedTuple):
         from autopar.rates.card import load_card
 
         of_file = ", which the file names" if name is not None else ""
-        say(f"{_NAME}: --hardware is not given: priced for {name or self.card.name}{of_file}")
+        say(f"{_NAME}: --hardware not given; using {name or self.card.name}{of_file}")
         return self if name is None else self._replace(card=load_card(name))
 
     def target(self, stack: str) -> Target:

@@ -177,7 +177,7 @@ dimensions, with groups placed in fast domains.
 
 M and S are a JSON file or a shipped name. Strategy 1d divides heads, 2d rows and columns (SUMMA),
 2d-seqp heads and the sequence. --config takes dp, tp, pp, mbs; in two dimensions tp1, tp2 in the
-place of tp, and for 2d the panels nb. --placement says how many of a group share a domain.
+place of tp, and for 2d the panels nb. --placement sets how many of a group share a domain.
 
 Exit codes: 0 done, 2 an input is unusable, 3 the candidate cannot run.
 """,
@@ -201,15 +201,15 @@ _SYSTEM = "a100-80gb"
 def _without_model(raw: dict[str, Any]) -> int:
     asked = make(EstimateSpec, read_values(COMMAND.rows, raw))
     if asked.validate and asked.plan:
-        raise OptionError("--validate: not together with --plan; leave one of them out")
+        raise OptionError("--validate cannot be combined with --plan", remedy="Remove one of them")
     if asked.plan:
         return _compare(asked)
     for name in ("model", "stack"):
         if getattr(asked, name) is not None:
-            raise OptionError(f"--{name}: is of a plan; give --plan PLAN.json, or leave it out")
+            raise OptionError(f"--{name} needs --plan", remedy="Add --plan PLAN.json")
     if not asked.validate:
         raise OptionError(
-            "say what to price with, calculon or tensor2d, or give --plan or --validate"
+            "no model of costs is given", remedy="Use calculon or tensor2d, --plan or --validate"
         )
     return _validate(asked.system or _SYSTEM, asked.json)
 
@@ -268,7 +268,7 @@ def _rows(checks: Sequence[Check]) -> list[dict[str, Any]]:
 
 def _needed(name: str, value: str | None) -> str:
     if value is None:
-        raise OptionError(f"--{name} is missing; give a file or a shipped name")
+        raise OptionError(f"--{name} is missing", remedy="Use a file or a shipped name")
     return value
 
 
@@ -311,7 +311,7 @@ def _calculon(raw: dict[str, Any]) -> int:
         write_object(
             asked.peers,
             peers(execution),
-            "choose another path for --peers",
+            "Use another path for --peers",
             command=_NAME,
             number_rows=True,
         )
@@ -355,15 +355,15 @@ def _tensor2d(raw: dict[str, Any]) -> int:
     model_name, system_name = _needed("model", given.model), _needed("system", given.system)
     for name in ("strategy", "config", "batch"):
         if name not in asked:
-            raise OptionError(f"--{name} is missing; give it, or an --execution file with it")
+            raise OptionError(
+                f"--{name} is missing", remedy="Add it, or use an --execution file that contains it"
+            )
     if given.recompute and given.attention == "flash":
         raise OptionError(
-            "--recompute: flash attention keeps no scores; give --attention plain too"
+            "--recompute: flash attention stores no scores", remedy="Add --attention plain"
         )
     if given.attention == "summa" and asked["strategy"] != "2d":
-        raise OptionError(
-            f"--attention: summa needs the strategy 2d, got {asked['strategy']!r:.60}"
-        )
+        raise OptionError(f"--attention summa needs --strategy 2d, got {asked['strategy']!r:.60}")
     name, model = load_model(model_name)
     system = tensor2d_system(system_name)
     read = input_files(model=model_name, system=system_name)
@@ -393,7 +393,7 @@ def _tensor2d(raw: dict[str, Any]) -> int:
         if placement is None:
             placement = fastest_placement(strategy, config, system.nvlink_size, price)
             placed = ",".join(f"{key}={size}" for key, size in placement.items())
-            assumed.append(f"placement {placed}, the fastest of those that fit into a domain")
+            assumed.append(f"placement {placed}, the fastest that fits into a domain")
         # Operations are listed once, for the placement that is shown.
         priced = price(placement, layers=given.layers)
     except InfeasibleExecution as error:

@@ -167,7 +167,7 @@ def _explain_launch(
 
     request = build_request(raw)
     if request.engine is not None:
-        raise OptionError(f"--engine: {path} is a launch of its trainer; leave it out")
+        raise OptionError(f"--engine: {path} names its engine", remedy="Remove --engine")
     refuse_options_of_plans(path, request)
     given = given_launch(path, request.given, notice, request.output.price)
     shown, one = given.found, given.one
@@ -285,14 +285,14 @@ def _fixed(rule: str, fixed: Fixed) -> Fixed:
         if name not in known or not value:
             hint = "" if name in known else did_you_mean(name, tuple(known), 0.5)
             raise OptionError(
-                f"--why-not: expected degrees of a launch such as tp=8,pp=2, got {part!r:.60}{hint}"
+                f"--why-not: expected degrees such as tp=8,pp=2, got {part!r:.60}", remedy=hint
             )
         # A command line gives flags without a value; another value is refused by the option.
         typed[name] = value == "1" if known[name].flaglike and value in ("0", "1") else value
     try:
         asked = fixed_of(build_request(typed).degrees)
     except OptionError as error:
-        raise OptionError(f"--why-not: {error}") from None
+        raise OptionError(f"--why-not: {error.short}") from None
     names = {name for name in Fixed.__struct_fields__ if getattr(asked, name) is not None}
     if "precision" not in typed:
         names.discard("precision")

@@ -167,7 +167,7 @@ class AnswerSpec(PlotOptions):
 
     def __post_init__(self) -> None:
         if self.all_statistics and self.all is None:
-            raise OptionError("--all-statistics says how --all is written; give --all too")
+            raise OptionError("--all-statistics needs --all", remedy="Add --all")
         super().__post_init__()
 
 
@@ -301,8 +301,8 @@ def _require_searches(axes: Sequence[Axis], each: int) -> None:
     count = math.prod(len(axis.values) for axis in axes) * each
     if count > MOST_SEARCHES:
         raise OptionError(
-            f"there are {count:,} searches, expected {MOST_SEARCHES:,} at most; give fewer numbers "
-            "of processors, strategies or settings of --sweep"
+            f"{count:,} searches are too many, expected {MOST_SEARCHES:,} at most",
+            remedy="Use fewer numbers of processors, strategies or --sweep values",
         )
 
 
@@ -311,7 +311,8 @@ def _require_datatype(name: str, system: System, datatype: str) -> None:
     both = [known for known in system.matrix if known in system.vector]
     if datatype not in both:
         raise InfeasibleError(
-            f"{name} has no rates of {datatype}; choose a --datatype that it has: {', '.join(both)}"
+            f"{name} has no rates of {datatype}",
+            remedy=f"Use --datatype {', '.join(both)}",
         )
 
 
@@ -324,7 +325,8 @@ def _space_fields(space: CalculonSpaceSpec, known: Known, *, compat: bool) -> di
     ):
         if compat and chosen == word:
             raise OptionError(
-                f"--{option_name} {word} is not in the published model; leave out that or --compat"
+                f"--{option_name} {word} is not in the published model",
+                remedy="Remove it, or remove --compat",
             )
     built = "gpt" if known.spec is None or compat else structure_of(known.spec)
     return {
@@ -365,7 +367,7 @@ def _calculon_notes(
         *(["stages may differ by a block"] if fields["uneven"] else ["stages are equally long"]),
     ]
     if not compat and not known.application.vocab_size:
-        assumed.append("vocab_size is not given: embedding, head and loss are left out")
+        assumed.append("vocab_size not given: embedding, head and loss are ignored")
     kept = list(Quirks.meanings.values()) if compat else []
     return {"Defaults": assumed, "Corrections that are off": kept}
 
@@ -400,7 +402,7 @@ def _tensor2d(raw: dict[str, Any]) -> int:
     ]
     assumed = [f"every candidate has a batch of {space.batch}"]
     if not model.vocab and not asked.compat:
-        assumed.append("vocab is not given: embedding, head and loss are left out")
+        assumed.append("vocab not given: embedding, head and loss are ignored")
     kept = list(Quirks.meanings.values()) if asked.compat else []
     question = Question(
         name=name,
@@ -473,7 +475,7 @@ def execute(question: Question, files: AnswerSpec, *, frontier: bool = False) ->
         follows = "the best until then follows" if found else "nothing was found until then"
         say(f"{_NAME}: stopped after {share:.0f} % of the search; {follows}")
         if points is not None:
-            say(f"{_NAME}: what was written until then is in {points.part}, rows: {points.rows:,}")
+            say(f"{_NAME}: partial results are in {points.part}, rows: {points.rows:,}")
     elif points is not None:
         say(f"{_NAME}: wrote {files.all}, rows: {points.rows:,}")
     if not found:
@@ -536,7 +538,7 @@ def _search(session: Session) -> None:
         _wait(session)
     except KeyboardInterrupt:
         session.stop()
-        say(f"{_NAME}: stopping (Ctrl-C again gives up at once)")
+        say(f"{_NAME}: stopping (Ctrl-C again aborts)")
         while not session.over.wait(_POLL_S):
             pass
     except SystemExit:
@@ -623,16 +625,18 @@ def _tune(raw: Mapping[str, Any]) -> int:
     helps = {row.name: row.help for row in _CALCULON.rows}
     for name in ("application", "system", "space"):
         if name not in raw:
-            raise OptionError(f"--{name} is missing; it takes: {helps[name]}")
+            raise OptionError(f"--{name} is missing", remedy=f"Add it ({helps[name]})")
     for name in helps:
         if name in raw and name not in (*_OWN, *_SHARED):
-            raise OptionError(f"--{name} does not go with --space, whose points the file says")
+            raise OptionError(
+                f"--{name} cannot be combined with --space (the file lists all points)"
+            )
     values = read_values(_CALCULON.rows, raw)
     asked, tuner = make(AskedSpec, values), make(TunerSpec, values)
     files = make(AnswerSpec, values)
     processors = _numbers(values["num-procs"]) if "num-procs" in values else (None,)
     if len(processors) > 1:
-        raise OptionError("--num-procs: with --space expected one number of processors")
+        raise OptionError("--num-procs: --space needs one number of processors")
     known = load_application(values["application"])
     read = input_files(model=values["application"], system=values["system"])
     files.refuse_clashes([*read, Path(tuner.space)])
@@ -655,8 +659,9 @@ def _tune(raw: Mapping[str, Any]) -> int:
     if result.best is None:
         reason, count = next(iter(result.refused.items()))
         raise InfeasibleError(
-            f"{tuner.space}: none of {result.evaluations:,} points of {known.name} on "
-            f"{values['system']} can run; {count:,} are refused because: {reason}"
+            f"{tuner.space}: none of {result.evaluations:,} points of "
+            f"{known.name} on {values['system']} is feasible ({count:,} of them: "
+            f"{reason})",
         )
     if files.json is not None:
         from search.show.closed_form import tuning_document

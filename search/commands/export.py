@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def refusal_lines(export: Export) -> Iterator[str]:
     """Yield the reasons why nothing is written, and a search command for a plan without losses."""
     if export.lossy:
-        yield f"{export.engine} cannot do all that the {export.kind} says:"
+        yield f"{export.engine} does not support all of the {export.kind}:"
         for line in export.loss_lines:
             yield f"  {line}"
         for change in export.changes if export.kind == "launch" else ():
@@ -47,14 +47,14 @@ def refusal_lines(export: Export) -> Iterator[str]:
         yield f"the {export.kind} does not fit as {export.engine} runs it:"
         yield f"  memory: {export.too_large}"
     yield from _remedy(export)
-    what = f"takes the nearest {export.kind}" if export.lossy else "writes it all the same"
-    yield f"nothing was written; --allow-approx {what}"
+    what = f"uses the nearest {export.kind}" if export.lossy else "writes it anyway"
+    yield f"nothing is written; --allow-approx {what}"
 
 
 def overfull_lines(export: Export) -> Iterator[str]:
     """Yield a warning if the written plan does not fit."""
     if export.too_large:
-        yield f"WARNING: WHAT IS WRITTEN DOES NOT FIT: {export.too_large}"
+        yield f"WARNING: THE WRITTEN PLAN DOES NOT FIT: {export.too_large}"
         yield from _remedy(export)
 
 
@@ -184,10 +184,13 @@ def _execute(raw: dict[str, Any]) -> int:
         return _export(own, asked)
     if (own.to is None) == (own.source is None):
         known = ", ".join(EXPORTERS)
+        if own.to is None:
+            raise OptionError(
+                "--to: no engine is given",
+                remedy=f"Use --to with {known}, or --from to read a configuration",
+            )
         raise OptionError(
-            f"--to: is missing; it takes {known}, and --from reads a configuration"
-            if own.to is None
-            else "--to: cannot be given with --from; read the configuration first"
+            "--to cannot be combined with --from", remedy="Read the configuration first"
         )
     if own.source is not None:
         request = build_request(asked)
@@ -199,7 +202,8 @@ def _execute(raw: dict[str, Any]) -> int:
         return _import(own, own.source, request)
     if own.to not in EXPORTERS:
         raise OptionError(
-            f"--to: {own.to} takes launches of megatron, and {own.plan} is none; give --to megatron"
+            f"--to {own.to}: needs a uniform plan of megatron, and {own.plan} is none",
+            remedy="Give --to megatron",
         )
     return _export(own, asked)
 
@@ -290,8 +294,8 @@ def _of_launch(own: ExportSpec, raw: Mapping[str, Any]) -> tuple[Export, list[Pa
     engine = own.to or stored.engine
     if engine not in WRITERS:
         raise OptionError(
-            f"--to: {engine} runs plans, and {own.plan} is a launch; give one of "
-            f"{', '.join(WRITERS)}"
+            f"--to {engine}: needs a per-layer plan, and {own.plan} is a uniform plan",
+            remedy=f"Use --to with {', '.join(WRITERS)}",
         )
     return launch_export(stored, engine), files_read([own.plan])
 
@@ -318,7 +322,7 @@ def _write(
             folder = path.parent
             if folder.exists() and not folder.is_dir():
                 raise OptionError(
-                    f"--out {own.out or folder}: is no folder; give another path, or none"
+                    f"--out {own.out or folder}: not a folder", remedy="Use another path, or none"
                 )
     except OSError as error:
         raise _unwritable(own, files, error) from None
@@ -340,7 +344,8 @@ def _write(
 def _unwritable(own: ExportSpec, files: Mapping[Path, str], error: OSError) -> OptionError:
     where = own.out or next(iter(files)).parent
     return OptionError(
-        f"--out {where}: cannot be written ({error.strerror or error}); choose another folder"
+        f"--out {where}: cannot be written ({error.strerror or error})",
+        remedy="Use another folder",
     )
 
 
@@ -383,7 +388,10 @@ def _import_launch(own: ExportSpec, source: str, raw: Mapping[str, Any]) -> int:
     }
     _write(own, files, told, files_read([own.plan, str(found.request["model"])]))
     for path in files:
-        say(f"{_NAME}: wrote {path}; autopar-search --evaluate prices it, autopar-export writes it")
+        say(
+            f"{_NAME}: wrote {path}. Price it with autopar-search --evaluate, export "
+            "it with autopar-export"
+        )
     if own.json == "-":
         emit("-", told, command=_NAME)
     elif not files:
@@ -410,7 +418,7 @@ def _import(own: ExportSpec, engine: str, request: Request) -> int:
     )
     notes = (*source.notes, *imported.notes)
     if beyond := unsaid_by_galvatron(imported.plan):
-        notes += (f"{', '.join(beyond)} stands in strategy files of autopar-search alone",)
+        notes += (f"{', '.join(beyond)} is supported in strategy files of autopar-search only",)
     for note in notes:
         say(f"{_NAME}: {note}")
     answer = import_document(engine, imported.plan, notes)
@@ -423,7 +431,7 @@ def _import(own: ExportSpec, engine: str, request: Request) -> int:
     read = files_read([own.plan, imported.strategy_path, request.inputs.model])
     _write(own, files, answer, read)
     for path in files:
-        say(f"{_NAME}: wrote {path}; autopar-search --evaluate prices it")
+        say(f"{_NAME}: wrote {path}. Price it with autopar-search --evaluate")
     if own.json == "-":
         emit("-", answer, command=_NAME)
     # Otherwise stdout contains the document.

@@ -122,11 +122,14 @@ def _check_goal(request: Request) -> None:
     goal, path = request.output.goal, request.output.evaluate
     if request.output.tokens_per_s is not None and goal == "throughput":
         raise OptionError(
-            "--tokens-per-s: is what --goal cost or fewest-gpus has to reach; give one of them"
+            "--tokens-per-s needs --goal cost or fewest-gpus",
+            remedy="Add --goal cost or --goal fewest-gpus",
         )
     for option, there in (("--evaluate", path), ("--frontier", request.output.frontier)):
         if there and goal != "throughput":
-            raise OptionError(f"--goal {goal}: not together with {option}; leave one of them out")
+            raise OptionError(
+                f"--goal {goal} cannot be combined with {option}", remedy="Remove one of them"
+            )
 
 
 def _evaluate(request: Request, path: str, raw: Mapping[str, object]) -> int:
@@ -141,7 +144,9 @@ def _evaluate(request: Request, path: str, raw: Mapping[str, object]) -> int:
 
     is_launch = holds_launch(path)
     if request.engine not in ((None,) if is_launch else (None, "none")):
-        raise OptionError("--engine: not together with --evaluate; leave one of them out")
+        raise OptionError(
+            "--engine cannot be combined with --evaluate", remedy="Remove one of them"
+        )
     given: GivenLaunch | GivenPlan
     if is_launch:
         refuse_options_of_plans(path, request)
@@ -206,7 +211,7 @@ def _show_none(request: Request, found: Answer, document: dict[str, object]) -> 
     from search.show.files import remedy_entry
     from search.show.terminal import infeasible_lines, remedy_line, show_infeasible
 
-    ways = working("looking for what would fit", lambda: remedies(found.question))
+    ways = working("searching configurations that fit", lambda: remedies(found.question))
     lines = [*infeasible_lines(found), *map(remedy_line, ways)]
     on_stdout = request.output.json_path == "-"
     # Notices must come before the object of --json; otherwise the screen below shows them.
@@ -376,7 +381,7 @@ def _show_plan(found: Chosen, reached: Reached | None) -> int:
     if result.plan is None:
         _emit(request, document, INFEASIBLE)
         limit = request.options.time_limit_s
-        say(f"{_NAME}: no plan was found within --time-limit {limit:g}; give more seconds")
+        say(f"{_NAME}: time limit reached before a plan was found. Increase --time-limit {limit:g}")
         return INFEASIBLE
     plan, prediction = result.plan, result.prediction
     assert prediction is not None, "a plan has a prediction"

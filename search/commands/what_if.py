@@ -162,7 +162,7 @@ def execute(raw: Mapping[str, Any]) -> int:
     for line in says:
         say(f"{_NAME}: {line}")
     if exit_code == INFEASIBLE:
-        say(f"{_NAME}: no combination has a plan; each says why")
+        say(f"{_NAME}: no combination is feasible; reasons above")
     return exit_code
 
 
@@ -176,8 +176,8 @@ def _require(words: Mapping[str, Any]) -> None:
     # The default batch of a search, 8 samples, is meant for one small machine.
     if not BATCH_OPTIONS & set(words):
         raise OptionError(
-            "--global-batch-size is missing: clusters are compared at one global batch; give it, "
-            "or --min-bsz and --max-bsz"
+            "--global-batch-size not given: clusters are compared at one global batch",
+            remedy="Add it, or --min-bsz and --max-bsz",
         )
 
 
@@ -186,20 +186,22 @@ def _check_prices(spec: WhatIfSpec, prices: Mapping[str, float], asked: Sequence
     from search.questions.explore import price_of
 
     if spec.by == "cost" and not prices:
-        raise OptionError("--by cost: there are no prices; give --price CARD=PRICE")
+        raise OptionError("--by cost needs prices", remedy="Add --price CARD=PRICE")
     hardware = dict.fromkeys(choice.words["hardware"] for choice in asked)
     known = {*hardware, *(name.rpartition(":")[0] for name in hardware)}
     for name in prices:
         if name not in known:
             raise OptionError(
-                f"--price: {name!r:.60} is no --hardware here and no card of one; "
-                f"they are {', '.join(hardware)}"
+                f"--price: {name!r:.60} is neither a --hardware nor its card",
+                remedy=f"Use {', '.join(hardware)}",
             )
     if spec.by == "cost":
         for name in hardware:
             if price_of(name, prices) is None:
                 card = name.rpartition(":")[0] or name
-                raise OptionError(f"--price: {name} has none; give --price {card}=PRICE")
+                raise OptionError(
+                    f"--price: {name} has no price", remedy=f"Add --price {card}=PRICE"
+                )
 
 
 def _plan_paths(spec: WhatIfSpec, asked: Sequence[Choice]) -> dict[int, Path]:

@@ -77,7 +77,7 @@ class LaunchArguments(Record):
         found = self.text(flag, default)
         if found not in known:
             if is_open(found):
-                raise self.unpriced(flag, f"is {shorten(found)}", "write the word to price it")
+                raise self.unpriced(flag, f"is {shorten(found)}", "Give the word")
             raise self.fail(flag, f"expected one of {', '.join(known)}, got {shorten(found)}")
         return found
 
@@ -87,7 +87,7 @@ class LaunchArguments(Record):
         """Return a positive integer; raises DocumentError where it is missing without a default."""
         if not self.has(flag):
             if default is None:
-                raise self.fail(flag, "is missing", "add it")
+                raise self.fail(flag, "is missing", "Add it")
             return default
         found = self._whole(flag, self.text(flag), digits)
         if most is not None and found > most:
@@ -107,7 +107,7 @@ class LaunchArguments(Record):
             value = -1.0
         if not 0 <= value < float("inf"):
             if is_open(text):
-                raise self.unpriced(flag, f"is {shorten(text)}", "write the number to price it")
+                raise self.unpriced(flag, f"is {shorten(text)}", "Give the number")
             raise self.fail(flag, f"expected a number of at least 0, got {shorten(text)}")
         return value
 
@@ -134,7 +134,7 @@ class LaunchArguments(Record):
         # The length is checked before int(), which rejects thousands of digits.
         if not (text.isascii() and text.isdigit() and len(text) <= digits and int(text) > 0):
             if is_open(text):
-                raise self.unpriced(flag, f"is {shorten(text)}", "write the number to price it")
+                raise self.unpriced(flag, f"is {shorten(text)}", "Give the number")
             raise self.fail(flag, f"expected a positive integer, got {shorten(text)}")
         return int(text)
 

@@ -251,19 +251,19 @@ TRAINING = (
          lambda engine, adapters: (engine == "torchtitan") * adapters, "{engine} has no adapters"),
     Rule("training.adam8bit", ("engine", "optimizer"),
          lambda engine, kind: (engine == "torchtitan") * (kind == "adam8bit"),
-         "{engine} has no Adam with scales of blocks"),
+         "{engine} has no block-scaled 8-bit Adam"),
     Rule("training.adam-bf16", ("engine", "optimizer"),
          lambda engine, kind: (engine != "megatron") * (kind == "adam-bf16"),
-         "moments of Adam in 16 bits are Megatron-Core's"),
+         "16-bit Adam moments need Megatron-Core"),
     # Source: validate_args of Megatron-LM.
     Rule("training.adam-bf16-sharded", ("engine", "optimizer", "zero"),
          lambda engine, kind, zero: (engine == "megatron") * (kind == "adam-bf16") * (zero == 0),
-         "moments of 16 bits are of the distributed optimizer alone"),
+         "16-bit Adam moments need the distributed optimizer"),
     # Source: `ratio` of offload_optimizer in DeepSpeed.
     Rule("training.offload-share", ("engine", "offload", "zero"),
          lambda engine, share, zero:
          (engine == "deepspeed") * (share > 0) * (share < 1) * (zero != 3),
-         "DeepSpeed offloads a share of the states with ZeRO-3 alone"),
+         "DeepSpeed offloads a fraction of the states only with ZeRO-3"),
 )  # fmt: skip
 """Rules on adapters and optimizer; the engines check the others."""
 

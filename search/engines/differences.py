@@ -35,7 +35,7 @@ _PHRASES: Mapping[str, str] = {
     "attention.kv_heads": "heads of keys and values",
     "attention.window": "the window of attention",
     "experts.skew": "tokens of the busiest rank over the mean",
-    "experts.fused_weighting": "the product with the router's probabilities in one kernel",
+    "experts.fused_weighting": "fused multiplication with the router's probabilities",
     "model.vocab": "the vocabulary",
     "strategy.stages": "layers of the stages",
     "strategy.schedule": "the schedule of the pipeline",
@@ -48,7 +48,7 @@ _PHRASES: Mapping[str, str] = {
     "optimizer.moments_bytes": "bytes of Adam's moments",
     "optimizer.master_bytes": "bytes of an fp32 weight",
     "precision.fp8_attention": "scores of 8 bits",
-    "precision.fp8_recipe": "the recipe of 8-bit products",
+    "precision.fp8_recipe": "the fp8 recipe",
     "kernels.attention": "the kernel of attention",
     "allocator.cublas": "CUBLAS_WORKSPACE_CONFIG",
     "states.one_root": "embedding and head as one unit",
@@ -69,7 +69,9 @@ def losses_of(run: Run, runs: Run, title: str) -> tuple[Loss, ...]:
     return tuple(
         Loss(
             field=path,
-            what=f"{title} cannot say {_phrase(path)}: {_shown(asked)} becomes {_shown(gets)}",
+            what=(
+                f"{title} does not support {_phrase(path)}: {_shown(asked)} becomes {_shown(gets)}"
+            ),
         )
         for path, asked, gets in run_differences(one, other)
     )

@@ -51,8 +51,9 @@ def written(run: Run, *, engine: str, place: Place) -> WrittenLaunch:
     """
     if place.num_gpus != run.strategy.gpus:
         raise InputError(
-            f"{place.num_nodes} x {place.gpus_per_node} GPUs are {place.num_gpus}, and the launch "
-            f"is for {run.strategy.gpus}; give the cluster that it is for"
+            f"{place.num_nodes} x {place.gpus_per_node} GPUs are "
+            f"{place.num_gpus}, but the plan needs {run.strategy.gpus}",
+            remedy="Use the cluster of the plan",
         )
     refuse_unlike(run.model)
     own = engine_named(engine)
@@ -62,9 +63,8 @@ def written(run: Run, *, engine: str, place: Place) -> WrittenLaunch:
     if run.runtime.adapters is not None and runs.runtime.adapters is None:
         # More than a loss: training all weights is another training with several times the memory.
         raise InputError(
-            f"{title} would train all weights: the launch trains adapters, which no file of "
-            "it says here; the files of --engine accelerate and deepspeed do (Megatron-Bridge has "
-            "recipes with adapters, which take these degrees by hand)"
+            f"cannot export LoRA for {title}: it has no adapter arguments",
+            remedy="Use --engine accelerate or deepspeed",
         )
     return WrittenLaunch(
         engine=engine,
@@ -104,11 +104,11 @@ def read_back(draft: Draft, run: Run, title: str) -> Run:
     illegal = [one.text for one in found.findings if one.kind == "illegal"]
     if illegal:
         more = f", and {len(illegal) - 1} more" if len(illegal) > 1 else ""
-        raise InputError(f"{title} refuses the launch: {illegal[0]}{more}")
+        raise InputError(f"illegal for {title}: {illegal[0]}{more}")
     runs = found.run or found.described
     if runs is None:
         why = next((one.text for one in found.findings if one.kind == "not priced"), "")
-        raise InputError(f"{title} has what is written, and it has no price: {why}")
+        raise InputError(f"the files of {title} have no price: {why}")
     return runs
 
 

@@ -76,7 +76,7 @@ class Keys(Record):
         self.asked.add(key)
         if value is None:
             if default is None:
-                raise self.fail(key, "is missing", "add it")
+                raise self.fail(key, "is missing", "Add it")
             return default
         whole = isinstance(value, int) and not isinstance(value, bool)
         if isinstance(value, float) and value.is_integer():

@@ -90,8 +90,8 @@ def nearest(job: Job, reach: Reach) -> tuple[Plan, tuple[Loss, ...]]:
         refused = refused or problems[0]
     wanted = f" of tp {job.tensor_degree}" if job.tensor_degree else ""
     raise InputError(
-        f"{reach.title} takes no plan near this one{wanted}: {refused}; "
-        "search again with one degree for all layers (--fine-grained-mode 0)"
+        f"{reach.title} supports no plan near this one{wanted}: {refused}",
+        remedy="Search again with --fine-grained-mode 0, one strategy for all layers",
     )
 
 
@@ -212,7 +212,7 @@ def _losses(
     }
 
     def loss(key: str, before: str, after: str, because: str = "") -> Loss:
-        what = f"the plan has {before}; {title} {reasons[key]}, so it takes {after}{because}"
+        what = f"the plan has {before}, but {title} {reasons[key]}: it uses {after}{because}"
         return Loss(field=key, what=what)
 
     for key, text in of_layers.items():
@@ -232,9 +232,9 @@ def refuse_stages(job: Job, title: str, how: str) -> None:
     if plan.num_stages > 1:
         sizes = "+".join(map(str, plan.stage_sizes))
         raise UnsupportedError(
-            f"{title} has no pipeline, and the plan has {plan.num_stages} stages of {sizes} "
-            f"layers{how}",
-            remedy="search again with --max-pp-deg 1",
+            f"{title} has no pipeline, but the plan has {plan.num_stages} stages "
+            f"of {sizes} layers{how}",
+            remedy="Search again with --max-pp-deg 1",
         )
 
 
@@ -260,9 +260,10 @@ def summed_in_precision(job: Job, runs: Mapping[str, bool], who: str) -> tuple[s
     # Bits of the significand, including the implicit leading bit.
     bits = {"bf16": 8, "fp16": 11}[job.precision]
     note = (
-        f"{who} sums gradients of micro-batches and ranks in {job.precision}, and the plan is "
-        f"priced for sums in fp32: of each sum {bits} binary digits are kept, so small gradients "
-        "are lost beside large sums; memory and traffic are less, as --no-fp32-gradients predicts"
+        f"{who} sums gradients of micro-batches and ranks in {job.precision}, "
+        f"but the plan is priced for fp32 sums: {bits} binary digits of each sum "
+        "are kept, so small gradients are lost in large sums. Memory and "
+        "traffic are lower, as predicted with --no-fp32-gradients"
     )
     return (note,)
 
@@ -272,8 +273,8 @@ def whole_sequences(job: Job, near: Plan, title: str) -> tuple[Loss, ...]:
     if not (job.sequence_parallel and keeps_whole_sequences(near)):
         return ()
     what = (
-        f"the plan counts on Megatron sequence parallelism; {title} keeps whole sequences between "
-        f"the tensor-parallel blocks, so activations need more memory than predicted "
-        "(--no-sequence-parallel predicts it)"
+        f"the plan needs Megatron sequence parallelism, but {title} keeps whole "
+        "sequences between the tensor-parallel blocks: activations need more "
+        "memory than predicted (predict it with --no-sequence-parallel)"
     )
     return (Loss(field="sequence_parallel", what=what),)

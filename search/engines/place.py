@@ -114,8 +114,8 @@ def refuse_others(run: Run, title: str, keepers: tuple[str, ...]) -> None:
     if keeper not in (keepers or (None,)):
         own = "Megatron-LM" if keeper is None else keeper
         raise InputError(
-            f"the launch keeps and computes as {own} does, which {title} does otherwise; ask for "
-            f"a launch of {title}, or write this one for {own}"
+            f"the plan uses memory and kernels of {own}, which differ in {title}",
+            remedy=f"Use a plan of {title}, or export to {own}",
         )
 
 
@@ -133,8 +133,9 @@ def spec_of(place: Place, model: Model) -> ModelSpec | None:
     named, own = (spec.num_layers, layer.hidden_size), (model.num_layers, model.hidden)
     if named != own:
         raise InputError(
-            f"{place.model} has {named[0]} layers of width {named[1]}, the launch {own[0]} of "
-            f"width {own[1]}; name the model of the launch"
+            f"{place.model} has {named[0]} layers of width {named[1]}, but the "
+            f"plan has {own[0]} of width {own[1]}",
+            remedy="Use the model of the plan",
         )
     return spec
 

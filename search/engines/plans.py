@@ -164,7 +164,7 @@ def lower_for(engine: str) -> Lower:
 def _lowered(engine: EngineRecord, job: Job) -> Lowered:
     """Return the export of a plan to an engine with one set of degrees, by the engine's writer."""
     assert engine.near is not None, "it runs the nearest plan"
-    assert engine.handed is not None, "which is a launch"
+    assert engine.handed is not None, "which is a uniform plan"
     assert engine.write is not None, "that is written"
     near: Near = engine.near(job)
     run, place = engine.handed(job, near.plan)

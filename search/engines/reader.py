@@ -83,9 +83,9 @@ def attempt(read: Callable[[], ReadRun]) -> Attempt:
     try:
         found = read()
     except UnpricedError as error:
-        text = "{key} {problem}; {remedy}"
+        text = "{key} {problem}"
         values = {"key": error.key, "problem": error.problem, "remedy": error.remedy}
-        return Attempt(unpriced=notice("read.unpriced", "not priced", text, **values))
+        return Attempt(unpriced=notice("read.unpriced", "not priced", text, "{remedy}", **values))
     except RuleError as error:
         return Attempt(problems=error.broken)
     except DocumentError as error:
@@ -111,15 +111,15 @@ def world_size_of(path: Path | str, own: int | None, asked: Asked) -> int:
     if asked.world_size is not None and own is not None and own != asked.world_size:
         raise DocumentError(
             path,
-            f"the launch starts {own} processes and --hardware has {asked.world_size} GPUs",
-            remedy="give the hardware that it is for",
+            f"the script starts {own} processes, but --hardware has {asked.world_size} GPUs",
+            remedy=f"Use --hardware CARD:NxG with {own} GPUs",
         )
     found = asked.world_size or own
     if found is None:
         raise DocumentError(
             path,
-            "does not say the number of GPUs",
-            remedy="give --hardware, such as h100:8x8",
+            "contains no number of GPUs",
+            remedy="Add --hardware, such as h100:8x8",
         )
     return found
 
@@ -127,7 +127,7 @@ def world_size_of(path: Path | str, own: int | None, asked: Asked) -> int:
 def without_effect(trainer: str, keys: Iterable[tuple[str, str]]) -> tuple[Notice, ...]:
     """Return notices on keys without effect, from (key, reason) pairs."""
     return tuple(
-        notice(f"{trainer}.no-effect", "no effect", "{key}, since {why}", key=key, why=why)
+        notice(f"{trainer}.no-effect", "no effect", "{key} ({why})", key=key, why=why)
         for key, why in keys
     )
 

@@ -307,10 +307,10 @@ TORCH_EXPERTS = ExpertKernels(dispatcher="alltoall", grouped=True)
 PLAIN_RULES = (
     WHOLE_KEYS,
     Rule("transformers.latent", ("latent",), lambda latent: latent,
-         "layers of transformers with latent attention keep activations that nobody counts"),
+         "activations of transformers with latent attention are not counted"),
     Rule("transformers.etp", ("experts", "etp", "tp"), lambda experts, etp, tp:
-         (experts > 0) * (etp != tp), "it has no degrees of experts of their own: etp({etp}) is "
-         "not tp({tp})"),
+         (experts > 0) * (etp != tp),
+         "etp({etp}) must be tp({tp}): no separate expert tensor degree"),
 )  # fmt: skip
 """Rules of engines that train layers of transformers."""
 

@@ -124,7 +124,9 @@ def engine_of(source: Configuration) -> Engine:
     found = next((one for one in readers if one.owns is not None and one.owns(source)), None)
     if found is None:
         known = [f"{one.title} ({one.forms})" for one in readers]
-        raise DocumentError(source.path, f"is no launch of {_listed(known)}")
+        raise DocumentError(
+            source.path, f"is not a launch script or configuration of {_listed(known)}"
+        )
     return found
 
 

@@ -80,13 +80,13 @@ def route_of(request: Request) -> Route:
         return _layered(request, _unnamed(request))
     others = [name for name in request.given if not _of_launches(name, request)]
     if others:
-        return _layered(request, f"--{others[0]} is of such plans")
+        return _layered(request, f"--{others[0]} is an option of per-layer plans")
     from autopar.run.of_plan import uniform_model
     from search.planning.uniform.answer import open_launches
 
     spec = model_spec(request.inputs)
     if {*(request.degrees.ep or ())} - {1} and not any(one.num_experts for one in spec.layers):
-        raise OptionError(f"--ep: {spec.name} has no experts; leave it out")
+        raise OptionError(f"--ep: {spec.name} has no experts", remedy="Remove --ep")
     try:
         uniform_model(spec)
     except InputError as error:
@@ -94,7 +94,7 @@ def route_of(request: Request) -> Route:
     question = open_launches(request)
     plain = not _modern_parts(question.spec) and not request.degrees.any_given
     if plain and engine is None and request.inputs.stack is not None:
-        return _layered(request, "--stack says of whose software times are, and no --engine")
+        return _layered(request, "--stack selects a software stack, but --engine is not given")
     if plain:
         # per-layer plans of these engines may be exportable where uniform plans are not
         engines = tuple(one for one in question.engines if not _unwritten(question, one))
@@ -123,7 +123,7 @@ def with_site(request: Request) -> tuple[Request, tuple[str, ...]]:
     path, says = find_site_of(*shape)
     if path is None:
         return request, says
-    line = f"--site {path} (it lies in {path.parent} and was measured on this cluster)"
+    line = f"--site {path} (found in {path.parent}, measured on this cluster)"
     return replace(extended(request, {"site": str(path)}), found=(line,)), says
 
 
@@ -173,8 +173,8 @@ def _unnamed(request: Request) -> str:
     if inputs.time_profiling_path is not None or inputs.memory_profiling_path is not None:
         return ""
     if alone == {"hardware"}:
-        return "" if named_card(inputs.hardware) is None else "give --model to ask trainers"
-    return "give --hardware CARD:NxG to ask trainers"
+        return "" if named_card(inputs.hardware) is None else "use --model to search by engine"
+    return "use --hardware CARD:NxG to search by engine"
 
 
 def _estimated(request: Request, *, any_memory: bool = False) -> bool:
@@ -208,8 +208,8 @@ def refuse_options_of_plans(path: str, request: Request) -> None:
     for name in request.given:
         if not _of_launches(name, request):
             raise OptionError(
-                f"--{name}: {path} is a launch, and the option is of plans whose layers may "
-                "differ; leave it out"
+                f"--{name}: an option of per-layer plans, but {path} is a uniform plan",
+                remedy=f"Remove --{name}",
             )
 
 
@@ -277,7 +277,9 @@ def _per_layer(request: Request, route: Route) -> Chosen:
     if not route.layered:
         return Chosen(request=replace(request, engine=None), why=route.why)
     if request.output.frontier:
-        raise OptionError("--engine: not together with --frontier; leave one of them out")
+        raise OptionError(
+            "--engine cannot be combined with --frontier", remedy="Remove one of them"
+        )
     one = len(route.layered) == 1
     found = choose(request) if one else choose_any(request, route.layered)
     return replace(found, why=route.why)

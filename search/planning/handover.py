@@ -189,7 +189,7 @@ def _of_other(
             f"{format_seconds(before.step.total_s)} with {own.title}"
         )
     if after.odds_of_oom > question.oom_risk:
-        change += f"; does not fit: out of memory {format_odds(after.odds_of_oom)}"
+        change += f"; does not fit: OOM probability {format_odds(after.odds_of_oom)}"
     price = {"before": _timed(before, question), "after": _timed(after, question), "why": untimed}
     return found.run, found.losses, change, price
 
@@ -310,11 +310,11 @@ def advised(job: Job, engine: str, error: UnsupportedError) -> InputError:
             (near if lower_for(other)(job).losses else whole).append(other)
     names = whole or near
     if not names:
-        return InputError(f"{error.problem}; {error.remedy or 'no other engine takes it either'}")
+        return InputError(error.problem, remedy=error.remedy or "No other engine supports it")
     listed = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-    advice = f"export to {listed} instead" + ("" if whole else " with --allow-approx")
-    more = f", or {error.remedy}" if error.remedy else ""
-    return InputError(f"{error.problem}; {advice}{more}")
+    advice = f"Export to {listed} instead" + ("" if whole else " with --allow-approx")
+    more = f", or {error.remedy[0].lower()}{error.remedy[1:]}" if error.remedy else ""
+    return InputError(error.problem, remedy=f"{advice}{more}")
 
 
 def _only(lowered: Lowered, before: Prediction, price: Price) -> Choice:
@@ -400,7 +400,7 @@ def _changes(choice: Choice) -> list[str]:
     if choice.not_priced:
         change = f"not priced: {choice.not_priced}"
     elif choice.before is None or choice.after is None:
-        change = "unknown without hardware; --hardware CARD:NxG prices it"
+        change = "unknown without hardware. Add --hardware CARD:NxG"
     else:
         change = change_sentence(choice.before, choice.after)
     return [f"as the engine runs it{how}: {change}"]
@@ -446,8 +446,8 @@ def job_of(
     sizes = (inputs.num_layers, inputs.seq_length, inputs.hidden_size)
     if inputs.model is None and None in sizes:
         raise OptionError(
-            "--model: is missing, and the plan does not say it; give a shipped name, a config.json "
-            "or a model.json"
+            "the plan does not name its model",
+            remedy="Add --model NAME, config.json or model.json",
         )
     session = None
     # without named hardware the export has no price
@@ -467,8 +467,8 @@ def job_of(
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise DocumentError(
             path,
-            f"the plan is illegal for {spec.name}: {problems[0]}{more}",
-            remedy="autopar-search --evaluate shows everything",
+            f"illegal plan for {spec.name}: {problems[0]}{more}",
+            remedy="Run autopar-search --evaluate to list all reasons",
         )
     job = Job(
         plan=plan,
@@ -502,9 +502,9 @@ def _without_hardware(
     if len(plan.layers) != num_layers:
         raise DocumentError(
             path,
-            f"describes {len(plan.layers)} layers while the model has {num_layers}",
+            f"describes {len(plan.layers)} layers, but the model has {num_layers}",
             key="tp_sizes_enc",
-            remedy="give the plan's --model or --num-layers",
+            remedy="Use the plan's --model or --num-layers",
         )
     check_known(plan, path)
     if gpus is None:
@@ -512,11 +512,11 @@ def _without_hardware(
         gpus = world // nodes if nodes else 8 if world % 8 == 0 else world
     if nodes is None:
         nodes = max(1, world // gpus)
-        notice(f"no --nodes given, writing for {nodes} x {gpus} GPUs")
+        notice(f"--nodes not given; writing for {nodes} x {gpus} GPUs")
     if nodes * gpus != world:
         raise OptionError(
-            f"--nodes: {nodes} x {gpus} GPUs are {nodes * gpus}, the plan is for {world}; give "
-            "--nodes and --gpus-per-node of the cluster"
+            f"--nodes: {nodes} x {gpus} GPUs are {nodes * gpus}, but the plan needs {world}",
+            remedy="Use --nodes and --gpus-per-node of the cluster",
         )
     return plan, nodes, gpus
 

@@ -72,18 +72,18 @@ def read_plan_for(
         own = _own_file(where)
         raise DocumentError(
             where,
-            f"is {plan.world_size} while the hardware has {world} GPUs",
+            f"is {plan.world_size}, but the hardware has {world} GPUs",
             key="world_size",
-            remedy=f"give {own} beside it, which says model and hardware"
+            remedy=f"Add {own}, which contains model and hardware"
             if own
-            else "give the plan's --hardware, or --nodes and --gpus-per-node",
+            else "Use the plan's --hardware, or --nodes and --gpus-per-node",
         )
     if len(plan.layers) != spec.num_layers:
         raise DocumentError(
             where,
-            f"describes {len(plan.layers)} layers while {spec.name} has {spec.num_layers}",
+            f"describes {len(plan.layers)} layers, but {spec.name} has {spec.num_layers}",
             key="tp_sizes_enc",
-            remedy="give the plan's --model or --num-layers",
+            remedy="Use the plan's --model or --num-layers",
         )
     check_known(plan, where)
     return plan
@@ -106,7 +106,7 @@ def check_known(plan: Plan, where: Path | str) -> None:
             where,
             f"has {', '.join(unknown)}, which the planner neither prices nor exports",
             key="plan",
-            remedy="give a plan without, or run this one with profiler.plan",
+            remedy="Use a plan without it, or run this one with profiler.plan",
         )
 
 
@@ -307,9 +307,9 @@ def _without_effect(inputs: InputSpec, hardware: HardwareProfile) -> list[str]:
     """Return one sentence per given option on files that has no effect, as no file is read."""
     found = []
     if inputs.parameter_bytes is not None and inputs.memory_profiling_path is None:
-        found.append("--parameter-bytes has no effect, no --memory-profiling-path is given")
+        found.append("--parameter-bytes has no effect without --memory-profiling-path")
     if inputs.bandwidth_unit is not None and all(s.estimated for s in hardware.sources):
-        found.append(f"--bandwidth-unit has no effect, {hardware.name} is estimated")
+        found.append(f"--bandwidth-unit has no effect: {hardware.name} is estimated")
     return found
 
 
@@ -397,7 +397,7 @@ def open_session(
         (inputs.uses_default_hardware, "--hardware", DEFAULT_HARDWARE, "estimated"),
     )
     notices = [
-        f"no {option} given, planning for the shipped {name} ({what})"
+        f"{option} not given; using the shipped {name} ({what})"
         for absent, option, name, what in unnamed
         if absent
     ]
@@ -405,9 +405,9 @@ def open_session(
     named = {option.removeprefix("--"): name for absent, option, name, _ in unnamed if absent}
     if not BATCH_OPTIONS & set(given) and hardware.world_size > options.max_bsz:
         notices.append(
-            f"no batch size given, planning for a global batch of {options.max_bsz}, fewer samples "
-            f"than the {hardware.world_size} GPUs; give --global-batch-size, or --min-bsz and "
-            "--max-bsz"
+            f"--global-batch-size not given; using {options.max_bsz}, fewer "
+            f"samples than the {hardware.world_size} GPUs. Add it, or --min-bsz "
+            "and --max-bsz"
         )
     notices += _unsaid_length(inputs, spec)
     notices += _without_effect(inputs, hardware)

@@ -166,7 +166,7 @@ def _parse(text: str, *, forbid: bool) -> list[Rule]:
     option = "--forbid" if forbid else "--pin"
 
     def fail(problem: str) -> OptionError:
-        return OptionError(f"{option} {text!r}: {problem}; the grammar is {GRAMMAR}")
+        return OptionError(f"{option} {text!r}: {problem}", remedy=f"Expected grammar: {GRAMMAR}")
 
     scope, colon, body = text.strip().partition(":")
     layers: tuple[int, int] | None = None
@@ -196,7 +196,7 @@ def _parse(text: str, *, forbid: bool) -> list[Rule]:
             near = nearest(key, _KIND, 0.4)
             raise fail(
                 f"unknown key {key!r}"
-                + (f", did you mean {near!r}?" if near else f", known are {', '.join(_KIND)}")
+                + (f". Did you mean {near!r}?" if near else f", expected one of {', '.join(_KIND)}")
             )
         if colon and _KIND[key] != "layer":
             raise fail(f"{key!r} belongs to the whole plan and cannot follow {scope.strip()!r}")
@@ -368,8 +368,9 @@ def build_space(
     stages = _stages(options, preset, world_size, num_layers, rules)
     if not stages:
         raise OptionError(
-            f"no number of pipeline stages is left for {world_size} GPUs and {num_layers} layers; "
-            "check --max-pp-deg, --disable-pp, --pp-division and --pin pp="
+            f"no number of pipeline stages is possible for {world_size} GPUs and "
+            f"{num_layers} layers",
+            remedy="Check --max-pp-deg, --disable-pp, --pp-division and --pin pp=",
         )
     # union over all numbers of stages; degrees that do not divide the ranks of a stage have no row
     degrees = sorted({d for p in stages for d in divisors(world_size // p)})
@@ -378,9 +379,9 @@ def build_space(
     vocab = tuple(v for v in _vocab(options, preset, degrees, contexts) if rules.allows_vocab(v))
     if not strategies or not vocab:
         raise OptionError(
-            "no strategy is left for "
+            "no strategy is possible for "
             + ("the layers" if not strategies else "embedding and head")
-            + "; check --sp-space, the --disable-* options, --pin and --forbid"
+            + ". Check --sp-space, the --disable-* options, --pin and --forbid"
         )
     shards = sorted({s.tp * s.cp for s in strategies})
     types = _defaults(options)
@@ -445,8 +446,9 @@ def _stages(
         if sum(options.pp_division) != num_layers:
             shown = " + ".join(map(str, options.pp_division))
             raise OptionError(
-                f"--pp-division: {shown} = {sum(options.pp_division)} layers, the model has "
-                f"{num_layers}; give one number per stage that sum to it"
+                f"--pp-division: {shown} = {sum(options.pp_division)} layers, "
+                f"but the model has {num_layers}",
+                remedy="Give one number per stage that sum to it",
             )
         stages = [p for p in stages if p == len(options.pp_division)]
     return [p for p in stages if rules.allows_stages(p)]
@@ -541,14 +543,15 @@ def _no_batch(
     pipelines += " pipeline stage" + ("" if list(stages) == [1] else "s")
     if not batches:
         return (
-            f"--min-bsz {options.min_bsz} to --max-bsz {options.max_bsz} contains no batch size; "
-            "give --max-bsz >= --min-bsz"
+            f"--min-bsz {options.min_bsz} to --max-bsz {options.max_bsz} "
+            "contains no batch size. Use --max-bsz >= --min-bsz"
         )
     chunk = "" if options.settle_chunk is None else f" in {options.settle_chunk} micro-batches"
     return (
-        f"no global batch size ({shown}){chunk} splits into whole samples per rank on "
+        f"no global batch size ({shown}){chunk} gives whole samples per rank on "
         f"{world_size} GPUs with {pipelines} (G must be divisible by m*d, and "
-        "1F1B needs m >= p); give another --global-batch-size, --micro-batches or --bsz-scale"
+        "1F1B needs m >= p). Change --global-batch-size, --micro-batches or "
+        "--bsz-scale"
     )
 
 

@@ -244,12 +244,12 @@ def read_trace(path: str) -> tuple[Side, int, list[str]]:
     where = Path(path)
     try:
         if where.stat().st_size > _MOST_BYTES:
-            raise DocumentError(path, "is larger than 2 GiB", remedy="record fewer steps")
+            raise DocumentError(path, "is larger than 2 GiB", remedy="Record fewer steps")
         raw = where.read_bytes()
         data = json.loads(gzip.decompress(raw) if where.suffix == ".gz" else raw)
     except (OSError, EOFError, ValueError) as error:
         raise DocumentError(
-            path, f"is no trace that can be read ({error})", remedy="give torch.profiler's JSON"
+            path, f"not a readable trace ({error})", remedy="Use the JSON of torch.profiler"
         ) from None
     info = data.get("distributedInfo") if isinstance(data, dict) else None
     rank = info.get("rank", 0) if isinstance(info, dict) else 0
@@ -269,9 +269,9 @@ def side_of_trace(data: Any, name: str, rank: int) -> tuple[Side, int, list[str]
     if not kernels:
         raise DocumentError(
             name,
-            "has no kernels of a device",
+            "contains no device kernels",
             key="traceEvents",
-            remedy="record a step with ProfilerActivity.CUDA",
+            remedy="Record a step with ProfilerActivity.CUDA",
         )
     notes = []
     places = {one.get("pid") for one in kernels}
@@ -285,10 +285,7 @@ def side_of_trace(data: Any, name: str, rank: int) -> tuple[Side, int, list[str]
     if not windows:
         start = min(one["ts"] for one in kernels)
         windows = [(start, max(one["ts"] + one["dur"] for one in kernels))]
-        notes.append(
-            f"{name} marks no steps (ProfilerStep#N): everything from its first to its last kernel "
-            "is taken for one"
-        )
+        notes.append(f"{name} marks no steps (ProfilerStep#N): all kernels are treated as one step")
     ends = {term: _ends([one for one in kernels if _term(one) == term]) for term in TRACE_TERMS}
     found = [_exposed(ends, *window) for window in windows]
     step_s = float(np.mean([end - start for start, end in windows])) * 1e-6
@@ -403,7 +400,10 @@ def both_sides(
     first, second = paths
     if is_trace(first):
         if not is_trace(second):
-            raise InputError(f"{first}: is a trace; give the plan first and the trace second")
+            raise InputError(
+                f"{first}: is a trace, expected a plan",
+                remedy="Give the plan first and the trace second",
+            )
         left, _, notes = read_trace(first)
         right, _, more = read_trace(second)
         return compare(left, right, [*notes, *more])

@@ -75,7 +75,8 @@ def choices(raw: Mapping[str, object]) -> tuple[Choice, ...]:
     count = math.prod(len(values) for _, values in axes)
     if count > MOST_COMBINATIONS:
         raise OptionError(
-            f"there are {count:,} combinations, expected {MOST_COMBINATIONS:,} at most; give fewer "
+            f"{count:,} combinations are too many, expected "
+            f"{MOST_COMBINATIONS:,} at most. Use fewer "
             + " or ".join(f"--{name}" for name, values in axes if len(values) > 1)
         )
     found = []
@@ -382,7 +383,7 @@ def price_of(hardware: str | None, prices: Mapping[str, float]) -> float | None:
 def _figures(price: Price, hardware: str | None, prices: Mapping[str, float]) -> Figures:
     """Return the figures of a plan; prices : price of a GPU-hour by typed hardware or by card."""
     found, full, hour = price.throughput, price.fullest, price_of(hardware, prices)
-    assert found is not None, "what was searched has a step time"
+    assert found is not None, "a searched plan has a step time"
     speed, ends = found.tokens_per_s, found.ends
     low, high = full.reserved_bytes
     return Figures(

@@ -51,7 +51,7 @@ def too_small(question: Question, spec: ModelSpec) -> str:
     least = _STATES_BYTES * model_parameter_count(spec) / question.job.world
     if least <= question.card.memory_bytes:
         return ""
-    return f"weights and moments alone take {format_bytes(least)} of each GPU"
+    return f"weights and moments alone need {format_bytes(least)} per GPU"
 
 
 def chosen_cluster(raw: Mapping[str, object], request: Request) -> Reached:
@@ -65,8 +65,9 @@ def chosen_cluster(raw: Mapping[str, object], request: Request) -> Reached:
     question = route_of(request).launches
     if question is None:
         raise OptionError(
-            f"--goal {goal}: is of --model NAME and --hardware CARD:NxG without measured files or "
-            "options of plans whose layers may differ; leave it out"
+            f"--goal {goal} needs --model NAME and --hardware CARD:NxG, without "
+            "measured files or options of per-layer plans",
+            remedy="Remove --goal",
         )
     card, nodes, per_node = card_shape(
         str(request.inputs.hardware),
@@ -137,8 +138,8 @@ def _refuse_rate(tried: Sequence[Tried], wanted: float | None) -> None:
     fast = max(tried, key=lambda one: one.tokens_per_s or 0.0)
     if fast.tokens_per_s is not None:
         raise InfeasibleError(
-            f"--tokens-per-s {wanted:,.0f}: no part of {tried[-1].hardware} reaches it; the "
-            f"fastest, {fast.hardware}, has {fast.tokens_per_s:,.0f}; give more nodes"
+            f"--tokens-per-s {wanted:,.0f}: no part of {tried[-1].hardware} reaches it",
+            remedy=f"Use more nodes: {fast.hardware} reaches {fast.tokens_per_s:,.0f}",
         )
 
 

@@ -42,7 +42,8 @@ def _words(name: str, known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
             if word not in (*known, "any"):
                 hint = did_you_mean(word, (*known, "any"), 0.5)
                 raise OptionError(
-                    f"--{name}: expected any or some of {', '.join(known)}, got {word!r:.60}{hint}"
+                    f"--{name}: expected any or some of {', '.join(known)}, got {word!r:.60}",
+                    remedy=hint,
                 )
         return tuple(known) if "any" in found else tuple(dict.fromkeys(found))
 
@@ -61,7 +62,8 @@ def _schedules(text: str) -> tuple[Schedule, ...]:
             hint = did_you_mean(word, (*_SCHEDULES, *TORCH_NAMES.values()), 0.5)
             raise OptionError(
                 f"--schedule: expected any or some of {', '.join(_SCHEDULES)}, or torchtitan's "
-                f"names of them, got {item.strip()!r:.60}{hint}"
+                f"names of them, got {item.strip()!r:.60}",
+                remedy=hint,
             )
         found.append(schedule)
     return tuple(dict.fromkeys(found))
@@ -88,7 +90,8 @@ def _recomputations(text: str) -> tuple[str, ...]:
             hint = did_you_mean(words, (NONE, FULL, "op", *MODULES), 0.5)
             raise OptionError(
                 f"--recompute: expected none, full, op, block N, or modules joined by + "
-                f"({', '.join(MODULES)}), got {item!r:.60}{hint}"
+                f"({', '.join(MODULES)}), got {item!r:.60}",
+                remedy=hint,
             )
     return tuple(dict.fromkeys(found))
 
@@ -108,12 +111,13 @@ def _offloads(text: str) -> tuple[str, ...]:
             hint = did_you_mean(words, (NONE, "any", *OFFLOADED), 0.5)
             raise OptionError(
                 f"--offload-activations: expected none, any, or modules joined by + "
-                f"({', '.join(OFFLOADED)}), got {item!r:.60}{hint}"
+                f"({', '.join(OFFLOADED)}), got {item!r:.60}",
+                remedy=hint,
             )
         if "attn_proj" in modules and "core_attn" not in modules:
             raise OptionError(
-                "--offload-activations: attn_proj goes together with core_attn alone; give "
-                f"{'+'.join(sorted({*modules, 'core_attn'}))}"
+                "--offload-activations attn_proj needs core_attn",
+                remedy=f"Use {'+'.join(sorted({*modules, 'core_attn'}))}",
             )
         found.append("+".join(sorted({*modules})))
     return tuple(dict.fromkeys(found))
@@ -128,18 +132,18 @@ class DegreeOptions:
     """Constraints on degrees and settings of plans; None allows any value."""
 
     tp: tuple[int, ...] | None = _degree(
-        "tensor degree, or some to choose from: 2,4",
-        brief="fix a degree, or some: 2,4; others: --help degrees",
+        "tensor degree, or several to choose from: 2,4",
+        brief="set a degree, or several: 2,4; others: --help degrees",
         most_used=True,
     )
     cp: tuple[int, ...] | None = _degree("context degree")
     ep: tuple[int, ...] | None = _degree("expert degree")
     etp: tuple[int, ...] | None = _degree("tensor degree of experts")
     pp: tuple[int, ...] | None = _degree("pipeline stages")
-    vpp: tuple[int, ...] | None = _degree("chunks of layers of a stage (virtual pipeline)")
+    vpp: tuple[int, ...] | None = _degree("virtual pipeline size: chunks per pipeline stage")
     schedule: tuple[str, ...] | None = option(
         None,
-        help=f"of a pipeline: {', '.join(SHORT_NAMES.values())}, or torchtitan's names",
+        help=(f"pipeline schedule: {', '.join(SHORT_NAMES.values())}, or torchtitan's names"),
         panel=_DEGREES,
         shown="any",
         parse=_schedules,
@@ -151,7 +155,9 @@ class DegreeOptions:
     dp_replicate: tuple[int, ...] | None = _degree(
         "number of HSDP replicas, or of distributed-optimizer instances"
     )
-    micro_batch_size: tuple[int, ...] | None = _degree("sequences of a micro-batch on a data rank")
+    micro_batch_size: tuple[int, ...] | None = _degree(
+        "micro-batch size in sequences, per data-parallel rank"
+    )
     recompute: tuple[str, ...] | None = option(
         None,
         help="none, full, op, block N, or modules: core_attn+mlp",
@@ -187,7 +193,7 @@ class DegreeOptions:
         None,
         help="torch.compile for each layer (torchtitan)",
         panel=_DEGREES,
-        shown="whichever is faster",
+        shown="the faster one",
     )
     moe_overlap: bool | None = option(
         None,
@@ -230,7 +236,7 @@ class DegreeOptions:
     def __post_init__(self) -> None:
         validate(self)
         if self.lora_base is not None and self.lora is None:
-            raise OptionError("--lora-base: is of the weights beside adapters; give --lora, too")
+            raise OptionError("--lora-base needs --lora", remedy="Add --lora RANK")
 
     @property
     def any_given(self) -> bool:
@@ -277,10 +283,10 @@ def rules_of(options: DegreeOptions, why: str = "") -> Mapping[str, object]:
     why : reason for per-layer plans, where another option requires them; empty otherwise. Raises
     OptionError for options that per-layer plans do not support.
     """
-    remedy = "give --engine megatron, torchtitan, deepspeed or accelerate, with a model and a card"
+    remedy = "Use --engine megatron, torchtitan, deepspeed or accelerate, with a model and a card"
     if why:
         # a reason that is not an option comes from the model, which the user cannot omit
-        remedy = "leave one of both out" if why.startswith("--") else "leave it out"
+        remedy = "Remove one of them" if why.startswith("--") else "Remove --{}"
     lone: dict[str, Any] = {}
     for row in rows_of(DegreeOptions):
         value = getattr(options, row.field)
@@ -289,8 +295,8 @@ def rules_of(options: DegreeOptions, why: str = "") -> Mapping[str, object]:
         if isinstance(value, tuple):
             if len(value) > 1:
                 raise OptionError(
-                    f"--{row.name}: plans whose layers differ take one value here{_beside(why)}; "
-                    f"take one, or {remedy}"
+                    f"--{row.name}: per-layer plans need one value{_beside(why)}",
+                    remedy=remedy.format(row.name),
                 )
             lone[row.name] = value[0]
         else:
@@ -325,8 +331,8 @@ def rules_of(options: DegreeOptions, why: str = "") -> Mapping[str, object]:
     if lone:
         name, value = next(iter(lone.items()))
         raise OptionError(
-            f"--{name}: {value} is of launches of one trainer, not of plans whose layers may "
-            f"differ{_beside(why)}; {remedy}"
+            f"--{name} {value}: an option of uniform plans, not of per-layer plans{_beside(why)}",
+            remedy=remedy.format(name),
         )
     if rules:
         changes["pin"] = (",".join(rules),)
@@ -349,7 +355,8 @@ def with_training_precision(raw: Mapping[str, object]) -> Mapping[str, object]:
     known = raw.get("mixed-precision", asked)
     if known != asked:
         raise OptionError(
-            f"--precision: {asked} contradicts --mixed-precision {known}; leave one out"
+            f"--precision: {asked} contradicts --mixed-precision {known}",
+            remedy="Remove one of them",
         )
     return {
         "mixed-precision" if name == "precision" else name: value for name, value in raw.items()

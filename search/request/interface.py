@@ -48,10 +48,10 @@ def search_options(options: Mapping[str, Any]) -> SearchOptions:
         key = _GIB_KEYS.get(name, name)
         if key not in known:
             names = (*known, *_GIB_KEYS)
-            hint = did_you_mean(name, names, 0.5, otherwise="see search.SearchOptions")
-            raise OptionError(f"unknown option {name!r}{hint}")
+            hint = did_you_mean(name, names, 0.5, otherwise="See search.SearchOptions")
+            raise OptionError(f"unknown option {name!r}", remedy=hint)
         if key in chosen:
-            raise OptionError(f"{name}: the other unit of it is given too; leave one of them out")
+            raise OptionError(f"{name}: also given in its other unit", remedy="Remove one of them")
         # the keyword is in GiB, the field in bytes; SearchOptions rejects values that are no
         # numbers
         if name in _GIB_KEYS and isinstance(value, int | float) and not isinstance(value, bool):

@@ -44,9 +44,7 @@ MOST_BATCHES = 10_000
 
 
 def _in_mib(number: float) -> str:
-    return (
-        f"{number:.12g} GiB is more than any GPU has; are MiB meant? then it is {number / 1024:.4g}"
-    )
+    return f"{number:.12g} GiB is more than any GPU has. If it is in MiB, use {number / 1024:.4g}"
 
 
 PANELS = (_IN, _MEM, "Degrees", "Fine-tuning", _SPACE, _COST, _OUT)
@@ -129,7 +127,7 @@ class SearchOptions:
     )
     # space
     search_space: Literal["full", "3d", "dp+tp", "dp+pp", "dp", "sdp", "tp", "pp"] = option(
-        "full", help="dimensions to combine", panel=_SPACE
+        "full", help="search space: dimensions to combine", panel=_SPACE
     )
     sp_space: Literal["tp", "sp", "tp+sp"] = option(
         "tp", help="tensor parallelism, Ulysses, or either per layer", panel=_SPACE
@@ -263,15 +261,16 @@ class SearchOptions:
 
             if not isinstance(self.calibration, Calibration):
                 raise OptionError(
-                    "--calibration: expected a path or what read_calibration returns, "
-                    f"got {self.calibration!r:.60}"
+                    "--calibration: expected a path or the result of "
+                    f"read_calibration, got {self.calibration!r:.60}"
                 )
         if self.min_bsz > self.max_bsz:
             raise OptionError(f"--min-bsz: {self.min_bsz} exceeds --max-bsz {self.max_bsz}")
         if (self.max_bsz - self.min_bsz) // self.bsz_scale >= MOST_BATCHES:
             raise OptionError(
                 f"--bsz-scale: {self.min_bsz} to {self.max_bsz} by {self.bsz_scale} are more than "
-                f"{MOST_BATCHES} global batches; take a larger step or a smaller range"
+                f"{MOST_BATCHES} global batches",
+                remedy="Use a larger step or a smaller range",
             )
 
 

@@ -64,13 +64,13 @@ class Places(Record):
         lines = []
         if self.hardware is not None:
             lines.append(
-                f"no --hardware given, planning with the hardware of {self.hardware}; --hardware "
-                "CARD:NxG estimates instead"
+                f"--hardware not given; using the hardware of {self.hardware}. "
+                "Use --hardware CARD:NxG to estimate"
             )
         if self.times is not None:
             lines.append(
-                f"no --time-profiling-path given, planning with {self._profile}; --hardware "
-                "CARD:NxG estimates instead"
+                f"--time-profiling-path not given; using {self._profile}. Use "
+                "--hardware CARD:NxG to estimate"
             )
         return (*lines, *self.unused)
 
@@ -134,15 +134,19 @@ def find_places(
     if times:
         if not memory:
             raise OptionError(
-                f"--memory-profiling-path: is missing; {times[0]} has times of {model.name} and "
-                f"{model_folder(model.name)} no memory, which profile-model --profile-type memory "
-                "counts"
+                f"{times[0]} has times of {model.name}, but "
+                f"{model_folder(model.name)} has no memory",
+                remedy=(
+                    "Add --memory-profiling-path; profile-model --profile-type memory counts it"
+                ),
             )
         if not has_hardware and not hardware:
             raise OptionError(
-                f"--hardware: is missing; {times[0]} has measured times of {model.name}, and "
-                f"{HARDWARE_FOLDER} no cluster: {_MEASURE_HARDWARE} measures it, and --hardware "
-                "CARD:NxG such as a100-80gb:1x8 estimates both"
+                f"--hardware is missing: {times[0]} has measured times of "
+                f"{model.name}, but {HARDWARE_FOLDER} no cluster",
+                remedy=(
+                    f"Add --hardware CARD:NxG such as a100-80gb:1x8, or run {_MEASURE_HARDWARE}"
+                ),
             )
         if len(hardware) == 1:
             times = _of_the_device(times, model, precision, hardware[0])
@@ -153,7 +157,7 @@ def find_places(
         )
     others = dict.fromkeys((*other_times, *other_memory))
     unused = [
-        f"what {folder} has is not used: it was measured of {model.name} with other sizes"
+        (f"profile of {folder} not used: {model.name} was measured with other sizes")
         for folder in others
         if not is_shipped_folder(folder)
     ]
@@ -165,8 +169,9 @@ def find_places(
         )
     if hardware:
         unused.append(
-            f"the hardware of {hardware[0]} is not used: no times of {model.name} in {precision} "
-            f"lie in {model_folder(model.name)}, where profile-model writes them"
+            f"hardware of {hardware[0]} not used: {model_folder(model.name)} has "
+            f"no times of {model.name} in {precision}, which profile-model "
+            "writes"
         )
     return Places(unused=tuple(unused))
 
@@ -212,8 +217,9 @@ def _of_the_device(
     if not left:
         folder, devices = next(iter(there.items()))
         raise OptionError(
-            f"--hardware: is missing; times of {folder} were measured on {min(devices)} and the "
-            f"cluster of {hardware} is of {min(here)}; name both folders to plan with them"
+            f"--hardware is missing: times of {folder} were measured on "
+            f"{min(devices)}, but {hardware} on {min(here)}",
+            remedy="Give both folders to plan with them",
         )
     return left
 
@@ -231,15 +237,17 @@ def _only(option: str, what: str, folders: Sequence[Path]) -> str | None:
     """Return the only folder, None without any; raise OptionError for several."""
     if len(folders) > 1:
         listed = " and ".join(str(folder) for folder in folders)
-        raise OptionError(f"{option}: is missing, and {what} lie in {listed}; name one of them")
+        raise OptionError(f"{option} is missing: {what} are in {listed}", remedy="Add one of them")
     return str(folders[0]) if folders else None
 
 
 def _beside_a_card(model: ModelSpec, card: str, times: Sequence[Path]) -> list[str]:
     """Return at most one sentence on measured times that are unused because a card is named."""
     return [
-        f"times of {folder} are not used beside --hardware {card}, which estimates {model.name}; "
-        f"name them with --time-profiling-path and --memory-profiling-path"
+        (
+            f"times of {folder} not used: --hardware {card} estimates {model.name}. "
+            "Use them with --time-profiling-path and --memory-profiling-path"
+        )
         for folder in times[:1]
     ]
 
@@ -262,8 +270,10 @@ def _lonely_memory(model: ModelSpec, memory: Sequence[Path]) -> list[str]:
     """Return at most one sentence on user-measured memory without measured times."""
     own = [folder for folder in memory if not is_shipped_folder(folder)]
     return [
-        f"memory of {folder} is not used: no times of {model.name} lie beside it, and "
-        f"profile-model --profile-type computation takes them"
+        (
+            f"memory of {folder} not used: it has no times of {model.name}. Measure "
+            "them with profile-model --profile-type computation"
+        )
         for folder in own[:1]
     ]
 
@@ -286,30 +296,30 @@ def find_site_of(
         try:
             site = load_site(str(path))
         except InputError as error:
-            says.append(f"what {path} has is not used: {error}")
+            says.append(f"{path} not used: {error}")
             continue
         # ignore sites of other cards and sites without a card
         if site.card is None or not _is_of(site, wanted):
             continue
         measured = (site.num_nodes, site.gpus_per_node)
-        why = "its figures are no machine's" if not site.known else ""
+        why = "it is synthetic" if not site.known else ""
         if measured != (num_nodes, gpus_per_node):
             why = f"it was measured on {site.num_nodes} x {site.gpus_per_node} GPUs"
         if why:
-            says.append(f"what {path} has is not used: {why}; --site {path} takes it all the same")
+            says.append(f"{path} not used: {why}. Use --site {path} to use all of it")
         else:
             found.append(path)
     if len(found) > 1:
         listed = " and ".join(map(str, found))
         raise OptionError(
-            f"--site: is missing, and {listed} are of {num_nodes} x {gpus_per_node} {wanted.name}; "
-            "name one of them, or --site none"
+            f"--site is missing: {listed} match {num_nodes} x {gpus_per_node} {wanted.name}",
+            remedy="Add one of them, or --site none",
         )
     if not found:
         return None, tuple(says)
     line = (
-        f"no --site given, estimating with what {found[0]} measured of this cluster; --site none "
-        "leaves it out"
+        f"--site not given; using {found[0]}, measured on this cluster. Use "
+        "--site none to ignore it"
     )
     return found[0], (line, *says)
 
@@ -373,8 +383,8 @@ def card_with_shape(
     per_node = gpus_per_node or min(most, world_size or most)
     if num_nodes is None and gpus_per_node is None and world_size is None:
         raise OptionError(
-            f"--hardware: {card} is a card, of how many GPUs? give {card}:8x{most} for 8 nodes of "
-            f"{most} GPUs, or --gpus 64 beside it"
+            f"--hardware {card} has no size",
+            remedy=f"Use {card}:8x{most} (8 nodes of {most} GPUs), or add --gpus 64",
         )
     if world_size is None:
         return f"{card}:{num_nodes or 1}x{per_node}"
@@ -383,8 +393,8 @@ def card_with_shape(
     nodes = num_nodes or world_size // max(per_node, 1)
     if nodes * per_node != world_size:
         raise OptionError(
-            f"--gpus: {nodes} nodes of {per_node} are {nodes * per_node} GPUs, not {world_size}; "
-            f"give --hardware {card}:NxG, or other --nodes and --gpus-per-node"
+            f"--gpus {world_size}: {nodes} nodes of {per_node} are {nodes * per_node} GPUs",
+            remedy=f"Use --hardware {card}:NxG, or other --nodes and --gpus-per-node",
         )
     return f"{card}:{nodes}x{per_node}"
 
@@ -425,6 +435,7 @@ def measured_shape(
         nodes = world // gpus if gpus else 0
     if nodes * gpus != world:
         raise OptionError(
-            f"--gpus: --nodes({nodes}) * --gpus-per-node({gpus}) = {nodes * gpus} != {world}"
+            f"--gpus {world}: --nodes({nodes}) * --gpus-per-node({gpus}) = "
+            f"{nodes * gpus} != {world}"
         )
     return nodes, gpus

@@ -57,7 +57,7 @@ _OF_MODELS = (
 """Fields of `InputSpec` that do not affect the hardware (`_OF_MODELS`) or the model profile.
 
 The model profile additionally depends on the card."""
-_MAKE_TIMES = "`torchrun -m profiler.hardware` makes it (sp_time_*.json)"
+_MAKE_TIMES = "Create it with `torchrun -m profiler.hardware` (sp_time_*.json)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class InputSpec:
         None, help="collective times (for tp+sp), or their folder", panel=_IN
     )
     bandwidth_unit: Literal["GB/s", "MiB/ms"] | None = option(
-        None, help="unit of files without a sidecar", panel=_IN, shown="GB/s"
+        None, help="bandwidth unit of files without a sidecar", panel=_IN, shown="GB/s"
     )
     parameter_bytes: Literal[2, 4] | None = option(
         None, help="bytes per parameter in parameter_size", panel=_IN, shown="4"
@@ -232,8 +232,8 @@ def load_placed(
     hardware, card = once(("hardware", of_cluster), lambda: _hardware(inputs))
     if inputs.site is not None and card is None:
         raise OptionError(
-            "--site: the hardware is measured and --site is of estimates; leave it out, or give "
-            "--hardware CARD:NxG"
+            "--site needs estimated hardware, but the hardware is measured",
+            remedy="Remove --site, or use --hardware CARD:NxG",
         )
     if options.sp_space != "tp" and not options.disable_sp and hardware.world_size > 1:
         _require_all_to_all(inputs, options, hardware)
@@ -267,8 +267,8 @@ def _with_stack(
     named = [name for sources in of_files for name in known.stacks_of(sources)]
     if asked is not None and (others := [name for name in named if name != asked.name]):
         raise OptionError(
-            f"--stack: {asked.name} contradicts the sidecars of the files, which name {others[0]}; "
-            "leave it out"
+            f"--stack: {asked.name} contradicts the sidecars of the files, which name {others[0]}",
+            remedy="Remove --stack",
         )
     if card is not None and of_files and asked is None:
         from autopar.documents.catalog import stack_names
@@ -351,16 +351,19 @@ def _hardware(inputs: InputSpec) -> tuple[HardwareProfile, str | None]:
         # times measured on another device must not be combined with a default device
         if inputs.time_profiling_path or inputs.memory_profiling_path:
             raise OptionError(
-                "--hardware: is missing; a measured model needs CARD:NxG such as a100-80gb:1x8, a "
-                "folder of hardware files, or --allreduce-bandwidth-config-path"
+                "--hardware is missing",
+                remedy=(
+                    "Add --hardware CARD:NxG such as a100-80gb:1x8, a folder of "
+                    "hardware files, or --allreduce-bandwidth-config-path"
+                ),
             )
         name = DEFAULT_HARDWARE
     asked = named_card(name)
     given = [option for option, path in inputs.hardware_paths if path]
     if asked is not None and given:
         raise OptionError(
-            f"--hardware: {asked} is estimated as a whole and {given[0]} names a measured file; "
-            "give --nodes and --gpus-per-node instead of CARD:NxG"
+            f"--hardware {asked} estimates the cluster, but {given[0]} names a measured file",
+            remedy="Use --nodes and --gpus-per-node instead of CARD:NxG",
         )
     if asked is None:
         return measured_hardware(inputs, name), None
@@ -437,8 +440,9 @@ def _require_all_to_all(
         return
     where = inputs.sp_time_path or "--sp-time-path is not given"
     raise OptionError(
-        f"--sp-space {options.sp_space}: needs measured all-to-all times and there are none "
-        f"({where}); {_MAKE_TIMES}"
+        f"--sp-space {options.sp_space}: needs measured all-to-all times, but "
+        f"there are none ({where})",
+        remedy=_MAKE_TIMES,
     )
 
 
@@ -451,7 +455,10 @@ def _model(
     computation, memory = inputs.time_profiling_path, inputs.memory_profiling_path
     if (computation is None) != (memory is None):
         missing = "--time-profiling-path" if computation is None else "--memory-profiling-path"
-        raise OptionError(f"{missing}: is missing; the two files of a profile belong together")
+        raise OptionError(
+            f"{missing} is missing: times and memory of a profile are used together",
+            remedy=f"Add {missing}",
+        )
     spec = model_spec(inputs)
     if computation is not None and memory is not None:
         profile = read_model_profile(
@@ -465,8 +472,11 @@ def _model(
         return spec, profile
     if card is None:
         raise OptionError(
-            f"--model {spec.name}: has no measured profile here; give --time-profiling-path and "
-            "--memory-profiling-path, or --hardware CARD:NxG to estimate both"
+            f"--model {spec.name}: no measured profile found",
+            remedy=(
+                "Add --time-profiling-path and --memory-profiling-path, or "
+                "--hardware CARD:NxG to estimate"
+            ),
         )
     profile = estimate.estimate_model(
         spec,
@@ -507,7 +517,7 @@ def model_spec(inputs: InputSpec) -> ModelSpec:
         missing = [option for option, value in sizes.items() if value is None]
         if missing:
             raise OptionError(
-                f"{missing[0]}: is missing, the files do not say it; give it, or --model"
+                f"{missing[0]} is missing, also in the files", remedy="Add it, or --model"
             )
         spec = bare_spec(
             num_layers=inputs.num_layers or (),
@@ -550,9 +560,9 @@ def stored_request(
         if name not in known or not isinstance(value, kinds.get(known[name], str)):
             raise DocumentError(
                 path,
-                f"holds the option {name!r} with the unusable value {value!r:.60}",
+                f"contains the option {name!r} with the unusable value {value!r:.60}",
                 key="request",
-                remedy="write the plan again with autopar-search",
+                remedy="Write the plan again with autopar-search",
             )
     return located_request(path, document.request, typed, notice)
 
@@ -592,7 +602,8 @@ def check_memory(options: SearchOptions, given: Collection[str], hardware: Hardw
     if "memory-constraint" in given and memory is not None and asked > _NOMINAL * memory:
         raise OptionError(
             f"--memory-constraint: {asked / GIB:.4g} GiB is more than the {memory / GIB:.4g} GiB "
-            f"of {hardware.name}; leave it out to use all of it"
+            f"of {hardware.name}",
+            remedy="Remove it to use all of it",
         )
 
 
@@ -617,8 +628,8 @@ def fill_options(
         lines.append(f"--memory-constraint {options.memory_constraint_bytes / GIB:.4g} ({why})")
     if not BATCH_OPTIONS & set(given):
         lines.append(
-            f"--global-batch-size {options.max_bsz} (one global batch; --min-bsz and --max-bsz let "
-            "the planner choose)"
+            f"--global-batch-size {options.max_bsz} (one global batch; use "
+            "--min-bsz and --max-bsz for a range)"
         )
     if "default-dp-type" not in given:
         lines.append(
@@ -736,7 +747,9 @@ def build_request(raw: Mapping[str, object]) -> Request:
     # before the dataclass checks the range: a missing end of the range takes the other end
     check_batches(values)
     if {"reserve", "oom-risk"} <= values.keys():
-        raise OptionError("--oom-risk: not together with --reserve, which says what is kept free")
+        raise OptionError(
+            "--oom-risk cannot be combined with --reserve, which sets the reserved memory"
+        )
     options = make(SearchOptions, values)
     # check here, before any input is read
     parse_rules(options.pin, options.forbid)

@@ -120,7 +120,7 @@ def _(lab: Lab) -> None:
     assert lab.found(*SIZES, *measured, *BASE)["plan"] == plan
     answer = lab.ask("autopar-search", "--model", "gpt", *SIZES, *BASE, "--json", "-", *NO_FILES)
     assert answer.data["plan"] == plan
-    assert f"planning with the hardware of {HARDWARE}" in answer.err
+    assert f"using the hardware of {HARDWARE}" in answer.err
     assert f"times and memory of {MODEL}" in answer.err
     lab = lab.fresh()
     write(lab.path("tiny", "config.json"), TINY)
@@ -164,7 +164,7 @@ def _(lab: Lab) -> None:
     of_all = lab.changed(ALLREDUCE, times("allreduce_size_8_consec_1", 0.05))
     assert of_all.rate(*whole) < 0.8 * lab.rate(*whole)
     answer = beside.ask("autopar-search", *GPT, *BASE, *NO_FILES, "--verbose")
-    assert f"at odds: in {ALLREDUCE.name} {key} is 16 GB/s" in " ".join(answer.out.split())
+    assert f"contradiction: in {ALLREDUCE.name} {key} is 16 GB/s" in " ".join(answer.out.split())
 
 
 @TABLE.works("key allreduce_size_{g}_consec_0")
@@ -226,7 +226,7 @@ def _(lab: Lab) -> None:
     assert shape(lab.search(*BASE))["ulysses"] == {0}
     said = lab.said(*BASE, "--sp_space", "tp+sp", expected=2)
     assert "there are none (--sp-time-path is not given)" in said
-    assert "`torchrun -m profiler.hardware` makes it" in said
+    assert "Create it with `torchrun -m profiler.hardware`" in said
 
 
 @TABLE.works("sp_time with few message sizes")

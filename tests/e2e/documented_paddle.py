@@ -131,7 +131,7 @@ def _(lab: Lab) -> None:
         for name in ("RANK", "WORLD_SIZE"):
             patch.delenv(name, raising=False)
         said = lab.during(run, "allreduce", expected=2).err
-    assert "start it as `torchrun --standalone --nproc-per-node N -m profiler.hardware" in said
+    assert "Run `torchrun --standalone --nproc-per-node N -m profiler.hardware" in said
     assert "--nnodes" in said
 
 
@@ -174,7 +174,7 @@ def _(lab: Lab) -> None:
     words = ("--model_name_or_path", "tiny/config.json", *SCRIPT, "--profile_type", SPACE)
     words = (*words, "--profile_mode", "static", "--profile_fixed_seq_length_list", 64)
     answer = lab.torch("profile-model", *words, "--out", "pm")
-    assert "--seq-length is not used: other options say which lengths" in answer.err
+    assert "--seq-length is not used: other options set the lengths" in answer.err
     found = lab.load("pm", "memory_profiling_bf16_hidden_32_head_4.json")["layertype_0"]
     parameters = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 96 + 2 * 32
     assert found["64"]["parameter_size"] == pytest.approx(4 * parameters / 2**20)
@@ -197,7 +197,7 @@ def _(lab: Lab) -> None:
     words = ("--profile_mode", "sequence", "--profile_max_seq_length", 128, "--tp", 1)
     words = ("--profile_type", SPACE, *words, "--out", "pm")
     answer = lab.torch("profile-model", "--model", "tiny/config.json", *words)
-    assert "no --profile-min-seq-length given, beginning at 64" in answer.err
+    assert "--profile-min-seq-length not given; using 64" in answer.err
     tables = lab.load("pm", "memory_profiling_bf16_hidden_64_head_4.json")
     assert set(tables["layertype_0"]) == {"64", "128"}
 
@@ -544,7 +544,7 @@ def _(lab: Lab) -> None:
     lab = lab.fresh()
     short = ("--profile-type", SPACE, "--tp", 1, "--seq", "32,64")
     answer = lab.torch("profile-model", "--mode", "sequence", *short)
-    assert "no --model given, profiling the shipped llama2-7b" in answer.err
+    assert "--model not given; using the shipped llama2-7b" in answer.err
     name = "memory_profiling_bf16_hidden_4096_head_32.json"
     assert set(lab.load("models/llama2-7b/configs", name)["layertype_0"]) == {"32", "64"}
 

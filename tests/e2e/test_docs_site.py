@@ -264,7 +264,7 @@ def test_answers_are_written_below_their_commands() -> None:
 
     assert "```text\nkept\n```" in found
     assert 'head -1\necho no >&2\n```\n\n```text\n{"a": 1}\n```\n' in found, "stdout alone"
-    assert "```text\nautopar: the command 'no-such' is unknown" in found
+    assert "```text\nautopar: unknown command 'no-such'" in found
     with pytest.raises(make_answers.FailedError, match="exit code 1"):
         make_answers.answered("```\nfalse\n```\n\n```text\n```\n")
 

@@ -99,7 +99,7 @@ def test_ctrl_c_shows_what_was_found(tmp_path: Path) -> None:
 
     assert process.returncode == 130, err
     said = err.splitlines()
-    assert "autopar-explore: stopping (Ctrl-C again gives up at once)" in said
+    assert "autopar-explore: stopping (Ctrl-C again aborts)" in said
     assert said[-1] == "autopar-explore: interrupted"
     assert "the best until then follows" in err
     assert "stopped before its end; this is what was found until then" in out
@@ -110,7 +110,7 @@ def test_ctrl_c_shows_what_was_found(tmp_path: Path) -> None:
     assert not (tmp_path / "all.csv.gz").exists()
     with gzip.open(part, "rt", newline="") as file:
         rows = sum(1 for _ in file) - 1
-    assert f"what was written until then is in all.csv.gz.part, rows: {rows:,}\n" in err
+    assert f"partial results are in all.csv.gz.part, rows: {rows:,}\n" in err
     assert 0 < rows <= sum(one["feasible"] for one in searches)
 
 

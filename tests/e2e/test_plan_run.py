@@ -69,4 +69,4 @@ def test_wrong_number_of_ranks(run: Run, tmp_path: Path) -> None:
     done = run(tmp_path, 2, "plan.json", "--model", "config.json", "--seq", "32")
     assert done.rank_code == 2
     assert done.stderr.count("profile-plan: ") == 1
-    assert "the plan is for 4 ranks and torchrun started 2" in done.stderr
+    assert "the plan is for 4 ranks, but torchrun started 2" in done.stderr

@@ -81,7 +81,7 @@ def check_run(folder: Path, mode: str, *sizes: str) -> Path:
     assert out.splitlines() == [
         f"profiles/{n}" for name in (COMPUTATION, MEMORY) for n in (name, f"{name}.meta.json")
     ]
-    assert err.splitlines()[-1].endswith(" cells measured, 0 failed, 0 left out")
+    assert err.splitlines()[-1].endswith(" cells measured, 0 failed, 0 skipped")
     check_files(folder / "profiles", model)
     return folder / "profiles"
 
@@ -171,7 +171,7 @@ def test_interrupted_and_resumed(
         code = process.wait(timeout=60)
     if number == signal.SIGINT:
         assert code == 130
-        assert rest.pop() == "profile-model: interrupted; the same command with --resume goes on"
+        assert rest.pop() == "profile-model: interrupted; resume with the same command and --resume"
     else:
         assert code == -signal.SIGKILL
     reported = {line.split()[2 if line[1] == " " else 1] for line in lines + rest}

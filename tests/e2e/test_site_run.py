@@ -101,7 +101,7 @@ def test_a_site_of_two_processes(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "sites" / "site_box.json"
     assert done.stdout.splitlines()[-2:] == ["sites/site_box.json", "sites/site_box.json.meta.json"]
     assert "Traceback" not in done.stderr
-    assert "no card is known of this device" in done.stderr
+    assert "--card NAME" in done.stderr
     assert "a training step of llama2-7b with 1 sequence on each of 2 ranks" in " ".join(
         done.stdout.split()
     )
@@ -128,7 +128,7 @@ def test_a_site_of_two_processes(start: Start, tmp_path: Path) -> None:
     before = path.read_bytes()
     refused = finished(start, tmp_path, *QUICK, "--name", "box", code=2)
     assert len(refused.said) == 1
-    assert "--resume measures what is missing" in refused.said[0]
+    assert "--resume" in refused.said[0]
     assert path.read_bytes() == before
     done = finished(start, tmp_path, *QUICK, "--name", "box", "--resume", "--card", "h100")
     assert done.progress == []

@@ -91,7 +91,7 @@ REFUSALS = (
     "expected a positive integer",
     "attention: the value is 'linear'",
     "summa needs the strategy",
-    "flash attention keeps no scores",
+    "flash attention stores no scores",
     "the published model has it in",
 )
 """What the random questions must have been refused for, among others; numbers left out."""

@@ -41,19 +41,19 @@ def _run() -> Run:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"runtime.states.buckett": 5}, "is no field of a run; did you mean 'bucket'?"),
+        ({"runtime.states.buckett": 5}, "Did you mean 'bucket'?"),
         ({"runtime.states.bucket": "large"}, "expected int | None, got 'large'"),
         ({"runtime.states.bucket": True}, "expected int | None, got true"),
-        ({"runtime.adapters.rank": 3}, "has no fields in this run; set it as a whole"),
+        ({"runtime.adapters.rank": 3}, "Set it as a whole"),
         ({"runtime.states": {"bucket": 4, "rows": 1}}, "expected"),
         ({"seq_length": 1001, "strategy.micro_batch": 3}, "global batch("),
         (
             {"runtime.offload": {"layers": 0}, "runtime.offload.fraction": 0.5},
-            "offload is set as a whole",
+            "offload is also set as a whole",
         ),
         (
             {"runtime.precision.fp8": True, "runtime.precision.fp4": True},
-            "products are of 8 bits or of 4",
+            "fp8 and fp4",
         ),
     ],
 )

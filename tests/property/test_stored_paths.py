@@ -116,8 +116,7 @@ def test_what_did_not_come_along_is_named() -> None:
         with pytest.raises(DocumentError) as error:
             require_inputs(stored, "plan.json")
         assert str(error.value) == (
-            "plan.json: key 'request.model': asks with --model ../x/m.json and --hardware "
-            "../x/card.json:2x8, and nothing is there, seen from this file; bring it along, or "
-            "give --model"
+            "plan.json: key 'request.model': --model ../x/m.json and --hardware "
+            "../x/card.json:2x8 not found, relative to this file. Copy it there, or give --model"
         )
         require_inputs(stored, "plan.json", {"model", "hardware"})

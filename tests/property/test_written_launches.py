@@ -17,7 +17,7 @@ from tests.often import often
 from tests.run_cases import megatron_runs, some, titan_runs, torch_runs
 
 NOT_IN_BRIDGE = tuple(
-    f"Megatron-Bridge cannot say {what}: "
+    f"Megatron-Bridge does not support {what}: "
     for what in (
         # its learned positions equal the sequence length
         "max positions",
@@ -26,7 +26,7 @@ NOT_IN_BRIDGE = tuple(
         "kernels.deferred head",
         # arguments of Megatron-LM without a key
         "quirks.compiled experts",
-        "the product with the router's probabilities in one kernel",
+        "fused multiplication with the router's probabilities",
     )
 )
 

@@ -48,9 +48,10 @@ def has_norm_biases(spec: LayerSpec) -> bool:
     per_norm = spec.norm_parameters_per_hidden / norms
     if per_norm not in (1, 2):
         raise InputError(
-            f"norm_parameters_per_hidden {spec.norm_parameters_per_hidden} is neither that of "
-            f"{norms} RMSNorms ({norms}) nor of {norms} LayerNorms ({2 * norms}); measure the "
-            "model as a module of your own (--model py:package.module:factory)"
+            f"norm_parameters_per_hidden {spec.norm_parameters_per_hidden} fits "
+            f"neither {norms} RMSNorms ({norms}) nor {norms} LayerNorms "
+            f"({2 * norms})",
+            remedy=("Measure the model as a custom module (--model py:package.module:factory)"),
         )
     return per_norm == 2
 
@@ -188,8 +189,8 @@ class Attention(_Core):
             return Norm(self.width, bias=False), Norm(self.width, bias=False)
         if self.on.splits_weights:
             raise InputError(
-                "a norm of all queries needs all heads, which tensor ranks do not have; give "
-                "tensor degree 1"
+                "a norm of all queries needs all heads, but tensor parallelism divides them",
+                remedy="Use tensor degree 1",
             )
         return Norm(query, bias=False), Norm(key, bias=False)
 

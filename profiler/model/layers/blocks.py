@@ -63,7 +63,7 @@ def build_layer(
     built.
     """
     if spec.num_heads is None or spec.ffn_hidden_size is None:
-        raise InputError("heads and MLP width are unknown; give a model spec (--model)")
+        raise InputError("heads and MLP width are unknown", remedy="Add --model with a model spec")
     if spec.whole_every:
         # a window changes only the time, and all layers of a type have one time
         spec = replace(spec, whole_every=0)
@@ -96,8 +96,8 @@ def layer_inputs(
     for length in lengths:
         if sharding.shards_sequence and length % sharding.degree:
             raise InputError(
-                f"degree {sharding.degree} does not divide the sequence length {length}; choose a "
-                "degree that does"
+                f"degree {sharding.degree} does not divide the sequence length {length}",
+                remedy="Use a divisor",
             )
     with made_of(dtype, device):
         return tuple(
@@ -128,8 +128,8 @@ class _Layer(nn.Module):
         number = layer_norms(spec)
         if number not in ((3,) if spec.cross_attention else (1, 2, 4)):
             raise InputError(
-                f"layers of {number} norms are not built here; measure the model as a module of "
-                "your own (--model py:package.module:factory)"
+                f"layers with {number} norms are not supported",
+                remedy=("Measure the model as a custom module (--model py:package.module:factory)"),
             )
         self.attention_norm = Norm(h, bias=bias)
         self.attention: nn.Module = (

@@ -34,8 +34,9 @@ class ContextGroup(Record):
         size = 1 if self.group is None else self.group.size()
         if size != self.degree:
             raise InputError(
-                f"the context group has {size} ranks and the layer has context degree "
-                f"{self.degree}; give a group of that size"
+                f"the context group has {size} ranks, but the layer has context "
+                f"degree {self.degree}",
+                remedy="Use a group of that size",
             )
 
     @property
@@ -151,7 +152,8 @@ def _heads_first(q: Any, *others: Any) -> list[Any]:
     """
     if q.dtype not in (torch.bfloat16, torch.float16):
         raise InputError(
-            "on a GPU context degrees above 1 run in bf16 and fp16 alone; choose one of them"
+            "context degrees above 1 need bf16 or fp16 on a GPU",
+            remedy="Use --dtype bf16",
         )
     found = [x.permute(1, 2, 0, 3) for x in (q, *others)]
     heads = found[0].shape[1]

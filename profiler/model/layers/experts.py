@@ -88,8 +88,8 @@ class Experts(nn.Module):
         degree = sharding.expert_degree
         if degree < 1 or count % degree:
             raise InputError(
-                f"expert degree {degree} does not divide the {count} experts; choose a degree that "
-                "does"
+                f"expert degree {degree} does not divide the {count} experts",
+                remedy="Use a divisor",
             )
         # whole experts do not use the tensor-parallel group: each of its ranks has its own tokens
         self.on = TensorGroup(degree=1, kind=on.kind) if sharding.whole_experts else on
@@ -97,8 +97,8 @@ class Experts(nn.Module):
         self.across = TensorGroup(degree=degree, kind="ulysses", group=expert_group)
         if sharding.routing == "top_k" and degree > 1 and self.on.splits_weights:
             raise InputError(
-                "tokens that a router sends are not gathered over a tensor group behind an expert "
-                "group; give whole experts, or even routing"
+                "routed tokens cannot be gathered over a tensor group within an expert group",
+                remedy="Use whole experts, or even routing",
             )
         self.count, self.visited, self.routing = count, visited, sharding.routing
         h = spec.hidden_size

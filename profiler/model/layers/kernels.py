@@ -368,8 +368,8 @@ def _must_repeat(q: Any, k: Any, v: Any, causal: bool, dropout: float) -> bool:
         else:
             name = str(q.dtype).removeprefix("torch.")
             raise InputError(
-                f"this device has no fused attention for heads of width {q.shape[-1]} in {name}; "
-                "choose another --dtype or another device"
+                f"this device has no fused attention for heads of width {q.shape[-1]} in {name}",
+                remedy="Use another --dtype or device",
             )
     return _repeats[key]
 
@@ -405,8 +405,9 @@ def attention(
     for what, there in (("sinks", sinks is not None), ("windows", 0 < window < k.shape[0])):
         if there:
             raise InputError(
-                f"torch has no fused attention with {what} on this device, so its times would be "
-                "those of another kernel; count memory alone (--profile-type memory)"
+                f"torch has no fused attention with {what} on this device, so "
+                "its times would be those of another kernel",
+                remedy="Use --profile-type memory",
             )
     heads = (_heads_first(q), _heads_first(k), _heads_first(v))
     grouped = q.shape[2] != k.shape[2]
@@ -436,8 +437,8 @@ def open_attention(
     """
     if sinks is not None or window:
         raise InputError(
-            "layers with windows of attention or sinks are counted with fused attention alone; "
-            "leave it on"
+            "layers with sliding windows or attention sinks are counted with fused attention only",
+            remedy="Leave it on",
         )
     seq, batch, heads, width = q.shape
     flat_q = q.reshape(seq, batch * heads, width).transpose(0, 1)

@@ -284,15 +284,15 @@ class TensorGroup(Record):
     def __post_init__(self) -> None:
         if self.degree > 1 and self.group is None:
             raise InputError(
-                f"a layer of degree {self.degree} needs a process group; pass one, or "
-                f"SoleRank({self.degree}) to run one rank alone"
+                f"a layer of degree {self.degree} needs a process group",
+                remedy=f"Pass one, or SoleRank({self.degree}) to run one rank alone",
             )
         if self.group is not None:
             size = self.group.size()
             if size != self.degree:
                 raise InputError(
-                    f"the process group has {size} ranks and the layer has degree {self.degree}; "
-                    "give a group of that size"
+                    f"the process group has {size} ranks, but the layer has degree {self.degree}",
+                    remedy="Use a group of that size",
                 )
 
     @property

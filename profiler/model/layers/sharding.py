@@ -61,7 +61,7 @@ class Sharding(Record):
         """Raise InputError (one sentence) if a layer cannot be sharded like this."""
         t = self.degree
         if t < 1:
-            raise InputError(f"a tensor degree of {t} does not exist; give at least 1")
+            raise InputError(f"tensor degree {t}: expected at least 1")
         numbers: list[tuple[str, int | None]] = [("attention heads", layer.num_heads)]
         # Ulysses does not shard weights, so any width is legal
         if self.is_tensor and not (self.whole_experts and layer.num_experts is not None):
@@ -73,8 +73,8 @@ class Sharding(Record):
         for name, number in numbers:
             if number is not None and number % t:
                 raise InputError(
-                    f"tensor degree {t} does not divide the {name} {number}; choose a degree that "
-                    "does"
+                    f"tensor degree {t} does not divide the {name} {number}",
+                    remedy="Use a divisor",
                 )
         if self.context_degree > 1:
             self._check_context(layer)
@@ -82,26 +82,26 @@ class Sharding(Record):
         # ranks split the heads or share them; otherwise ranks would have unequal numbers
         if kv_heads is not None and kv_heads % t and t % kv_heads:
             raise InputError(
-                f"tensor degree {t} and the {kv_heads} key-value heads do not divide one another; "
-                "choose another degree"
+                f"tensor degree {t} and the {kv_heads} key-value heads do not divide each other",
+                remedy="Use another degree",
             )
 
     def _check_context(self, layer: LayerSpec) -> None:
         c, pieces = self.context_degree, self.degree if self.shards_sequence else 1
         alone = not_divided(layer)
         if alone is not None:
-            raise InputError(
-                f"layers with {alone} are built with context degree 1; give that degree"
-            )
+            raise InputError(f"layers with {alone} need context degree 1")
         if not self.flash or self.dropout:
             raise InputError(
-                f"context degree {c} needs attention without dropout that never keeps the matrix "
-                "of scores; choose context degree 1"
+                f"context degree {c} needs attention without dropout and without "
+                "a stored score matrix",
+                remedy="Use context degree 1",
             )
         if layer.seq_length % (2 * c * pieces):
             raise InputError(
                 f"2 * context degree {c} * degree {pieces} does not divide the sequence length "
-                f"{layer.seq_length}; choose degrees that do"
+                f"{layer.seq_length}",
+                remedy="Use divisors",
             )
 
 

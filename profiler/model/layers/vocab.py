@@ -56,13 +56,14 @@ def build_vocab(
     for length in _lengths(spec):
         if on.splits_sequence and length % degree:
             raise InputError(
-                f"vocabulary degree {degree} does not divide the sequence length {length}; choose "
-                "a degree that does"
+                f"vocabulary degree {degree} does not divide the sequence length {length}",
+                remedy="Use a divisor",
             )
         if 0 < spec.learned_positions < length:
             raise InputError(
-                f"model {spec.name!r}: the sequence length {length} is beyond the "
-                f"{spec.learned_positions} learned positions; give a shorter one"
+                f"model {spec.name!r}: the sequence length {length} exceeds the "
+                f"{spec.learned_positions} learned positions",
+                remedy="Use a shorter sequence",
             )
     with made_of(dtype, device):
         return _Vocab(spec, part, on, context)
@@ -97,7 +98,9 @@ def vocab_inputs(
     """
     vocab = spec.vocab_size
     if vocab is None:
-        raise InputError(f"model {spec.name!r}: the vocabulary size is unknown; give vocab_size")
+        raise InputError(
+            f"model {spec.name!r}: the vocabulary size is unknown", remedy="Add vocab_size"
+        )
     split_tokens = kind == "ulysses"
     split = kind in ("sp", "dtensor_sp", "ulysses")
     hidden = spec.layers[-1].hidden_size
@@ -316,8 +319,9 @@ def build_stack(
     def make_batch(batch: int, seq_length: int) -> Any:
         if seq_length != spec.layers[-1].seq_length:
             raise InputError(
-                f"model {spec.name!r} was built for {spec.layers[-1].seq_length} tokens and is "
-                f"called with {seq_length}; build it for them"
+                f"model {spec.name!r} was built for {spec.layers[-1].seq_length} "
+                f"tokens, but is called with {seq_length}",
+                remedy=f"Build it for {seq_length} tokens",
             )
         return vocab_inputs(spec, "only", batch=batch, dtype=dtype, device=device)
 

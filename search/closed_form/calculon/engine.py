@@ -187,7 +187,7 @@ _TABLE: tuple[_Reason, ...] = (
     ),
     _input(
         "not in the published model",
-        "{name}: {value!r} is not in the published model; leave compat out",
+        "{name}: {value!r} is not in the published model. Remove compat",
         _unpublished,
     ),
     _infeasible(

@@ -64,8 +64,9 @@ def peers(execution: Execution) -> dict[str, dict[str, Any]]:
     numbers = t * p * d * ((t if t > 1 else 0) + (p > 1) + (d if d > 1 else 0))
     if numbers > MOST_NUMBERS or t * p * d > MOST_NUMBERS:
         raise InputError(
-            f"the partners of {t * p * d:,} ranks are {numbers:,} numbers, expected "
-            f"{MOST_NUMBERS:,} at most; take smaller degrees"
+            f"{t * p * d:,} ranks have {numbers:,} communication partners, "
+            f"expected {MOST_NUMBERS:,} at most",
+            remedy="Use smaller degrees",
         )
 
     def rank(data: int, pipeline: int, tensor: int) -> int:
@@ -287,13 +288,15 @@ def _check_size(
         if total > MOST_POINTS:
             raise InputError(
                 f"the space on {space['num_procs']} processors has more than {MOST_POINTS:,} "
-                "executions; take numbers of processors, samples or blocks with fewer divisors"
+                "executions",
+                remedy=("Use numbers of processors, samples or blocks with fewer divisors"),
             )
         if kept and points > MOST_KEPT:
             raise InputError(
-                f"the space on {space['num_procs']} processors has {points:,} executions of "
-                f"tensor {pair[0]} and pipeline {pair[1]}, expected {MOST_KEPT:,} at most where "
-                "every one is asked for; fix more of them, as without offload or overlap"
+                f"the space on {space['num_procs']} processors has {points:,} "
+                f"executions of tensor {pair[0]} and pipeline {pair[1]}, "
+                f"expected {MOST_KEPT:,} at most if all are returned",
+                remedy="Set more of them, such as no offload or no overlap",
             )
     return largest
 

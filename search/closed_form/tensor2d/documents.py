@@ -102,7 +102,7 @@ class System(Record):
         if self.empirical:
             raise KeyFault(
                 "empirical",
-                "the value is true, and its measurement file is not published; set it to false",
+                "the value is true, but its measurement file is not published. Set it to false",
             )
 
 

@@ -420,7 +420,7 @@ def _counts(
     """Return the numbers as Python integers, NumPy ones included."""
     for name in given:
         if name not in required and name not in optional:
-            raise _contradiction(f"{where}.{name}: is unknown, expected {', '.join(required)}")
+            raise _contradiction(f"{where}.{name}: unknown key, expected {', '.join(required)}")
     for name in required:
         if name not in given:
             raise _contradiction(f"{where}.{name}: is missing, expected {', '.join(required)}")
@@ -452,7 +452,7 @@ def _attention_fault(
     if attention == "summa" and strategy != "2d":
         return f"attention: summa needs the strategy 2d, and this one is {strategy}"
     if recompute and attention == "flash":
-        return "recompute: flash attention keeps no scores; take attention plain"
+        return "recompute: flash attention stores no scores. Use attention plain"
     if recompute and published and strategy != "1d":
         return f"recompute: the published model has it in 1d only, and the strategy is {strategy}"
     return None

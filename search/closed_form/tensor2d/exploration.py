@@ -88,8 +88,9 @@ def fastest_placement(
     ways = math.prod(len(divisors(dim)) for dim in dims)
     if ways > MOST_PLACEMENTS:
         raise InputError(
-            f"degrees with so many divisors have up to {ways:,} placements, expected "
-            f"{MOST_PLACEMENTS:,} at most; give the placement"
+            f"degrees with this many divisors have up to {ways:,} placements, "
+            f"expected {MOST_PLACEMENTS:,} at most",
+            remedy="Give the placement",
         )
     # If no placement fills a domain, consider all that fit.
     inside = assignments(dims, domain) or [
@@ -179,8 +180,11 @@ def survey(
     if found["too_many"]:
         kept = ", and all are kept (as --all, --frontier and --plot ask)" if keep_all else ""
         raise InputError(
-            f"the space of {strategy} on {n_gpus} GPUs has more than {most:,} candidates{kept}; "
-            "take numbers of GPUs, samples or layers with fewer divisors, or a smaller nvlink_size"
+            f"the space of {strategy} on {n_gpus} GPUs has more than {most:,} candidates{kept}",
+            remedy=(
+                "Use numbers of GPUs, samples or layers with fewer divisors, or a "
+                "smaller nvlink_size"
+            ),
         )
     every, complete = found["all"], halt is None or not halt.asked()
     if each is not None:

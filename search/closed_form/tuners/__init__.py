@@ -111,12 +111,12 @@ def tune(
     known = space if isinstance(space, TuningSpace) else load_space(space)
     if tuner == "random" and count > MOST_KEPT:
         raise InputError(
-            f"evaluations: the value is {count:,}, and random draws at most {MOST_KEPT:,} points"
+            f"evaluations: the value is {count:,}, but random draws at most {MOST_KEPT:,} points"
         )
     if tuner == "exhaustive" and known.size > count:
         raise InputError(
-            f"space: it has {known.size:,} points, exhaustive takes at most {count:,}; shorten "
-            "its lists, allow more with --evaluations, or use --tuner random"
+            f"space: {known.size:,} points, but exhaustive prices at most {count:,}",
+            remedy="Shorten its lists, increase --evaluations, or use --tuner random",
         )
     pricer = Pricer(
         application=load_document(Application, application),

@@ -62,8 +62,8 @@ def cluster(address: str, cpus: int) -> Iterator[Any]:
     # OverflowError: the port number is above 65535.
     except (OSError, OverflowError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"--ray {address}: no Ray cluster answers ({str(error).splitlines()[0]:.120}); "
-            "start one with `ray start --head`, or use --ray local"
+            f"--ray {address}: no Ray cluster answers ({str(error).splitlines()[0]:.120})",
+            remedy="Start one with `ray start --head`, or use --ray local",
         ) from None
     try:
         yield ray
@@ -74,8 +74,8 @@ def cluster(address: str, cpus: int) -> Iterator[Any]:
 def _missing(what: str, extra: str, error: ImportError) -> InstallError:
     """Return the error with the extra that installs a missing package."""
     return InstallError(
-        f"{what} is needed for this and cannot be imported ({error}); "
-        f"`pip install 'autopar[{extra}]'` installs it"
+        f"{what} needs a package that cannot be imported ({error})",
+        remedy=f"Run `pip install 'autopar[{extra}]'`",
     )
 
 
@@ -297,8 +297,8 @@ def _searcher(tune: Any, search: str, seed: int) -> Any:
         __import__(search)
     except ImportError as error:
         raise InstallError(
-            f"--ray-search {search} needs the package {search}, which cannot be imported "
-            f"({error}); `pip install 'autopar[{_EXTRAS[search]}]'` installs it"
+            f"--ray-search {search} needs the package {search}, which cannot be imported ({error})",
+            remedy=f"Run `pip install 'autopar[{_EXTRAS[search]}]'`",
         ) from None
     return tune.search.create_searcher(search, **{RAY_SEARCHES[search]: seed})
 

@@ -163,26 +163,26 @@ def load_space(
     for name in _FIXED:
         if len(found.get(name, ())) > 1:
             problem = f"the value is {shorten(list(found[name]))}"
-            remedy = "give one value, a space has one"
+            remedy = "Give one value: all points of a space share it"
             raise DocumentError(path, problem, key=name, remedy=remedy)
     absent = [name for name in _ORDER if name not in found]
     if absent and (len(absent) > 1 or absent[0] not in _DEGREES):
         lost = next((name for name in absent if name not in _DEGREES), absent[-1])
-        raise DocumentError(path, "this key is missing", key=lost, remedy=f"give {_SPELLING}")
+        raise DocumentError(path, "this key is missing", key=lost, remedy=f"Give {_SPELLING}")
     single = not absent and all(len(found[name]) == 1 for name in _DEGREES)
     if "num_procs" not in found and not single:
         raise DocumentError(
             path,
-            "this key is missing, and degrees with several values do not tell it",
+            "this key is missing, and degrees with several values do not define it",
             key="num_procs",
-            remedy="give the number of processors",
+            remedy="Give the number of processors",
         )
     # Three single degrees determine the processors too.
     known = ("num_procs",) if "num_procs" in found else _DEGREES
     processors = math.prod(found[name][0] for name in known)
     if num_procs not in (None, processors):
         problem = f"the value is {processors}, but {num_procs} are asked for"
-        raise DocumentError(path, problem, key="num_procs", remedy="drop one")
+        raise DocumentError(path, problem, key="num_procs", remedy="Remove one of them")
     return TuningSpace(
         num_procs=processors,
         training=bool(found["training"][0]),
@@ -204,7 +204,7 @@ class _Values(records.Record, kw_only=False, eq=False):
         if isinstance(value, dict):
             listed = self._range(value)
         if not listed:
-            raise KeyFault("", f"the list is empty; give {_SPELLING}")
+            raise KeyFault("", f"the list is empty. Give {_SPELLING}")
         values: list[Any] = listed
         for one in values:
             if not self.accepts(one):
@@ -218,20 +218,20 @@ class _Values(records.Record, kw_only=False, eq=False):
         """Return the values of {"from", "to"} with "step" or "times", both ends included if met."""
         problem = f"the value is {shorten(written)}, expected {_SPELLING}"
         if not self.number:
-            raise KeyFault("", f"{problem}; this field takes no range")
+            raise KeyFault("", f"{problem}. Give a list: this field has no range")
         known = {"from", "to", "step", "times"}
         if not {"from", "to"} <= set(written) <= known or len(written) > 3:
             raise KeyFault("", problem)
         if any(type(value) is not int for value in written.values()):
-            raise KeyFault("", f"{problem}; ranges are of integers")
+            raise KeyFault("", f"{problem}. Give a list: ranges are of integers")
         first, last = written["from"], written["to"]
         step, factor = written.get("step", 1), written.get("times")
         if factor is None and (step < 1 or last < first):
-            raise KeyFault("", f"{problem}; let the range ascend")
+            raise KeyFault("", f"{problem}. Use an ascending range")
         if factor is not None and (factor < 2 or not 1 <= first <= last):
-            raise KeyFault("", f"{problem}; let the range ascend from 1 or more")
+            raise KeyFault("", f"{problem}. Use an ascending range from 1 or more")
         if factor is None and (last - first) // step >= _MOST_VALUES:
-            raise KeyFault("", f"the range has more than {_MOST_VALUES} values; widen its step")
+            raise KeyFault("", f"the range has more than {_MOST_VALUES} values. Use a larger step")
         # An end beyond the largest value would truncate the range silently.
         if last > LARGEST:
             raise KeyFault(

@@ -106,7 +106,7 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         said.append(_fact("unpriced", "not priced", file.unpriced))
     elif file.recipe.model is None and "model.num_layers" not in settings:
         # Without model sizes in the file, the recipe defines the model.
-        text = f"the sizes of {file.recipe.name}'s model are not known; add model.num_layers, "
+        text = f"sizes of the model of {file.recipe.name} unknown: add model.num_layers, "
         text += "model.hidden_size and the others, or name a recipe that is known"
         said.append(_fact("sizes", "not priced", text))
     else:
@@ -133,12 +133,11 @@ def _unknown(file: BridgeFile, one: Ignored) -> Notice:
     """Return the notice on an unknown key, with a suggestion for a misspelt one."""
     text = f"{_line(file, one.flag, one.value)} may change time or memory"
     names = KEYS if "." in one.flag else [f"--{name}" for name in ARGUMENTS]
-    text += did_you_mean(one.flag, sorted(names), 0.9)
-    return _fact("unknown", "not understood", text)
+    return _fact("unknown", "not understood", text, did_you_mean(one.flag, sorted(names), 0.9))
 
 
-def _fact(name: str, kind: Kind, text: str) -> Notice:
-    return notice(f"bridge.{name}", kind, "{fact}", fact=text)
+def _fact(name: str, kind: Kind, text: str, remedy: str = "") -> Notice:
+    return replace(notice(f"bridge.{name}", kind, "{fact}", fact=text), remedy=remedy)
 
 
 _RECIPES_OWN = {"NVTE_CPU_OFFLOAD_V1": "1"}
@@ -175,7 +174,7 @@ def _findings(
     spelled = file.spelled
     own = {f"--{flag}" for key, flag in FLAG_OF_KEY.items() if key in spelled}
     if found.unpriced is not None:
-        yield replace(found.unpriced, text=_worded(file, settings, found.unpriced.text))
+        yield _in_keys(file, settings, found.unpriced)
     for one in findings_of(
         place.setting(settings).words,
         world_size=place.world_size,
@@ -188,15 +187,15 @@ def _findings(
         # Settings of the recipe without effect are not reported: the file does not set them.
         of_file = _flag_of(one) in own and not file.is_whole
         if one.kind not in ("no effect", "not understood") or of_file:
-            yield replace(one, text=_worded(file, settings, one.text))
+            yield _in_keys(file, settings, one)
     yield from _idle(file, settings)
     yield from _of_samples(file)
     run = found.run
     if run is not None and run.kernels.graphs != "none":
-        text = "CUDA graphs keep memory of their own, which is not counted; their time is"
+        text = "memory of CUDA graphs is not counted; their time is"
         yield _fact("graphs", "not priced", text)
     if run is not None and run.model.experts is not None and run.runtime.experts.fused_mlp:
-        text = "what fused experts save is not known, and counted as that of others; their time is"
+        text = "memory saved by fused experts is unknown and not counted; their time is"
         yield _fact("fused-experts", "not priced", text)
     if settings.get("mixed_precision.first_last_layers_bf16") is True:
         text = "the first and the last layer stay in bf16, and are counted and priced in 8 bits"
@@ -215,7 +214,7 @@ def _idle(file: BridgeFile, settings: Settings) -> Iterator[Notice]:
     for one in file.given:
         for key in one.settings:
             if spelled[key] is not one and spelled[key].spelled != one.spelled:
-                text = f"{one.spelled}, since {spelled[key].spelled} counts"
+                text = f"{one.spelled} ({spelled[key].spelled} takes precedence)"
                 yield _fact("no-effect", "no effect", text)
     configured = any(key.startswith("comm_overlap.") for key in settings)
     sharded = settings.get("ddp.use_distributed_optimizer") is True
@@ -223,15 +222,15 @@ def _idle(file: BridgeFile, settings: Settings) -> Iterator[Notice]:
         # In a `comm_overlap` section these are on unless the section sets them.
         kept = settings.get(f"comm_overlap.{name}", True)
         if configured and sharded and own.get(f"ddp.{name}", kept) != kept:
-            text = f"ddp.{name}, since comm_overlap.{name} counts, and is {str(kept).lower()}"
+            text = f"ddp.{name} (comm_overlap.{name} is {str(kept).lower()})"
             yield _fact("no-effect", "no effect", text)
     precise = settings.get("mixed_precision.grad_reduce_in_fp32")
     if own.get("ddp.grad_reduce_in_fp32", precise) != precise:
-        text = "ddp.grad_reduce_in_fp32, since mixed_precision.grad_reduce_in_fp32 counts, and is "
-        yield _fact("no-effect", "no effect", text + str(precise).lower())
+        text = "ddp.grad_reduce_in_fp32 (mixed_precision.grad_reduce_in_fp32 is "
+        yield _fact("no-effect", "no effect", f"{text}{str(precise).lower()})")
     scattered = settings.get(_SP) is True and settings.get(_TP) not in (None, 1)
     if own.get("comm_overlap.tp_comm_overlap") is True and not scattered:
-        text = "comm_overlap.tp_comm_overlap, since nothing is scattered over tensor ranks"
+        text = "comm_overlap.tp_comm_overlap (no sequence parallelism)"
         yield _fact("no-effect", "no effect", text)
 
 
@@ -250,13 +249,19 @@ def _of_samples(file: BridgeFile) -> Iterator[Notice]:
         other = file.own.get(_SEQ, known)
         if other not in (None, samples):
             text = f"{_line(file, key, str(samples))} is taken for the model's length as well, as "
-            text += f"run_recipe.py does; other scripts refuse it beside {_SEQ} {other}"
+            text += f"run_recipe.py does; other scripts refuse it with {_SEQ} {other}"
             yield _fact("samples", "read", text)
     elif spelled is not None and spelled.spelled == _SEQ and known not in (None, file.own[_SEQ]):
         text = f"{_line(file, _SEQ, spelled.value)} is without effect in run_recipe.py and "
         text += f"refused by other scripts, where samples stay at the {known} of the recipe; "
-        text += "dataset.seq_length (early releases: dataset.sequence_length) is to say it too"
+        text += "dataset.seq_length (early releases: dataset.sequence_length) must be set as well"
         yield _fact("samples", "read", text)
+
+
+def _in_keys(file: BridgeFile, settings: Settings, one: Notice) -> Notice:
+    """Return a notice with arguments of Megatron-LM replaced by the keys of the file."""
+    problem, remedy = (_worded(file, settings, text) for text in (one.problem, one.remedy))
+    return replace(one, problem=problem, remedy=remedy)
 
 
 def _worded(file: BridgeFile, settings: Settings, text: str) -> str:

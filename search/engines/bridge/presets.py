@@ -174,7 +174,7 @@ def _presets() -> dict[tuple[str, str, str], tuple[Preset, ...]]:
 
 def _preset(variant: str, batch: int, cells: list[str]) -> Preset:
     micro, tp, pp, cp, vp, ep, etp = (None if c == "-" else int(c) for c in cells[2:9])
-    assert micro is not None, "a preset says its micro-batch"
+    assert micro is not None, "a preset has a micro-batch size"
     more = dict(cell.partition("=")[::2] for cell in cells[9:])
     graphs, _, scope = more.get("cg", "").partition(":")
     return Preset(

@@ -278,14 +278,14 @@ def _recipe_of(
     task = text.get("task", text.get("mode", "pretrain"))
     unpriced = None
     if task != "pretrain":
-        unpriced = f"--task {task} trains adapters or samples of a task, whose memory is not known"
+        unpriced = f"--task {task} trains adapters or task samples, whose memory is unknown"
     if text.get("domain", "llm") != "llm":
         unpriced = f"--domain {text['domain']} has other models than decoders of text"
     if "recipe" in text or "model" in text:
         name = text.get("recipe", f"{text.get('model', '')}_pretrain_config")
         recipe = named_recipe(name.rpartition(".")[2])
         if recipe.kind == "tuning" and unpriced is None:
-            unpriced = f"{name} trains adapters or samples of a task, whose memory is not known"
+            unpriced = f"{name} trains adapters or task samples, whose memory is unknown"
         return recipe, (), unpriced
     model = text.get("model_recipe_name", "")
     if not model and "model_name" in text:
@@ -298,7 +298,7 @@ def _recipe_of(
         stem = program.rpartition("/")[2].removesuffix(".py").removeprefix("pretrain_")
         recipe = named_recipe(f"{stem}_pretrain_config")
         if recipe.model is not None:
-            notes.append(f"the recipe is taken from the program's name: {recipe.name}")
+            notes.append(f"recipe from the name of the program: {recipe.name}")
         return recipe, tuple(notes), unpriced
     if "use_recipes" in text:
         return named_recipe(f"{model}_pretrain_config"), (), unpriced
@@ -307,7 +307,7 @@ def _recipe_of(
         precision = f"fp8_{text.get('fp8_recipe', 'ds')}"
     gpu = text.get("gpu", "h100").lower()
     if "gpu" not in text:
-        notes.append("the recipe is that of h100, since --gpu is not given")
+        notes.append("--gpu not given; using the recipe of h100")
     recipe = performance_recipe(model.lower(), gpu, precision, text.get("config_variant"), own=own)
     return recipe, tuple(notes), unpriced
 
@@ -326,7 +326,7 @@ def _document(source: Configuration) -> BridgeFile:
         stem = re.sub(r"\W", "_", source.path.stem.lower())
         recipe = named_recipe(re.sub(r"_(llm_)?pretrain.*", "", stem) + "_pretrain_config")
         if recipe.model is not None:
-            notes.append(f"the recipe is taken from the file's name: {recipe.name}")
+            notes.append(f"recipe from the name of the file: {recipe.name}")
     return BridgeFile(
         recipe=recipe,
         given=tuple(given),
@@ -645,7 +645,7 @@ def _adapters(run: Run, settings: Mapping[str, Any]) -> Adapters | None:
             run.name,
             f"{others[0][:40]} is not priced",
             key="peft.target_modules",
-            remedy=f"{', '.join(_ADAPTED)} are",
+            remedy=f"Use {', '.join(_ADAPTED)}",
         )
     mixture = run.model.experts is not None
     targets = {target for name in listed for target in _ADAPTED[name]}

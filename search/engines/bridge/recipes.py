@@ -239,8 +239,8 @@ def named_recipe(name: str) -> Recipe:
         return Recipe(name=name, model=None, kind="library", settings={})
     notes: tuple[str, ...] = ()
     if settings is None:
-        text = f"what {name} sets besides its model is not known here: degrees and batch are 1 and "
-        notes = (text + "32 where the file does not say them",)
+        text = f"settings of {name} apart from its model are unknown; using degrees 1 and batch "
+        notes = (text + "32 where the file does not set them",)
     found = {**sizes, **_COMMON, **_precision("bf16_mixed"), **(settings or {})}
     return Recipe(name=name, model=shape, kind="library", settings=found, notes=notes)
 
@@ -311,9 +311,9 @@ def performance_recipe(
             kind="performance",
             settings=settings,
             notes=(
-                f"the preset of {title} is not known here"
-                + (f", of its variants {known} are" if known else "")
-                + ": what the file does not say is 1, the batch 32",
+                f"the preset of {title} is unknown"
+                + (f", known variants are {known}" if known else "")
+                + ": defaults are 1, and batch 32",
             ),
         )
     settings |= _of_preset(preset)
@@ -326,11 +326,11 @@ def performance_recipe(
         if other is not None
     ]
     if variant is None and any(one != left[0] for one in left):
-        notes.append(f"of the variants {', '.join(variants)} of {title}, {preset.variant} is taken")
+        notes.append(f"variants {', '.join(variants)} of {title}: using {preset.variant}")
     # In a flat recipe for another number of GPUs, the batch is scaled in proportion.
     if num_gpus is not None and num_gpus != preset.num_gpus:
         settings["train.global_batch_size"] = preset.global_batch * num_gpus // preset.num_gpus
-        notes.append(f"{title} is taken as that of {preset.num_gpus} GPUs, its batch in proportion")
+        notes.append(f"{title} is the recipe of {preset.num_gpus} GPUs; its batch is scaled")
     return Recipe(
         name=title,
         model=model,

@@ -386,7 +386,7 @@ def _script(run: Run, place: Place, recipe: Recipe, given: Settings) -> str:
     environment.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     lines = [
         f"# A recipe of Megatron-Bridge {VERSION} with its overrides",
-        f"# for {name} on {place.num_nodes} x {place.gpus_per_node} GPUs; to be sourced by bash.",
+        (f"# for {name} on {place.num_nodes} x {place.gpus_per_node} GPUs; source it with bash."),
         *(f"export {variable}={value}" for variable, value in environment.items()),
         "",
         "BRIDGE_ARGS=(",
@@ -414,8 +414,8 @@ def _value(value: Any) -> str:
 
 def _notes(run: Run, place: Place, recipe: Recipe) -> Iterator[str]:
     yield (
-        "set BRIDGE_PATH; DATA_PATH is the prefix of preprocessed data, without which recipes "
-        "train on made-up samples"
+        "set BRIDGE_PATH; DATA_PATH is the prefix of preprocessed data, without "
+        "which recipes train on synthetic samples"
     )
     yield (
         "LOAD is a checkpoint that examples/conversion/convert_checkpoints.py made of Hugging "

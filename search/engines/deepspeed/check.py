@@ -252,7 +252,7 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         notice(
             "deepspeed.unknown",
             "not understood",
-            "{given} is not known here, and DeepSpeed leaves what it does not know",
+            "{given} is unknown, and DeepSpeed ignores unknown keys",
             given=f"{one.flag} {one.value}".strip(),
         )
         for one in found.ignored

@@ -57,9 +57,9 @@ _REACH = Reach(
     data_mode=_data_mode,
     problems=kv_heads_problems,
     reasons={
-        "use_sp": "has either tensor or Ulysses parallelism for all layers",
-        "dp_types_enc": "has no ZeRO-3 beside tensor groups",
-        "embed_sdp": "has no ZeRO-3 beside tensor groups",
+        "use_sp": "has tensor or Ulysses parallelism for all layers, not both",
+        "dp_types_enc": "has no ZeRO-3 with tensor groups",
+        "embed_sdp": "has no ZeRO-3 with tensor groups",
     },
 )
 
@@ -95,7 +95,7 @@ def near(job: Job) -> Near:
     notes = list(summed_in_precision(job, runs, f"{_TITLE} without ZeRO"))
     if plan.num_microbatches > 1 and sharded and job.async_grad_reduce:
         notes.append(
-            "gradients are reduced in every micro-batch, as --no-async-grad-reduce predicts it"
+            "gradients are reduced in every micro-batch, as predicted with --no-async-grad-reduce"
         )
     return Near(
         plan=plan,

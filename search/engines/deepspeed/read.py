@@ -67,7 +67,7 @@ _KNOWN_ZERO = frozenset(
         "cpu_offload_use_pin_memory",
     )
 )  # fmt: skip
-ULYSSES = "{} keeps activations that nobody here counts; leave it out to see the rest"
+ULYSSES = "{} saves activations that are not counted. Remove it to price the rest"
 HARMLESS_OF_HF = (
     "adam", "data", "dataset", "ddp", "deepspeed", "disable-tqdm", "do-", "eval", "evaluation",
     "greater-is", "hub", "include", "label", "learning-rate", "load-best", "log", "lr-", "max-grad",
@@ -136,14 +136,14 @@ def script_of(
     """
     name = model or "".join(flags.get("model-name-or-path", flags.get("model-name", ()))[:1])
     if not name:
-        raise keys.unpriced("model", "is not said by the file", "give --model, such as llama-3-8b")
+        raise keys.unpriced("model", "is not given", "Add --model, such as llama-3-8b")
     # Model paths of a script are relative to its folder, those of a user to the working folder.
     found = model_named(name, None if model else beside)
     if found is None:
         raise keys.unpriced(
             "model",
-            f"{shorten(name)} is not known here",
-            "give --model FOLDER with its config.json",
+            f"{shorten(name)} is unknown",
+            "Use --model FOLDER with its config.json",
         )
     length = seq or _number(
         flags, "block-size", "max-seq-length", "max-length", "model-max-length", "cutoff-len",
@@ -151,11 +151,13 @@ def script_of(
     )  # fmt: skip
     if length is None:
         raise keys.unpriced(
-            "sequence", "its length is not said by the file", "give --seq-length, such as 2048"
+            "sequence", "has no known sequence length", "Add --seq-length, such as 2048"
         )
     attention = "".join(flags.get("attn-implementation", ("sdpa",))[:1])
     if attention == "eager":
-        raise keys.unpriced("--attn_implementation", "eager writes its scores", "say sdpa")
+        raise keys.unpriced(
+            "--attn_implementation", "eager attention stores its scores", "Say sdpa"
+        )
     kind: PrecisionKind | None = next((one for one in _KINDS if _yes(flags, one)), None)
     return TrainerScript(
         model=found,
@@ -207,8 +209,8 @@ def _adapters(keys: Keys, flags: Mapping[str, tuple[str, ...]]) -> Adapters | No
     elif others:
         raise keys.unpriced(
             "--lora_target_modules",
-            f"{shorten(others[0])} is no projection of a decoder",
-            f"priced are all-linear and {', '.join(_PROJECTIONS)}",
+            f"{shorten(others[0])} is not a projection of a decoder",
+            f"Use all-linear or {', '.join(_PROJECTIONS)}",
         )
     base: BaseKind = "16 bits"
     if _yes(flags, "load-in-4bit"):
@@ -306,7 +308,7 @@ def deepspeed_batch(keys: Keys, script: TrainerScript, ranks: int) -> tuple[int,
         sizes = {"micro_batch": micro, "steps": steps, "ranks": ranks, "train_batch": total}
         refuse(FILE, {**sizes, "product": micro * steps * ranks})
     if micro is None:
-        raise keys.fail("train_micro_batch_size_per_gpu", "is missing", "add it")
+        raise keys.fail("train_micro_batch_size_per_gpu", "is missing", "Add it")
     return micro, steps or 1
 
 
@@ -349,7 +351,7 @@ def _buckets(keys: Keys, hidden: int) -> Buckets:
 
 def _refuse(keys: Keys) -> None:
     """Raise UnpricedError for settings that affect memory and are not modelled."""
-    asked = "leave it out to see the rest"
+    asked = "Remove it to price the rest"
     for key, plain in (
         ("zero_optimization.zero_hpz_partition_size", 1),
         ("zero_optimization.mics_shard_size", -1),
@@ -361,10 +363,10 @@ def _refuse(keys: Keys) -> None:
         ("compile.deepcompile", False),
     ):
         if keys.has(key) and keys.values[key] not in (plain, 0):
-            raise keys.unpriced(key, "keeps states or copies that nobody here counts", asked)
+            raise keys.unpriced(key, "keeps states or copies that are not counted", asked)
     name = keys.text("optimizer.type", "AdamW")
     if name.lower() not in ("adam", "adamw", "auto"):
-        raise keys.unpriced("optimizer.type", f"{shorten(name)} keeps other states", asked)
+        raise keys.unpriced("optimizer.type", f"{shorten(name)} has other optimizer states", asked)
 
 
 def _optimizer(keys: Keys, stage: int) -> Optimizer:
@@ -374,7 +376,7 @@ def _optimizer(keys: Keys, stage: int) -> Optimizer:
     is offloaded (ZeRO-Offload++). Raises UnpricedError for offload to disks, and for offload of
     weights without optimizer states.
     """
-    asked = "leave it out to see the rest"
+    asked = "Remove it to price the rest"
     found = {}
     for part, old in (("optimizer", "cpu_offload"), ("param", "cpu_offload_param")):
         key = f"zero_optimization.offload_{part}"
@@ -391,7 +393,9 @@ def _optimizer(keys: Keys, stage: int) -> Optimizer:
     weights = found["param"] and stage == 3
     if weights and not found["optimizer"]:
         raise keys.unpriced(
-            "zero_optimization.offload_param", "weights alone are on cpu", "offload_optimizer too"
+            "zero_optimization.offload_param",
+            "only weights are on cpu",
+            "Offload the optimizer too (offload_optimizer)",
         )
     if not found["optimizer"]:
         return Optimizer(host_adam="deepspeed")

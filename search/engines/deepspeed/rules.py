@@ -12,7 +12,7 @@ SPACE = (
     *PLAIN_RULES,
     # Source: `_configure_tensor_parallel_states` of runtime/engine.py.
     Rule("deepspeed.zero3-tensor", ("zero", "tp"), lambda zero, tp: (zero == 3) * (tp > 1),
-         "ZeRO-3 has no tensor ranks beside it, and tp is {tp}"),
+         "ZeRO-3 cannot be combined with tensor parallelism, got tp({tp})"),
 )  # fmt: skip
 """Rules of searched candidates."""
 FILE = (
@@ -23,7 +23,7 @@ FILE = (
          "train_micro_batch_size_per_gpu({micro_batch}) * gradient_accumulation_steps({steps}) * "
          "ranks({ranks}) = {product} != train_batch_size({train_batch})"),
     Rule("deepspeed.key", ("unknown_key",), lambda key: key != "",
-         "zero_optimization.{unknown_key} is no key of DeepSpeed, which refuses others there"),
+         "zero_optimization.{unknown_key}: unknown key, which DeepSpeed refuses"),
     Rule("deepspeed.legacy-stage1", ("legacy_stage1",), lambda legacy: legacy,
          "zero_optimization.legacy_stage1 is refused since DeepSpeed 0.5.9"),
     Rule("deepspeed.tensor-stage", ("tp", "zero"), lambda tp, zero: (tp > 1) * (zero == 3),
@@ -33,10 +33,10 @@ FILE = (
          "zero_optimization.allgather_bucket_size({allgather_bucket}) % 2 = {rest} != 0"),
     Rule("deepspeed.trainer-number", ("key", "number", "flag", "flag_number"),
          lambda key, number, flag, other: number != other,
-         "{key}({number}) is not --{flag}({flag_number}), and Hugging Face's Trainer wants one "
-         "number or auto"),
+         "{key}({number}) != --{flag}({flag_number}): the Trainer of Hugging "
+         "Face needs equal values or auto"),
     Rule("deepspeed.trainer-precision", ("enabled", "other_precision"),
          lambda enabled, other: enabled != other,
-         "{enabled}.enabled is true, and the script sets --{other_precision}"),
+         "{enabled}.enabled is true, but the script sets --{other_precision}"),
 )  # fmt: skip
 """Rules of a configuration together with its script."""

@@ -56,8 +56,8 @@ def refuse_splits(run: Run, title: str, *, cp: bool = True) -> None:
     for what, number in ranks.items():
         if number > 1:
             raise UnsupportedError(
-                f"{title}'s configuration has no {what}, and the launch has {number}",
-                remedy="ask for a launch without them",
+                f"{title} has no {what}, but the plan has {number}",
+                remedy=f"Search a plan without {what}",
             )
 
 
@@ -138,9 +138,10 @@ def _notes(run: Run) -> Iterator[str]:
     yield "LOAD names weights of Hugging Face, SAVE a folder, TRAIN_ITERS the steps"
     if run.split.tp > 1:
         yield (
-            f"the global batch is {run.strategy.global_batch}: micro-batch times accumulation "
-            f"steps times {run.strategy.dp} data ranks; DeepSpeed's own train_batch_size counts "
-            "tensor ranks too, which its step does not use"
+            f"the global batch is {run.strategy.global_batch}: micro-batch times "
+            f"accumulation steps times {run.strategy.dp} data ranks. DeepSpeed's "
+            "train_batch_size also counts tensor ranks, but its step does not "
+            "use it"
         )
     if run.split.cp > 1:
         yield (

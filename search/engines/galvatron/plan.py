@@ -118,9 +118,9 @@ def import_galvatron(
         if "$" in str(named):
             raise DocumentError(
                 source.path,
-                f"names the strategy file by a variable, {shorten(named)}",
+                f"names the strategy file with a variable, {shorten(named)}",
                 key="galvatron_config_path",
-                remedy="give the strategy file itself",
+                remedy="Give the strategy file itself",
             )
         path = source.path.parent / str(named)
         notes = list[str]()
@@ -134,7 +134,7 @@ def _say_gradients(values: Mapping[str, Any], notes: list[str]) -> None:
     """Add a note on pricing if the runtime reduces gradients in model precision, its default."""
     wide = str(values.get("reduce_in_fp32", False)).lower() in ("1", "true")
     if not wide and values.get("mixed_precision") != "fp32":
-        notes.append("without reduce_in_fp32: price it with --no-fp32-gradients")
+        notes.append("no reduce_in_fp32: price it with --no-fp32-gradients")
 
 
 def _strategy(
@@ -143,8 +143,9 @@ def _strategy(
     sharded = document.get("embed_sdp") in (1, "1", True)
     if sharded and "vocab_sdp" not in document and "tp_sizes_enc" in document:
         notes.append(
-            "embed_sdp is 1 without vocab_sdp, the key that the newest Galvatron reads: it would "
-            "train without ZeRO-3 of the embedding; priced is what the file says"
+            "embed_sdp is 1 without vocab_sdp, the only key that the newest "
+            "Galvatron reads: it would train without ZeRO-3 of the embedding. "
+            "The price includes ZeRO-3"
         )
     plan = read_strategy(document, world_size=world, path=path)
     return Imported(plan=plan, notes=tuple(notes))
@@ -198,9 +199,9 @@ def _global(
     if not {"pp_deg", "global_tp_deg"} & set(values):
         raise DocumentError(
             source.path,
-            "holds neither a strategy (tp_sizes_enc) nor the GLOBAL mode's pp_deg and "
-            "global_tp_deg",
-            remedy="give Galvatron's strategy file, train_dist.yaml or launch script",
+            "contains neither a strategy (tp_sizes_enc) nor pp_deg and "
+            "global_tp_deg of the GLOBAL mode",
+            remedy="Give Galvatron's strategy file, train_dist.yaml or launch script",
         )
     notes = list[str]()
     world = source.num_gpus(world)
@@ -209,22 +210,22 @@ def _global(
     if layers is None:
         raise DocumentError(
             source.path,
-            "is missing, the model's configuration says it",
+            "is missing: it is in the configuration of the model",
             key="num_layers",
-            remedy="give --num-layers or --model",
+            remedy="Add --num-layers or --model",
         )
     # Plans have no expert degree and no context degree of the vocabulary.
     for key in ("global_ep_deg", "vocab_cp"):
         if getattr(mode, key) != 1:
             raise DocumentError(
-                source.path, f"is {shorten(values[key])}, and plans have 1", key=key
+                source.path, f"is {shorten(values[key])}, but plans have 1", key=key
             )
     consecutive = mode.global_tp_consec
     if not consecutive and not from_shell:
-        notes.append("the newest Galvatron takes neighbours whatever global_tp_consec says")
+        notes.append("the newest Galvatron uses neighbouring ranks for any global_tp_consec")
         consecutive = True
     if mode.global_batch_size is None:
-        raise DocumentError(source.path, "is missing", key="global_batch_size", remedy="add it")
+        raise DocumentError(source.path, "is missing", key="global_batch_size", remedy="Add it")
     default = str(mode.default_dp_type)
     # The default zero3 means ZeRO-3 in every layer, which plans express per layer.
     zero3 = mode.sdp or default == "zero3"
@@ -290,15 +291,12 @@ def lower(job: Job) -> Lowered:
     if _has_config(job.spec):
         files[_MODEL] = f"# {one_line(job.spec.name)}\n" + dump_yaml(_model(job.spec))
         if _lacks_base(job.spec):
-            notes.append(
-                "the model description does not hold the base of rotary positions: the launch asks "
-                "for ROTARY_BASE"
-            )
+            notes.append("the model description has no base of rotary positions: set ROTARY_BASE")
         base = job.spec.rotary_base
         if base is not None and not base.is_integer():
             notes.append(
-                f"Galvatron's rotary_base is a whole number: the model is {job.spec.name} with "
-                f"{round(base)} in the place of {base}"
+                "Galvatron's rotary_base is a whole number: the model is "
+                f"{job.spec.name} with {round(base)} instead of {base}"
             )
         if job.spec.rotary_scaling_factor is not None:
             notes.append(
@@ -307,22 +305,22 @@ def lower(job: Job) -> Lowered:
             )
     else:
         notes.append(
-            f"{job.spec.name} is no model of one kind of decoder layers, or not all of its sizes "
-            f"are known: write {_MODEL} yourself, MODEL_CONFIG names it"
+            f"{job.spec.name} has different decoder layers, or unknown sizes: "
+            f"write {_MODEL} yourself and set MODEL_CONFIG"
         )
     files[_OLD] = _shell(job)
     if _old_size(job.spec) is None:
         notes.append(
-            f"v2.4 has no model of the sizes of {job.spec.name}: its script asks for MODEL_SIZE, "
-            "one that was added to meta_configs/config_utils.py there"
+            f"v2.4 has no model of the sizes of {job.spec.name}: add one to "
+            "meta_configs/config_utils.py and set MODEL_SIZE"
         )
     notes.append(
-        "LOAD names weights that tools/convert_*_h2g.sh made of Hugging Face's, SAVE where "
-        "checkpoints go"
+        "LOAD: weights converted from Hugging Face with tools/convert_*_h2g.sh; "
+        "SAVE: checkpoint folder"
     )
     keys = _global_keys(job.plan)
     if keys is not None:
-        notes.append(f"all layers are alike: the GLOBAL mode says the same with {keys}")
+        notes.append(f"all layers are equal: {keys} of the GLOBAL mode are equivalent")
     return Lowered(
         engine="galvatron",
         engine_version=ENGINE_VERSION,
@@ -569,7 +567,7 @@ def _old_model(spec: ModelSpec) -> list[str]:
     found = _old_size(spec)
     # The name goes into a message inside braces and quotes of the shell.
     name = re.sub(r"[^\w./+-]", "_", spec.name)
-    asked = required("MODEL_SIZE", f"set MODEL_SIZE to the name of a model like {name} in v2.4")
+    asked = required("MODEL_SIZE", f"set MODEL_SIZE to the name of a model such as {name} in v2.4")
     counts = [layer.num_layers for layer in spec.layers]
     is_t5 = len(counts) == 2
     other = found is None or counts != [found[2]] * len(counts)

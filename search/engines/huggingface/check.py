@@ -142,7 +142,7 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         notice(
             "accelerate.unknown",
             "not understood",
-            "{given} is not known here",
+            "{given} is unknown",
             given=f"{one.flag} {one.value}".strip(),
         )
         for one in found.ignored

@@ -68,9 +68,9 @@ _REACH = Reach(
     data_mode=_data_mode,
     problems=_problems,
     reasons={
-        "use_sp": "has either tensor or Ulysses parallelism for all layers",
-        "cp_sizes_enc": "has one context degree for all layers, and none beside Ulysses",
-        "default_dp_type": "has no replicas beside tensor or context groups",
+        "use_sp": "has tensor or Ulysses parallelism for all layers, not both",
+        "cp_sizes_enc": "has one context degree for all layers, and none with Ulysses",
+        "default_dp_type": "has no replicas with tensor or context groups",
     },
 )
 

@@ -127,7 +127,7 @@ def read_accelerate(
         raise keys.unpriced(
             "distributed_type",
             f"{shorten(kind)} is not priced",
-            "priced are FSDP, DEEPSPEED, MULTI_GPU",
+            "Use FSDP, DEEPSPEED or MULTI_GPU",
         )
     script = script_of(keys, flags, model=model, seq=seq, beside=beside)
     precision = _precision(keys, script)
@@ -138,8 +138,8 @@ def read_accelerate(
     if degrees["sp"] > 1:
         raise keys.unpriced(
             _SEQUENCE,
-            "Ulysses keeps activations that nobody here counts",
-            "leave it out to see the rest",
+            "Ulysses saves activations that are not counted",
+            "Remove it to price the rest",
         )
     tp, cp = max(degrees["tp"], 1), max(degrees["cp"], 1)
     zero, replicas = _sharding(keys, kind, degrees, world_size)
@@ -165,7 +165,9 @@ def read_accelerate(
 def _precision(keys: Keys, script: TrainerScript) -> PrecisionKind:
     word = keys.choice("mixed_precision", ("no", "fp16", "bf16", "fp8"), "no")
     if word == "fp8":
-        raise keys.unpriced("mixed_precision", "fp8 is a library's of its own", "say bf16")
+        raise keys.unpriced(
+            "mixed_precision", "fp8 of a separate library is not priced", "Say bf16"
+        )
     if word == "no":
         return script.kind or "fp32"
     return "bf16" if word == "bf16" else "fp16"
@@ -201,8 +203,8 @@ def _sharding(
         if name.startswith("HYBRID") or name in ("4", "5"):
             raise keys.unpriced(
                 "fsdp_config.fsdp_sharding_strategy",
-                "shards over the GPUs of a node, whose number the file does not say",
-                "say fsdp_version 2 with dp_replicate_size",
+                "shards over the GPUs of a node, but the file has no number of them",
+                "Use fsdp_version 2 with dp_replicate_size",
             )
     elif word and word.lower() == "false":
         zero = 2

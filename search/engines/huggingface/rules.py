@@ -12,7 +12,7 @@ from search.engines.space import PLAIN_RULES
 _REPLICAS = Rule(
     "accelerate.replicas-tensor", ("tp", "dp_replicate", "dp_shard"),
     lambda tp, replicate, shard: (tp > 1) * (replicate > 1) * (shard == 1),
-    "replicas beside tensor ranks need dp_shard_size above 1",
+    "replicas with tensor ranks need dp_shard_size above 1",
 )  # fmt: skip
 SPACE = (*PLAIN_RULES, _REPLICAS)
 """Rules of searched candidates."""
@@ -22,14 +22,14 @@ FILE = (
     _REPLICAS,
     Rule("accelerate.replicas-context", ("cp", "dp_replicate", "dp_shard"),
          lambda cp, replicate, shard: (cp > 1) * (replicate > 1) * (shard == 1),
-         "replicas beside context ranks need dp_shard_size above 1"),
+         "replicas with context ranks need dp_shard_size above 1"),
     Rule("accelerate.context-sequence", ("cp", "sp"), lambda cp, sp: (cp > 1) * (sp > 1),
          "cp_size({cp}) and sp_size({sp}) exclude each other"),
     Rule("accelerate.fsdp1-tensor", ("fsdp1", "tp"), lambda fsdp1, tp: fsdp1 * (tp > 1),
          "tensor ranks need fsdp_version 2"),
     Rule("accelerate.one-process", ("fp8", "no_distribution", "world"),
          lambda fp8, none, world: fp8 * none * (world > 1),
-         "distributed_type NO runs one process, and num_processes is {world}"),
+         "distributed_type NO runs one process, got num_processes({world})"),
 )  # fmt: skip
 """Rules of a configuration."""
 

@@ -46,7 +46,10 @@ def model_for(run: Run, place: Place, title: str) -> NamedModel:
     if name is not None and "/" in name:
         found = model_named(name)
         if found is not None and _sizes(found) != _sizes(model):
-            raise InputError(f"{name} has other sizes than the model of the launch; name that one")
+            raise InputError(
+                f"{name} has other sizes than the model of the plan",
+                remedy="Use the model of the plan",
+            )
         if found is not None:
             return NamedModel(name=name, files={})
     config = _config(model, run.seq_length, place, title)
@@ -104,7 +107,7 @@ def _config(model: Model, seq: int, place: Place, title: str) -> dict[str, Any]:
     others = {
         "experts that every token visits": shared,
         "experts in some layers": experts is not None and not all(model.mixtures),
-        "experts beside biases": experts is not None and attention.qkv_biases,
+        "experts with biases": experts is not None and attention.qkv_biases,
         "latent attention": attention.latent is not None,
         "windows of attention": attention.window is not None,
         "modules of further tokens": model.mtp > 0,
@@ -113,15 +116,15 @@ def _config(model: Model, seq: int, place: Place, title: str) -> dict[str, Any]:
         "LayerNorm": layer.norm != "rms",
         f"{model.positions} positions": not rotary,
         "positions in a part of each head": rotary and attention.rotary_share != 1.0,
-        "norms of heads beside biases": normed and attention.qkv_biases,
+        "norms of heads with biases": normed and attention.qkv_biases,
         "heads that do not divide its width": model.hidden % attention.heads != 0,
     }
     found = [what for what, there in others.items() if there]
     if found:
         raise UnsupportedError(
-            f"no config.json that is written here has {' and '.join(found)}, which {title} would "
-            "need for the launch",
-            remedy="name the model as Hugging Face does, with its owner",
+            f"no config.json can be written with {' and '.join(found)}, which "
+            f"the plan needs in {title}",
+            remedy="Use the Hugging Face name of the model, with its owner",
         )
     kind, name = _kind(model)
     spec = spec_of(place, model)

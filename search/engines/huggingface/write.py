@@ -147,8 +147,9 @@ def _notes(run: Run) -> Iterator[str]:
     yield "LOAD names weights of Hugging Face, SAVE a folder, TRAIN_ITERS the steps"
     if run.split.tp > 1:
         yield (
-            "the model shards itself: from_pretrained(..., tp_plan='auto', device_mesh=...) of "
-            "transformers; what its plan leaves out, such as the embedding, stays whole"
+            "the model shards itself: from_pretrained(..., tp_plan='auto', "
+            "device_mesh=...) of transformers; modules outside of its plan, "
+            "such as the embedding, are not sharded"
         )
     if run.split.exchanges_heads and run.split.cp > 1:
-        yield "Ulysses needs deepspeed >= 0.18.2 beside accelerate"
+        yield "Ulysses needs deepspeed >= 0.18.2 in addition to accelerate"

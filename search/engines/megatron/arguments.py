@@ -143,7 +143,7 @@ def _written_out(text: str, *, in_bracket: bool = False) -> str:
             if text[at : at + 1] != "*":
                 raise LayoutError("a bracket needs a repetition such as (tt|)*3")
         elif piece not in _KINDS:
-            raise LayoutError(f"holds the unknown character {piece!r}")
+            raise LayoutError(f"contains the unknown character {piece!r}")
         count, at = _count(text, at)
         # Checked before the expansion: `t*9999999` would fill the memory.
         if len(written) + len(piece) * count > _MOST:
@@ -158,8 +158,8 @@ def _count(text: str, at: int) -> tuple[int, int]:
         return 1, at
     match = re.compile(r"\*([0-9]+)").match(text, at)
     if match is None:
-        raise LayoutError("a * is followed by no number")
+        raise LayoutError("a * needs a number")
     # Checked before int(), which rejects numbers of thousands of digits.
     if len(match[1]) > 6:
-        raise LayoutError(f"repeats something more than {_MOST} times")
+        raise LayoutError(f"repeats a part more than {_MOST} times")
     return int(match[1]), match.end()

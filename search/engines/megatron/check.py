@@ -134,7 +134,7 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         notice(
             "megatron.underscores",
             "illegal",
-            "{given} is spelt with hyphens, --{flag}, and argparse knows no other",
+            "{given} is spelled with hyphens in argparse: --{flag}",
             given=given,
             flag=_flag(given),
         )
@@ -194,9 +194,9 @@ def _without_values(
         found[flag] = ()
         text = " ".join(given)
         if all(word[:1] in ("$", "`") for word in given):
-            left_out[flag] = f"{text[:60]} is known where the launch runs, and taken as nothing"
+            left_out[flag] = f"{text[:60]} is known only at run time; using no value"
         else:
-            message = "--{flag} takes no value, got {value}"
+            message = "--{flag} has no value, got {value}"
             value = shorten(text)
             wrong.append(notice("megatron.bare", "illegal", message, flag=flag, value=value))
     return found, left_out, wrong

@@ -47,7 +47,10 @@ DATA: Sequence[Argument] = (
 FILL_IN = (
     "set MEGATRON_PATH, DATA_PATH (prefix written by tools/preprocess_data.py) and TOKENIZER_MODEL",
     "learning rate, its schedule and the number of steps in TRAINING_ARGS are placeholders",
-    "SAVE is where checkpoints go, LOAD one of Megatron-LM; Megatron-Bridge takes Hugging Face's",
+    (
+        "SAVE: checkpoint folder; LOAD: checkpoint of Megatron-LM. Megatron-Bridge "
+        "loads those of Hugging Face"
+    ),
 )
 """Notes for the user on the values to fill in."""
 
@@ -91,7 +94,7 @@ def script_text(name: str, nodes: Nodes, sections: Sections, environment: Enviro
     where = f"{nodes.num_nodes} x {nodes.gpus_per_node} GPUs"
     lines = [
         f"# Arguments of Megatron-LM's pretrain_gpt.py ({ENGINE_VERSION})",
-        f"# for {one_line(name)} on {where}; to be sourced by bash.",
+        f"# for {one_line(name)} on {where}; source it with bash.",
         *_exports(environment),
         "",
     ]

@@ -28,7 +28,7 @@ class _Idle(NamedTuple):
 
 def _without(flag: str, *flags: str, others: tuple[str, ...] = ()) -> _Idle:
     """Return a row of flags that have no effect unless `flag` or one of `others` is given."""
-    return _Idle(flags, (flag, *others), lambda *given: sum(given) == 0, f"there is no --{flag}")
+    return _Idle(flags, (flag, *others), lambda *given: sum(given) == 0, f"no --{flag}")
 
 
 def _alone(flag: str, number: str, *flags: str) -> _Idle:
@@ -42,7 +42,7 @@ _IDLE = (
     _Idle(("expert-tensor-parallel-size", "moe-grouped-gemm", "moe-token-dispatcher-type",
            "moe-permute-fusion", "moe-router-topk", "moe-shared-expert-intermediate-size",
            "moe-layer-freq", "overlap-moe-expert-parallel-comm", "moe-shared-expert-overlap"),
-          ("num-experts",), lambda given: given == 0, "there are no --num-experts"),
+          ("num-experts",), lambda given: given == 0, "no --num-experts"),
     _alone("pipeline-model-parallel-size", "pp", *VIRTUAL,
            "microbatch-group-size-per-virtual-pipeline-stage",
            "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split",
@@ -100,7 +100,8 @@ def findings_of(
         notice(
             "megatron.misspelt",
             "illegal",
-            "--{flag} is no argument of Megatron-LM ({releases}), --{meant} is",
+            "--{flag} is not an argument of Megatron-LM ({releases})",
+            "Use --{meant}",
             flag=flag,
             releases=RELEASES,
             meant=meant,
@@ -146,7 +147,7 @@ def _unread(entry: Ignored) -> Notice:
     if entry.concern is None:
         text = "{given} may change time or memory"
         return notice("megatron.unknown", "not understood", text, given=given)
-    text = "{given} ({concern}) may change time or memory; the rest is"
+    text = "{given} ({concern}) may change time or memory; the estimate ignores it"
     return notice("megatron.unpriced", "not priced", text, given=given, concern=entry.concern)
 
 
@@ -160,7 +161,7 @@ def _idle(setting: Setting) -> Iterator[Notice]:
             # A degree of 1 equals the default, so that it needs no notice.
             none = words == ("1",) and flag.endswith(("-parallel-size", "-instances", "-rank"))
             if words is not None and not none:
-                text = "--{flag}, since {why}"
+                text = "--{flag} ({why})"
                 yield notice("megatron.no-effect", "no effect", text, flag=flag, why=why)
 
 
@@ -171,7 +172,7 @@ _OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
 
 
 def _variable(name: str, text: str, **values: object) -> Notice:
-    return notice(f"megatron.{name}", "environment", text, **values)
+    return notice(f"megatron.{name}", "environment", text, "", **values)
 
 
 def _variables(setting: Setting, environment: Mapping[str, str], gpu: str) -> Iterator[Notice]:
@@ -185,13 +186,14 @@ def _variables(setting: Setting, environment: Mapping[str, str], gpu: str) -> It
     elif setting.has("overlap-moe-expert-parallel-comm"):
         # With tensor or context parallelism, validate_args warns that one of the two is lost.
         if value == "1":
-            text = f"{_CONNECTIONS} is 1, and exchanges of experts beside other kernels need 32"
+            text = f"{_CONNECTIONS} is 1, but overlapped expert communication needs 32"
             yield _variable("connections.experts", text)
         if setting.has("tp-comm-overlap") and not blackwell:
             yield _variable(
                 "connections.both",
-                "--tp-comm-overlap and --overlap-moe-expert-parallel-comm need other values of "
-                f"{_CONNECTIONS} on {{gpu}}, 1 and 32: one of them hides less than is priced",
+                "--tp-comm-overlap and --overlap-moe-expert-parallel-comm need "
+                f"different values of {_CONNECTIONS} on {{gpu}}, 1 and 32: one "
+                "of them overlaps less than priced",
                 gpu=gpu,
             )
     # validate_args of Megatron-LM requires it on devices before Blackwell.
@@ -206,9 +208,9 @@ def _variables(setting: Setting, environment: Mapping[str, str], gpu: str) -> It
     if setting.has("fine-grained-activation-offloading") and offload != "1":
         yield _variable(
             "offload-variable",
-            f"{_OFFLOAD} is {{value}}, and --fine-grained-activation-offloading needs 1 with "
-            "Transformer Engine 2.10 and newer",
-            value="not set here" if offload is None else offload,
+            f"{_OFFLOAD} is {{value}}, but --fine-grained-activation-offloading "
+            "needs 1 with Transformer Engine 2.10 and later",
+            value="not set" if offload is None else offload,
         )
     settings = " ".join(
         environment.get(key, "") for key in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -222,7 +224,7 @@ def _variables(setting: Setting, environment: Mapping[str, str], gpu: str) -> It
     if setting.has("deterministic-mode") and algorithm not in _ORDERED:
         yield _variable(
             "nccl-algorithm",
-            "NCCL_ALGO is {value}, and --deterministic-mode needs {known}",
-            value="not set here" if algorithm is None else algorithm,
+            "NCCL_ALGO is {value}, but --deterministic-mode needs {known}",
+            value="not set" if algorithm is None else algorithm,
             known=", ".join(_ORDERED),
         )

@@ -466,7 +466,7 @@ UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("cuda-graph-impl", "cuda-graph-scope", "enable-cuda-graph", "external-cuda-graph"),
-        "CUDA graphs keep memory of their own",
+        "CUDA graphs need additional memory",
     ),
     (("use-torch-fsdp2",), "FSDP2's buffers are not known"),
     (("standalone-embedding-stage",), "a stage for the embedding alone is not known"),

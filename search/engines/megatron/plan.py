@@ -68,21 +68,20 @@ def _check(spec: ModelSpec) -> None:
     """Raise InputError for a model that pretrain_gpt.py does not build, or without all sizes."""
     if not has_one_kind(spec):
         raise UnsupportedError(
-            f"{spec.name} has layers of several kinds, and Megatron-LM's pretrain_gpt.py builds "
-            "models of one kind of decoder layers"
+            f"{spec.name} has layers of several types, but Megatron-LM's "
+            "pretrain_gpt.py builds models with one type of decoder layer"
         )
     parts = further_parts(spec)
     if parts:
         raise UnsupportedError(
-            f"{spec.name} has {' and '.join(parts)}, for which no arguments of Megatron-LM are "
-            "written from a plan"
+            f"{spec.name} has {' and '.join(parts)}, which cannot be exported "
+            "from a per-layer plan to Megatron-LM"
         )
     layer = spec.layers[0]
     extra = spec.extra_embedding_parameters or spec.extra_head_parameters
     if not layer.causal or extra:
         raise UnsupportedError(
-            f"{spec.name} is no decoder-only model, the kind that Megatron-LM's pretrain_gpt.py "
-            "builds"
+            f"{spec.name} is not a decoder-only model, which Megatron-LM's pretrain_gpt.py builds"
         )
     for what, value in (
         ("num_heads", layer.num_heads),
@@ -91,15 +90,15 @@ def _check(spec: ModelSpec) -> None:
     ):
         if value is None:
             raise InputError(
-                f"the description of {spec.name} does not hold {what}, which Megatron-LM needs; "
-                "give --model NAME, a config.json or a model.json"
+                f"the description of {spec.name} has no {what}, which Megatron-LM needs",
+                remedy="Use --model NAME, a config.json or a model.json",
             )
     base = spec.rotary_base
     # `--rotary-base` is an int in argparse, which rejects the text of any other number.
     if base is not None and not base.is_integer():
         raise UnsupportedError(
-            f"{spec.name} has rotary positions of base {base}, and Megatron-LM's --rotary-base "
-            "takes whole numbers only"
+            f"{spec.name} has rotary positions of base {base}, but --rotary-base "
+            "of Megatron-LM is a whole number"
         )
 
 
@@ -127,11 +126,13 @@ def _nearest(job: Job) -> tuple[Plan, MegatronDegrees, tuple[Loss, ...]]:
     after, degrees = _with_degrees(plan, job)
     reasons = {
         "checkpoint": "recomputes the first layers of every stage, as many of each",
-        "use_sp": "has no Ulysses beside tensor parallelism",
+        "use_sp": "has no Ulysses with tensor parallelism",
         "cp_sizes_enc": "has one context degree for all layers",
     }
     if plan.num_stages > 1:
-        reasons |= dict.fromkeys(("dp_types_enc", "embed_sdp"), "has no ZeRO-3 beside stages")
+        reasons |= dict.fromkeys(
+            ("dp_types_enc", "embed_sdp"), "has no ZeRO-3 with pipeline stages"
+        )
     losses = losses_between(job.plan, after, _TITLE, reasons)
     if after.pipeline_type != job.plan.pipeline_type:
         gone = Loss(field="pipeline_type", what="GPipe becomes 1F1B, the only schedule")
@@ -163,9 +164,9 @@ def _with_schedule(plan: Plan) -> Plan:
         return plan
     if plan.num_microbatches < fewest_microbatches("1f1b", plan.num_stages):
         raise InputError(
-            "Megatron-LM has the 1F1B schedule only, which needs "
-            f"micro-batches({plan.num_microbatches}) >= pp({plan.num_stages}); search again "
-            "with --pipeline-type pipedream_flush"
+            "Megatron-LM has only the 1F1B schedule, which needs "
+            f"micro-batches({plan.num_microbatches}) >= pp({plan.num_stages})",
+            remedy="Search again with --pipeline-type pipedream_flush",
         )
     return replace(plan, pipeline_type="1f1b")
 
@@ -226,9 +227,10 @@ def _with_degrees(plan: Plan, job: Job) -> tuple[Plan, MegatronDegrees]:
             return candidate, degrees
     what = "any tensor degree" if wanted is None else f"tensor degree {wanted}"
     raise InputError(
-        f"Megatron-LM has one strategy for all layers, and this plan's {plan.num_stages} stages "
-        f"and batch of {plan.global_batch} in {plan.num_microbatches} micro-batches are legal "
-        f"with none of {what}; search again with --no-fine-grained-mode"
+        f"Megatron-LM has one strategy for all layers, and none of {what} is "
+        f"legal with the plan's {plan.num_stages} stages and batch of "
+        f"{plan.global_batch} in {plan.num_microbatches} micro-batches",
+        remedy="Search again with --no-fine-grained-mode",
     )
 
 
@@ -366,8 +368,8 @@ def _data_notes(job: Job, plan: Plan, zero: Zero) -> Iterator[str]:
         yield "gradients are reduced once per step, not in every micro-batch"
     if zero > 1 and job.async_grad_reduce and plan.num_microbatches > 1:
         yield (
-            "Megatron-FSDP reduces gradients in every micro-batch, not once per step; "
-            "--no-async-grad-reduce prices that"
+            "Megatron-FSDP reduces gradients in every micro-batch, not once per "
+            "step, as predicted with --no-async-grad-reduce"
         )
     if zero == 1 and _at_once(job, plan):
         yield (
@@ -451,7 +453,7 @@ def import_megatron(
         raise words.fail(
             _EXPERTS,
             f"is {words.text(_EXPERTS)}, and plans have expert degree 1",
-            "take it out to price the rest",
+            "Remove it to price the rest",
         )
     layers = words.number("num-layers", num_layers)
     try:
@@ -478,7 +480,7 @@ def _check_ranks(words: LaunchArguments, strategy: Strategy) -> None:
         raise words.fail(
             Flag.TENSOR,
             f"{world} GPUs % (tp({split.tp}) * pp({pp}) * cp({split.cp})) = {rest} != 0",
-            "give the --nodes and --gpus-per-node of the launch",
+            "Use the --nodes and --gpus-per-node of the script",
         )
     batch, micro, dp = strategy.global_batch, strategy.micro_batch, strategy.dp
     if batch % (micro * dp):
@@ -515,14 +517,14 @@ def _stage_sizes(words: LaunchArguments, strategy: Strategy) -> tuple[int, ...]:
         raise words.fail(
             flag,
             f"is {words.text(flag)[:40]}, an interleaved schedule, which no plan has",
-            "take it out to price the same stages with 1F1B",
+            "Remove it to price the same stages with 1F1B",
         )
     sizes = tuple(len(chunk.layers) for (chunk,) in strategy.stages)
     if not all(sizes):
         raise words.fail(
             Flag.LAYOUT if words.has(Flag.LAYOUT) else Flag.STAGES,
             f"leaves stage {sizes.index(0)} without a layer, which no plan does",
-            "use fewer stages",
+            "Use fewer stages",
         )
     return sizes
 
@@ -548,7 +550,7 @@ def _communication(
             flag,
             f"exchanges heads beside --tensor-model-parallel-size {split.tp}, and a layer of a "
             "plan has tensor parallelism or Ulysses",
-            "p2p can be priced",
+            "Use p2p",
         )
     exchange = words.numbers(Flag.HIERARCHY)[0] if "a2a+p2p" in kinds else 1
     return kinds, MegatronDegrees(tensor=split.tp, context=split.cp, exchange=exchange)

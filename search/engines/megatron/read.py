@@ -131,7 +131,7 @@ def read_run(
     words.asked.update(flag for flag, value in _DEFAULTS if words.words.get(flag) == (value,))
     world = world_size or words.number("world-size", 0)
     if not world:
-        raise words.fail("world-size", "is not given", "say the number of GPUs")
+        raise words.fail("world-size", "is not given", "Add the number of GPUs")
     release = release or Release()
     model = model_of(words, release)
     _refuse_sharding(words)
@@ -154,7 +154,7 @@ def read_run(
     unpriced = None
     if run.split.zero == 2:
         unpriced = "--data-parallel-sharding-strategy optim_grads is not priced; "
-        unpriced += "optim_grads_params is"
+        unpriced += "Use optim_grads_params"
     ignored = words.ignored(harmless, concern_of)
     return ReadRun(run=legal(run), ignored=ignored, unpriced=unpriced)
 
@@ -196,7 +196,7 @@ def unread_parts(source: Configuration) -> tuple[str, ...]:
     arguments = arguments_in(source.document)
     own = ("ENV_VARS",) if arguments is source.document else ()
     return tuple(
-        f"{key} holds keys of its own, which are no arguments, and are not read"
+        f"{key} contains keys that are not arguments; they are ignored"
         for key, value in arguments.items()
         if isinstance(value, Mapping) and key not in own
     )
@@ -239,21 +239,19 @@ def _refuse(words: LaunchArguments) -> None:
     for flags, what in OTHER_MODELS:
         given = next((flag for flag in flags if flag in words.words), None)
         if given is not None:
-            raise words.unpriced(
-                given, f"belongs to {what}", "only models of the GPT kind are priced"
-            )
+            raise words.unpriced(given, f"belongs to {what}", "Only GPT models are priced")
     if words.text("tokenizer-type").startswith("BertWordPiece"):
         raise words.unpriced(
-            "tokenizer-type", "belongs to a BERT model", "only models of the GPT kind are priced"
+            "tokenizer-type", "belongs to a BERT model", "Only GPT models are priced"
         )
     spec = " ".join(words.list("spec"))
     if spec not in ("", "local"):
-        raise words.unpriced("spec", f"names layers that are not known: {spec[:60]}", "take it out")
+        raise words.unpriced("spec", f"names unknown layers: {spec[:60]}", "Take it out")
     for flags, why in UNPRICED:
         given = next((flag for flag in flags if flag in words.words), None)
         # The value `none` means that the feature is off.
         if given is not None and words.words[given] != ("none",):
-            raise words.unpriced(given, why, "take it out to price the rest")
+            raise words.unpriced(given, why, "Remove it to price the rest")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -376,7 +374,7 @@ def _given_ends(
         raise words.fail(
             "pipeline-model-parallel-size",
             f"{layers} layers do not divide over {stages} stages of {chunks} chunks",
-            "give --pipeline-model-parallel-layout",
+            "Use --pipeline-model-parallel-layout",
         )
     return [size // chunks for _ in range(chunks) for size in sizes]
 
@@ -391,7 +389,7 @@ def precision_of(words: LaunchArguments) -> Precision:
         "fp8-recipe", ("delayed", "tensorwise", "blockwise", "mxfp8", "custom"), "delayed"
     )
     if words.has("fp4-format") and words.text("fp4-recipe", "nvfp4") != "nvfp4":
-        raise words.unpriced("fp4-recipe", "is a recipe of its own", "nvfp4 is priced")
+        raise words.unpriced("fp4-recipe", "is a custom recipe", "Use nvfp4")
     return Precision(
         kind="fp16" if words.has("fp16") else "bf16" if words.has("bf16") else "fp32",
         fp8=fp8,
@@ -443,11 +441,11 @@ def _refuse_sharding(words: LaunchArguments) -> None:
     if pp > 1:
         # validate_args accepts it, but no published run uses it.
         raise words.unpriced(
-            "use-megatron-fsdp", f"beside {pp} pipeline stages is not priced", "one stage is"
+            "use-megatron-fsdp", f"with {pp} pipeline stages is not priced", "Use one stage"
         )
     strategy = words.text(Flag.SHARDING, "no_shard")
     if strategy == "optim":
-        raise words.unpriced(Flag.SHARDING, f"{strategy} is not priced", "optim_grads_params is")
+        raise words.unpriced(Flag.SHARDING, f"{strategy} is not priced", "Use optim_grads_params")
 
 
 def _optimizer(words: LaunchArguments, zero: Zero) -> Optimizer:
@@ -459,7 +457,7 @@ def _optimizer(words: LaunchArguments, zero: Zero) -> Optimizer:
     kind = words.text("optimizer", "adam").removeprefix("dist_")
     if kind not in ("adam", "muon"):
         raise words.unpriced(
-            "optimizer", f"{kind[:40]} keeps other states", "adam and muon are priced"
+            "optimizer", f"{kind[:40]} has other optimizer states", "Use adam or muon"
         )
     aware, moments = words.has("use-precision-aware-optimizer"), 8
     if aware:
@@ -489,7 +487,7 @@ def _recomputing(words: LaunchArguments, strategy: Strategy) -> Strategy:
     method = words.choice("recompute-method", ("", "uniform", "block"), "")
     if kind == "full":
         if not method:
-            raise words.fail("recompute-method", "is missing", "add uniform or block")
+            raise words.fail("recompute-method", "is missing", "Add uniform or block")
         if method == "block":
             return recomputing(strategy, "full", first=number)
         return recomputing(strategy, "full", unit=number)
@@ -519,7 +517,7 @@ def _offloaded(words: LaunchArguments) -> frozenset[OffloadModule]:
             "offload-modules", f"expected {', '.join(OFFLOADED)}, got {sorted(unknown)[0][:40]}"
         )
     if fine and not modules:
-        raise words.fail("offload-modules", "is missing", f"add some of {', '.join(OFFLOADED)}")
+        raise words.fail("offload-modules", "is missing", f"Add some of {', '.join(OFFLOADED)}")
     return cast("frozenset[OffloadModule]", frozenset(modules))
 
 
@@ -538,7 +536,7 @@ def _loss(words: LaunchArguments) -> Loss:
     kind = words.choice("cross-entropy-fusion-impl", ("native", "te", "linear"), "native")
     if kind == "linear":
         raise words.unpriced(
-            "cross-entropy-fusion-impl", "linear is not priced", "native and te are"
+            "cross-entropy-fusion-impl", "linear is not priced", "Use native or te"
         )
     return cast(Loss, kind) if words.has("cross-entropy-loss-fusion") else "none"
 

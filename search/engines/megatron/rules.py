@@ -58,7 +58,7 @@ def _needs(flag: str, *others: str, what: str = "") -> Rule:
 
 def _renamed(flag: str, new: str) -> Rule:
     return Rule(_id(flag, "renamed"), (flag,), lambda given: given,
-                f"--{flag} is no longer valid, --{new} is")  # fmt: skip
+                f"--{flag} was removed from Megatron-LM", f"Use --{new}")  # fmt: skip
 
 
 def _when(flag: str, rule: Rule) -> Rule:
@@ -102,14 +102,15 @@ DEGREES = (
           "moe-router-topk({topk}) is above num-experts({experts})"),
     _rule("heads.hidden", "kv-channels, hidden, heads",
           lambda width, hidden, heads: (hidden % heads) * (width == 0),
-          "num-attention-heads does not divide hidden-size, which needs --kv-channels"),
+          "hidden-size % num-attention-heads != 0 needs --kv-channels"),
 )  # fmt: skip
 LAYERS = (
     EVEN_LAYERS._replace(source="megatron/core/transformer/transformer_block.py"),
     _rule("layers.chunk", "layers, pp, chunk_layers, pipeline-model-parallel-layout",
           lambda layers, pp, each, layout:
           (pp > 1) * (each > 0) * (layout == 0) * (layers % (pp * each + (each == 0))),
-          "layers({layers}) % (pp({pp}) * layers of a chunk({chunk_layers})) = {rest}"),
+          "layers({layers}) % (pp({pp}) * layers of a chunk({chunk_layers})) = "
+          "{rest}"),
     _rule("layout", "layout_problem", lambda problem: problem != "",
           "--pipeline-model-parallel-layout {layout_problem}"),
 )  # fmt: skip
@@ -121,7 +122,7 @@ ARGUMENTS = (
           lambda number, layers: (number > 1) * (number != layers),
           "--cp-comm-type has {comm_types} entries for {layers} layers"),
     _rule("hierarchy", "hierarchy, cp", lambda product, cp: product != cp,
-          "hierarchical sizes multiply to {hierarchy} where cp is {cp}"),
+          "hierarchical sizes multiply to {hierarchy}, but cp is {cp}"),
     _needs("cp-comm-type=a2a+p2p", "hierarchical-context-parallel-sizes"),
     _needs("recompute-granularity=full", "recompute-method"),
     _needs("recompute-granularity=full", "recompute-num-layers"),
@@ -137,7 +138,8 @@ ARGUMENTS = (
     _excludes("swiglu", "squared-relu", "quick-geglu"),
     _rule("layout.alone", "pipeline-model-parallel-layout, places_otherwise",
           lambda layout, others: layout * others,
-          "other arguments that place layers exclude --pipeline-model-parallel-layout"),
+          "--pipeline-model-parallel-layout excludes other arguments that place "
+          "layers"),
     _rule("positions.missing", "max-position-embeddings", lambda given: given == 0,
           "--max-position-embeddings is missing"),
     _excludes(*VIRTUAL),
@@ -148,11 +150,11 @@ ARGUMENTS = (
           "--fp8-param-gather needs --use-distributed-optimizer or Megatron-FSDP"),
     _needs("fp8-param-gather", "fp8-format"),
     _rule("fp8.device", "fp8-format, no_fp8", lambda fp8, lacks: fp8 * lacks,
-          "--fp8-format needs a device that has products of 8 bits"),
+          "--fp8-format needs a GPU with fp8 GEMMs"),
     _rule("mxfp8.device", "fp8-format, fp8-recipe=mxfp8, no_mxfp8",
           lambda fp8, recipe, lacks: fp8 * recipe * lacks, "--fp8-recipe mxfp8 needs Blackwell"),
     *(_rule(f"selective.{flag}", f"selective, {flag}", lambda selective, given: selective * given,
-            f"--{flag} is not for selective recomputation")
+            f"--{flag} excludes selective recomputation")
       for flag in ("recompute-method", "recompute-num-layers")),
     *(_rule(f"recompute.{module}.needs.{flag}", f"recomputes {module}, {flag}",
             lambda recomputes, given: recomputes > given,
@@ -162,7 +164,8 @@ ARGUMENTS = (
     _rule("recompute.delayed",
           "recomputes moe_act, recomputes layernorm, fp8-format, fp8-recipe=delayed",
           lambda activation, norm, fp8, delayed: (activation + norm) * fp8 * delayed,
-          "--recompute-modules moe_act and layernorm need another --fp8-recipe than delayed"),
+          "--recompute-modules moe_act and layernorm exclude --fp8-recipe "
+          "delayed"),
     _rule("recompute.moe-layer", "moe-layer-recompute, recompute-granularity=full, selective",
           lambda layer, full, selective: layer * full > selective,
           "--moe-layer-recompute and full recomputation exclude each other"),
@@ -172,9 +175,11 @@ ARGUMENTS = (
     _needs("tp-comm-overlap", "scattered",
            what="--sequence-parallel and --tensor-model-parallel-size above 1"),
     _rule("tp-comm-overlap.device", "tp-comm-overlap, amd", lambda overlap, amd: overlap * amd,
-          "--tp-comm-overlap needs GPUs of NVIDIA: Transformer Engine's userbuffers are theirs"),
+          "--tp-comm-overlap needs NVIDIA GPUs (userbuffers of Transformer "
+          "Engine)"),
     _rule("flex.device", "moe-token-dispatcher-type=flex, amd", lambda flex, amd: flex * amd,
-          "--moe-token-dispatcher-type flex needs GPUs of NVIDIA: DeepEP and HybridEP are theirs"),
+          "--moe-token-dispatcher-type flex needs NVIDIA GPUs (DeepEP and "
+          "HybridEP)"),
     _rule("deferred-head.stages", "defer-embedding-wgrad-compute, pp",
           lambda deferred, pp: deferred * (pp == 1),
           "--defer-embedding-wgrad-compute needs --pipeline-model-parallel-size above 1"),
@@ -184,7 +189,7 @@ ARGUMENTS = (
           "--overlap-param-gather-with-optimizer-step needs --overlap-param-gather and virtual "
           "stages"),
     _rule("placed.virtual", f"{VIRTUAL[0]}, placed", lambda each, placed: each * placed,
-          "stages of given layers need --num-virtual-stages-per-pipeline-rank instead"),
+          "stages with given layers need --num-virtual-stages-per-pipeline-rank"),
     _rule("context.local", "cp, transformer-impl=local", lambda cp, local: (cp > 1) * local,
           "--context-parallel-size above 1 needs --transformer-impl transformer_engine"),
     _excludes("deterministic-mode", "cross-entropy-loss-fusion"),
@@ -217,7 +222,7 @@ ARGUMENTS = (
           "--weight-decay-incr-style needs --start-weight-decay and --end-weight-decay"),
     _rule("save.retain", "retain_interval, save_interval",
           lambda retain, save: retain % save,
-          "save-interval does not divide save-retain-interval"),
+          "save-retain-interval % save-interval != 0"),
     _rule("data", "data_sources", lambda sources: sources > 1,
           "--mock-data, --data-path and the data paths of splits exclude each other"),
     _excludes("data-path", "data-args-path"),
@@ -228,16 +233,16 @@ ARGUMENTS = (
           "--distribute-saved-activations needs tensor ranks and --recompute-granularity full"),
     _rule("no-positions", "no-position-embedding, rotary, position-embedding-type=rope",
           lambda none, old, rotary: none > (old + rotary > 0),
-          "--no-position-embedding needs --position-embedding-type rope; none is a type of its "
-          "own"),
+          "--no-position-embedding needs --position-embedding-type rope; none "
+          "is a separate type"),
     _rule("ends-bf16.delayed", "first-last-layers-bf16, fp8-format, fp8-recipe=delayed",
           lambda ends, fp8, delayed: ends * fp8 * delayed,
-          "--first-last-layers-bf16 needs another --fp8-recipe than delayed"),
+          "--first-last-layers-bf16 excludes --fp8-recipe delayed"),
     _rule("ends-bf16.stage", "first-last-layers-bf16, first_bf16, last_bf16, layers, pp",
           lambda ends, first, last, layers, pp:
           ends * ((first > layers // pp) + (last > layers // pp)),
-          "--num-layers-at-start-in-bf16 and --num-layers-at-end-in-bf16 are those of a stage at "
-          "most"),
+          "--num-layers-at-start-in-bf16 and --num-layers-at-end-in-bf16 exceed "
+          "the layers of a stage"),
     _rule("fp8.custom", "fp8-recipe=custom, fp8-format, fp8-quantizer-factory",
           lambda custom, fp8, factory: custom * fp8 > factory,
           "--fp8-recipe custom needs --fp8-quantizer-factory"),
@@ -248,12 +253,14 @@ ARGUMENTS = (
           "--rope-type rope of --multi-latent-attention needs --no-rope-fusion"),
     _needs("rope-type=yarn", "multi-latent-attention"),
     _rule("placed.counted", "placed, counted", lambda placed, counted: placed * counted,
-          "stages of given layers exclude those that --account-for-embedding or loss"),
+          "stages with given layers exclude "
+          "--account-for-embedding-in-pipeline-split and "
+          "--account-for-loss-in-pipeline-split"),
     _rule("p2p-warm-up", "overlap-p2p-communication-warmup-flush, virtual, "
           "no-overlap-p2p-communication",
           lambda given, virtual, alone: given * ((virtual == 0) + alone),
-          "--overlap-p2p-communication-warmup-flush needs virtual stages that overlap their "
-          "transfers"),
+          "--overlap-p2p-communication-warmup-flush needs virtual stages with "
+          "overlapped P2P communication"),
     _rule("te-activation", "use-te-activation-func, swiglu, no-bias-swiglu-fusion",
           lambda given, gated, unfused: given * gated > unfused,
           "--use-te-activation-func needs --no-bias-swiglu-fusion"),
@@ -262,7 +269,7 @@ ARGUMENTS = (
     _needs("optimizer-cpu-offload", "use-precision-aware-optimizer"),
     _rule("states", "narrow_states, use-precision-aware-optimizer",
           lambda narrow, aware: narrow > aware,
-          "other precisions of the optimizer's states than fp32 need "
+          "precisions of optimizer states other than fp32 need "
           "--use-precision-aware-optimizer"),
     _needs("overlap-param-gather-with-optimizer-step", "ckpt-format=torch"),
     _needs("ckpt-format=fsdp_dtensor", "fsdp", what="--use-megatron-fsdp"),
@@ -388,8 +395,8 @@ def _groups(name: str, number: str, prefix: str, *more: str) -> tuple[Rule, ...]
     return (
         _rule(f"{name}.groups", over, lambda pp, chunks, group, number, *_:
               (pp > 1) * (chunks > 1) * ((group < pp) + (group > number)),
-              f"{prefix}an interleaved pipeline runs groups of at least pp({{pp}}) and at most "
-              f"{{{number}}} micro-batches, these are of {{group}}"),
+              f"{prefix}an interleaved pipeline needs groups of at least "
+              f"pp({{pp}}) and at most {{{number}}} micro-batches, got {{group}}"),
         _rule(f"{name}.rest", over, lambda pp, chunks, group, number, *_:
               (pp > 1) * (chunks > 1) * (group >= pp) * (group <= number)
               * (number % group < pp) * (number % group),
@@ -444,7 +451,7 @@ WRITTEN = (
     _rule("fsdp.fusion", "use-megatron-fsdp, fused_accumulation", lambda fsdp, fused: fsdp * fused,
           "--use-megatron-fsdp needs --no-gradient-accumulation-fusion"),
     _rule("fsdp.stages", "use-megatron-fsdp, pp", lambda fsdp, pp: fsdp * (pp > 1),
-          "--use-megatron-fsdp is not combined with pipeline stages"),
+          "--use-megatron-fsdp excludes pipeline stages"),
 )  # fmt: skip
 """Rules for exported arguments only: Megatron-LM warns of these, or has no check for them."""
 _EARLIER = (
@@ -459,7 +466,7 @@ _EARLIER = (
           "--mtp-num-layers needs --position-embedding-type rope or none up to core 0.15"),
     _rule("before.moe-overlap", f"{_OVERLAP}, mtp, pp",
           lambda overlap, mtp, pp: overlap * (mtp == 1) * (pp == 1),
-          f"--{_OVERLAP} needs pipeline stages beside MTP layers up to core 0.16"),
+          f"--{_OVERLAP} with MTP layers needs pipeline stages up to core 0.16"),
     _rule("before.muon", "muon, use-distributed-optimizer", lambda muon, sharded: muon * sharded,
           "--optimizer muon excludes --use-distributed-optimizer up to core 0.16"),
 )  # fmt: skip
@@ -479,31 +486,35 @@ SPACE = (
       for name in ("heads", "query_groups")),
     _rule("latent.rings", "latent, cp, cp_kind", lambda latent, cp, kind:
           latent * (cp > 1) * (kind != "ring"),
-          "latent attention has rings alone: its queries and values differ in width"),
+          "latent attention needs ring context parallelism: its queries and "
+          "values differ in width"),
     # Source: attn_forward_func_with_cp of Transformer Engine.
     _rule("window.rings", "window, cp, cp_kind", lambda window, cp, kind:
-          window * (cp > 1) * (kind == "ring"), "attention with a window has no rings"),
+          window * (cp > 1) * (kind == "ring"),
+          "sliding-window attention has no ring context parallelism"),
     _rule("tp-overlap.ranks", "tp_overlap, tp", lambda overlap, tp: overlap * (tp == 1),
-          "--tp-comm-overlap needs tensor ranks"),
+          "--tp-comm-overlap needs tensor parallelism"),
     _rule("tp-overlap.links", _RANKS, lambda overlap, tp, linked, world, domain, gpu:
           overlap * (tp > 1) * (linked * ((world <= domain) + (domain % tp == 0)) == 0),
-          "--tp-comm-overlap: no memory of {tp} {gpu} is joined by NVLink"),
+          "--tp-comm-overlap: the {tp} {gpu} of a tensor group are not "
+          "connected by NVLink"),
     _rule("connections.both", "tp_overlap, overlap_experts, one_queue, gpu",
           lambda tensor, experts, one, gpu: tensor * experts * one,
-          f"--tp-comm-overlap and --{_OVERLAP} need other values of CUDA_DEVICE_MAX_CONNECTIONS "
-          "on {gpu}, 1 and 32"),
+          f"--tp-comm-overlap and --{_OVERLAP} need different values of "
+          "CUDA_DEVICE_MAX_CONNECTIONS on {gpu}, 1 and 32"),
     EXPERT_WIDTH,
     _rule("experts.biases", "experts, biases, etp", lambda experts, biases, etp:
           (experts > 0) * biases * (etp > 1),
-          "experts with biases are not split over tensor ranks"),
+          "experts with biases cannot be split over tensor ranks"),
     # Megatron's guide combines module offload only with selective recomputation.
     _rule("offload.recompute", "offload, whole_layers", lambda words, whole:
           (words != "none") * whole,
-          "modules go to the host beside layers of which modules alone are recomputed"),
+          "activation offload excludes recomputation of whole "
+          "layers"),
     _rule("fsdp.stages", "zero, pp", lambda zero, pp: (zero == 3) * (pp > 1),
-          "Megatron-FSDP is not combined with pipeline stages"),
+          "Megatron-FSDP excludes pipeline stages"),
     _rule("moe-overlap.virtual", "overlap_experts, pp, vpp", lambda overlap, pp, vpp:
-          overlap * (pp > 1) * (vpp == 1), f"--{_OVERLAP} needs chunks of stages"),
+          overlap * (pp > 1) * (vpp == 1), f"--{_OVERLAP} needs virtual pipeline stages"),
     _rule("moe-overlap.recompute", "overlap_experts, recomputed_experts",
           lambda overlap, recomputed: overlap * recomputed,
           f"--{_OVERLAP} excludes recomputed experts"),
@@ -512,7 +523,7 @@ SPACE = (
     # Source: TransformerConfig up to core 0.16.
     _rule("moe-overlap.mtp-stages", "overlap_experts, mtp, pp", lambda overlap, mtp, pp:
           overlap * (mtp == 1) * (pp == 1),
-          f"--{_OVERLAP} needs pipeline stages beside an MTP layer"),
+          f"--{_OVERLAP} with an MTP layer needs pipeline stages"),
 )  # fmt: skip
 """Rules for the candidates of a search, over the values of `search.engines.space`."""
 

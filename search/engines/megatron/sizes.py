@@ -43,7 +43,7 @@ def model_of(words: LaunchArguments, release: Release) -> Model:
         "learned_absolute",
     )
     if kind in ("mrope", "relative"):
-        raise words.unpriced("position-embedding-type", f"{kind} is not priced", "rope is")
+        raise words.unpriced("position-embedding-type", f"{kind} is not priced", "Rope is")
     if words.has("use-rotary-position-embeddings"):
         kind = "rope"
     # Old flag for a model without position embedding.
@@ -121,14 +121,12 @@ def _window(words: LaunchArguments) -> tuple[int | None, int]:
     if not sizes or sizes[0] == "-1":
         return None, 0
     if any(map(is_open, sizes)):
-        raise words.unpriced("window-size", f"is {shorten(' '.join(sizes))}", "write the numbers")
+        raise words.unpriced("window-size", f"is {shorten(' '.join(sizes))}", "Give the numbers")
     if len(sizes) > 2 or not all(re.fullmatch("-1|[0-9]{1,9}", size) for size in sizes):
         shown = shorten(" ".join(sizes))
         raise words.fail("window-size", f"expected two sizes such as 127,0, got {shown}")
     if not re.fullmatch("[0-9]{1,9}", every):
-        raise words.unpriced(
-            "window-attn-skip-freq", "is a pattern of its own", "every so-manieth layer is priced"
-        )
+        raise words.unpriced("window-attn-skip-freq", "is a custom pattern", "Use every n-th layer")
     # The window includes the query's own token.
     return int(sizes[0]) + 1, int(every)
 
@@ -156,7 +154,7 @@ def _mixtures(words: LaunchArguments, layers: int) -> tuple[bool, ...]:
     try:
         pattern = _pattern(ast.parse(text, mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise words.fail("moe-layer-freq", f"is no list of 0 and 1: {text[:60]}") from None
+        raise words.fail("moe-layer-freq", f"is not a list of 0 and 1: {text[:60]}") from None
     if len(pattern) != layers or not set(pattern) <= {0, 1}:
         raise words.fail(
             "moe-layer-freq", f"has {len(pattern)} entries for {layers} layers, of 0 and 1"
@@ -203,12 +201,12 @@ def _vocab(words: LaunchArguments, release: Release) -> int:
     if kind == "" and words.has("vocab-file"):
         raise words.unpriced(
             "vocab-file",
-            "comes without --merge-file, as that of a BERT model",
-            "only models of the GPT kind are priced",
+            "is given without --merge-file, as for a BERT model",
+            "Only GPT models are priced",
         )
     if kind not in _VOCABULARIES:
         raise words.unpriced(
-            "vocab-size", "is not given", "add the size of the tokenizer's vocabulary"
+            "vocab-size", "is not given", "Add the vocabulary size of the tokenizer"
         )
     return _VOCABULARIES[kind]
 

@@ -66,10 +66,11 @@ def layout_of(strategy: Strategy) -> str:
     for place, chunk in enumerate(parts):
         if chunk.embeds != (place == 0) or chunk.head != (place == len(parts) - 1):
             raise InputError(
-                "a layout of Megatron-LM embeds in its first part and has the head in its last"
+                "a layout of Megatron-LM has the embedding in its first part "
+                "and the head in its last"
             )
         if chunk.layers != tuple(range(first, first + len(chunk.layers))):
-            raise InputError(f"layers of part {place} of the pipeline are not those that follow")
+            raise InputError(f"part {place} of the pipeline does not have the layers that follow")
         first += len(chunk.layers)
     return "|".join(map(_part, parts))
 

@@ -419,18 +419,16 @@ def notes_of(run: Run, place: Place) -> Iterator[str]:
     model, experts = run.model, run.runtime.experts
     spec = spec_of(place, model)
     if model.positions == "rotary" and (spec is None or spec.rotary_base is None):
-        yield "the base of rotary positions is not known: the launch asks for ROTARY_BASE"
+        yield "the base of rotary positions is unknown: set ROTARY_BASE"
     if model.experts is None:
         return
     if place.model is None or architecture(place.model) is None:
         yield (
-            "how the router scores (--moe-router-score-function, its bias, groups and auxiliary "
-            "loss) is the model's own, and stands at Megatron-LM's defaults"
+            "router scores (--moe-router-score-function, bias, groups and "
+            "auxiliary loss) keep Megatron-LM's defaults; set those of the "
+            "model"
         )
     if experts.skew == 1.0:
-        yield (
-            "experts are forced to be balanced, which is for measuring alone: to train, take "
-            "--moe-router-force-load-balancing out"
-        )
+        yield ("--moe-router-force-load-balancing is for measurements: remove it to train")
     if experts.capacity is not None:
         yield f"tokens beyond {experts.capacity} times the mean of an expert are dropped"

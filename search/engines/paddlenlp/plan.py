@@ -81,7 +81,7 @@ def import_paddlenlp(
                 path,
                 "does not name the strategy file",
                 key="fine_grained_config_path",
-                remedy="give fine_grained_config.json itself",
+                remedy="Give fine_grained_config.json itself",
             )
         schedule = next(iter(source.flags.get("pipeline-schedule-mode", ())), None)
         path = path.parent / named[0]
@@ -93,11 +93,11 @@ def import_paddlenlp(
     elif schedule not in (None, "1F1B"):
         raise DocumentError(
             source.path,
-            f"is {schedule!r:.40}, and plans have 1F1B or FThenB (GPipe)",
+            f"is {schedule!r:.40}, but plans have 1F1B or FThenB (GPipe)",
             key="pipeline_schedule_mode",
         )
     elif schedule is None and plan.num_stages > 1 and "pipeline_type" not in document:
-        notes.append("the file does not say the schedule; 1F1B is the launch's default")
+        notes.append("the file does not name the schedule; using the default 1F1B")
     other = path if source.flags is not None else None
     return Imported(plan=plan, notes=tuple(notes), strategy_path=other)
 
@@ -141,8 +141,8 @@ def _nearest(job: Job) -> tuple[Plan, tuple[Loss, ...]]:
             return plan, tuple(_losses(before, plan))
         problems = problems or found
     raise InputError(
-        f"{_TITLE} takes no plan near this one: {problems[0]}; search again with "
-        "--disable-tp-consec and without context parallelism"
+        f"{_TITLE} supports no plan near this one: {problems[0]}",
+        remedy="Search again with --disable-tp-consec and without context parallelism",
     )
 
 
@@ -197,8 +197,10 @@ def _losses(before: Plan, after: Plan) -> Iterator[Loss]:
     if strided:
         yield Loss(
             field="tp_consecutive_flags",
-            what=f"strided tensor groups of {layer_ranges(strided)} become neighbours, which its "
-            "meshes are made of",
+            what=(
+                f"strided tensor groups of {layer_ranges(strided)} become "
+                "neighbouring ranks, which its meshes need"
+            ),
         )
     if any(layer.cp > 1 for layer in old):
 
@@ -214,8 +216,10 @@ def _losses(before: Plan, after: Plan) -> Iterator[Loss]:
     if before.default_dp_type != after.default_dp_type:
         yield Loss(
             field="default_dp_type",
-            what="replicas beside ZeRO-3 become ZeRO-2: the launch has one --sharding for all that "
-            "is not ZeRO-3",
+            what=(
+                "replicas without ZeRO-3 become ZeRO-2: --sharding is one value for "
+                "all layers without ZeRO-3"
+            ),
         )
 
 
@@ -244,8 +248,8 @@ def _check(spec: ModelSpec) -> None:
     names = [name for name, present in found.items() if present]
     if names:
         raise UnsupportedError(
-            f"{_TITLE}'s fine-grained trainer builds Llama's blocks, and {spec.name} has "
-            f"{' and '.join(names)}"
+            f"{_TITLE}'s fine-grained trainer builds Llama blocks, but "
+            f"{spec.name} has {' and '.join(names)}"
         )
 
 
@@ -366,19 +370,22 @@ def _launch(job: Job, plan: Plan) -> str:
 
 
 def _notes(job: Job, plan: Plan) -> list[str]:
-    trainer = "another trainer than that of train_qwen_fine_grained.sh"
+    trainer = "another trainer script than in train_qwen_fine_grained.sh"
     notes = [
         f"set PADDLENLP_PATH to a checkout of PaddleNLP and DATA_DIR; PADDLENLP_TRAINER: {trainer}",
         "SAVE is the folder of checkpoints, LOAD one to resume from",
         "learning rate and number of steps are placeholders",
     ]
     if not _is_known(job.spec):
-        notes.append("the sizes of the model are not all known: the launch asks for MODEL_ARGS")
+        notes.append("some sizes of the model are unknown: set MODEL_ARGS")
     else:
         notes += [
             f"the trainer's Llama has no {name}: the model is {job.spec.name} without"
             for name in _left_out(job.spec)
         ]
     if plan.pipeline_type == "gpipe":
-        notes.append("GPipe is --pipeline_schedule_mode FThenB of the launch; its file has no key")
+        notes.append(
+            "GPipe is --pipeline_schedule_mode FThenB of the launch command; the "
+            "strategy file has no key for it"
+        )
     return notes

@@ -99,7 +99,7 @@ def load_yaml(text: str, path: object, notes: list[str] | None = None) -> dict[s
             raise DocumentError(str(path), "is a list, expected keys and values")
         if isinstance(root, yaml.ScalarNode):
             line = root.start_mark.line
-            raise _fail(path, line, f"is no `key: value`: {root.value[:40]!r}")
+            raise _fail(path, line, f"is not `key: value`: {root.value[:40]!r}")
         built: dict[str, Any] = _Built(path, notes).of(root)
         return built
     except yaml.reader.ReaderError as error:
@@ -111,7 +111,7 @@ def load_yaml(text: str, path: object, notes: list[str] | None = None) -> dict[s
         raise _fail(path, mark.line, f"is not YAML: {problem}") from None
     except RecursionError:
         # An alias can also contain itself.
-        raise DocumentError(str(path), "is nested too deeply", remedy="give JSON") from None
+        raise DocumentError(str(path), "is nested too deeply", remedy="Give JSON") from None
 
 
 class _Built:
@@ -145,11 +145,11 @@ class _Built:
         for key, value in node.value:
             line = key.start_mark.line
             if not isinstance(key, yaml.ScalarNode):
-                raise _fail(self._path, line, "has a key that is no text")
+                raise _fail(self._path, line, "has a key that is not text")
             if key.tag == "tag:yaml.org,2002:merge":
                 sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
                 if not all(isinstance(source, yaml.MappingNode) for source in sources):
-                    raise _fail(self._path, line, "merges what is no mapping")
+                    raise _fail(self._path, line, "merges a value that is not a mapping")
                 for source in reversed(sources):  # of merged mappings, the first takes precedence
                     found = self._mapping(source)
                     self._say_merged(line, found, merged)
@@ -158,10 +158,9 @@ class _Built:
             found = self.of(value)
             if key.value in own and own[key.value] != found:
                 if self._notes is None:
-                    raise _fail(self._path, line, f"gives the key {key.value!r} a second time")
+                    raise _fail(self._path, line, f"repeats the key {key.value!r}")
                 self._notes.append(
-                    f"line {line + 1} gives {key.value} a second time, and {found!r} counts, not "
-                    f"{own[key.value]!r}"
+                    f"line {line + 1} repeats {key.value}: {found!r} counts, not {own[key.value]!r}"
                 )
             own[key.value] = found
         # Keys of the mapping override merged ones.
@@ -173,14 +172,14 @@ class _Built:
             if self._notes is not None and other.get(key, value) != value:
                 # In PyYAML 6.0.4 the last one counts, against the YAML specification and 6.0.3.
                 self._notes.append(
-                    f"line {line + 1} merges two values of {key}, and the first, {value!r}, "
-                    f"counts; PyYAML 6.0.4 takes {other[key]!r}"
+                    f"line {line + 1} merges two values of {key}: the first, "
+                    f"{value!r}, counts; PyYAML 6.0.4 uses {other[key]!r}"
                 )
 
 
 def _fail(path: object, line: int, problem: str) -> DocumentError:
     return DocumentError(
-        str(path), f"line {line + 1} {problem}", remedy="simplify the YAML, or give JSON"
+        str(path), f"line {line + 1} {problem}", remedy="Simplify the YAML, or use JSON"
     )
 
 
@@ -213,8 +212,8 @@ class Configuration(Record):
         if not found:
             raise DocumentError(
                 self.path,
-                "does not say the number of GPUs",
-                remedy="give --nodes and --gpus-per-node",
+                "contains no number of GPUs",
+                remedy="Add --nodes and --gpus-per-node",
             )
         return found
 
@@ -255,8 +254,8 @@ def read_configuration(
     if not command.program and not any(word.startswith("--") for word in command.arguments):
         raise DocumentError(
             path,
-            "holds no command that runs a .py file with --flags and no array of them",
-            remedy="give the launch script, a .yaml or a .json",
+            "contains no command that runs a .py file with --flags, and no array of them",
+            remedy="Give the launch script, a .yaml or a .json",
         )
     return Configuration(
         path=path,
@@ -306,7 +305,7 @@ def _sized(
             continue
         if world_size is None:
             if default and name not in asked:
-                notes.append(f"{name} is taken for its default {default}: {own} processes")
+                notes.append(f"{name} not set; using its default {default}: {own} processes")
         elif probe * world_size % size == 0:
             value = probe * world_size // size
             meant = with_({name: str(value)})

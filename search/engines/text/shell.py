@@ -149,7 +149,7 @@ def _followed(script: _Script, ways: Mapping[str, int]) -> tuple[Command | Undec
     name = max(arrays, key=lambda name: len(arrays[name]), default="")
     longest, others = arrays.pop(name, []), [other for other, items in arrays.items() if items]
     left = f", and not {', '.join(others)}" if others else ""
-    run.left_out[f"no launch was found, and what {name} holds is read{left}"] = None
+    run.left_out[f"no launch command found; using {name}{left}"] = None
     return run.noted(Command(before=(), arguments=tuple(map(str, longest))), 0), run
 
 
@@ -207,7 +207,7 @@ def _same_launch(
         name: value if all(c.environment.get(name) == value for c in commands) else f"${name}"
         for name, value in first.environment.items()
     }
-    what = ", ".join(f"--{name}" for name in decided) or "nothing of the launch"
+    what = ", ".join(f"--{name}" for name in decided) or "nothing of the launch command"
     whys = ", ".join(dict.fromkeys(why for _, chosen in ways for why in chosen))
     note = f"{whys} decides {what}, which changes neither memory nor time"
     return replace(
@@ -245,12 +245,12 @@ class _Run(Expansion):
         """Return a launch command with notes on the assumptions made."""
         notes = [*self.left_out]
         if launches > 1:
-            notes.append(f"the script launches {launches} times, of which the last is read")
+            notes.append(f"the script has {launches} launch commands; the last one is read")
         if self.sourced:
-            names = f"; taken as not set: {', '.join(self.defaults)}" if self.defaults else ""
-            notes.append(f"what {', '.join(self.sourced)} sets is not read{names}")
+            names = f"; assumed unset: {', '.join(self.defaults)}" if self.defaults else ""
+            notes.append(f"variables set in {', '.join(self.sourced)} are not read{names}")
         if self.taken:
-            notes.append(f"taken as not set in conditions: {', '.join(self.taken)}")
+            notes.append(f"assumed unset in conditions: {', '.join(self.taken)}")
         return replace(command, notes=tuple(notes), unset=dict(self.unset))
 
     def depends(self, value: Undecided, flags: Sequence[str] = ()) -> DocumentError:
@@ -258,8 +258,8 @@ class _Run(Expansion):
         those = f": {', '.join(f'--{flag}' for flag in flags[:4])}" if flags else ""
         return DocumentError(
             self.path,
-            f"what is launched depends on {value.why}, which only running tells{those}",
-            remedy="write the branch that is meant, or give the arguments in YAML or JSON",
+            f"the launch command depends on {value.why}, known only at run time{those}",
+            remedy="Keep only the branch to check, or use YAML or JSON",
         )
 
     def body(self, shell: Shell, body: Body) -> bool | None:
@@ -623,7 +623,7 @@ class _Run(Expansion):
                 shell.found = word
                 return
             # A single value of a flag, which may be a path without effect on the run.
-            self.left_out[f"what {arguments[at - 1]} is depends on {word.why}"] = None
+            self.left_out[f"{arguments[at - 1]} depends on {word.why}"] = None
         arguments, dropped = settled(arguments)
         self.left_out |= dict.fromkeys(dropped)
         exported = {name: shell.scalars[name] for name in shell.exported if name in shell.scalars}

@@ -287,11 +287,11 @@ def plain_text(pieces: list[Piece]) -> str:
 
 
 def _unread(path: str, line: int, what: str) -> DocumentError:
-    shown = "ends here" if what in ("", "\n") else f"goes on with {what!r} here"
+    shown = "ends here" if what in ("", "\n") else f"continues with {what!r}"
     return DocumentError(
         path,
-        f"line {line}: no statement of a shell script {shown}, or none that is read",
-        remedy="give the arguments in a plain script, YAML or JSON",
+        f"line {line}: not a supported shell statement {shown}",
+        remedy="Give the arguments in a plain script, YAML or JSON",
     )
 
 

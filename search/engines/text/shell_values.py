@@ -380,7 +380,7 @@ def settled(arguments: list[str]) -> tuple[list[str], list[str]]:
             and (values or "[@]" in word or "[*]" in word or word in ("$@", "$*"))
             and not _PATHS.fullmatch(flag)
         ):
-            dropped.append(f"{word[:60]} is known where the launch runs, and taken as nothing")
+            dropped.append(f"{word[:60]} is known only at run time; using no value")
             continue
         else:
             values += 1

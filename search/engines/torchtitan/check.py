@@ -190,7 +190,7 @@ def _idle(file: _File, run: Run | None) -> Iterator[tuple[str, str]]:
         yield from _idle_of_model(file, run)
     yield from _idle_float8(file)
     if degrees.shard * degrees.cp == 1 and degrees.tp * degrees.pp > 1:
-        why = "nothing shards beside tensor or pipeline ranks"
+        why = "no sharding with tensor or pipeline ranks only"
         yield "training.mixed_precision_param", why
     policy = values.get("parallelism.fsdp_reshard_after_forward", "default")
     if policy != "default" and degrees.shard * degrees.cp == 1:
@@ -245,8 +245,8 @@ def read(source: Configuration, asked: Asked) -> CheckedFile:
         notice(
             "torchtitan.unknown",
             "not understood",
-            "{given} is no key that torchtitan had: releases since late 2025 end with an error, "
-            "earlier ones leave it",
+            "{given} is unknown to torchtitan: releases since late 2025 end "
+            "with an error, earlier ones ignore it",
             given=f"{entry.flag} {entry.value}".strip(),
         )
         for entry in found.ignored

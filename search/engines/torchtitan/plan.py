@@ -96,8 +96,9 @@ def near(job: Job) -> Near:
     _refuse_spec(job.spec)
     if job.spec.tied_embeddings and job.plan.num_stages > 1:
         raise InputError(
-            f"torchtitan {VERSION} has no pipeline for models with tied embeddings, and the plan "
-            f"has {job.plan.num_stages} stages; search again with --max-pp-deg 1"
+            f"torchtitan {VERSION} has no pipeline for models with tied "
+            f"embeddings, but the plan has {job.plan.num_stages} stages",
+            remedy="Search again with --max-pp-deg 1",
         )
     plan, found = nearest(job, _REACH)
     losses = list(found)
@@ -105,8 +106,10 @@ def near(job: Job) -> Near:
         losses.append(
             Loss(
                 field="mixed_precision",
-                what=f"the plan is for fp16; torchtitan {VERSION} trains in bf16 or fp32, "
-                "so it takes bf16",
+                what=(
+                    f"the plan is for fp16, but torchtitan {VERSION} trains in bf16 "
+                    "or fp32: it uses bf16"
+                ),
             )
         )
     # Without stages every backward pass reduces gradients, in the only reduce dtype of torchtitan.
@@ -117,7 +120,7 @@ def near(job: Job) -> Near:
     notes = []
     if plan.num_microbatches > 1 and not staged and job.async_grad_reduce:
         notes.append(
-            "gradients are reduced in every micro-batch, as --no-async-grad-reduce predicts it"
+            "gradients are reduced in every micro-batch, as predicted with --no-async-grad-reduce"
         )
     return Near(
         plan=plan,

@@ -294,8 +294,8 @@ def _model(keys: Keys) -> Model:
         names = ", ".join(known if known is not None else FLAVOURS)
         raise keys.unpriced(
             "model.flavor" if known is not None else "model.name",
-            f"{shorten(size if known is not None else name)} is not known here",
-            f"known are {names}",
+            f"{shorten(size if known is not None else name)} is unknown",
+            f"Use {names}",
         )
     return found
 
@@ -319,7 +319,7 @@ def _optimizer(keys: Keys, zero: int) -> Optimizer:
 
 def _refuse(keys: Keys) -> None:
     """Raise UnpricedError for settings that affect memory or time and are not modelled."""
-    asked = "leave it out to see the rest"
+    asked = "Remove it to price the rest"
     for key, why in (
         ("optimizer.early_step_in_backward", "gradients are stepped as they are made"),
         ("liger_kernel.enable_fused_linear_cross_entropy", "the loss makes no logits"),
@@ -327,10 +327,10 @@ def _refuse(keys: Keys) -> None:
         if keys.flag(key):
             raise keys.unpriced(key, why, asked)
     if keys.text("training.dtype", "float32") not in ("float32", "bfloat16"):
-        raise keys.unpriced("training.dtype", "weights and states are of 16 bits", asked)
+        raise keys.unpriced("training.dtype", "weights and optimizer states have 16 bits", asked)
     name = keys.text("optimizer.name", "AdamW")
     if name not in ("Adam", "AdamW"):
-        raise keys.unpriced("optimizer.name", f"{shorten(name)} keeps other states", asked)
+        raise keys.unpriced("optimizer.name", f"{shorten(name)} has other optimizer states", asked)
 
 
 def _converters(keys: Keys) -> frozenset[str]:
@@ -375,8 +375,8 @@ def _recompute(keys: Keys) -> tuple[Recomputation, int]:
     if mode == "memory_budget":
         raise keys.unpriced(
             "activation_checkpoint.mode",
-            "the compiler decides what is kept within a budget",
-            "say selective or full",
+            "the compiler selects saved activations within a budget",
+            "Use selective or full",
         )
     if mode == "none":
         return frozenset(), 1
@@ -427,7 +427,7 @@ def _schedule(keys: Keys, pp: int) -> Schedule:
         return "1f1b"
     file = "parallelism.pipeline_parallel_schedule_csv"
     if keys.text(file):
-        raise keys.unpriced(file, "is a schedule of one's own", "named ones are priced")
+        raise keys.unpriced(file, "is a custom schedule", "Use a named schedule")
     name = keys.first(
         "parallelism.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule"
     )
@@ -435,8 +435,8 @@ def _schedule(keys: Keys, pp: int) -> Schedule:
     schedule = schedule_named(text)
     if schedule is None:
         raise keys.unpriced(
-            name, f"{shorten(text)} is a schedule of which nobody counts what is live",
-            f"priced are {', '.join(TORCH_NAMES.values())}",
+            name, f"live activations of {shorten(text)} are not counted",
+            f"Use {', '.join(TORCH_NAMES.values())}",
         )  # fmt: skip
     return schedule
 
@@ -463,8 +463,8 @@ def _chunks(
         least = f"{facts.least_chunks}" + ("" if facts.most_chunks else " or more")
         name = "stage" if least == "1" else "stages"
         raise InputError(
-            f"{TORCH_NAMES[schedule]} has {least} {name} a rank, and {len(sizes)} stages are on "
-            f"pp({pp})"
+            f"{TORCH_NAMES[schedule]} needs {least} {name} per rank, got "
+            f"{len(sizes)} stages on pp({pp})"
         )
     return chunks_of_sizes(sizes, pp, schedule=schedule)
 
@@ -509,7 +509,9 @@ def _split(keys: Keys, key: str, layers: int) -> list[int]:
     for point in keys.text(key).split(","):
         number = point.strip().removeprefix("layers.")
         if not number.isdigit() or not places[-1] < int(number) < layers:
-            raise keys.fail(key, f"expected rising names such as layers.8, got {shorten(point)}")
+            raise keys.fail(
+                key, f"expected increasing names such as layers.8, got {shorten(point)}"
+            )
         places.append(int(number))
     places.append(layers)
     return [until - start for start, until in pairwise(places)]
@@ -524,7 +526,8 @@ def _listed(keys: Keys, model: Model) -> list[int]:
     if sum(sizes) != model.num_layers:
         raise keys.fail(
             key,
-            f"places {sum(sizes)} layers in {len(sizes)} stages, the model has {model.num_layers}",
+            f"places {sum(sizes)} layers in {len(sizes)} stages, but the model "
+            f"has {model.num_layers}",
         )
     return sizes
 

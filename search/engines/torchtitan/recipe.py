@@ -37,7 +37,7 @@ def recipe(run: Run, place: Place) -> Draft:
     """
     refuse_model(place.model or run.name, beyond(run.model))
     others = {
-        "8-bit products": run.runtime.precision.low,
+        "fp8 GEMMs": run.runtime.precision.low,
         "compiled layers": run.kernels.compiled,
         "several chunks of a stage": run.strategy.vpp > 1,
         "recomputation of parts of layers": run.strategy.recomputed.kind in ("op", "every"),
@@ -45,7 +45,7 @@ def recipe(run: Run, place: Place) -> Draft:
     }
     found = [text for text, present in others.items() if present]
     if found:
-        raise UnsupportedError(f"no recipe of {_TITLE} is written with {' and '.join(found)}")
+        raise UnsupportedError(f"no recipe of {_TITLE} can be written with {' and '.join(found)}")
     text = _text(run, place)
     return Draft(
         version=VERSION,
@@ -80,9 +80,7 @@ def refuse_model(name: str, obstacles: Mapping[str, bool]) -> None:
     """
     found = [text for text, present in obstacles.items() if present]
     if found:
-        raise UnsupportedError(
-            f"{_TITLE} has no model like {name}, which has {' and '.join(found)}"
-        )
+        raise UnsupportedError(f"{_TITLE} has no model such as {name}, with {' and '.join(found)}")
 
 
 def beyond(model: Model) -> Mapping[str, bool]:
@@ -419,8 +417,8 @@ def _notes(run: Run, place: Place) -> Iterator[str]:
         yield f"LayersAC recomputes {layer_ranges(layers)}"
     if run.strategy.pp > 1:
         yield (
-            f"{_TITLE} hands lists of micro-batches to torch's pipeline schedule: it "
-            "needs a torch later than 2.13.0, whose schedules refuse them"
+            f"{_TITLE} passes lists of micro-batches to torch's pipeline "
+            "schedule: it needs a torch later than 2.13.0"
         )
 
 

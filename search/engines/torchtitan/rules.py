@@ -45,7 +45,7 @@ MODEL = (
           "tied embeddings have no pipeline"),
 )  # fmt: skip
 """Rules that relate a model to its degrees."""
-_REPLICAS = "replicas alone (DDP) have no tensor, context or pipeline ranks beside them"
+_REPLICAS = "DDP excludes tensor, context and pipeline parallelism"
 SPACE = (
     *MODEL,
     FFN,
@@ -54,10 +54,11 @@ SPACE = (
     # Source: `maybe_enable_amp` of distributed/utils.py.
     _rule("fp32", "zero, dp_shard, cp, tp, pp", lambda zero, shard, cp, tp, pp:
           (zero > 0) * (shard * cp == 1) * (tp * pp > 1),
-          "beside tensor and pipeline ranks alone (dp_shard * cp = 1) it computes in fp32"),
+          "tensor and pipeline ranks without dp_shard or cp compute in fp32"),
     _rule("split-experts", "experts, ep, etp, tp", lambda experts, ep, etp, tp:
           (experts > 0) * (ep == 1) * (etp != tp),
-          "without expert ranks tensor ranks split the experts, and etp({etp}) is not tp({tp})"),
+          "etp({etp}) must be tp({tp}): without expert ranks tensor ranks split "
+          "the experts"),
 )  # fmt: skip
 """Rules of searched candidates."""
 GRID = (
@@ -88,7 +89,7 @@ FILE = (
           lambda section, gathers, recipe: gathers * recipe,
           "[{float8}] enable_fsdp_float8_all_gather and recipe_name exclude each other"),
     _rule("float8.device", "float8, no_fp8", lambda section, lacks: (section != "") * lacks,
-          "[{float8}] needs a device that has products of 8 bits"),
+          "[{float8}] needs a GPU with fp8 GEMMs"),
     *MODEL,
     # The text of the problem comes from `autopar.pipeline.schedules`.
     _rule("schedule", "schedule_problem", lambda problem: problem != "", "{schedule_problem}"),

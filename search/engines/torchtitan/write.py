@@ -72,8 +72,8 @@ def flavour_of(model: Model) -> tuple[str, str]:
             return name, size
     listed = ", ".join(f"{name} {size}" for name, size in names)
     raise UnsupportedError(
-        f"{_TITLE} has no model of {model.num_layers} layers of width {model.hidden} like that of "
-        f"the launch; its flavours that are known here are {listed}"
+        f"{_TITLE} has no model of {model.num_layers} layers of width {model.hidden}",
+        remedy=f"Use one of its flavours: {listed}",
     )
 
 

@@ -90,17 +90,17 @@ class Assumptions:
         self._default(reserve_of(options, spec).sentence)
         known = hardware.hiding if model.estimated else None
         if known is not None and options.pipeline_type == "gpipe":
-            self._default("GPipe is priced without what the trainer's software hides")
+            self._default("GPipe is priced without overlapped communication")
             known = None
         if known is not None:
             hidden = 100.0 * known.tensor if options.tp_overlap else 0.0
             self._default(
-                f"of tensor-parallel collectives {hidden:.0f} % are hidden, as the trainer's "
-                "software hides them"
+                f"{hidden:.0f} % of tensor-parallel communication is overlapped, "
+                "as in the engine's software"
             )
         elif options.tp_overlap:
             self._default(
-                f"column-parallel linears hold {options.column_parallel_share:g} of the backward"
+                f"column-parallel linears are {options.column_parallel_share:g} of the backward"
             )
         for text in half_allreduces(hardware):
             self._default(text)
@@ -122,11 +122,11 @@ class Assumptions:
             self._default("expert degree 1: experts are divided only by tp, pp and ZeRO")
         if spec.mtp_layers:
             self._default(
-                f"the model's {format_count(spec.mtp_layers, 'module')} of further tokens (MTP) "
-                "are left out, in time and in memory"
+                f"the model's {format_count(spec.mtp_layers, 'MTP layer')} are "
+                "ignored, in time and in memory"
             )
         if spec.tied_embeddings and spec.vocab_size is None:
-            self._default("vocabulary is unknown: tied weights are those of the first stage")
+            self._default("vocabulary is unknown: tied weights are counted on the first stage")
         given = any(s.role == "memory" and not s.estimated for s in model.sources)
         for documents, name in (
             (hardware, f"hardware {hardware.name}"),
@@ -166,7 +166,7 @@ class Assumptions:
         if any(not s.ulysses and s.tp > 1 for s in strategies) and spec.ffn_hidden_size is None:
             self._default(f"{name}: MLP width is unknown, divisibility is not checked")
         if any(s.cp > 1 for s in strategies):
-            how = "in a ring beside it" if self._in_ring else "in all-gathers before it"
+            how = "in a ring concurrent with it" if self._in_ring else "in all-gathers before it"
             self._default(
                 f"context ranks have even shares of causal attention and exchange keys and values "
                 f"{how}"
@@ -181,8 +181,8 @@ class Assumptions:
             self._default(f"{name}: {text}")
         for missing in sorted({s.tp for s, ok in zip(strategies, measured, strict=True) if not ok}):
             self.note(
-                f"left out: strategies of {name} at degree {missing} whose activation or "
-                f"checkpoint entry was not measured"
+                f"not searched: strategies of {name} at degree {missing} whose "
+                "activation or checkpoint entry was not measured"
             )
 
     def _record_shards(
@@ -204,7 +204,7 @@ class Assumptions:
                     less = degree // found[0]
                     whole = f"{what} of a whole layer"
                     source = whole if found[0] == 1 else shard_name(what, ulysses, found[0])
-                    self._default(f"{name}: {wanted} is {source} over {less}, launch apart")
+                    self._default(f"{name}: {wanted} is {source} over {less}, without launch cost")
 
     def _default(self, text: str) -> None:
         self._defaults[text] = None

@@ -137,7 +137,7 @@ _HALVES = frozenset({"allgather", "reducescatter"})
 
 def half_allreduces(hardware: HardwareProfile) -> list[str]:
     """Return sentences on groups whose all-gather and reduce-scatter use half an all-reduce."""
-    taken = "take half an all-reduce"
+    taken = "cost half of an all-reduce"
     # if never timed, one sentence replaces one per group
     if not _HALVES & {operation for operation, _ in hardware.curves}:
         return [f"all-gather and reduce-scatter {taken}"]
@@ -375,8 +375,8 @@ class Documented:
             # no group is faster across nodes than inside one
             return (min(wide, measured[inside[-1], True]) if inside else wide), None
         self._note(
-            f"left out: no all-reduce bandwidth is measured or derivable for {name}; "
-            f"measure allreduce_size_{world}_consec_1"
+            "not searched: no all-reduce bandwidth is measured or derivable for "
+            f"{name}. Measure allreduce_size_{world}_consec_1"
         )
         return float("nan"), None
 
@@ -558,8 +558,8 @@ class Groups:
             return num_stages
         if not measured:
             raise InputError(
-                f"{self._hardware.name}: no point-to-point bandwidth is known for "
-                f"pp_size_{num_stages}; give --p2p-bandwidth-config-path or --disable-pp"
+                f"{self._hardware.name}: no point-to-point bandwidth for pp_size_{num_stages}",
+                remedy="Add --p2p-bandwidth-config-path, or --disable-pp 1",
             )
         smaller = [p for p in measured if p < num_stages]
         stand_in = max(smaller) if smaller else min(measured)

@@ -101,7 +101,8 @@ def fit_measured(
     mode = options.time_profile_mode
     if not times:
         raise InputError(
-            f"{name}: the computation file has no times; give another --time-profiling-path"
+            f"{name}: the computation file has no times",
+            remedy="Use another --time-profiling-path",
         )
     if mode == "sequence":
         return _fit_sequence(name, times, seq_lengths, options, note, quadratic=of_layer)
@@ -111,16 +112,20 @@ def fit_measured(
         measured = sorted({time.seq_lengths for time in times})
         raise InputError(
             f"{name}: no computation time was measured at sequence length "
-            f"{_lengths(seq_lengths)} (measured: {', '.join(map(_lengths, measured))}); "
-            f"profile it, plan a measured length with {_nearest(measured, seq_lengths)}, "
-            f"or use --time-profile-mode sequence"
+            f"{_lengths(seq_lengths)} (measured: {', '.join(map(_lengths, measured))})",
+            remedy=(
+                "Profile it, use a measured length "
+                f"({_nearest(measured, seq_lengths)}), or --time-profile-mode "
+                "sequence"
+            ),
         )
     batches = {time.batch for time in here}
     if mode == "batch" and len(batches) < 2:
         raise InputError(
-            f"{name}: only batch size {here[0].batch} was measured at sequence length "
-            f"{_lengths(seq_lengths)}, --time-profile-mode batch needs at least two; "
-            f"profile more batch sizes or use --time-profile-mode static"
+            f"{name}: only batch size {here[0].batch} was measured at sequence "
+            f"length {_lengths(seq_lengths)}, but --time-profile-mode batch "
+            "needs at least two",
+            remedy="Profile more batch sizes, or use --time-profile-mode static",
         )
     # hybrid mode at one length: a launch cost if several batches determine it, and tokens
     form: Form = "sequence" if mode == "hybrid" else mode
@@ -147,14 +152,16 @@ def _fit_sequence(
     # times at one length do not determine the growth with length
     if len(measured) == 1 and length not in measured:
         raise InputError(
-            f"{name}: only sequence length {max(measured)} was measured, "
-            f"--time-profile-mode sequence needs at least two to price {length}; profile more"
+            f"{name}: only sequence length {max(measured)} was measured, but "
+            f"--time-profile-mode sequence needs at least two to price {length}",
+            remedy="Profile more sequence lengths",
         )
     if length > REACH * max(measured):
         if not options.extrapolate:
             raise InputError(
                 f"{name}: sequence length {length} is more than twice the largest measured "
-                f"one ({max(measured)}); profile longer sequences or pass --extrapolate"
+                f"one ({max(measured)})",
+                remedy="Profile longer sequences, or add --extrapolate",
             )
         note(f"extrapolated: {name} to sequence length {length}, beyond twice the measured")
     fitted = _checked_fit(name, times, "sequence", note, quadratic=quadratic)
@@ -184,7 +191,11 @@ def _checked_fit(
     error = float(fitted.errors[fitted.worst])
     if abs(error) > BAD_FIT:
         worst = times[fitted.worst]
-        remedy = "; --time-profile-mode batch knows a launch cost" if form == "static" else ""
+        remedy = (
+            ". Use --time-profile-mode batch, which includes a launch cost"
+            if form == "static"
+            else ""
+        )
         note(
             f"bad fit: {name} in mode {form} is off by {error * 100:+.3g} % at batch "
             f"{worst.batch}, sequence length {_lengths(worst.seq_lengths)}, the worst of "
@@ -254,14 +265,17 @@ def _require(
 ) -> None:
     if not measured:
         raise InputError(
-            f"{name}: the memory file has no entry; give another --memory-profiling-path"
+            f"{name}: the memory file has no entry", remedy="Use another --memory-profiling-path"
         )
     if options.memory_profile_mode == "static" and seq_lengths not in measured:
         raise InputError(
             f"{name}: no memory was measured at sequence length {_lengths(seq_lengths)} "
-            f"(measured: {', '.join(map(_lengths, sorted(measured)))}); "
-            f"profile it, plan a measured length with {_nearest(measured, seq_lengths)}, "
-            f"or use --memory-profile-mode sequence"
+            f"(measured: {', '.join(map(_lengths, sorted(measured)))})",
+            remedy=(
+                "Profile it, use a measured length "
+                f"({_nearest(measured, seq_lengths)}), or --memory-profile-mode "
+                "sequence"
+            ),
         )
 
 
@@ -513,14 +527,15 @@ def _by_shard(
             if point.kind != own and (point.kind != second or point.degree in exact):
                 continue
             if point.kind == second:
-                note(f"layer type {kind}: {second} layers stand for tp={point.degree}")
+                note(f"layer type {kind}: {second} layers are used for tp={point.degree}")
         group = cells.setdefault((ulysses, point.degree), {})
         group.setdefault((point.batch, point.seq_length), point)
     if sharded and not any(not ulysses and degree > 1 for ulysses, degree in cells):
         note(
             f"not used: layer type {kind}'s sharded layers of kind "
             f"{', '.join(sorted({p.kind for p in sharded}))}; a search "
-            f"{'with' if options.sequence_parallel else 'without'} sequence parallelism needs {own}"
+            f"{'with' if options.sequence_parallel else 'without'} sequence "
+            f"parallelism needs {own}"
         )
     return {key: list(group.values()) for key, group in cells.items()}
 

@@ -415,7 +415,7 @@ def ulysses_bytes(memory: LayerMemory, degree: int, spec: LayerSpec, recipe: Rec
         known = whole is None or degree == 1
         return (
             None if whole is None else whole / degree,
-            "" if known else f"those at tp=1 over {degree}, without what its all-to-alls keep",
+            "" if known else f"those at tp=1 over {degree}, without all-to-all buffers",
         )
     if degree in counted:
         return counted[degree], ""

@@ -169,13 +169,15 @@ class CostModel:
         if len(spec.layers) != len(model.layers):
             raise InputError(
                 f"{spec.name} has {len(spec.layers)} layer types, but the profile measured "
-                f"{len(model.layers)}; give one profile entry per layer type"
+                f"{len(model.layers)}",
+                remedy="Give one profile entry per layer type",
             )
         if options.sequence_parallel != model.sequence_parallel:
             asked, have = ("with", "without") if options.sequence_parallel else ("without", "with")
             raise InputError(
-                f"the memory tables were measured {have} sequence parallelism and the search is "
-                f"{asked} it; choose matching tables or --sequence-parallel accordingly"
+                f"the memory tables were measured {have} sequence parallelism, "
+                f"but the search is {asked} it",
+                remedy="Use matching tables, or change --sequence-parallel",
             )
         lengths = tuple(layer.seq_length for layer in spec.layers)
         self._fitted: list[tuple[LayerProfile, int, ComputeFits, LayerMemory]] = []
@@ -483,8 +485,8 @@ class CostModel:
         self._note_vocab_batch(found.rows.batch.max(initial=0.0))
         if found.unmeasured:
             self._said.note(
-                "left out: embedding and head at degrees without an entry in the memory tables: "
-                + ", ".join(map(str, found.unmeasured))
+                "not searched: embedding and head at degrees without an entry "
+                "in the memory tables: " + ", ".join(map(str, found.unmeasured))
             )
 
     @cached_property

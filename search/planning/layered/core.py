@@ -25,7 +25,8 @@ try:
     import _autopar_core
 except ImportError as error:  # pragma: no cover - depends on the installation
     raise InstallError(
-        f"the C++ core is not built; run `make build` in a checkout, or reinstall autopar ({error})"
+        "the C++ core is not built",
+        remedy=f"Run `make build` in a checkout, or reinstall autopar ({error})",
     ) from error
 
 core = _autopar_core
@@ -39,8 +40,8 @@ core = _autopar_core
 ABI_VERSION = 6
 if core.ABI_VERSION != ABI_VERSION:  # pragma: no cover - depends on the installation
     raise InstallError(
-        f"the C++ core has interface version {core.ABI_VERSION}, this package needs "
-        f"{ABI_VERSION}; run `make build`"
+        f"the C++ core has interface version {core.ABI_VERSION}, this package needs {ABI_VERSION}",
+        remedy="Run `make build`",
     )
 
 
@@ -172,7 +173,7 @@ def _check_values(arrays: Mapping[str, NDArray[np.float64] | None]) -> None:
         if array is None:
             continue
         if np.isnan(array).any():
-            raise InputError(f"{name} contains NaN; use infinity for what is not allowed")
+            raise InputError(f"{name} contains NaN", remedy="Use infinity for forbidden entries")
         if (array < 0).any():
             raise InputError(f"{name} contains a negative number ({array.min()})")
         if array[np.isfinite(array)].max(initial=0.0) > _LARGEST:
@@ -189,7 +190,7 @@ def _check_budget(budget_bytes: object) -> None:
             f"budget_bytes has over 308 digits, expected a number of bytes up to {_LARGEST:g}"
         ) from None
     if np.isnan(budget):
-        raise InputError("budget_bytes is NaN; expected a number of bytes")
+        raise InputError("budget_bytes is NaN, expected a number of bytes")
 
 
 _GROUPS = {"ddp": 0, "zero2": 1, "zero1": 2}

@@ -57,8 +57,8 @@ class NoPlanError(InfeasibleError):
             for at, (why, count) in enumerate(reasons)
         )
         super().__init__(
-            f"{engine} runs no plan of this search as it is: {shown}; search with --engine none "
-            "and let autopar-export --allow-approx take the nearest plan"
+            f"{engine} supports no plan of this search without changes: {shown}",
+            remedy="Use --engine none, then autopar-export --allow-approx",
         )
 
 

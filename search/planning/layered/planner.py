@@ -504,8 +504,9 @@ class Planner:
                 smallest_budget_bytes=0,
                 reason=(explained and self._excluded(built))
                 or (
-                    "no combination of the allowed strategies is legal for this model and batch "
-                    "(degrees must divide heads, widths, sequence and batch), whatever the memory"
+                    "no combination of the allowed strategies is legal for this "
+                    "model and batch: degrees must divide "
+                    "heads, widths, sequence and batch"
                 ),
             )
         n = int(built.tables.candidate_table[solution.binding_candidate])
@@ -539,7 +540,7 @@ class Planner:
             except InputError:
                 continue
             if found.candidate >= 0:
-                return f"{words} leaves it out"
+                return f"{words} excludes it"
         return None
 
 
@@ -559,14 +560,16 @@ def _check_size(space: SearchSpace, spec: ModelSpec) -> None:
     strategies, tables = len(space.strategies), len(space.tables)
     if strategies > _MOST_STRATEGIES:
         raise OptionError(
-            f"{strategies:,} strategies of a layer are more than {_MOST_STRATEGIES:,}; lower "
-            "--max-tp-deg, --max-sp-deg or --max-cp-deg, or leave --strided-tp out"
+            f"{strategies:,} strategies per layer, expected at most {_MOST_STRATEGIES:,}",
+            remedy=("Lower --max-tp-deg, --max-sp-deg or --max-cp-deg, or remove --strided-tp"),
         )
     if _num_rows(space, spec) > _MOST_ROWS:
         raise OptionError(
-            f"{strategies:,} strategies in {tables:,} sizes of micro-batches and numbers of stages "
-            f"are more than {_MOST_ROWS:,} to price; lower --max-bsz, --max-pp-deg or the largest "
-            "degrees, or take a larger --bsz-scale"
+            f"{strategies:,} strategies for {tables:,} combinations of "
+            f"micro-batch size and stages are more than {_MOST_ROWS:,}",
+            remedy=(
+                "Lower --max-bsz, --max-pp-deg or the largest degrees, or increase --bsz-scale"
+            ),
         )
 
 
@@ -702,16 +705,16 @@ def _check(options: SearchOptions, hardware: HardwareProfile) -> None:
         raise OptionError(f"the cluster has {hardware.world_size} GPUs, expected at least 1")
     if options.cp_kind == "a2a":
         raise OptionError(
-            "--cp-kind: a2a is of launches; where layers may differ, Ulysses is a degree beside "
-            "either of the others; take ring or all-gather"
+            "--cp-kind a2a needs uniform plans",
+            remedy="Use ring or all-gather; per-layer plans have a Ulysses degree",
         )
     ulysses = "sp" in options.sp_space.split("+") and not options.disable_sp
     measured = any(operation == "all2all" for operation, _ in hardware.curves)
     if ulysses and not measured and hardware.world_size > 1:
         raise OptionError(
-            f"--sp-space {options.sp_space} needs measured all-to-all times (sp_time_*.json), "
-            "which the hardware profile lacks; make the file with `torchrun -m profiler.hardware` "
-            "or use --sp-space tp"
+            f"--sp-space {options.sp_space} needs measured all-to-all times "
+            "(sp_time_*.json), which the hardware profile does not contain",
+            remedy=("Create the file with `torchrun -m profiler.hardware`, or use --sp-space tp"),
         )
 
 
@@ -719,5 +722,5 @@ def _check_rules(rules: Rules, spec: ModelSpec) -> None:
     last = rules.last_layer()
     if last is not None and last >= spec.num_layers:
         raise OptionError(
-            f"a pin names layer {last}, the layers of {spec.name} are 0-{spec.num_layers - 1}"
+            f"--pin: layer {last} does not exist, {spec.name} has layers 0-{spec.num_layers - 1}"
         )

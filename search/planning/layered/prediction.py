@@ -256,13 +256,14 @@ def predict(
     world = cost.hardware.world_size
     if plan.world_size != world:
         raise InputError(
-            f"the plan is for world_size {plan.world_size}, the hardware has {world} GPUs; "
-            "give matching --nodes and --gpus-per-node"
+            f"the plan is for {plan.world_size} GPUs, but the hardware has {world}",
+            remedy="Use matching --nodes and --gpus-per-node",
         )
     if len(plan.layers) != cost.spec.num_layers:
         raise InputError(
-            f"the plan has {len(plan.layers)} layers, {cost.spec.name} has "
-            f"{cost.spec.num_layers}; give the model of the plan or --num-layers"
+            f"the plan has {len(plan.layers)} layers, but {cost.spec.name} has "
+            f"{cost.spec.num_layers}",
+            remedy="Use the model of the plan, or --num-layers",
         )
     sp = cost.options.sequence_parallel
     problems = list(violations(plan, cost.spec, sequence_parallel=sp))
@@ -286,8 +287,10 @@ def predict(
         if stage.reserved_bytes > stage.budget_bytes:
             over = stage.reserved_bytes - stage.budget_bytes
             problems.append(
-                f"stage {stage.stage} reserves {format_bytes(stage.reserved_bytes)} of "
-                f"{format_bytes(stage.budget_bytes)}, {format_bytes(over)} too much"
+                f"stage {stage.stage} reserves "
+                f"{format_bytes(stage.reserved_bytes)} of "
+                f"{format_bytes(stage.budget_bytes)}, {format_bytes(over)} too "
+                "much"
             )
     seen = priced.evaluation
     drawn = _drawn(cost, plan, priced)
@@ -488,7 +491,7 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
         return None
     if not tables.vocab_valid[0, 0] and not problems:
         degree = plan.vocab.tp * plan.vocab.cp
-        problems.append(f"embedding and head cannot use degree {degree} here")
+        problems.append(f"embedding and head cannot use degree {degree}")
     seen = evaluate(
         tables,
         table=0,
@@ -500,7 +503,7 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
     # rows without a price contain infinite seconds
     if not np.isfinite(seen.step_time_s):
         if not problems:
-            problems.append("the plan has no price: some layer has no measured or derivable row")
+            problems.append("the plan has no price: a layer has no measured or derivable row")
         return None
     return _Priced(
         tables=tables,

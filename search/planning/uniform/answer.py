@@ -142,7 +142,8 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
         if asked > 1.02 * card.memory_bytes:
             raise OptionError(
                 f"--memory-constraint: {asked / GIB:.4g} GiB is more than the "
-                f"{card.memory_bytes / GIB:.4g} GiB of {card.name}; leave it out to use all of it"
+                f"{card.memory_bytes / GIB:.4g} GiB of {card.name}",
+                remedy="Remove it to use all of it",
             )
         card = replace(card, memory_bytes=asked)
     else:
@@ -160,7 +161,7 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
     }
     for name, typed in of_experts.items():
         if model.experts is None and typed:
-            raise OptionError(f"--{name}: {spec.name} has no experts; leave it out")
+            raise OptionError(f"--{name}: {spec.name} has no experts", remedy=f"Remove --{name}")
     world, domain = joined_gpus(card, nodes, per_node)
     seq = spec.layers[0].seq_length
     if BATCH_OPTIONS & request.given.keys():
@@ -172,7 +173,7 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
             f"--global-batch-size {batch} (not given: about 4 Mi tokens, a multiple of the GPUs)"
         )
     if inputs.seq_length is None:
-        assumed.append(f"--seq-length {seq} (of {spec.name}'s file)")
+        assumed.append(f"--seq-length {seq} (from the file of {spec.name})")
     if request.degrees.moe_skew is None and any(layer.num_experts for layer in spec.layers):
         assumed.append("--moe-skew 1 (tokens are spread evenly over experts)")
     if engines is None:
@@ -314,7 +315,7 @@ def _solved(
         space = spaces[engine] = Uniform(engine, question.job, target)
         solved = space.solve(question.fixed, top=top, seconds=seconds, grace_s=grace_s)
         if not solved.solutions and not solved.complete:
-            reason = "time was up before a launch that fits was found; give --time-limit more"
+            reason = "time limit reached before a feasible plan was found. Increase --time-limit"
         elif not solved.solutions and solved.smallest is None:
             solved, reason = None, _no_layout(question)
         elif not solved.solutions:
@@ -329,8 +330,8 @@ def _solved(
 def _not_compiled(question: Question, engine: EngineSpace) -> str:
     if question.stack is not None and len(variants(engine)) > 1:
         stack = f"{engine.title}'s layers are those of --stack {engine.stack}"
-        return f"{stack}; leave one of both out"
-    return f"{engine.title} has no compiled layers here; leave --compile out"
+        return f"{stack}. Remove one of them"
+    return f"{engine.title} does not compile layers. Remove --compile"
 
 
 def _of_variants(found: Sequence[EngineAnswer]) -> EngineAnswer:
@@ -420,25 +421,26 @@ def _no_layout(question: Question) -> str:
     named = [option for option, values in given.items() if values is not None]
     if named:
         return (
-            f"{layers} layers do not lie in such chunks: those of the longest stage have to divide "
-            f"into its chunks; leave {' and '.join(named)} out"
+            f"{layers} layers cannot be divided into such chunks: the layers of "
+            "the longest stage must be a multiple of its chunks. Remove "
+            f"{' and '.join(named)}"
         )
     return (
-        f"no chunk of {layers} layers has more of them than the blocks of --recompute; take fewer"
+        f"no chunk of {layers} layers has more layers than --recompute block "
+        "recomputes. Use a smaller block"
     )
 
 
 def _none_is_legal(found: Sequence[EngineAnswer]) -> InputError:
     """Return the error of the first engine if no engine has a legal plan, whatever the memory."""
     first, *others = found
-    text = first.reason
-    if any(one.reason != text for one in others):
+    either = ""
+    if any(one.reason != first.reason for one in others):
         *names, last = (one.engine.name for one in others)
-        either = f"{', '.join(names)} and {last}"
-        text += f" ({first.engine.name}; {either} have no such launch either)"
+        either = f" ({first.engine.name}; no legal plan of {', '.join(names)} and {last} either)"
     if len(first.broken) != 1:
-        return InputError(text)
-    return RuleError((replace(first.broken[0], text=text),))
+        return InputError(f"{first.reason}{either}")
+    return RuleError((replace(first.broken[0], problem=f"{first.broken[0].problem}{either}"),))
 
 
 _BETTER_S = 5.0
@@ -483,7 +485,7 @@ def evaluated(question: Question, engine: EngineSpace, choice: Choice, run: Run)
     target = target_of(question, engine)
     assessment = assess(run, target)
     if assessment.step is None:
-        raise InputError(f"the launch has no step time: {assessment.untimed}")
+        raise InputError(f"no step time: {assessment.untimed}")
     solution = Solution(choice=choice, run=run, assessment=assessment)
     effort = Effort(degrees=1, opened=0, timed=1, counted=1, cpu_s=0.0)
     solved = Solved(engine=engine, solutions=(solution,), smallest=None, effort=effort)

@@ -297,7 +297,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
     document = read_record(LaunchDocument, where, data)
     if document.launch is None:
         raise DocumentError(
-            where, "holds no launch", key="launch", remedy="search again with more memory"
+            where, "holds no launch", key="launch", remedy="Search again with more memory"
         )
     _refuse_degrees(where, typed or {})
     # files of earlier releases contain earlier option names

@@ -52,7 +52,9 @@ def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> S
     own = engine_of(read_configuration(path))
     gpu, world = _cluster(path, inputs.hardware)
     if source not in (None, own.name):
-        raise DocumentError(path, f"is a launch of {own.title}", remedy=f"give --from {own.name}")
+        raise DocumentError(
+            path, f"is a configuration of {own.title}", remedy=f"Use --from {own.name}"
+        )
     lengths = inputs.seq_length or (None,)
     file = read_checked(path, world_size=world, gpu=gpu, model=inputs.model, seq_length=lengths[0])
     run = _priced(file)
@@ -64,7 +66,7 @@ def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> S
     try:
         usual = run_of(engine_space(engine), question.job, choice)
     except InputError as error:
-        raise DocumentError(path, f"is no launch of a search: {error}") from None
+        raise DocumentError(path, f"no plan of a search matches it: {error}") from None
     settings = settings_of(without_effect(run), without_effect(usual))
     found = with_settings(usual, settings, Path(path))
     return StoredLaunch(
@@ -73,7 +75,7 @@ def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> S
         choice=choice,
         run=found,
         request=request,
-        notes=(*_notes(file), *(one.what for one in losses_of(run, found, "a launch file"))),
+        notes=(*_notes(file), *(one.what for one in losses_of(run, found, "a plan file"))),
     )
 
 
@@ -115,7 +117,8 @@ def _cluster(path: str, hardware: str | None) -> tuple[str, int]:
 
     if hardware is None or named_card(hardware) is None:
         raise OptionError(
-            f"--hardware: {path} says neither cards nor how many; give CARD:NxG, such as h100:8x8"
+            f"{path} names no cards and no number of GPUs",
+            remedy="Add --hardware CARD:NxG, such as h100:8x8",
         )
     name, nodes, each = parse_hardware(hardware)
     return load_card(name).name, nodes * each
@@ -125,7 +128,7 @@ def _priced(file: CheckedFile) -> Run:
     """Return the run of a file; raises DocumentError if it is illegal or cannot be priced."""
     problem = next((one.text for one in file.findings if one.kind == "illegal"), None)
     if problem is not None:
-        raise DocumentError(file.path, f"{file.trainer} refuses it: {problem}")
+        raise DocumentError(file.path, f"illegal for {file.trainer}: {problem}")
     if file.run is None:
         why = next((one.text for one in file.findings if one.kind == "not priced"), "")
         raise DocumentError(file.path, f"has no price: {why}")
@@ -136,13 +139,13 @@ def _notes(file: CheckedFile) -> Iterator[str]:
     yield from (one.text for one in file.findings if one.kind == "read")
     unknown = [one.text for one in file.findings if one.kind == "not understood"]
     if unknown:
-        yield f"left out, since nobody here knows it: {'; '.join(unknown)}"
+        yield f"not understood: {'; '.join(unknown)}"
     idle = [one.text for one in file.findings if one.kind == "no effect"]
     if idle:
-        yield f"left out, since it has no effect: {'; '.join(idle)}"
+        yield f"ignored (no effect): {'; '.join(idle)}"
     if file.harmless:
         names = ", ".join(file.spelled(one.flag, None) for one in file.harmless)
-        yield f"left out, since no price depends on it: {names}"
+        yield f"no effect on time or memory: {names}"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -166,8 +169,8 @@ def _question(run: Run, model: str | None, path: str) -> dict[str, object]:
         if named.get(what) != size:
             raise DocumentError(
                 path,
-                f"has {what} {_shown(size)}, and {found['model']} {_shown(named.get(what))}",
-                remedy="give --model with the config.json of the launch's model",
+                f"has {what} {_shown(size)}, but {found['model']} has {_shown(named.get(what))}",
+                remedy="Add --model with the config.json of its model",
             )
     return found
 
@@ -185,7 +188,7 @@ def _model_name(model: Model, path: str) -> str:
     if not near:
         sizes = ", ".join(f"{what} {size}" for what, size in [*_sizes(model).items()][:4])
         raise DocumentError(
-            path, f"no shipped model has {sizes}", remedy="give --model with its config.json"
+            path, f"no shipped model has {sizes}", remedy="Add --model with its config.json"
         )
     return min(near)[1]
 
@@ -261,15 +264,17 @@ def taken_over(question: Question, run: Run, usual: Run, choice: Choice, engine:
         made = run_of(space, question.job, near)
     except InputError as error:
         raise UnsupportedError(
-            f"{space.title} refuses the launch: {error}",
-            remedy=f"search again with --engine {engine}",
+            f"illegal for {space.title}: {error.short}",
+            remedy=f"Search again with --engine {engine}",
         ) from None
     own = settings_of(without_effect(run), without_effect(usual))
     kept = {name: value for name, value in own.items() if name.startswith(_OF_JOB)}
     losses += [
         Loss(
             field=name,
-            what=f"{name.replace('_', ' ')} is the other trainer's to say: {_shown(value)}",
+            what=(
+                f"{name.replace('_', ' ')}, which the target engine sets itself: {_shown(value)}"
+            ),
         )
         for name, value in own.items()
         if name not in kept
@@ -299,8 +304,8 @@ def _adapted(
     for what, (number, there) in ranks.items():
         if number > 1 and not there:
             raise UnsupportedError(
-                f"{space.title} has no {what}, and the launch has {number}",
-                remedy=f"search again with --engine {space.name}",
+                f"{space.title} has no {what}, but the plan has {number}",
+                remedy=f"Search again with --engine {space.name}",
             )
     if choice.pp > 1 and choice.schedule not in space.schedules:
         schedule = schedule_of_chunks(choice.vpp)
@@ -320,18 +325,18 @@ def _adapted(
     beside = space.expert_tensor
     if model.experts is not None and beside is not None and choice.etp not in beside(choice.tp):
         etp = beside(choice.tp)[-1]
-        yield {"etp": etp}, f"expert tensor degree {choice.etp} beside tp {choice.tp}: {etp}"
+        yield {"etp": etp}, f"expert tensor degree {choice.etp} with tp {choice.tp}: {etp}"
     stages = space.zero_with_stages if choice.pp > 1 else space.zero
     if choice.zero not in stages:
         more = [stage for stage in stages if stage > choice.zero]
         zero = min(more) if more else max(stages)
-        where = " beside stages" if choice.pp > 1 else ""
+        where = " with pipeline stages" if choice.pp > 1 else ""
         yield {"zero": zero}, f"ZeRO-{choice.zero}{where}: ZeRO-{zero}"
         choice = replace(choice, zero=zero)
     if choice.dp_replicate > 1 and choice.zero not in space.replicated:
         yield {"dp_replicate": 1}, f"{choice.dp_replicate} copies of ZeRO-{choice.zero}: one"
     if choice.tp_overlap and not space.overlaps_tensor(question.job, choice.tp):
-        yield {"tp_overlap": False}, "transfers of tensor ranks beside products"
+        yield {"tp_overlap": False}, "TP communication overlapped with GEMMs"
     known = space.recompute(model)
     if choice.recompute not in known and not (
         choice.recompute.startswith("block") and space.blocks
@@ -341,10 +346,10 @@ def _adapted(
     if choice.offload != NONE and space.offload(model) == (NONE,):
         yield {"offload": NONE}, "activations of modules on the host: they stay on the device"
     if choice.precision not in space.precisions(gpu):
-        yield {"precision": "bf16"}, f"{choice.precision} products: bf16"
+        yield {"precision": "bf16"}, f"{choice.precision} GEMMs: bf16"
     if choice.compiled and not any(one.compiled for one in variants(space)):
         yield {"compiled": False}, "torch.compile"
     if choice.dispatcher not in space.dispatchers(gpu) and choice.ep > 1:
         yield {"dispatcher": space.dispatchers(gpu)[0]}, f"{choice.dispatcher} dispatcher"
     if choice.overlap_experts and not space.overlaps_experts:
-        yield {"overlap_experts": False}, "exchanges of experts beside another micro-batch"
+        yield {"overlap_experts": False}, "expert communication overlapped with another micro-batch"

@@ -85,7 +85,7 @@ def obstacle(engine: EngineSpace, job: Job, fixed: Fixed) -> Notice | None:
         return found
     values = {**found.values, "suggestion": remedy}
     values |= {"option": name, "nearest": nearby} if name else {}
-    return replace(found, text=f"{found.text}; {remedy}", values=values)
+    return replace(found, remedy=remedy, values=values)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ GENERAL = (
     *GRID,
     WHOLE_GRID,
     Rule("pipeline.no-stages", ("vpp", "pp"), lambda vpp, pp: (vpp > 1) * (pp == 1),
-         "vpp({vpp}) is of chunks of pipeline stages, and pp is {pp}"),
+         "vpp({vpp}) needs pp 2 or more, got pp({pp})"),
     Rule("pipeline.many-chunks", ("vpp", "pp", "layers"),
          lambda vpp, pp, layers: (vpp > 1) * (pp * vpp > layers),
          "pp({pp}) * vpp({vpp}) chunks > layers({layers})"),
@@ -112,7 +112,8 @@ GENERAL = (
          "dp({dp}) % dp_replicate({dp_replicate}) = {rest} != 0"),
     Rule("replicas.alone", ("dp_replicate", "dp", "cp"),
          lambda replicas, dp, cp: (replicas > 1) * (replicas == dp * cp),
-         "dp_replicate({dp_replicate}) leaves each of dp({dp}) * cp({cp}) ranks alone"),
+         "dp_replicate({dp_replicate}) shards nothing: it equals dp({dp}) * "
+         "cp({cp})"),
     Rule("replicas.experts", ("dp_replicate", "ep", "etp", "pp", "world", "experts"),
          lambda replicas, ep, etp, pp, world, experts:
          (experts > 0) * (world // (pp * ep * etp) % replicas),
@@ -146,59 +147,60 @@ def _capabilities(engine: EngineSpace, job: Job) -> tuple[Rule, ...]:
     compiled = " for compiled layers" if engine.compiled else ""
     return (
         rule("precision", "precision", lambda one: one not in engine.precisions(gpu),
-             f"has no products in {{precision}} on {gpu}"),
+             f"has no {{precision}} GEMMs on {gpu}"),
         rule("recompute", "recompute", lambda word: word not in engine.recompute(model)
              and not (engine.blocks and word.startswith("block ")),
-             f"does not recompute {{recompute}} of {job.name}"),
+             f"cannot recompute {{recompute}} of {job.name}"),
         rule("offload", "offload", lambda words: words not in engine.offload(model),
-             f"does not put {{offload}} of {job.name} on the host"),
+             f"cannot offload {{offload}} of {job.name}"),
         rule("context", "cp", lambda cp: cp > 1 and not engine.context,
-             "has no context degree, and cp is {cp}"),
+             "has no context parallelism, got cp({cp})"),
         rule("stages", "pp", lambda pp: pp > 1 and not engine.schedules,
-             "has no pipeline stages, and pp is {pp}"),
+             "has no pipeline parallelism, got pp({pp})"),
         rule("chunks", "vpp", lambda vpp: vpp > 1 and not engine.schedules,
-             "has no pipeline stages, and vpp {vpp} is of chunks of them"),
+             "has no pipeline parallelism, got vpp({vpp})"),
         rule("schedule", "schedule, schedule_title",
              lambda name, _: name != "1f1b" and name not in engine.schedules,
              f"has no {{schedule_title}} schedule{compiled}"),
         rule("experts", "ep, experts", lambda ep, experts: ep > 1 and not engine.experts,
-             "has no expert degree, and ep is {ep}"),
+             "has no expert parallelism, got ep({ep})"),
         rule("zero", "zero", lambda zero: zero not in engine.zero, "has no ZeRO stage {zero}"),
         Rule("engine.training", ("precision", "zero"), partial(_untrained, engine, job), "{rest}"),
         Rule("pipeline.single", ("schedule", "schedule_name", "pp"),
              lambda name, _, pp: (name != "1f1b") * (pp == 1),
-             "schedule {schedule_name} is of pipeline stages, and pp is {pp}"),
+             "schedule {schedule_name} needs pp 2 or more, got pp({pp})"),
         # with as many micro-batches as any schedule requires
         Rule("pipeline.schedule", ("schedule", "vpp", "pp"),
              lambda name, vpp, pp: schedule(name, pp, vpp, 2 * pp), "{rest}"),
         rule("zero-stages", "zero, pp",
              lambda zero, pp: pp > 1 and zero not in engine.zero_with_stages,
-             "has no ZeRO stage {zero} beside pp {pp}"),
+             "has no ZeRO stage {zero} with pp({pp})"),
         Rule("recompute.blocks", ("recompute", "block_layers", "pp", "vpp", "layers"),
              lambda word, number, pp, vpp, layers: (number > 0) * (number > layers - pp * vpp),
-             "{recompute} has to be fewer than the layers of a chunk of {layers} layers in "
-             "pp({pp}) * vpp({vpp}) chunks"),
+             "{recompute} must be fewer than the {layers} layers in a chunk of "
+             "pp({pp}) * vpp({vpp})"),
         # engines that split experts freely have a rule on the expert width instead
         rule("expert-tensor", "etp, tp, experts", lambda etp, tp, experts: experts > 0
              and engine.expert_tensor is not None and etp not in engine.expert_tensor(tp),
-             "splits experts over 1 or tp({tp}) ranks, and etp is {etp}" if engine.experts else
-             "has no degrees of experts of their own: etp({etp}) is not tp({tp})"),
+             "needs etp 1 or tp({tp}), got etp({etp})" if engine.experts else
+             "needs etp = tp({tp}), got etp({etp})"),
         # without expert ranks there is nothing to dispatch
         rule("dispatcher", "dispatcher, ep",
              lambda one, ep: ep > 1 and one not in engine.dispatchers(gpu),
-             f"has no {{dispatcher}} dispatcher on {gpu}, and ep is {{ep}}"),
+             f"has no {{dispatcher}} dispatcher on {gpu}, got ep({{ep}})"),
         rule("overlap-experts", "overlap_experts, ep",
              lambda overlap, ep: overlap and not engine.overlaps_experts,
-             "does not overlap exchanges of experts, and ep is {ep}"),
+             "does not overlap expert communication, got ep({ep})"),
         rule("overlap-tensor", "tp_overlap, tp",
              lambda overlap, tp: overlap and not engine.overlaps_tensor(job, tp),
-             f"does not send beside products of tp {{tp}} on {gpu}"),
+             f"has no TP overlap with tp({{tp}}) on {gpu}"),
         # without context ranks there is no communication
         rule("context-kind", "cp_kind, cp", lambda kind, cp: cp > 1 and kind not in engine.context,
-             "has no {cp_kind} of context ranks, and cp is {cp}"),
+             "has no {cp_kind} context parallelism, got cp({cp})"),
         rule("replicas", "dp_replicate, zero",
              lambda number, zero: number > 1 and zero not in engine.replicated,
-             "has no copies of ZeRO stage {zero}, and dp-replicate is {dp_replicate}"),
+             "has no HSDP replicas with ZeRO stage {zero}, got "
+             "dp-replicate({dp_replicate})"),
         Rule("pipeline.schedule-rounds",
              ("schedule", "vpp", "pp", "global_batch", "micro_batch", "dp"),
              lambda name, vpp, pp, batch, micro, dp: schedule(name, pp, vpp, batch // (micro * dp)),
@@ -229,7 +231,8 @@ def _untrained(engine: EngineSpace, job: Job, precision: Precision, zero: int) -
 _EVEN = (
     Rule("layers.alike", ("vpp", "pp", "layers"), lambda vpp, pp, layers:
          (vpp > 1) * all((layers + ends) % (pp * vpp) for ends in (0, 1, 2)),
-         "layers({layers}) are no pp({pp}) * vpp({vpp}) chunks that are alike"),
+         "layers({layers}) cannot be divided into pp({pp}) * vpp({vpp}) equal "
+         "chunks"),
     Rule("recompute.long-blocks", ("recompute", "block_layers", "pp", "vpp", "layers"),
          lambda word, number, pp, vpp, layers: (number > 0) * (number >= layers // (pp * vpp)),
          "{recompute} is all of layers({layers}) / (pp({pp}) * vpp({vpp}))"),
@@ -368,7 +371,7 @@ class _Trial:
             shown |= {*_NEEDS["dp"]}
         free = [_option(name) for name in _ORDER if name in shown - {"dp", *self.fixed}]
         helps = f", and no other {' or '.join(free)} helps" if free else ""
-        return replace(broken.notice, text=broken.notice.text + helps)
+        return replace(broken.notice, problem=broken.notice.problem + helps)
 
     def _blamed(self, place: int) -> set[str] | None:
         """Return the fields before a place that rule out all later values; None if some work."""
@@ -517,7 +520,7 @@ def _remedy(
             if len(found) == _NEAREST:
                 break
         if found:
-            return name, f"{_typed(name, found)} {'does' if len(found) == 1 else 'do'}", found
+            return name, f"Use {_typed(name, found)}", found
     dropped: list[str] = []
     left: _Failure | None = failure
     while left is not None:
@@ -528,7 +531,7 @@ def _remedy(
         free: Any = {droppable[0]: None}
         fixed = replace(fixed, **free)
         left = _Trial(engine, job, fixed, _EVEN).failure()
-    return None, f"leave {' and '.join(dropped)} out", []
+    return None, f"Remove {' and '.join(dropped)}", []
 
 
 def _with(job: Job, fixed: Fixed, name: str, value: Any) -> tuple[Job, Fixed]:

@@ -48,7 +48,7 @@ class Pictures(NamedTuple):
                 if path is not None and error.filename == str(path):
                     why = error.strerror or str(error)
                     return OptionError(
-                        f"{option} {path}: cannot be written ({why}); choose another path"
+                        f"{option} {path}: cannot be written ({why})", remedy="Choose another path"
                     )
             return otherwise(error)
 
@@ -142,5 +142,5 @@ def pictures_of(html: str | None, trace: str | None) -> Pictures:
     """Return the files of `--html` and `--trace`; raises OptionError for `-` or an empty name."""
     for option, path in (("--html", html), ("--trace", trace)):
         if path in ("-", ""):
-            raise OptionError(f"{option}: {path!r} is no file; give its name")
+            raise OptionError(f"{option}: {path!r} is no file", remedy="Give its name")
     return Pictures(Path(html) if html else None, Path(trace) if trace else None)

@@ -141,7 +141,7 @@ def check_published(x: Execution) -> None:
     for name, unknown in (("attention_type", "flash"), ("structure_type", "llama")):
         if getattr(x, name) == unknown:
             raise _contradiction(
-                f"{name}: {unknown!r} is not in the published model; leave compat out"
+                f"{name}: {unknown!r} is not in the published model. Remove compat"
             )
 
 

@@ -133,7 +133,7 @@ def check_attention(
     if attention == "summa" and strategy != "2d":
         raise _contradiction(f"attention: summa needs the strategy 2d, and this one is {strategy}")
     if recompute and attention == "flash":
-        raise _contradiction("recompute: flash attention keeps no scores; take attention plain")
+        raise _contradiction("recompute: flash attention stores no scores. Use attention plain")
     if recompute and compat and strategy != "1d":
         raise _contradiction(
             f"recompute: the published model has it in 1d only, and the strategy is {strategy}"
@@ -152,7 +152,7 @@ def _counts(
     """Return the numbers as plain integers, NumPy's included."""
     for name in given:
         if name not in required and name not in optional:
-            raise _contradiction(f"{where}.{name}: is unknown, expected {', '.join(required)}")
+            raise _contradiction(f"{where}.{name}: unknown key, expected {', '.join(required)}")
     for name in required:
         if name not in given:
             raise _contradiction(f"{where}.{name}: is missing, expected {', '.join(required)}")

@@ -54,7 +54,7 @@ def test_names_and_aliases(root: Path) -> None:
     assert set(shipped(root, "executions")) == set(EXECUTIONS)
     assert calculon_system("a100") == calculon_system("A100-80GB")
     for find in (calculon_system, tensor2d_system, execution_keys):
-        with pytest.raises(InputError, match=r"neither a file nor a shipped .*; (did you|known)"):
+        with pytest.raises(InputError, match=r"(Did you mean|Use )"):
             find("h10")
 
 

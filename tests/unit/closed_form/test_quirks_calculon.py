@@ -360,7 +360,7 @@ def test_switches_are_values_with_known_names() -> None:
     assert (Quirks.of(True), Quirks.of(False), Quirks.of(some)) == (COMPAT, Quirks(), some)
     assert repr(some) == "Quirks(pipe_tile_twice=True)"
     assert all(COMPAT.flags().values())
-    with pytest.raises(TypeError, match="'pipe_tile_once' is unknown; the nearest one is 'pipe_t"):
+    with pytest.raises(TypeError, match="'pipe_tile_once'"):
         Quirks(pipe_tile_once=True)
     with pytest.raises(AttributeError, match="Quirks has no switch 'pipe_tile_once'"):
         assert some.pipe_tile_once

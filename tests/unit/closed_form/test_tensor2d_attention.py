@@ -80,7 +80,7 @@ def test_rows_add_up_to_the_step(strategy: Strategy) -> None:
     [
         ("1d", {"attention": "linear"}, "expected one of flash, plain, summa"),
         ("2d-seqp", {"attention": "summa"}, "summa needs the strategy 2d"),
-        ("1d", {"recompute": True}, "flash attention keeps no scores"),
+        ("1d", {"recompute": True}, "flash attention stores no scores"),
         ("2d", {"attention": "plain", "recompute": True, "compat": True}, "in 1d only"),
     ],
 )

@@ -146,13 +146,13 @@ def test_random_takes_on_spaces_that_have_no_numbers() -> None:
     result = tune(APPLICATION, SYSTEM, space, tuner="random", evaluations=1000)
 
     assert result.evaluations == 1000
-    with pytest.raises(InputError, match=r"exhaustive takes at most 200,000,000.*--tuner random"):
+    with pytest.raises(InputError, match=r"200,000,000.*--tuner random"):
         tune(APPLICATION, SYSTEM, space)
 
 
 def test_evaluations_are_the_limit_of_the_exhaustive_search() -> None:
     """One point less than the space has is refused, as many are not."""
-    with pytest.raises(InputError, match=r"384 points, exhaustive takes at most 383"):
+    with pytest.raises(InputError, match=r"384.*383"):
         tune(APPLICATION, SYSTEM, SMALL, evaluations=383)
     assert tune(APPLICATION, SYSTEM, SMALL, evaluations=384).exhaustive
 

@@ -17,13 +17,13 @@ import pytest
 from autopar.command.answers import OUTPUTS
 from autopar.command.console import make_console
 from autopar.command.options import Command
-from autopar.command.run import Failure, describe_failure, one_line, visible
+from autopar.command.run import Failure, describe_failure, visible
 from autopar.command.show import make_table, print_item, print_line, print_pair
 from autopar.documents.checks import DOCUMENTS, MOST_ERRORS, document_errors
 from autopar.documents.json import load_object
 from autopar.documents.spec import load_spec
 from autopar.entry import SUBCOMMANDS
-from autopar.errors import DocumentError, OptionError, fitted
+from autopar.errors import DocumentError, InputError, OptionError, fitted, message_of
 from autopar.output import refuse_clashes, write_text
 from autopar.rates.command import COMMAND as ESTIMATE
 from autopar.records import replace
@@ -40,9 +40,9 @@ from tests.warm import command
 STEERING = "\x1b]0;title\x07\x9b31m\u202e\u2028\x7f"
 
 
-def test_a_short_sentence_stays_as_it_is() -> None:
-    """Up to the limit nothing is left out."""
-    text = "a.json: key 'x': the value is 3; give 4 " + "x" * 230
+def test_a_short_message_stays_as_it_is() -> None:
+    """Up to the limit nothing is removed."""
+    text = "a.json: key 'x': the value is 3, expected 4 " + "x" * 226
     assert len(text) == 270
     assert fitted(text) == text
     assert len(fitted(text + "x")) < 270
@@ -57,24 +57,45 @@ def test_a_short_sentence_stays_as_it_is() -> None:
         " ".join(["two words"] * 90),
     ],
 )
-def test_a_long_name_leaves_reason_and_remedy(path: str) -> None:
-    """Its middle goes; what is wrong and what helps stays, and so do both ends of the name."""
-    error = DocumentError(path, "this file does not exist", key="a" * 400, remedy="give another")
-    said = fitted(one_line(str(error)))
-    assert len(said) <= 270
-    assert said[:10] == path[:10]
-    assert said.endswith("this file does not exist; give another")
+def test_a_long_name_is_shortened_before_reason_and_remedy(path: str) -> None:
+    """Only its middle is removed; reason, remedy and both ends of the name remain."""
+    error = DocumentError(path, "file not found", key="a" * 400, remedy="Use --model NAME")
+    shown = message_of(error)
+    assert len(shown) <= 270
+    assert shown[:10] == path[:10]
+    assert shown.endswith("file not found. Use --model NAME")
 
 
-def test_a_long_sentence_keeps_its_ends() -> None:
-    """Many short words: the file and the remedy stand at the ends."""
-    said = fitted(
-        f"a.json: key 'b': expected one of {', '.join(map(str, range(300)))}; or leave it out"
+def test_a_long_problem_is_shortened_and_its_remedy_is_not() -> None:
+    """Even where the problem has no long word."""
+    values = ", ".join(map(str, range(300)))
+    shown = message_of(OptionError(f"--b: expected one of {values}", remedy="Remove --b"))
+    assert len(shown) <= 270
+    assert shown.startswith("--b: expected one of 0, 1, 2, ")
+    assert shown.endswith(", 299. Remove --b")
+    assert " ... " in shown
+
+
+@pytest.mark.parametrize("length", [100, 101, 600])
+def test_a_long_remedy_is_a_hint(length: int) -> None:
+    """A remedy of more than 100 characters has a line of its own, which is never cut."""
+    remedy = "Use " + "x" * (length - 4)
+    shown = message_of(OptionError("--a 1: too small " + "y" * 5000, remedy=remedy))
+    first, *hints = shown.split("\n")
+    assert len(first) <= 270
+    assert hints == ([] if length == 100 else [f"hint: {remedy}"])
+    assert shown.endswith(remedy)
+
+
+def test_an_error_without_its_remedy() -> None:
+    """`short` is for places where the remedy does not apply."""
+    error = DocumentError("a.json", "is 3; 4 is possible", key="b", remedy="Use 4")
+    assert (error.short, error.problem) == (
+        "a.json: key 'b': is 3; 4 is possible",
+        "is 3; 4 is possible",
     )
-    assert len(said) <= 270
-    assert said.startswith("a.json: key 'b': expected one of 0, 1, 2, ")
-    assert said.endswith("; or leave it out")
-    assert " ... " in said
+    assert str(error) == f"{error.short}. Use 4"
+    assert str(InputError("Is it?", remedy="Use 4")) == "Is it? Use 4"
 
 
 def test_what_turns_or_ends_lines_is_shown() -> None:
@@ -101,7 +122,7 @@ def test_tables_and_reports_show_control_characters() -> None:
 def test_a_working_directory_that_is_gone_is_one_sentence() -> None:
     """The error of asking for it names no file."""
     assert describe_failure(FileNotFoundError(2, "No such file or directory")) == Failure(
-        "the working directory does not exist any more; change to another", 2
+        "the working directory no longer exists. Change to another", 2
     )
 
 
@@ -135,7 +156,7 @@ def test_what_is_read_is_no_output(option: str, tmp_path: Path) -> None:
         done = command(name, *words, f"--{option}", target, cwd=tmp_path).completed()
         assert done.returncode == 2
         assert done.stderr.endswith(
-            f"--{option}: {target} is what the command reads; choose another file\n"
+            f"--{option} {target}: the command reads this file. Use another file\n"
         )
     assert (tmp_path / "in.json").read_text(encoding="utf-8") == "{}"
 
@@ -144,10 +165,10 @@ def test_two_outputs_are_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Each would replace the other; `none` and shipped names are no files."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "card.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(OptionError, match=r"--out: card.json is what the command reads"):
+    with pytest.raises(OptionError, match=r"--out.*card.json"):
         ESTIMATE.read(["--model", "x", "--hardware", "card.json:1x2", "--out", "card.json"], print)
     (tmp_path / "p.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(OptionError, match=r"--json: p.json is what the command reads"):
+    with pytest.raises(OptionError, match=r"--json.*p.json"):
         PLAN.read(["p.json", "--json", "p.json"], print)
     assert PLAN.read(["p.json", "--json", "q.json"], print) is not None
     assert ESTIMATE.read(["--model", "m", "--out", "none"], print) is not None
@@ -161,7 +182,7 @@ def test_a_search_does_not_write_over_what_lies_in_a_folder_it_reads(tmp_path: P
     words = (*MEASURED, "--json", name, "--output-config-path", "none")
     done = command("autopar-search", *words, cwd=tmp_path).completed()
     assert done.returncode == 2, done.stderr
-    assert "is what the command reads" in done.stderr
+    assert "the command reads this file" in done.stderr
     assert (tmp_path / name).read_bytes() == before
 
 
@@ -223,7 +244,7 @@ def test_a_document_of_another_kind_has_a_bounded_list_of_errors(tmp_path: Path)
     data: dict[str, object] = {f"layertype_0_bsz{number}_seq4096": 1 for number in range(5000)}
     found = document_errors(DOCUMENTS["overlap"], tmp_path / "overlap.json", data)
     assert len(found) == MOST_ERRORS + 1
-    assert "has more errors than these 100" in str(found[-1])
+    assert "more errors than these 100" in str(found[-1])
     few = {"overlap_coe": 1.1, **{key: data[key] for key in list(data)[:3]}}
     assert len(document_errors(DOCUMENTS["overlap"], tmp_path / "overlap.json", few)) == 3
 

@@ -48,7 +48,7 @@ def test_a_lack_of_memory_is_no_mistake_of_the_program() -> None:
     """Whoever asked can ask for less."""
     failure = describe_failure(MemoryError("std::bad_alloc"))
 
-    assert failure.text.startswith("there is not enough memory for that")
+    assert failure.text.startswith("out of host memory")
     assert (failure.exit_code, failure.internal) == (2, False)
 
 

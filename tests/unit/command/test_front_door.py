@@ -83,15 +83,15 @@ def test_commands_of_two_words(name: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("serch",), "autopar: the command 'serch' is unknown; did you mean 'search'?\n"),
-        (("zzz",), "autopar: the command 'zzz' is unknown; see autopar --help\n"),
+        (("serch",), "autopar: unknown command 'serch'. Did you mean 'search'?\n"),
+        (("zzz",), "autopar: unknown command 'zzz'. See autopar --help\n"),
         (
             ("profile",),
-            "autopar profile: say what to profile, one of model, hardware, site, show, estimate\n",
+            ("autopar profile needs a second word. Use model, hardware, site, show, estimate\n"),
         ),
         (
             ("--show-completion", "tcsh"),
-            "autopar --show-completion: expected bash, zsh, fish; got 'tcsh'\n",
+            "autopar --show-completion: expected bash, zsh, fish, got 'tcsh'\n",
         ),
     ],
 )
@@ -249,15 +249,15 @@ def test_a_card_of_ones_own(
     assert json.loads(Path("mine.json.bak-1").read_text()) == written
     itself = ["--like", "mine.json", "--in-node", "200", "--out", "mine.json"]
     assert shipped.run(itself, "cards") == 2
-    assert "mine.json is what the command reads" in capsys.readouterr().err
+    assert "mine.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ("--like h100 --out x.json", "nothing differs; say what does with --memory"),
+        ("--like h100 --out x.json", "--memory"),
         ("--like h100 --between 5", "--like needs --out FILE"),
-        ("--between 5 --out x.json", "add --like CARD, such as h100"),
+        ("--between 5 --out x.json", "--like CARD"),
         ("--like h1000 --between 5 --out x.json", "h1000"),
         ("--like h100 --between 50000000000 --out x.json", "--between: expected"),
         ("--like h100 --memory 1e-6 --out x.json", "'device.memory_bytes.value'"),
@@ -296,7 +296,7 @@ def test_list_of_stacks(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cudnn" in kernels
     assert all(f"\n{name} " in table for name in rows)
     assert shipped.run(["--jsn"], "stacks") == 2
-    assert "did you mean --json" in capsys.readouterr().err
+    assert "Did you mean --json" in capsys.readouterr().err
 
 
 def test_python_offers_what_a_user_needs() -> None:

@@ -120,9 +120,9 @@ def test_outputs_may_be_neither_inputs_nor_each_other(tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to(plan)
     refuse_clashes({"--json": "-", "--out": "-", "--a": os.devnull, "--b": os.devnull}, [plan])
     refuse_clashes({"--json": other, "--out": None}, [plan])
-    with pytest.raises(OptionError, match=r"--json: .*link\.json is what the command reads"):
+    with pytest.raises(OptionError, match=r"--json.*link\.json"):
         refuse_clashes({"--json": tmp_path / "link.json"}, [plan])
-    with pytest.raises(OptionError, match=r"--out: .*other\.json is the file of --json too"):
+    with pytest.raises(OptionError, match=r"--out.*other\.json.*--json"):
         refuse_clashes({"--json": other, "--out": tmp_path / "." / "other.json"}, [])
 
 

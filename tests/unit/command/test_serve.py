@@ -68,7 +68,7 @@ def test_a_client_asks_every_tool(tmp_path: Path) -> None:
         assert not found[name].is_error, found[name].content
         assert found[name].structured_content["schema"] == "autopar/answer/1"
     for name, words in (
-        ("misspelt", "did you mean llama3-8b"),
+        ("misspelt", "Did you mean llama3-8b"),
         ("no number", "valid integer"),
         ("no file", "none.sh: "),
     ):

@@ -175,7 +175,7 @@ def test_a_uniform_model_says_which_layers_have_a_window() -> None:
         ({"window": 64}, "windows"),
         ({"window": None, "whole_every": 0}, "windows"),
         ({"causal": False}, "decoder-only"),
-        ({"norm_parameters_per_hidden": 3}, "neither RMSNorms nor LayerNorms"),
+        ({"norm_parameters_per_hidden": 3}, "LayerNorm"),
     ],
 )
 def test_what_no_uniform_model_can_say_is_refused(change: dict[str, int], words: str) -> None:

@@ -126,7 +126,7 @@ CLASSES: dict[str, tuple[Callable[[str], str | bytes], Callable[[str], tuple[str
         with_typo,
         lambda k: (
             f"key {TYPO[k][0]!r}: this key is unknown",
-            f"nearest known key is {TYPO[k][1]!r}",
+            f"Did you mean {TYPO[k][1]!r}?",
         ),
     ),
 }

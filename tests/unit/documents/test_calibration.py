@@ -128,12 +128,12 @@ def test_a_written_file_is_read(tmp_path: Path) -> None:
         ("version", 2, "this release reads up to 1"),
         ("version", 0, "expected a positive integer"),
         ("computation", {"value": 0}, "factors.computation.value': the value is 0, expected"),
-        ("computation", {"value": 5e3}, "no correction any more"),
+        ("computation", {"value": 5e3}, "too large for a correction"),
         ("memory", {"value": 1.0, "low": 1.1, "high": 1.2}, "1 is outside of the interval"),
         ("memory", {"value": 1.0, "low": 0.9}, "one end of the interval"),
         ("fixed_s", {"value": -0.1}, "of at least 0 in s"),
         ("fixed_s", {"value": 4e3}, "probably in ms"),
-        ("comunication", {"value": 1}, "nearest known key is 'communication'"),
+        ("comunication", {"value": 1}, "'communication'"),
     ],
 )
 def test_unusable_files_are_refused(tmp_path: Path, key: str, value: Any, words: str) -> None:
@@ -150,7 +150,7 @@ def test_unusable_files_are_refused(tmp_path: Path, key: str, value: Any, words:
 
 def test_a_missing_file_names_the_command_that_makes_it(tmp_path: Path) -> None:
     """As everywhere."""
-    with pytest.raises(DocumentError, match="autopar-verify writes such a file"):
+    with pytest.raises(DocumentError, match="autopar-verify"):
         read_calibration(tmp_path / "calibration.json")
 
 
@@ -187,12 +187,12 @@ def test_doubts_are_said() -> None:
     assert good.doubts(**same) == ()
     (other,) = good.doubts(**{**same, "model": "gpt", "world_size": 8})
     assert "another question (GPUs 2 then, 8 now; model llama then, gpt now)" in other
-    assert "corrects measured profiles and these are estimated" in " ".join(
+    assert "corrects measured profiles, but these are estimated" in " ".join(
         good.doubts(**{**same, "estimated": True})
     )
     assert [text.split(":")[0] for text in odd.doubts(**same)] == [
-        "the calibration's factor of computation 2.5 is outside of 0.5 to 2",
-        "the calibration's factor of communication is hardly known (0.4 to 2)",
+        "calibration factor of computation 2.5 is outside of 0.5 to 2",
+        "calibration factor of communication is barely known (0.4 to 2)",
     ]
     assert calibration().doubts(**same) == ()
 
@@ -402,7 +402,7 @@ def test_another_device_is_refused_and_another_model_said(
     assert cli.run([*arguments, "--model", "llama2-7b", "--hardware", "h100:1x8"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "fitted on 'a100-80gb' and the hardware is 'h100" in said
+    assert "'a100-80gb'" in said
     asked = [*arguments, "--model", "gpt-6.7b", "--hardware", "a100-80gb:1x8", "--verbose"]
     assert cli.run(asked) == 0
     done = capsys.readouterr()

@@ -43,9 +43,9 @@ def test_packaged_data_wins_over_the_repository(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("find", "name", "words"),
     [
-        (catalog.find_card, "h10", "did you mean h100"),
-        (catalog.find_model, "qwen2.5-8b", "did you mean qwen2.5-72b or qwen2.5-7b"),
-        (catalog.find_hardware, "a100-80gb_1x9", "did you mean a100-80gb_1x8"),
+        (catalog.find_card, "h10", "Did you mean h100"),
+        (catalog.find_model, "qwen2.5-8b", "Did you mean qwen2.5-72b or qwen2.5-7b"),
+        (catalog.find_hardware, "a100-80gb_1x9", "Did you mean a100-80gb_1x8"),
         (catalog.find_card, "zzzz", "`autopar cards` lists them"),
     ],
 )

@@ -144,7 +144,7 @@ def test_groups_beyond_the_cluster_are_refused(
     folder = write_dir(tmp_path)
     path = folder / hardware_file_name(kind, 2, 2)
     path.write_text(json.dumps({**DOCUMENTS[kind], key: 1.0}))
-    with pytest.raises(DocumentError, match=rf"'{key}': a group of 8 does not exist .* = 4"):
+    with pytest.raises(DocumentError, match=rf"'{key}': a group of 8 GPUs .* = 4"):
         read_hardware_dir(folder, num_nodes=2, gpus_per_node=2)
 
 
@@ -158,7 +158,7 @@ def test_the_world_group_is_required(tmp_path: Path) -> None:
 def test_seconds_in_place_of_milliseconds_are_noticed(tmp_path: Path) -> None:
     """64 MiB in 0.6 us would be 112 TB/s: the value is in seconds."""
     folder = write_dir(tmp_path, sp_time={"allreduce_size_4_64MB_time": 0.0006})
-    with pytest.raises(DocumentError, match="looks like seconds"):
+    with pytest.raises(DocumentError, match="probably in seconds"):
         read_hardware_dir(folder, num_nodes=2, gpus_per_node=2)
 
 
@@ -188,7 +188,7 @@ def test_the_unit_of_a_sidecar_wins(tmp_path: Path) -> None:
     profile = read_hardware_dir(folder, num_nodes=2, gpus_per_node=2)
     assert profile.allreduce_bytes_per_s[2, False] == pytest.approx(20 * 1048576e3)
     assert profile.p2p_bytes_per_s[2] == pytest.approx(20.5e9)
-    with pytest.raises(DocumentError, match="'MiB/ms', but --bandwidth-unit says 'GB/s'"):
+    with pytest.raises(DocumentError, match=r"'MiB/ms'.*--bandwidth-unit.*'GB/s'"):
         read_hardware_dir(folder, num_nodes=2, gpus_per_node=2, bandwidth_unit="GB/s")
     meta.write_text(bandwidth_sidecar("MB/s"))
     with pytest.raises(DocumentError, match=r"key 'unit'.*expected GB/s or MiB/ms"):
@@ -201,7 +201,7 @@ def test_sidecars_of_different_devices_are_refused(tmp_path: Path) -> None:
     sidecar_path(folder / hardware_file_name("sp_time", 2, 2)).write_text(json.dumps(SIDECAR))
     other = json.loads(bandwidth_sidecar("GB/s")) | {"memory_bytes": 4e10}
     sidecar_path(folder / hardware_file_name("allreduce", 2, 2)).write_text(json.dumps(other))
-    with pytest.raises(DocumentError, match="different devices"):
+    with pytest.raises(DocumentError, match="same device"):
         read_hardware_dir(folder, num_nodes=2, gpus_per_node=2)
 
 
@@ -226,9 +226,7 @@ def test_a_newer_sidecar_is_refused(tmp_path: Path) -> None:
     """An unknown version is not guessed at."""
     path = tmp_path / "x.json"
     sidecar_path(path).write_text(json.dumps({**SIDECAR, "version": 99}))
-    with pytest.raises(
-        DocumentError, match="key 'version': the value is 99, expected 1 to 3; update"
-    ):
+    with pytest.raises(DocumentError, match="the value is 99, expected 1 to 3"):
         read_sidecar(path)
     assert read_sidecar(tmp_path / "y.json") is None
 

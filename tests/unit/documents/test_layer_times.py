@@ -98,8 +98,8 @@ def test_unknown_kinds_and_layer_types_are_notes(tmp_path: Path) -> None:
     profile = load(tmp_path, WHOLE, {**HALF, "kind": "rings"}, {**WHOLE, "layer_type": 3})
     assert len(profile.layers[0].sharded_times) == 1
     assert profile.notes == (
-        "layer_times of kind 'rings' were left out: unknown here",
-        "layer_times of layer type 3 were left out: tiny has 1 layer type(s), numbered from 0",
+        "layer_times of the unknown kind 'rings' are ignored",
+        "layer_times of layer type 3 are ignored: tiny has 1 layer type(s), numbered from 0",
     )
 
 
@@ -111,26 +111,28 @@ def test_an_edited_forward_wins_and_is_noted(tmp_path: Path) -> None:
     assert point.low_s == pytest.approx(2.4e-3)
     assert point.high_s == pytest.approx(4.8e-3)
     (note,) = profile.notes
-    assert note.startswith("at odds: computation.json differs by up to -20 % from its sidecar")
+    assert note.startswith(
+        "contradiction: computation.json differs by up to -20 % from its sidecar"
+    )
 
 
 @pytest.mark.parametrize(
     ("entries", "text"),
     [
-        ([WHOLE, WHOLE], "entry 1 is a second one"),
+        ([WHOLE, WHOLE], "entry 1 repeats"),
         (
             [{**WHOLE, "degree": 0}],
             r"layer_times\[0\]\.degree.*is 0, expected a whole number from 1",
         ),
-        ([{**WHOLE, "forward_low_s": 4.1e-3}], "forward median outside its percentiles"),
-        ([{**WHOLE, "backward_high_s": 8.9e-3}], "backward median outside its percentiles"),
+        ([{**WHOLE, "forward_low_s": 4.1e-3}], "forward median is outside of"),
+        ([{**WHOLE, "backward_high_s": 8.9e-3}], "backward median is outside of"),
         (
             [{k: v for k, v in WHOLE.items() if k != "backward_s"}],
-            "percentiles of backward, but no median",
+            "percentiles of backward but no median",
         ),
         (
             [{**WHOLE, "recompute_low_s": 4e-3, "recompute_high_s": 4.5e-3}],
-            "recompute median outside its percentiles",
+            "recompute median is outside of",
         ),
     ],
 )
@@ -195,7 +197,9 @@ def test_an_edited_forward_of_the_rest_wins_and_is_noted(tmp_path: Path) -> None
     assert point.forward_low_s == pytest.approx(18e-3 * 0.8)
     assert point.forward_high_s == pytest.approx(20e-3)
     (note,) = profile.notes
-    assert note.startswith("at odds: computation.json differs by up to -20 % from its sidecar")
+    assert note.startswith(
+        "contradiction: computation.json differs by up to -20 % from its sidecar"
+    )
     assert "(forward of embedding and head, batch 8, sequence length 2048)" in note
 
 
@@ -206,20 +210,20 @@ def test_other_times_of_unknown_sizes_are_notes(tmp_path: Path) -> None:
     assert all(t.backward_s is None for t in profile.other_times)
     (note,) = profile.notes
     assert note == (
-        "other_times at batch 4, sequence length 2048 were left out: computation.json has no such "
-        "forward"
+        "other_times at batch 4, sequence length 2048 are ignored: "
+        "computation.json has no such forward"
     )
 
 
 @pytest.mark.parametrize(
     ("others", "text"),
     [
-        ((OTHER, OTHER), "entry 1 is a second one of this size"),
+        ((OTHER, OTHER), "entry 1 repeats this size"),
         (({**OTHER, "batch": 0},), r"'other_times\[0\]\.batch': the value is 0, expected"),
         (({**OTHER, "seq_lengths": [2048, 2048]},), "one length for each of 1 layer type"),
         (({**OTHER, "seq_lengths": []},), "one length for each of 1 layer type"),
-        (({**OTHER, "forward_high_s": 19e-3},), "forward median outside its percentiles"),
-        (({**OTHER, "backward_low_s": 31e-3},), "backward median outside its percentiles"),
+        (({**OTHER, "forward_high_s": 19e-3},), "forward median is outside of"),
+        (({**OTHER, "backward_low_s": 31e-3},), "backward median is outside of"),
     ],
 )
 def test_damaged_other_times_are_refused(

@@ -204,7 +204,7 @@ def test_a_vocabulary_without_any_degree(tmp_path: Path, kind: str) -> None:
     with pytest.raises(DocumentError) as error:
         load(tmp_path, memory=memory)
 
-    assert f"other_memory_pp_off_sp.2048.{kind}': there is no vocabulary" in str(error.value)
+    assert f"other_memory_pp_off_sp.2048.{kind}': no vocabulary degree" in str(error.value)
 
 
 @pytest.mark.parametrize("sequence_parallel", [True, False])
@@ -215,7 +215,7 @@ def test_the_other_variant_is_not_taken_in_silence(tmp_path: Path, sequence_para
         memory = {key.removesuffix("_sp"): value for key, value in PROCESSED.items()}
     with pytest.raises(DocumentError) as error:
         load(tmp_path, memory=memory, sequence_parallel=sequence_parallel)
-    option = "--no-sequence-parallel" if sequence_parallel else "search with --sequence-parallel"
+    option = "--no-sequence-parallel" if sequence_parallel else "Search with --sequence-parallel"
     assert option in str(error.value)
 
 
@@ -265,7 +265,7 @@ def test_parameter_bytes_that_raw_keys_contradict_are_refused(tmp_path: Path) ->
     """The option was ignored where the file is recognised as PaddleNLP's."""
     memory = {k.removesuffix("_sp"): v for k, v in PROCESSED.items()}
     memory["1_1_8_False"] = {"layernum[2]_bsz8_seq2048_first_ms": 10.0}
-    with pytest.raises(DocumentError, match="say 2 bytes per parameter, but --parameter-bytes say"):
+    with pytest.raises(DocumentError, match="--parameter-bytes"):
         load(tmp_path, memory=memory, sequence_parallel=False, parameter_bytes=4)
     two = load(tmp_path, memory=memory, sequence_parallel=False, parameter_bytes=2)
     assert two.layers[0].memory[2048].parameter_count == 48 * MIB / 2
@@ -302,7 +302,7 @@ def test_equal_candidates_are_listed(tmp_path: Path) -> None:
     directory(tmp_path, computation__a_all=COMPUTATION, computation__b_all=COMPUTATION)
     with pytest.raises(DocumentError) as error:
         read_dir(tmp_path)
-    for part in ("_a_all.json", "_b_all.json", "name the file"):
+    for part in ("_a_all.json", "_b_all.json", "Give the file"):
         assert part in str(error.value)
 
 

@@ -91,7 +91,7 @@ def test_what_the_strategy_file_cannot_say_is_named(changes: dict[str, Any], los
     plan = changed(**changes)
 
     assert read_strategy(strategy_document(plan)) == plan
-    with pytest.raises(InputError, match=f"Galvatron's strategy file cannot say .*{lost}"):
+    with pytest.raises(InputError, match=f"Galvatron's strategy file cannot contain .*{lost}"):
         galvatron_document(plan)
 
 
@@ -252,7 +252,7 @@ def test_paddle_file_is_read() -> None:
         ({"sharding_stage_list": "0,2,3,3"}, "stages 0, 2, 3.*one of 0"),
         ({"sharding_stage_list": "1,1,2,3"}, "stages 1, 2, 3.*one of 0"),
         ({"pp_stage_idx_list": "0,1,0,1"}, "in order"),
-        ({"pp_stage_idx_list": "0,0,0,0"}, "no stage empty"),
+        ({"pp_stage_idx_list": "0,0,0,0"}, "every stage used"),
         ({"world_size": 16}, r"tp\(2\) \* dp\(2\) \* pp\(2\) = 8 != world_size\(16\)"),
     ],
 )
@@ -270,28 +270,28 @@ def test_bad_paddle_file(changes: dict[str, object], message: str) -> None:
         ("pp_deg", 2.5, "'pp_deg'.*positive integer, got 2.5"),
         ("pp_deg", float("nan"), "'pp_deg'.*positive integer, got nan"),
         ("pp_deg", None, "'pp_deg'.*positive integer, got null"),
-        ("pp_deg", 3, "'pp_division'.*2 entries where pp_deg is 3"),
+        ("pp_deg", 3, "pp_deg"),
         ("tp_sizes_enc", "2,x,2,2", "'tp_sizes_enc'.*entry 1.*got 'x'"),
         ("tp_sizes_enc", "2,-2,2,2", "'tp_sizes_enc'.*entry 1"),
         ("tp_sizes_enc", "", "'tp_sizes_enc'.*got ''"),
         ("tp_sizes_enc", {}, "'tp_sizes_enc'"),
         ("dp_types_enc", "1,0,0,2", "'dp_types_enc'.*0 or 1.*entry 3.*'2'"),
-        ("dp_types_enc", "1,0,0", "3 entries where 4 layers"),
+        ("dp_types_enc", "1,0,0", "3 entries for 4 layers"),
         ("pp_division", "2,3", r"2 \+ 3 = 5 != 4 layers"),
         ("pipeline_type", "zero-bubble", "'pipedream_flush'.*got 'zero-bubble'"),
         ("default_dp_type", 1, "'ddp' or 'zero1' or 'zero2', got 1"),
         ("vsp", 2, "'vsp'.*0 or 1, got 2"),
-        ("vocab_sdp", 0, "'vocab_sdp'.*is 0 while 'embed_sdp' is 1"),
+        ("vocab_sdp", 0, "'embed_sdp'"),
         ("vcp", 0, "'vcp'.*positive integer, got 0"),
-        ("ep_sizes_enc", "1,1,2", "3 entries where 4 layers"),
+        ("ep_sizes_enc", "1,1,2", "3 entries for 4 layers"),
         (
             "recompute_modules",
             "none,none,mlp,attn",
             "none or modules of core_attn.*entry 3.*'attn'",
         ),
-        ("recompute_modules", "mlp", "1 entry where 4 layers"),
+        ("recompute_modules", "mlp", "1 entry for 4 layers"),
         ("vpp_division", "1,-1", "'vpp_division'.*a number of layers as entry 1"),
-        ("checkpont", "1,0,0,0", "unknown key.*did you mean 'checkpoint'"),
+        ("checkpont", "1,0,0,0", "unknown key.*Did you mean 'checkpoint'"),
         ("global_bsz", 10**40, "'global_bsz'"),
     ],
 )

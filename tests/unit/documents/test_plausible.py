@@ -181,7 +181,7 @@ def suspicious(profile: Profile, folder: Path, data: Any) -> tuple[str, ...]:
         notes = profile.notes(folder, data)
     except DocumentError as error:
         return (str(error),)
-    return tuple(note for note in notes if "suspicious: " in note or "at odds: " in note)
+    return tuple(note for note in notes if "suspicious: " in note or "contradiction: " in note)
 
 
 def cells(data: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -287,16 +287,18 @@ def test_one_time_far_too_small_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DocumentError) as caught:
         read_times(tmp_path, **{key: TIMES[key] / 18})
     assert f"computation.json: key '{key}': the value is 0.5028 ms per sample" in str(caught.value)
-    assert "layertype_0_bsz6_seq2048 and layertype_0_bsz7_seq2048 say about" in str(caught.value)
-    assert "measure it again, or remove the key" in str(caught.value)
+    assert "layertype_0_bsz6_seq2048 and layertype_0_bsz7_seq2048 suggest about" in str(
+        caught.value
+    )
+    assert "Measure it again, or remove the key" in str(caught.value)
 
 
 def test_one_time_that_is_several_times_too_large_is_said_once(tmp_path: Path) -> None:
     """Files with one odd cell are planned from, with a note that names it."""
     key = "layertype_0_bsz3_seq2048"
     (note,) = read_times(tmp_path, **{key: TIMES[key] * 4})
-    assert note.startswith(f"suspicious: in computation.json {key} is 36.53 ms per sample, and ")
-    assert "layertype_0_bsz2_seq2048 and layertype_0_bsz4_seq2048 say about 9.1" in note
+    assert note.startswith(f"suspicious: in computation.json {key} is 36.53 ms per sample, ")
+    assert "layertype_0_bsz2_seq2048 and layertype_0_bsz4_seq2048 suggest about 9.1" in note
 
 
 def test_of_two_cells_that_contradict_each_other_the_pair_is_said(tmp_path: Path) -> None:
@@ -306,7 +308,7 @@ def test_of_two_cells_that_contradict_each_other_the_pair_is_said(tmp_path: Path
     document = json.loads(path.read_text()) | {"layertype_0_bsz8_seq2048": 0.4}
     found = computation_doubts(path, read_record(ComputationDocument, path, document))
     (doubt,) = found
-    assert doubt.problem.endswith("; one of the two is wrong")
+    assert doubt.problem.endswith(" (one of the two is wrong)")
     assert not doubt.impossible
 
 
@@ -323,7 +325,7 @@ def test_nothing_computes_faster_than_twice_the_peak(tmp_path: Path) -> None:
         sources=(Source(role="computation", path=path),),
     )
     hardware = estimate_hardware("a100-80gb", num_nodes=1, gpus_per_node=8)
-    with pytest.raises(DocumentError, match=r"which means 863.* TFLOP/s, and a100-80gb has 312"):
+    with pytest.raises(DocumentError, match=r"863.*312 of a100-80gb"):
         check_rates(profile, spec, hardware)
     # measured hardware has no name of a card: no device is as fast
     unknown = replace(hardware, name="measured")
@@ -339,9 +341,9 @@ def test_nothing_computes_faster_than_twice_the_peak(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ratio", "said"),
     [
-        (0.5, "the file counts 2 bytes per parameter: give --parameter-bytes 2"),
-        (4.0, "the file counts 16 bytes per parameter: write it with 4"),
-        (1.2, "check --model and its sizes, or measure it again"),
+        (0.5, "Use --parameter-bytes 2, as in this file"),
+        (4.0, "Write the file with 4 bytes per parameter instead of 16"),
+        (1.2, "Check --model and its sizes, or measure it again"),
     ],
 )
 def test_parameters_that_are_not_those_of_the_model(

@@ -116,7 +116,7 @@ def test_what_a_uniform_model_can_say_it_says(name: str) -> None:
     """Every decoder with norms that have parameters becomes one; others say why not."""
     spec = spec_of(name)
     if name in NOT_UNIFORM:
-        words = "neither RMSNorms nor LayerNorms" if name == "olmo-7b" else "decoder-only"
+        words = "neither RMSNorm nor LayerNorm" if name == "olmo-7b" else "decoder-only"
         with pytest.raises(InputError, match=words):
             uniform_model(spec)
         return

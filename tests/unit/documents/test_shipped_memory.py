@@ -305,7 +305,7 @@ def test_lengths_out_of_proportion_keep_the_estimate() -> None:
     """A decoder reads the encoder's tokens too, which one counted pair cannot take apart."""
     _, profile = planned("t5-3b", seq_length=(512, 128))
 
-    assert "sequence lengths 512, 512, and 512, 128 are in no proportion" in profile.notes[-1]
+    assert "sequence lengths 512, 512, and 512, 128 are not proportional" in profile.notes[-1]
     assert not any(source.role == "memory" for source in profile.sources)
 
     spec, profile = planned("t5-3b", seq_length=(256, 256))

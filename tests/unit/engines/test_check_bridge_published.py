@@ -153,7 +153,7 @@ def test_a_recipe_alone_says_it_all(tmp_path: Path) -> None:
     assert older.run is not None
     assert older.run.strategy.global_batch == 128
     assert texts(older) == []
-    said = "of the variants v1, v2 of llama3_70b on h100 in fp8_cs, v2 is taken"
+    said = "variants v1, v2 of llama3_70b on h100 in fp8_cs: using v2"
     assert texts(checked(tmp_path, [*short, "-ng", "64"])) == [said]
     # family and size apart, as the first releases had them
     first = [

@@ -239,35 +239,35 @@ def test_a_larger_stage_never_needs_more(checked: Read) -> None:
          "bf16.enabled and fp16.enabled exclude each other"),
         (_with(ZERO2, "zero_optimization.stage", 4), None, "illegal", "expected 0 to 3, got 4"),
         (_with(ZERO2, "zero_optimization.bucket_size", 4), None, "illegal",
-         "zero_optimization.bucket_size is no key of DeepSpeed"),
+         "zero_optimization.bucket_size"),
         (_with(ZERO3, "tensor_parallel", {"autotp_size": 2}), None, "illegal",
          "autotp_size(2) needs zero_optimization.stage 2 at most"),
         (_with(ZERO2, "zero_optimization.allgather_bucket_size", 4000001), None, "illegal",
          "allgather_bucket_size(4000001) % 2 = 1 != 0"),
         (_with(ZERO2, "zero_optimization.stage3_prefetch_bucket_size", 4), None, "no effect",
-         "stage3_prefetch_bucket_size, since zero_optimization.stage is 2"),
+         "stage3_prefetch_bucket_size (zero_optimization.stage is 2)"),
         (_with(ZERO3, "zero_optimization.allgather_bucket_size", 4), None, "no effect",
-         "allgather_bucket_size, since zero_optimization.stage is 3"),
+         "allgather_bucket_size (zero_optimization.stage is 3)"),
         (_with(PLAIN, "zero_optimization.overlap_comm", True), None, "no effect",
-         "overlap_comm, since zero_optimization.stage is 0"),
+         "overlap_comm (zero_optimization.stage is 0)"),
         (_with(ZERO2, "zero_optimization.contiguous_gradients", False), None, "no effect",
          "leaves no second bucket"),
         (_with(ZERO3, "zero_optimization.offload_optimizer", {"device": "nvme"}), None,
          "not priced", "states are on nvme"),
         (_with(ZERO3, "zero_optimization.offload_param", {"device": "cpu"}), None,
-         "not priced", "weights alone are on cpu"),
+         "not priced", "only weights are on cpu"),
         (_with(ZERO3, "zero_optimization.offload_optimizer", {"device": "cpu", "ratio": 2}), None,
          "illegal", "expected 0 to 1, got '2'"),
         (_with(ZERO2, "optimizer", {"type": "OneBitAdam"}), None, "not priced",
-         "'OneBitAdam' keeps other states"),
+         "'OneBitAdam'"),
         (_with(ZERO2, "gradient_acumulation", 3), None, "not understood",
-         "gradient_acumulation 3 is not known here"),
+         "gradient_acumulation 3"),
         (_with(AUTO2, "train_micro_batch_size_per_gpu", 2), _script(), "illegal",
-         "train_micro_batch_size_per_gpu(2) is not --per_device_train_batch_size(4)"),
+         "train_micro_batch_size_per_gpu(2) != --per_device_train_batch_size(4)"),
         (_with(AUTO2, "fp16", {"enabled": True}), _script(), "illegal",
          "exclude each other"),
         (AUTO2, _script().replace("meta-llama/Llama-2-7b-hf", "someone/unheard-of"),
-         "not priced", "'someone/unheard-of' is not known here; give --model FOLDER"),
+         "not priced", "'someone/unheard-of'"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_or_idle(
@@ -282,8 +282,8 @@ def test_what_is_wrong_or_idle(
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({}, "model is not said by the file; give --model, such as llama-3-8b"),
-        ({"model": "opt-1.3b"}, "sequence its length is not said by the file; give --seq-length"),
+        ({}, "--model"),
+        ({"model": "opt-1.3b"}, "--seq-length"),
     ],
 )
 def test_what_no_file_says_is_asked_for(asked: dict[str, Any], said: str, checked: Read) -> None:
@@ -451,14 +451,14 @@ def test_configurations_of_accelerate_are_read(
          "  parallelism_config_sp_size: 2\n  parallelism_config_dp_shard_size: 2\n", "illegal",
          "cp_size(2) and sp_size(2) exclude each other"),
         (FSDP2.replace("fsdp_version: 2", "fsdp_version: 2\n  fsdp_sharding_strategy: FULL_SHARD"),
-         "no effect", "fsdp_sharding_strategy, since fsdp_version is 2"),
+         "no effect", "fsdp_sharding_strategy (fsdp_version is 2)"),
         (MULTI + "fsdp_config:\n  fsdp_version: 2\n", "no effect",
-         "fsdp_config, since distributed_type is MULTI_GPU"),
+         "fsdp_config (distributed_type is MULTI_GPU)"),
         (DEEPSPEED.replace("optimizer_device: none", "optimizer_device: nvme"), "not priced",
          "states are on nvme"),
         (FSDP1.replace("SHARD_GRAD_OP", "HALF"), "illegal", "expected one of FULL_SHARD"),
         (FSDP2.replace("use_cpu", "use_gpus"), "not understood", "use_gpus false is not known"),
-        (MULTI.replace("bf16", "fp8"), "not priced", "fp8 is a library's of its own"),
+        (MULTI.replace("bf16", "fp8"), "not priced", "fp8"),
     ],
 )  # fmt: skip
 def test_what_accelerate_refuses_or_leaves(
@@ -532,4 +532,4 @@ def test_a_typed_model_is_of_the_working_folder(
     (launch,) = json.loads(capsys.readouterr().out)["launches"]
     assert launch["understood"]["model"].startswith("4 layers, hidden 1,024")
     assert check.run([*words, "--model", "nope"]) == 2
-    assert capsys.readouterr().err.startswith("autopar-check: --model: 'nope' is not known; give ")
+    assert capsys.readouterr().err.startswith("autopar-check: --model 'nope': ")

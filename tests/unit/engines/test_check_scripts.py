@@ -81,7 +81,7 @@ def test_nodes_that_the_environment_gives_are_those_of_the_hardware(
     alone = checked(tmp_path, script, world_size=None)
     assert alone.world_size == own
     if name is not None:
-        sentence = f"read: {name} is taken for its default {default}: {own} processes"
+        sentence = f"read: {name} not set; using its default {default}: {own} processes"
         assert sentence in said(alone)
 
 
@@ -95,7 +95,7 @@ def test_what_a_script_asks_the_scheduler_for(tmp_path: Path) -> None:
         file = read_checked(str(path), world_size=size, gpu="h100-80gb")
         assert (file.world_size, said(file)) == (expected, [])
     path.write_text(f"#!/bin/bash\n{MODEL}#SBATCH --nodes=4\n{launch}\n", encoding="utf-8")
-    with pytest.raises(DocumentError, match="does not say the number of GPUs"):
+    with pytest.raises(DocumentError, match=r"number of GPUs. Add --hardware"):
         read_checked(str(path), world_size=None, gpu="h100-80gb")
 
 
@@ -118,9 +118,9 @@ def test_nodes_that_a_script_says_itself_are_its_own(tmp_path: Path) -> None:
     """A number is no default, nor is one that no number of nodes makes the hardware's."""
     for nodes in ("2", "${NNODES:-2}"):
         script = f"torchrun --nnodes {nodes} --nproc-per-node 8 {TORCHRUN}"
-        with pytest.raises(DocumentError, match="starts 16 processes and --hardware has 36"):
+        with pytest.raises(DocumentError, match=r"16.*--hardware.*36"):
             checked(tmp_path, script, 36)
-    with pytest.raises(DocumentError, match="starts 16 processes and --hardware has 64"):
+    with pytest.raises(DocumentError, match=r"16.*--hardware.*64"):
         checked(tmp_path, f"torchrun --nnodes 2 --nproc-per-node 8 {TORCHRUN}")
 
 
@@ -162,7 +162,7 @@ def test_both_ways_are_followed_where_they_are_no_matter(
     ("before", "differs"),
     [
         ('if [ -d /ckpt ]; then MORE="--recompute-activations --load /x"; fi',
-         "--recompute-activations;"),
+         "--recompute-activations."),
         ("[ -f /x ] && MORE='--tp-comm-overlap'", "--tp-comm-overlap"),
         ("if [ -f /x ]; then MORE='--micro-batch-size 2'; else MORE='--micro-batch-size 4'; fi",
          "--micro-batch-size"),
@@ -170,9 +170,9 @@ def test_both_ways_are_followed_where_they_are_no_matter(
 )  # fmt: skip
 def test_a_way_that_matters_is_not_guessed(before: str, differs: str, tmp_path: Path) -> None:
     """The sentence has the condition, its line and the flags."""
-    with pytest.raises(DocumentError, match="on line 7, which only running tells") as caught:
+    with pytest.raises(DocumentError, match="on line 7, known only at run time") as caught:
         checked(tmp_path, f"{before}\ntorchrun --nproc-per-node 8 {TORCHRUN} $MORE", 8)
-    assert f"tells: {differs}" in str(caught.value)
+    assert f"run time: {differs}" in str(caught.value)
 
 
 def test_ways_on_which_nothing_runs_are_none(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_ways_on_which_nothing_runs_are_none(tmp_path: Path) -> None:
         assert file.run is not None
     # neither ends in a launch that is priced as something else
     split = f"if [ -d /c ]; then\n{launch}\nelse\ntorchrun --nproc-per-node 4 {TORCHRUN}\nfi"
-    with pytest.raises(DocumentError, match="only running tells: --nproc-per-node"):
+    with pytest.raises(DocumentError, match="--nproc-per-node"):
         checked(tmp_path, split, None)
 
 
@@ -213,7 +213,7 @@ def test_too_many_open_conditions_are_refused(tmp_path: Path) -> None:
     """Seven that hang together have more ways than are followed."""
     lines = [f"[ -f /{i} ] && MORE+=' --log-interval {i}'" for i in range(7)]
     script = "\n".join([*lines, f"torchrun --nproc-per-node 8 {TORCHRUN} $MORE"])
-    with pytest.raises(DocumentError, match="only running tells"):
+    with pytest.raises(DocumentError, match="known only at run time"):
         checked(tmp_path, script, 8)
 
 
@@ -245,7 +245,7 @@ def test_numbers_that_nobody_knows_are_not_illegal(tmp_path: Path) -> None:
         "--tensor-model-parallel-size $TP --fp16"
     )
     assert said(checked(tmp_path, script, 8)) == [
-        "not priced: --tensor-model-parallel-size is '$TP'; write the number to price it",
+        "not priced: --tensor-model-parallel-size is '$TP'. Give the number",
         "illegal: --fp16 and --bf16 exclude each other",
     ]
 
@@ -282,7 +282,7 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     """Names that it may set are unknown, and those with a default have it; circles end."""
     script = f"source none.sh\nTP=${{TP:-2}}\ntorchrun --nproc-per-node 8 {TORCHRUN}"
     file = checked(tmp_path, script, 8)
-    assert "read: what none.sh sets is not read; taken as not set: TP" in said(file)
+    assert any("none.sh" in text and text.endswith(": TP") for text in said(file))
     with pytest.raises(DocumentError, match="sources itself too often"):
         checked(tmp_path, f"source train.sh\ntorchrun --nproc-per-node 8 {TORCHRUN}", 8)
 
@@ -316,9 +316,8 @@ def test_argparse_knows_no_underscores(tmp_path: Path) -> None:
         f"torchrun --nproc_per_node 8 {TORCHRUN} --log_interval=10 --override-opt_param-scheduler"
     )
     file = checked(tmp_path, script, 8)
-    assert said(file) == [
-        "illegal: --log_interval is spelt with hyphens, --log-interval, and argparse knows no other"
-    ]
+    (text,) = said(file)
+    assert text.startswith("illegal: --log_interval ")
 
 
 def document(folder: Path, text: str) -> CheckedFile:
@@ -338,17 +337,17 @@ def document(folder: Path, text: str) -> CheckedFile:
     [
         ("bf16: true\n", []),
         ("optimizer_config:\n  lr: 3\n",
-         [("read: optimizer_config holds keys of its own, which are no arguments, and are not "
-           "read")]),
+         ["read: optimizer_config "]),
         ("ENV_VARS:\n  A: 1\n", []),
         ("--log_interval: 3\n",
-         [("illegal: --log_interval is spelt with hyphens, --log-interval, and argparse knows no "
-           "other")]),
+         ["illegal: --log_interval "]),
     ],
 )  # fmt: skip
 def test_documents(text: str, found: list[str], tmp_path: Path) -> None:
     """Keys without hyphens are names of Python; mappings among them are said."""
-    assert said(document(tmp_path, text)) == found
+    texts = said(document(tmp_path, text))
+    assert len(texts) == len(found)
+    assert all(text.startswith(start) for text, start in zip(texts, found, strict=True))
 
 
 def test_a_given_value_is_taken_for_a_script_alone(tmp_path: Path) -> None:

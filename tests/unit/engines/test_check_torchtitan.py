@@ -373,10 +373,7 @@ def test_chunks_that_a_schedule_has_not(checked: Callable[..., CheckedFile]) -> 
     )
     file = checked(text, 512)
     assert file.run is None
-    assert any(
-        "ZBVZeroBubble has 2 stages a rank, and 32 stages are on pp(8)" in one.text
-        for one in file.findings
-    ), file.findings
+    assert any("ZBVZeroBubble" in one.text for one in file.findings), file.findings
 
 
 @pytest.mark.parametrize("name", FLAVOURS)
@@ -444,28 +441,28 @@ def test_broken_ones_are_found(
     ("text", "gpus", "kind", "said"),
     [
         (_H200.replace("steps = 2000", "stepz = 2000"), 32, "not understood",
-         "training.stepz 2000 is no key that torchtitan had"),
+         "training.stepz 2000"),
         (_H200.replace('converters = ["float8"]', "converters = []"), 32, "no effect",
-         "float8.enable_fsdp_float8_all_gather, since model.converters has no float8"),
+         "float8.enable_fsdp_float8_all_gather (model.converters has no float8)"),
         (_H200.replace('mode = "selective"', 'mode = "full"'), 32, "no effect",
-         "selective_ac_option, since activation_checkpoint.mode is full"),
+         "selective_ac_option (activation_checkpoint.mode is full)"),
         (_modern("llama3", "8B", ep=8), 64, "no effect",
-         "parallelism.expert_parallel_degree, since the model has no experts"),
+         "parallelism.expert_parallel_degree (the model has no experts)"),
         (_modern("llama3", "8B", more="enable_async_tensor_parallel = true"), 64, "no effect",
-         "enable_async_tensor_parallel, since tensor_parallel_degree is 1"),
+         "enable_async_tensor_parallel (tensor_parallel_degree is 1)"),
         (_modern("llama3", "8B", mode="memory_budget"), 64, "not priced",
-         "the compiler decides what is kept within a budget"),
-        (_modern("llama3", "9B"), 64, "not priced", "'9B' is not known here; known are 8B, 70B"),
-        (_modern("flux", "dev"), 64, "not priced", "model.name 'flux' is not known here"),
-        (_H200.replace('"AdamW"', '"Muon"'), 32, "not priced", "'Muon' keeps other states"),
+         "compiler selects saved activations"),
+        (_modern("llama3", "9B"), 64, "not priced", "'9B'"),
+        (_modern("flux", "dev"), 64, "not priced", "model.name 'flux'"),
+        (_H200.replace('"AdamW"', '"Muon"'), 32, "not priced", "'Muon'"),
         (_H200.replace("steps = 2000", 'dtype = "float16"'), 32, "not priced",
-         "weights and states are of 16 bits"),
+         "optimizer states have 16 bits"),
         (_modern("llama3", "405B", tp=8, pp=8, batch=16, more=
             'pipeline_parallel_schedule = "PipelineScheduleMulti"'), 512, "not priced",
-         "'PipelineScheduleMulti' is a schedule"),
+         "'PipelineScheduleMulti'"),
         (_modern("llama3", "405B", tp=8, pp=8, batch=16, more=
             'pipeline_parallel_schedule_csv = "own.csv"'), 512, "not priced",
-         "is a schedule of one's own"),
+         "custom schedule"),
     ],
 )  # fmt: skip
 def test_what_is_to_say(
@@ -479,7 +476,7 @@ def test_what_is_to_say(
 
 def test_an_old_card_has_no_products_of_8_bits(checked: Callable[..., CheckedFile]) -> None:
     file = checked(_H200, 32, "a100-80gb")
-    assert any("needs a device that has products of 8 bits" in one.text for one in file.findings)
+    assert any("fp8 GEMMs" in one.text for one in file.findings)
 
 
 def test_changes_are_keys_of_the_file(checked: Callable[..., CheckedFile]) -> None:

@@ -119,12 +119,12 @@ def test_a_wrong_stack_is_said_before_files_are_read(ask: Ask, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.toml", '[x]\ny = "z"\n', "is no launch of"),
+        ("a.toml", '[x]\ny = "z"\n', "is not a launch script"),
         ("a.toml", "[x\n", "is not TOML"),
-        ("a.json", "{}", "is no launch of"),
-        ("a.yaml", "model: {}\n", "is no launch of"),
-        ("a.sh", "python x.py --epochs 3\n", "is no launch of"),
-        ("a.sh", "echo hello\n", "holds no command that runs a .py file"),
+        ("a.json", "{}", "is not a launch script"),
+        ("a.yaml", "model: {}\n", "is not a launch script"),
+        ("a.sh", "python x.py --epochs 3\n", "is not a launch script"),
+        ("a.sh", "echo hello\n", ".py"),
     ],
 )
 def test_a_file_of_nobody_names_who_is_read(
@@ -135,7 +135,7 @@ def test_a_file_of_nobody_names_who_is_read(
     path.write_text(text, encoding="utf-8")
     with pytest.raises(DocumentError, match=said) as error:
         read_checked(str(path), world_size=8, gpu="h100-80gb")
-    if said == "is no launch of":
+    if said == "is not a launch script":
         for engine in READERS:
             assert f"{engine.title} ({engine.forms})" in str(error.value)
     assert len(str(error.value)) - len(str(path)) < 270

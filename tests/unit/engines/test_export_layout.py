@@ -67,7 +67,7 @@ def test_no_text_is_an_internal_error(text: str) -> None:
     ("text", "problem"),
     [
         ("Ettx|ttL", "unknown character 'x'"),
-        ("Et*|ttL", "followed by no number"),
+        ("Et*|ttL", "needs a number"),
         ("E(tt|*3L", "not closed"),
         ("E(tt|)L", "needs a repetition"),
         ("E()*3L", "is empty"),

@@ -174,7 +174,7 @@ def test_the_coarse_result_is_a_plan() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"strategy": "pp2"}, "expected pp1_tp2_dp4_stage3_recompute0 or the like, got 'pp2'"),
+        ({"strategy": "pp2"}, "pp1_tp2_dp4_stage3_recompute0"),
         ({"strategy": "pp0_tp2_dp2_stage0_recompute0"}, "is 0"),
         ({"strategy": "pp1_tp2_dp4_stage1_recompute0"}, "sharding stage 1"),
         ({"strategy": "pp8_tp1_dp1_stage0_recompute0"}, "has 8 stages for 5 layers"),
@@ -190,7 +190,7 @@ def test_an_unusable_coarse_result_is_refused(change: dict[str, object], said: s
 
 def test_a_coarse_result_needs_layers_and_its_gpus() -> None:
     """What it leaves out is asked for, what contradicts it is refused."""
-    with pytest.raises(DocumentError, match="give --model or --num-layers"):
+    with pytest.raises(DocumentError, match=r"--model.*--num-layers"):
         read_strategy(COARSE)
     with pytest.raises(DocumentError, match=re.escape("= 8 != world_size(16)")):
         read_strategy(COARSE, num_layers=5, world_size=16)
@@ -202,7 +202,7 @@ def test_other_blocks_are_refused(name: str) -> None:
     spec = load_spec(name)
     layers = (LayerStrategy(),) * spec.num_layers
     plan = replace(KEPT, layers=layers, stage_sizes=(spec.num_layers // 2,) * 2)
-    with pytest.raises(UnsupportedError, match=f"builds Llama's blocks, and {name} has "):
+    with pytest.raises(UnsupportedError, match=f"Llama blocks, but {name} has "):
         lower(job(plan, spec))
 
 

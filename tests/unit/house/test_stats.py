@@ -143,7 +143,7 @@ def test_two_clusters_are_found_and_named(count: int, share: float) -> None:
     exact = np.where(slow[0], 3.4e-3, 1.2e-3).tolist()
 
     assert found >= 195
-    assert "the samples fall in two clusters: 1.2 ms and 3.4 ms" in warnings_of(exact)
+    assert "the samples form two clusters: 1.2 ms and 3.4 ms" in warnings_of(exact)
 
 
 def test_an_outlier_is_no_cluster() -> None:

@@ -168,7 +168,7 @@ PROBLEMS: list[tuple[Schedule, dict[str, Any], str]] = [
     ("interleaved", {"micro_batches": 10, "engine": "megatron"}, "10) % stages(4) = 2 != 0"),
     ("interleaved", {"micro_batches": 9}, "9) % rounds of stages(2) = 1 != 0"),
     ("interleaved", {"group": 6}, "groups of 6 micro-batches leave 2 of 8"),
-    ("interleaved", {"group": 3}, "each has stages(4) or more"),
+    ("interleaved", {"group": 3}, "stages(4)"),
     ("interleaved", {"chunks": 1}, "interleaved 1F1B has 2 or more chunks a stage, not 1"),
     ("zero_bubble_v", {"chunks": 3}, "ZBV has 2 chunks a stage, not 3"),
     ("zero_bubble_v", {"engine": "megatron"}, "megatron has no ZBV schedule"),

@@ -133,9 +133,9 @@ def test_a_higher_stage_never_keeps_more(keeper: str, precision: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
-        (("colossal", 1), "no recipe of 'colossal'; known are megatron"),
-        (("deepspeed", 4), "no recipe of ZeRO stage 4"),
-        (("deepspeed", 1, "fp8"), "no recipe of ZeRO stage 1 in fp8"),
+        (("colossal", 1), "'colossal'"),
+        (("deepspeed", 4), "ZeRO"),
+        (("deepspeed", 1, "fp8"), "ZeRO"),
     ],
 )
 def test_unknown_ones_are_refused(asked: tuple[Any, ...], text: str) -> None:

@@ -650,5 +650,7 @@ def test_what_cannot_be_run_is_refused(options: dict[str, Any], problem: str) ->
 
 def test_layouts_place_every_layer_once() -> None:
     """Chunks beside the model's layers are refused."""
-    with pytest.raises(InputError, match="places 6 layers where the model has 12"):
+    with pytest.raises(
+        InputError, match="layers of the layout\\(6\\) != layers of the model\\(12\\)"
+    ):
         run(stages=even_chunks(6, 1))

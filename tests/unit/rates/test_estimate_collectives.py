@@ -384,7 +384,7 @@ def test_racks_are_equally_full_where_that_leaves_none_half_empty(num_nodes, gpu
         ("quality", "good", r"'good', expected 'measured', 'derived' or 'nominal'$"),
         ("spread", -0.1, r"-0\.1, expected a share from 0 to 10$"),
         ("spread", True, "expected a share from 0 to 10$"),
-        ("value", 81, r"it looks like percent: write 0\.81$"),
+        ("value", 81, "It looks like percent: write 0\\.81$"),
     ],
 )
 def test_bad_figures_are_named(tmp_path, key, value, words):

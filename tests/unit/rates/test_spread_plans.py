@@ -115,8 +115,8 @@ def test_partly_measured_spread_is_said() -> None:
 
     assert notes(known, plain) == [
         (
-            "spread: 1 of 2 measured curves have percentiles; what the others price does not "
-            "move in the interval of the step time"
+            "spread: 1 of 2 measured curves have percentiles; the interval of "
+            "the step time ignores the spread of the others"
         )
     ]
     assert notes(known, known) == notes(plain, plain) == []

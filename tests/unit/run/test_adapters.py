@@ -277,7 +277,7 @@ def test_experts_have_adapters_in_time() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"rank": 0}, "1 at least"),
+        ({"rank": 0}, "expected at least 1"),
         ({"targets": frozenset()}, "got none"),
         ({"targets": frozenset({"head"})}, "got head"),
         ({"base": "fp4"}, "got fp4"),
@@ -292,5 +292,5 @@ def test_adapters_that_are_none(options: dict[str, Any], said: str) -> None:
 
 def test_adapters_are_not_trained_with_muon() -> None:
     """Muon is for whole matrices."""
-    with pytest.raises(InputError, match="trained with Adam"):
+    with pytest.raises(InputError, match="adapters need Adam"):
         megatron(LORA, optimizer=Optimizer(kind="muon"))

@@ -238,7 +238,7 @@ def test_why_not_names_the_options_of_the_search() -> None:
 
     text = why_not("tp=2", baseline, WhyNot(result=never))
 
-    assert "no plan with --search-space dp, with any" in text
+    assert "--search-space" in text
     assert "--pin" not in text
 
 

@@ -221,4 +221,4 @@ def test_arguments_without_effect_are_said() -> None:
     said = findings_of(words, world_size=8, environment={}, gpu="H100")
     idle = [one.text for one in said if one.kind == "no effect"]
     for flag in words:
-        assert any(text.startswith(f"--{flag}, since there is no --") for text in idle)
+        assert any(text.startswith(f"--{flag} (no --") for text in idle)

@@ -183,7 +183,7 @@ def test_assumptions_are_recorded() -> None:
         "2 x forward",
         "1.121 + 1 GiB (--oom-risk 0.01)",
         "column-parallel",
-        "half an all-reduce",
+        "half of an all-reduce",
         "memory bandwidth is unknown",
         "number of heads is unknown",
         "MLP width is unknown",
@@ -259,7 +259,7 @@ def test_vocabulary_degrees_without_an_entry_are_named_once() -> None:
         assert cost.vocab_rows(vocab, TABLES).valid.any()
 
     (note,) = (note for note in cost.notes if "embedding and head at degrees" in note)
-    assert note.startswith("left out")
+    assert note.startswith("not searched")
     assert note.endswith(": 2, 4")
 
 

@@ -139,12 +139,12 @@ def test_defaults_name_the_groups_whose_gathers_take_half_an_all_reduce() -> Non
     reduced = [("allreduce", g) for g in (2, 4, 8)]
     halves = [(name, g) for name in ("allgather", "reducescatter") for g in (2, 4)]
     sentence = "all-gather and reduce-scatter"
-    assert said(reduced, reduced) == [f"{sentence} take half an all-reduce"]
-    assert said(reduced + halves, []) == [f"{sentence} of groups of 8 take half an all-reduce"]
+    assert said(reduced, reduced) == [f"{sentence} cost half of an all-reduce"]
+    assert said(reduced + halves, []) == [f"{sentence} of groups of 8 cost half of an all-reduce"]
     assert said(reduced[:2] + halves, []) == []
     assert said(reduced + halves[1:], reduced[:2]) == [
-        f"{sentence} of groups of 2, 8 take half an all-reduce",
-        f"{sentence} of strided groups take half an all-reduce",
+        f"{sentence} of groups of 2, 8 cost half of an all-reduce",
+        f"{sentence} of strided groups cost half of an all-reduce",
     ]
 
 

@@ -104,8 +104,9 @@ def test_measured_shards_replace_the_rule() -> None:
     assert times(cost, LayerStrategy(tp=2)) == pytest.approx((5.0, 10.0, 0.0))
     assert times(cost, LayerStrategy(tp=4, ulysses=True)) == pytest.approx((5.0, 10.0, 0.0))
     assert "layer type 0: forward at tp=4 is measured" in cost.defaults_used
-    assert "layer type 0: forward at tp=2 is forward of a whole layer over 2, launch apart" in (
-        cost.defaults_used
+    assert (
+        "layer type 0: forward at tp=2 is forward of a whole layer over 2, without launch cost"
+        in (cost.defaults_used)
     )
 
 
@@ -117,7 +118,7 @@ def test_a_degree_without_measurement_follows_from_the_largest_that_divides_it()
 
     assert times(cost, LayerStrategy(tp=8)) == pytest.approx((10.0, 27.0, 0.0))
     assert times(cost, LayerStrategy(tp=4, cp=2)) == pytest.approx((10.0, 27.0, 0.0))
-    assert "layer type 0: forward at tp=8 is forward at tp=4 over 2, launch apart" in (
+    assert "layer type 0: forward at tp=8 is forward at tp=4 over 2, without launch cost" in (
         cost.defaults_used
     )
 
@@ -143,7 +144,7 @@ def test_which_kind_stands_for_which(kind: str, sequence_parallel: bool, stands:
     assert times(cost, LayerStrategy(tp=4))[0] == pytest.approx(10.0 if stands else 5.0)
     noted = any(note.startswith("not used: layer type 0's sharded layers") for note in cost.notes)
     assert noted == (not stands and kind != "ulysses")
-    assert any("stand for tp=4" in note for note in cost.notes) == (
+    assert any("used for tp=4" in note for note in cost.notes) == (
         stands and kind.startswith("dtensor")
     )
 

@@ -114,7 +114,7 @@ def test_flags(key: str, strategy: LayerStrategy) -> None:
         ("layers 3-0:tp=4", r"empty \(3 > 0\)"),
         ("layers:tp=4", "expected `layers A-B` or `stage J`"),
         ("layers 0-3:pp=4", "'pp' belongs to the whole plan"),
-        ("checkpont=1", "did you mean 'ckpt'"),
+        ("checkpont=1", "Did you mean 'ckpt'"),
         ("tp=2,tp=4", "cannot be both 2 and 4"),
         ("tp=2,", "expected key=integer, got ''"),
     ],

@@ -39,40 +39,40 @@ def _best(**given: str) -> Choice:
         # runtime/engine.py of DeepSpeed: the compatibility has not been validated
         (
             {**_DENSE, "engine": "deepspeed", "hardware": "h100:1x8", "tp": "2", "zero": "3"},
-            r"ZeRO-3 has no tensor ranks beside it, and tp is 2; --zero 0 or 1 do",
+            "--zero 0",
         ),
         # maybe_enable_amp of torchtitan: without sharded weights there is no mixed precision
         (
             {**_DENSE, "engine": "torchtitan", "hardware": "h100:1x8", "tp": "8"},
-            r"\(dp_shard \* cp = 1\) it computes in fp32; --tp 2 or 4 do",
+            "--tp 2",
         ),
         (
             {**_DENSE, "engine": "torchtitan", "hardware": "h100:1x4", "pp": "4"},
-            r"\(dp_shard \* cp = 1\) it computes in fp32.*; --pp 1 or 2 do",
+            "--pp 1",
         ),
         # kernels that write into the memory of neighbours
         (
             {**_DENSE, "engine": "megatron", "hardware": "h100:2x8", "tp": "16", "tp-overlap": "1"},
-            r"does not send beside products of tp 16 on h100-80gb; --no-tp-overlap does",
+            "--no-tp-overlap",
         ),
         (
             {**_DENSE, "engine": "megatron", "hardware": "h100:2x6", "tp": "4", "tp-overlap": "1"},
-            r"does not send beside products of tp 4 on h100-80gb; --no-tp-overlap does",
+            "--no-tp-overlap",
         ),
         (
             {**_DENSE, "engine": "megatron", "hardware": "mi300x:1x8", "tp": "2"}
             | {"tp-overlap": "1"},
-            r"does not send beside products of tp 2 on mi300x; --no-tp-overlap does",
+            "--no-tp-overlap",
         ),
         (
             {**_MIXTURE, "engine": "megatron", "hardware": "mi300x:1x8", "ep": "8"}
             | {"dispatcher": "flex"},
-            r"has no flex dispatcher on mi300x, and ep is 8; --dispatcher alltoall does",
+            "--dispatcher",
         ),
         (
             {**_MIXTURE, "engine": "megatron", "hardware": "h100-pcie:1x8", "ep": "8"}
             | {"dispatcher": "flex"},
-            r"has no flex dispatcher on h100-pcie, and ep is 8",
+            "h100-pcie",
         ),
     ],
 )
@@ -121,7 +121,7 @@ def test_kernels_of_a_dispatcher_are_chosen_where_the_device_has_them() -> None:
             | {"global-batch-size": "8", "pp": "2,4", "precision": "any", "lora": "16"},
             (
                 r"global batch\(8\) % \(micro batch\(1\) \* dp\(\d+\)\) = 8 != 0, .*"
-                r"; --global-batch-size 16 or 32 do"
+                r"[.] Use --global-batch-size 16 or 32"
             ),
         ),
         # what the remedy is of is said, not what another number of stages would break
@@ -130,7 +130,7 @@ def test_kernels_of_a_dispatcher_are_chosen_where_the_device_has_them() -> None:
             | {"global-batch-size": "1024", "pp": "1"},
             (
                 r"global batch\(1024\) % \(micro batch\(1\) \* dp\(24\)\) = 16 != 0, .*"
-                r"; --pp 3 or 6 do"
+                r"[.] Use --pp 3 or 6"
             ),
         ),
     ],
@@ -149,17 +149,17 @@ def test_the_rule_that_a_remedy_keeps_is_found_at_once(
     ("given", "said"),
     [
         ({"engine": "torchtitan", "lora": "16"}, "torchtitan has no adapters"),
-        ({"engine": "torchtitan", "optimizer": "adam8bit"}, "has no Adam with scales of blocks"),
-        ({"engine": "torchtitan", "optimizer": "adam-bf16"}, "16 bits are Megatron-Core's"),
-        ({"engine": "accelerate", "optimizer": "adam-bf16"}, "16 bits are Megatron-Core's"),
-        ({"engine": "deepspeed", "optimizer": "adam-bf16"}, "16 bits are Megatron-Core's"),
+        ({"engine": "torchtitan", "optimizer": "adam8bit"}, "8-bit Adam"),
+        ({"engine": "torchtitan", "optimizer": "adam-bf16"}, "Megatron-Core"),
+        ({"engine": "accelerate", "optimizer": "adam-bf16"}, "Megatron-Core"),
+        ({"engine": "deepspeed", "optimizer": "adam-bf16"}, "Megatron-Core"),
         (
             {"engine": "deepspeed", "offload-optimizer": "0.5", "zero": "1"},
-            "a share of the states with ZeRO-3 alone; --zero 3 does",
+            "--zero 3",
         ),
         (
             {"engine": "megatron", "optimizer": "adam-bf16", "zero": "0"},
-            "of the distributed optimizer alone; --zero 1 or 3 do",
+            "--zero 1",
         ),
     ],
 )
@@ -206,7 +206,7 @@ def test_adapters_are_no_loss_beside_others() -> None:
     assert found.best is not None
     place = Place(num_nodes=1, gpus_per_node=8, model="llama3-8b")
     for engine in ("megatron", "megatron-bridge"):
-        with pytest.raises(InputError, match="would train all weights"):
+        with pytest.raises(InputError, match="cannot export LoRA"):
             written(found.best.run, engine=engine, place=place)
 
 

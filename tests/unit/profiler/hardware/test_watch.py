@@ -33,7 +33,7 @@ PACE = 0.4
 """Of the intervals, so that the tests are short; a rank is silent after 1.2 s."""
 TIMEOUT_S = 1.0
 FOREVER_S = 60.0
-STUCK = "no rank finished b within 1 s, though all of them answer"
+STUCK = "no rank finished b within 1 s, but all of them answer"
 
 Action = Callable[[Watch, int], None]
 
@@ -216,7 +216,7 @@ def test_a_rank_that_is_behind_is_named(tmp_path: Path) -> None:
     found = outcomes(tmp_path, rank_1_stays_behind)
     said = only_voice(found)
     assert said["sentence"] == (
-        "rank 1 on host host-0 did not reach this operation, the others wait in it"
+        "rank 1 on host host-0 did not reach this operation, for which the others wait"
     )
     assert said["during"] == "b"
     assert [outcome.code for outcome in found] == [1, 1]

@@ -105,7 +105,7 @@ def test_formula_of_korthikanti(hidden: int, heads: int, seq: int, batch: int) -
     assert found.activation_bytes == pytest.approx(formula, rel=2e-4)
     excess = found.activation_bytes - round(formula)
     assert excess == 2 * 2 * 4 * seq * batch  # mean and rstd, fp32
-    assert any("matrix of scores" in note for note in found.notes)
+    assert any("score matrix" in note for note in found.notes)
     selective = layer_memory(spec, replace(sharding, checkpoint="selective"))
     assert selective.activation_bytes == seq * (34 * hidden + 2 * 2 * 4)
 

@@ -232,12 +232,11 @@ def test_attention_that_context_ranks_do_not_divide_is_refused(
     built(spec)
     with pytest.raises(InputError) as caught:
         built(spec, context_degree=2)
-    assert str(caught.value) == (
-        f"layers with {name} are built with context degree 1; give that degree"
-    )
+    assert str(caught.value) == (f"layers with {name} need context degree 1")
     plan = make_job(2, LayerStrategy(cp=2), model=replace(MODEL, layers=(spec,)))
     assert examine(plan).obstacle == (
-        f"layer 0 has {name} and context degree 2, which is not run here; give it context degree 1"
+        f"layer 0 has {name} and context degree 2, which the executor does not support. "
+        "Use context degree 1"
     )
 
 

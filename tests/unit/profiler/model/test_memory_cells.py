@@ -131,7 +131,7 @@ def test_an_edited_table_wins_and_is_noted(tmp_path: Path) -> None:
 
     assert ulysses(profile) == pytest.approx({2: 36.0})
     (note,) = profile.notes
-    assert note.startswith("at odds: memory.json differs by up to -20 % from its sidecar")
+    assert note.startswith("contradiction: memory.json differs by up to -20 % from its sidecar")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_an_edited_table_wins_and_is_noted(tmp_path: Path) -> None:
         ({"batch": 0}, "has no positive batch, degree and sequence length"),
         ({"seq_lengths": []}, "has no positive batch, degree and sequence length"),
         ({"layer_type": -1}, "has no positive batch, degree and sequence length"),
-        ({"bytes": {}}, "has no bytes of activations"),
+        ({"bytes": {}}, "has no activation bytes"),
     ],
 )
 def test_damage_is_refused(tmp_path: Path, changes: dict[str, Any], text: str) -> None:
@@ -229,7 +229,7 @@ def test_the_llama_block_keeps_more_than_its_share() -> None:
                 assert derived == pytest.approx(counted[t], rel=1e-9)
     alone, source = ulysses_bytes(table(), 2, LLAMA, RECIPE)
     assert alone == counted[1] / 2
-    assert source == "those at tp=1 over 2, without what its all-to-alls keep"
+    assert source == "those at tp=1 over 2, without all-to-all buffers"
 
 
 def test_without_heads_a_larger_degree_keeps_what_the_largest_counted_does() -> None:
@@ -290,8 +290,8 @@ def test_without_counts_the_share_is_used_and_listed() -> None:
 
     assert rows.activations[0, 0] == 4 * 8e6 / 2
     assert (
-        "layer type 0: activations at ulysses=2 are those at tp=1 over 2, without what its "
-        "all-to-alls keep"
+        "layer type 0: activations at ulysses=2 are those at tp=1 over 2, "
+        "without all-to-all buffers"
     ) in cost.defaults_used
 
 

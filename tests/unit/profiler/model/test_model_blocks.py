@@ -152,7 +152,7 @@ def test_sequences_beyond_the_position_table_are_refused() -> None:
     from profiler.model.layers.vocab import build_vocab
 
     spec = replace(MODEL, learned_positions=15)
-    with pytest.raises(InputError, match="16 is beyond the 15 learned positions"):
+    with pytest.raises(InputError, match=r"16.*15"):
         build_vocab(spec, "first", **F64)
 
 
@@ -161,7 +161,7 @@ def test_a_group_of_another_size_is_refused() -> None:
     from profiler.model.layers.blocks import build_layer
     from profiler.model.layers.parallel import SoleRank
 
-    with pytest.raises(InputError, match="4 ranks and the layer has degree 2"):
+    with pytest.raises(InputError, match="4 ranks, but the layer has degree 2"):
         build_layer(LLAMA, Sharding(degree=2), group=SoleRank(4), **F64)
 
 

@@ -45,12 +45,12 @@ def test_outputs_that_contain_a_hidden_state_are_accepted(layer, output):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"layer": "flags"}, "layer Layer returns a tuple that starts with Size; let it return"),
+        ({"layer": "flags"}, "layer Layer returns a tuple that starts with Size. Return"),
         ({"layer": "narrow"}, r"layer Layer returns first a tensor of shape \[1, 8, 1\] for a"),
-        ({"output": "dict"}, "the module Model returns a dict; let it return"),
+        ({"output": "dict"}, "the module Model returns a dict. Return"),
         ({"output": "late"}, "the module Model returns a tuple that starts with FakeTensor"),
         ({"output": "tokens"}, "the module Model returns a tensor of int64"),
-        ({"output": "none"}, "the module Model returns None; let it"),
+        ({"output": "none"}, "the module Model returns None. Return"),
     ],
 )
 def test_outputs_without_a_hidden_state_are_one_sentence(options, words):
@@ -102,11 +102,11 @@ def in_float64(num_layers, seq_length, dtype):
         (lambda n, s, t: {}["vocab"], "py:x: the factory raised KeyError: 'vocab'$"),
         (lambda n, s, t: sys.exit("no"), "the factory raised SystemExit: no$"),
         (lambda n: n, "the factory raised TypeError: .*takes 1 positional argument but 3"),
-        (lambda n, s, t: 5, "the factory returned a int; let it return an nn.Module"),
+        (lambda n, s, t: 5, "the factory returned a int. Return an nn.Module"),
         (lambda n, s, t: nn.Linear(2, 2), r"Linear has no make_batch\(batch, seq_length\)"),
-        (lambda n, s, t: Model(n + 1), "asked for 2 layers and made 3 of Layer"),
+        (lambda n, s, t: Model(n + 1), "returned 3 layers of Layer for num_layers 2"),
         (with_two_lists, r"2 lists of 2 modules \(blocks, other\)"),
-        (in_float64, "made weights of float64 when asked for bfloat16"),
+        (in_float64, "bfloat16"),
     ],
 )
 def test_factories_that_make_no_model(factory, words):
@@ -131,11 +131,11 @@ def stated(layers, **values):
 @pytest.mark.parametrize(
     ("layers", "words"),
     [
-        (lambda m: list(m.blocks), r"\.layers is no list of lists of modules"),
-        (lambda m: [], r"\.layers is no list of lists"),
-        (lambda m: [[1, 2]], r"\.layers is no list of lists"),
+        (lambda m: list(m.blocks), "\\.layers is not a list of lists of modules"),
+        (lambda m: [], "\\.layers is not a list of lists"),
+        (lambda m: [[1, 2]], "\\.layers is not a list of lists"),
         (lambda m: [[m.blocks[0], m.embed]], "mixes classes"),
-        (lambda m: [list(m.blocks)[:1]], "asked for 2 layers and made 1"),
+        (lambda m: [list(m.blocks)[:1]], "returned 1 layers of \\w+ for num_layers 2"),
         (lambda m: [[nn.Linear(2, 2), nn.Linear(2, 2)]], "layer Linear is not called"),
     ],
 )
@@ -194,8 +194,10 @@ def test_shapes_that_depend_on_values_are_tried_in_earnest():
 
     source = source_of(factory)
     assert not source.fakeable
-    (said,) = (text for text in source.warnings if "contents" in text)
-    assert "memory is counted with contents, and takes that memory: its shapes depend" in said
+    (said,) = (text for text in source.warnings if "allocated tensors" in text)
+    assert (
+        "memory is counted with allocated tensors, and needs that memory: its shapes depend"
+    ) in said
     assert len(source.build(2).layers[0]) == 2
 
 
@@ -355,9 +357,9 @@ def test_what_no_training_changes_is_said():
 
         return make
 
-    with pytest.raises(InputError, match="Model has no parameter that needs a gradient"):
+    with pytest.raises(InputError, match="Model has no parameter with a gradient"):
         source_of(factory(lambda name: True))
     source = source_of(factory(lambda name: ".up." in name))
-    assert any("51 % of a layer's parameters need no gradient" in w for w in source.warnings)
+    assert any("51 % of the parameters of a layer have no gradient" in w for w in source.warnings)
     built = source.build(2)
     assert not built.layers[0][0].up.weight.requires_grad

@@ -240,13 +240,13 @@ def test_modules_that_cannot_be_measured_are_refused_in_one_sentence() -> None:
     frozen = nn.Embedding(8, 4)
     frozen.weight.requires_grad_(False)
 
-    with pytest.raises(InputError, match=r"^the module Tuples returns a tuple; let it return one"):
+    with pytest.raises(InputError, match=r"^the module Tuples returns a tuple. Return one"):
         time_module(Tuples(8, 8), rows, QUICK, CPU)
     with pytest.raises(
         InputError, match=r"^the module Linear fails at batch 4: mat1 and mat2 [^\n]*$"
     ):
         time_module(nn.Linear(7, 8), rows, QUICK, CPU, where="batch 4")
-    with pytest.raises(InputError, match=r"^the output of the module Embedding needs no gradient"):
+    with pytest.raises(InputError, match=r"^the output of the module Embedding has no gradient"):
         time_module(frozen, lambda: (torch.tensor([1, 2]),), QUICK, CPU)
     # what needs no backward needs no gradient
     assert time_module(

@@ -136,7 +136,7 @@ def test_default_degrees_are_those_that_fit() -> None:
     ("changes", "said"),
     [
         ({"tp": "3"}, "tensor degree 3 does not divide the attention heads 4"),
-        ({"seq": "[64,64]"}, "has 2 lengths and model 'tiny-llama' has 1 layer type(s)"),
+        ({"seq": "[64,64]"}, "has 2 lengths, but model 'tiny-llama' has 1 layer type(s)"),
         ({"seq": "129", "tp": "2"}, "does not divide the sequence length 129"),
     ],
 )
@@ -160,7 +160,7 @@ def test_sequence_mode_needs_several_lengths() -> None:
     """A model too short for a default range gets the option that helps."""
     short = replace(LLAMA, layers=(replace(LLAMA.layers[0], seq_length=64),))
 
-    with pytest.raises(OptionError, match=r"write --seq 64:512:x2"):
+    with pytest.raises(OptionError, match="--seq 64:512:x2"):
         plan_cells(short, make_options(mode="sequence"))
 
 

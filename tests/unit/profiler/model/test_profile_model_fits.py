@@ -180,7 +180,7 @@ def test_a_bad_fit_is_one_sentence() -> None:
     assert bad_fits(fit_cells(cells.values())) == []
     assert bad_fits(fit_cells(slower(cells, "time_layertype_0_bsz1_seq64", 1.05).values())) == []
     assert "fits are more than 10 % off a time, most layer type 0, " in said
-    assert "% at batch 1, sequence length 64, the worst of 9 times; measure again with" in said
+    assert "% at batch 1, sequence length 64, the worst of 9 times. Measure again with" in said
 
 
 def test_a_run_ends_with_the_bad_fit(tmp_path: Path) -> None:

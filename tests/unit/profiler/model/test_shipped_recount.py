@@ -112,4 +112,4 @@ def test_the_command_needs_a_known_name(capsys: pytest.CaptureFixture[str]) -> N
     """One sentence, with the nearest names."""
     assert shipped.main(["lama2-7b"]) == 2
 
-    assert "did you mean llama2-7b" in capsys.readouterr().err
+    assert "Did you mean llama2-7b" in capsys.readouterr().err

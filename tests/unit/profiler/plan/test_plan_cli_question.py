@@ -64,7 +64,7 @@ def test_printed_object_is_read() -> None:
     assert question.prediction.step_time_s == 0.5
     assert [s.tensor_bytes for s in question.prediction.stages] == [7, 7]
     assert question.prediction.stages[0].step_times(2) is None
-    assert "does not say the sequence length" in question.notes[0]
+    assert "no sequence length" in question.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,9 @@ def test_global_options_beside_a_file_are_ignored_with_a_note() -> None:
     """The documentation: they are ignored and overwritten by the JSON file."""
     question = asked("plan.json", "--pp_deg", "4", "--sdp", "1")
     assert question.job.plan == read_strategy(STRATEGY)
-    assert question.notes == ("the plan file says the strategy, so --pp-deg, --sdp are ignored",)
+    assert question.notes == (
+        "the plan file contains the strategy, so --pp-deg, --sdp are ignored",
+    )
 
 
 def test_world_size_of_old_files() -> None:
@@ -168,7 +170,7 @@ def test_scaling_down_keeps_proportions(sizes: tuple[int, ...], data: st.DataObj
 def test_scaling_down_keeps_encoder_and_decoder() -> None:
     """One layer of a T5 would be another model; the remedy is the fewest layers that are both."""
     plan = make_job(2, *(LayerStrategy(),) * 4, model=T5).plan
-    with pytest.raises(OptionError, match=r"without an encoder .*; give at least 2$"):
+    with pytest.raises(OptionError, match=r"without an encoder .*Use at least 2$"):
         scale_down(plan, T5, layers=1)
     scaled, small = scale_down(plan, T5, layers=2)
     assert [layer.num_layers for layer in small.layers] == [1, 1]

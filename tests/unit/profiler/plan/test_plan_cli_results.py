@@ -386,7 +386,7 @@ def test_run_under_another_number_of_ranks(
     monkeypatch.setattr(run, "_GRACE_S", 0.0)
     set_launcher(monkeypatch, 0, 2)
     assert plan_cli.run(["plan.json"]) == 2
-    assert "the plan is for 4 ranks and torchrun started 2" in capsys.readouterr().err
+    assert "the plan is for 4 ranks, but torchrun started 2" in capsys.readouterr().err
     set_launcher(monkeypatch, 1, 2)
     assert plan_cli.run(["plan.json"]) == 2
     assert capsys.readouterr().err == ""

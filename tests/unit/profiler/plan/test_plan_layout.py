@@ -69,34 +69,30 @@ def test_axes_are_prime_factors_in_an_order_that_fits_all_degrees(
         (
             _plan(6, _L(tp=2), _L(tp=3)),
             (
-                "the consecutive groups of 2 of layer 0 and the consecutive groups of 3 of layer "
-                "1 do "
-                "not fit on one mesh of 6 ranks (2 does not divide 3); choose degrees that "
-                "divide one "
-                "another"
+                "the consecutive groups of 2 of layer 0 and the consecutive "
+                "groups of 3 of layer 1 do not fit on one mesh of 6 ranks (2 "
+                "does not divide 3). Use degrees that divide each other"
             ),
         ),
         (
             _plan(12, _L(tp=4), vocab=6),
             (
-                "the consecutive groups of 4 of layer 0 and the groups of 6 of embedding and "
-                "head do "
-                "not fit on one mesh of 12 ranks (4 does not divide 6); choose degrees that divide "
-                "one another"
+                "the consecutive groups of 4 of layer 0 and the groups of 6 of "
+                "embedding and head do not fit on one mesh of 12 ranks (4 does "
+                "not divide 6). Use degrees that divide each other"
             ),
         ),
         (
             _plan(6, _L(tp=2), _L(tp=2, strided=True)),
             (
-                "the consecutive groups of 2 of layer 0 and the strided groups of 2 of layer 1 "
-                "do not "
-                "fit on one mesh of 6 ranks (2 does not divide 3); choose degrees that divide one "
-                "another"
+                "the consecutive groups of 2 of layer 0 and the strided groups "
+                "of 2 of layer 1 do not fit on one mesh of 6 ranks (2 does not "
+                "divide 3). Use degrees that divide each other"
             ),
         ),
         (
             _plan(6, _L(), stages=4),
-            "world_size(6) % pp(4) = 2 != 0; choose a number of stages that divides the ranks",
+            "world_size(6) % pp(4) = 2 != 0. Use a number of stages that divides the ranks",
         ),
     ],
 )
@@ -213,9 +209,9 @@ def test_what_is_not_run_is_refused_in_one_sentence() -> None:
     crossing = make_job(2, _L(), _L(), _L(cp=2), _L(), model=T5)
     with pytest.raises(InputError, match=r"^layer 2 has cross-attention .* context degree 1$"):
         check_job(crossing)
-    with pytest.raises(InputError, match=r"^layer 0 has expert tensor degree 2 beside expert degr"):
+    with pytest.raises(InputError, match=r"^layer 0 has expert tensor degree 2 with expert degr"):
         check_job(make_job(4, _L(ep=2, etp=2), model=MOE))
-    with pytest.raises(InputError, match=r"whole experts .* leave out --no-sequence-parallel$"):
+    with pytest.raises(InputError, match=r"whole experts .* Remove --no-sequence-parallel$"):
         check_job(make_job(2, _L(tp=2, ep=2), model=MOE, sequence_parallel=False))
     late = make_job(2, _L(), stages=(2, 2), v=2, m=4)
     late = replace(late, plan=replace(late.plan, pipeline_type="interleaved_zero_bubble"))

