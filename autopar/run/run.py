@@ -163,8 +163,11 @@ def legal(run: Run) -> Run:
     placed = [layer for stage in strategy.stages for chunk in stage for layer in chunk.layers]
     precision, optimizer, offload = runtime.precision, runtime.optimizer, runtime.offload
     experts = model.experts
+    # embedding and head mostly have the grid of the layers, whose rules name it
+    same = (strategy.ends.tp, strategy.ends.cp) == (split.tp, split.cp)
+    ends = () if same else VOCABULARY_GRID
     refuse(
-        (*DEGREES, *VOCABULARY_GRID, *PRECISION, *RUN),
+        (*DEGREES, *ends, *PRECISION, *RUN),
         {
             "world": strategy.gpus,
             "tp": split.tp,

@@ -463,7 +463,7 @@ def _unpriced(question: PlanQuestion) -> Iterator[str]:
     if sharded and question.async_grad_reduce and plan.num_microbatches > 1:
         yield "gradients of ZeRO-3 are scattered in every micro-batch, not once a step"
     if {(strategy.tp, strategy.cp) for strategy in plan.layers} != {(plan.vocab.tp, 1)}:
-        yield "redistribution between layers of other degrees is left out"
+        yield "redistribution between layers of different degrees is ignored"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def _(lab: Lab) -> None:
         assert lab.found("--model_size", name, *words)["plan"] == alike
     out = lab.ask("autopar-search", "--output_config_path", "none").out
     assert "ESTIMATES from datasheets" in out
-    assert "memory is counted exactly" in out
+    assert "memory counted exactly" in out
 
 
 @TABLE.works("profile_min/max_batch_size, profile_batch_size_step = range(min,max+1,step)")

@@ -164,7 +164,7 @@ def test_everything_but_other_models_is_read(entries: list[Priced | Refused]) ->
     """What is not read names another model, or memory that nobody prices."""
     known = (
         "belongs to",
-        "of a BERT model",
+        "a BERT model",
         "CUDA graphs",
         "are offloaded",
         "keeps a second model",

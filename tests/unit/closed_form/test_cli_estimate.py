@@ -195,7 +195,7 @@ def test_placement_is_the_fastest_unless_given(capsys: pytest.CaptureFixture[str
     assert best["t"] <= min(times.values())
     assert "n_gpus = 64, the product of the degrees" in text
     placed = ",".join(f"{k}={best[k]}" for k in ("nv_tp", "nv_dp", "nv_pp"))
-    assert f"placement {placed}, the fastest of those that fit" in text
+    assert f"placement {placed}, the fastest that fits into a domain" in text
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_searches_of_one_command_in_two_dimensions(tmp_path: Path) -> None:
     words = tensor2d_words(tmp_path)
     code, err = said(explore_command.run, [*words, "--sweep", "system.hbm_capacity=1:4000:1"])
     assert code == 2
-    assert f"12,000 searches, expected {MOST_SEARCHES:,} at most" in err
+    assert f"12,000 searches are too many, expected {MOST_SEARCHES:,} at most" in err
 
 
 def test_partners_of_many_ranks(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_bottom_up_says_what_it_cannot_price(question: PlanQuestion) -> None:
     assert found["bottom_up"].total_s is None
     assert (
         found["bottom_up"].reason
-        == "bottom-up cannot price Ulysses sequence parallelism, the planner can"
+        == "only the planner prices Ulysses sequence parallelism, not bottom-up"
     )
     assert found["planner"].total_s is not None
 

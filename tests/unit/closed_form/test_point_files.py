@@ -251,5 +251,5 @@ def test_a_place_where_nothing_can_be_written(tmp_path: Path) -> None:
     """Said before the search, with the option."""
     (tmp_path / "file").touch()
     for path in (tmp_path, tmp_path / "file" / "a.csv"):
-        with pytest.raises(OptionError, match=r"^--all: .* cannot be written .*another file"):
+        with pytest.raises(OptionError, match=r"^--all .* cannot be written .*another file"):
             PointFile(str(path), "--all")

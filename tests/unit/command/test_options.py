@@ -305,7 +305,7 @@ How
   --pin RULE                repeats
   --words TEXT              in one text [default: a]
 
---help shows this. Underscores and hyphens mean the same, and so do `--name
+--help prints this. Underscores and hyphens are equivalent, and so are `--name
 value`, `--name=value` and `name=value`.
 """
 

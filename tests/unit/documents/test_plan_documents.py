@@ -291,7 +291,7 @@ def test_damaged_files_get_one_sentence(data: st.DataObject, value: Any) -> None
         ("options", {"fp32_gradients": 4}, ".fp32_gradients", "the value is 4, expected true or"),
         ("request", {"pin": [1]}, ".pin", "the value is [1], expected a text, true, false or a l"),
         ("prediction", {"stage": []}, ".stage", "this key is unknown. Did you mean '"),
-        ("step_times", 1, "", "'step_time_s'"),
+        ("step_times", 1, "", "this key is unknown. Did you mean 'step_time_s'"),
         ("versions", {}, ".autopar", "this key is missing, expected a text"),
     ],
 )
@@ -304,7 +304,7 @@ def test_sentences(tmp_path: Path, key: str, value: Any, named: str, problem: st
         PlanDocument.read(path)
 
     assert str(caught.value).startswith(f"{path}: key '{key}{named}': {problem}")
-    assert caught.value.remedy == "write the plan again with autopar-search"
+    assert caught.value.remedy == "Write the plan again with autopar-search"
 
 
 def test_comments_are_no_keys() -> None:

@@ -69,7 +69,7 @@ def test_a_per_layer_plan_is_read_as_it_was_written(plan: Plan) -> None:
     spec = load_spec("llama2-7b")
     if violations(plan, spec, sequence_parallel=True):
         return
-    run = run_of_plan(plan, spec, engine="none", gpu="a100-80gb", wide_gradients=False)
+    run = run_of_plan(plan, spec, engine="none", gpu="a100-80gb", keeper="galvatron")
     content = written(run, status="optimal", step_time_s=0.5, request={"model": "llama2-7b"})
     assert RunDocument.parse(content).run == run
     document = PlanDocument.parse(content)
@@ -97,7 +97,7 @@ def test_a_uniform_plan_is_a_plan_of_alike_layers() -> None:
     assert (plan.num_stages, plan.num_chunks, plan.chunk_sizes) == (2, 2, ())
     assert (document.options.engine, document.options.mixed_precision) == ("megatron", "bf16")
     assert document.step_time_s == 2.0
-    for name, why in (("blocks", "replicas"), ("fp8", "8 or 4 bits"), ("hsdp", "replicas")):
+    for name, why in (("blocks", "replicas"), ("fp8", "fp8 or fp4"), ("hsdp", "replicas")):
         with pytest.raises(DocumentError, match=why):
             PlanDocument.parse(written(RUNS[name], price={}))
     ulysses = resplit_run(RUNS["dense"], cp=2, cp_kind="a2a")

@@ -360,7 +360,7 @@ def test_the_report_says_what_is_counted(
 
     assert cli.run([*common, str(tmp_path / "plan.json"), "--seq-length", "512"]) == 0
     text = capsys.readouterr().out
-    assert "memory is counted exactly" in text
+    assert "memory counted exactly" in text
     assert "scaled: memory of layers linearly from sequence length 1024 to 512" in text
     plan = json.loads((tmp_path / "autopar_plan_plan.json").read_text(encoding="utf-8"))
     assert "estimated: times of gpt2-xl" in plan["notes"]

@@ -457,7 +457,7 @@ def test_configurations_of_accelerate_are_read(
         (DEEPSPEED.replace("optimizer_device: none", "optimizer_device: nvme"), "not priced",
          "states are on nvme"),
         (FSDP1.replace("SHARD_GRAD_OP", "HALF"), "illegal", "expected one of FULL_SHARD"),
-        (FSDP2.replace("use_cpu", "use_gpus"), "not understood", "use_gpus false is not known"),
+        (FSDP2.replace("use_cpu", "use_gpus"), "not understood", "use_gpus false is unknown"),
         (MULTI.replace("bf16", "fp8"), "not priced", "fp8"),
     ],
 )  # fmt: skip

@@ -317,7 +317,7 @@ def test_what_is_wrong_is_said_once(tmp_path: Path) -> None:
     file = checked(tmp_path, DENSE, moe_router_topk=2, micro_batch_sise=2)
     assert [(one.kind, one.text[:18]) for one in file.findings] == [
         ("illegal", "--micro-batch-sise"),
-        ("no effect", "--moe-router-topk,"),
+        ("no effect", "--moe-router-topk "),
     ]
 
 

@@ -168,6 +168,6 @@ def test_further_tokens_may_stand_on_any_part() -> None:
 
 
 def test_too_few_layers_are_refused() -> None:
-    with pytest.raises(InputError, match="3 layers are fewer than 1 on each of 4 parts"):
+    with pytest.raises(InputError, match="3 layers are fewer than 1 for each of 4"):
         place_layers([1.0] * 3, stages=2, chunks=2)
     assert place_layers([1.0] * 3, stages=2, chunks=2, least_layers=0).longest_s == 2.0

@@ -204,7 +204,7 @@ def test_further_layers_of_other_numbers_of_stages_are_refused(machine: Machine)
     """Modules that do not add up to the model's, or of stages that there are not."""
     job = job_with(LONG, pp=2, dp=4, ep=4, mtp=1)
     for wrong in ((1,), (0, 2), (0, 0, 1)):
-        with pytest.raises(InputError, match="stage_mtp"):
+        with pytest.raises(InputError, match="MTP layers"):
             step_time(machine, replace(job, stage_mtp=wrong))
 
 

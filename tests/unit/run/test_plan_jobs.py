@@ -259,15 +259,15 @@ def test_expert_degrees_are_those_of_all_layers() -> None:
     [
         (
             plan((32, LayerStrategy(tp=4, ulysses=True))),
-            "bottom-up cannot price Ulysses sequence parallelism, the planner can",
+            "only the planner prices Ulysses sequence parallelism",
         ),
         (
             plan(vocab=VocabStrategy(tp=4, ulysses=True)),
-            "bottom-up cannot price Ulysses sequence parallelism, the planner can",
+            "only the planner prices Ulysses sequence parallelism",
         ),
         (
             plan((32, LayerStrategy(tp=4, strided=True))),
-            "bottom-up cannot price strided tensor groups, the planner can",
+            "only the planner prices tensor groups",
         ),
     ],
 )
@@ -296,7 +296,7 @@ def test_models_that_a_job_cannot_say_are_refused() -> None:
             replace(LLAMA, layers=(replace(LLAMA.layers[0], ffn_hidden_size=None),)),
             "heads and MLP width are unknown",
         ),
-        (replace(LLAMA, vocab_size=None), "its vocabulary is unknown"),
+        (replace(LLAMA, vocab_size=None), "vocabulary size is unknown"),
     ):
         one = plan((spec.num_layers, LayerStrategy(tp=4)), stage_sizes=(spec.num_layers,))
         with pytest.raises(InputError) as caught:

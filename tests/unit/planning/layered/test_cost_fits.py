@@ -263,6 +263,6 @@ def test_a_length_that_was_not_measured_names_the_option_of_the_nearest(
     for ask, option in ((fit_layer_time, "time"), (layer_memory, "memory")):
         with pytest.raises(InputError) as caught:
             ask(0, profile, wanted, SearchOptions(), ignore)
-        assert f"--seq-length {suggested}, or use --{option}-profile-mode sequence" in str(
+        assert f"(--seq-length {suggested}), or --{option}-profile-mode sequence" in str(
             caught.value
         )

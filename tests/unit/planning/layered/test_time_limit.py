@@ -151,7 +151,7 @@ def test_a_limit_while_tables_are_priced() -> None:
     console = Console(record=True, width=200, file=StringIO())
     show_answer(console, summary_of(result, title="t"))
     text = console.export_text()
-    assert "stopped at the time limit: how far below the best is not known" in text
+    assert "stopped by the time limit, gap unknown" in text
     assert "were not priced" in text
 
 

@@ -362,7 +362,7 @@ def test_profile_show_shows_what_was_measured(
     assert "Layer times of tiny-llama" in out
     assert "measured by `profile-model --model tiny-llama` on Some GPU" in out
     assert "Fitted times" in out
-    assert "profiles of models are not shown: memory_profiling" in err
+    assert "profiles of models are not printed: memory_profiling" in err
     assert show_cli.run([str(tmp_path / COMPUTATION)]) == 0
     assert "Fitted times" in capsys.readouterr().out
 
