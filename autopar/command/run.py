@@ -190,6 +190,11 @@ def one_line(text: str) -> str:
     return visible(" ".join(text.split()))
 
 
+def _hinted(text: str) -> str:
+    """Return a text on one line, apart from a long remedy, whose line starts with `hint: `."""
+    return "\nhint: ".join(map(one_line, text.split("\nhint: ", 1)))
+
+
 def visible(text: str) -> str:
     """Return a text with control characters, except tab and newline, written as escapes."""
     return _CONTROL.sub(_escape, text)
@@ -218,7 +223,7 @@ def say(
     now = running_now()
     if now is not None and ((not passing and now.hears(one_line(text))) or now.asked):
         return
-    line = visible(text.rstrip("\n")) if command is None else f"{command}: {one_line(text)}"
+    line = visible(text.rstrip("\n")) if command is None else f"{command}: {_hinted(text)}"
     try:
         sys.stderr.write(line + "\n")
         sys.stderr.flush()

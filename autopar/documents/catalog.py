@@ -434,7 +434,7 @@ def find_model(name: str) -> Path:
         return shipped[own]
     raise InputError(
         f"no model {name!r}: neither a file nor a shipped model",
-        remedy=_nearest(name, shipped),
+        remedy=_nearest(name, shipped, "`autopar models`"),
     )
 
 

@@ -299,7 +299,7 @@ def _unsaid_length(inputs: InputSpec, spec: ModelSpec) -> list[str]:
     key = length_key(inputs.model)
     tokens = spec.layers[0].seq_length
     return (
-        [] if key is None else [f"no --seq-length given, planning for the {tokens} tokens of {key}"]
+        [] if key is None else [f"--seq-length not given; using the {tokens} tokens of {key}"]
     )
 
 

@@ -399,7 +399,9 @@ def _sentences(run: Run, ended: Ended, out: str, err: str, last: str) -> tuple[s
         return "SENTENCES", f"exit code {ended.code} and no word"
     # an escape replaces a character that the encoding of the stream lacks
     plain = re.sub(r"\\x[0-9a-f]{2}|\\u[0-9a-f]{4}", "?", said)
-    longest = max(plain.split("\n"), key=len)
+    # a hint is to be typed, so it is never cut
+    lines = [line for line in plain.split("\n") if not line.startswith("hint: ")]
+    longest = max(lines, key=len, default="")
     if len(longest) >= LONGEST:
         return "LONG", f"{len(longest)}: {longest}"
     if ended.code == 1:

@@ -152,7 +152,7 @@ def config(path: Path, **changes: object) -> Path:
 def test_the_longest_length_of_a_config_is_said(tmp_path: Path) -> None:
     """A length of 131072 tokens was taken from max_position_embeddings without a word."""
     path = str(config(tmp_path / "config.json"))
-    said = "no --seq-length given, planning for the 32768 tokens of max_position_embeddings"
+    said = "--seq-length not given; using the 32768 tokens of max_position_embeddings"
 
     def notices(**inputs: object) -> tuple[str, ...]:
         spec = InputSpec(hardware="h100:1x8", **inputs)
