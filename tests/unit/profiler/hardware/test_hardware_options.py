@@ -61,8 +61,8 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 
 def sentence(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the one line that a command left on stderr; anything more is a failure."""
-    lines = done.stderr.splitlines()
+    """Return the message that a command left on stderr, its hint included, on one line."""
+    lines = done.stderr.replace("\nhint: ", " hint: ").splitlines()
     assert len(lines) == 1, done.stderr
     assert done.stdout == ""
     return lines[0]
