@@ -298,9 +298,7 @@ def _unsaid_length(inputs: InputSpec, spec: ModelSpec) -> list[str]:
         return []
     key = length_key(inputs.model)
     tokens = spec.layers[0].seq_length
-    return (
-        [] if key is None else [f"--seq-length not given; using the {tokens} tokens of {key}"]
-    )
+    return [] if key is None else [f"--seq-length not given; using the {tokens} tokens of {key}"]
 
 
 def _without_effect(inputs: InputSpec, hardware: HardwareProfile) -> list[str]:

@@ -52,7 +52,9 @@ def prepare_plans(folder: Path) -> None:
     write(folder / "tried.json", STRATEGY)
     write(folder / "tried_plan.json", PLAN)
     spec = load_spec(str(folder / "tiny.json"))
-    run = run_of_plan(read_strategy(STRATEGY), spec, engine="none", gpu="a100-80gb")
+    run = run_of_plan(
+        read_strategy(STRATEGY), spec, engine="none", gpu="a100-80gb", keeper="galvatron"
+    )
     hardware = HardwareEntry(card="a100-80gb", num_nodes=1, num_gpus_per_node=4)
     document = RunDocument.of(run, hardware, {"request": PLAN["request"]})
     write(folder / "tried_run.json", document.content())

@@ -42,8 +42,14 @@ def _run() -> Run:
     ("settings", "said"),
     [
         ({"runtime.states.buckett": 5}, "Did you mean 'bucket'?"),
-        ({"runtime.states.bucket": "large"}, "expected a whole number from 1 to 1099511627776, got 'large'"),
-        ({"runtime.states.bucket": True}, "expected a whole number from 1 to 1099511627776, got true"),
+        (
+            {"runtime.states.bucket": "large"},
+            "got 'large'",
+        ),
+        (
+            {"runtime.states.bucket": True},
+            "got true",
+        ),
         ({"runtime.adapters.rank": 3}, "Set it as a whole"),
         ({"runtime.states": {"bucket": 4, "rows": 1}}, "expected"),
         ({"seq_length": 1001, "strategy.micro_batch": 3}, "global batch("),

@@ -361,7 +361,10 @@ def test_a_check_says_an_unusual_schedule(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "job.toml"
-    for name, said in (("ZBVZeroBubble", "pp8 dp8 vp2, sequence parallel, ZBV"), ("1F1B", "pp8 dp8, seq")):
+    for name, said in (
+        ("ZBVZeroBubble", "pp8 dp8 vp2, sequence parallel, ZBV"),
+        ("1F1B", "pp8 dp8, seq"),
+    ):
         path.write_text(_scheduled(name), encoding="utf-8")
         assert check.run([str(path), "--hardware", "h100:64x8", "--no-neighbours"]) in (0, 1)
         assert said in " ".join(capsys.readouterr().out.split())
