@@ -17,7 +17,7 @@ from autopar.pipeline.schedules import SCHEDULES
 from autopar.price.assessment import Target
 from autopar.records import replace
 from search.engines.choice import NONE, Fixed
-from search.planning.uniform import memory, openings, prices, solve, space
+from search.planning.uniform import expansion, memory, prices, solve, space
 from search.planning.uniform.bounds import hosted as on_host, units
 from search.planning.uniform.bounds.units import arrangement_of
 from search.planning.uniform.memory import Room
@@ -151,18 +151,18 @@ def check_bounds(one: Priced, uniform: Uniform) -> None:
     rows = found.rows_s(unit, choice)
     if choice.offload != NONE:
         at = found.words.index(choice.recompute)
-        assert openings.hosted_spread_bytes(unit, spread[None], most[None])[0, at] <= peak
+        assert expansion.hosted_spread_bytes(unit, spread[None], most[None])[0, at] <= peak
         limits = np.full(len(found.words), float(peak))
         hosted = found.hosted.words.index(choice.offload)
-        lower_s = openings.sets_s(found, unit, choice, arrangement, at)[hosted]
-        lower_bytes = openings.sets_bytes(found, unit, choice, arrangement, at)[hosted]
+        lower_s = expansion.sets_s(found, unit, choice, arrangement, at)[hosted]
+        lower_bytes = expansion.sets_bytes(found, unit, choice, arrangement, at)[hosted]
         # some set that frees as much takes no longer, and none leaves less
-        assert openings.hosted_s(found, unit, choice, arrangement, limits)[at] <= lower_s * (
+        assert expansion.hosted_s(found, unit, choice, arrangement, limits)[at] <= lower_s * (
             1 + 1e-9
         )
-        assert openings.least_hosted_bytes(found, unit, choice, arrangement)[at] <= peak
+        assert expansion.least_hosted_bytes(found, unit, choice, arrangement)[at] <= peak
         freed = np.maximum(0.0, (spread - peak) / most)[:-2]
-        part = float(openings.whole_hosted_s(found, unit, [rows], freed[None])[0, at])
+        part = float(expansion.whole_hosted_s(found, unit, [rows], freed[None])[0, at])
         assert found.spread_s(choice, (pipeline,), part, sends) <= step_s
     elif choice.recompute.startswith("block "):
         at = int(choice.recompute.removeprefix("block "))
@@ -324,7 +324,7 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
     ),
     "part of the room is left": (memory.Room, "bytes_for", lambda old: scaled(old, 0.85)),
     "less is there in any kind of launch": (
-        openings.Openings, "_limits_of", lambda old: lambda self, choice, zero: (
+        expansion.Openings, "_limits_of", lambda old: lambda self, choice, zero: (
             0.93 * old(self, choice, zero)[0], 0.93 * old(self, choice, zero)[1]
         ),
     ),
@@ -332,13 +332,13 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         solve, "arrangement_of", lambda old: lambda unit, choice: _First(old(unit, choice))
     ),
     "chunks are never looked at": (
-        openings.Openings, "pipelines", lambda old: lambda self, choice: old(self, choice)[:1]
+        expansion.Openings, "pipelines", lambda old: lambda self, choice: old(self, choice)[:1]
     ),
     "layers are never made again in blocks": (
-        openings.Openings, "blocks", lambda old: lambda self, longest: []
+        expansion.Openings, "blocks", lambda old: lambda self, longest: []
     ),
     "gradients of weights are never put off": (
-        openings.Openings, "pipelines", lambda old: lambda self, choice: tuple(
+        expansion.Openings, "pipelines", lambda old: lambda self, choice: tuple(
             one for one in old(self, choice) if not SCHEDULES[one.schedule].splits
         ),
     ),
@@ -358,13 +358,13 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         space.Space, "_kinds", lambda old: lambda self, tp, cp: old(self, tp, cp)[:1]
     ),
     "transfers never run beside products": (
-        openings.Openings, "overlaps", lambda old: lambda self, choice: old(self, choice)[:1]
+        expansion.Openings, "overlaps", lambda old: lambda self, choice: old(self, choice)[:1]
     ),
     "transfers of all degrees come before products": (
         space.Space, "_fastest_base", lambda old: lambda self, choice: self.prices.base(choice)
     ),
     "states are never copied": (
-        openings.Openings, "copies", lambda old: lambda self, choice: old(self, choice)[:1]
+        expansion.Openings, "copies", lambda old: lambda self, choice: old(self, choice)[:1]
     ),
     "copies are not priced": (
         solve._Search, "open_copies", lambda old: lambda self, entry: None
@@ -380,30 +380,30 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         ),
     ),
     "modules are never on the host": (
-        openings.Openings, "fastest_sets", lambda old: lambda self, *args: old(
+        expansion.Openings, "fastest_sets", lambda old: lambda self, *args: old(
             self, *args
         ).only(np.zeros(0, dtype=np.int64)),
     ),
     "more is never on the host where less is too large": (
-        openings.Openings, "fastest_sets", lambda old: lambda self, *args: old(self, *args[:3])
+        expansion.Openings, "fastest_sets", lambda old: lambda self, *args: old(self, *args[:3])
     ),
     "copies to the host take twice as long": (
         on_host, "_copies_s", lambda old: scaled(old, 2.0)
     ),
     "bytes beside modules on the host are 5 % too high": (
-        openings, "sets_bytes", lambda old: scaled(old, 1.05)
+        expansion, "sets_bytes", lambda old: scaled(old, 1.05)
     ),
     "bounds of models on the host are too high": (
-        openings, "whole_hosted_s", lambda old: scaled(old, 1.2)
+        expansion, "whole_hosted_s", lambda old: scaled(old, 1.2)
     ),
     "bounds of stages on the host are too high": (
-        openings, "hosted_s", lambda old: scaled(old, 1.05)
+        expansion, "hosted_s", lambda old: scaled(old, 1.05)
     ),
     "sets on the host leave too much": (
-        openings, "least_hosted_bytes", lambda old: scaled(old, 1.2)
+        expansion, "least_hosted_bytes", lambda old: scaled(old, 1.2)
     ),
     "modules of whole models on the host leave too much": (
-        openings, "hosted_spread_bytes", lambda old: scaled(old, 1.5)
+        expansion, "hosted_spread_bytes", lambda old: scaled(old, 1.5)
     ),
     "sets on the host are held against too high a price": (
         solve, "_ROUNDING", lambda old: 1.03
@@ -412,7 +412,7 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         Target, "host_fits", lambda old: lambda self, host_bytes: True
     ),
     "a sharding is left out": (
-        openings.Openings, "zeros", lambda old: lambda self, choice: old(self, choice)[:1]
+        expansion.Openings, "zeros", lambda old: lambda self, choice: old(self, choice)[:1]
     ),
 }  # fmt: skip
 """What could be wrong in a bound or in a term; each is found by one question at least."""

@@ -17,7 +17,7 @@ from autopar.records import replace
 from autopar.run.run import Run
 from search.engines.choice import Choice
 from search.planning.uniform.bounds.units import Unit, arrangement_of
-from search.planning.uniform.openings import Openings, Options
+from search.planning.uniform.expansion import Openings, Options
 from search.planning.uniform.space import Degrees, Space
 
 

@@ -25,8 +25,8 @@ from autopar.run.run import Run
 from search.engines.choice import NONE, Choice, Fixed
 from search.engines.space import EngineSpace, Job
 from search.planning.uniform.bounds.units import Unit, arrangement_of
+from search.planning.uniform.expansion import DEVICE, Openings, Options
 from search.planning.uniform.memory import Room
-from search.planning.uniform.openings import DEVICE, Openings, Options
 from search.planning.uniform.prices import Prices
 from search.planning.uniform.smallest import smallest_launch
 from search.planning.uniform.space import Space
