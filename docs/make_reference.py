@@ -361,12 +361,13 @@ def rule_tables() -> dict[str, tuple[Rule, ...]]:
     from search.engines.huggingface import rules as huggingface
     from search.engines.megatron import rules as megatron
     from search.engines.torchtitan import rules as torchtitan
-    from search.planning.uniform import obstacle
+    from search.planning.uniform import infeasibility
 
     tables = {
         "Any engine": (
             *general.DEGREES, *general.BATCH, general.EVEN_LAYERS, *general.RUN,
-            *general.PRECISION, *general.JOB, *general.BLOCK, *obstacle.GENERAL, *choice.TRAINING,
+            *general.PRECISION, *general.JOB, *general.BLOCK, *infeasibility.GENERAL,
+                *choice.TRAINING,
         ),
         "Per-layer plans": (
             *general.LAYER, *general.LAYER_BATCH, *general.VOCABULARY_GRID, *general.ENDS,

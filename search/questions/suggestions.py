@@ -14,7 +14,7 @@ from autopar.records import Record, replace
 from search.engines.space import EngineSpace
 from search.planning.space import next_batch
 from search.planning.uniform.answer import Question, joined_gpus, target_of
-from search.planning.uniform.obstacle import obstacle
+from search.planning.uniform.infeasibility import obstacle
 
 if TYPE_CHECKING:
     from search.planning.uniform.solve import Solution

@@ -42,7 +42,7 @@ from search.engines.huggingface import rules as huggingface
 from search.engines.megatron import rules as megatron, setting
 from search.engines.megatron.names import concern_of
 from search.engines.torchtitan import rules as torchtitan
-from search.planning.uniform import obstacle
+from search.planning.uniform import infeasibility
 from tests.oracles.rules import broken_ids
 from tests.runs import decoder, run_of
 
@@ -183,9 +183,9 @@ RENAMED = {"batch-size", "warmup", "model-parallel-size", "checkpoint-activation
 
 def test_rows_of_any_engine_are_asked_of_runs_choices_and_layers() -> None:
     """Each exactly once: a missing rule would let a search offer a launch that a check refuses."""
-    for rules in (RUN, obstacle.GENERAL, LAYER):
+    for rules in (RUN, infeasibility.GENERAL, LAYER):
         assert {*ANY} <= {*rules}
-    ids = [one.id for one in obstacle.GENERAL]
+    ids = [one.id for one in infeasibility.GENERAL]
     assert sorted(ids) == sorted({*ids})
 
 

@@ -18,7 +18,7 @@ from search.engines.choice import NONE, Choice, Fixed
 from search.engines.space import EngineSpace, Job
 from search.engines.table import engine_space, spaces, variants
 from search.planning.space import global_batches, next_batch
-from search.planning.uniform.obstacle import obstacle
+from search.planning.uniform.infeasibility import obstacle
 from search.request.degrees import fixed_of, training_of
 from search.request.options import Shares
 from search.request.profiles import card_shape
