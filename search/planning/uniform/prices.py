@@ -3,7 +3,7 @@
 Exact prices come from `autopar.price.step` and `autopar.price.account`. The bounds are never above
 them and cost a hundredth, so that most candidates need no exact price. Bounds of memory are in
 `search.planning.uniform.memory`, those of all degrees together in
-`search.planning.uniform.coarse`.
+`search.planning.uniform.bounds.degrees`.
 """
 
 from __future__ import annotations

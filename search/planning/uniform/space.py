@@ -22,7 +22,7 @@ from autopar.run.strategy import ContextKind
 from autopar.units import divisors
 from search.engines.choice import Choice, Fixed, kept
 from search.engines.space import job_values, runs, values_of
-from search.planning.uniform.coarse import Laid, Ways, Whole
+from search.planning.uniform.bounds.degrees import Laid, Ways, Whole
 from search.planning.uniform.memory import states_of_run
 from search.planning.uniform.prices import Prices
 
