@@ -18,7 +18,7 @@ from autopar.price.assessment import Target
 from autopar.records import replace
 from search.engines.choice import NONE, Fixed
 from search.planning.uniform import expansion, memory, prices, solve, space
-from search.planning.uniform.bounds import hosted as on_host, units
+from search.planning.uniform.bounds import offload as on_host, units
 from search.planning.uniform.bounds.units import arrangement_of
 from search.planning.uniform.memory import Room
 from search.planning.uniform.solve import Solved, Uniform

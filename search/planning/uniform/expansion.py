@@ -21,7 +21,7 @@ from autopar.records import replace
 from autopar.units import divisors
 from search.engines.choice import FULL, NONE, Choice, Fixed, kept
 from search.engines.space import overlaps_one, runs
-from search.planning.uniform.bounds.hosted import (
+from search.planning.uniform.bounds.offload import (
     hosted_s,
     hosted_spread_bytes,
     least_hosted_bytes,
