@@ -18,8 +18,8 @@ from autopar.price.assessment import Target
 from autopar.records import replace
 from search.engines.choice import NONE, Fixed
 from search.planning.uniform import expansion, memory, prices, solve, space
-from search.planning.uniform.bounds import offload as on_host, units
-from search.planning.uniform.bounds.units import arrangement_of
+from search.planning.uniform.bounds import layer_times, offload as on_host
+from search.planning.uniform.bounds.layer_times import arrangement_of
 from search.planning.uniform.memory import Room
 from search.planning.uniform.solve import Solved, Uniform
 from tests.oracles.uniform import Priced, Question, question
@@ -168,7 +168,7 @@ def check_bounds(one: Priced, uniform: Uniform) -> None:
         at = int(choice.recompute.removeprefix("block "))
         lower_s, lower_bytes = block_s[at], block_bytes[at]
         assert spread[-1] <= peak
-        part = units.partly_s(rows.again, max(0.0, float(spread[-2]) - peak) / most[-2])
+        part = layer_times.partly_s(rows.again, max(0.0, float(spread[-2]) - peak) / most[-2])
         assert found.spread_s(choice, (pipeline,), float(part), sends) <= step_s
         # more layers of a chunk that are made again take more time and less memory
         assert (np.diff(block_s) >= 0).all()

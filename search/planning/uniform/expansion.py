@@ -21,6 +21,7 @@ from autopar.records import replace
 from autopar.units import divisors
 from search.engines.choice import FULL, NONE, Choice, Fixed, kept
 from search.engines.space import overlaps_one, runs
+from search.planning.uniform.bounds.layer_times import Rows, Unit, arrangement_of, partly_s
 from search.planning.uniform.bounds.offload import (
     hosted_s,
     hosted_spread_bytes,
@@ -29,7 +30,6 @@ from search.planning.uniform.bounds.offload import (
     sets_s,
     whole_hosted_s,
 )
-from search.planning.uniform.bounds.units import Rows, Unit, arrangement_of, partly_s
 from search.planning.uniform.layout import layouts
 from search.planning.uniform.memory import Room
 from search.planning.uniform.prices import Pipeline, Prices

@@ -51,7 +51,7 @@ from autopar.run.strategy import Chunk, chunks_of_sizes, recomputing
 from autopar.units import divisors
 from search.engines.choice import NONE, Choice, Fixed, Precision, kept, recomputation_of
 from search.engines.space import EngineSpace, Job, run_of
-from search.planning.uniform.bounds.units import (
+from search.planning.uniform.bounds.layer_times import (
     Half,
     Kinds,
     Rows,

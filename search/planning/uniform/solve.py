@@ -24,7 +24,7 @@ from autopar.records import Record, replace
 from autopar.run.run import Run
 from search.engines.choice import NONE, Choice, Fixed
 from search.engines.space import EngineSpace, Job
-from search.planning.uniform.bounds.units import Unit, arrangement_of
+from search.planning.uniform.bounds.layer_times import Unit, arrangement_of
 from search.planning.uniform.expansion import DEVICE, Openings, Options
 from search.planning.uniform.memory import Room
 from search.planning.uniform.prices import Prices

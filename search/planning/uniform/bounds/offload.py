@@ -17,7 +17,7 @@ from autopar.arrays import F64
 from autopar.rates.measured import together_s
 from autopar.rates.parts.replicas import beside_traffic_s
 from search.engines.choice import Choice
-from search.planning.uniform.bounds.units import Rows, Unit, layers_of
+from search.planning.uniform.bounds.layer_times import Rows, Unit, layers_of
 from search.planning.uniform.layout import Arrangement
 from search.planning.uniform.prices import Prices
 
