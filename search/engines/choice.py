@@ -1,7 +1,7 @@
 """Searched variables of a uniform plan (Choice), and constraints of the user (Fixed, Training).
 
 Words and values are those of the engines. The search space of each engine is in
-`search.engines.table`, time and memory of a choice in `search.planning.uniform.prices`.
+`search.engines.table`, time and memory of a choice in `search.planning.uniform.cost_model`.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from autopar.run.run import Run
 from search.engines.choice import Choice, Fixed, Training
 from search.engines.space import EngineSpace, Job, run_of, runs
 from search.engines.table import engine_space, spaces
+from search.planning.uniform.cost_model import Prices
 from search.planning.uniform.layout import layouts
-from search.planning.uniform.prices import Prices
 from search.planning.uniform.solve import Uniform
 from tests.runs import decoder
 

@@ -17,7 +17,7 @@ from autopar.pipeline.schedules import SCHEDULES
 from autopar.price.assessment import Target
 from autopar.records import replace
 from search.engines.choice import NONE, Fixed
-from search.planning.uniform import expansion, memory, prices, solve, space
+from search.planning.uniform import cost_model, expansion, memory, solve, space
 from search.planning.uniform.bounds import layer_times, offload as on_host
 from search.planning.uniform.bounds.layer_times import arrangement_of
 from search.planning.uniform.memory import Room
@@ -128,12 +128,12 @@ def check_degrees(asked: Question, uniform: Uniform) -> None:
             uniform.space.laid[degrees.laid[place]],
             int(degrees.batch[place]),
         )
-        key = (*prices.degrees_of(choice), choice.global_batch)
+        key = (*cost_model.degrees_of(choice), choice.global_batch)
         known[key] = degrees.seconds[place], degrees.bytes[place]
     for one in asked.priced:
         # whether tensor ranks send beside products is open there
         choice = replace(one.choice, tp_overlap=False)
-        seconds, size = known[*prices.degrees_of(choice), choice.global_batch]
+        seconds, size = known[*cost_model.degrees_of(choice), choice.global_batch]
         assert seconds <= one.seconds
         assert size <= max(one.peaks)
 
@@ -300,25 +300,26 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         space.Space, "_bound_bytes", lambda old: scaled(old, 3.0)
     ),
     "bounds of whole models are too high": (
-        prices.Prices, "least_s", lambda old: scaled(old, 1.3)
+        cost_model.Prices, "least_s", lambda old: scaled(old, 1.3)
     ),
-    "bounds of stages are too high": (prices.Prices, "spread_s", lambda old: scaled(old, 1.05)),
-    "bounds of layouts are too high": (prices.Prices, "stages_s", lambda old: scaled(old, 1.05)),
+    "bounds of stages are too high": (cost_model.Prices, "spread_s", lambda old: scaled(old, 1.05)),
+    "bounds of layouts are too high": (cost_model.Prices, "stages_s", lambda old: scaled(old,
+        1.05)),
     "bytes of layouts are 5 % too high": (
-        prices.Prices, "least_bytes", lambda old: scaled(old, 1.05)
+        cost_model.Prices, "least_bytes", lambda old: scaled(old, 1.05)
     ),
     "bytes of stages are too high": (
-        prices.Prices, "spread_bytes", lambda old: scaled(old, 1.5)
+        cost_model.Prices, "spread_bytes", lambda old: scaled(old, 1.5)
     ),
-    "transfers count twice": (prices.Prices, "transfer_s", lambda old: scaled(old, 2.0)),
-    "optimizers count three times": (prices.Prices, "_update_s", lambda old: scaled(old, 3.0)),
+    "transfers count twice": (cost_model.Prices, "transfer_s", lambda old: scaled(old, 2.0)),
+    "optimizers count three times": (cost_model.Prices, "_update_s", lambda old: scaled(old, 3.0)),
     "one sharding's states are used for all": (
         memory.Bounds, "state_bytes", lambda old: lambda self, zero, *ranks, staged: old(
             self, 0, 1, 1, staged=staged
         ),
     ),
     "one more micro-batch is live": (
-        prices, "live_forwards", lambda old: lambda stage, **sizes: old(
+        cost_model, "live_forwards", lambda old: lambda stage, **sizes: old(
             stage, **{**sizes, "ahead": sizes["ahead"] + 1}
         ),
     ),
@@ -343,10 +344,10 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         ),
     ),
     "the stages before one take longer than it": (
-        prices, "forward_seconds", lambda old: scaled(old, 8.0)
+        cost_model, "forward_seconds", lambda old: scaled(old, 8.0)
     ),
     "as much is live on all stages as on the first": (
-        prices, "live_forwards", lambda old: lambda stage, **sizes: old(0, **sizes)
+        cost_model, "live_forwards", lambda old: lambda stage, **sizes: old(0, **sizes)
     ),
     "micro-batches are powers of two": (
         space.Space, "_admit", lambda old: lambda self, sizes, kinds: old(self, (), kinds)
@@ -370,7 +371,7 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         solve._Search, "open_copies", lambda old: lambda self, entry: None
     ),
     "states are shared by a fourth of the ranks": (
-        prices.Prices, "_shards", lambda old: lambda self, choice: tuple(
+        cost_model.Prices, "_shards", lambda old: lambda self, choice: tuple(
             max(1, ranks // 4) for ranks in old(self, choice)
         ),
     ),

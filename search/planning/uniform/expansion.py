@@ -30,9 +30,9 @@ from search.planning.uniform.bounds.offload import (
     sets_s,
     whole_hosted_s,
 )
+from search.planning.uniform.cost_model import Pipeline, Prices
 from search.planning.uniform.layout import layouts
 from search.planning.uniform.memory import Room
-from search.planning.uniform.prices import Pipeline, Prices
 from search.planning.uniform.space import Degrees, Space
 
 _MORE, _ROUNDING = 1.0 + 1e-9, 1.0 - 1e-9

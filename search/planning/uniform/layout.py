@@ -4,7 +4,7 @@ These are the even partitions that engines make by default, with embedding and h
 layer or not, and one partition with the shortest longest stage. The latter exists only if the
 layers of the longest stage divide evenly into its chunks. Chunks of a stage take turns, and a
 chunk that is one layer short would make its neighbours wait, which a step time per stage does not
-include. Partitions are priced in `search.planning.uniform.prices`.
+include. Partitions are priced in `search.planning.uniform.cost_model`.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from autopar.units import divisors
 from search.engines.choice import Choice, Fixed, kept
 from search.engines.space import job_values, runs, values_of
 from search.planning.uniform.bounds.degrees import Laid, Ways, Whole
+from search.planning.uniform.cost_model import Prices
 from search.planning.uniform.memory import states_of_run
-from search.planning.uniform.prices import Prices
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Micro-batch sizes searched by default, sequences."""

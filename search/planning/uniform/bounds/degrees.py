@@ -3,7 +3,7 @@
 Thousands of combinations consist of a few hundred attention shardings and as many expert
 shardings. Each of these is priced once by the formulas of `autopar.rates.layer`, and a combination
 is the sum of both. Single plans, their stages and their memory are priced in
-`search.planning.uniform.prices`.
+`search.planning.uniform.cost_model`.
 """
 
 from __future__ import annotations

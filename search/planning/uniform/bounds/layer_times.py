@@ -1,7 +1,7 @@
 """Data shared by candidates of equal degrees, and their seconds by recomputation policy as arrays.
 
 Layer types, parameters and seconds of a rank, and layers of stages. The prices are computed in
-`search.planning.uniform.prices`.
+`search.planning.uniform.cost_model`.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from autopar.rates.measured import together_s
 from autopar.rates.parts.replicas import beside_traffic_s
 from search.engines.choice import Choice
 from search.planning.uniform.bounds.layer_times import Rows, Unit, layers_of
+from search.planning.uniform.cost_model import Prices
 from search.planning.uniform.layout import Arrangement
-from search.planning.uniform.prices import Prices
 
 _ROUNDING = 1.0 - 1e-9
 """Rounding factor: sums in another order must not exceed the exact ones."""
