@@ -2,7 +2,7 @@
 
 This module lists the values of each in order, and those that may fit by bounds. The search for the
 fastest is in `search.planning.uniform.solve`, that for the smallest in
-`search.planning.uniform.smallest`.
+`search.planning.uniform.least_memory`.
 """
 
 from __future__ import annotations

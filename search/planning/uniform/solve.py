@@ -27,8 +27,8 @@ from search.engines.space import EngineSpace, Job
 from search.planning.uniform.bounds.layer_times import Unit, arrangement_of
 from search.planning.uniform.cost_model import Prices
 from search.planning.uniform.expansion import DEVICE, Openings, Options
+from search.planning.uniform.least_memory import smallest_launch
 from search.planning.uniform.memory import Room
-from search.planning.uniform.smallest import smallest_launch
 from search.planning.uniform.space import Space
 
 
