@@ -34,7 +34,7 @@ from search.engines.choice import PRECISIONS, Fixed
 from search.engines.huggingface.models import flavour, model_named
 from search.engines.space import Job
 from search.engines.table import engine_space
-from search.planning.uniform.solve import Uniform
+from search.planning.uniform.best_first import Uniform
 
 __all__ = ["CASES", "Case", "main", "measure"]
 

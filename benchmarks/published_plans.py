@@ -30,8 +30,8 @@ from benchmarks.ledger_rows import recipe_parts
 from search.engines.choice import MODULES, Choice, Fixed
 from search.engines.space import Job
 from search.engines.table import engine_space
+from search.planning.uniform.best_first import Solution, solve
 from search.planning.uniform.cost_model import Prices
-from search.planning.uniform.solve import Solution, solve
 
 __all__ = ["FIVE", "Published", "five_priced", "main", "published"]
 

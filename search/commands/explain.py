@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from search.planning.layered.prediction import SearchResult
     from search.planning.question import WhyNot
     from search.planning.uniform.answer import Question
-    from search.planning.uniform.solve import Solution
+    from search.planning.uniform.best_first import Solution
 
 _NAME = "autopar-explain"
 

@@ -17,7 +17,7 @@ from search.planning.uniform.answer import Question, joined_gpus, target_of
 from search.planning.uniform.infeasibility import obstacle
 
 if TYPE_CHECKING:
-    from search.planning.uniform.solve import Solution
+    from search.planning.uniform.best_first import Solution
 
 _LAYERS = 2000
 """Limit of layers whose memory is counted per engine, summed over candidates.
@@ -90,7 +90,7 @@ def _changes(question: Question) -> Iterator[tuple[str, Question]]:
 
 def _found(words: str, asked: Question) -> Remedy | None:
     """Return the fastest plan of the first engine with a plan that fits; None if none has."""
-    from search.planning.uniform.solve import Uniform
+    from search.planning.uniform.best_first import Uniform
 
     counts = max(1, _LAYERS // asked.spec.num_layers)
     for engine in asked.engines:

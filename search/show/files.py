@@ -75,8 +75,8 @@ from search.planning.layered.prediction import Alternative, SearchResult
 from search.planning.layered.summary import priced_of_result
 from search.planning.question import WhyNot
 from search.planning.uniform.answer import Answer as Launches, EngineAnswer
+from search.planning.uniform.best_first import Solution
 from search.planning.uniform.files import cluster_of, degrees_entry
-from search.planning.uniform.solve import Solution
 from search.planning.uniform.summary import price_of
 from search.questions.suggestions import Remedy
 from search.request.options import SearchOptions

@@ -29,9 +29,9 @@ from autopar.run.run import Run
 from search.engines.choice import Choice, Fixed, Training
 from search.engines.space import EngineSpace, Job, run_of, runs
 from search.engines.table import engine_space, spaces
+from search.planning.uniform.best_first import Uniform
 from search.planning.uniform.cost_model import Prices
 from search.planning.uniform.layout import layouts
-from search.planning.uniform.solve import Uniform
 from tests.runs import decoder
 
 _CARDS = ("a100-80gb", "h100-80gb", "b200-180gb")

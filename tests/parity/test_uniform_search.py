@@ -17,11 +17,11 @@ from autopar.pipeline.schedules import SCHEDULES
 from autopar.price.assessment import Target
 from autopar.records import replace
 from search.engines.choice import NONE, Fixed
-from search.planning.uniform import cost_model, expansion, memory, solve, space
+from search.planning.uniform import best_first, cost_model, expansion, memory, space
+from search.planning.uniform.best_first import Solved, Uniform
 from search.planning.uniform.bounds import layer_times, offload as on_host
 from search.planning.uniform.bounds.layer_times import arrangement_of
 from search.planning.uniform.memory import Room
-from search.planning.uniform.solve import Solved, Uniform
 from tests.oracles.uniform import Priced, Question, question
 
 pytestmark = pytest.mark.whole
@@ -330,7 +330,7 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         ),
     ),
     "the first stage is the only one that is counted": (
-        solve, "arrangement_of", lambda old: lambda unit, choice: _First(old(unit, choice))
+        best_first, "arrangement_of", lambda old: lambda unit, choice: _First(old(unit, choice))
     ),
     "chunks are never looked at": (
         expansion.Openings, "pipelines", lambda old: lambda self, choice: old(self, choice)[:1]
@@ -368,7 +368,7 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         expansion.Openings, "copies", lambda old: lambda self, choice: old(self, choice)[:1]
     ),
     "copies are not priced": (
-        solve._Search, "open_copies", lambda old: lambda self, entry: None
+        best_first._Search, "open_copies", lambda old: lambda self, entry: None
     ),
     "states are shared by a fourth of the ranks": (
         cost_model.Prices, "_shards", lambda old: lambda self, choice: tuple(
@@ -407,7 +407,7 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         expansion, "hosted_spread_bytes", lambda old: scaled(old, 1.5)
     ),
     "sets on the host are held against too high a price": (
-        solve, "_ROUNDING", lambda old: 1.03
+        best_first, "_ROUNDING", lambda old: 1.03
     ),
     "every host is taken to have room": (
         Target, "host_fits", lambda old: lambda self, host_bytes: True

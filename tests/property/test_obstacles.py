@@ -26,8 +26,8 @@ from autopar.run.rules import Notice
 from search.engines.choice import Fixed, Training
 from search.engines.space import EngineSpace, Job
 from search.engines.table import spaces
+from search.planning.uniform.best_first import Uniform
 from search.planning.uniform.infeasibility import obstacle
-from search.planning.uniform.solve import Uniform
 from tests.often import often
 from tests.oracles.uniform import small_model
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from autopar.rates.card import Card
     from autopar.rates.site import Site
     from autopar.run.run import Run
-    from search.planning.uniform.solve import Solution, Solved, Uniform
+    from search.planning.uniform.best_first import Solution, Solved, Uniform
 
 _TOKENS = 4 << 20
 """Tokens per step if no batch is given, as at the start of training of current models."""
@@ -235,9 +235,9 @@ def answer(
 
     shares : division of the time limit, in which each engine is one search
     grace_s : additional seconds for each engine that has found nothing, by default
-        `search.planning.uniform.solve.GRACE_S`
+        `search.planning.uniform.best_first.GRACE_S`
     """
-    from search.planning.uniform.solve import GRACE_S
+    from search.planning.uniform.best_first import GRACE_S
 
     grace_s = GRACE_S if grace_s is None else grace_s
     shares = shares or Shares(question.seconds, len(question.engines))
@@ -302,7 +302,7 @@ def _solved(
 
     spaces : the search space of the variant is added.
     """
-    from search.planning.uniform.solve import Uniform
+    from search.planning.uniform.best_first import Uniform
 
     target = target_of(question, engine)
     solved, reason, broken = None, "", tuple[Notice, ...]()
@@ -479,7 +479,7 @@ def evaluated(question: Question, engine: EngineSpace, choice: Choice, run: Run)
     run : run of the candidate on the engine, possibly with other settings.
     """
     from autopar.price.assessment import assess
-    from search.planning.uniform.solve import Effort, Solution, Solved
+    from search.planning.uniform.best_first import Effort, Solution, Solved
 
     engine = engine_space(engine.name, compiled=choice.compiled)
     target = target_of(question, engine)

@@ -1,7 +1,7 @@
 """Expand a set of degrees into stages, chunks, layer layouts, sharding and activation policies.
 
 This module lists the values of each in order, and those that may fit by bounds. The search for the
-fastest is in `search.planning.uniform.solve`, that for the smallest in
+fastest is in `search.planning.uniform.best_first`, that for the smallest in
 `search.planning.uniform.least_memory`.
 """
 

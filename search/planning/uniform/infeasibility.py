@@ -2,7 +2,7 @@
 
 Fixed values are tried before free ones, and each rule is evaluated as soon as its values are set.
 There is an obstacle only if no combination satisfies all rules. The search for the fastest plan
-that fits among legal ones is in `search.planning.uniform.solve`.
+that fits among legal ones is in `search.planning.uniform.best_first`.
 """
 
 from __future__ import annotations

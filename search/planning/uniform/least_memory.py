@@ -1,7 +1,7 @@
 """Best-first search for the plan with the smallest peak, if no plan fits.
 
-Works like `search.planning.uniform.solve`, on bytes in place of seconds. The result is the minimum
-memory: it shows users how much memory or how many devices are missing.
+Works like `search.planning.uniform.best_first`, on bytes in place of seconds. The result is the
+minimum memory: it shows users how much memory or how many devices are missing.
 """
 
 from __future__ import annotations

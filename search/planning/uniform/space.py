@@ -1,7 +1,7 @@
 """Degrees of an engine for a job, with lower bounds of step time and memory.
 
 These are the legal combinations of tensor, context and expert degrees, micro-batch, precision and
-settings. Stages, layers and recomputation are chosen in `search.planning.uniform.solve`.
+settings. Stages, layers and recomputation are chosen in `search.planning.uniform.best_first`.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 if TYPE_CHECKING:
     from search.planning.uniform.answer import Answer as Launches, EngineAnswer, Question
-    from search.planning.uniform.solve import Solution
+    from search.planning.uniform.best_first import Solution
 
 
 def summary_of(found: Launches) -> Answer:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from search.planning.layered.prediction import SearchResult
     from search.planning.question import Session
     from search.planning.uniform.answer import Answer as Launches, EngineAnswer, Question
-    from search.planning.uniform.solve import Solution
+    from search.planning.uniform.best_first import Solution
 
 _BATCHES = (0.25, 0.5, 2.0, 4.0)
 _CLUSTERS = (0.25, 0.5, 2.0, 4.0)

@@ -362,7 +362,7 @@ def test_a_search_ends_though_nothing_was_found_in_its_time(
 ) -> None:
     ticks = itertools.count(step=10)  # every look at the clock takes ten seconds
     monkeypatch.setattr(
-        "search.planning.uniform.solve.time.process_time", lambda: float(next(ticks))
+        "search.planning.uniform.best_first.time.process_time", lambda: float(next(ticks))
     )
     found = _answer(engine="megatron", time_limit="1")
     assert found.best is None

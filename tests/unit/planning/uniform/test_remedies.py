@@ -12,7 +12,7 @@ import pytest
 from autopar.records import replace
 from search.commands import search as search_command
 from search.planning.choose import route_of
-from search.planning.uniform import solve
+from search.planning.uniform import best_first
 from search.planning.uniform.answer import Question, answer, open_launches, target_of
 from search.questions.suggestions import Remedy, remedies
 from search.request.request import build_request
@@ -139,15 +139,15 @@ def test_looking_for_any_launch_ends(tmp_path: Path, monkeypatch: pytest.MonkeyP
     asked = {"model": str(path), "hardware": "b200:8x2", "engine": "megatron", "seq-length": "4096"}
     question = open_launches(build_request({**asked, "lora": "32", "lora-base": "nf4"}))
     opened = itertools.count()
-    open_one = solve._Search.open
+    open_one = best_first._Search.open
 
-    def counted(search: solve._Search, entry: solve._Entry) -> None:
+    def counted(search: best_first._Search, entry: best_first._Entry) -> None:
         assert next(opened) < 5000
         open_one(search, entry)
 
-    monkeypatch.setattr(solve._Search, "open", counted)
+    monkeypatch.setattr(best_first._Search, "open", counted)
     (engine,) = question.engines
-    space = solve.Uniform(engine, question.job, target_of(question, engine))
+    space = best_first.Uniform(engine, question.job, target_of(question, engine))
     found = space.solve(question.fixed, counts=21)
     assert not found.complete
 
