@@ -88,7 +88,7 @@ def _execute(raw: dict[str, Any]) -> int:
 
     path = str(raw.pop("plan"))
     why_not = tuple(raw.pop("why-not", ()))
-    from search.planning.uniform.imported import holds_launch
+    from search.planning.uniform.imports import holds_launch
 
     if holds_launch(path):
         return _explain_launch(path, raw, why_not, notice)

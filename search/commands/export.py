@@ -362,7 +362,7 @@ def _import_launch(own: ExportSpec, source: str, raw: Mapping[str, Any]) -> int:
     """Write the uniform plan of an engine's file in the format of `autopar-search`."""
     from search.engines.table import engine_space
     from search.planning.uniform.answer import Answer, evaluated
-    from search.planning.uniform.imported import import_launch
+    from search.planning.uniform.imports import import_launch
     from search.show.files import launch_document, launch_file_name, launch_text
 
     found = import_launch(source, own.plan, raw)

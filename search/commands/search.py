@@ -135,7 +135,7 @@ def _check_goal(request: Request) -> None:
 def _evaluate(request: Request, path: str, raw: Mapping[str, object]) -> int:
     """Price the plan of a file, with typed options replacing its own; print and write it."""
     from search.planning.choose import refuse_options_of_plans, with_rules
-    from search.planning.uniform.imported import holds_launch
+    from search.planning.uniform.imports import holds_launch
     from search.questions.given import GivenLaunch, GivenPlan, given_launch, given_plan
     from search.show.terminal import show_given
 

@@ -33,7 +33,7 @@ from search.planning.layered.parts import as_engine
 from search.planning.question import Session, check_known, open_session, read_plan_for
 from search.planning.uniform.answer import Question, evaluated, target_of
 from search.planning.uniform.files import StoredLaunch
-from search.planning.uniform.imported import taken_over
+from search.planning.uniform.imports import taken_over
 from search.request.options import SearchOptions
 from search.request.request import Request, model_spec
 

@@ -121,7 +121,7 @@ def side_of_plan(
     they are the only ones. Raises InputError if the plan cannot be read or cannot run.
     """
     from autopar.documents.plan import PlanDocument
-    from search.planning.uniform.imported import holds_launch
+    from search.planning.uniform.imports import holds_launch
     from search.questions.given import GivenLaunch, GivenPlan, given_launch, given_plan
     from search.request.request import build_request, stored_request
 

@@ -92,7 +92,7 @@ def given_launch(
     """
     from search.engines.table import engine_space
     from search.planning.uniform.answer import Answer as Launches, evaluated
-    from search.planning.uniform.imported import launch_in
+    from search.planning.uniform.imports import launch_in
 
     own = launch_in(path, typed, notice)
     engine = engine_space(own.engine)
