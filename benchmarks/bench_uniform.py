@@ -30,7 +30,7 @@ from autopar.run.architecture import LayerGroup, Model
 from autopar.units import GIB
 from benchmarks.bench_growth import exponent
 from benchmarks.metadata import ROOT, append, peak_memory_bytes
-from search.engines.choice import PRECISIONS, Fixed
+from search.engines.candidate import PRECISIONS, Fixed
 from search.engines.huggingface.models import flavour, model_named
 from search.engines.space import Job
 from search.engines.table import engine_space

@@ -27,7 +27,7 @@ from autopar.run.of_plan import uniform_model
 from autopar.run.strategy import chunks_of_sizes
 from benchmarks.ledger import read_runs
 from benchmarks.ledger_rows import recipe_parts
-from search.engines.choice import MODULES, Choice, Fixed
+from search.engines.candidate import MODULES, Choice, Fixed
 from search.engines.space import Job
 from search.engines.table import engine_space
 from search.planning.uniform.best_first import Solution, solve

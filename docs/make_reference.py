@@ -356,7 +356,7 @@ def _is_plain(rule: Rule) -> bool:
 def rule_tables() -> dict[str, tuple[Rule, ...]]:
     """Return the rules by the title of their table, each id once."""
     from autopar.run import rules as general
-    from search.engines import choice
+    from search.engines import candidate
     from search.engines.deepspeed import rules as deepspeed
     from search.engines.huggingface import rules as huggingface
     from search.engines.megatron import rules as megatron
@@ -367,7 +367,7 @@ def rule_tables() -> dict[str, tuple[Rule, ...]]:
         "Any engine": (
             *general.DEGREES, *general.BATCH, general.EVEN_LAYERS, *general.RUN,
             *general.PRECISION, *general.JOB, *general.BLOCK, *infeasibility.GENERAL,
-                *choice.TRAINING,
+                *candidate.TRAINING,
         ),
         "Per-layer plans": (
             *general.LAYER, *general.LAYER_BATCH, *general.VOCABULARY_GRID, *general.ENDS,

@@ -18,7 +18,7 @@ from autopar.records import replace
 from autopar.run.rules import Notice, RuleError
 from autopar.units import GIB
 from search.commands.app import emit, files_read, leave, working, write_pictures
-from search.engines.choice import Fixed
+from search.engines.candidate import Fixed
 from search.request.options import PANELS
 from search.request.request import FILLS, build_request, stored_request
 

@@ -22,7 +22,7 @@ from autopar.run.plan import ZERO_DEFAULTS, Plan
 from autopar.run.run import Run
 from autopar.run.runtime import Engine
 from autopar.run.strategy import ContextKind, chunks_of_sizes
-from search.engines.choice import FULL, NONE, Choice
+from search.engines.candidate import FULL, NONE, Choice
 from search.engines.engine import Engine as EngineRecord
 from search.engines.place import Draft, Loss, Place
 from search.engines.space import EngineSpace, Job as SpaceJob

@@ -30,7 +30,7 @@ from autopar.run.runtime import (
     Zero,
 )
 from autopar.run.strategy import ContextKind, Split, Strategy, uniform_layers
-from search.engines.choice import (
+from search.engines.candidate import (
     FULL,
     NONE,
     Choice,

@@ -14,7 +14,7 @@ from autopar.errors import InfeasibleError, InputError, OptionError
 from autopar.records import Record
 from autopar.run.model import ModelSpec, model_parameter_count
 from autopar.units import divisors, format_bytes
-from search.engines.choice import Training
+from search.engines.candidate import Training
 from search.planning.choose import chosen, route_of
 from search.planning.uniform.answer import Question
 from search.request.profiles import card_shape

@@ -16,7 +16,7 @@ from autopar.errors import OptionError, did_you_mean
 from autopar.pipeline.schedules import SCHEDULES, SHORT_NAMES, TORCH_NAMES, Schedule, schedule_named
 from autopar.run.plan import ZERO_DEFAULTS
 from autopar.run.strategy import OFFLOADED
-from search.engines.choice import (
+from search.engines.candidate import (
     FULL,
     MODULES,
     NONE,

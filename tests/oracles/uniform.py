@@ -26,7 +26,7 @@ from autopar.rates.stack import load_stack
 from autopar.records import replace
 from autopar.run.architecture import Experts, LatentAttention, Model
 from autopar.run.run import Run
-from search.engines.choice import Choice, Fixed, Training
+from search.engines.candidate import Choice, Fixed, Training
 from search.engines.space import EngineSpace, Job, run_of, runs
 from search.engines.table import engine_space, spaces
 from search.planning.uniform.best_first import Uniform

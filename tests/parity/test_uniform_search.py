@@ -16,7 +16,7 @@ import pytest
 from autopar.pipeline.schedules import SCHEDULES
 from autopar.price.assessment import Target
 from autopar.records import replace
-from search.engines.choice import NONE, Fixed
+from search.engines.candidate import NONE, Fixed
 from search.planning.uniform import best_first, cost_model, expansion, memory, space
 from search.planning.uniform.best_first import Solved, Uniform
 from search.planning.uniform.bounds import layer_times, offload as on_host

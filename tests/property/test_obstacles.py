@@ -23,7 +23,7 @@ from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
 from autopar.records import replace
 from autopar.run.rules import Notice
-from search.engines.choice import Fixed, Training
+from search.engines.candidate import Fixed, Training
 from search.engines.space import EngineSpace, Job
 from search.engines.table import spaces
 from search.planning.uniform.best_first import Uniform

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autopar.run.run import Run
 from autopar.run.runtime import States
-from search.engines.choice import Choice
+from search.engines.candidate import Choice
 from search.engines.huggingface.rules import SPACE as SPACE_RULES
 from search.engines.space import BY_LAYER, TRANSFORMERS, Job, torch_run, transformers_space
 

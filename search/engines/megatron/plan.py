@@ -22,7 +22,7 @@ from autopar.run.runtime import ExpertKernels, Zero
 from autopar.run.strategy import Strategy
 from autopar.units import divisors
 from search.engines.arguments import LaunchArguments, words_of
-from search.engines.choice import FULL, NONE
+from search.engines.candidate import FULL, NONE
 from search.engines.megatron.arguments import (
     WAYS,
     Flag,

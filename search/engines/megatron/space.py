@@ -18,7 +18,7 @@ from autopar.run.runtime import (
     default_attention,
 )
 from autopar.run.strategy import OffloadModule
-from search.engines.choice import FULL, NONE, Choice, Dispatcher, trained
+from search.engines.candidate import FULL, NONE, Choice, Dispatcher, trained
 from search.engines.megatron.rules import SPACE as SPACE_RULES
 from search.engines.space import (
     BY_LAYER,

@@ -6,7 +6,7 @@ from autopar.pipeline.schedules import SCHEDULES
 from autopar.records import replace
 from autopar.run.run import Run
 from autopar.run.runtime import Kernels, States
-from search.engines.choice import FULL, NONE, Choice, Precision
+from search.engines.candidate import FULL, NONE, Choice, Precision
 from search.engines.space import (
     BY_LAYER,
     FEW,

@@ -14,7 +14,7 @@ from autopar.records import Record, replace
 from autopar.run.model import ModelSpec
 from autopar.run.rules import Notice, RuleError
 from autopar.units import GIB, format_bytes
-from search.engines.choice import NONE, Choice, Fixed
+from search.engines.candidate import NONE, Choice, Fixed
 from search.engines.space import EngineSpace, Job
 from search.engines.table import engine_space, spaces, variants
 from search.planning.space import global_batches, next_batch

@@ -22,7 +22,7 @@ from autopar.price.assessment import Assessment, Target
 from autopar.price.step import StepTime
 from autopar.records import Record, replace
 from autopar.run.run import Run
-from search.engines.choice import NONE, Choice, Fixed
+from search.engines.candidate import NONE, Choice, Fixed
 from search.engines.space import EngineSpace, Job
 from search.planning.uniform.bounds.layer_times import Unit, arrangement_of
 from search.planning.uniform.cost_model import Prices

@@ -49,7 +49,7 @@ from autopar.run.job import Block, Job as StepJob, Recomputation, parameters
 from autopar.run.run import Run
 from autopar.run.strategy import Chunk, chunks_of_sizes, recomputing
 from autopar.units import divisors
-from search.engines.choice import NONE, Choice, Fixed, Precision, kept, recomputation_of
+from search.engines.candidate import NONE, Choice, Fixed, Precision, kept, recomputation_of
 from search.engines.space import EngineSpace, Job, run_of
 from search.planning.uniform.bounds.layer_times import (
     Half,

@@ -19,7 +19,7 @@ from autopar.arrays import F64, I64, Bool
 from autopar.pipeline.schedules import SCHEDULES, Engine, Schedule, schedule_problem
 from autopar.records import replace
 from autopar.units import divisors
-from search.engines.choice import FULL, NONE, Choice, Fixed, kept
+from search.engines.candidate import FULL, NONE, Choice, Fixed, kept
 from search.engines.space import overlaps_one, runs
 from search.planning.uniform.bounds.layer_times import Rows, Unit, arrangement_of, partly_s
 from search.planning.uniform.bounds.offload import (

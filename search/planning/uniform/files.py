@@ -29,7 +29,7 @@ from autopar.training.launch_file import (
     LaunchDocument,
 )
 from autopar.training.launch_settings import settings_of, with_settings
-from search.engines.choice import (
+from search.engines.candidate import (
     NONE,
     Choice,
     Precision,

@@ -22,7 +22,7 @@ from autopar.run.of_plan import uniform_model
 from autopar.run.run import Run
 from autopar.run.strategy import Strategy, chunks_of_sizes
 from autopar.training.launch_settings import settings_of, with_settings
-from search.engines.choice import (
+from search.engines.candidate import (
     BASES,
     FULL,
     NONE,

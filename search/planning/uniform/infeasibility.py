@@ -36,7 +36,7 @@ from autopar.run.rules import (
 )
 from autopar.run.strategy import chunks_of_sizes
 from autopar.units import divisors
-from search.engines.choice import NONE, Choice, Fixed, Precision
+from search.engines.candidate import NONE, Choice, Fixed, Precision
 from search.engines.space import EngineSpace, Job, job_values, with_words
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 

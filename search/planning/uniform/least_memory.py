@@ -15,7 +15,7 @@ import numpy as np
 from autopar.errors import InputError
 from autopar.records import replace
 from autopar.run.run import Run
-from search.engines.choice import Choice
+from search.engines.candidate import Choice
 from search.planning.uniform.bounds.layer_times import Unit, arrangement_of
 from search.planning.uniform.expansion import Openings, Options
 from search.planning.uniform.space import Degrees, Space

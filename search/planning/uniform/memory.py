@@ -33,7 +33,7 @@ from autopar.price.sharded import recipe_of_run
 from autopar.records import Record, replace
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk, OffloadModule, recomputing
-from search.engines.choice import FULL, NONE, recomputation_of
+from search.engines.candidate import FULL, NONE, recomputation_of
 from search.planning.uniform.layout import Arrangement
 
 _LAUNCH_KINDS: tuple[LaunchKind, ...] = get_args(LaunchKind)

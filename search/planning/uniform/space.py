@@ -20,7 +20,7 @@ from autopar.run.job import Block, Job as StepJob, parameters
 from autopar.run.rules import ANY, EXPERT_WIDTH, HEADS, RING, WHOLE_EXPERTS, Rule, kept as keeps
 from autopar.run.strategy import ContextKind
 from autopar.units import divisors
-from search.engines.choice import Choice, Fixed, kept
+from search.engines.candidate import Choice, Fixed, kept
 from search.engines.space import job_values, runs, values_of
 from search.planning.uniform.bounds.degrees import Laid, Ways, Whole
 from search.planning.uniform.cost_model import Prices

@@ -23,7 +23,7 @@ from autopar.rates.accuracy import probability_faster
 from autopar.records import replace
 from autopar.run.run import Run
 from autopar.units import GIB, format_bytes, format_count, format_seconds
-from search.engines.choice import PRECISIONS, Fixed
+from search.engines.candidate import PRECISIONS, Fixed
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 if TYPE_CHECKING:

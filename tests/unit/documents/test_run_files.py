@@ -18,7 +18,7 @@ from autopar.run.of_plan import run_of_plan
 from autopar.run.plan import Plan, violations
 from autopar.run.run import Run, Word, resplit_run
 from autopar.training.adapters import Adapters
-from search.engines.choice import recompute_words
+from search.engines.candidate import recompute_words
 from search.planning.uniform.files import choice_of, is_launch, read_launch
 from search.questions.given import given_launch
 from tests.unit.engines.test_writing import searched

@@ -20,7 +20,7 @@ from autopar.run.of_plan import uniform_model
 from autopar.run.run import Run, resplit_run
 from autopar.run.runtime import Precision, Quirks
 from autopar.run.strategy import chunks_of_sizes, even_chunks
-from search.engines.choice import Choice
+from search.engines.candidate import Choice
 from search.engines.differences import without_effect
 from search.engines.files import LAUNCH, written
 from search.engines.megatron.write import environment_of

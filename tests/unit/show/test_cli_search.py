@@ -13,7 +13,7 @@ from autopar.documents.plan import PlanDocument, write_strategy
 from autopar.records import replace
 from autopar.run.plan import Prediction
 from search.commands import explain as explain_cli, search as cli
-from search.engines.choice import Fixed
+from search.engines.candidate import Fixed
 from search.planning.layered.prediction import SearchResult
 from search.show.files import plan_document
 from tests.unit.cli_results import (

@@ -32,7 +32,7 @@ from autopar.records import replace
 from autopar.run.architecture import Attention, Experts, Mlp
 from autopar.run.job import Block, Job as StepJob
 from autopar.run.strategy import ContextKind
-from search.engines.choice import Choice, Dispatcher, Precision
+from search.engines.candidate import Choice, Dispatcher, Precision
 
 _ROUNDING = 1.0 - 1e-9
 """Rounding factor: sums of arrays differ in order from those of single plans.

@@ -17,7 +17,7 @@ from autopar.rates.measured import together_s
 from autopar.rates.parts.operations import Real
 from autopar.records import Record
 from autopar.run.job import Block, Job as StepJob
-from search.engines.choice import Choice
+from search.engines.candidate import Choice
 from search.planning.uniform.layout import Arrangement, arranged
 from search.planning.uniform.memory import Bounds
 

@@ -12,7 +12,7 @@ import pytest
 
 from autopar.errors import InputError
 from search.commands import search as search_command
-from search.engines.choice import Choice
+from search.engines.candidate import Choice
 from search.engines.files import written
 from search.engines.place import Place
 from search.planning.uniform.answer import answer, open_launches

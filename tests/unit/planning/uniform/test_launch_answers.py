@@ -13,7 +13,7 @@ import pytest
 from autopar.errors import InputError, OptionError
 from autopar.records import content_of, replace
 from search.commands import check, explain, export, search as search_command
-from search.engines.choice import PRECISIONS
+from search.engines.candidate import PRECISIONS
 from search.planning.choose import TRAINERS, Route, route_of
 from search.planning.uniform.answer import Answer, answer, open_launches
 from search.planning.uniform.files import is_launch, read_launch
