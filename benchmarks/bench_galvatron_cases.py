@@ -22,7 +22,7 @@ from autopar.units import GIB
 from benchmarks.metadata import ROOT, Timed, append, timed
 from search.planning.cost.model import CostModel
 from search.planning.layered.prediction import SearchResult
-from search.planning.question import Session, evaluate_file, open_session
+from search.planning.session import Session, evaluate_file, open_session
 from search.request.options import SearchOptions
 from search.request.request import InputSpec
 from tests.data.read import galvatron_answers

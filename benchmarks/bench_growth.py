@@ -35,7 +35,7 @@ from benchmarks.growth_cases import CASES, Case
 from benchmarks.metadata import ROOT, append, peak_memory_bytes
 from search.planning.layered.planner import Planner
 from search.planning.layered.prediction import SearchResult
-from search.planning.question import open_session
+from search.planning.session import open_session
 from search.request.options import SearchOptions
 from search.request.request import InputSpec
 

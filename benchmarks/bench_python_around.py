@@ -20,7 +20,7 @@ from benchmarks.metadata import Timed, append, summary, timed
 from search.planning.layered import planner as module
 from search.planning.layered.planner import Planner
 from search.planning.layered.prediction import SearchResult
-from search.planning.question import open_session
+from search.planning.session import open_session
 from search.request.options import SearchOptions
 from search.request.request import InputSpec
 

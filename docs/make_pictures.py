@@ -270,7 +270,7 @@ def _wrapped(keys: Sequence[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]
 
 
 def _frontier() -> str:
-    from search.planning.question import open_session
+    from search.planning.session import open_session
     from search.request.request import build_request
     from search.show.pictures.charts import ticks
 

@@ -24,7 +24,7 @@ from search.request.request import FILLS, build_request, stored_request
 
 if TYPE_CHECKING:
     from search.planning.layered.prediction import SearchResult
-    from search.planning.question import WhyNot
+    from search.planning.session import WhyNot
     from search.planning.uniform.answer import Question
     from search.planning.uniform.best_first import Solution
 
@@ -100,7 +100,7 @@ def _execute(raw: dict[str, Any]) -> int:
     from autopar.command.console import make_console
     from autopar.output import refuse_clashes
     from search.planning.layered.summary import found_or_reason
-    from search.planning.question import WhyNot, ask_why_not
+    from search.planning.session import WhyNot, ask_why_not
     from search.questions.gains import gains_of
     from search.questions.given import given_plan
     from search.show.files import explanation_document

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from autopar.training.throughput import Throughput
     from search.planning.layered.parts import Chosen
     from search.planning.layered.prediction import SearchResult
-    from search.planning.question import Session
+    from search.planning.session import Session
     from search.planning.uniform.answer import Answer
     from search.questions.goals import Reached
     from search.show.pictures.files import Pictures
@@ -347,7 +347,7 @@ def _show_plan(found: Chosen, reached: Reached | None) -> int:
 
     reached : the cluster chosen for a goal
     """
-    from search.planning.question import open_session
+    from search.planning.session import open_session
 
     request, engines = found.request, found.lines
     session = open_session(request.inputs, request.options, request.given)

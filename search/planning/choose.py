@@ -2,7 +2,7 @@
 
 Engines with one set of degrees for the whole model have uniform plans (`search.planning.uniform`).
 Options that define a space of per-layer plans select the planner of such plans
-(`search.planning.layered.parts` and `search.planning.question`).
+(`search.planning.layered.parts` and `search.planning.session`).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from search.engines.plans import Job, Lower, Lowered, as_typed, lower_for, searc
 from search.engines.space import run_of
 from search.engines.table import EXPORTERS, engine_named, engine_space
 from search.planning.layered.parts import as_engine
-from search.planning.question import Session, check_known, open_session, read_plan_for
+from search.planning.session import Session, check_known, open_session, read_plan_for
 from search.planning.uniform.answer import Question, evaluated, target_of
 from search.planning.uniform.files import StoredLaunch
 from search.planning.uniform.imports import taken_over

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from autopar.exploration import EffectEntry, LeadEntry
     from autopar.rates.accuracy import RunClass
     from search.planning.layered.prediction import SearchResult
-    from search.planning.question import Session
+    from search.planning.session import Session
     from search.planning.uniform.answer import Answer as Launches, EngineAnswer
 
 AXES = ("model", "seq-length", "hardware", "stack", "site", "global-batch-size", "engine")
@@ -262,7 +262,7 @@ def search_one(
     alternatives : True to search alternative plans too, which doubles the time.
     prices : price of a GPU-hour by typed hardware or by card.
     """
-    from search.planning.question import open_session
+    from search.planning.session import open_session
 
     request, notices = choice.request, tuple[str, ...]()
     try:

@@ -15,7 +15,7 @@ from autopar.units import GB, GIB
 
 if TYPE_CHECKING:
     from search.planning.layered.prediction import SearchResult
-    from search.planning.question import Session
+    from search.planning.session import Session
 
 
 def add_bandwidth(

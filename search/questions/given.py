@@ -22,7 +22,7 @@ from search.request.request import Request
 
 if TYPE_CHECKING:
     from autopar.run.plan import Plan, Prediction
-    from search.planning.question import Session
+    from search.planning.session import Session
     from search.planning.uniform.answer import Answer as Launches, EngineAnswer
     from search.show.pictures.files import Pictures
 
@@ -172,7 +172,7 @@ def given_plan(
 
     document : content of the file. notice : function that prints the assumptions of the session.
     """
-    from search.planning.question import evaluate_file, open_session
+    from search.planning.session import evaluate_file, open_session
 
     session = open_session(request.inputs, request.options, request.given, has_plan=True)
     session = replace(session, defaults=(*request.found, *session.defaults))

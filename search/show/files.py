@@ -73,7 +73,7 @@ from autopar.units import GIB
 from search.engines.space import run_of
 from search.planning.layered.prediction import Alternative, SearchResult
 from search.planning.layered.summary import priced_of_result
-from search.planning.question import WhyNot
+from search.planning.session import WhyNot
 from search.planning.uniform.answer import Answer as Launches, EngineAnswer
 from search.planning.uniform.best_first import Solution
 from search.planning.uniform.files import cluster_of, degrees_entry

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from search.planning.cost.tables import PlanTables
 from search.planning.layered.core import TableSolution, core, solve_tables
-from search.planning.question import open_session
+from search.planning.session import open_session
 from search.request.options import SearchOptions
 from search.request.request import InputSpec
 from tests.oracles import milp

@@ -19,7 +19,7 @@ from benchmarks.bench_galvatron_cases import (
     read_cases,
     terms_of,
 )
-from search.planning.question import open_session
+from search.planning.session import open_session
 from search.request.options import SearchOptions
 from tests import warm
 from tests.command_lines import last_said

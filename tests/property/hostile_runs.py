@@ -96,7 +96,7 @@ _USED = (
         "encodings.utf_8_sig",
         "rich._emoji_codes",
         "yaml",
-        "search.planning.question",
+        "search.planning.session",
         "search.request.request",
     ),
     *("search.planning.layered.planner", "search.show.terminal", "search.questions.gains"),

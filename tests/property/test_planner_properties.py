@@ -21,7 +21,7 @@ from autopar.units import divisors
 from benchmarks.bench_galvatron_cases import inputs_of
 from search.planning.layered.planner import Planner
 from search.planning.layered.prediction import SearchResult
-from search.planning.question import Session, open_session
+from search.planning.session import Session, open_session
 from search.request.options import SearchOptions
 from search.request.request import InputSpec
 from tests.often import often

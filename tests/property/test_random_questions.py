@@ -17,7 +17,7 @@ from autopar.records import replace
 from autopar.units import GB, GIB
 from search.planning.layered.planner import Planner
 from search.planning.layered.prediction import SearchResult
-from search.planning.question import Session, open_session
+from search.planning.session import Session, open_session
 from search.questions.gains import add_bandwidth
 from search.request.options import SearchOptions
 from search.request.request import InputSpec

@@ -17,7 +17,7 @@ from autopar.run.plan import (
 from autopar.sources import Source
 from autopar.units import GIB
 from search.planning.layered.prediction import Alternative, SearchResult, SearchStats
-from search.planning.question import Session
+from search.planning.session import Session
 from search.request.options import SearchOptions, option_record
 
 SPEC = ModelSpec(

@@ -28,7 +28,7 @@ from search.engines.plans import Job, Part, Space, lower_for, space_of
 from search.engines.table import ALIKE, EXPORTERS
 from search.planning.layered.prediction import SearchResult
 from search.planning.layered.summary import one_line
-from search.planning.question import Session, open_session
+from search.planning.session import Session, open_session
 from search.planning.space import context_degrees
 from search.request.options import SearchOptions, Shares
 from search.request.profiles import named_card

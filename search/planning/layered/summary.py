@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from autopar.sources import Source
     from autopar.training.throughput import Throughput
     from search.planning.layered.prediction import SearchResult
-    from search.planning.question import WhyNot
+    from search.planning.session import WhyNot
 
 # --------------------------------------------------------------------------------------------------
 # Record of an answer.

@@ -29,7 +29,7 @@ from search.show.terms import FEATURE_NAMES, memory_name, time_name
 if TYPE_CHECKING:
     from autopar.run.plan import Plan, Prediction
     from search.planning.layered.prediction import SearchResult
-    from search.planning.question import Session
+    from search.planning.session import Session
     from search.planning.uniform.answer import Answer as Launches, EngineAnswer, Question
     from search.planning.uniform.best_first import Solution
 

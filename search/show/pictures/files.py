@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from autopar.price.assessment import Assessment, Target
     from autopar.run.plan import Plan, Prediction
     from search.planning.layered.prediction import SearchResult
-    from search.planning.question import Session
+    from search.planning.session import Session
     from search.planning.uniform.answer import Answer
     from search.show.pictures.page import Page
 

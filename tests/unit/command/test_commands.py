@@ -79,7 +79,7 @@ def test_every_command_ends_in_one_sentence(command: str) -> None:
         "real = builtins.__import__\n"
         "def broken(name, *rest, **kwargs):\n"
         "    if name in ('autopar.errors', 'autopar.rates.card', 'profiler.environment',\n"
-        "                'search.planning.question', 'profiler.show.read',\n"
+        "                'search.planning.session', 'profiler.show.read',\n"
         "                'search.show.terminal'):\n"
         "        raise RuntimeError('boom')\n"
         "    return real(name, *rest, **kwargs)\n"

@@ -337,7 +337,7 @@ def test_every_engine_says_what_one_plan_loses(
 
 def test_change_of_memory_names_the_stage(capsys: pytest.CaptureFixture[str]) -> None:
     """The sentence takes the stage that grows most."""
-    from search.planning.question import open_session
+    from search.planning.session import open_session
     from search.request.options import SearchOptions
     from search.request.request import InputSpec
 

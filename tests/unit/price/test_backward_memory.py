@@ -22,7 +22,7 @@ from search.planning.cost.model import CostModel
 from search.planning.cost.recipes import Recipe
 from search.planning.layered.planner import Planner
 from search.planning.layered.prediction import predict
-from search.planning.question import open_session
+from search.planning.session import open_session
 from search.request.options import SearchOptions
 from search.request.request import InputSpec
 from tests.cost_cases import toy_hardware, toy_model, toy_spec

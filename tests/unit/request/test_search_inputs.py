@@ -14,7 +14,7 @@ from autopar.rates import estimate_hardware
 from autopar.records import replace
 from autopar.sources import STACK_ROLE
 from search.commands import search as cli
-from search.planning.question import open_session
+from search.planning.session import open_session
 from search.request.options import SearchOptions
 from search.request.request import InputSpec, load_inputs
 

@@ -10,7 +10,7 @@ from autopar.answer import Answer, Asked, Gain
 from autopar.command.console import make_console
 from search.planning.choose import chosen
 from search.planning.layered.summary import summary_of as of_plan
-from search.planning.question import open_session
+from search.planning.session import open_session
 from search.planning.uniform.summary import summary_of as of_launches
 from search.request.request import build_request
 from search.show.headline import SCREEN_WIDTH

@@ -38,7 +38,7 @@ from search.planning.layered.summary import (
     priced_of_result,
     summary_of,
 )
-from search.planning.question import WhyNot
+from search.planning.session import WhyNot
 from search.questions.gains import add_bandwidth, gains_of
 from search.request.options import SearchOptions, option_record
 from search.show.files import (

@@ -33,7 +33,7 @@ def fixed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     def use(result: SearchResult = RESULT, prediction: Prediction = PREDICTION) -> Any:
         session = make_session(result, prediction)
-        monkeypatch.setattr("search.planning.question.open_session", lambda *_, **_more: session)
+        monkeypatch.setattr("search.planning.session.open_session", lambda *_, **_more: session)
         return session
 
     return use
@@ -176,7 +176,7 @@ def test_internal_error_is_one_sentence(
     def fail(*_: object, **_more: object) -> None:
         raise RuntimeError("boom\nsecond line")
 
-    monkeypatch.setattr("search.planning.question.open_session", fail)
+    monkeypatch.setattr("search.planning.session.open_session", fail)
     monkeypatch.delenv("AUTOPAR_DEBUG", raising=False)
 
     assert cli.run([]) == 1

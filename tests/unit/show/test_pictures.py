@@ -24,7 +24,7 @@ from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
 from autopar.records import replace
 from autopar.run.run import Run
-from search.planning.question import Session, open_session
+from search.planning.session import Session, open_session
 from search.planning.uniform.answer import Answer, EngineAnswer, answer, open_launches
 from search.request.request import build_request
 from search.show.pictures.answers import answer_page, checked_page, plan_page

@@ -9,7 +9,7 @@ import pytest
 import search
 from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
-from search.planning.question import open_session
+from search.planning.session import open_session
 from search.planning.space import Rules, SearchSpace, build_space, context_degrees, parse_rules
 from search.request.options import SearchOptions
 from search.request.request import InputSpec

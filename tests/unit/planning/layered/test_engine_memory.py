@@ -21,7 +21,7 @@ from search.engines.plans import Job, lower_for
 from search.engines.text import read_configuration
 from search.planning.cost.engine_memory import with_megatron_memory
 from search.planning.cost.memory import COMMUNICATOR_BYTES
-from search.planning.question import Session, open_session
+from search.planning.session import Session, open_session
 from search.request.options import SearchOptions
 from search.request.request import InputSpec
 

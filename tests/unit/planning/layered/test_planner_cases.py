@@ -11,7 +11,7 @@ import pytest
 from autopar.run.plan import Plan
 from search.planning.layered.planner import Planner
 from search.planning.layered.prediction import SearchResult
-from search.planning.question import Session, open_session
+from search.planning.session import Session, open_session
 from search.request.options import SearchOptions
 from search.request.request import InputSpec
 

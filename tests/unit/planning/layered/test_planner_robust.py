@@ -16,7 +16,7 @@ from autopar.units import GIB
 from search.planning.cost.tables import PlanTables
 from search.planning.layered.core import TableSolution, core, solve_stage, solve_tables
 from search.planning.layered.planner import Planner
-from search.planning.question import open_session
+from search.planning.session import open_session
 from search.request.options import SearchOptions
 from search.request.request import InputSpec
 from tests.oracles.instances import Shape, random_tables

@@ -19,7 +19,7 @@ from autopar.units import GIB
 from search.planning.layered.core import TableSolution, solve_tables
 from search.planning.layered.planner import Planner
 from search.planning.layered.summary import summary_of
-from search.planning.question import open_session
+from search.planning.session import open_session
 from search.request.options import SearchOptions
 from search.request.request import InputSpec
 from search.show.terminal import show_answer

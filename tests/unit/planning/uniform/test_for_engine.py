@@ -22,7 +22,7 @@ from search.engines.table import EXPORTERS
 from search.planning import choose as choosing
 from search.planning.choose import Route, chosen, sweeps
 from search.planning.layered.parts import Chosen, choose
-from search.planning.question import open_session
+from search.planning.session import open_session
 from search.planning.uniform.files import is_launch
 from search.request.request import Request, build_request
 
