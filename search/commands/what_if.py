@@ -116,7 +116,7 @@ are printed).
 def execute(raw: Mapping[str, Any]) -> int:
     """Search every combination of a command line, report the answers, return the exit code."""
     from search.questions.explore import check_values, choices, grouped
-    from search.show.what_if import show_answers
+    from search.show.exploration import show_answers
 
     own = {row.name for row in rows_of(WhatIfSpec)}
     spec = make(
@@ -210,7 +210,7 @@ def _plan_paths(spec: WhatIfSpec, asked: Sequence[Choice]) -> dict[int, Path]:
     The plan file is next to it.
     """
     from autopar.command.show import refuse_file
-    from search.show.what_if import slugs
+    from search.show.exploration import slugs
 
     if spec.config_path is None or spec.config_path.lower() == "none":
         return {}
@@ -228,7 +228,7 @@ def _own_file(strategy: Path) -> Path:
 
 
 def _refuse_clashes(spec: WhatIfSpec, asked: Sequence[Choice], files: Mapping[int, Path]) -> None:
-    from search.show.what_if import PICTURE
+    from search.show.exploration import PICTURE
 
     inputs = [choice.request.inputs for choice in asked]
     words = {
@@ -280,7 +280,7 @@ def _write(
 
     Plan files and the object are written all or none.
     """
-    from search.show.what_if import exploration, first_commands, save_picture
+    from search.show.exploration import exploration, first_commands, save_picture
 
     texts: dict[Path, str] = {}
     plans: dict[int, str] = {}

@@ -2,7 +2,7 @@
 
 A combination is the command line of one `autopar-search`: the options with one value, and one value
 of each option with several. This module builds, searches and ranks combinations.
-`search.show.what_if` prints them, and `search.commands.what_if` reads the options.
+`search.show.exploration` prints them, and `search.commands.what_if` reads the options.
 """
 
 from __future__ import annotations
