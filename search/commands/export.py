@@ -29,7 +29,7 @@ from search.request.request import FILLS, Request, build_request, stored_request
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
     from search.engines.place import Imported
-    from search.planning.handover import Export
+    from search.planning.exports import Export
 
 # --------------------------------------------------------------------------------------------------
 # Output of `autopar-export`: the report, refusals and warnings.
@@ -214,7 +214,7 @@ def _execute(raw: dict[str, Any]) -> int:
 def _export(own: ExportSpec, raw: Mapping[str, Any]) -> int:
     """Write the files that make an engine run a plan, or refuse."""
     from autopar.training.throughput import throughput_entry
-    from search.planning.handover import export_document
+    from search.planning.exports import export_document
 
     make_export = _of_launch if _is_launch(own.plan) else _of_plan
     export, read = make_export(own, raw)
@@ -245,7 +245,7 @@ def _of_plan(own: ExportSpec, raw: Mapping[str, Any]) -> tuple[Export, list[Path
     """Return the export of a per-layer plan, and the files that were read."""
     from autopar.documents.plan import PlanDocument
     from search.engines.plans import lower_for
-    from search.planning.handover import advised, choose, job_of, plan_export, pricer_of
+    from search.planning.exports import advised, choose, job_of, plan_export, pricer_of
 
     path, engine = own.plan, str(own.to)
     document = PlanDocument.read(path)
@@ -285,7 +285,7 @@ def _with_own_bytes(export: Export, path: str, document: PlanDocument) -> Export
 def _of_launch(own: ExportSpec, raw: Mapping[str, Any]) -> tuple[Export, list[Path]]:
     """Return the export of a uniform plan, and the files that were read."""
     from search.planning.choose import refuse_options_of_plans
-    from search.planning.handover import launch_export
+    from search.planning.exports import launch_export
     from search.planning.uniform.files import read_launch
 
     request = build_request(raw)
@@ -408,7 +408,7 @@ def _import(own: ExportSpec, engine: str, request: Request) -> int:
     from search.engines.galvatron.plan import strategy_text
     from search.engines.table import engine_named
     from search.engines.text import read_configuration
-    from search.planning.handover import import_document, num_layers_of, world_size_of
+    from search.planning.exports import import_document, num_layers_of, world_size_of
 
     source = read_configuration(own.plan)
     imports = engine_named(engine).imports

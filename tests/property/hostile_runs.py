@@ -107,7 +107,7 @@ _USED = (
         "search.closed_form.questions",
     ),
     *("search.closed_form.calculon.exploration", "search.closed_form.tensor2d.exploration"),
-    *("search.closed_form.tuners.tune", "search.engines.text", "search.planning.handover"),
+    *("search.closed_form.tuners.tune", "search.engines.text", "search.planning.exports"),
     *(
         "search.engines.galvatron.plan",
         "search.engines.megatron.plan",

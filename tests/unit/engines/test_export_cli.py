@@ -17,7 +17,7 @@ from search.commands import export as export_cli, search as cli
 from search.engines.galvatron.plan import lower, strategy_text
 from search.engines.plans import lower_for
 from search.engines.table import EXPORTERS
-from search.planning.handover import change_sentence
+from search.planning.exports import change_sentence
 from tests.export_cases import HETEROGENEOUS, SMALL, job
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")

@@ -18,8 +18,8 @@ from search.commands import export as export_cli, search as cli
 from search.engines.galvatron.plan import strategy_text
 from search.engines.plans import as_typed, different, lower_for
 from search.engines.table import EXPORTERS
-from search.planning import handover
-from search.planning.handover import advised
+from search.planning import exports
+from search.planning.exports import advised
 from search.request.request import ROWS
 from tests.export_cases import HETEROGENEOUS, SMALL, job
 
@@ -297,7 +297,7 @@ def test_a_refusal_names_engines_that_take_the_plan(name: str, engine: str, stag
 
 def test_nobody_else_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then that is said, or what else can be done."""
-    monkeypatch.setattr(handover, "EXPORTERS", ("megatron",))
+    monkeypatch.setattr(exports, "EXPORTERS", ("megatron",))
     for remedy, said in (("", "No other engine supports it"), ("Search again", "Search again")):
         error = advised(job(ZERO3), "megatron", UnsupportedError("it is odd", remedy=remedy))
         assert str(error) == f"it is odd. {said}"
