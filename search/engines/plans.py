@@ -1,8 +1,8 @@
 """Export of a per-layer plan to an engine: files, command, and plan features that are lost.
 
-An engine with one set of degrees gets the nearest plan that it can run (`search.engines.nearest`).
-This plan becomes a `Choice`, then a `Run` by the search space of the engine, then files by its
-writer.
+An engine with one set of degrees gets the nearest plan that it can run
+(`search.engines.uniform_approximation`). This plan becomes a `Choice`, then a `Run` by the search
+space of the engine, then files by its writer.
 """
 
 from __future__ import annotations

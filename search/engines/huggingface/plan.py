@@ -12,16 +12,6 @@ from autopar.run.run import Run
 from search.engines.deepspeed.space import SPACE as DEEPSPEED
 from search.engines.huggingface.space import SPACE as OWN
 from search.engines.huggingface.transformers import script_place
-from search.engines.nearest import (
-    DataMode,
-    Reach,
-    keeps_whole_sequences,
-    kv_heads_problems,
-    nearest,
-    refuse_stages,
-    summed_in_precision,
-    whole_sequences,
-)
 from search.engines.place import Place
 from search.engines.plans import (
     MODEL_GRADIENTS,
@@ -41,6 +31,16 @@ from search.engines.plans import (
     run_of_choice,
     search_fields,
     zero_stage,
+)
+from search.engines.uniform_approximation import (
+    DataMode,
+    Reach,
+    keeps_whole_sequences,
+    kv_heads_problems,
+    nearest,
+    refuse_stages,
+    summed_in_precision,
+    whole_sequences,
 )
 
 _TITLE = "accelerate"

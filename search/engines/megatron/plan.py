@@ -39,7 +39,6 @@ from search.engines.megatron.read import (
 from search.engines.megatron.rules import EXCHANGE
 from search.engines.megatron.setting import VIRTUAL
 from search.engines.megatron.space import SPACE as OWN
-from search.engines.nearest import losses_between
 from search.engines.place import Imported, Loss, Place
 from search.engines.plans import (
     EVERY_MICROBATCH,
@@ -62,6 +61,7 @@ from search.engines.plans import (
     search_fields,
 )
 from search.engines.text import Configuration
+from search.engines.uniform_approximation import losses_between
 
 
 def _check(spec: ModelSpec) -> None:

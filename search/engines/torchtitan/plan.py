@@ -12,7 +12,6 @@ from autopar.run.model import ModelSpec
 from autopar.run.of_plan import uniform_model
 from autopar.run.plan import LayerStrategy, Plan
 from autopar.run.run import Run, resplit_run
-from search.engines.nearest import DataMode, Reach, kv_heads_problems, nearest
 from search.engines.place import Loss, Place
 from search.engines.plans import (
     EVERY_MICROBATCH,
@@ -34,6 +33,7 @@ from search.engines.plans import (
 )
 from search.engines.torchtitan.recipe import VERSION, beyond, refuse_model
 from search.engines.torchtitan.space import SPACE as OWN
+from search.engines.uniform_approximation import DataMode, Reach, kv_heads_problems, nearest
 
 
 def _data_mode(mode: DataMode, shape: LayerStrategy, data_degree: int) -> DataMode:
