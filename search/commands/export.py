@@ -28,7 +28,7 @@ from search.request.request import FILLS, Request, build_request, stored_request
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
-    from search.engines.place import Imported
+    from search.engines.exporter_types import Imported
     from search.planning.exports import Export
 
 # --------------------------------------------------------------------------------------------------

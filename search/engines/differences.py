@@ -29,7 +29,7 @@ from autopar.run.runtime import (
 )
 from autopar.run.strategy import Split, Strategy, split_groups
 from autopar.training.launch_settings import different_fields
-from search.engines.place import Loss
+from search.engines.exporter_types import Loss
 
 _PHRASES: Mapping[str, str] = {
     "attention.kv_heads": "heads of keys and values",

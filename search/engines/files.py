@@ -15,7 +15,7 @@ from autopar.run.architecture import refuse_unlike
 from autopar.run.run import Run
 from search.engines.differences import losses_of
 from search.engines.engine import Engine
-from search.engines.place import Draft, Place, WrittenLaunch
+from search.engines.exporter_types import Draft, Place, WrittenLaunch
 from search.engines.reader import CheckedFile
 from search.engines.table import engine_named, read_checked
 

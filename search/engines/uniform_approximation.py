@@ -16,7 +16,7 @@ from autopar.errors import InputError, UnsupportedError
 from autopar.records import Record, replace
 from autopar.run.model import ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, data_degree, violations
-from search.engines.place import Loss
+from search.engines.exporter_types import Loss
 from search.engines.plans import Job
 from search.engines.words import per_value
 

@@ -143,8 +143,8 @@ def _unwritten(question: Question, engine: EngineSpace) -> str:
     """Return why an engine cannot export uniform plans of a model, empty if it can."""
     from autopar.run.strategy import chunks_of_sizes
     from search.engines.candidate import Choice
+    from search.engines.exporter_types import Place
     from search.engines.files import unwritten
-    from search.engines.place import Place
     from search.engines.space import run_of
 
     model = question.job.model

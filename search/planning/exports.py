@@ -24,8 +24,8 @@ from autopar.run.runtime import Engine
 from autopar.training.throughput import Throughput
 from autopar.units import GIB, divisors, format_odds, format_seconds
 from search.engines.differences import losses_of
+from search.engines.exporter_types import Loss, Place
 from search.engines.files import read_back, title_of, with_script, written
-from search.engines.place import Loss, Place
 from search.engines.plans import Job, Lower, Lowered, as_typed, lower_for, search_words, space_of
 from search.engines.space import run_of
 from search.engines.table import EXPORTERS, engine_named, engine_space

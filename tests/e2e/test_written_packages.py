@@ -14,10 +14,10 @@ import pytest
 
 from autopar.pipeline.schedules import TORCH_NAMES
 from autopar.run.run import Run
+from search.engines.exporter_types import Place
 from search.engines.files import written
 from search.engines.megatron.names import harmless
 from search.engines.megatron.stages import parts_in_order
-from search.engines.place import Place
 from search.engines.text import flags_of, script_command
 from search.engines.torchtitan import write as torchtitan
 from tests.e2e.test_export_packages import has, loaded

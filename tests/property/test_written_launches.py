@@ -7,11 +7,11 @@ import pytest
 from autopar.errors import InputError
 from autopar.run.run import Run
 from search.engines.differences import without_effect
+from search.engines.exporter_types import Place
 from search.engines.files import checked, written
 from search.engines.megatron.names import harmless
 from search.engines.megatron.read import read_run
 from search.engines.megatron.write import environment_of
-from search.engines.place import Place
 from search.engines.text import flags_of, script_command
 from tests.often import often
 from tests.run_cases import megatron_runs, some, titan_runs, torch_runs

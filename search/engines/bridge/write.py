@@ -21,11 +21,11 @@ from search.engines.bridge.recipes import (
     precision_settings,
     recompute_settings,
 )
+from search.engines.exporter_types import Draft, Place, refuse_others, step_count
 from search.engines.huggingface.architectures import architecture, architecture_names
 from search.engines.megatron import write as megatron
 from search.engines.megatron.files import quoted
 from search.engines.megatron.stages import context_words, even_ends, layout_of
-from search.engines.place import Draft, Place, refuse_others, step_count
 from search.engines.words import one_line, required, torchrun
 
 _TITLE = "Megatron-Bridge"

@@ -11,8 +11,8 @@ from autopar.run.plan import LayerStrategy, Plan
 from autopar.run.run import Run
 from autopar.run.runtime import BUCKETS
 from search.engines.deepspeed.space import SPACE as OWN
+from search.engines.exporter_types import Place
 from search.engines.huggingface.transformers import script_place
-from search.engines.place import Place
 from search.engines.plans import (
     EVERY_MICROBATCH,
     MODEL_GRADIENTS,

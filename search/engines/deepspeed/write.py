@@ -15,8 +15,8 @@ from autopar.errors import UnsupportedError
 from autopar.run.run import Run
 from autopar.run.runtime import BUCKETS, Buckets
 from search.engines.differences import buckets_at
+from search.engines.exporter_types import Draft, Place, refuse_others
 from search.engines.huggingface.transformers import model_for, script_words
-from search.engines.place import Draft, Place, refuse_others
 from search.engines.words import shell_lines, torchrun
 
 VERSION = "0.19.8"

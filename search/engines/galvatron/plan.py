@@ -20,7 +20,7 @@ from autopar.errors import DocumentError
 from autopar.records import KeyFault, Record, replace, shorten
 from autopar.run.model import ModelSpec, head_dim
 from autopar.run.plan import Plan
-from search.engines.place import Imported
+from search.engines.exporter_types import Imported
 from search.engines.plans import Job, Lowered, Space, further_parts, has_one_kind
 from search.engines.text import Configuration, dump_yaml
 from search.engines.words import ROTARY_BASE, inert, one_line, required, torchrun

@@ -10,9 +10,9 @@ from autopar.run.model import ModelSpec
 from autopar.run.plan import LayerStrategy, Plan
 from autopar.run.run import Run
 from search.engines.deepspeed.space import SPACE as DEEPSPEED
+from search.engines.exporter_types import Place
 from search.engines.huggingface.space import SPACE as OWN
 from search.engines.huggingface.transformers import script_place
-from search.engines.place import Place
 from search.engines.plans import (
     MODEL_GRADIENTS,
     ONE_DEGREE,

@@ -17,8 +17,8 @@ from autopar.run.architecture import Model
 from autopar.run.of_plan import uniform_model
 from autopar.run.run import Run
 from autopar.training.adapters import Adapters, Target
+from search.engines.exporter_types import Place, spec_of
 from search.engines.huggingface.models import Decoder, model_named
-from search.engines.place import Place, spec_of
 from search.engines.plans import Job, place_of
 from search.engines.words import one_line, required
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from autopar.run.run import Run
 from search.engines.deepspeed import write as deepspeed
+from search.engines.exporter_types import Draft, Place, refuse_others
 from search.engines.huggingface.transformers import model_for, script_words
-from search.engines.place import Draft, Place, refuse_others
 from search.engines.text import dump_yaml
 from search.engines.words import NODE_RANK, shell_lines
 

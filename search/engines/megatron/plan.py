@@ -23,6 +23,7 @@ from autopar.run.strategy import Strategy
 from autopar.units import divisors
 from search.engines.arguments import LaunchArguments, words_of
 from search.engines.candidate import FULL, NONE
+from search.engines.exporter_types import Imported, Loss, Place
 from search.engines.megatron.arguments import (
     WAYS,
     Flag,
@@ -39,7 +40,6 @@ from search.engines.megatron.read import (
 from search.engines.megatron.rules import EXCHANGE
 from search.engines.megatron.setting import VIRTUAL
 from search.engines.megatron.space import SPACE as OWN
-from search.engines.place import Imported, Loss, Place
 from search.engines.plans import (
     EVERY_MICROBATCH,
     ONE_DEGREE,

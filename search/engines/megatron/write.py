@@ -16,6 +16,7 @@ from autopar.run.runtime import BLACKWELL, Optimizer, default_attention
 from autopar.run.strategy import wide_ends
 from autopar.units import divisors
 from search.engines.changes import recompute_arguments
+from search.engines.exporter_types import Draft, Place, refuse_others, spec_of, step_count
 from search.engines.huggingface.architectures import architecture
 from search.engines.megatron.arguments import Argument, Flag
 from search.engines.megatron.files import (
@@ -33,7 +34,6 @@ from search.engines.megatron.files import (
     yaml_text,
 )
 from search.engines.megatron.stages import context_words, layer_pattern, stage_arguments
-from search.engines.place import Draft, Place, refuse_others, spec_of, step_count
 from search.engines.words import ROTARY_BASE, required
 
 _TITLE = "Megatron-LM"

@@ -21,7 +21,7 @@ from autopar.errors import DocumentError, InputError, UnsupportedError
 from autopar.records import replace
 from autopar.run.model import ModelSpec, head_dim
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
-from search.engines.place import Imported, Loss
+from search.engines.exporter_types import Imported, Loss
 from search.engines.plans import (
     REPLICAS,
     SHARDED_OPTIMIZER,

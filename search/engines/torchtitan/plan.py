@@ -12,7 +12,7 @@ from autopar.run.model import ModelSpec
 from autopar.run.of_plan import uniform_model
 from autopar.run.plan import LayerStrategy, Plan
 from autopar.run.run import Run, resplit_run
-from search.engines.place import Loss, Place
+from search.engines.exporter_types import Loss, Place
 from search.engines.plans import (
     EVERY_MICROBATCH,
     ONE_STAGE,

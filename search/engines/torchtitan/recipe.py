@@ -18,7 +18,7 @@ from autopar.pipeline.schedules import TORCH_NAMES
 from autopar.records import replace
 from autopar.run.architecture import LayerGroup, Mlp, Model
 from autopar.run.run import Run, resplit_run
-from search.engines.place import Draft, Place, spec_of
+from search.engines.exporter_types import Draft, Place, spec_of
 from search.engines.torchtitan.read import read_titan
 from search.engines.words import ROTARY_BASE, layer_ranges, required, torchrun
 

@@ -17,9 +17,9 @@ from autopar.run.architecture import Model
 from autopar.run.run import Run
 from autopar.run.runtime import Kernels
 from autopar.run.strategy import Recomputed, Strategy
+from search.engines.exporter_types import Draft, Place, refuse_others
 from search.engines.huggingface.models import FLAVOURS, flavour
 from search.engines.megatron.stages import parts_in_order
-from search.engines.place import Draft, Place, refuse_others
 from search.engines.torchtitan.recipe import recipe
 from search.engines.words import one_line, required, shell_lines, torchrun
 

@@ -29,8 +29,8 @@ from search.engines.candidate import (
     Choice,
 )
 from search.engines.differences import losses_of, without_effect
+from search.engines.exporter_types import Loss
 from search.engines.megatron.stages import parts_in_order
-from search.engines.place import Loss
 from search.engines.reader import CheckedFile
 from search.engines.space import EngineSpace, run_of
 from search.engines.table import engine_of, engine_space, read_checked, variants

@@ -10,8 +10,8 @@ from autopar.errors import InputError
 from autopar.price.job import job_of_run
 from autopar.price.step import step_time
 from benchmarks.ledger import Priced, price_rows, read_runs
+from search.engines.exporter_types import Place
 from search.engines.files import written
-from search.engines.place import Place
 
 pytestmark = pytest.mark.whole
 

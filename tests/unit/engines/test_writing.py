@@ -22,9 +22,9 @@ from autopar.run.runtime import Precision, Quirks
 from autopar.run.strategy import chunks_of_sizes, even_chunks
 from search.engines.candidate import Choice
 from search.engines.differences import without_effect
+from search.engines.exporter_types import Place
 from search.engines.files import LAUNCH, written
 from search.engines.megatron.write import environment_of
-from search.engines.place import Place
 from search.engines.space import Job, run_of
 from search.engines.table import spaces
 from search.engines.text import flags_of, script_command

@@ -14,8 +14,8 @@ from search.engines.bridge.recipes import (
     performance_recipe,
 )
 from search.engines.differences import without_effect
+from search.engines.exporter_types import Place
 from search.engines.files import written
-from search.engines.place import Place
 
 PERFORMANCE = [
     ("llama3_70b", "h100", "bf16", 64),

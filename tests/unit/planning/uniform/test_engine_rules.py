@@ -13,8 +13,8 @@ import pytest
 from autopar.errors import InputError
 from search.commands import search as search_command
 from search.engines.candidate import Choice
+from search.engines.exporter_types import Place
 from search.engines.files import written
-from search.engines.place import Place
 from search.planning.uniform.answer import answer, open_launches
 from search.request.request import build_request
 

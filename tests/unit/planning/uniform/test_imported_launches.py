@@ -15,8 +15,8 @@ from autopar.training.adapters import Adapters
 from autopar.training.launch_settings import settings_of
 from search.commands import check, explain, export, search
 from search.engines.differences import without_effect
+from search.engines.exporter_types import Place
 from search.engines.files import LAUNCH, written
-from search.engines.place import Place
 from search.engines.space import run_of
 from search.engines.table import engine_space, read_checked
 from search.planning.uniform.files import choice_of, is_launch, read_launch
