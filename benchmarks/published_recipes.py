@@ -18,7 +18,7 @@ from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
 from autopar.units import format_bytes, format_seconds
-from search.check.neighbours import neighbours_of
+from search.check.alternatives import neighbours_of
 from search.engines.megatron.read import read_run
 
 __all__ = ["RECIPES", "Recipe", "main", "target"]

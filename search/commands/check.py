@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from autopar.rates.accuracy import Accuracy
     from autopar.rates.card import Card
     from autopar.rates.site import Site
-    from search.check.neighbours import Neighbours
+    from search.check.alternatives import Neighbours
     from search.engines.reader import CheckedFile
     from search.show.pictures.files import Pictures
 
@@ -254,7 +254,7 @@ def _priced(
 ) -> tuple[Assessment | None, Neighbours | None]:
     """Return the price of a run that can be executed, and faster plans next to it."""
     from autopar.price.assessment import assess
-    from search.check.neighbours import neighbours_of
+    from search.check.alternatives import neighbours_of
 
     if file.run is None or any(one.kind == "illegal" for one in file.findings):
         return None, None

@@ -1,6 +1,6 @@
 """Argument changes that turn one run into another, in the spelling of Megatron-LM.
 
-`search.check.neighbours` generates the other runs.
+`search.check.alternatives` generates the other runs.
 """
 
 from __future__ import annotations

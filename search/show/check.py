@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from autopar.run.run import Run
     from autopar.run.strategy import Recomputed
     from autopar.training.throughput import Throughput
-    from search.check.neighbours import Neighbour, Neighbours
+    from search.check.alternatives import Neighbour, Neighbours
     from search.engines.reader import CheckedFile
 
 _LABEL = 12

@@ -33,8 +33,8 @@ from autopar.run.run import Run
 from benchmarks.memory_goldens import Priced, intervals_of, price_row, read_goldens
 from benchmarks.published_peaks import published_peaks
 from benchmarks.published_recipes import RECIPES, Recipe, target as place
-from search.check import neighbours
-from search.check.neighbours import Neighbour, Neighbours, neighbours_of
+from search.check import alternatives
+from search.check.alternatives import Neighbour, Neighbours, neighbours_of
 from search.commands import check
 from search.engines.megatron.read import read_run
 from search.engines.table import read_checked
@@ -465,7 +465,7 @@ def test_memory_that_is_not_counted_changes_no_advice(
         written: Callable[[Run], Any],
         wanted_s: float,
     ) -> tuple[list[Assessment], Assessment | None, Any]:
-        all_ = [neighbours._quick(run, target, timing) for run, timing in found]
+        all_ = [alternatives._quick(run, target, timing) for run, timing in found]
 
         def rank(one: Assessment) -> tuple[bool, float, float]:
             time = one.step.total_s if one.step is not None else math.inf
@@ -481,11 +481,11 @@ def test_memory_that_is_not_counted_changes_no_advice(
                 return all_[:4], wholly, written(one.run)
         return all_[:4], None, ()
 
-    monkeypatch.setattr(neighbours, "assess", counted_price)
+    monkeypatch.setattr(alternatives, "assess", counted_price)
     found = list[Neighbours]()
     for patched in (False, True):
         if patched:
-            monkeypatch.setattr(neighbours, "_best", eager)
+            monkeypatch.setattr(alternatives, "_best", eager)
         counted.append(0)
         start = counted_price(read_run(arguments, world_size=64).run, target)
         found.append(neighbours_of(start, target))

@@ -19,7 +19,7 @@ from autopar.price.job import job_of_run
 from autopar.records import replace
 from autopar.run.run import resplit_run
 from benchmarks.ledger_models import known_architecture
-from search.check.neighbours import neighbours_of
+from search.check.alternatives import neighbours_of
 from search.commands import check
 from search.engines.bridge.recipes import PRECISIONS, named_recipe
 from search.engines.huggingface.architectures import architecture, architecture_names

@@ -19,7 +19,7 @@ from autopar.price.account import account_of
 from autopar.price.sharded import instants
 from autopar.records import replace
 from autopar.run.run import Run, resplit_run
-from search.check.neighbours import _offers
+from search.check.alternatives import _offers
 from search.commands import check
 from search.engines.huggingface.models import flavour, model_named
 from search.engines.reader import CheckedFile

@@ -14,7 +14,7 @@ import pytest
 from autopar.price.assessment import Target, assess
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.parts.operations import machine_of
-from search.check.neighbours import neighbours_of
+from search.check.alternatives import neighbours_of
 from search.engines.changes import changed_words
 from search.engines.reader import CheckedFile
 from search.engines.table import read_checked
