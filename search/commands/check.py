@@ -125,8 +125,8 @@ def _execute(raw: dict[str, Any]) -> int:
     from autopar.output import refuse_clashes
     from search.engines.table import named_card, read_checked
     from search.show.check import check_document, show_check
-    from search.show.headline import SCREEN_WIDTH
     from search.show.pictures.files import pictures_of
+    from search.show.summary import SCREEN_WIDTH
 
     asked = make(CheckSpec, read_values(rows_of(CheckSpec), raw))
     given = _place(asked)

@@ -104,8 +104,8 @@ def _execute(raw: dict[str, Any]) -> int:
     from search.questions.gains import gains_of
     from search.questions.given import given_plan
     from search.show.files import explanation_document
-    from search.show.headline import SCREEN_WIDTH
     from search.show.pictures.files import pictures_of
+    from search.show.summary import SCREEN_WIDTH
     from search.show.terminal import show_explained
 
     pictures = pictures_of(request.output.html_path, request.output.trace_path)
@@ -161,8 +161,8 @@ def _explain_launch(
     from search.planning.uniform.summary import priced_of
     from search.questions.given import given_launch
     from search.show.files import against_entry
-    from search.show.headline import SCREEN_WIDTH
     from search.show.pictures.files import pictures_of
+    from search.show.summary import SCREEN_WIDTH
     from search.show.terminal import show_explained
 
     request = build_request(raw)

@@ -65,7 +65,7 @@ def _remedy(export: Export) -> Iterator[str]:
 
 def show_export(export: Export, written: Sequence[str]) -> None:
     """Print the report of an export and its launch command, the command last."""
-    from search.show.headline import print_figures, step_figures
+    from search.show.summary import print_figures, step_figures
 
     console = make_console(sys.stdout)
     title = f"{export.title} for {export.engine}, {export.engine_version}"

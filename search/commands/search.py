@@ -326,7 +326,7 @@ def _goal_entry(reached: Reached | None) -> dict[str, object]:
 def _console() -> Console:
     """Return the console of a report: 80 columns without a terminal."""
     from autopar.command.console import make_console
-    from search.show.headline import SCREEN_WIDTH
+    from search.show.summary import SCREEN_WIDTH
 
     return make_console(sys.stdout, SCREEN_WIDTH)
 

@@ -155,7 +155,7 @@ def execute(raw: Mapping[str, Any]) -> int:
     finally:
         if spec.json != "-":
             from autopar.command.console import make_console
-            from search.show.headline import SCREEN_WIDTH
+            from search.show.summary import SCREEN_WIDTH
 
             console = make_console(sys.stdout, SCREEN_WIDTH)
             show_answers(console, groups, spec.by, verbose=spec.verbose)

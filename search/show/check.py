@@ -19,7 +19,7 @@ from autopar.records import replace
 from autopar.run.rules import Notice
 from autopar.units import GIB, format_bytes, format_count, format_figure, format_odds
 from search.show.files import assessed_entry
-from search.show.headline import SCREEN_HEIGHT
+from search.show.summary import SCREEN_HEIGHT
 from search.show.terms import FEATURE_NAMES, memory_name, time_name
 
 if TYPE_CHECKING:

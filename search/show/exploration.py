@@ -27,7 +27,7 @@ from autopar.output import Aside
 from autopar.units import GIB, format_count, format_range_s, format_seconds
 from search.questions.explore import AXES, TRAINED, By, effects, leads
 from search.request.request import ROWS
-from search.show.headline import in_table, row_lines
+from search.show.summary import in_table, row_lines
 
 if TYPE_CHECKING:
     from autopar.command.console import Console

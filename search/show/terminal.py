@@ -18,7 +18,7 @@ from autopar.command.show import (
 )
 from autopar.records import replace
 from autopar.units import GIB, format_bytes, format_odds, format_seconds
-from search.show.headline import (
+from search.show.summary import (
     SCREEN_HEIGHT,
     Headline,
     Rows,

@@ -11,7 +11,7 @@ import pytest
 from autopar.command.show import wrapped
 from autopar.units import format_figure
 from search.commands import explain, search as search_command
-from search.show.headline import SCREEN_HEIGHT, SCREEN_WIDTH, shortened
+from search.show.summary import SCREEN_HEIGHT, SCREEN_WIDTH, shortened
 
 Capture = pytest.CaptureFixture[str]
 _DENSE = ("--model", "llama3-8b", "--hardware", "h100:1x8", "--settle-bsz", "64")

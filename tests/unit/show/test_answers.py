@@ -13,7 +13,7 @@ from search.planning.layered.summary import summary_of as of_plan
 from search.planning.session import open_session
 from search.planning.uniform.summary import summary_of as of_launches
 from search.request.request import build_request
-from search.show.headline import SCREEN_WIDTH
+from search.show.summary import SCREEN_WIDTH
 from search.show.terminal import show_answer, show_explained
 
 _ASKED = {

@@ -50,7 +50,7 @@ from search.show.files import (
     result_document,
 )
 from search.show.frontier import show_frontier
-from search.show.headline import SCREEN_WIDTH
+from search.show.summary import SCREEN_WIDTH
 from search.show.terminal import (
     plan_runs,
     show_against,
