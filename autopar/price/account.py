@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from autopar.price import kept
+from autopar.price import workspaces
 from autopar.price.allocator import reserved_bytes, rounding_bytes
 from autopar.price.parameters import stage_weights
 from autopar.price.peak import Moment, Peak, gathered_bytes, peak_of, peaks
@@ -145,32 +145,32 @@ def _kept_terms(run: Run, stage: int) -> Iterator[Term]:
     chunks = run.strategy.stages[stage]
     weights = stage_weights(run, stage)
     rows = (
-        ("cuBLAS workspaces", kept.cublas_bytes(run), "CUBLAS_WORKSPACE_CONFIG, GPU"),
+        ("cuBLAS workspaces", workspaces.cublas_bytes(run), "CUBLAS_WORKSPACE_CONFIG, GPU"),
         (
             "Transformer Engine workspaces",
-            kept.engine_workspace_bytes(run),
+            workspaces.engine_workspace_bytes(run),
             "--transformer-impl, --moe-grouped-gemm, GPU",
         ),
         (
             "pipeline inputs",
-            kept.pipeline_bytes(run),
+            workspaces.pipeline_bytes(run),
             "--pipeline-model-parallel-size, chunks of a stage",
         ),
         (
             "gather buffer",
-            kept.gather_bytes(run, chunks),
+            workspaces.gather_bytes(run, chunks),
             "--sequence-parallel, --moe-token-dispatcher-type, --transformer-impl",
         ),
-        ("overlapped products", kept.overlap_bytes(run), "--tp-comm-overlap"),
-        ("rotary tables", kept.rotary_bytes(run, chunks), "--position-embedding-type"),
+        ("overlapped products", workspaces.overlap_bytes(run), "--tp-comm-overlap"),
+        ("rotary tables", workspaces.rotary_bytes(run, chunks), "--position-embedding-type"),
         (
             "routing maps",
-            kept.routing_bytes(run, chunks),
+            workspaces.routing_bytes(run, chunks),
             "--num-experts, --moe-permute-fusion",
         ),
         (
             "stand-ins of weight gradients",
-            kept.accumulation_bytes(run, weights),
+            workspaces.accumulation_bytes(run, weights),
             "--no-gradient-accumulation-fusion",
         ),
     )
@@ -192,7 +192,7 @@ def _peak_terms(run: Run, peak: Peak, stage: int) -> Iterator[Term]:
         ("freed before", -peak.freed_bytes, "--attention-backend"),
         (
             "micro-batch",
-            kept.mask_bytes(run, run.strategy.stages[stage]),
+            workspaces.mask_bytes(run, run.strategy.stages[stage]),
             "--no-create-attention-mask-in-dataloader",
         ),
         ("transfers", peak.transfer_bytes, "--pipeline-model-parallel-size"),

@@ -12,14 +12,14 @@ from functools import partial
 from typing import cast
 
 from autopar.price.activations import input_bytes, layer_saved_bytes, stream_bytes
-from autopar.price.kept import (
+from autopar.price.parameters import head_weight, layer_weights
+from autopar.price.peak import backward_bytes, head_bytes, kept_logits_bytes
+from autopar.price.workspaces import (
     accumulation_bytes,
     cublas_bytes,
     engine_workspace_bytes,
     rotary_bytes,
 )
-from autopar.price.parameters import head_weight, layer_weights
-from autopar.price.peak import backward_bytes, head_bytes, kept_logits_bytes
 from autopar.records import replace
 from autopar.run.architecture import refuse_unlike
 from autopar.run.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec, OtherMemory

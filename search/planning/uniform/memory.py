@@ -18,7 +18,7 @@ import numpy as np
 from autopar.arrays import F64
 from autopar.pipeline.orders import warmup_chunks
 from autopar.pipeline.schedules import SCHEDULES, Schedule, default_group
-from autopar.price import kept, torch_layers
+from autopar.price import torch_layers, workspaces
 from autopar.price.activations import (
     copied_qkv_bytes,
     input_bytes,
@@ -330,9 +330,9 @@ class Bounds:
 
     def _static(self, number: int) -> float:
         chunk = [Chunk(False, (number,), 0, False)]
-        found = kept.routing_bytes(self._run, chunk)
+        found = workspaces.routing_bytes(self._run, chunk)
         if self._run.model.attention.latent is not None:
-            found += kept.rotary_bytes(self._run, chunk)
+            found += workspaces.rotary_bytes(self._run, chunk)
         return float(found)
 
     def _again(self, number: int) -> float:
@@ -502,15 +502,15 @@ class Bounds:
         layers = tuple(self._layer_of[kind] for kind in np.flatnonzero(present).tolist())
         chunk = Chunk(first, layers, run.model.mtp if last else 0, last)
         found = (
-            kept.cublas_bytes(run)
-            + kept.engine_workspace_bytes(run)
-            + kept.gather_bytes(run, [chunk])
-            + kept.overlap_bytes(run)
-            + kept.accumulation_bytes(run, [chunk_weights(run, chunk)])
-            + kept.mask_bytes(run, [chunk])
+            workspaces.cublas_bytes(run)
+            + workspaces.engine_workspace_bytes(run)
+            + workspaces.gather_bytes(run, [chunk])
+            + workspaces.overlap_bytes(run)
+            + workspaces.accumulation_bytes(run, [chunk_weights(run, chunk)])
+            + workspaces.mask_bytes(run, [chunk])
         )
         if run.model.attention.latent is None:
-            found += kept.rotary_bytes(run, [chunk])
+            found += workspaces.rotary_bytes(run, [chunk])
         return float(found)
 
     def _forward_bytes(self, kind: int, has_head: bool) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autopar.errors import InputError
-from autopar.price import kept
+from autopar.price import workspaces
 from autopar.price.account import account_of
 from autopar.price.activations import (
     chunk_saved_bytes,
@@ -232,41 +232,43 @@ def test_fully_sharded_states_and_what_is_gathered() -> None:
 )
 def test_workspaces_of_cublas(gpu: str, config: str | None, expected: int) -> None:
     """Two of them, of the device's default or as configured."""
-    assert kept.cublas_bytes(run(gpu=gpu, allocator=Allocator(cublas=config))) == expected
+    assert workspaces.cublas_bytes(run(gpu=gpu, allocator=Allocator(cublas=config))) == expected
 
 
 def test_workspaces_of_transformer_engine() -> None:
     """One; four more for grouped products, two more where products overlap with transfers."""
     one = run()
     grouped = run(gpt(experts=EXPERTS), experts=ExpertKernels(grouped=True))
-    assert kept.engine_workspace_bytes(one) == 32 * MIB
-    assert kept.engine_workspace_bytes(replace(one, gpu="A100")) == 4 * MIB
-    assert kept.engine_workspace_bytes(grouped) == 5 * 32 * MIB
-    assert kept.engine_workspace_bytes(told(one, overlap=Overlap(tensor=True))) == 3 * 32 * MIB
+    assert workspaces.engine_workspace_bytes(one) == 32 * MIB
+    assert workspaces.engine_workspace_bytes(replace(one, gpu="A100")) == 4 * MIB
+    assert workspaces.engine_workspace_bytes(grouped) == 5 * 32 * MIB
+    assert (
+        workspaces.engine_workspace_bytes(told(one, overlap=Overlap(tensor=True))) == 3 * 32 * MIB
+    )
     local = replace(QUIET, module="megatron")
-    assert kept.engine_workspace_bytes(told(one, kernels=local)) == 0
-    assert kept.engine_workspace_bytes(told(grouped, kernels=local)) == 32 * MIB
+    assert workspaces.engine_workspace_bytes(told(one, kernels=local)) == 0
+    assert workspaces.engine_workspace_bytes(told(grouped, kernels=local)) == 32 * MIB
 
 
 def test_buffers_kept_between_steps() -> None:
     """Inputs of pipelines, one gather buffer at its largest, rotary tables, routing maps."""
     two = run(world=8, pp=2, tp=2, sequence_parallel=True, chunks=2)
-    assert kept.pipeline_bytes(two) == 2 * 2 * 2048 * 512 * 2
-    assert kept.pipeline_bytes(run()) == 0
-    assert kept.gather_bytes(two, two.strategy.stages[1]) == 4096 * 512 * 2
+    assert workspaces.pipeline_bytes(two) == 2 * 2 * 2048 * 512 * 2
+    assert workspaces.pipeline_bytes(run()) == 0
+    assert workspaces.gather_bytes(two, two.strategy.stages[1]) == 4096 * 512 * 2
     # only the head gathers there
-    assert kept.gather_bytes(two, two.strategy.stages[0]) == 0
+    assert workspaces.gather_bytes(two, two.strategy.stages[0]) == 0
     local = told(two, kernels=replace(QUIET, attention="local"))
     # the scores lie in the same buffer
-    assert kept.gather_bytes(local, two.strategy.stages[0]) == 4 * 4 * 1024 * 1024 * 2
+    assert workspaces.gather_bytes(local, two.strategy.stages[0]) == 4 * 4 * 1024 * 1024 * 2
     gathered = run(gpt(experts=EXPERTS), world=4, ep=4)
-    assert kept.gather_bytes(gathered, gathered.strategy.stages[0]) == 4 * 4096 * 512 * 2
+    assert workspaces.gather_bytes(gathered, gathered.strategy.stages[0]) == 4 * 4096 * 512 * 2
     chunks = gathered.strategy.stages[0]
-    assert kept.routing_bytes(gathered, chunks) == 12 * 4 * 4096 * 16
+    assert workspaces.routing_bytes(gathered, chunks) == 12 * 4 * 4096 * 16
     rotary = run(gpt(positions="rotary", rotary_share=0.5))
-    assert kept.rotary_bytes(rotary, rotary.strategy.stages[0]) == 1024 * 32 * 4
+    assert workspaces.rotary_bytes(rotary, rotary.strategy.stages[0]) == 1024 * 32 * 4
     found = run(gpt(**LATENT))
-    assert kept.rotary_bytes(found, found.strategy.stages[0]) == 12 * 5120 * 8 * 4
+    assert workspaces.rotary_bytes(found, found.strategy.stages[0]) == 12 * 5120 * 8 * 4
 
 
 def test_stand_ins_of_weight_gradients_are_one_of_a_shape() -> None:
@@ -275,8 +277,8 @@ def test_stand_ins_of_weight_gradients_are_one_of_a_shape() -> None:
     weights = stage_weights(fused, 0)
     # qkv, proj, both of the MLP, and the words, which are the head here
     elements = (3 + 1 + 4 + 4) * 512 * 512 + 50304 * 512
-    assert kept.accumulation_bytes(fused, weights) == 2 * elements
-    assert kept.accumulation_bytes(run(), weights) == 0
+    assert workspaces.accumulation_bytes(fused, weights) == 2 * elements
+    assert workspaces.accumulation_bytes(run(), weights) == 0
 
 
 # --------------------------------------------------------------------------------------------------
@@ -511,10 +513,10 @@ def test_transfers_and_micro_batches() -> None:
     assert transfer_bytes(two, 0, "backward") == 0
     assert transfer_bytes(run(world=2, pp=2, chunks=2), 0, "backward") == 3 * unit
     found = run(world=4, pp=4)
-    loaded = [kept.mask_bytes(found, chunks) for chunks in found.strategy.stages]
+    loaded = [workspaces.mask_bytes(found, chunks) for chunks in found.strategy.stages]
     assert loaded == [4 * 1024 * (12 + 1024), 0, 0, 4 * 1024 * (12 + 1024)]
     bare = run(masks=False)
-    assert kept.mask_bytes(bare, bare.strategy.stages[0]) == 4 * 1024 * 12
+    assert workspaces.mask_bytes(bare, bare.strategy.stages[0]) == 4 * 1024 * 12
 
 
 @pytest.mark.parametrize(
