@@ -28,7 +28,7 @@ import numpy as np
 from autopar.documents.json import write_json
 from autopar.errors import InputError
 from autopar.price.account import Account, account_of
-from autopar.price.risk import kind_of
+from autopar.price.oom_risk import kind_of
 from autopar.run.run import Run
 from benchmarks import memory_odds as odds
 from benchmarks.ledger_docs import write_tables

@@ -1,7 +1,7 @@
 """Reliability of peak intervals and OOM probabilities, each run judged with itself held out.
 
 Takes ratios of measured over counted peaks from any source; counts nothing. Errors are those of
-`autopar.price.risk`: nine of ten within an interval about the median, Student's t beyond.
+`autopar.price.oom_risk`: nine of ten within an interval about the median, Student's t beyond.
 `benchmarks.memory_goldens --left-out` prints these results.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopar.price.risk import odds_of_ratio
+from autopar.price.oom_risk import odds_of_ratio
 
 __all__ = [
     "COVERAGE",

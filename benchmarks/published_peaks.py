@@ -25,7 +25,7 @@ import numpy as np
 
 from autopar.documents.json import write_json
 from autopar.price.account import Account, account_of
-from autopar.price.risk import CONTEXT_BYTES, odds_of_more, reserved_interval
+from autopar.price.oom_risk import CONTEXT_BYTES, odds_of_more, reserved_interval
 from autopar.run.run import Run
 from autopar.units import GIB, MIB
 from benchmarks import memory_odds as odds

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from autopar.errors import InputError
 from autopar.price.account import Account, account_of, host_bytes_of
 from autopar.price.job import job_of_run
-from autopar.price.risk import odds_of_any, odds_of_more
+from autopar.price.oom_risk import odds_of_any, odds_of_more
 from autopar.price.step import StepTime, step_time
 from autopar.rates.accuracy import Accuracy, RunClass
 from autopar.rates.parts.operations import Machine

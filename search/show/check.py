@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autopar.command.console import Console, escape
 from autopar.command.show import make_table, print_heading, print_line, wrapped
 from autopar.pipeline.schedules import SCHEDULES
-from autopar.price.risk import few_runs_of, reserved_interval
+from autopar.price.oom_risk import few_runs_of, reserved_interval
 from autopar.price.sharded import recipe_of_run
 from autopar.rates.accuracy import probability_faster
 from autopar.records import replace

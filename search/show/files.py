@@ -54,7 +54,7 @@ from autopar.documents.strategy import (
 from autopar.errors import InputError
 from autopar.output import safe_name
 from autopar.price.assessment import Assessment, Target
-from autopar.price.risk import few_runs_of, reserved_interval
+from autopar.price.oom_risk import few_runs_of, reserved_interval
 from autopar.rates.measured import HardwareProfile
 from autopar.records import (
     content_of,

@@ -17,7 +17,7 @@ from autopar.pipeline.schedules import Schedule
 from autopar.price.account import account_of, host_bytes_of
 from autopar.price.assessment import Target
 from autopar.price.job import job_of_run
-from autopar.price.risk import CONTEXT_BYTES, kind_of, reserve_share
+from autopar.price.oom_risk import CONTEXT_BYTES, kind_of, reserve_share
 from autopar.price.step import KnownLayers, step_time
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import load_card

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from autopar.arrays import F64, I64, Bool
-from autopar.price.risk import LaunchKind, odds_of_kind, reserve_share
+from autopar.price.oom_risk import LaunchKind, odds_of_kind, reserve_share
 from autopar.rates.measured import COMMUNICATOR_BYTES, HardwareProfile
 from autopar.rates.model import ShardKind, backward_bytes
 from autopar.records import Record
@@ -519,7 +519,7 @@ def _by_rule(ruled: Mapping[tuple[bool, int], str]) -> tuple[str, ...]:
 # --------------------------------------------------------------------------------------------------
 # Device memory in addition to the tensors of a plan: allocator overhead and CUDA context.
 #
-# The uncertainty of predictions is in `autopar.price.risk`.
+# The uncertainty of predictions is in `autopar.price.oom_risk`.
 
 
 class Reserve(Record):

@@ -18,7 +18,7 @@ from autopar.answer import (
 )
 from autopar.price.account import Account
 from autopar.price.assessment import Assessment, Target
-from autopar.price.risk import few_runs_of, reserved_interval
+from autopar.price.oom_risk import few_runs_of, reserved_interval
 from autopar.rates.accuracy import probability_faster
 from autopar.records import replace
 from autopar.run.run import Run

@@ -14,7 +14,7 @@ from autopar.documents.catalog import shipped_path
 from autopar.errors import InputError
 from autopar.price.account import account_of
 from autopar.price.assessment import Assessment, Target
-from autopar.price.risk import odds_of_any
+from autopar.price.oom_risk import odds_of_any
 from autopar.records import replace
 from autopar.units import GIB, format_bytes, format_odds, format_seconds
 from search.planning.layered.summary import one_line

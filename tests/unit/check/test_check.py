@@ -16,7 +16,7 @@ import pytest
 from autopar.price.account import Account, account_of
 from autopar.price.assessment import Assessment, Target, Timing, assess
 from autopar.price.job import job_of_run
-from autopar.price.risk import (
+from autopar.price.oom_risk import (
     PEAK_RATIOS,
     few_runs_of,
     kind_of,

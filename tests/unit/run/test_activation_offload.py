@@ -15,7 +15,7 @@ from autopar.price.activations import (
     saved_parts,
 )
 from autopar.price.job import job_of_run
-from autopar.price.risk import kind_of
+from autopar.price.oom_risk import kind_of
 from autopar.price.step import step_time
 from autopar.rates.parts.operations import machine_of
 from autopar.records import replace

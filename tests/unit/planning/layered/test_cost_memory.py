@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autopar.price.risk import PEAK_RATIOS, odds_of_ratio
+from autopar.price.oom_risk import PEAK_RATIOS, odds_of_ratio
 from autopar.rates.measured import COMMUNICATOR_BYTES
 from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
