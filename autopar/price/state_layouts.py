@@ -1,8 +1,8 @@
 """Bytes per parameter by engine and ZeRO stage: persistent, sharded and transient.
 
 This is the only table of model states. Shapes, activations and buffer padding are in
-`autopar.price.states` and `autopar.price.sharded`. Each layout names the engine's source file from
-which it was read.
+`autopar.price.states` and `autopar.price.sharded_peak`. Each layout names the engine's source file
+from which it was read.
 """
 
 from __future__ import annotations

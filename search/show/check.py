@@ -13,7 +13,7 @@ from autopar.command.console import Console, escape
 from autopar.command.show import make_table, print_heading, print_line, wrapped
 from autopar.pipeline.schedules import SCHEDULES
 from autopar.price.oom_risk import few_runs_of, reserved_interval
-from autopar.price.sharded import recipe_of_run
+from autopar.price.sharded_peak import recipe_of_run
 from autopar.rates.accuracy import probability_faster
 from autopar.records import replace
 from autopar.run.rules import Notice

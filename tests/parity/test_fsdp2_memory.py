@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pytest
 
-from autopar.price.sharded import Instant, instants
+from autopar.price.sharded_peak import Instant, instants
 from autopar.run.run import Run
 from tests.runs import llama, torch_run
 

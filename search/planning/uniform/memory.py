@@ -29,7 +29,7 @@ from autopar.price.allocator import recycled_bytes
 from autopar.price.oom_risk import CONTEXT_BYTES, LaunchKind, kind_of, reserve_share
 from autopar.price.parameters import Weight, chunk_weights, layer_weights
 from autopar.price.peak import backward_bytes, deferred_head_bytes, dispatched_bytes, head_bytes
-from autopar.price.sharded import recipe_of_run
+from autopar.price.sharded_peak import recipe_of_run
 from autopar.records import Record, replace
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk, OffloadModule, recomputing

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from autopar.price.account import account_of
-from autopar.price.sharded import instants
+from autopar.price.sharded_peak import instants
 from autopar.records import replace
 from autopar.run.run import Run, resplit_run
 from search.check.alternatives import _offers

@@ -20,7 +20,7 @@ from autopar.pipeline import SCHEDULES, TORCH_NAMES, in_flight
 from autopar.price.account import account_of
 from autopar.price.job import job_of_run
 from autopar.price.parameters import stage_weights
-from autopar.price.sharded import instants
+from autopar.price.sharded_peak import instants
 from autopar.price.step import step_time
 from autopar.rates.parts.operations import machine_of
 from autopar.run.run import Run, resplit_run
