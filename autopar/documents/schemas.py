@@ -335,5 +335,5 @@ def json_schemas() -> dict[str, dict[str, Any]]:
         }
         for role, kind in sorted(DOCUMENTS.items())
     }
-    forms = import_module("autopar.command.forms")
+    forms = import_module("autopar.command.answer_schemas")
     return {**found, "answer": forms.with_forms(found["answer"])}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from autopar.command.forms import Tried
+from autopar.command.answer_schemas import Tried
 from autopar.errors import InfeasibleError, InputError, OptionError
 from autopar.records import Record
 from autopar.run.model import ModelSpec, model_parameter_count
