@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autopar.command.asking import Answer, ask, check, compare, explain, search
+    from autopar.command.python_api import Answer, ask, check, compare, explain, search
     from autopar.documents.hardware import read_hardware_dir as read_hardware
     from autopar.documents.model import read_model_profile
     from autopar.documents.plan import read_strategy as read_plan
@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Answer": ("autopar.command.asking", "Answer"),
+    "Answer": ("autopar.command.python_api", "Answer"),
     "Hardware": ("autopar.rates.measured", "HardwareProfile"),
     "Model": ("autopar.run.model", "ModelSpec"),
     "ModelProfile": ("autopar.run.model", "ModelProfile"),
@@ -72,11 +72,11 @@ _HOMES = {
     "Prediction": ("autopar.run.plan", "Prediction"),
     "SearchOptions": ("search.request.options", "SearchOptions"),
     "SearchResult": ("search.planning.layered.prediction", "SearchResult"),
-    "ask": ("autopar.command.asking", "ask"),
-    "check": ("autopar.command.asking", "check"),
-    "compare": ("autopar.command.asking", "compare"),
-    "explain": ("autopar.command.asking", "explain"),
-    "search": ("autopar.command.asking", "search"),
+    "ask": ("autopar.command.python_api", "ask"),
+    "check": ("autopar.command.python_api", "check"),
+    "compare": ("autopar.command.python_api", "compare"),
+    "explain": ("autopar.command.python_api", "explain"),
+    "search": ("autopar.command.python_api", "search"),
     "evaluate_many": ("search.closed_form.calculon", "evaluate_many"),
     "plan": ("search", "plan"),
     "read_card": ("autopar.rates.card", "load_card"),

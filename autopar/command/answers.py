@@ -1,8 +1,8 @@
 """JSON object of `--json`: a common head for answers and errors of all commands, and its receiver.
 
 The document of the command follows the head. An answer is written to stdout or to a file. For a
-command called within this process (`autopar.command.asking`), the caller receives the answer and no
-message is printed.
+command called within this process (`autopar.command.python_api`), the caller receives the answer
+and no message is printed.
 """
 
 from __future__ import annotations

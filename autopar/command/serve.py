@@ -1,6 +1,6 @@
 """`autopar serve --mcp`: search, check, explain and compare as tools of the Model Context Protocol.
 
-The tools are the functions of `autopar.command.asking`, and their answers are the objects of
+The tools are the functions of `autopar.command.python_api`, and their answers are the objects of
 `--json`. The server uses the official `mcp` package over stdin and stdout, so an agent starts it as
 a process; nothing else is written there.
 """
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec
 
-from autopar.command.asking import ask, check, compare, explain, search
 from autopar.command.fields import make, option, read_values
 from autopar.command.options import Command
+from autopar.command.python_api import ask, check, compare, explain, search
 from autopar.command.run import describe_failure
 from autopar.errors import InputError, OptionError
 from autopar.run.runtime import Engine

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from autopar.arrays import F64
-from autopar.command.asking import frame, shown_table
+from autopar.command.python_api import frame, shown_table
 from autopar.errors import InputError
 from autopar.rates.accuracy import RunClass, class_of_sources
 from autopar.records import Record, replace
