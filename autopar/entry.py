@@ -85,10 +85,10 @@ SUBCOMMANDS = {  # name: executable, module, and description of the command
         "autopar.command.serve",
         "MCP server for agents",
     ),
-    "models": ("autopar models", "autopar.command.shipped", "shipped models"),
-    "cards": ("autopar cards", "autopar.command.shipped", "shipped GPUs"),
-    "sites": ("autopar sites", "autopar.command.shipped", "measured clusters"),
-    "stacks": ("autopar stacks", "autopar.command.shipped", "software stacks of engines"),
+    "models": ("autopar models", "autopar.command.lists", "shipped models"),
+    "cards": ("autopar cards", "autopar.command.lists", "shipped GPUs"),
+    "sites": ("autopar sites", "autopar.command.lists", "measured clusters"),
+    "stacks": ("autopar stacks", "autopar.command.lists", "software stacks of engines"),
 }
 COMPLETION = "_AUTOPAR_COMPLETE"
 """Environment variable that the completion script of a shell sets, named by typer."""

@@ -13,7 +13,7 @@ import pytest
 
 import autopar
 import search
-from autopar.command import parser, shipped
+from autopar.command import lists, parser
 from autopar.documents.catalog import (
     card_names,
     find_card,
@@ -176,9 +176,9 @@ def test_words_that_other_shells_complete(shell: str) -> None:
 
 def test_lists_of_what_is_shipped(capsys: pytest.CaptureFixture[str]) -> None:
     """Every model, card and site is a row, with figures that are known."""
-    sites = {row["name"]: row for row in shipped.site_rows()}
-    models = {row["name"]: row for row in shipped.model_rows()}
-    cards = {row["name"]: row for row in shipped.card_rows()}
+    sites = {row["name"]: row for row in lists.site_rows()}
+    models = {row["name"]: row for row in lists.model_rows()}
+    cards = {row["name"]: row for row in lists.card_rows()}
 
     assert tuple(models) == model_names()
     assert tuple(cards) == card_names()
@@ -192,30 +192,30 @@ def test_lists_of_what_is_shipped(capsys: pytest.CaptureFixture[str]) -> None:
     assert models["deepseek-v3"]["num_experts"] == 256
     assert models["deepseek-v3"]["experts_per_token"] == 8
 
-    assert shipped.run([], "models") == 0
+    assert lists.run([], "models") == 0
     table = capsys.readouterr().out
-    assert {name for name in models if f"{name} " not in table} == shipped._OLDER
-    assert shipped.run(["--all"], "models") == 0
+    assert {name for name in models if f"{name} " not in table} == lists._OLDER
+    assert lists.run(["--all"], "models") == 0
     table = capsys.readouterr().out
     assert all(name in table for name in models)
     assert all(len(line) <= 80 for line in table.splitlines())
 
-    assert shipped.run(["--json"], "models") == 0
-    assert json.loads(capsys.readouterr().out)["models"] == shipped.model_rows()
-    assert shipped.run([], "cards") == 0
+    assert lists.run(["--json"], "models") == 0
+    assert json.loads(capsys.readouterr().out)["models"] == lists.model_rows()
+    assert lists.run([], "cards") == 0
     table = capsys.readouterr().out
     assert all(name in table for name in cards)
-    assert shipped.run([], "sites") == 0
+    assert lists.run([], "sites") == 0
     table = capsys.readouterr().out
     assert all(name in table for name in sites)
 
 
 @pytest.mark.parametrize("what", ["models", "cards", "sites", "stacks"])
 def test_golden_lists(
-    what: shipped.What, golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+    what: lists.What, golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A list is one screen of 24 lines and 80 columns."""
-    assert shipped.run([], what) == 0
+    assert lists.run([], what) == 0
     table = capsys.readouterr().out
     assert len(table.splitlines()) <= 24
     assert max(map(len, table.splitlines())) <= 80
@@ -228,7 +228,7 @@ def test_a_card_of_ones_own(
     """It is the other card with the figures that were given, in base units, and where from."""
     monkeypatch.chdir(tmp_path)
     words = "--like h100 --between 12.5 --memory 64 --gpus-per-node 4 --source switch.pdf"
-    assert shipped.run([*words.split(), "--out", "mine.json"], "cards") == 0
+    assert lists.run([*words.split(), "--out", "mine.json"], "cards") == 0
     assert "--hardware mine.json:NODESx4" in capsys.readouterr().err
 
     mine, h100 = load_card("mine.json"), load_card("h100")
@@ -243,12 +243,12 @@ def test_a_card_of_ones_own(
     assert "aliases" not in written
 
     again = ["--like", "h100", "--in-node", "300", "--out", "mine.json", "--json"]
-    assert shipped.run(again, "cards") == 0
+    assert lists.run(again, "cards") == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["card"]["intra_node"]["bytes_per_s"] == {"value": 3e11, "basis": "given by hand"}
     assert json.loads(Path("mine.json.bak-1").read_text()) == written
     itself = ["--like", "mine.json", "--in-node", "200", "--out", "mine.json"]
-    assert shipped.run(itself, "cards") == 2
+    assert lists.run(itself, "cards") == 2
     assert "mine.json" in capsys.readouterr().err
 
 
@@ -272,14 +272,14 @@ def test_a_card_that_is_none_says_why(
 ) -> None:
     """Nothing is written."""
     monkeypatch.chdir(tmp_path)
-    assert shipped.run(words.split(), "cards") == 2
+    assert lists.run(words.split(), "cards") == 2
     assert problem in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
 def test_list_of_stacks(capsys: pytest.CaptureFixture[str]) -> None:
     """Every shipped stack is a row with the figures of its document, whole in the table."""
-    rows = {row["name"]: row for row in shipped.stack_rows()}
+    rows = {row["name"]: row for row in lists.stack_rows()}
 
     assert tuple(rows) == stack_names()
     assert rows["megatron-2021"]["attention"] == ["unfused"]
@@ -287,15 +287,15 @@ def test_list_of_stacks(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["megatron-core"]["host_forward_s"] == core.host["forward_s"]
     assert rows["megatron-core"]["tensor_hidden"] == core.overlap["tensor"]
 
-    assert shipped.run(["--json"], "stacks") == 0
-    assert json.loads(capsys.readouterr().out)["stacks"] == shipped.stack_rows()
-    assert shipped.run([], "stacks") == 0
+    assert lists.run(["--json"], "stacks") == 0
+    assert json.loads(capsys.readouterr().out)["stacks"] == lists.stack_rows()
+    assert lists.run([], "stacks") == 0
     table = capsys.readouterr().out
     figures, kernels = (line for line in table.splitlines() if line.startswith("megatron-core "))
     assert f"{core.overlap['tensor'] * 100:.0f} %" in figures
     assert "cudnn" in kernels
     assert all(f"\n{name} " in table for name in rows)
-    assert shipped.run(["--jsn"], "stacks") == 2
+    assert lists.run(["--jsn"], "stacks") == 2
     assert "Did you mean --json" in capsys.readouterr().err
 
 
@@ -315,7 +315,7 @@ def test_a_card_of_another_gpu_has_its_peak(
     """Peaks of other element types keep their share of that in 16 bits, and say so."""
     monkeypatch.chdir(tmp_path)
     words = ["--like", "h100", "--bf16", "494.7", "--hbm", "2000", "--out", "half.json"]
-    assert shipped.run(words, "cards") == 0
+    assert lists.run(words, "cards") == 0
     own = json.loads(Path("half.json").read_text())
     other = json.loads(find_card("h100").read_text())
     for name in ("bf16", "fp16", "fp8", "fp32", "vector_bf16"):
