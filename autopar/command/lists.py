@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from autopar.command.card import CardSpec, is_asked, write_card
 from autopar.command.console import Console, escape, make_console
+from autopar.command.custom_card import CardSpec, is_asked, write_card
 from autopar.command.fields import json_option, make, option, read_values
 from autopar.command.options import Command
 from autopar.units import GIB
