@@ -23,9 +23,9 @@ from autopar.documents.sidecar import (
     sidecar_path,
 )
 from autopar.errors import DocumentError
-from autopar.plausible import Caution
 from autopar.rates.measured import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
 from autopar.records import Record
+from autopar.sanity_checks import Caution
 from autopar.sources import Source, stacks_of
 from autopar.units import GB, MIB, MS
 

@@ -37,7 +37,9 @@ from autopar.documents.sidecar import (
     write_sidecar,
 )
 from autopar.errors import DocumentError
-from autopar.plausible import (
+from autopar.rates.measured import Curve, HardwareProfile
+from autopar.records import Record, replace
+from autopar.sanity_checks import (
     Doubt,
     Figure,
     Law,
@@ -46,8 +48,6 @@ from autopar.plausible import (
     doubtful_link,
     notes_of,
 )
-from autopar.rates.measured import Curve, HardwareProfile
-from autopar.records import Record, replace
 from autopar.units import GB, MIB, MS
 
 # --------------------------------------------------------------------------------------------------

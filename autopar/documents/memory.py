@@ -28,15 +28,6 @@ from autopar.documents.sidecar import ModelMeasurement, Sidecar, newest_cells, s
 from autopar.documents.spec import bare_spec
 from autopar.documents.times import required, seqs_of, seqs_of_model, type_of_model
 from autopar.errors import DocumentError, VariantError
-from autopar.plausible import (
-    Caution,
-    Doubt,
-    Figure,
-    Law,
-    doubtful_parameters,
-    doubtful_table,
-    notes_of,
-)
 from autopar.records import Record, replace
 from autopar.run.model import (
     LayerMemory,
@@ -44,6 +35,15 @@ from autopar.run.model import (
     ModelSpec,
     OtherMemory,
     parameter_count,
+)
+from autopar.sanity_checks import (
+    Caution,
+    Doubt,
+    Figure,
+    Law,
+    doubtful_parameters,
+    doubtful_table,
+    notes_of,
 )
 from autopar.units import MIB
 

@@ -15,7 +15,6 @@ from autopar.documents.schemas import ComputationDocument
 from autopar.documents.sidecar import Sidecar, TensorKind, sidecar_path
 from autopar.documents.spec import bare_spec
 from autopar.errors import DocumentError
-from autopar.plausible import Caution, Doubt, Figure, Law, contradictions, notes_of, once
 from autopar.records import replace
 from autopar.run.model import (
     LayerProfile,
@@ -25,6 +24,7 @@ from autopar.run.model import (
     ShardedTime,
     TimePoint,
 )
+from autopar.sanity_checks import Caution, Doubt, Figure, Law, contradictions, notes_of, once
 from autopar.units import MS, format_count
 
 # --------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 
 from autopar.documents import catalog
 from autopar.errors import InputError
-from autopar.plausible import doubtful_rate, notes_of
 from autopar.rates.measured import HardwareProfile
 from autopar.records import replace
 from autopar.run.model import (
@@ -30,6 +29,7 @@ from autopar.run.model import (
     parameter_count,
 )
 from autopar.run.plan import tensor_degrees
+from autopar.sanity_checks import doubtful_rate, notes_of
 from autopar.sources import Source
 from autopar.units import MS
 

@@ -49,8 +49,8 @@ from autopar.documents.times import (
     sidecar_doubts,
 )
 from autopar.errors import DocumentError
-from autopar.plausible import Doubt
 from autopar.records import Record
+from autopar.sanity_checks import Doubt
 from autopar.units import GB, divisors, format_count, format_seconds, format_size
 from profiler.environment import comparable
 from profiler.hardware.documents import KINDS, MIN_SP_TIME_SIZES, derive

@@ -38,9 +38,9 @@ from autopar.documents.sidecar import (
     sidecar_path,
 )
 from autopar.errors import AutoparError, DocumentError, InputError
-from autopar.plausible import Doubt
 from autopar.rates.measured import OPERATIONS, bus_bytes_per_s
 from autopar.records import Record
+from autopar.sanity_checks import Doubt
 from autopar.statistics import (
     Summary,
     latency_bandwidth_fit,

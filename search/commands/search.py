@@ -16,10 +16,10 @@ from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.documents.catalog import portable_options
 from autopar.errors import INFEASIBLE, InputError, OptionError
-from autopar.plausible import Caution
 from autopar.records import (
     replace,
 )
+from autopar.sanity_checks import Caution
 from search.commands.app import (
     emit,
     files_read,

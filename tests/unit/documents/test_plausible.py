@@ -24,16 +24,16 @@ from autopar.documents.schemas import ComputationDocument
 from autopar.documents.spec import load_spec
 from autopar.documents.times import computation_doubts
 from autopar.errors import DocumentError
-from autopar.plausible import (
+from autopar.rates import check_rates, estimate_hardware
+from autopar.records import replace
+from autopar.run.model import LayerProfile, ModelProfile, ModelSpec, TimePoint
+from autopar.sanity_checks import (
     Figure,
     doubtful_bandwidths,
     doubtful_link,
     doubtful_parameters,
     notes_of,
 )
-from autopar.rates import check_rates, estimate_hardware
-from autopar.records import replace
-from autopar.run.model import LayerProfile, ModelProfile, ModelSpec, TimePoint
 from autopar.sources import Source
 from tests.unit.documents_support import write
 
