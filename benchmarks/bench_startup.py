@@ -57,7 +57,7 @@ import sys
 
 sys.meta_path[:] = [f for f in sys.meta_path if "Redirecting" not in type(f).__name__]
 sys.path.insert(0, {root!r})
-from autopar.entry import {entry}
+from autopar.cli import {entry}
 
 sys.argv[0] = "autopar-{entry}"
 {entry}()

@@ -52,7 +52,7 @@ def watch(frame, event, argument):
         deepest = max(deepest, len(set(stack)))
     elif event == "return" and stack:
         stack.pop()
-from autopar.entry import main
+from autopar.cli import main
 sys.argv = ["autopar", *{words!r}]
 sys.setprofile(watch)
 threading.setprofile(watch)

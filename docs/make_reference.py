@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from autopar import errors
+from autopar.cli import SUBCOMMANDS
 from autopar.command.aliases import alias_tables
 from autopar.command.fields import Row
 from autopar.command.options import MOST_USED, Command
 from autopar.documents.schemas import json_schemas
-from autopar.entry import SUBCOMMANDS
 from autopar.errors import EXIT_CODES, INTERRUPTED
 from autopar.records import Record
 from autopar.run.rules import Rule

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from autopar.cli import COMPLETION, SUBCOMMANDS
 from autopar.command.aliases import alias_tables
 from autopar.command.dialect import normalise
 from autopar.command.fields import Row, missing
 from autopar.command.run import guarded, say
-from autopar.entry import COMPLETION, SUBCOMMANDS
 from autopar.errors import OptionError, did_you_mean
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from autopar.cli import SUBCOMMANDS
 from autopar.command.answers import HEAD, is_answer, running
-from autopar.entry import SUBCOMMANDS
 from autopar.errors import InputError, InstallError, OptionError, did_you_mean
 from autopar.units import GIB
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.entry import hardware
+from autopar.cli import hardware
 
 if __name__ == "__main__":
     hardware()

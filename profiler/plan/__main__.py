@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.entry import plan
+from autopar.cli import plan
 
 if __name__ == "__main__":
     plan()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.entry import site
+from autopar.cli import site
 
 if __name__ == "__main__":
     site()

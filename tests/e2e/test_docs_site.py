@@ -13,9 +13,9 @@ from xml.etree import ElementTree as ET
 import pytest
 import yaml
 
+from autopar.cli import SUBCOMMANDS
 from autopar.command.aliases import alias_tables
 from autopar.command.options import Command
-from autopar.entry import SUBCOMMANDS
 from docs import make_answers, make_pictures, make_reference
 from docs.site import hooks
 

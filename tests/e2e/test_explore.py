@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
+from autopar.cli import explore
 from autopar.command.answers import without_head
-from autopar.entry import explore
 from tests import warm
 from tests.data.read import calculon_best, calculon_documents
 from tests.unit.explore_documents import calculon
 
 pytestmark = pytest.mark.whole
 
-COMMAND = "from autopar.entry import explore; explore()"
+COMMAND = "from autopar.cli import explore; explore()"
 
 
 def started(*arguments: str, cwd: Path) -> warm.Warm:

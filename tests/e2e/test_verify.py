@@ -19,7 +19,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-CODE = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from autopar.entry import verify; verify()"
+CODE = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from autopar.cli import verify; verify()"
 
 
 def verified(folder: Path, *arguments: str, timeout: int = 900) -> subprocess.CompletedProcess[str]:

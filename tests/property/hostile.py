@@ -24,7 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from autopar.entry import SUBCOMMANDS
+from autopar.cli import SUBCOMMANDS
 from search.commands import search
 from tests.e2e.bad_estimates_table import CALCULON as PRICED, TWO as PRICED_TWO
 from tests.e2e.bad_explore_table import (

@@ -29,7 +29,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from autopar.entry import SUBCOMMANDS
+from autopar.cli import SUBCOMMANDS
 from tests.property.hostile import CANARY, Run, make
 from tests.warm import Warm, context
 

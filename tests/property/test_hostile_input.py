@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar.entry import SUBCOMMANDS
+from autopar.cli import SUBCOMMANDS
 from tests.property.hostile import KINDS, Run, prepare_good
 from tests.property.hostile_runs import BAD, Done, Ended, Runner, classify, runner
 from tests.property.suspicious import SUSPICIOUS, Suspicion, news

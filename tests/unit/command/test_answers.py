@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autopar.cli import SUBCOMMANDS
 from autopar.command.answers import OUTPUTS
 from autopar.command.console import make_console
 from autopar.command.options import Command
@@ -22,7 +23,6 @@ from autopar.command.show import make_table, print_item, print_line, print_pair
 from autopar.documents.checks import DOCUMENTS, MOST_ERRORS, document_errors
 from autopar.documents.json import load_object
 from autopar.documents.spec import load_spec
-from autopar.entry import SUBCOMMANDS
 from autopar.errors import DocumentError, InputError, OptionError, fitted, message_of
 from autopar.output import refuse_clashes, write_text
 from autopar.rates.command import COMMAND as ESTIMATE

@@ -12,7 +12,7 @@ from tests.warm import new_interpreter
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
-ENTRIES = {**SCRIPTS, "autopar": "autopar.entry:hardware"}
+ENTRIES = {**SCRIPTS, "autopar": "autopar.cli:hardware"}
 EVERY = pytest.mark.parametrize("command", ENTRIES)
 
 LIGHT = """
@@ -110,11 +110,11 @@ def test_commands_import_what_they_need(
     """Start-up is most of the time that a small question takes: see benchmarks/bench_startup.py."""
     script = (
         "import atexit, sys\n"
-        "from autopar import entry\n"
+        "from autopar import cli\n"
         f"unused = {unused}\n"
         "atexit.register(lambda: sys.stderr.write(\n"
         "    str([m for m in unused if m in sys.modules]) + '\\n'))\n"
-        f"entry.{name}()"
+        f"cli.{name}()"
     )
     done = new_interpreter(script, *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -125,9 +125,9 @@ def test_a_planner_starts_no_threads_of_numpy(tmp_path: Path) -> None:
     """They spin without work, in CPU seconds; a number that somebody set stays."""
     script = (
         "import atexit, os\n"
-        "from autopar import entry\n"
+        "from autopar import cli\n"
         "atexit.register(lambda: print(os.environ['OPENBLAS_NUM_THREADS']))\n"
-        "entry.search()"
+        "cli.search()"
     )
     arguments = ("--output-config-path", "none")
     done = new_interpreter(script, *arguments, cwd=tmp_path, OPENBLAS_NUM_THREADS="2")

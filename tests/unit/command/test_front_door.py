@@ -13,6 +13,7 @@ import pytest
 
 import autopar
 import search
+from autopar.cli import COMPLETION, SUBCOMMANDS
 from autopar.command import lists, parser
 from autopar.documents.catalog import (
     card_names,
@@ -21,7 +22,6 @@ from autopar.documents.catalog import (
     site_names,
     stack_names,
 )
-from autopar.entry import COMPLETION, SUBCOMMANDS
 from autopar.rates.card import load_card
 from autopar.rates.stack import load_stack
 from autopar.records import replace
@@ -35,7 +35,7 @@ def door(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def new_door(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Return the same of a new interpreter."""
-    return warm.new_interpreter("from autopar.entry import main; main()", *words, **environment)
+    return warm.new_interpreter("from autopar.cli import main; main()", *words, **environment)
 
 
 def test_help_names_every_command(golden: Callable[[str, str], None]) -> None:

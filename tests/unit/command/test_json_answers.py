@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import autopar
+from autopar.cli import SUBCOMMANDS
 from autopar.command.answers import HEAD, SCHEMA, answers_stdout, is_answer, without_head
 from autopar.documents.schemas import json_schemas
-from autopar.entry import SUBCOMMANDS
 from autopar.errors import EXIT_CODES, DocumentError, InstallError, OptionError
 from search.planning.uniform.files import read_launch
 

@@ -14,10 +14,10 @@ from importlib import import_module
 
 import pytest
 
+from autopar.cli import SUBCOMMANDS
 from autopar.command.aliases import alias_tables
 from autopar.command.fields import read_values
 from autopar.command.options import HELP_WIDTH
-from autopar.entry import SUBCOMMANDS
 from autopar.errors import OptionError
 from search.commands.explain import COMMAND as EXPLAIN
 from search.commands.export import COMMAND as EXPORT

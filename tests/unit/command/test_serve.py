@@ -12,7 +12,7 @@ import pytest
 
 from autopar.command import serve
 
-START = "import sys; sys.argv = ['autopar', 'serve', '--mcp']; import autopar.entry as e; e.main()"
+START = "import sys; sys.argv = ['autopar', 'serve', '--mcp']; import autopar.cli as e; e.main()"
 SMALL = {
     "model": "llama3-8b",
     "hardware": "h100:1x8",

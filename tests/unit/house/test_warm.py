@@ -23,7 +23,7 @@ def test_a_command_is_a_process_like_any_other(tmp_path: Path) -> None:
     environment = {**os.environ, "COLUMNS": "70"}
     arguments = ("--evaluate", "häuser.json")
     done = warm.command("autopar-search", *arguments, cwd=tmp_path, env=environment).completed()
-    code = "from autopar.entry import search; search()"
+    code = "from autopar.cli import search; search()"
     cold = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         cwd=tmp_path,
