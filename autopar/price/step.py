@@ -26,8 +26,7 @@ from autopar.rates.layer import (
     tensor_sends,
 )
 from autopar.rates.measured import together_s
-from autopar.rates.parts.operations import Machine, Part, Real, Sends, as_number, transfer_s
-from autopar.rates.parts.replicas import (
+from autopar.rates.parts.data_parallel import (
     Group,
     data_shards,
     dense_group,
@@ -40,6 +39,7 @@ from autopar.rates.parts.replicas import (
     table_traffic_s,
     update_s,
 )
+from autopar.rates.parts.operations import Machine, Part, Real, Sends, as_number, transfer_s
 from autopar.rates.parts.updates import (
     activation_copies_s,
     weight_copies_s,

@@ -31,8 +31,7 @@ from autopar.price.step import (
     step_time,
 )
 from autopar.rates.layer import LayerTimes
-from autopar.rates.parts.operations import Sends
-from autopar.rates.parts.replicas import (
+from autopar.rates.parts.data_parallel import (
     beside_traffic_s,
     dense_group,
     dense_traffic_s,
@@ -41,6 +40,7 @@ from autopar.rates.parts.replicas import (
     reduction_s,
     table_traffic_s,
 )
+from autopar.rates.parts.operations import Sends
 from autopar.rates.parts.updates import host_of, optimizer_time_s
 from autopar.rates.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.records import replace

@@ -15,7 +15,7 @@ import numpy as np
 
 from autopar.arrays import F64
 from autopar.rates.measured import together_s
-from autopar.rates.parts.replicas import beside_traffic_s
+from autopar.rates.parts.data_parallel import beside_traffic_s
 from search.engines.candidate import Choice
 from search.planning.uniform.bounds.layer_times import Rows, Unit, layers_of
 from search.planning.uniform.cost_model import Prices
