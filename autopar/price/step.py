@@ -40,7 +40,7 @@ from autopar.rates.parts.data_parallel import (
     update_s,
 )
 from autopar.rates.parts.operations import Machine, Part, Real, Sends, as_number, transfer_s
-from autopar.rates.parts.updates import (
+from autopar.rates.parts.optimizer import (
     activation_copies_s,
     weight_copies_s,
     weights_cast_s,

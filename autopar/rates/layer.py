@@ -40,7 +40,7 @@ from autopar.rates.parts.operations import (
     split_of,
     transfer_s,
 )
-from autopar.rates.parts.updates import weights_cast_s
+from autopar.rates.parts.optimizer import weights_cast_s
 from autopar.records import replace
 from autopar.run.architecture import Attention, Experts, Mamba, Mlp
 from autopar.run.job import (

@@ -16,7 +16,7 @@ from autopar.arrays import F64
 from autopar.rates.layer import embedding_times, head_times, layer_parts
 from autopar.rates.measured import HostCalls, host_calls, together_s
 from autopar.rates.parts.operations import Machine, Part, Split
-from autopar.rates.parts.updates import optimizer_time_s
+from autopar.rates.parts.optimizer import optimizer_time_s
 from autopar.records import replace
 from autopar.run.architecture import Experts
 from autopar.run.job import Block, Job, parameters

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.rates.parts.operations import Machine, Real, transfer_s
-from autopar.rates.parts.updates import optimizer_time_s
+from autopar.rates.parts.optimizer import optimizer_time_s
 from autopar.run.job import Block, Job, adapter_parameters, parameters
 from autopar.training.adapters import base_bytes
 

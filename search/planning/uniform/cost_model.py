@@ -41,7 +41,7 @@ from autopar.rates.parts.data_parallel import (
     table_traffic_s,
 )
 from autopar.rates.parts.operations import Sends
-from autopar.rates.parts.updates import host_of, optimizer_time_s
+from autopar.rates.parts.optimizer import host_of, optimizer_time_s
 from autopar.rates.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.records import replace
 from autopar.run.architecture import Mlp

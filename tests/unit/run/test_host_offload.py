@@ -11,7 +11,7 @@ from autopar.price.account import account_of
 from autopar.price.job import job_of_run
 from autopar.price.sharded_peak import recipe_of_run
 from autopar.rates.parts.operations import machine_of
-from autopar.rates.parts.updates import Host, exposed_s, host_update_s, optimizer_time_s
+from autopar.rates.parts.optimizer import Host, exposed_s, host_update_s, optimizer_time_s
 from autopar.run.architecture import Experts
 from autopar.run.run import Run
 from autopar.run.runtime import ActivationOffload, ExpertKernels, Optimizer, Overlap
