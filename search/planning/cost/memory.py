@@ -19,7 +19,7 @@ from autopar.records import Record
 from autopar.run.model import LayerMemory, LayerSpec, ModelSpec, head_dim
 from autopar.run.plan import LayerStrategy
 from autopar.units import GIB
-from search.planning.cost.recipes import KINDS, KindBytes, Recipe
+from search.planning.cost.state_layouts import KINDS, KindBytes, Recipe
 from search.planning.cost.tables import Pricing, Rows
 from search.request.options import SearchOptions
 

@@ -63,7 +63,7 @@ from search.planning.cost.memory import (
     token_bytes,
 )
 from search.planning.cost.overlap import LayerTime, sends_seen_s, stragglers_share, without_host
-from search.planning.cost.recipes import Recipe
+from search.planning.cost.state_layouts import Recipe
 from search.planning.cost.tables import (
     POSITIONS,
     Grid,

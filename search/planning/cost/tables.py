@@ -46,7 +46,7 @@ from autopar.records import Record, replace
 from autopar.run.plan import LayerStrategy, PipelineType, VocabStrategy, ZeroDefault, data_degree
 from autopar.run.runtime import Hiding
 from search.planning.cost.communication import Groups
-from search.planning.cost.recipes import Recipe
+from search.planning.cost.state_layouts import Recipe
 from search.planning.space import Table
 from search.request.options import SearchOptions
 

@@ -31,7 +31,7 @@ from search.planning.cost.memory import (
     unit_bytes,
 )
 from search.planning.cost.overlap import LayerTime, overlap_s, reduction_seen_s, with_stragglers
-from search.planning.cost.recipes import Recipe
+from search.planning.cost.state_layouts import Recipe
 from search.planning.cost.tables import (
     POSITIONS,
     PricedRows,

@@ -19,7 +19,7 @@ from autopar.run.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from search.planning.cost.memory import layer_backward_bytes, tensor_bytes
 from search.planning.cost.model import CostModel
-from search.planning.cost.recipes import Recipe
+from search.planning.cost.state_layouts import Recipe
 from search.planning.layered.planner import Planner
 from search.planning.layered.prediction import predict
 from search.planning.session import open_session

@@ -13,7 +13,7 @@ from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from search.planning.cost.memory import reserve_of, to_bytes
 from search.planning.cost.model import CostModel
-from search.planning.cost.recipes import Recipe
+from search.planning.cost.state_layouts import Recipe
 from search.planning.layered.prediction import predict
 from search.request.options import SearchOptions
 from tests.cost_cases import toy_hardware, toy_model, toy_spec

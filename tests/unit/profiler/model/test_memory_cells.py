@@ -16,7 +16,7 @@ from autopar.run.model import LayerMemory, LayerSpec, ModelProfile
 from autopar.run.plan import LayerStrategy
 from search.planning.cost.memory import ulysses_bytes
 from search.planning.cost.model import CostModel
-from search.planning.cost.recipes import Recipe
+from search.planning.cost.state_layouts import Recipe
 from search.request.options import SearchOptions
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 from tests.unit.documents_support import DOCUMENTS, SPEC, write
