@@ -23,7 +23,7 @@ from profiler.environment import RankInfo, check_alike, collect
 from profiler.hardware.options import Cluster, Group, Round
 from profiler.measure import Timer, make_timer, renamed, torch_dtype
 from profiler.options import RankOptions
-from profiler.watch import Trouble, Watch
+from profiler.progress import Trouble, Watch
 
 if TYPE_CHECKING:
     import torch

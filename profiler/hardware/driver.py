@@ -25,7 +25,7 @@ from profiler.hardware.options import Cell, Group, Round
 from profiler.hardware.overlap import local_overlap, slowdowns
 from profiler.measure import Policy, Timer, choose_loops, next_block, warmups
 from profiler.processes import Session
-from profiler.watch import Watch
+from profiler.progress import Watch
 
 # --------------------------------------------------------------------------------------------------
 # From group times to the measurement of a cell: slowest group and stragglers.

@@ -25,8 +25,8 @@ from profiler.hardware.overlap import OVERLAP_WINDOW_S, slowdowns
 from profiler.hardware.record import HardwareRecord, hardware_metadata
 from profiler.measure import Forecast, ForecastPart, Policy, Progress, expected_seconds, policy_of
 from profiler.processes import Session, open_session, watched
+from profiler.progress import Trouble, Watch
 from profiler.record import Record
-from profiler.watch import Trouble, Watch
 
 # --------------------------------------------------------------------------------------------------
 # Predicts the duration of a run for `--dry-run`: short probes, then the driver's own rules.

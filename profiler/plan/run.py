@@ -44,7 +44,7 @@ from profiler.plan.job import PlanJob, RunResult
 from profiler.plan.stage import Stage, build_stages, open_groups, padded_spec
 from profiler.plan.units import Replica, gradient_of, sums_by_itself
 from profiler.processes import barrier, choose_backend, meet, watched
-from profiler.watch import Trouble
+from profiler.progress import Trouble
 
 # --------------------------------------------------------------------------------------------------
 # Training steps of one rank's stage: micro-batches in schedule order, norms and times.

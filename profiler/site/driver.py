@@ -20,8 +20,8 @@ from profiler.hardware.options import Cell
 from profiler.hardware.run import forecast, probe_policy
 from profiler.measure import Forecast, ForecastPart, HostTimer, Policy
 from profiler.processes import Session
+from profiler.progress import Watch
 from profiler.site.options import GEMM, HOST, SiteOptions, gemm_size
-from profiler.watch import Watch
 
 # --------------------------------------------------------------------------------------------------
 # Selection of repetitions.

@@ -29,6 +29,7 @@ from profiler.hardware.options import Cluster
 from profiler.hardware.run import SAMPLE_S, RunState, describe, measure_missing, run_watched
 from profiler.measure import policy_of
 from profiler.processes import Session, open_session
+from profiler.progress import Watch
 from profiler.record import read_document
 from profiler.site.documents import Asked, SiteRecord, site_metadata, site_path
 from profiler.site.driver import SiteDriver, forecast_site
@@ -41,7 +42,6 @@ from profiler.site.options import (
     guess_card,
     plan_cells,
 )
-from profiler.watch import Watch
 
 
 def run(options: SiteOptions, argv: Sequence[str]) -> int:

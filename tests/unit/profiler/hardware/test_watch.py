@@ -20,7 +20,7 @@ from msgspec.structs import asdict
 
 from autopar.errors import InputError
 from profiler.hardware.run import RunState, _finish
-from profiler.watch import Trouble, Watch
+from profiler.progress import Trouble, Watch
 from tests import warm
 from tests.unit.measured import measure
 from tests.unit.record_support import opened, planned
