@@ -325,7 +325,7 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
     ),
     "part of the room is left": (memory.Room, "bytes_for", lambda old: scaled(old, 0.85)),
     "less is there in any kind of launch": (
-        expansion.Openings, "_limits_of", lambda old: lambda self, choice, zero: (
+        expansion.CandidateExpander, "_limits_of", lambda old: lambda self, choice, zero: (
             0.93 * old(self, choice, zero)[0], 0.93 * old(self, choice, zero)[1]
         ),
     ),
@@ -333,13 +333,14 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         best_first, "arrangement_of", lambda old: lambda unit, choice: _First(old(unit, choice))
     ),
     "chunks are never looked at": (
-        expansion.Openings, "pipelines", lambda old: lambda self, choice: old(self, choice)[:1]
+        expansion.CandidateExpander, "pipelines", lambda old: lambda self, choice: old(self,
+            choice)[:1]
     ),
     "layers are never made again in blocks": (
-        expansion.Openings, "blocks", lambda old: lambda self, longest: []
+        expansion.CandidateExpander, "blocks", lambda old: lambda self, longest: []
     ),
     "gradients of weights are never put off": (
-        expansion.Openings, "pipelines", lambda old: lambda self, choice: tuple(
+        expansion.CandidateExpander, "pipelines", lambda old: lambda self, choice: tuple(
             one for one in old(self, choice) if not SCHEDULES[one.schedule].splits
         ),
     ),
@@ -359,13 +360,15 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         space.Space, "_kinds", lambda old: lambda self, tp, cp: old(self, tp, cp)[:1]
     ),
     "transfers never run beside products": (
-        expansion.Openings, "overlaps", lambda old: lambda self, choice: old(self, choice)[:1]
+        expansion.CandidateExpander, "overlaps", lambda old: lambda self, choice: old(self,
+            choice)[:1]
     ),
     "transfers of all degrees come before products": (
         space.Space, "_fastest_base", lambda old: lambda self, choice: self.prices.base(choice)
     ),
     "states are never copied": (
-        expansion.Openings, "copies", lambda old: lambda self, choice: old(self, choice)[:1]
+        expansion.CandidateExpander, "copies", lambda old: lambda self, choice: old(self,
+            choice)[:1]
     ),
     "copies are not priced": (
         best_first._Search, "open_copies", lambda old: lambda self, entry: None
@@ -381,12 +384,13 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         ),
     ),
     "modules are never on the host": (
-        expansion.Openings, "fastest_sets", lambda old: lambda self, *args: old(
+        expansion.CandidateExpander, "fastest_sets", lambda old: lambda self, *args: old(
             self, *args
         ).only(np.zeros(0, dtype=np.int64)),
     ),
     "more is never on the host where less is too large": (
-        expansion.Openings, "fastest_sets", lambda old: lambda self, *args: old(self, *args[:3])
+        expansion.CandidateExpander, "fastest_sets", lambda old: lambda self, *args: old(self,
+            *args[:3])
     ),
     "copies to the host take twice as long": (
         on_host, "_copies_s", lambda old: scaled(old, 2.0)
@@ -413,7 +417,7 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         Target, "host_fits", lambda old: lambda self, host_bytes: True
     ),
     "a sharding is left out": (
-        expansion.Openings, "zeros", lambda old: lambda self, choice: old(self, choice)[:1]
+        expansion.CandidateExpander, "zeros", lambda old: lambda self, choice: old(self, choice)[:1]
     ),
 }  # fmt: skip
 """What could be wrong in a bound or in a term; each is found by one question at least."""

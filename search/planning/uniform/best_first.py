@@ -26,7 +26,7 @@ from search.engines.candidate import NONE, Choice, Fixed
 from search.engines.space import EngineSpace, Job
 from search.planning.uniform.bounds.layer_times import Unit, arrangement_of
 from search.planning.uniform.cost_model import Prices
-from search.planning.uniform.expansion import DEVICE, Openings, Options
+from search.planning.uniform.expansion import DEVICE, CandidateExpander, Options
 from search.planning.uniform.least_memory import smallest_launch
 from search.planning.uniform.memory import Room
 from search.planning.uniform.space import Space
@@ -168,7 +168,7 @@ class Uniform:
         self.target = target
         self.prices = Prices(engine, job, target)
         self.space = Space(self.prices)
-        self.openings: dict[Fixed, Openings] = {}
+        self.openings: dict[Fixed, CandidateExpander] = {}
         """Allowed values by constraints, without values that depend on memory."""
         self.known: dict[Fixed, dict[tuple[int, Choice], tuple[Room, float]]] = {}
         """(level, candidate) -> (memory budget, lower bound of all finer candidates)."""
@@ -244,7 +244,7 @@ class _Search:
         """Plan with the least host memory among those that exceed it, with its bytes; else None."""
         self.complete = True
         self.least_s: float | None = None
-        known = uniform.openings.setdefault(fixed, Openings(self.prices, fixed, self.room))
+        known = uniform.openings.setdefault(fixed, CandidateExpander(self.prices, fixed, self.room))
         self.openings = known.within(self.room)
         self.known = uniform.known.setdefault(fixed, {})
         self.degrees = self.space.degrees(fixed)

@@ -135,7 +135,7 @@ class Stages(NamedTuple):
     """`Rows.whole_s` and `Rows.again` of each, shapes [shardings, rows] and [shardings, 4]."""
 
 
-class Openings:
+class CandidateExpander:
     """Values of an engine that the user's constraints allow for a job."""
 
     def __init__(self, prices: Prices, fixed: Fixed, room: Room) -> None:
@@ -168,7 +168,7 @@ class Openings:
         self._rooms: dict[object, tuple[F64, F64]] = {}
         self._plain = np.array([word == NONE for word in prices.words], dtype=bool)
 
-    def within(self, room: Room) -> Openings:
+    def within(self, room: Room) -> CandidateExpander:
         """Return the same values for another memory budget; few values depend on it."""
         found = copy(self)
         found.room = room

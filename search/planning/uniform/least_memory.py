@@ -17,7 +17,7 @@ from autopar.records import replace
 from autopar.run.run import Run
 from search.engines.candidate import Choice
 from search.planning.uniform.bounds.layer_times import Unit, arrangement_of
-from search.planning.uniform.expansion import Openings, Options
+from search.planning.uniform.expansion import CandidateExpander, Options
 from search.planning.uniform.space import Degrees, Space
 
 
@@ -44,7 +44,7 @@ class _Entry(NamedTuple):
 
 
 def smallest_launch(
-    space: Space, degrees: Degrees, openings: Openings, deadline: float
+    space: Space, degrees: Degrees, openings: CandidateExpander, deadline: float
 ) -> Smallest | None:
     """Return the plan with the smallest peak; None if the engine runs none.
 
@@ -54,7 +54,7 @@ def smallest_launch(
 
 
 class _Search:
-    def __init__(self, space: Space, openings: Openings) -> None:
+    def __init__(self, space: Space, openings: CandidateExpander) -> None:
         self.space = space
         self.openings = openings
         self.prices = openings.prices
