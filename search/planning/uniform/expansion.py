@@ -49,7 +49,7 @@ def _chunks_of(schedule: Schedule, most: int) -> range:
     return range(facts.least_chunks, min(most, facts.most_chunks or most) + 1)
 
 
-class Saving(NamedTuple):
+class ActivationPolicy(NamedTuple):
     """Activation policy of a layout: recomputation and offload."""
 
     recompute: str
@@ -653,14 +653,14 @@ class CandidateExpander:
             [[one <= other or FULL in other for other in sets] for one in sets], dtype=bool
         )
 
-    def saving(self, options: Options, at: int) -> Saving:
+    def saving(self, options: Options, at: int) -> ActivationPolicy:
         """Return the activation policy at an index."""
         place, one = int(options.places[at]), int(options.sets[at])
         words = self.prices.words
         recompute = words[place] if place < len(words) else f"block {place - len(words)}"
         if one < 0:
-            return Saving(recompute, NONE if one == DEVICE else None)
-        return Saving(recompute, self.prices.hosted.words[one])
+            return ActivationPolicy(recompute, NONE if one == DEVICE else None)
+        return ActivationPolicy(recompute, self.prices.hosted.words[one])
 
     def least_spread(self, unit: Unit, choice: Choice) -> float:
         """Return a lower bound of the bytes of some stage, for any activation policy."""
