@@ -26,7 +26,7 @@ from search.engines.candidate import NONE, Choice, Fixed
 from search.engines.space import EngineSpace, Job
 from search.planning.uniform.bounds.layer_times import Unit, arrangement_of
 from search.planning.uniform.cost_model import Prices
-from search.planning.uniform.expansion import DEVICE, CandidateExpander, Options
+from search.planning.uniform.expansion import DEVICE, ActivationPolicies, CandidateExpander
 from search.planning.uniform.least_memory import smallest_launch
 from search.planning.uniform.memory import Room
 from search.planning.uniform.space import Space
@@ -152,7 +152,7 @@ class _Entry(NamedTuple):
     choice: Choice
     number: int
     unit: Unit | None = None
-    options: Options | None = None
+    options: ActivationPolicies | None = None
     at: int = 0
     """Index of the current policy in `options`."""
     whole_s: float = 0.0
@@ -422,7 +422,9 @@ class _Search:
         if step is not None and offload == NONE:
             self.push_copies(choice, step, entry)
 
-    def push_behind(self, entry: _Entry, options: Options, step: StepTime | None = None) -> None:
+    def push_behind(
+        self, entry: _Entry, options: ActivationPolicies, step: StepTime | None = None
+    ) -> None:
         """Push the policies of a layout after the current one, whose step time is given.
 
         Policies that recompute as much and more are not faster in schedules timed by whole stages.

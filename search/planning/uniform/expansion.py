@@ -57,7 +57,7 @@ class ActivationPolicy(NamedTuple):
     """Offloaded modules joined by +; None: some set, not yet expanded."""
 
 
-class Options(NamedTuple):
+class ActivationPolicies(NamedTuple):
     """Activation policies of a layout, sorted by `values` (bounds of seconds or bytes)."""
 
     values: F64
@@ -75,11 +75,11 @@ class Options(NamedTuple):
         plain = np.flatnonzero(self.sets == DEVICE)
         return int(plain[-1]) if len(plain) else len(self.sets) - 1
 
-    def only(self, some: I64) -> Options:
+    def only(self, some: I64) -> ActivationPolicies:
         """Return the policies at these indices."""
-        return Options(self.values[some], self.places[some], self.sets[some])
+        return ActivationPolicies(self.values[some], self.places[some], self.sets[some])
 
-    def behind(self, at: int, which: Bool, least: float) -> Options:
+    def behind(self, at: int, which: Bool, least: float) -> ActivationPolicies:
         """Return the policies after index `at` in order; those in `which` are at least `least`."""
         values = np.where(
             which[at + 1 :], np.maximum(self.values[at + 1 :], least), self.values[at + 1 :]
@@ -571,7 +571,7 @@ class CandidateExpander:
             found = self._sizes[key] = _Sizes(words, blocks, numbers)
         return found
 
-    def fastest(self, unit: Unit, choice: Choice) -> Options:
+    def fastest(self, unit: Unit, choice: Choice) -> ActivationPolicies:
         """Return the activation policies of a layout that may fit, by lower bounds of step time.
 
         Recomputations that do not fit without offload get an open offload set; offload takes
@@ -587,7 +587,7 @@ class CandidateExpander:
             lacks &= self._hosted_bytes(unit, choice) <= most
         if not (may.any() or len(free) or lacks.any()):
             none = np.zeros(0, dtype=np.int64)
-            return Options(np.zeros(0), none, none)
+            return ActivationPolicies(np.zeros(0), none, none)
         hosted = np.full(len(may), np.inf)
         if lacks.any():
             arrangement = arrangement_of(unit, choice)
@@ -607,7 +607,7 @@ class CandidateExpander:
             sizes.hosted = least_hosted_bytes(self.prices, unit, choice, arrangement)
         return sizes.hosted
 
-    def smallest(self, unit: Unit, choice: Choice) -> Options:
+    def smallest(self, unit: Unit, choice: Choice) -> ActivationPolicies:
         """Return the activation policies of a layout, by lower bounds of the peak stage's bytes."""
         sizes = self.sizes(unit, choice)
         hosted = np.full(len(sizes.words), np.inf)
@@ -618,16 +618,16 @@ class CandidateExpander:
 
     def _ordered(
         self, may: Bool, numbers: I64, of_words: F64, of_blocks: F64, hosted: F64
-    ) -> Options:
+    ) -> ActivationPolicies:
         words, beside = np.flatnonzero(may), np.flatnonzero(hosted < np.inf)
         values = np.concatenate([of_words[words], of_blocks[numbers], hosted[beside]])
         places = np.concatenate([words, len(self.words) + numbers, beside])
         sets = np.full(len(places), DEVICE)
         sets[len(places) - len(beside) :] = _OPEN
         order = np.argsort(values, kind="stable")
-        return Options(values[order], places[order], sets[order])
+        return ActivationPolicies(values[order], places[order], sets[order])
 
-    def no_faster(self, options: Options, at: int) -> Bool:
+    def no_faster(self, options: ActivationPolicies, at: int) -> Bool:
         """Return which policies recompute all modules that one of them does: they are not faster.
 
         This holds whether they recompute more or offload activations.
@@ -653,7 +653,7 @@ class CandidateExpander:
             [[one <= other or FULL in other for other in sets] for one in sets], dtype=bool
         )
 
-    def saving(self, options: Options, at: int) -> ActivationPolicy:
+    def saving(self, options: ActivationPolicies, at: int) -> ActivationPolicy:
         """Return the activation policy at an index."""
         place, one = int(options.places[at]), int(options.sets[at])
         words = self.prices.words
@@ -681,7 +681,7 @@ class CandidateExpander:
 
     def fastest_sets(
         self, unit: Unit, choice: Choice, recompute: str, full: Sequence[str] = ()
-    ) -> Options:
+    ) -> ActivationPolicies:
         """Return the offload sets of a policy that may fit, by lower bounds of step time.
 
         A set that offloads no less of any layer than another set is dropped, as the other is no
@@ -701,7 +701,7 @@ class CandidateExpander:
         less = (rows[:, None] <= rows[None]).all(axis=2) & ~np.eye(len(rows), dtype=bool)
         return found.only(np.flatnonzero(~less.any(axis=0)))
 
-    def smallest_sets(self, unit: Unit, choice: Choice, recompute: str) -> Options:
+    def smallest_sets(self, unit: Unit, choice: Choice, recompute: str) -> ActivationPolicies:
         """Return the offload sets of a policy, by lower bounds of the peak stage's bytes."""
         at = self.prices.words.index(recompute)
         sizes = sets_bytes(self.prices, unit, choice, arrangement_of(unit, choice), at)
@@ -715,7 +715,7 @@ class CandidateExpander:
         most = np.where(leaves, self.room.bytes_of("offloaded") * _MORE, limits[word])
         return sizes, most
 
-    def _ordered_sets(self, unit: Unit, word: int, may: Bool, values: F64) -> Options:
+    def _ordered_sets(self, unit: Unit, word: int, may: Bool, values: F64) -> ActivationPolicies:
         copied = self.prices.hosted.has @ unit.bounds.gone.copied[word]
         # of sets that offload the same bytes keep one, and none that offloads nothing
         seen = {(0.0,) * copied.shape[1]} if self.device else set()
@@ -726,4 +726,4 @@ class CandidateExpander:
                 seen.add(leaves)
                 found.append(int(at))
         order = np.array(found, dtype=np.int64)
-        return Options(values[order], np.full(len(order), word), order)
+        return ActivationPolicies(values[order], np.full(len(order), word), order)

@@ -17,7 +17,7 @@ from autopar.records import replace
 from autopar.run.run import Run
 from search.engines.candidate import Choice
 from search.planning.uniform.bounds.layer_times import Unit, arrangement_of
-from search.planning.uniform.expansion import CandidateExpander, Options
+from search.planning.uniform.expansion import ActivationPolicies, CandidateExpander
 from search.planning.uniform.space import Degrees, Space
 
 
@@ -39,7 +39,7 @@ class _Entry(NamedTuple):
     number: int
     choice: Choice
     unit: Unit | None = None
-    options: Options | None = None
+    options: ActivationPolicies | None = None
     at: int = 0
 
 
