@@ -100,7 +100,7 @@ class _Sizes:
         """Lower bounds of step seconds per sequence, by policy and by N; None until requested."""
 
 
-class Staging(NamedTuple):
+class StageCandidate(NamedTuple):
     """Numbers of stages of some degrees and the shardings of each, for all other choices."""
 
     stages: tuple[int, ...]
@@ -122,7 +122,7 @@ class Staging(NamedTuple):
 class Stages(NamedTuple):
     """Numbers of stages of some degrees, with bounds that do not depend on the memory limit."""
 
-    staging: Staging
+    staging: StageCandidate
     bytes: F64
     freed: F64
     """Results of `Prices.many_spread_bytes`, both of shape [shardings, rows]."""
@@ -160,7 +160,7 @@ class CandidateExpander:
         self._orders: dict[tuple[int, int], tuple[Pipeline, ...]] = {}
         self._extremes: dict[tuple[int, int], tuple[Pipeline, ...]] = {}
         self._tables: dict[object, Stages] = {}
-        self._stagings: dict[object, Staging] = {}
+        self._stagings: dict[object, StageCandidate] = {}
         self._laid: dict[object, tuple[Choice, ...]] = {}
         self._sizes: dict[object, _Sizes] = {}
         self._layouts: dict[object, tuple[Choice, ...]] = {}
@@ -447,7 +447,7 @@ class CandidateExpander:
         hosted = np.full(limits.shape, self.room.bytes_of("offloaded") * _MORE)
         return hosted if self.device else np.maximum(hosted, limits)
 
-    def _rooms_of(self, degree: Choice, staging: Staging) -> tuple[F64, F64]:
+    def _rooms_of(self, degree: Choice, staging: StageCandidate) -> tuple[F64, F64]:
         """Return `limits` of all shardings, shapes [shardings, policies] and [shardings]."""
         key = (degree.precision, degree.dispatcher, degree.tp_overlap, staging.zeros)
         found = self._rooms.get(key)
@@ -489,7 +489,7 @@ class CandidateExpander:
             again=np.array([one.again for one in rows]).reshape(-1, 4),
         )
 
-    def _staging_of(self, unit: Unit, degree: Choice) -> Staging:
+    def _staging_of(self, unit: Unit, degree: Choice) -> StageCandidate:
         staged = [(one, self.extremes(one)) for one in self.stages(degree)]
         staged = [(one, pipelines) for one, pipelines in staged if pipelines]
         shardings = [
@@ -498,7 +498,7 @@ class CandidateExpander:
             for zero in self.zeros(one)
         ]
         prices = self.prices
-        return Staging(
+        return StageCandidate(
             stages=tuple(one.pp for one, _ in staged),
             rounds=np.array([prices.rounds(one, pipelines) for one, pipelines in staged]),
             sends_s=np.array(
