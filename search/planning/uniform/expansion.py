@@ -119,7 +119,7 @@ class StageCandidate(NamedTuple):
     """State bytes per parameter from `Prices.states_of`, shape [shardings, 2]."""
 
 
-class Stages(NamedTuple):
+class StageCandidates(NamedTuple):
     """Numbers of stages of some degrees, with bounds that do not depend on the memory limit."""
 
     staging: StageCandidate
@@ -159,7 +159,7 @@ class CandidateExpander:
         self._copies: dict[object, tuple[int, ...]] = {}
         self._orders: dict[tuple[int, int], tuple[Pipeline, ...]] = {}
         self._extremes: dict[tuple[int, int], tuple[Pipeline, ...]] = {}
-        self._tables: dict[object, Stages] = {}
+        self._tables: dict[object, StageCandidates] = {}
         self._stagings: dict[object, StageCandidate] = {}
         self._laid: dict[object, tuple[Choice, ...]] = {}
         self._sizes: dict[object, _Sizes] = {}
@@ -458,14 +458,14 @@ class CandidateExpander:
             found = self._rooms[key] = np.array(plain), np.array(again)
         return found
 
-    def table(self, unit: Unit, degree: Choice) -> Stages:
+    def table(self, unit: Unit, degree: Choice) -> StageCandidates:
         """Return the numbers of stages of some degrees, without bounds that depend on memory."""
         key = (unit, degree.global_batch)
         if key not in self._tables:
             self._tables[key] = self._table(unit, degree)
         return self._tables[key]
 
-    def _table(self, unit: Unit, degree: Choice) -> Stages:
+    def _table(self, unit: Unit, degree: Choice) -> StageCandidates:
         inner = (degree.tp, degree.cp, degree.ep * degree.etp, degree.ep)
         key = (*inner, degree.micro_batch, degree.global_batch, degree.precision)
         staging = self._stagings.get(key)
@@ -479,7 +479,7 @@ class CandidateExpander:
             else plain
             for pp, zero, copies in staging.shardings
         ]
-        return Stages(
+        return StageCandidates(
             staging=staging,
             bytes=sizes,
             freed=most,
@@ -514,7 +514,7 @@ class CandidateExpander:
             states=np.array([prices.states_of(unit, one) for _, one in shardings]).reshape(-1, 2),
         )
 
-    def least_whole_s(self, unit: Unit, degree: Choice, table: Stages) -> F64:
+    def least_whole_s(self, unit: Unit, degree: Choice, table: StageCandidates) -> F64:
         """Return lower bounds of whole-model micro-batch seconds, recomputed as needed to fit.
 
         One value per number of stages; infinite if nothing fits.
