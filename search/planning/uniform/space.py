@@ -22,7 +22,7 @@ from autopar.run.strategy import ContextKind
 from autopar.units import divisors
 from search.engines.candidate import Choice, Fixed, kept
 from search.engines.space import job_values, runs, values_of
-from search.planning.uniform.bounds.degrees import Laid, Ways, Whole
+from search.planning.uniform.bounds.degrees import AttentionDegrees, Ways, Whole
 from search.planning.uniform.cost_model import Prices
 from search.planning.uniform.memory import states_of_run
 
@@ -69,14 +69,14 @@ class Space:
     # Values of each degree
 
     @cached_property
-    def laid(self) -> tuple[Laid, ...]:
+    def laid(self) -> tuple[AttentionDegrees, ...]:
         """Attention shardings, with micro-batch size and context-parallel communication."""
         engine, job = self.prices.engine, self.prices.job
         tensor = self._degrees_that_keep(HEADS, "tp")
         context = self._degrees_that_keep(RING, "cp") if engine.context else [1]
         largest = max(job.global_batches)
         return tuple(
-            Laid(tp, cp, size, kind)
+            AttentionDegrees(tp, cp, size, kind)
             for tp, cp, size in product(tensor, context, self.micro_batches)
             if job.world % (tp * cp) == 0 and size <= largest
             for kind in self._kinds(tp, cp)
@@ -143,7 +143,7 @@ class Space:
         self._seconds.clear()
         self._degrees.clear()
 
-    def choice(self, way: Ways, laid: Laid, batch: int) -> Choice:
+    def choice(self, way: Ways, laid: AttentionDegrees, batch: int) -> Choice:
         """Return the candidate of some degrees."""
         return Choice(
             tp=laid.tp,
@@ -159,7 +159,7 @@ class Space:
             global_batch=batch,
         )
 
-    def _going(self, way: Ways, laid: Sequence[Laid]) -> Bool:
+    def _going(self, way: Ways, laid: Sequence[AttentionDegrees]) -> Bool:
         """Return which attention shardings the engine runs with an expert sharding, on one stage.
 
         Constraints of overlapped expert communication on stages are checked with the stages.
@@ -254,7 +254,9 @@ class Space:
                 if len(found):
                     yield batch, stages, found
 
-    def _unlike(self, of: Callable[[Laid], object]) -> tuple[list[Laid], I64]:
+    def _unlike(
+        self, of: Callable[[AttentionDegrees], object]
+    ) -> tuple[list[AttentionDegrees], I64]:
         """Return attention shardings with distinct keys, and each sharding's index among these."""
         first: dict[object, int] = {}
         like = [first.setdefault(of(one), len(first)) for one in self.laid]

@@ -40,7 +40,7 @@ _ROUNDING = 1.0 - 1e-9
 No bound may exceed the exact sum of a plan."""
 
 
-class Laid(NamedTuple):
+class AttentionDegrees(NamedTuple):
     """Sharding of layers without their experts."""
 
     tp: int
@@ -72,7 +72,7 @@ class Whole:
     def __init__(
         self,
         machine: Machine,
-        laid: Sequence[Laid],
+        laid: Sequence[AttentionDegrees],
         ways: Sequence[Ways],
         base: Callable[[Choice], StepJob],
     ) -> None:
