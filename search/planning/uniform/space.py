@@ -22,7 +22,7 @@ from autopar.run.strategy import ContextKind
 from autopar.units import divisors
 from search.engines.candidate import Choice, Fixed, kept
 from search.engines.space import job_values, runs, values_of
-from search.planning.uniform.bounds.degrees import AttentionDegrees, Ways, Whole
+from search.planning.uniform.bounds.degrees import AttentionDegrees, ExpertDegrees, Whole
 from search.planning.uniform.cost_model import Prices
 from search.planning.uniform.memory import states_of_run
 
@@ -108,7 +108,7 @@ class Space:
         return self._exchanges[key]
 
     @cached_property
-    def ways(self) -> tuple[Ways, ...]:
+    def ways(self) -> tuple[ExpertDegrees, ...]:
         """Expert shardings, with precision and dispatch settings."""
         engine, job = self.prices.engine, self.prices.job
         experts = job.model.experts
@@ -125,7 +125,7 @@ class Space:
             dispatchers = engine.dispatchers(job.gpu)[: None if ep > 1 else 1]
             overlaps = (False, True) if ep > 1 and engine.overlaps_experts else (False,)
             found += [
-                Ways(ep, etp, precision, dispatcher, overlap)
+                ExpertDegrees(ep, etp, precision, dispatcher, overlap)
                 for dispatcher, overlap in product(dispatchers, overlaps)
             ]
         return tuple(found)
@@ -143,7 +143,7 @@ class Space:
         self._seconds.clear()
         self._degrees.clear()
 
-    def choice(self, way: Ways, laid: AttentionDegrees, batch: int) -> Choice:
+    def choice(self, way: ExpertDegrees, laid: AttentionDegrees, batch: int) -> Choice:
         """Return the candidate of some degrees."""
         return Choice(
             tp=laid.tp,
@@ -159,7 +159,7 @@ class Space:
             global_batch=batch,
         )
 
-    def _going(self, way: Ways, laid: Sequence[AttentionDegrees]) -> Bool:
+    def _going(self, way: ExpertDegrees, laid: Sequence[AttentionDegrees]) -> Bool:
         """Return which attention shardings the engine runs with an expert sharding, on one stage.
 
         Constraints of overlapped expert communication on stages are checked with the stages.
@@ -235,7 +235,9 @@ class Space:
             return Degrees(none, none, *(none.astype(np.int64) for _ in range(3)))
         return Degrees(*map(np.concatenate, zip(*found, strict=True)))
 
-    def _grouped(self, way: Ways, fixed: Fixed) -> Iterator[tuple[int, tuple[int, ...], I64]]:
+    def _grouped(
+        self, way: ExpertDegrees, fixed: Fixed
+    ) -> Iterator[tuple[int, tuple[int, ...], I64]]:
         """Yield batch, numbers of stages and the attention shardings that allow these."""
         attention, laid_as = self._unlike(lambda one: (one.tp, one.cp, one.cp_kind))
         inner, shared_by = self._unlike(lambda one: (one.tp * one.cp, one.micro_batch))
@@ -263,7 +265,7 @@ class Space:
         places = {number: place for place, number in reversed([*enumerate(like)])}
         return [self.laid[places[number]] for number in range(len(first))], np.array(like)
 
-    def _left(self, way: Ways, fixed: Fixed) -> bool:
+    def _left(self, way: ExpertDegrees, fixed: Fixed) -> bool:
         overlap = way.overlap if fixed.overlap_experts is None else fixed.overlap_experts
         several = way.ep > 1
         return bool(
@@ -329,7 +331,9 @@ class Space:
         bound: F64 = found[at]
         return bound
 
-    def _bound_bytes(self, way: Ways, at: I64, stages: tuple[int, ...], fixed: Fixed) -> F64:
+    def _bound_bytes(
+        self, way: ExpertDegrees, at: I64, stages: tuple[int, ...], fixed: Fixed
+    ) -> F64:
         """Return lower bounds of the peak stage's bytes, for any stages and sharding.
 
         They contain model states, and the input of each layer for the live micro-batches of a
@@ -375,7 +379,7 @@ class Space:
                 np.minimum(least, np.sum(found, axis=0), out=least)
         return least * (1.0 - 1e-9)
 
-    def _states(self, way: Ways, zero: int, *, staged: bool) -> tuple[float, float]:
+    def _states(self, way: ExpertDegrees, zero: int, *, staged: bool) -> tuple[float, float]:
         key = ("states", way.precision, zero, staged)
         found = self._seconds.get(key)
         if found is None:

@@ -49,7 +49,7 @@ class AttentionDegrees(NamedTuple):
     cp_kind: ContextKind = "ring"
 
 
-class Ways(NamedTuple):
+class ExpertDegrees(NamedTuple):
     """Sharding of experts, with precision and dispatch settings."""
 
     ep: int
@@ -73,7 +73,7 @@ class Whole:
         self,
         machine: Machine,
         laid: Sequence[AttentionDegrees],
-        ways: Sequence[Ways],
+        ways: Sequence[ExpertDegrees],
         base: Callable[[Choice], StepJob],
     ) -> None:
         """Store all attention and expert shardings; base : returns a job of one data rank."""
@@ -86,7 +86,7 @@ class Whole:
         self._mixtures: dict[object, _Time] = {}
         self._sends: dict[object, Sends] = {}
 
-    def seconds(self, ways: Ways, number: dict[Block, int], at: I64) -> F64:
+    def seconds(self, ways: ExpertDegrees, number: dict[Block, int], at: I64) -> F64:
         """Return the seconds of a micro-batch for the attention shardings at indices `at`.
 
         number : layers of each type in the model.
@@ -100,7 +100,7 @@ class Whole:
                 host += count * mixture.host_s
         return np.asarray(together_s(device, host)) * _ROUNDING
 
-    def _jobs_of(self, ways: Ways) -> list[StepJob]:
+    def _jobs_of(self, ways: ExpertDegrees) -> list[StepJob]:
         """Return one job per attention sharding."""
         found = self._jobs.get(ways.precision)
         if found is None:
@@ -122,7 +122,7 @@ class Whole:
 
     # ----------------------------------------------------------------------------------------------
 
-    def _time_of_dense(self, ways: Ways, number: dict[Block, int]) -> _Time:
+    def _time_of_dense(self, ways: ExpertDegrees, number: dict[Block, int]) -> _Time:
         """Return the time of all but experts: attention, dense MLPs, embedding and head."""
         found = self._dense.get(ways.precision)
         if found is None:
@@ -222,7 +222,7 @@ class Whole:
 
     # ----------------------------------------------------------------------------------------------
 
-    def _time_of_mixture(self, ways: Ways, block: Block, at: I64) -> _Time:
+    def _time_of_mixture(self, ways: ExpertDegrees, block: Block, at: I64) -> _Time:
         """Return the time of the MLP half of a MoE layer, without the host overhead of a layer."""
         key = (ways, block)
         if key not in self._mixtures:
@@ -230,7 +230,7 @@ class Whole:
         found = self._mixtures[key]
         return _Time(found.device_s[at], found.host_s[at])
 
-    def _price_mixtures(self, like: Ways, block: Block) -> None:
+    def _price_mixtures(self, like: ExpertDegrees, block: Block) -> None:
         """Price a MoE layer for all expert shardings of one precision and dispatcher, as arrays."""
         mlp = block.mlp
         assert isinstance(mlp, Experts), "a mixture has experts"
@@ -280,7 +280,9 @@ class Whole:
                 ways = like._replace(ep=ranks, etp=splitting, overlap=overlap)
                 self._mixtures[ways, block] = _Time(device, host)
 
-    def _shared(self, ways: Ways, block: Block, mlp: Experts, jobs: Sequence[StepJob]) -> _Time:
+    def _shared(
+        self, ways: ExpertDegrees, block: Block, mlp: Experts, jobs: Sequence[StepJob]
+    ) -> _Time:
         """Return the time of the shared experts, whose norm belongs to the MoE layer."""
         key = ("shared", ways.precision)
         found = self._mixtures.get(key)
@@ -296,7 +298,7 @@ class Whole:
         return found
 
 
-def _settings(ways: Ways) -> Choice:
+def _settings(ways: ExpertDegrees) -> Choice:
     return Choice(
         precision=ways.precision, dispatcher=ways.dispatcher, overlap_experts=ways.overlap
     )
