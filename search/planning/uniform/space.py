@@ -22,7 +22,7 @@ from autopar.run.strategy import ContextKind
 from autopar.units import divisors
 from search.engines.candidate import Choice, Fixed, kept
 from search.engines.space import job_values, runs, values_of
-from search.planning.uniform.bounds.degrees import AttentionDegrees, ExpertDegrees, Whole
+from search.planning.uniform.bounds.degrees import AttentionDegrees, ExpertDegrees, ModelTimeBounds
 from search.planning.uniform.cost_model import Prices
 from search.planning.uniform.memory import states_of_run
 
@@ -294,8 +294,8 @@ class Space:
         return {**self.blocks, last: self.blocks[last] + job.mtp}
 
     @cached_property
-    def _whole(self) -> Whole:
-        return Whole(self.prices.target.machine, self.laid, self.ways, self._fastest_base)
+    def _whole(self) -> ModelTimeBounds:
+        return ModelTimeBounds(self.prices.target.machine, self.laid, self.ways, self._fastest_base)
 
     def _fastest_base(self, choice: Choice) -> StepJob:
         """Return a job of one data rank, with TP overlap if some tensor degree allows it."""

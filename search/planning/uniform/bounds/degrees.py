@@ -66,7 +66,7 @@ class _Time(NamedTuple):
     host_s: F64
 
 
-class Whole:
+class ModelTimeBounds:
     """Seconds of one micro-batch of the whole model, by sharding."""
 
     def __init__(
