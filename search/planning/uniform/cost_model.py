@@ -54,7 +54,7 @@ from search.engines.space import EngineSpace, Job, run_of
 from search.planning.uniform.bounds.layer_times import (
     Half,
     Kinds,
-    Rows,
+    MicroBatchTimes,
     Unit,
     Weights,
     attention_of,
@@ -96,7 +96,7 @@ class Prices:
         self._layers: dict[object, dict[object, object]] = {}
         self._transfers: dict[object, float] = {}
         self._updates: dict[object, float] = {}
-        self._rows: dict[object, Rows] = {}
+        self._rows: dict[object, MicroBatchTimes] = {}
         self._traffic: dict[object, float] = {}
         self._bases: dict[object, StepJob] = {}
         self._halves: dict[object, Half] = {}
@@ -334,7 +334,7 @@ class Prices:
     # ----------------------------------------------------------------------------------------------
     # Bounds
 
-    def rows_s(self, unit: Unit, choice: Choice) -> Rows:
+    def rows_s(self, unit: Unit, choice: Choice) -> MicroBatchTimes:
         """Return a unit's seconds with the concurrent traffic of sharded weights.
 
         The traffic is the least over the allowed numbers of HSDP replicas.

@@ -21,7 +21,12 @@ from autopar.records import replace
 from autopar.units import divisors
 from search.engines.candidate import FULL, NONE, Choice, Fixed, kept
 from search.engines.space import overlaps_one, runs
-from search.planning.uniform.bounds.layer_times import Rows, Unit, arrangement_of, partly_s
+from search.planning.uniform.bounds.layer_times import (
+    MicroBatchTimes,
+    Unit,
+    arrangement_of,
+    partly_s,
+)
 from search.planning.uniform.bounds.offload import (
     hosted_s,
     hosted_spread_bytes,
@@ -128,11 +133,12 @@ class StageCandidates(NamedTuple):
     """Results of `Prices.many_spread_bytes`, both of shape [shardings, rows]."""
     hosted: F64
     """Lower bounds of bytes for any activation offload, shape [shardings, policies]."""
-    rows: tuple[Rows, ...]
+    rows: tuple[MicroBatchTimes, ...]
     """Seconds of each sharding."""
     whole_s: F64
     again: F64
-    """`Rows.whole_s` and `Rows.again` of each, shapes [shardings, rows] and [shardings, 4]."""
+    """`MicroBatchTimes.whole_s` and `MicroBatchTimes.again` of each, shapes [shardings, rows] and
+    [shardings, 4]."""
 
 
 class CandidateExpander:

@@ -22,7 +22,7 @@ from search.planning.uniform.layout import Arrangement, arranged
 from search.planning.uniform.memory import Bounds
 
 
-class Rows(NamedTuple):
+class MicroBatchTimes(NamedTuple):
     """Seconds of a micro-batch at one sharding of the weights."""
 
     device_s: F64
@@ -135,7 +135,9 @@ def attention_of(choice: Choice) -> tuple[object, ...]:
     return *degrees, choice.micro_batch, choice.precision
 
 
-def rows_of(unit: Unit, device_s: F64, traffic_s: F64, table_s: float, visible: float) -> Rows:
+def rows_of(
+    unit: Unit, device_s: F64, traffic_s: F64, table_s: float, visible: float
+) -> MicroBatchTimes:
     """Return a unit's seconds with other device seconds of its layers.
 
     traffic_s : traffic concurrent with layers, by type; table_s : traffic of an embedding table;
@@ -155,13 +157,14 @@ def rows_of(unit: Unit, device_s: F64, traffic_s: F64, table_s: float, visible: 
     both = both_s(device, host)
     longer = (unit.device_s[:-2] >= traffic_s).all(axis=1)
     share = np.where(longer, 1.0, visible)
-    return Rows(device_s, first, last, device, host, both, again, traffic_s, share)
+    return MicroBatchTimes(device_s, first, last, device, host, both, again, traffic_s, share)
 
 
 def partly_s(again: F64, freed_bytes: Real) -> F64:
     """Return whole-model seconds if enough layers are recomputed to save `freed_bytes` less.
 
-    again : `Rows.again`, shape [..., 4]; freed_bytes : a number, or an array of shape [...].
+    again : `MicroBatchTimes.again`, shape [..., 4]; freed_bytes : a number, or an array of shape
+    [...].
     """
     device, host = (again[..., at] + freed_bytes * again[..., at + 2] for at in (0, 1))
     return both_s(device, host)

@@ -17,7 +17,7 @@ from autopar.arrays import F64
 from autopar.rates.measured import together_s
 from autopar.rates.parts.data_parallel import beside_traffic_s
 from search.engines.candidate import Choice
-from search.planning.uniform.bounds.layer_times import Rows, Unit, layers_of
+from search.planning.uniform.bounds.layer_times import MicroBatchTimes, Unit, layers_of
 from search.planning.uniform.cost_model import Prices
 from search.planning.uniform.layout import Arrangement
 
@@ -25,7 +25,9 @@ _ROUNDING = 1.0 - 1e-9
 """Rounding factor: sums in another order must not exceed the exact ones."""
 
 
-def whole_hosted_s(prices: Prices, unit: Unit, rows: Sequence[Rows], freed_bytes: F64) -> F64:
+def whole_hosted_s(
+    prices: Prices, unit: Unit, rows: Sequence[MicroBatchTimes], freed_bytes: F64
+) -> F64:
     """Return lower bounds of whole-model seconds with `freed_bytes` offloaded, by policy.
 
     rows : one entry per sharding; freed_bytes : bytes per micro-batch, shape [shardings, policies],
