@@ -53,7 +53,7 @@ from search.engines.candidate import NONE, Choice, Fixed, Precision, kept, recom
 from search.engines.space import EngineSpace, Job, run_of
 from search.planning.uniform.bounds.layer_times import (
     Half,
-    Kinds,
+    LayerTypes,
     MicroBatchTimes,
     Unit,
     Weights,
@@ -177,7 +177,7 @@ class Prices:
         return found
 
     @cached_property
-    def kinds(self) -> Kinds:
+    def kinds(self) -> LayerTypes:
         """Layer types of the model."""
         job = self.base(Choice())
         alike: dict[Block, int] = {}
@@ -187,7 +187,7 @@ class Prices:
             kinds += [at] * block.number
         number = [float(kinds.count(at)) for at in range(len(alike))]
         further = [float(job.mtp * (at == kinds[-1])) for at in range(len(alike))]
-        return Kinds(
+        return LayerTypes(
             tuple(alike),
             tuple(kinds),
             tuple(parameters(block) for block in alike),

@@ -49,7 +49,7 @@ class MicroBatchTimes(NamedTuple):
     Below 1 where the traffic of sharded weights takes longer than a layer."""
 
 
-class Kinds(NamedTuple):
+class LayerTypes(NamedTuple):
     """Layer types of a model."""
 
     blocks: tuple[Block, ...]
