@@ -52,9 +52,9 @@ from autopar.units import divisors
 from search.engines.candidate import NONE, Choice, Fixed, Precision, kept, recomputation_of
 from search.engines.space import EngineSpace, Job, run_of
 from search.planning.uniform.bounds.layer_times import (
-    Half,
     LayerTypes,
     MicroBatchTimes,
+    SublayerTimes,
     Unit,
     Weights,
     attention_of,
@@ -99,7 +99,7 @@ class Prices:
         self._rows: dict[object, MicroBatchTimes] = {}
         self._traffic: dict[object, float] = {}
         self._bases: dict[object, StepJob] = {}
-        self._halves: dict[object, Half] = {}
+        self._halves: dict[object, SublayerTimes] = {}
         self._ends: dict[object, tuple[float, float]] = {}
         self._empty: dict[object, F64] = {}
         self._kinds: dict[object, Run] = {}
@@ -234,7 +234,7 @@ class Prices:
             bounds=self._memory(plain, kinds.of_layers),
         )
 
-    def _layer_s(self, plain: Choice, job: StepJob, at: int) -> Half:
+    def _layer_s(self, plain: Choice, job: StepJob, at: int) -> SublayerTimes:
         """Return the seconds of a layer of one type, as the sum of attention and MLP.
 
         Attention does not depend on the expert sharding. Experts depend on the number of tokens
@@ -258,7 +258,7 @@ class Prices:
             key = attention if routed is job else (routed.seq,)
             second = self._half(routed, other, (*key, *way, at, "experts"))
         # each half contains the host overhead of a whole layer
-        return Half(
+        return SublayerTimes(
             first.device_s + second.device_s,
             first.host_s + second.host_s - self._empty_s(job),
             first.forward_s + second.forward_s,
@@ -271,14 +271,14 @@ class Prices:
             self._empty[job.graphs] = self._by_word(job, nothing).host_s
         return self._empty[job.graphs]
 
-    def _half(self, job: StepJob, block: Block, key: object) -> Half:
+    def _half(self, job: StepJob, block: Block, key: object) -> SublayerTimes:
         """Return the seconds of a layer or half a layer; `key` contains all degrees that matter."""
         found = self._halves.get(key)
         if found is None:
             found = self._halves[key] = self._by_word(job, self.known.times(job, block))
         return found
 
-    def _by_word(self, job: StepJob, times: LayerTimes) -> Half:
+    def _by_word(self, job: StepJob, times: LayerTimes) -> SublayerTimes:
         """Return the seconds of a layer by policy; the last two are no and full recomputation."""
         machine = self.target.machine
         plain = seconds_of_times(machine, job, times)
@@ -290,7 +290,7 @@ class Prices:
         )
         for row, one in zip((device, host), full, strict=True):
             row[self.modules.full] = row[-1] = one
-        return Half(device, host, forward_seconds(machine, job, times))
+        return SublayerTimes(device, host, forward_seconds(machine, job, times))
 
     def _memory(self, plain: Choice, kinds: tuple[int, ...]) -> Bounds:
         """Return the memory bounds of a candidate, without overlap of expert communication."""

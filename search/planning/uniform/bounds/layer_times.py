@@ -64,7 +64,7 @@ class LayerTypes(NamedTuple):
     """Number of layers in MTP modules, shape [layer types]."""
 
 
-class Half(NamedTuple):
+class SublayerTimes(NamedTuple):
     """Seconds of a layer, or of its attention or MLP half, for one micro-batch."""
 
     device_s: F64
