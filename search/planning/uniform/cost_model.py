@@ -52,11 +52,11 @@ from autopar.units import divisors
 from search.engines.candidate import NONE, Choice, Fixed, Precision, kept, recomputation_of
 from search.engines.space import EngineSpace, Job, run_of
 from search.planning.uniform.bounds.layer_times import (
+    LayerParameterCounts,
     LayerTypes,
     MicroBatchTimes,
     SublayerTimes,
     Unit,
-    Weights,
     attention_of,
     both_s,
     degrees_of,
@@ -221,7 +221,7 @@ class Prices:
             kinds=kinds.of_layers,
             blocks=kinds.blocks,
             weights=tuple(
-                Weights(int(count), dense / job.tp, experts / (job.ep * job.etp))
+                LayerParameterCounts(int(count), dense / job.tp, experts / (job.ep * job.etp))
                 for (experts, dense), count in zip(kinds.parameters, kinds.number, strict=True)
             ),
             number=kinds.number,

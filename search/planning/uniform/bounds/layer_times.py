@@ -73,7 +73,7 @@ class SublayerTimes(NamedTuple):
     forward_s: float
 
 
-class Weights(NamedTuple):
+class LayerParameterCounts(NamedTuple):
     """Parameters of one layer type on one rank."""
 
     number: int
@@ -92,7 +92,7 @@ class Unit(Record, eq=False, dict=True):
     """Type index of every layer in execution order."""
     blocks: tuple[Block, ...]
     """One layer of each type."""
-    weights: tuple[Weights, ...]
+    weights: tuple[LayerParameterCounts, ...]
     number: F64
     """Number of layers in the model, shape [layer types]."""
     further: F64
