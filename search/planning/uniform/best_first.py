@@ -24,7 +24,7 @@ from autopar.records import Record, replace
 from autopar.run.run import Run
 from search.engines.candidate import NONE, Choice, Fixed
 from search.engines.space import EngineSpace, Job
-from search.planning.uniform.bounds.layer_times import Unit, arrangement_of
+from search.planning.uniform.bounds.layer_times import DegreeTimes, arrangement_of
 from search.planning.uniform.cost_model import Prices
 from search.planning.uniform.expansion import DEVICE, ActivationPolicies, CandidateExpander
 from search.planning.uniform.least_memory import smallest_launch
@@ -151,7 +151,7 @@ class _Entry(NamedTuple):
     level: int
     choice: Choice
     number: int
-    unit: Unit | None = None
+    unit: DegreeTimes | None = None
     options: ActivationPolicies | None = None
     at: int = 0
     """Index of the current policy in `options`."""
@@ -470,7 +470,7 @@ class _Search:
         gone = self.prices.stragglers * step.terms_s["gradients"]
         return (step.total_s - gone) * _ROUNDING / choice.global_batch
 
-    def open_sets(self, choice: Choice, unit: Unit | None, seconds: float = 0.0) -> None:
+    def open_sets(self, choice: Choice, unit: DegreeTimes | None, seconds: float = 0.0) -> None:
         """Push the smallest offload sets that may fit where a candidate does not.
 
         seconds : lower bound of the candidate; a higher one of an earlier search is pushed first.
@@ -515,7 +515,7 @@ class _Search:
         self.push(float(options.values[0]), _LAYOUT, plain, unit=entry.unit, options=options)
         self.push_copies(choice, timing.step, entry)
 
-    def price(self, choice: Choice, unit: Unit | None) -> StepTime | None:
+    def price(self, choice: Choice, unit: DegreeTimes | None) -> StepTime | None:
         """Push a plan with its step time and return it; None if it has none."""
         timing = self.prices.timed(choice)
         if timing is None or timing.step is None:

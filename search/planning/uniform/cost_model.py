@@ -52,11 +52,11 @@ from autopar.units import divisors
 from search.engines.candidate import NONE, Choice, Fixed, Precision, kept, recomputation_of
 from search.engines.space import EngineSpace, Job, run_of
 from search.planning.uniform.bounds.layer_times import (
+    DegreeTimes,
     LayerParameterCounts,
     LayerTypes,
     MicroBatchTimes,
     SublayerTimes,
-    Unit,
     attention_of,
     both_s,
     degrees_of,
@@ -91,7 +91,7 @@ class Prices:
             host_of(target.machine).link_bytes_per_s if self.hosted.words else math.inf
         )
         self.known = KnownLayers(target.machine)
-        self._units: dict[object, Unit] = {}
+        self._units: dict[object, DegreeTimes] = {}
         self._bounds: dict[object, Bounds] = {}
         self._layers: dict[object, dict[object, object]] = {}
         self._transfers: dict[object, float] = {}
@@ -168,7 +168,7 @@ class Prices:
                 self._trains[key] = False
         return self._trains[key]
 
-    def unit(self, choice: Choice) -> Unit:
+    def unit(self, choice: Choice) -> DegreeTimes:
         """Return the unit of a candidate's degrees; raises InputError if the engine rejects it."""
         key = degrees_of(choice)
         found = self._units.get(key)
@@ -195,7 +195,7 @@ class Prices:
             np.array(further),
         )
 
-    def _unit(self, plain: Choice) -> Unit:
+    def _unit(self, plain: Choice) -> DegreeTimes:
         dp = plain.global_batch // plain.micro_batch
         job = replace(
             self.base(plain),
@@ -215,7 +215,7 @@ class Prices:
         if key not in self._ends:
             self._ends[key] = ends_seconds(job, self.known)
         first, last = self._ends[key]
-        return Unit(
+        return DegreeTimes(
             choice=plain,
             job=job,
             kinds=kinds.of_layers,
@@ -334,7 +334,7 @@ class Prices:
     # ----------------------------------------------------------------------------------------------
     # Bounds
 
-    def rows_s(self, unit: Unit, choice: Choice) -> MicroBatchTimes:
+    def rows_s(self, unit: DegreeTimes, choice: Choice) -> MicroBatchTimes:
         """Return a unit's seconds with the concurrent traffic of sharded weights.
 
         The traffic is the least over the allowed numbers of HSDP replicas.
@@ -350,7 +350,7 @@ class Prices:
             found = self._rows[key] = rows_of(unit, device, traffic, table, visible)
         return found
 
-    def _least_traffic_s(self, unit: Unit, choice: Choice) -> tuple[F64, float]:
+    def _least_traffic_s(self, unit: DegreeTimes, choice: Choice) -> tuple[F64, float]:
         """Return the traffic seconds of a layer by type, and those that each table adds."""
         data = self.job.world // (choice.tp * choice.cp * choice.pp)
         numbers = divisors(data) if choice.zero in self.engine.replicated else [1]
@@ -361,7 +361,7 @@ class Prices:
         return np.min(layers, axis=0), min(tables) / 2.0
 
     def _traffic_s(
-        self, unit: Unit, choice: Choice, data: int, copies: int
+        self, unit: DegreeTimes, choice: Choice, data: int, copies: int
     ) -> tuple[list[float], float]:
         """Return the seconds of transfers of a layer by type, and those of the tables.
 
@@ -418,7 +418,9 @@ class Prices:
         """Return `least_s` of a candidate with stages, as if all stages took equally long."""
         return self.rounds(choice, pipelines) * (whole_s / choice.pp + sends_s)
 
-    def stages_s(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
+    def stages_s(
+        self, unit: DegreeTimes, choice: Choice, arrangement: Arrangement
+    ) -> tuple[F64, F64]:
         """Return lower bounds of step time by policy and by N of `block N`, seconds.
 
         M times the longest stage, one chunk of each other stage, the exposed gradient reduction and
@@ -431,7 +433,9 @@ class Prices:
             self._layouts_s[key] = self._stages_s(unit, choice, arrangement)
         return self._layouts_s[key]
 
-    def _stages_s(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
+    def _stages_s(
+        self, unit: DegreeTimes, choice: Choice, arrangement: Arrangement
+    ) -> tuple[F64, F64]:
         plain, full = slice(-2, -1), slice(-1, None)
         layers = layers_of(unit, arrangement)
         both = (self.rows_s(unit, choice).device_s, unit.host_s)
@@ -446,7 +450,7 @@ class Prices:
         )
 
     def pipeline_s(
-        self, unit: Unit, choice: Choice, arrangement: Arrangement, device: F64, host: F64
+        self, unit: DegreeTimes, choice: Choice, arrangement: Arrangement, device: F64, host: F64
     ) -> F64:
         """Return lower bounds of step time from seconds of the stages' layers, shape [..., stage].
 
@@ -477,7 +481,7 @@ class Prices:
         dp = self.job.world // (choice.tp * choice.cp * choice.pp)
         return choice.global_batch // (choice.micro_batch * dp)
 
-    def transfer_s(self, unit: Unit, choice: Choice) -> float:
+    def transfer_s(self, unit: DegreeTimes, choice: Choice) -> float:
         """Return the seconds that sends between stages add to a micro-batch of a stage."""
         if choice.pp == 1:
             return 0.0
@@ -489,7 +493,7 @@ class Prices:
             found = self._transfers[key] = stage_transfer_s(self.target.machine, job)
         return found
 
-    def _visible_s(self, unit: Unit, choice: Choice, pipeline_s: F64) -> F64 | float:
+    def _visible_s(self, unit: DegreeTimes, choice: Choice, pipeline_s: F64) -> F64 | float:
         """Return the exposed gradient reduction after a pipeline of this lower bound, seconds.
 
         The part hidden in the last backward grows with the pipeline time, but by less than that.
@@ -505,7 +509,7 @@ class Prices:
         window = hiding * pipeline_s / self.micro_batches(choice)
         return np.maximum(0.0, found - window) + HIDDEN_REDUCTION * found
 
-    def _reduction_s(self, unit: Unit, choice: Choice) -> float:
+    def _reduction_s(self, unit: DegreeTimes, choice: Choice) -> float:
         """Return the least seconds of gradient reduction and weight gathering of an average stage.
 
         They are at the rate of very large tensors, which no tensor exceeds, so that they are linear
@@ -537,7 +541,7 @@ class Prices:
             least = min(least, sum(reduction_s(self.target.machine, own, held)[:2]) / _LARGE)
         return least
 
-    def _update_s(self, unit: Unit, choice: Choice) -> float:
+    def _update_s(self, unit: DegreeTimes, choice: Choice) -> float:
         """Return the optimizer seconds of an average stage, a lower bound for the largest stage.
 
         0 if only adapters are trained, as these are small.
@@ -564,7 +568,7 @@ class Prices:
     # ----------------------------------------------------------------------------------------------
     # Memory
 
-    def room_bytes(self, unit: Unit, choice: Choice, room: Room, *, again: bool) -> float:
+    def room_bytes(self, unit: DegreeTimes, choice: Choice, room: Room, *, again: bool) -> float:
         """Return the largest peak allocated that fits, bytes; again : True with recomputation."""
         key = (choice.precision, choice.dispatcher, choice.tp_overlap, choice.zero, again)
         run = self._kinds.get(key)
@@ -575,13 +579,17 @@ class Prices:
             self._kinds[key] = run
         return room.bytes_for(run) * _MORE
 
-    def least_bytes(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> tuple[F64, F64]:
+    def least_bytes(
+        self, unit: DegreeTimes, choice: Choice, arrangement: Arrangement
+    ) -> tuple[F64, F64]:
         """Return lower bounds of the peak stage's bytes, by policy and by N of `block N`."""
         stages = self.stage_bytes(unit, choice, arrangement)
         words, blocks = [one.words for one in stages], [one.blocks for one in stages]
         return np.max(words, axis=0) * _ROUNDING, np.max(blocks, axis=0) * _ROUNDING
 
-    def stage_bytes(self, unit: Unit, choice: Choice, arrangement: Arrangement) -> list[StageBytes]:
+    def stage_bytes(
+        self, unit: DegreeTimes, choice: Choice, arrangement: Arrangement
+    ) -> list[StageBytes]:
         """Return lower bounds of bytes of each distinct stage, without activation offload."""
         key = (unit, choice)
         if key not in self._layouts_bytes:
@@ -589,7 +597,7 @@ class Prices:
         return self._layouts_bytes[key]
 
     def _bytes_of_stages(
-        self, unit: Unit, choice: Choice, arrangement: Arrangement
+        self, unit: DegreeTimes, choice: Choice, arrangement: Arrangement
     ) -> list[StageBytes]:
         states = self.states_of(unit, choice)
         found: list[StageBytes] = []
@@ -607,7 +615,7 @@ class Prices:
             )
         return found
 
-    def states_of(self, unit: Unit, choice: Choice) -> tuple[float, float]:
+    def states_of(self, unit: DegreeTimes, choice: Choice) -> tuple[float, float]:
         """Return the state bytes per trained parameter of dense layers, and of experts."""
         return unit.bounds.state_bytes(choice.zero, *self._shards(choice), staged=choice.pp > 1)
 
@@ -616,13 +624,13 @@ class Prices:
         ranks = self.job.world // (choice.pp * choice.dp_replicate)
         return ranks // choice.tp, ranks // (choice.ep * choice.etp)
 
-    def spread_bytes(self, unit: Unit, choice: Choice) -> tuple[F64, F64]:
+    def spread_bytes(self, unit: DegreeTimes, choice: Choice) -> tuple[F64, F64]:
         """Return `many_spread_bytes` of one number of stages and sharding."""
         states = np.array([self.states_of(unit, choice)])
         found, most = self.many_spread_bytes(unit, np.array([choice.pp]), states)
         return found[0], most[0]
 
-    def many_spread_bytes(self, unit: Unit, stages: I64, states: F64) -> tuple[F64, F64]:
+    def many_spread_bytes(self, unit: DegreeTimes, stages: I64, states: F64) -> tuple[F64, F64]:
         """Return lower bounds of the bytes of some stage, for any layer partition.
 
         stages, states : shapes [i] and [i, 2], the latter from `states_of`. Both results have the

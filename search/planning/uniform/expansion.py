@@ -22,8 +22,8 @@ from autopar.units import divisors
 from search.engines.candidate import FULL, NONE, Choice, Fixed, kept
 from search.engines.space import overlaps_one, runs
 from search.planning.uniform.bounds.layer_times import (
+    DegreeTimes,
     MicroBatchTimes,
-    Unit,
     arrangement_of,
     partly_s,
 )
@@ -265,7 +265,7 @@ class CandidateExpander:
             replace(choice, schedule=schedule, vpp=vpp) for schedule, vpp in self._best(choice)
         )
 
-    def laid(self, unit: Unit, choice: Choice) -> tuple[Choice, ...]:
+    def laid(self, unit: DegreeTimes, choice: Choice) -> tuple[Choice, ...]:
         """Return the candidates of `pipelines` that have a layer partition."""
         key = (unit, choice)
         if key not in self._laid:
@@ -318,14 +318,14 @@ class CandidateExpander:
             )
         return self._orders[key]
 
-    def layouts(self, unit: Unit, choice: Choice) -> tuple[Choice, ...]:
+    def layouts(self, unit: DegreeTimes, choice: Choice) -> tuple[Choice, ...]:
         """Return the candidate with its layouts and ZeRO stages, with the fewest HSDP replicas."""
         key = (unit, choice)
         if key not in self._layouts:
             self._layouts[key] = tuple(self._laid_out(unit, choice))
         return self._layouts[key]
 
-    def _laid_out(self, unit: Unit, choice: Choice) -> Iterator[Choice]:
+    def _laid_out(self, unit: DegreeTimes, choice: Choice) -> Iterator[Choice]:
         found = layouts(
             unit.layer_s,
             unit.first_s,
@@ -464,14 +464,14 @@ class CandidateExpander:
             found = self._rooms[key] = np.array(plain), np.array(again)
         return found
 
-    def table(self, unit: Unit, degree: Choice) -> StageCandidates:
+    def table(self, unit: DegreeTimes, degree: Choice) -> StageCandidates:
         """Return the numbers of stages of some degrees, without bounds that depend on memory."""
         key = (unit, degree.global_batch)
         if key not in self._tables:
             self._tables[key] = self._table(unit, degree)
         return self._tables[key]
 
-    def _table(self, unit: Unit, degree: Choice) -> StageCandidates:
+    def _table(self, unit: DegreeTimes, degree: Choice) -> StageCandidates:
         inner = (degree.tp, degree.cp, degree.ep * degree.etp, degree.ep)
         key = (*inner, degree.micro_batch, degree.global_batch, degree.precision)
         staging = self._stagings.get(key)
@@ -495,7 +495,7 @@ class CandidateExpander:
             again=np.array([one.again for one in rows]).reshape(-1, 4),
         )
 
-    def _staging_of(self, unit: Unit, degree: Choice) -> StageCandidate:
+    def _staging_of(self, unit: DegreeTimes, degree: Choice) -> StageCandidate:
         staged = [(one, self.extremes(one)) for one in self.stages(degree)]
         staged = [(one, pipelines) for one, pipelines in staged if pipelines]
         shardings = [
@@ -520,7 +520,7 @@ class CandidateExpander:
             states=np.array([prices.states_of(unit, one) for _, one in shardings]).reshape(-1, 2),
         )
 
-    def least_whole_s(self, unit: Unit, degree: Choice, table: StageCandidates) -> F64:
+    def least_whole_s(self, unit: DegreeTimes, degree: Choice, table: StageCandidates) -> F64:
         """Return lower bounds of whole-model micro-batch seconds, recomputed as needed to fit.
 
         One value per number of stages; infinite if nothing fits.
@@ -549,14 +549,14 @@ class CandidateExpander:
         np.minimum.at(least, table.staging.at, found)
         return least
 
-    def stages_s(self, unit: Unit, degree: Choice) -> tuple[tuple[int, ...], F64, F64]:
+    def stages_s(self, unit: DegreeTimes, degree: Choice) -> tuple[tuple[int, ...], F64, F64]:
         """Return numbers of stages, lower bounds of step seconds of each, and `least_whole_s`."""
         table = self.table(unit, degree)
         whole, staging = self.least_whole_s(unit, degree, table), table.staging
         average = whole / np.array(staging.stages, dtype=np.float64)
         return staging.stages, staging.rounds * (average + staging.sends_s), whole
 
-    def fits(self, unit: Unit, choice: Choice) -> bool:
+    def fits(self, unit: DegreeTimes, choice: Choice) -> bool:
         """Return True if a layout with its recomputation may fit without activation offload."""
         sizes = self.sizes(unit, choice)
         words, blocks = sizes.words, sizes.blocks
@@ -566,7 +566,7 @@ class CandidateExpander:
             return bool(words[at] <= limits[at])
         return bool(blocks[int(choice.recompute.removeprefix("block "))] <= again)
 
-    def sizes(self, unit: Unit, choice: Choice) -> _Sizes:
+    def sizes(self, unit: DegreeTimes, choice: Choice) -> _Sizes:
         """Return lower bounds of the bytes of a layout."""
         key = (unit, choice)
         found = self._sizes.get(key)
@@ -577,7 +577,7 @@ class CandidateExpander:
             found = self._sizes[key] = _Sizes(words, blocks, numbers)
         return found
 
-    def fastest(self, unit: Unit, choice: Choice) -> ActivationPolicies:
+    def fastest(self, unit: DegreeTimes, choice: Choice) -> ActivationPolicies:
         """Return the activation policies of a layout that may fit, by lower bounds of step time.
 
         Recomputations that do not fit without offload get an open offload set; offload takes
@@ -605,7 +605,7 @@ class CandidateExpander:
             sizes.seconds = of_words / choice.global_batch, of_blocks / choice.global_batch
         return self._ordered(may, free, *sizes.seconds, hosted)
 
-    def _hosted_bytes(self, unit: Unit, choice: Choice) -> F64:
+    def _hosted_bytes(self, unit: DegreeTimes, choice: Choice) -> F64:
         """Return lower bounds of a layout's bytes by policy, for any activation offload."""
         sizes = self.sizes(unit, choice)
         if sizes.hosted is None:
@@ -613,7 +613,7 @@ class CandidateExpander:
             sizes.hosted = least_hosted_bytes(self.prices, unit, choice, arrangement)
         return sizes.hosted
 
-    def smallest(self, unit: Unit, choice: Choice) -> ActivationPolicies:
+    def smallest(self, unit: DegreeTimes, choice: Choice) -> ActivationPolicies:
         """Return the activation policies of a layout, by lower bounds of the peak stage's bytes."""
         sizes = self.sizes(unit, choice)
         hosted = np.full(len(sizes.words), np.inf)
@@ -668,7 +668,7 @@ class CandidateExpander:
             return ActivationPolicy(recompute, NONE if one == DEVICE else None)
         return ActivationPolicy(recompute, self.prices.hosted.words[one])
 
-    def least_spread(self, unit: Unit, choice: Choice) -> float:
+    def least_spread(self, unit: DegreeTimes, choice: Choice) -> float:
         """Return a lower bound of the bytes of some stage, for any activation policy."""
         sizes, freed = self.prices.spread_bytes(unit, choice)
         least = float(sizes.min())
@@ -686,7 +686,7 @@ class CandidateExpander:
         return recompute in words and bool(self.hosted[words.index(recompute)])
 
     def fastest_sets(
-        self, unit: Unit, choice: Choice, recompute: str, full: Sequence[str] = ()
+        self, unit: DegreeTimes, choice: Choice, recompute: str, full: Sequence[str] = ()
     ) -> ActivationPolicies:
         """Return the offload sets of a policy that may fit, by lower bounds of step time.
 
@@ -707,13 +707,15 @@ class CandidateExpander:
         less = (rows[:, None] <= rows[None]).all(axis=2) & ~np.eye(len(rows), dtype=bool)
         return found.only(np.flatnonzero(~less.any(axis=0)))
 
-    def smallest_sets(self, unit: Unit, choice: Choice, recompute: str) -> ActivationPolicies:
+    def smallest_sets(
+        self, unit: DegreeTimes, choice: Choice, recompute: str
+    ) -> ActivationPolicies:
         """Return the offload sets of a policy, by lower bounds of the peak stage's bytes."""
         at = self.prices.words.index(recompute)
         sizes = sets_bytes(self.prices, unit, choice, arrangement_of(unit, choice), at)
         return self._ordered_sets(unit, at, self.sets, sizes)
 
-    def _sets_bytes(self, unit: Unit, choice: Choice, word: int) -> tuple[F64, F64]:
+    def _sets_bytes(self, unit: DegreeTimes, choice: Choice, word: int) -> tuple[F64, F64]:
         """Return lower bounds of the peak stage's bytes by offload set, and the limits."""
         sizes = sets_bytes(self.prices, unit, choice, arrangement_of(unit, choice), word)
         limits, _ = self.limits(choice)
@@ -721,7 +723,9 @@ class CandidateExpander:
         most = np.where(leaves, self.room.bytes_of("offloaded") * _MORE, limits[word])
         return sizes, most
 
-    def _ordered_sets(self, unit: Unit, word: int, may: Bool, values: F64) -> ActivationPolicies:
+    def _ordered_sets(
+        self, unit: DegreeTimes, word: int, may: Bool, values: F64
+    ) -> ActivationPolicies:
         copied = self.prices.hosted.has @ unit.bounds.gone.copied[word]
         # of sets that offload the same bytes keep one, and none that offloads nothing
         seen = {(0.0,) * copied.shape[1]} if self.device else set()

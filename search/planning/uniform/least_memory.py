@@ -16,7 +16,7 @@ from autopar.errors import InputError
 from autopar.records import replace
 from autopar.run.run import Run
 from search.engines.candidate import Choice
-from search.planning.uniform.bounds.layer_times import Unit, arrangement_of
+from search.planning.uniform.bounds.layer_times import DegreeTimes, arrangement_of
 from search.planning.uniform.expansion import ActivationPolicies, CandidateExpander
 from search.planning.uniform.space import Degrees, Space
 
@@ -38,7 +38,7 @@ class _Entry(NamedTuple):
     """0: counted plan; 1: layout; 2: stages; 3: degrees."""
     number: int
     choice: Choice
-    unit: Unit | None = None
+    unit: DegreeTimes | None = None
     options: ActivationPolicies | None = None
     at: int = 0
 

@@ -26,7 +26,7 @@ class MicroBatchTimes(NamedTuple):
     """Seconds of a micro-batch at one sharding of the weights."""
 
     device_s: F64
-    """Device seconds of one layer, shape [policies + 2, layer types], as in `Unit`.
+    """Device seconds of one layer, shape [policies + 2, layer types], as in `DegreeTimes`.
 
     They include the exposed traffic of sharded weights."""
     first_s: float
@@ -82,7 +82,7 @@ class LayerParameterCounts(NamedTuple):
     experts: float
 
 
-class Unit(Record, eq=False, dict=True):
+class DegreeTimes(Record, eq=False, dict=True):
     """Data shared by candidates of equal degrees, micro-batch size and precision."""
 
     choice: Choice
@@ -136,7 +136,7 @@ def attention_of(choice: Choice) -> tuple[object, ...]:
 
 
 def rows_of(
-    unit: Unit, device_s: F64, traffic_s: F64, table_s: float, visible: float
+    unit: DegreeTimes, device_s: F64, traffic_s: F64, table_s: float, visible: float
 ) -> MicroBatchTimes:
     """Return a unit's seconds with other device seconds of its layers.
 
@@ -170,13 +170,13 @@ def partly_s(again: F64, freed_bytes: Real) -> F64:
     return both_s(device, host)
 
 
-def arrangement_of(unit: Unit, choice: Choice) -> Arrangement:
+def arrangement_of(unit: DegreeTimes, choice: Choice) -> Arrangement:
     """Return the layer partition of a candidate by layer types."""
     # deferred weight gradients keep more activations live on later stages, up to those of the first
     return arranged(choice.chunks, unit.kinds, apart=SCHEDULES[choice.schedule].splits)
 
 
-def layers_of(unit: Unit, arrangement: Arrangement) -> F64:
+def layers_of(unit: DegreeTimes, arrangement: Arrangement) -> F64:
     """Return layers by stage and type, shape [stages, layer types], MTP layers with the head."""
     layers = arrangement.layers.astype(np.float64)
     layers[arrangement.ends[1]] += unit.further

@@ -17,7 +17,7 @@ from autopar.arrays import F64
 from autopar.rates.measured import together_s
 from autopar.rates.parts.data_parallel import beside_traffic_s
 from search.engines.candidate import Choice
-from search.planning.uniform.bounds.layer_times import MicroBatchTimes, Unit, layers_of
+from search.planning.uniform.bounds.layer_times import DegreeTimes, MicroBatchTimes, layers_of
 from search.planning.uniform.cost_model import Prices
 from search.planning.uniform.layout import Arrangement
 
@@ -26,7 +26,7 @@ _ROUNDING = 1.0 - 1e-9
 
 
 def whole_hosted_s(
-    prices: Prices, unit: Unit, rows: Sequence[MicroBatchTimes], freed_bytes: F64
+    prices: Prices, unit: DegreeTimes, rows: Sequence[MicroBatchTimes], freed_bytes: F64
 ) -> F64:
     """Return lower bounds of whole-model seconds with `freed_bytes` offloaded, by policy.
 
@@ -50,7 +50,7 @@ def _copies_s(prices: Prices, copied_bytes: F64, forward_s: F64 | float, backwar
 
 
 def hosted_s(
-    prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement, limit_bytes: F64
+    prices: Prices, unit: DegreeTimes, choice: Choice, arrangement: Arrangement, limit_bytes: F64
 ) -> F64:
     """Return `stages_s` by recomputation policy with enough activations offloaded to fit.
 
@@ -69,7 +69,7 @@ def hosted_s(
     return prices.pipeline_s(unit, choice, arrangement, device, host)
 
 
-def hosted_spread_bytes(unit: Unit, sizes: F64, freed: F64) -> F64:
+def hosted_spread_bytes(unit: DegreeTimes, sizes: F64, freed: F64) -> F64:
     """Return lower bounds of `many_spread_bytes` by policy, for any activation offload.
 
     sizes, freed : results of `many_spread_bytes`, shape [i, row].
@@ -78,7 +78,9 @@ def hosted_spread_bytes(unit: Unit, sizes: F64, freed: F64) -> F64:
     return found
 
 
-def least_hosted_bytes(prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement) -> F64:
+def least_hosted_bytes(
+    prices: Prices, unit: DegreeTimes, choice: Choice, arrangement: Arrangement
+) -> F64:
     """Return lower bounds of the peak stage's bytes by policy, for any activation offload."""
     stages = prices.stage_bytes(unit, choice, arrangement)
     gone = [one.words - unit.bounds.leaves @ one.live for one in stages]
@@ -86,7 +88,9 @@ def least_hosted_bytes(prices: Prices, unit: Unit, choice: Choice, arrangement: 
     return least
 
 
-def sets_s(prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement, word: int) -> F64:
+def sets_s(
+    prices: Prices, unit: DegreeTimes, choice: Choice, arrangement: Arrangement, word: int
+) -> F64:
     """Return `stages_s` by set of offloaded modules, for one recomputation policy."""
     layers = layers_of(unit, arrangement)
     copied = prices.hosted.has @ unit.bounds.gone.copied[word]
@@ -100,7 +104,7 @@ def sets_s(prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement,
 
 
 def sets_bytes(
-    prices: Prices, unit: Unit, choice: Choice, arrangement: Arrangement, word: int
+    prices: Prices, unit: DegreeTimes, choice: Choice, arrangement: Arrangement, word: int
 ) -> F64:
     """Return lower bounds of the peak stage's bytes by offload set, for one policy."""
     gone, has = unit.bounds.gone, prices.hosted.has
