@@ -21,7 +21,7 @@ from search.planning.uniform import best_first, cost_model, expansion, memory, s
 from search.planning.uniform.best_first import Solved, Uniform
 from search.planning.uniform.bounds import layer_times, offload as on_host
 from search.planning.uniform.bounds.layer_times import arrangement_of
-from search.planning.uniform.memory import Room
+from search.planning.uniform.memory import MemoryBudget
 from tests.oracles.uniform import Priced, Question, question
 
 pytestmark = pytest.mark.whole
@@ -323,7 +323,7 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
             stage, **{**sizes, "ahead": sizes["ahead"] + 1}
         ),
     ),
-    "part of the room is left": (memory.Room, "bytes_for", lambda old: scaled(old, 0.85)),
+    "part of the room is left": (memory.MemoryBudget, "bytes_for", lambda old: scaled(old, 0.85)),
     "less is there in any kind of launch": (
         expansion.CandidateExpander, "_limits_of", lambda old: lambda self, choice, zero: (
             0.93 * old(self, choice, zero)[0], 0.93 * old(self, choice, zero)[1]
@@ -476,7 +476,7 @@ def test_other_budgets_are_answered_alike(monkeypatch: pytest.MonkeyPatch) -> No
     assert [answers(one, repeat(fresh(one))) for one in asked_ones] == alone
 
     # the test sees bounds that are taken where they do not hold
-    monkeypatch.setattr(Room, "within", lambda self, other: True)
+    monkeypatch.setattr(MemoryBudget, "within", lambda self, other: True)
     wrong = [answers(one, repeat(fresh(one))) for one in asked_ones]
     assert sum(a != b for a, b in zip(wrong, alone, strict=True)) > 10
 

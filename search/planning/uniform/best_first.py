@@ -28,7 +28,7 @@ from search.planning.uniform.bounds.layer_times import DegreeTimes, arrangement_
 from search.planning.uniform.cost_model import Prices
 from search.planning.uniform.expansion import DEVICE, ActivationPolicies, CandidateExpander
 from search.planning.uniform.least_memory import smallest_launch
-from search.planning.uniform.memory import Room
+from search.planning.uniform.memory import MemoryBudget
 from search.planning.uniform.space import Space
 
 
@@ -170,7 +170,7 @@ class Uniform:
         self.space = Space(self.prices)
         self.openings: dict[Fixed, CandidateExpander] = {}
         """Allowed values by constraints, without values that depend on memory."""
-        self.known: dict[Fixed, dict[tuple[int, Choice], tuple[Room, float]]] = {}
+        self.known: dict[Fixed, dict[tuple[int, Choice], tuple[MemoryBudget, float]]] = {}
         """(level, candidate) -> (memory budget, lower bound of all finer candidates)."""
 
     def solve(
@@ -232,7 +232,7 @@ class _Search:
         self.prices, self.space = uniform.prices, uniform.space
         self.engine, self.job = uniform.engine, uniform.job
         self.target, self.fixed, self.top = target, fixed, top
-        self.room = Room(target.capacity_bytes, target.oom_risk)
+        self.room = MemoryBudget(target.capacity_bytes, target.oom_risk)
         self.queue: list[_Entry] = []
         self.found: dict[object, Solution] = {}
         self.opened = self.timed = self.counted = 0

@@ -64,7 +64,14 @@ from search.planning.uniform.bounds.layer_times import (
     rows_of,
 )
 from search.planning.uniform.layout import Arrangement
-from search.planning.uniform.memory import Bounds, Hosted, Modules, Room, StageBytes, live_forwards
+from search.planning.uniform.memory import (
+    Bounds,
+    Hosted,
+    MemoryBudget,
+    Modules,
+    StageBytes,
+    live_forwards,
+)
 
 Pipeline = tuple[Schedule, int]
 """(schedule, chunks per stage)."""
@@ -568,7 +575,9 @@ class Prices:
     # ----------------------------------------------------------------------------------------------
     # Memory
 
-    def room_bytes(self, unit: DegreeTimes, choice: Choice, room: Room, *, again: bool) -> float:
+    def room_bytes(
+        self, unit: DegreeTimes, choice: Choice, room: MemoryBudget, *, again: bool
+    ) -> float:
         """Return the largest peak allocated that fits, bytes; again : True with recomputation."""
         key = (choice.precision, choice.dispatcher, choice.tp_overlap, choice.zero, again)
         run = self._kinds.get(key)

@@ -37,7 +37,7 @@ from search.planning.uniform.bounds.offload import (
 )
 from search.planning.uniform.cost_model import Pipeline, Prices
 from search.planning.uniform.layout import layouts
-from search.planning.uniform.memory import Room
+from search.planning.uniform.memory import MemoryBudget
 from search.planning.uniform.space import Degrees, Space
 
 _MORE, _ROUNDING = 1.0 + 1e-9, 1.0 - 1e-9
@@ -144,7 +144,7 @@ class StageCandidates(NamedTuple):
 class CandidateExpander:
     """Values of an engine that the user's constraints allow for a job."""
 
-    def __init__(self, prices: Prices, fixed: Fixed, room: Room) -> None:
+    def __init__(self, prices: Prices, fixed: Fixed, room: MemoryBudget) -> None:
         self.prices = prices
         self.engine, self.job = prices.engine, prices.job
         self.fixed = fixed
@@ -174,7 +174,7 @@ class CandidateExpander:
         self._rooms: dict[object, tuple[F64, F64]] = {}
         self._plain = np.array([word == NONE for word in prices.words], dtype=bool)
 
-    def within(self, room: Room) -> CandidateExpander:
+    def within(self, room: MemoryBudget) -> CandidateExpander:
         """Return the same values for another memory budget; few values depend on it."""
         found = copy(self)
         found.room = room

@@ -92,7 +92,7 @@ def live_forwards(
     return Live(live.astype(np.float64), (number - 1) % (group * chunks) // group)
 
 
-class Room:
+class MemoryBudget:
     """Memory budget: bytes that tensors of a plan may allocate on a device, by kind of plan."""
 
     def __init__(self, capacity_bytes: float, risk: float) -> None:
@@ -105,7 +105,7 @@ class Room:
         least = min(reserve_share(kind, self._risk) for kind in _LAUNCH_KINDS)
         return max(0.0, self._left) / (1.0 + least)
 
-    def within(self, other: Room) -> bool:
+    def within(self, other: MemoryBudget) -> bool:
         """Return True if every plan that fits this budget fits `other`."""
         return self._left <= other._left and self._risk <= other._risk
 
