@@ -66,9 +66,9 @@ from search.planning.uniform.bounds.layer_times import (
 from search.planning.uniform.layout import Arrangement
 from search.planning.uniform.memory import (
     Bounds,
-    Hosted,
     MemoryBudget,
     Modules,
+    OffloadBounds,
     StageBytes,
     live_forwards,
 )
@@ -93,7 +93,7 @@ class Prices:
         self.target = target
         self.words = engine.recompute(job.model)
         self.modules = Modules(self.words)
-        self.hosted = Hosted(engine.offload(job.model))
+        self.hosted = OffloadBounds(engine.offload(job.model))
         self.link_bytes_per_s = (
             host_of(target.machine).link_bytes_per_s if self.hosted.words else math.inf
         )

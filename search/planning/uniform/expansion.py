@@ -69,7 +69,7 @@ class ActivationPolicies(NamedTuple):
     places: I64
     """Indices into `Prices.words`; an index of its length plus N means `block N`."""
     sets: I64
-    """Indices into `Hosted.words`, or `DEVICE` or `_OPEN`."""
+    """Indices into `OffloadBounds.words`, or `DEVICE` or `_OPEN`."""
 
     @property
     def slowest(self) -> int:

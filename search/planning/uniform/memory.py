@@ -137,7 +137,7 @@ class Modules:
         return found
 
 
-class Hosted:
+class OffloadBounds:
     """Sets of modules with activation offload; offloaded bytes of modules add up."""
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -224,7 +224,7 @@ class Bounds:
         self,
         run: Run,
         words: Modules,
-        hosted: Hosted,
+        hosted: OffloadBounds,
         kinds: tuple[int, ...],
         variant: Callable[[int], Run],
         known: dict[object, object],
