@@ -151,7 +151,7 @@ class OffloadBounds:
         """1 if the set contains the module, shape [sets, modules]."""
 
 
-class Gone(NamedTuple):
+class OffloadedBytes(NamedTuple):
     """Bytes that modules of a layer offload, per rank and micro-batch."""
 
     copied: F64
@@ -344,14 +344,14 @@ class Bounds:
     # Activation offload
 
     @cached_property
-    def gone(self) -> Gone:
+    def gone(self) -> OffloadedBytes:
         """Bytes that modules offload, by policy, module and layer type."""
         of = {_is_mixture(at): self._gone(at) for at in reversed(self._layers)}
         copied, blocks = (
             np.stack([of[_is_mixture(at)][place] for at in self._layers], axis=-1)
             for place in (0, 1)
         )
-        return Gone(copied, blocks)
+        return OffloadedBytes(copied, blocks)
 
     def _gone(self, at: RankLayer) -> tuple[F64, F64]:
         """Return bytes of tensors and of their device blocks, each of shape [policies, modules]."""
