@@ -39,7 +39,7 @@ from search.planning.uniform.layout import Arrangement
 _LAUNCH_KINDS: tuple[LaunchKind, ...] = get_args(LaunchKind)
 
 
-class Live(NamedTuple):
+class LiveMicroBatches(NamedTuple):
     """Live micro-batches of a stage after a forward pass."""
 
     chunks: F64
@@ -57,7 +57,7 @@ def live_forwards(
     chunks: int,
     micro_batches: int,
     ahead: int,
-) -> Live:
+) -> LiveMicroBatches:
     """Return the live micro-batches after a forward of the schedule that leaves the most.
 
     For 1F1B and interleaved 1F1B, this is the last forward before the first backward. ahead :
@@ -65,14 +65,16 @@ def live_forwards(
     """
     behind = stages - stage - 1
     if schedule in ("gpipe", "looped_bfs"):
-        return Live(np.full(chunks, float(micro_batches)), chunks - 1)
+        return LiveMicroBatches(np.full(chunks, float(micro_batches)), chunks - 1)
     if SCHEDULES[schedule].v_shaped:
         # the last forward of the second chunk before a gradient of it is complete; DualPipeV runs
         # one more forward of the first chunk
         first = stages + behind + (schedule == "dual_pipe_v")
-        return Live(np.minimum([float(first), float(stage + 1)], float(micro_batches)), 1)
+        return LiveMicroBatches(
+            np.minimum([float(first), float(stage + 1)], float(micro_batches)), 1
+        )
     if chunks == 1:
-        return Live(np.array([float(min(behind + ahead + 1, micro_batches))]), 0)
+        return LiveMicroBatches(np.array([float(min(behind + ahead + 1, micro_batches))]), 0)
     group = default_group(stages, micro_batches)
     warm = warmup_chunks(
         schedule,
@@ -89,7 +91,7 @@ def live_forwards(
     groups, rest = divmod(number, group * chunks)
     places = np.arange(chunks) * group
     live = groups * group + np.clip(rest - places, 0, group)
-    return Live(live.astype(np.float64), (number - 1) % (group * chunks) // group)
+    return LiveMicroBatches(live.astype(np.float64), (number - 1) % (group * chunks) // group)
 
 
 class MemoryBudget:
@@ -432,7 +434,7 @@ class Bounds:
         self,
         place: int,
         arrangement: Arrangement,
-        live: Live,
+        live: LiveMicroBatches,
         *,
         zero: int,
         states: tuple[float, float],
