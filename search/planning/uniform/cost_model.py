@@ -67,8 +67,8 @@ from search.planning.uniform.layout import Arrangement
 from search.planning.uniform.memory import (
     Bounds,
     MemoryBudget,
-    Modules,
     OffloadBounds,
+    OffloadModules,
     StageBytes,
     live_forwards,
 )
@@ -92,7 +92,7 @@ class Prices:
         self.job = job
         self.target = target
         self.words = engine.recompute(job.model)
-        self.modules = Modules(self.words)
+        self.modules = OffloadModules(self.words)
         self.hosted = OffloadBounds(engine.offload(job.model))
         self.link_bytes_per_s = (
             host_of(target.machine).link_bytes_per_s if self.hosted.words else math.inf

@@ -120,7 +120,7 @@ class MemoryBudget:
         return max(0.0, self._left) / (1.0 + reserve_share(kind, self._risk))
 
 
-class Modules:
+class OffloadModules:
     """Recomputation policies as sets of modules, whose values add up.
 
     No module contains another.
@@ -225,7 +225,7 @@ class Bounds:
     def __init__(
         self,
         run: Run,
-        words: Modules,
+        words: OffloadModules,
         hosted: OffloadBounds,
         kinds: tuple[int, ...],
         variant: Callable[[int], Run],
