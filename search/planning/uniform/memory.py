@@ -179,7 +179,7 @@ class StageBytes(NamedTuple):
     """Type of the layer whose backward is first; None for PyTorch layers and before MTP modules."""
 
 
-class Sizes(Record, eq=False):
+class LayerBytes(Record, eq=False):
     """Bytes and parameters of one layer on a rank, by layer type, for one micro-batch."""
 
     saved: F64
@@ -253,7 +253,7 @@ class Bounds:
         self._tables: dict[object, tuple[float, float]] = {}
         self.sizes = self._sizes()
 
-    def _sizes(self) -> Sizes:
+    def _sizes(self) -> LayerBytes:
         mixture = [_is_mixture(at) for at in self._layers]
         unlike = {experts: mixture.index(experts) for experts in mixture}
         layers = {
@@ -262,7 +262,7 @@ class Bounds:
         }
         every = [layers[experts] for experts in mixture]
         rows = np.array([one.saved for one in every]).T
-        return Sizes(
+        return LayerBytes(
             saved=rows[:-2],
             rows=rows,
             plain=rows[-2],
