@@ -314,7 +314,7 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
     "transfers count twice": (cost_model.Prices, "transfer_s", lambda old: scaled(old, 2.0)),
     "optimizers count three times": (cost_model.Prices, "_update_s", lambda old: scaled(old, 3.0)),
     "one sharding's states are used for all": (
-        memory.Bounds, "state_bytes", lambda old: lambda self, zero, *ranks, staged: old(
+        memory.MemoryBounds, "state_bytes", lambda old: lambda self, zero, *ranks, staged: old(
             self, 0, 1, 1, staged=staged
         ),
     ),

@@ -65,7 +65,7 @@ from search.planning.uniform.bounds.layer_times import (
 )
 from search.planning.uniform.layout import Arrangement
 from search.planning.uniform.memory import (
-    Bounds,
+    MemoryBounds,
     MemoryBudget,
     OffloadBounds,
     OffloadModules,
@@ -99,7 +99,7 @@ class Prices:
         )
         self.known = KnownLayers(target.machine)
         self._units: dict[object, DegreeTimes] = {}
-        self._bounds: dict[object, Bounds] = {}
+        self._bounds: dict[object, MemoryBounds] = {}
         self._layers: dict[object, dict[object, object]] = {}
         self._transfers: dict[object, float] = {}
         self._updates: dict[object, float] = {}
@@ -299,7 +299,7 @@ class Prices:
             row[self.modules.full] = row[-1] = one
         return SublayerTimes(device, host, forward_seconds(machine, job, times))
 
-    def _memory(self, plain: Choice, kinds: tuple[int, ...]) -> Bounds:
+    def _memory(self, plain: Choice, kinds: tuple[int, ...]) -> MemoryBounds:
         """Return the memory bounds of a candidate, without overlap of expert communication."""
         own = replace(plain, overlap_experts=False)
         key = degrees_of(own)
@@ -312,7 +312,7 @@ class Prices:
 
             known = self._layers.setdefault(attention_of(own), {})
             modules, hosted = self.modules, self.hosted
-            found = Bounds(variant(self._zero), modules, hosted, kinds, variant, known)
+            found = MemoryBounds(variant(self._zero), modules, hosted, kinds, variant, known)
             self._bounds[key] = found
         return found
 

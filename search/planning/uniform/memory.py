@@ -219,7 +219,7 @@ _BESIDE_EXPERTS = ("layernorm", "shared_experts")
 """Modules that do not depend on the expert sharding."""
 
 
-class Bounds:
+class MemoryBounds:
     """Memory bounds of plans with equal degrees, micro-batch size and precision."""
 
     def __init__(

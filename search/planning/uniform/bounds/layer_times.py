@@ -19,7 +19,7 @@ from autopar.records import Record
 from autopar.run.job import Block, Job as StepJob
 from search.engines.candidate import Choice
 from search.planning.uniform.layout import Arrangement, arranged
-from search.planning.uniform.memory import Bounds
+from search.planning.uniform.memory import MemoryBounds
 
 
 class MicroBatchTimes(NamedTuple):
@@ -107,7 +107,7 @@ class DegreeTimes(Record, eq=False, dict=True):
     first_s: float
     last_s: float
     """Seconds of the embedding, and of head, loss and MTP modules without their layers."""
-    bounds: Bounds
+    bounds: MemoryBounds
 
     @cached_property
     def layer_s(self) -> tuple[float, ...]:
