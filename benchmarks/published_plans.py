@@ -27,7 +27,7 @@ from autopar.run.of_plan import uniform_model
 from autopar.run.strategy import chunks_of_sizes
 from benchmarks.ledger import read_runs
 from benchmarks.ledger_rows import recipe_parts
-from search.engines.candidate import MODULES, Choice, Fixed
+from search.engines.candidate import MODULES, Candidate, Fixed
 from search.engines.space import Job
 from search.engines.table import engine_space
 from search.planning.uniform.best_first import Solution, solve
@@ -56,7 +56,7 @@ class Published(NamedTuple):
     world: int
     seq: int
     precision: str
-    choice: Choice
+    choice: Candidate
     tokens_per_s: float
     """Measured tokens per second and GPU."""
 
@@ -104,7 +104,7 @@ def published() -> Iterator[Published]:
             world=int(row["num_gpus"]),
             seq=int(row["seq"]),
             precision=_PRECISIONS[row["precision"]],
-            choice=Choice(
+            choice=Candidate(
                 **degrees,
                 micro_batch=int(row["micro_batch"]),
                 precision=cast(Any, _PRECISIONS[row["precision"]]),
@@ -168,10 +168,10 @@ def ours(one: Published) -> tuple[Solution | None, float]:
 # Five launches of one job: Megatron-MoE-ModelZoo e8650517, best_practice/qwen3/readme.md.
 
 
-def _five() -> dict[str, tuple[Choice, float]]:
-    def choice(**degrees: Any) -> Choice:
+def _five() -> dict[str, tuple[Candidate, float]]:
+    def choice(**degrees: Any) -> Candidate:
         chunks = even(94, degrees.get("pp", 1), degrees.get("vpp", 1))
-        return Choice(global_batch=2048, chunks=chunks, **degrees)
+        return Candidate(global_batch=2048, chunks=chunks, **degrees)
 
     flex: dict[str, Any] = {"dispatcher": "flex"}
     again: dict[str, Any] = {"recompute": "layernorm+moe_act"}
@@ -191,7 +191,7 @@ def _five() -> dict[str, tuple[Choice, float]]:
     }
 
 
-FIVE: Mapping[str, tuple[Choice, float]] = _five()
+FIVE: Mapping[str, tuple[Candidate, float]] = _five()
 """Launches of Qwen3-235B on 256 H100, 4,096 tokens, in bf16, and their measured TFLOP/s."""
 
 
@@ -206,7 +206,7 @@ def five_priced() -> dict[str, tuple[float, float]]:
     return found
 
 
-def _line(one: Published, choice: Choice) -> str:
+def _line(one: Published, choice: Candidate) -> str:
     return choice.line(one.world, experts=True)
 
 

@@ -40,7 +40,7 @@ MODULES: tuple[str, ...] = get_args(Module)
 """Modules of a layer that can be recomputed separately."""
 
 
-class Choice(Record, order=True):
+class Candidate(Record, order=True):
     """Candidate of a uniform plan: degrees, batch and switches; GPUs define the data degree.
 
     The order of the fields is the canonical order, which ranks equally fast plans.
@@ -122,7 +122,7 @@ class Choice(Record, order=True):
 
 
 class Fixed(Record):
-    """Constraints of a search: allowed values by field of `Choice`; None: any value."""
+    """Constraints of a search: allowed values by field of `Candidate`; None: any value."""
 
     tp: tuple[int, ...] | None = None
     tp_overlap: bool | None = None

@@ -1,8 +1,8 @@
 """Export of a per-layer plan to an engine: files, command, and plan features that are lost.
 
 An engine with one set of degrees gets the nearest plan that it can run
-(`search.engines.uniform_approximation`). This plan becomes a `Choice`, then a `Run` by the search
-space of the engine, then files by its writer.
+(`search.engines.uniform_approximation`). This plan becomes a `Candidate`, then a `Run` by the
+search space of the engine, then files by its writer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from autopar.run.plan import ZERO_DEFAULTS, Plan
 from autopar.run.run import Run
 from autopar.run.runtime import Engine
 from autopar.run.strategy import ContextKind, chunks_of_sizes
-from search.engines.candidate import FULL, NONE, Choice
+from search.engines.candidate import FULL, NONE, Candidate
 from search.engines.engine import Engine as EngineRecord
 from search.engines.exporter_types import Draft, Loss, Place
 from search.engines.space import EngineSpace, Job as SpaceJob
@@ -239,7 +239,7 @@ def exchange_degree(plan: Plan) -> int:
     return layer.tp if layer.ulysses else 1
 
 
-def choice_of_plan(plan: Plan, *, zero: int, context: ContextKind = "ring") -> Choice:
+def choice_of_plan(plan: Plan, *, zero: int, context: ContextKind = "ring") -> Candidate:
     """Return the choice (degrees and batch) of a plan with equal layers.
 
     Ulysses ranks become context ranks with all-to-all communication.
@@ -247,7 +247,7 @@ def choice_of_plan(plan: Plan, *, zero: int, context: ContextKind = "ring") -> C
     """
     layer, exchanged = plan.layers[0], exchange_degree(plan)
     tp = layer.tp // exchanged
-    return Choice(
+    return Candidate(
         tp=tp,
         cp=layer.cp * exchanged,
         cp_kind="a2a" if exchanged > 1 else context,
@@ -263,7 +263,9 @@ def choice_of_plan(plan: Plan, *, zero: int, context: ContextKind = "ring") -> C
     )
 
 
-def run_of_choice(space: EngineSpace, job: Job, choice: Choice, model: Model | None = None) -> Run:
+def run_of_choice(
+    space: EngineSpace, job: Job, choice: Candidate, model: Model | None = None
+) -> Run:
     """Return the run of a choice made from a plan, in the precision of the job.
 
     model : model to use instead of that of the job. Raises InputError where no run has this model.

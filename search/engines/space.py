@@ -33,7 +33,7 @@ from autopar.run.strategy import ContextKind, Split, Strategy, uniform_layers
 from search.engines.candidate import (
     FULL,
     NONE,
-    Choice,
+    Candidate,
     Dispatcher,
     Precision,
     Training,
@@ -122,7 +122,7 @@ class EngineSpace(Record):
     """Function (job, tensor degree) -> True if GEMMs can overlap tensor-parallel communication."""
     any_layout: bool
     """True if any layer partition over stages is possible."""
-    launch: Callable[[Job, Choice], Run]
+    launch: Callable[[Job, Candidate], Run]
     """Function (job, choice) -> legal run."""
     rules: tuple[Rule, ...]
     """Constraints of the engine beyond divisibility of degrees, over the values of `values_of`."""
@@ -130,19 +130,19 @@ class EngineSpace(Record):
     """Supported features that are not searched, with the option that includes them, if any."""
 
 
-def run_of(engine: EngineSpace, job: Job, choice: Choice) -> Run:
+def run_of(engine: EngineSpace, job: Job, choice: Candidate) -> Run:
     """Return the run of a choice; raises RuleError with the constraints that it violates."""
     refuse(engine.rules, values_of(job, choice))
     return engine.launch(job, choice)
 
 
-def values_of(job: Job, choice: Choice) -> dict[str, Any]:
+def values_of(job: Job, choice: Candidate) -> dict[str, Any]:
     """Return the values of rules for a job and a choice."""
     given = {name: getattr(choice, name) for name in _FIELDS}
     return {**job.values, **with_words(given)}
 
 
-def runs(engine: EngineSpace, job: Job, choice: Choice) -> bool:
+def runs(engine: EngineSpace, job: Job, choice: Candidate) -> bool:
     """Return whether a choice whose degrees divide meets the constraints of an engine."""
     return bool(kept(engine.rules, values_of(job, choice)))
 
@@ -199,7 +199,7 @@ def with_words(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def strategy_of(
-    job: Job, choice: Choice, *, zero: Zero, sequence_parallel: bool = True
+    job: Job, choice: Candidate, *, zero: Zero, sequence_parallel: bool = True
 ) -> Strategy:
     """Return the strategy of a choice, with its recomputation and offload in all layers."""
     mixed = job.model.experts is not None
@@ -227,7 +227,7 @@ def strategy_of(
     return with_recompute(strategy, choice.recompute)
 
 
-def run_precision(choice: Choice) -> RunPrecision:
+def run_precision(choice: Candidate) -> RunPrecision:
     """Return the precision settings of a choice."""
     recipes: Mapping[str, Literal["tensorwise", "blockwise", "mxfp8"]] = {
         "fp8": "tensorwise",
@@ -269,7 +269,7 @@ def no_offload(model: Model) -> tuple[str, ...]:
 
 def torch_run(
     job: Job,
-    choice: Choice,
+    choice: Candidate,
     engine: str,
     *,
     states: States,

@@ -142,13 +142,13 @@ def _modern_parts(spec: ModelSpec) -> tuple[str, ...]:
 def _unwritten(question: Question, engine: EngineSpace) -> str:
     """Return why an engine cannot export uniform plans of a model, empty if it can."""
     from autopar.run.strategy import chunks_of_sizes
-    from search.engines.candidate import Choice
+    from search.engines.candidate import Candidate
     from search.engines.exporter_types import Place
     from search.engines.files import unwritten
     from search.engines.space import run_of
 
     model = question.job.model
-    choice = Choice(
+    choice = Candidate(
         zero=engine.zero[-1], chunks=chunks_of_sizes([model.num_layers], 1, mtp=model.mtp)
     )
     run = run_of(engine, replace(question.job, world=1), choice)

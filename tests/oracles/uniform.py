@@ -26,7 +26,7 @@ from autopar.rates.stack import load_stack
 from autopar.records import replace
 from autopar.run.architecture import Experts, LatentAttention, Model
 from autopar.run.run import Run
-from search.engines.candidate import Choice, Fixed, Training
+from search.engines.candidate import Candidate, Fixed, Training
 from search.engines.space import EngineSpace, Job, run_of, runs
 from search.engines.table import engine_space, spaces
 from search.planning.uniform.best_first import Uniform
@@ -41,7 +41,7 @@ _CARDS = ("a100-80gb", "h100-80gb", "b200-180gb")
 class Priced:
     """A launch with its exact price."""
 
-    choice: Choice
+    choice: Candidate
     run: Run
     seconds: float
     """Step seconds per sequence."""
@@ -100,7 +100,7 @@ def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def every_choice(prices: Prices, fixed: Fixed) -> Iterator[Choice]:
+def every_choice(prices: Prices, fixed: Fixed) -> Iterator[Candidate]:
     """Yield all combinations of the values that the user has not fixed, legal or not."""
     engine, job = prices.engine, prices.job
     model, world = job.model, job.world
@@ -137,7 +137,7 @@ def every_choice(prices: Prices, fixed: Fixed) -> Iterator[Choice]:
         for etp, overlap in itertools.product(left(_splits(engine, job, tp), "etp"), overlaps):
             if (tp * cp * dp) % (ep * etp):
                 continue
-            one = Choice(
+            one = Candidate(
                 tp=tp, tp_overlap=overlap, cp=cp, cp_kind=kind, pp=pp, ep=ep, etp=etp,
                 micro_batch=size, global_batch=batch,
             )  # fmt: skip
@@ -153,7 +153,9 @@ def _splits(engine: EngineSpace, job: Job, tp: int) -> list[int]:
     return sorted({1, tp}) if engine.name == "torchtitan" else [tp]
 
 
-def _settings(prices: Prices, one: Choice, fixed: Fixed, micro_batches: int) -> Iterator[Choice]:
+def _settings(
+    prices: Prices, one: Candidate, fixed: Fixed, micro_batches: int
+) -> Iterator[Candidate]:
     engine, job = prices.engine, prices.job
     spread = one.ep > 1
     zeros = engine.zero if one.pp == 1 else engine.zero_with_stages
@@ -225,7 +227,7 @@ def _hosted(engine: EngineSpace, model: Model) -> list[str]:
     return found
 
 
-def _copies(engine: EngineSpace, job: Job, one: Choice, zero: int) -> list[int]:
+def _copies(engine: EngineSpace, job: Job, one: Candidate, zero: int) -> list[int]:
     """Return the numbers of HSDP replicas; each replica has at least two ranks."""
     known = {"megatron": (1,), "torchtitan": (2, 3), "accelerate": (2, 3), "deepspeed": ()}
     if zero not in known[engine.name]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from autopar.run.run import Run
 from autopar.run.runtime import States
-from search.engines.candidate import Choice
+from search.engines.candidate import Candidate
 from search.engines.huggingface.rules import SPACE as SPACE_RULES
 from search.engines.space import BY_LAYER, TRANSFORMERS, Job, torch_run, transformers_space
 
 
-def _accelerate(job: Job, choice: Choice) -> Run:
+def _accelerate(job: Job, choice: Candidate) -> Run:
     single = choice.global_batch == choice.micro_batch * job.world // (choice.tp * choice.cp)
     return torch_run(
         job,

@@ -18,7 +18,7 @@ from autopar.run.runtime import (
     default_attention,
 )
 from autopar.run.strategy import OffloadModule
-from search.engines.candidate import FULL, NONE, Choice, Dispatcher, trained
+from search.engines.candidate import FULL, NONE, Candidate, Dispatcher, trained
 from search.engines.megatron.rules import SPACE as SPACE_RULES
 from search.engines.space import (
     BY_LAYER,
@@ -95,7 +95,7 @@ def subsets(items: Sequence[str]) -> Iterator[tuple[str, ...]]:
         yield from combinations(items, size)
 
 
-def _megatron(job: Job, choice: Choice) -> Run:
+def _megatron(job: Job, choice: Candidate) -> Run:
     experts = ExpertKernels()
     if job.model.experts is not None:
         experts = ExpertKernels(dispatcher=choice.dispatcher, grouped=True, fused_permutation=True)

@@ -6,7 +6,7 @@ from autopar.pipeline.schedules import SCHEDULES
 from autopar.records import replace
 from autopar.run.run import Run
 from autopar.run.runtime import Kernels, States
-from search.engines.candidate import FULL, NONE, Choice, Precision
+from search.engines.candidate import FULL, NONE, Candidate, Precision
 from search.engines.space import (
     BY_LAYER,
     FEW,
@@ -22,7 +22,7 @@ from search.engines.space import (
 from search.engines.torchtitan.rules import SPACE as SPACE_RULES
 
 
-def _torchtitan(job: Job, choice: Choice) -> Run:
+def _torchtitan(job: Job, choice: Candidate) -> Run:
     return torch_run(
         job,
         choice,

@@ -14,7 +14,7 @@ from autopar.records import Record, replace
 from autopar.run.model import ModelSpec
 from autopar.run.rules import Notice, RuleError
 from autopar.units import GIB, format_bytes
-from search.engines.candidate import NONE, Choice, Fixed
+from search.engines.candidate import NONE, Candidate, Fixed
 from search.engines.space import EngineSpace, Job
 from search.engines.table import engine_space, spaces, variants
 from search.planning.space import global_batches, next_batch
@@ -473,7 +473,7 @@ def better_batch(found: Answer) -> Solution | None:
     return solution
 
 
-def evaluated(question: Question, engine: EngineSpace, choice: Choice, run: Run) -> EngineAnswer:
+def evaluated(question: Question, engine: EngineSpace, choice: Candidate, run: Run) -> EngineAnswer:
     """Return the price of one plan of an engine, whether it fits or not; raises InputError.
 
     run : run of the candidate on the engine, possibly with other settings.

@@ -22,7 +22,7 @@ from autopar.price.assessment import Assessment, Target
 from autopar.price.step import StepTime
 from autopar.records import Record, replace
 from autopar.run.run import Run
-from search.engines.candidate import NONE, Choice, Fixed
+from search.engines.candidate import NONE, Candidate, Fixed
 from search.engines.space import EngineSpace, Job
 from search.planning.uniform.bounds.layer_times import DegreeTimes, arrangement_of
 from search.planning.uniform.cost_model import Prices
@@ -35,7 +35,7 @@ from search.planning.uniform.space import Space
 class Solution(Record):
     """Plan with its price."""
 
-    choice: Choice
+    choice: Candidate
     run: Run
     assessment: Assessment
 
@@ -149,7 +149,7 @@ class _Entry(NamedTuple):
     seconds: float
     """Step seconds per sequence, or a lower bound of them."""
     level: int
-    choice: Choice
+    choice: Candidate
     number: int
     unit: DegreeTimes | None = None
     options: ActivationPolicies | None = None
@@ -170,7 +170,7 @@ class Uniform:
         self.space = Space(self.prices)
         self.openings: dict[Fixed, CandidateExpander] = {}
         """Allowed values by constraints, without values that depend on memory."""
-        self.known: dict[Fixed, dict[tuple[int, Choice], tuple[MemoryBudget, float]]] = {}
+        self.known: dict[Fixed, dict[tuple[int, Candidate], tuple[MemoryBudget, float]]] = {}
         """(level, candidate) -> (memory budget, lower bound of all finer candidates)."""
 
     def solve(
@@ -236,9 +236,9 @@ class _Search:
         self.queue: list[_Entry] = []
         self.found: dict[object, Solution] = {}
         self.opened = self.timed = self.counted = 0
-        self.hosted: dict[Choice, dict[str, bool]] = {}
+        self.hosted: dict[Candidate, dict[str, bool]] = {}
         """Layout with a recomputation -> offload sets pushed so far, True if too large."""
-        self.copied: set[Choice] = set()
+        self.copied: set[Candidate] = set()
         """Candidates whose other numbers of HSDP replicas were pushed."""
         self.too_much: tuple[float, Solution] | None = None
         """Plan with the least host memory among those that exceed it, with its bytes; else None."""
@@ -251,7 +251,7 @@ class _Search:
 
     # ----------------------------------------------------------------------------------------------
 
-    def push(self, seconds: float, level: int, choice: Choice, **known: object) -> None:
+    def push(self, seconds: float, level: int, choice: Candidate, **known: object) -> None:
         """Push a candidate into the queue."""
         self.pushed += 1
         self.least_pushed = min(self.least_pushed, seconds)
@@ -263,7 +263,7 @@ class _Search:
     pushed = 0
     least_pushed = math.inf
 
-    def coarse(self) -> Iterator[tuple[float, Choice]]:
+    def coarse(self) -> Iterator[tuple[float, Candidate]]:
         """Yield the degrees that may fit, in the order of their bounds."""
         seconds, size, way, laid, batch = self.degrees
         most = self.room.most_bytes
@@ -365,7 +365,7 @@ class _Search:
         if not within:
             self.known[entry.level, entry.choice] = self.room, max(entry.seconds, self.least_pushed)
 
-    def bound(self, level: int, choice: Choice) -> tuple[bool, float]:
+    def bound(self, level: int, choice: Candidate) -> tuple[bool, float]:
         """Return (reusable, lower bound in s) from an earlier search with at least this budget."""
         room, least = self.known.get((level, choice), (None, 0.0))
         return room is not None and self.room.within(room), least
@@ -450,7 +450,7 @@ class _Search:
             at=at,
         )
 
-    def push_copies(self, choice: Choice, step: StepTime, entry: _Entry) -> None:
+    def push_copies(self, choice: Candidate, step: StepTime, entry: _Entry) -> None:
         """Push the larger numbers of HSDP replicas with their lower bound."""
         fewest, *others = self.openings.copies(choice)
         if choice.dp_replicate != fewest or not others or choice in self.copied:
@@ -459,7 +459,7 @@ class _Search:
         least = max(entry.seconds, self.copied_s(choice, step))
         self.push(least, _COPIES, choice, unit=entry.unit)
 
-    def copied_s(self, choice: Choice, step: StepTime) -> float:
+    def copied_s(self, choice: Candidate, step: StepTime) -> float:
         """Return a lower bound of seconds per sequence for any replicas, from the fewest's step.
 
         0 with ZeRO-3: more replicas also gather weights faster.
@@ -470,7 +470,7 @@ class _Search:
         gone = self.prices.stragglers * step.terms_s["gradients"]
         return (step.total_s - gone) * _ROUNDING / choice.global_batch
 
-    def open_sets(self, choice: Choice, unit: DegreeTimes | None, seconds: float = 0.0) -> None:
+    def open_sets(self, choice: Candidate, unit: DegreeTimes | None, seconds: float = 0.0) -> None:
         """Push the smallest offload sets that may fit where a candidate does not.
 
         seconds : lower bound of the candidate; a higher one of an earlier search is pushed first.
@@ -515,7 +515,7 @@ class _Search:
         self.push(float(options.values[0]), _LAYOUT, plain, unit=entry.unit, options=options)
         self.push_copies(choice, timing.step, entry)
 
-    def price(self, choice: Choice, unit: DegreeTimes | None) -> StepTime | None:
+    def price(self, choice: Candidate, unit: DegreeTimes | None) -> StepTime | None:
         """Push a plan with its step time and return it; None if it has none."""
         timing = self.prices.timed(choice)
         if timing is None or timing.step is None:
@@ -561,7 +561,7 @@ class _Search:
             self.least_s = entry.seconds
         self.found[_family(choice)] = solution
 
-    def solution(self, choice: Choice, run: Run, stages: Sequence[int]) -> Solution:
+    def solution(self, choice: Candidate, run: Run, stages: Sequence[int]) -> Solution:
         """Return a candidate with its price."""
         assessment = self.prices.assessed(choice, run, self.target, stages)
         return Solution(choice=choice, run=run, assessment=assessment)
@@ -614,6 +614,6 @@ class _Search:
         )
 
 
-def _family(choice: Choice) -> tuple[object, ...]:
+def _family(choice: Candidate) -> tuple[object, ...]:
     """Return the degrees in which alternatives differ; sharding and settings do not count."""
     return (choice.pp, choice.tp, choice.cp, choice.ep, choice.etp)

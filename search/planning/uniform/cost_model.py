@@ -49,7 +49,7 @@ from autopar.run.job import Block, Job as StepJob, Recomputation, parameters
 from autopar.run.run import Run
 from autopar.run.strategy import Chunk, chunks_of_sizes, recomputing
 from autopar.units import divisors
-from search.engines.candidate import NONE, Choice, Fixed, Precision, kept, recomputation_of
+from search.engines.candidate import NONE, Candidate, Fixed, Precision, kept, recomputation_of
 from search.engines.space import EngineSpace, Job, run_of
 from search.planning.uniform.bounds.layer_times import (
     DegreeTimes,
@@ -113,8 +113,8 @@ class Prices:
         self._trains: dict[object, bool] = {}
         self._layouts_s: dict[object, tuple[F64, F64]] = {}
         self._layouts_bytes: dict[object, list[StageBytes]] = {}
-        self._timings: dict[Choice, Timing | None] = {}
-        self._accounts: dict[tuple[Choice, int], Account] = {}
+        self._timings: dict[Candidate, Timing | None] = {}
+        self._accounts: dict[tuple[Candidate, int], Account] = {}
         self._stages: dict[object, tuple[int, ...]] = {}
         self._reductions: dict[object, float] = {}
         self._zero = engine.zero[-1]
@@ -124,13 +124,13 @@ class Prices:
     # ----------------------------------------------------------------------------------------------
     # Data shared by candidates
 
-    def base(self, choice: Choice) -> StepJob:
+    def base(self, choice: Candidate) -> StepJob:
         """Return a job of one data-parallel rank with the settings of a candidate."""
         settings = (choice.dispatcher, choice.overlap_experts, choice.tp_overlap)
         key = (choice.tp, choice.precision, *settings)
         found = self._bases.get(key)
         if found is None:
-            one = Choice(
+            one = Candidate(
                 tp=choice.tp,
                 etp=choice.tp,
                 zero=self._zero,
@@ -148,7 +148,7 @@ class Prices:
     def _one_stage(self) -> tuple[tuple[Chunk, ...], ...]:
         return chunks_of_sizes([self.job.model.num_layers], 1, mtp=self.job.model.mtp)
 
-    def plain(self, choice: Choice) -> Choice:
+    def plain(self, choice: Candidate) -> Candidate:
         """Return a candidate with one stage and the fewest data-parallel ranks of its degrees."""
         inner = choice.tp * choice.cp
         dp = math.lcm(inner, choice.ep * choice.etp) // inner
@@ -167,7 +167,7 @@ class Prices:
         key = (precision, zero)
         if key not in self._trains:
             compiled = self.engine.compiled
-            one = self.plain(Choice(precision=precision, zero=zero, compiled=compiled))
+            one = self.plain(Candidate(precision=precision, zero=zero, compiled=compiled))
             try:
                 self.engine.launch(replace(self.job, world=1), one)
                 self._trains[key] = True
@@ -175,7 +175,7 @@ class Prices:
                 self._trains[key] = False
         return self._trains[key]
 
-    def unit(self, choice: Choice) -> DegreeTimes:
+    def unit(self, choice: Candidate) -> DegreeTimes:
         """Return the unit of a candidate's degrees; raises InputError if the engine rejects it."""
         key = degrees_of(choice)
         found = self._units.get(key)
@@ -186,7 +186,7 @@ class Prices:
     @cached_property
     def kinds(self) -> LayerTypes:
         """Layer types of the model."""
-        job = self.base(Choice())
+        job = self.base(Candidate())
         alike: dict[Block, int] = {}
         kinds: list[int] = []
         for block in job.blocks:
@@ -202,7 +202,7 @@ class Prices:
             np.array(further),
         )
 
-    def _unit(self, plain: Choice) -> DegreeTimes:
+    def _unit(self, plain: Candidate) -> DegreeTimes:
         dp = plain.global_batch // plain.micro_batch
         job = replace(
             self.base(plain),
@@ -241,7 +241,7 @@ class Prices:
             bounds=self._memory(plain, kinds.of_layers),
         )
 
-    def _layer_s(self, plain: Choice, job: StepJob, at: int) -> SublayerTimes:
+    def _layer_s(self, plain: Candidate, job: StepJob, at: int) -> SublayerTimes:
         """Return the seconds of a layer of one type, as the sum of attention and MLP.
 
         Attention does not depend on the expert sharding. Experts depend on the number of tokens
@@ -299,7 +299,7 @@ class Prices:
             row[self.modules.full] = row[-1] = one
         return SublayerTimes(device, host, forward_seconds(machine, job, times))
 
-    def _memory(self, plain: Choice, kinds: tuple[int, ...]) -> MemoryBounds:
+    def _memory(self, plain: Candidate, kinds: tuple[int, ...]) -> MemoryBounds:
         """Return the memory bounds of a candidate, without overlap of expert communication."""
         own = replace(plain, overlap_experts=False)
         key = degrees_of(own)
@@ -316,7 +316,7 @@ class Prices:
             self._bounds[key] = found
         return found
 
-    def stages(self, choice: Choice, fixed: Fixed) -> tuple[int, ...]:
+    def stages(self, choice: Candidate, fixed: Fixed) -> tuple[int, ...]:
         """Return the numbers of stages with whole samples and whole experts per rank.
 
         A pipeline needs at least as many micro-batches as stages: with fewer, stages would never
@@ -341,7 +341,7 @@ class Prices:
     # ----------------------------------------------------------------------------------------------
     # Bounds
 
-    def rows_s(self, unit: DegreeTimes, choice: Choice) -> MicroBatchTimes:
+    def rows_s(self, unit: DegreeTimes, choice: Candidate) -> MicroBatchTimes:
         """Return a unit's seconds with the concurrent traffic of sharded weights.
 
         The traffic is the least over the allowed numbers of HSDP replicas.
@@ -357,7 +357,7 @@ class Prices:
             found = self._rows[key] = rows_of(unit, device, traffic, table, visible)
         return found
 
-    def _least_traffic_s(self, unit: DegreeTimes, choice: Choice) -> tuple[F64, float]:
+    def _least_traffic_s(self, unit: DegreeTimes, choice: Candidate) -> tuple[F64, float]:
         """Return the traffic seconds of a layer by type, and those that each table adds."""
         data = self.job.world // (choice.tp * choice.cp * choice.pp)
         numbers = divisors(data) if choice.zero in self.engine.replicated else [1]
@@ -368,7 +368,7 @@ class Prices:
         return np.min(layers, axis=0), min(tables) / 2.0
 
     def _traffic_s(
-        self, unit: DegreeTimes, choice: Choice, data: int, copies: int
+        self, unit: DegreeTimes, choice: Candidate, data: int, copies: int
     ) -> tuple[list[float], float]:
         """Return the seconds of transfers of a layer by type, and those of the tables.
 
@@ -399,7 +399,7 @@ class Prices:
             found.append(self._traffic[key])
         return [sum(found[at : at + 2]) for at in range(0, len(found) - 1, 2)], found[-1]
 
-    def least_s(self, choice: Choice, whole_s: float) -> float:
+    def least_s(self, choice: Candidate, whole_s: float) -> float:
         """Return a lower bound of step time for these degrees with any stages, seconds.
 
         M micro-batches of the whole model are spread evenly over its ranks, without bubble and
@@ -409,7 +409,7 @@ class Prices:
         rounds = choice.global_batch / (choice.micro_batch * replicas)
         return self.stragglers * rounds * whole_s * _ROUNDING
 
-    def rounds(self, choice: Choice, pipelines: Sequence[Pipeline]) -> float:
+    def rounds(self, choice: Candidate, pipelines: Sequence[Pipeline]) -> float:
         """Return a lower bound of step time over the micro-batch time of an average stage.
 
         pipelines : schedules and chunks that the candidate may have. The bubble is shortest with
@@ -420,13 +420,13 @@ class Prices:
         return self.stragglers * number * _ROUNDING
 
     def spread_s(
-        self, choice: Choice, pipelines: Sequence[Pipeline], whole_s: float, sends_s: float
+        self, choice: Candidate, pipelines: Sequence[Pipeline], whole_s: float, sends_s: float
     ) -> float:
         """Return `least_s` of a candidate with stages, as if all stages took equally long."""
         return self.rounds(choice, pipelines) * (whole_s / choice.pp + sends_s)
 
     def stages_s(
-        self, unit: DegreeTimes, choice: Choice, arrangement: Arrangement
+        self, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement
     ) -> tuple[F64, F64]:
         """Return lower bounds of step time by policy and by N of `block N`, seconds.
 
@@ -441,7 +441,7 @@ class Prices:
         return self._layouts_s[key]
 
     def _stages_s(
-        self, unit: DegreeTimes, choice: Choice, arrangement: Arrangement
+        self, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement
     ) -> tuple[F64, F64]:
         plain, full = slice(-2, -1), slice(-1, None)
         layers = layers_of(unit, arrangement)
@@ -457,7 +457,7 @@ class Prices:
         )
 
     def pipeline_s(
-        self, unit: DegreeTimes, choice: Choice, arrangement: Arrangement, device: F64, host: F64
+        self, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement, device: F64, host: F64
     ) -> F64:
         """Return lower bounds of step time from seconds of the stages' layers, shape [..., stage].
 
@@ -483,12 +483,12 @@ class Prices:
         found: F64 = (self.stragglers * pipeline + self._update_s(unit, choice)) * _ROUNDING
         return found
 
-    def micro_batches(self, choice: Choice) -> int:
+    def micro_batches(self, choice: Candidate) -> int:
         """Return the number of micro-batches per step and data-parallel rank."""
         dp = self.job.world // (choice.tp * choice.cp * choice.pp)
         return choice.global_batch // (choice.micro_batch * dp)
 
-    def transfer_s(self, unit: DegreeTimes, choice: Choice) -> float:
+    def transfer_s(self, unit: DegreeTimes, choice: Candidate) -> float:
         """Return the seconds that sends between stages add to a micro-batch of a stage."""
         if choice.pp == 1:
             return 0.0
@@ -500,7 +500,7 @@ class Prices:
             found = self._transfers[key] = stage_transfer_s(self.target.machine, job)
         return found
 
-    def _visible_s(self, unit: DegreeTimes, choice: Choice, pipeline_s: F64) -> F64 | float:
+    def _visible_s(self, unit: DegreeTimes, choice: Candidate, pipeline_s: F64) -> F64 | float:
         """Return the exposed gradient reduction after a pipeline of this lower bound, seconds.
 
         The part hidden in the last backward grows with the pipeline time, but by less than that.
@@ -516,7 +516,7 @@ class Prices:
         window = hiding * pipeline_s / self.micro_batches(choice)
         return np.maximum(0.0, found - window) + HIDDEN_REDUCTION * found
 
-    def _reduction_s(self, unit: DegreeTimes, choice: Choice) -> float:
+    def _reduction_s(self, unit: DegreeTimes, choice: Candidate) -> float:
         """Return the least seconds of gradient reduction and weight gathering of an average stage.
 
         They are at the rate of very large tensors, which no tensor exceeds, so that they are linear
@@ -548,7 +548,7 @@ class Prices:
             least = min(least, sum(reduction_s(self.target.machine, own, held)[:2]) / _LARGE)
         return least
 
-    def _update_s(self, unit: DegreeTimes, choice: Choice) -> float:
+    def _update_s(self, unit: DegreeTimes, choice: Candidate) -> float:
         """Return the optimizer seconds of an average stage, a lower bound for the largest stage.
 
         0 if only adapters are trained, as these are small.
@@ -576,7 +576,7 @@ class Prices:
     # Memory
 
     def room_bytes(
-        self, unit: DegreeTimes, choice: Choice, room: MemoryBudget, *, again: bool
+        self, unit: DegreeTimes, choice: Candidate, room: MemoryBudget, *, again: bool
     ) -> float:
         """Return the largest peak allocated that fits, bytes; again : True with recomputation."""
         key = (choice.precision, choice.dispatcher, choice.tp_overlap, choice.zero, again)
@@ -589,7 +589,7 @@ class Prices:
         return room.bytes_for(run) * _MORE
 
     def least_bytes(
-        self, unit: DegreeTimes, choice: Choice, arrangement: Arrangement
+        self, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement
     ) -> tuple[F64, F64]:
         """Return lower bounds of the peak stage's bytes, by policy and by N of `block N`."""
         stages = self.stage_bytes(unit, choice, arrangement)
@@ -597,7 +597,7 @@ class Prices:
         return np.max(words, axis=0) * _ROUNDING, np.max(blocks, axis=0) * _ROUNDING
 
     def stage_bytes(
-        self, unit: DegreeTimes, choice: Choice, arrangement: Arrangement
+        self, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement
     ) -> list[StageBytes]:
         """Return lower bounds of bytes of each distinct stage, without activation offload."""
         key = (unit, choice)
@@ -606,7 +606,7 @@ class Prices:
         return self._layouts_bytes[key]
 
     def _bytes_of_stages(
-        self, unit: DegreeTimes, choice: Choice, arrangement: Arrangement
+        self, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement
     ) -> list[StageBytes]:
         states = self.states_of(unit, choice)
         found: list[StageBytes] = []
@@ -624,16 +624,16 @@ class Prices:
             )
         return found
 
-    def states_of(self, unit: DegreeTimes, choice: Choice) -> tuple[float, float]:
+    def states_of(self, unit: DegreeTimes, choice: Candidate) -> tuple[float, float]:
         """Return the state bytes per trained parameter of dense layers, and of experts."""
         return unit.bounds.state_bytes(choice.zero, *self._shards(choice), staged=choice.pp > 1)
 
-    def _shards(self, choice: Choice) -> tuple[int, int]:
+    def _shards(self, choice: Candidate) -> tuple[int, int]:
         """Return the numbers of ranks that shard the states of dense layers, and of experts."""
         ranks = self.job.world // (choice.pp * choice.dp_replicate)
         return ranks // choice.tp, ranks // (choice.ep * choice.etp)
 
-    def spread_bytes(self, unit: DegreeTimes, choice: Choice) -> tuple[F64, F64]:
+    def spread_bytes(self, unit: DegreeTimes, choice: Candidate) -> tuple[F64, F64]:
         """Return `many_spread_bytes` of one number of stages and sharding."""
         states = np.array([self.states_of(unit, choice)])
         found, most = self.many_spread_bytes(unit, np.array([choice.pp]), states)
@@ -674,11 +674,11 @@ class Prices:
     # ----------------------------------------------------------------------------------------------
     # Prices
 
-    def run(self, choice: Choice) -> Run:
+    def run(self, choice: Candidate) -> Run:
         """Return the run of a candidate; raises InputError if its engine rejects it."""
         return run_of(self.engine, self.job, choice)
 
-    def timed(self, choice: Choice) -> Timing | None:
+    def timed(self, choice: Candidate) -> Timing | None:
         """Return the timing of a candidate; None if it is rejected or has no step time."""
         if choice not in self._timings:
             try:
@@ -689,7 +689,7 @@ class Prices:
                 self._timings[choice] = None
         return self._timings[choice]
 
-    def account(self, choice: Choice, stage: int, run: Run) -> Account:
+    def account(self, choice: Candidate, stage: int, run: Run) -> Account:
         """Return the exact memory account of a stage."""
         key = (choice, stage)
         found = self._accounts.get(key)
@@ -698,7 +698,7 @@ class Prices:
         return found
 
     def assessed(
-        self, choice: Choice, run: Run, target: Target, stages: Sequence[int]
+        self, choice: Candidate, run: Run, target: Target, stages: Sequence[int]
     ) -> Assessment:
         """Return the assessment of a candidate, with the memory of some stages."""
         return assess(

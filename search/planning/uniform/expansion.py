@@ -19,7 +19,7 @@ from autopar.arrays import F64, I64, Bool
 from autopar.pipeline.schedules import SCHEDULES, Engine, Schedule, schedule_problem
 from autopar.records import replace
 from autopar.units import divisors
-from search.engines.candidate import FULL, NONE, Choice, Fixed, kept
+from search.engines.candidate import FULL, NONE, Candidate, Fixed, kept
 from search.engines.space import overlaps_one, runs
 from search.planning.uniform.bounds.layer_times import (
     DegreeTimes,
@@ -167,9 +167,9 @@ class CandidateExpander:
         self._extremes: dict[tuple[int, int], tuple[Pipeline, ...]] = {}
         self._tables: dict[object, StageCandidates] = {}
         self._stagings: dict[object, StageCandidate] = {}
-        self._laid: dict[object, tuple[Choice, ...]] = {}
+        self._laid: dict[object, tuple[Candidate, ...]] = {}
         self._sizes: dict[object, _Sizes] = {}
-        self._layouts: dict[object, tuple[Choice, ...]] = {}
+        self._layouts: dict[object, tuple[Candidate, ...]] = {}
         self._limits: dict[object, tuple[F64, float]] = {}
         self._rooms: dict[object, tuple[F64, F64]] = {}
         self._plain = np.array([word == NONE for word in prices.words], dtype=bool)
@@ -184,7 +184,7 @@ class CandidateExpander:
     # ----------------------------------------------------------------------------------------------
     # Values
 
-    def overlaps(self, choice: Choice) -> tuple[Choice, ...]:
+    def overlaps(self, choice: Candidate) -> tuple[Candidate, ...]:
         """Return the candidate with and without TP overlap, as far as both are allowed.
 
         Overlap takes less time and more memory.
@@ -201,17 +201,17 @@ class CandidateExpander:
         # without tensor ranks there is no communication
         return both if wanted is None or tp == 1 else kept(both, (wanted,))
 
-    def stages(self, choice: Choice) -> Iterator[Choice]:
+    def stages(self, choice: Candidate) -> Iterator[Candidate]:
         """Yield the candidate with each allowed number of stages."""
         for pp in self.prices.stages(choice, self.fixed):
             yield replace(choice, pp=pp)
 
-    def zeros(self, choice: Choice) -> tuple[int, ...]:
+    def zeros(self, choice: Candidate) -> tuple[int, ...]:
         """Return the allowed ZeRO stages."""
         zeros = self._zeros(choice, choice.pp)
         return tuple(zero for zero in zeros if self.copies(replace(choice, zero=zero)))
 
-    def _zeros(self, choice: Choice, pp: int) -> tuple[int, ...]:
+    def _zeros(self, choice: Candidate, pp: int) -> tuple[int, ...]:
         """Return the allowed ZeRO stages for `pp` pipeline stages, whatever the replicas."""
         single = self.job.world == choice.tp * pp == choice.ep * choice.etp * pp
         key = (pp == 1, choice.precision)
@@ -227,7 +227,7 @@ class CandidateExpander:
             found = tuple(zero for zero in found if self._runs(replace(one, zero=zero)))[:1]
         return found
 
-    def copies(self, choice: Choice) -> tuple[int, ...]:
+    def copies(self, choice: Candidate) -> tuple[int, ...]:
         """Return the allowed numbers of HSDP replicas, the fewest first.
 
         More replicas take no less memory and change neither kernels nor stages.
@@ -254,18 +254,18 @@ class CandidateExpander:
             )
         return self._copies[key]
 
-    def _runs(self, choice: Choice) -> bool:
+    def _runs(self, choice: Candidate) -> bool:
         """Return True if the engine supports such a sharding with these degrees."""
         alone = replace(choice, overlap_experts=False)
         return runs(self.engine, self.job, alone)
 
-    def pipelines(self, choice: Choice) -> tuple[Choice, ...]:
+    def pipelines(self, choice: Candidate) -> tuple[Candidate, ...]:
         """Return the candidate with each schedule and number of chunks that may be the best."""
         return tuple(
             replace(choice, schedule=schedule, vpp=vpp) for schedule, vpp in self._best(choice)
         )
 
-    def laid(self, unit: DegreeTimes, choice: Choice) -> tuple[Choice, ...]:
+    def laid(self, unit: DegreeTimes, choice: Candidate) -> tuple[Candidate, ...]:
         """Return the candidates of `pipelines` that have a layer partition."""
         key = (unit, choice)
         if key not in self._laid:
@@ -273,7 +273,7 @@ class CandidateExpander:
             self._laid[key] = tuple(one for one in pipelines if self.layouts(unit, one))
         return self._laid[key]
 
-    def extremes(self, choice: Choice) -> tuple[Pipeline, ...]:
+    def extremes(self, choice: Candidate) -> tuple[Pipeline, ...]:
         """Return schedules with one and two chunks, else the fewest, and with the most.
 
         Sends are shortest with few chunks, bubbles with many.
@@ -286,7 +286,7 @@ class CandidateExpander:
             self._extremes[key] = tuple(dict.fromkeys((*few, *most.values())))
         return self._extremes[key]
 
-    def _best(self, choice: Choice) -> tuple[Pipeline, ...]:
+    def _best(self, choice: Candidate) -> tuple[Pipeline, ...]:
         found = {*self._legal(choice)}
         return tuple(
             (schedule, vpp)
@@ -294,7 +294,7 @@ class CandidateExpander:
             if (_BETTER.get(schedule), vpp) not in found
         )
 
-    def _legal(self, choice: Choice) -> tuple[Pipeline, ...]:
+    def _legal(self, choice: Candidate) -> tuple[Pipeline, ...]:
         """Return each legal schedule and number of chunks of a candidate with stages."""
         if choice.pp == 1:
             named = bool(kept(("1f1b",), self.fixed.schedule))
@@ -318,14 +318,14 @@ class CandidateExpander:
             )
         return self._orders[key]
 
-    def layouts(self, unit: DegreeTimes, choice: Choice) -> tuple[Choice, ...]:
+    def layouts(self, unit: DegreeTimes, choice: Candidate) -> tuple[Candidate, ...]:
         """Return the candidate with its layouts and ZeRO stages, with the fewest HSDP replicas."""
         key = (unit, choice)
         if key not in self._layouts:
             self._layouts[key] = tuple(self._laid_out(unit, choice))
         return self._layouts[key]
 
-    def _laid_out(self, unit: DegreeTimes, choice: Choice) -> Iterator[Choice]:
+    def _laid_out(self, unit: DegreeTimes, choice: Candidate) -> Iterator[Candidate]:
         found = layouts(
             unit.layer_s,
             unit.first_s,
@@ -342,7 +342,7 @@ class CandidateExpander:
                 if runs(self.engine, self.job, one):
                     yield one
 
-    def sharded(self, choice: Choice, zero: int) -> Choice:
+    def sharded(self, choice: Candidate, zero: int) -> Candidate:
         """Return the candidate with a ZeRO stage and the fewest HSDP replicas allowed."""
         one = replace(choice, zero=zero)
         return replace(one, dp_replicate=self.copies(one)[0])
@@ -392,7 +392,7 @@ class CandidateExpander:
         total = 0
         for row, times in zip(*np.unique(rows, axis=0, return_counts=True), strict=True):
             tp, cp, size, kind, ep, etp, overlap, batch = map(int, row)
-            degree = Choice(
+            degree = Candidate(
                 tp=tp,
                 cp=cp,
                 cp_kind=kinds[kind],
@@ -415,7 +415,7 @@ class CandidateExpander:
                 total += int(times) * each * len(self._overlapped(tp, bool(overlap)))
         return total
 
-    def _longest(self, choice: Choice) -> list[int]:
+    def _longest(self, choice: Candidate) -> list[int]:
         """Return the layers of the longest chunk, by legal schedule and number of chunks."""
         layers = self.job.model.num_layers
         return [-(-layers // (choice.pp * vpp)) for _, vpp in self._legal(choice)]
@@ -428,11 +428,11 @@ class CandidateExpander:
     # ----------------------------------------------------------------------------------------------
     # Policies that may fit
 
-    def limits(self, choice: Choice) -> tuple[F64, float]:
+    def limits(self, choice: Candidate) -> tuple[F64, float]:
         """Return the largest peak allocated that fits by policy, and with `block N`, bytes."""
         return self._limits_of(choice, choice.zero)
 
-    def _limits_of(self, choice: Choice, zero: int) -> tuple[F64, float]:
+    def _limits_of(self, choice: Candidate, zero: int) -> tuple[F64, float]:
         """Return `limits` for another ZeRO stage."""
         key = (choice.precision, choice.dispatcher, choice.tp_overlap, zero)
         found = self._limits.get(key)
@@ -453,7 +453,7 @@ class CandidateExpander:
         hosted = np.full(limits.shape, self.room.bytes_of("offloaded") * _MORE)
         return hosted if self.device else np.maximum(hosted, limits)
 
-    def _rooms_of(self, degree: Choice, staging: StageCandidate) -> tuple[F64, F64]:
+    def _rooms_of(self, degree: Candidate, staging: StageCandidate) -> tuple[F64, F64]:
         """Return `limits` of all shardings, shapes [shardings, policies] and [shardings]."""
         key = (degree.precision, degree.dispatcher, degree.tp_overlap, staging.zeros)
         found = self._rooms.get(key)
@@ -464,14 +464,14 @@ class CandidateExpander:
             found = self._rooms[key] = np.array(plain), np.array(again)
         return found
 
-    def table(self, unit: DegreeTimes, degree: Choice) -> StageCandidates:
+    def table(self, unit: DegreeTimes, degree: Candidate) -> StageCandidates:
         """Return the numbers of stages of some degrees, without bounds that depend on memory."""
         key = (unit, degree.global_batch)
         if key not in self._tables:
             self._tables[key] = self._table(unit, degree)
         return self._tables[key]
 
-    def _table(self, unit: DegreeTimes, degree: Choice) -> StageCandidates:
+    def _table(self, unit: DegreeTimes, degree: Candidate) -> StageCandidates:
         inner = (degree.tp, degree.cp, degree.ep * degree.etp, degree.ep)
         key = (*inner, degree.micro_batch, degree.global_batch, degree.precision)
         staging = self._stagings.get(key)
@@ -495,7 +495,7 @@ class CandidateExpander:
             again=np.array([one.again for one in rows]).reshape(-1, 4),
         )
 
-    def _staging_of(self, unit: DegreeTimes, degree: Choice) -> StageCandidate:
+    def _staging_of(self, unit: DegreeTimes, degree: Candidate) -> StageCandidate:
         staged = [(one, self.extremes(one)) for one in self.stages(degree)]
         staged = [(one, pipelines) for one, pipelines in staged if pipelines]
         shardings = [
@@ -520,7 +520,7 @@ class CandidateExpander:
             states=np.array([prices.states_of(unit, one) for _, one in shardings]).reshape(-1, 2),
         )
 
-    def least_whole_s(self, unit: DegreeTimes, degree: Choice, table: StageCandidates) -> F64:
+    def least_whole_s(self, unit: DegreeTimes, degree: Candidate, table: StageCandidates) -> F64:
         """Return lower bounds of whole-model micro-batch seconds, recomputed as needed to fit.
 
         One value per number of stages; infinite if nothing fits.
@@ -549,14 +549,14 @@ class CandidateExpander:
         np.minimum.at(least, table.staging.at, found)
         return least
 
-    def stages_s(self, unit: DegreeTimes, degree: Choice) -> tuple[tuple[int, ...], F64, F64]:
+    def stages_s(self, unit: DegreeTimes, degree: Candidate) -> tuple[tuple[int, ...], F64, F64]:
         """Return numbers of stages, lower bounds of step seconds of each, and `least_whole_s`."""
         table = self.table(unit, degree)
         whole, staging = self.least_whole_s(unit, degree, table), table.staging
         average = whole / np.array(staging.stages, dtype=np.float64)
         return staging.stages, staging.rounds * (average + staging.sends_s), whole
 
-    def fits(self, unit: DegreeTimes, choice: Choice) -> bool:
+    def fits(self, unit: DegreeTimes, choice: Candidate) -> bool:
         """Return True if a layout with its recomputation may fit without activation offload."""
         sizes = self.sizes(unit, choice)
         words, blocks = sizes.words, sizes.blocks
@@ -566,7 +566,7 @@ class CandidateExpander:
             return bool(words[at] <= limits[at])
         return bool(blocks[int(choice.recompute.removeprefix("block "))] <= again)
 
-    def sizes(self, unit: DegreeTimes, choice: Choice) -> _Sizes:
+    def sizes(self, unit: DegreeTimes, choice: Candidate) -> _Sizes:
         """Return lower bounds of the bytes of a layout."""
         key = (unit, choice)
         found = self._sizes.get(key)
@@ -577,7 +577,7 @@ class CandidateExpander:
             found = self._sizes[key] = _Sizes(words, blocks, numbers)
         return found
 
-    def fastest(self, unit: DegreeTimes, choice: Choice) -> ActivationPolicies:
+    def fastest(self, unit: DegreeTimes, choice: Candidate) -> ActivationPolicies:
         """Return the activation policies of a layout that may fit, by lower bounds of step time.
 
         Recomputations that do not fit without offload get an open offload set; offload takes
@@ -605,7 +605,7 @@ class CandidateExpander:
             sizes.seconds = of_words / choice.global_batch, of_blocks / choice.global_batch
         return self._ordered(may, free, *sizes.seconds, hosted)
 
-    def _hosted_bytes(self, unit: DegreeTimes, choice: Choice) -> F64:
+    def _hosted_bytes(self, unit: DegreeTimes, choice: Candidate) -> F64:
         """Return lower bounds of a layout's bytes by policy, for any activation offload."""
         sizes = self.sizes(unit, choice)
         if sizes.hosted is None:
@@ -613,7 +613,7 @@ class CandidateExpander:
             sizes.hosted = least_hosted_bytes(self.prices, unit, choice, arrangement)
         return sizes.hosted
 
-    def smallest(self, unit: DegreeTimes, choice: Choice) -> ActivationPolicies:
+    def smallest(self, unit: DegreeTimes, choice: Candidate) -> ActivationPolicies:
         """Return the activation policies of a layout, by lower bounds of the peak stage's bytes."""
         sizes = self.sizes(unit, choice)
         hosted = np.full(len(sizes.words), np.inf)
@@ -668,7 +668,7 @@ class CandidateExpander:
             return ActivationPolicy(recompute, NONE if one == DEVICE else None)
         return ActivationPolicy(recompute, self.prices.hosted.words[one])
 
-    def least_spread(self, unit: DegreeTimes, choice: Choice) -> float:
+    def least_spread(self, unit: DegreeTimes, choice: Candidate) -> float:
         """Return a lower bound of the bytes of some stage, for any activation policy."""
         sizes, freed = self.prices.spread_bytes(unit, choice)
         least = float(sizes.min())
@@ -686,7 +686,7 @@ class CandidateExpander:
         return recompute in words and bool(self.hosted[words.index(recompute)])
 
     def fastest_sets(
-        self, unit: DegreeTimes, choice: Choice, recompute: str, full: Sequence[str] = ()
+        self, unit: DegreeTimes, choice: Candidate, recompute: str, full: Sequence[str] = ()
     ) -> ActivationPolicies:
         """Return the offload sets of a policy that may fit, by lower bounds of step time.
 
@@ -708,14 +708,14 @@ class CandidateExpander:
         return found.only(np.flatnonzero(~less.any(axis=0)))
 
     def smallest_sets(
-        self, unit: DegreeTimes, choice: Choice, recompute: str
+        self, unit: DegreeTimes, choice: Candidate, recompute: str
     ) -> ActivationPolicies:
         """Return the offload sets of a policy, by lower bounds of the peak stage's bytes."""
         at = self.prices.words.index(recompute)
         sizes = sets_bytes(self.prices, unit, choice, arrangement_of(unit, choice), at)
         return self._ordered_sets(unit, at, self.sets, sizes)
 
-    def _sets_bytes(self, unit: DegreeTimes, choice: Choice, word: int) -> tuple[F64, F64]:
+    def _sets_bytes(self, unit: DegreeTimes, choice: Candidate, word: int) -> tuple[F64, F64]:
         """Return lower bounds of the peak stage's bytes by offload set, and the limits."""
         sizes = sets_bytes(self.prices, unit, choice, arrangement_of(unit, choice), word)
         limits, _ = self.limits(choice)

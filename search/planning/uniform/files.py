@@ -31,7 +31,7 @@ from autopar.training.launch_file import (
 from autopar.training.launch_settings import settings_of, with_settings
 from search.engines.candidate import (
     NONE,
-    Choice,
+    Candidate,
     Precision,
     offload_words,
     recompute_words,
@@ -42,11 +42,11 @@ from search.planning.uniform.answer import Question, open_launches
 from search.request.degrees import fixed_of
 from search.request.request import ROWS, build_request, located_request
 
-_SAME = frozenset(DegreesEntry.__struct_fields__) & frozenset(Choice.__struct_fields__)
+_SAME = frozenset(DegreesEntry.__struct_fields__) & frozenset(Candidate.__struct_fields__)
 """Fields that a candidate and its entry have in common."""
 
 
-def degrees_entry(choice: Choice, world: int) -> DegreesEntry:
+def degrees_entry(choice: Candidate, world: int) -> DegreesEntry:
     """Return all degrees of a candidate, including derived ones."""
     same: dict[str, Any] = {name: getattr(choice, name) for name in _SAME}
     dp = world // (choice.tp * choice.cp * choice.pp)
@@ -79,11 +79,11 @@ def _precision(precision: RunPrecision) -> Precision:
     return "nvfp4" if precision.fp4 else "bf16"
 
 
-def choice_of(run: Run) -> Choice:
+def choice_of(run: Run) -> Candidate:
     """Return the candidate nearest to a run, with its degrees and batch."""
     strategy, split, kernels = run.strategy, run.split, run.kernels
     recomputed, experts = strategy.recomputed, run.runtime.experts
-    return Choice(
+    return Candidate(
         tp=split.tp,
         tp_overlap=run.runtime.overlap.tensor and not kernels.torch_layers,
         cp=split.cp,
@@ -116,7 +116,7 @@ class StoredLaunch(Record):
     question: Question
     request: Mapping[str, object]
     """Options that reproduce the question."""
-    choice: Choice
+    choice: Candidate
     run: Run
     """Run of the candidate on its engine, with the settings of the file."""
     notes: tuple[str, ...] = ()
@@ -139,7 +139,7 @@ _CLUSTER = {"hardware", "nodes", "gpus-per-node", "gpus"}
 
 
 def _check(
-    where: Path, document: LaunchDocument, question: Question, choice: Choice, typed: set[str]
+    where: Path, document: LaunchDocument, question: Question, choice: Candidate, typed: set[str]
 ) -> None:
     """Raise DocumentError if redundant values of a file contradict each other.
 
@@ -320,7 +320,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
         for part in range(entry.vpp * entry.pp)
     ]
     same: dict[str, Any] = {name: getattr(entry, name) for name in _SAME}
-    choice = Choice(
+    choice = Candidate(
         **{**same, "schedule": schedule},
         micro_batch=entry.micro_batch_size,
         global_batch=_batch(question, entry.global_batch_size, typed or {}),

@@ -26,7 +26,7 @@ from search.engines.candidate import (
     BASES,
     FULL,
     NONE,
-    Choice,
+    Candidate,
 )
 from search.engines.differences import losses_of, without_effect
 from search.engines.exporter_types import Loss
@@ -238,7 +238,7 @@ def _training(run: Run) -> dict[str, object]:
 class TakenOver(Record):
     """Run of one engine, converted to another engine."""
 
-    choice: Choice
+    choice: Candidate
     run: Run
     losses: tuple[Loss, ...]
     """Settings that differ on the other engine."""
@@ -248,7 +248,9 @@ _OF_JOB = ("model.", "steps", "runtime.experts.")
 """Settings that belong to no engine: model sizes, length of the run, token routing."""
 
 
-def taken_over(question: Question, run: Run, usual: Run, choice: Choice, engine: str) -> TakenOver:
+def taken_over(
+    question: Question, run: Run, usual: Run, choice: Candidate, engine: str
+) -> TakenOver:
     """Return the nearest run of another engine, with equal degrees, stages and batch.
 
     usual : the candidate as its own engine runs it by default; `run` may differ from it. Raises
@@ -289,7 +291,7 @@ def _shown(value: object) -> str:
 
 
 def _adapted(
-    question: Question, strategy: Strategy, choice: Choice, space: EngineSpace
+    question: Question, strategy: Strategy, choice: Candidate, space: EngineSpace
 ) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield changes of a candidate that an engine requires, each with the missing feature.
 

@@ -36,7 +36,7 @@ from autopar.run.rules import (
 )
 from autopar.run.strategy import chunks_of_sizes
 from autopar.units import divisors
-from search.engines.candidate import NONE, Choice, Fixed, Precision
+from search.engines.candidate import NONE, Candidate, Fixed, Precision
 from search.engines.space import EngineSpace, Job, job_values, with_words
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
@@ -222,7 +222,9 @@ def _untrained(engine: EngineSpace, job: Job, precision: Precision, zero: int) -
     """Return why the engine rejects optimizer or adapters, 0 if it does not."""
     chunks = chunks_of_sizes([job.model.num_layers], 1, mtp=job.model.mtp)
     try:
-        engine.launch(replace(job, world=1), Choice(precision=precision, zero=zero, chunks=chunks))
+        engine.launch(
+            replace(job, world=1), Candidate(precision=precision, zero=zero, chunks=chunks)
+        )
     except InputError as error:
         return str(error)
     return 0

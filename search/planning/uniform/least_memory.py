@@ -15,7 +15,7 @@ import numpy as np
 from autopar.errors import InputError
 from autopar.records import replace
 from autopar.run.run import Run
-from search.engines.candidate import Choice
+from search.engines.candidate import Candidate
 from search.planning.uniform.bounds.layer_times import DegreeTimes, arrangement_of
 from search.planning.uniform.expansion import ActivationPolicies, CandidateExpander
 from search.planning.uniform.space import Degrees, Space
@@ -24,7 +24,7 @@ from search.planning.uniform.space import Degrees, Space
 class Smallest(NamedTuple):
     """Plan with the smallest peak memory."""
 
-    choice: Choice
+    choice: Candidate
     run: Run
     stages: tuple[int, ...]
     """Stages with counted memory: of equal stages the one with the largest peak."""
@@ -37,7 +37,7 @@ class _Entry(NamedTuple):
     level: int
     """0: counted plan; 1: layout; 2: stages; 3: degrees."""
     number: int
-    choice: Choice
+    choice: Candidate
     unit: DegreeTimes | None = None
     options: ActivationPolicies | None = None
     at: int = 0
@@ -61,7 +61,7 @@ class _Search:
         self.queue: list[_Entry] = []
         self.pushed = 0
 
-    def push(self, size: float, level: int, choice: Choice, **known: object) -> None:
+    def push(self, size: float, level: int, choice: Candidate, **known: object) -> None:
         self.pushed += 1
         heapq.heappush(
             self.queue,
@@ -121,7 +121,7 @@ class _Search:
         else:
             self.count(entry)
 
-    def open_degrees(self, one: Choice) -> None:
+    def open_degrees(self, one: Candidate) -> None:
         # TP overlap needs more memory, so the first of both values has the smallest plan
         degrees = self.openings.overlaps(one)[:1]
         try:

@@ -20,7 +20,7 @@ from autopar.run.job import Block, Job as StepJob, parameters
 from autopar.run.rules import ANY, EXPERT_WIDTH, HEADS, RING, WHOLE_EXPERTS, Rule, kept as keeps
 from autopar.run.strategy import ContextKind
 from autopar.units import divisors
-from search.engines.candidate import Choice, Fixed, kept
+from search.engines.candidate import Candidate, Fixed, kept
 from search.engines.space import job_values, runs, values_of
 from search.planning.uniform.bounds.degrees import AttentionDegrees, ExpertDegrees, ModelTimeBounds
 from search.planning.uniform.cost_model import Prices
@@ -102,7 +102,7 @@ class Space:
                 # some models have heads that do not divide, or attention without ring support
                 and (
                     (kind == "ring" and (job.model.attention.window is None or alone))
-                    or runs(engine, job, Choice(tp=tp, cp=cp, cp_kind=kind))
+                    or runs(engine, job, Candidate(tp=tp, cp=cp, cp_kind=kind))
                 )
             )
         return self._exchanges[key]
@@ -143,9 +143,9 @@ class Space:
         self._seconds.clear()
         self._degrees.clear()
 
-    def choice(self, way: ExpertDegrees, laid: AttentionDegrees, batch: int) -> Choice:
+    def choice(self, way: ExpertDegrees, laid: AttentionDegrees, batch: int) -> Candidate:
         """Return the candidate of some degrees."""
-        return Choice(
+        return Candidate(
             tp=laid.tp,
             cp=laid.cp,
             cp_kind=laid.cp_kind,
@@ -167,7 +167,7 @@ class Space:
         key = (way.ep, way.etp)
         if key not in self._legal:
             engine, job = self.prices.engine, self.prices.job
-            plain = values_of(job, Choice(ep=way.ep, etp=way.etp))
+            plain = values_of(job, Candidate(ep=way.ep, etp=way.etp))
             arrays = {name: np.array([getattr(one, name) for one in laid]) for name in _LAID}
             rules = (*ANY, *engine.rules)
             found = np.full(len(laid), fill_value=True) & keeps(rules, {**plain, **arrays})
@@ -281,7 +281,7 @@ class Space:
     def blocks(self) -> dict[Block, int]:
         """Layer types and the number of layers of each in the model."""
         found: dict[Block, int] = {}
-        for block in self.prices.base(Choice()).blocks:
+        for block in self.prices.base(Candidate()).blocks:
             one = replace(block, number=1)
             found[one] = found.get(one, 0) + block.number
         return found
@@ -289,7 +289,7 @@ class Space:
     @cached_property
     def _timed(self) -> dict[Block, int]:
         """Layer types with the layers of MTP modules, which have the type of the last layer."""
-        job = self.prices.base(Choice())
+        job = self.prices.base(Candidate())
         last = replace(job.blocks[-1], number=1)
         return {**self.blocks, last: self.blocks[last] + job.mtp}
 
@@ -297,7 +297,7 @@ class Space:
     def _whole(self) -> ModelTimeBounds:
         return ModelTimeBounds(self.prices.target.machine, self.laid, self.ways, self._fastest_base)
 
-    def _fastest_base(self, choice: Choice) -> StepJob:
+    def _fastest_base(self, choice: Candidate) -> StepJob:
         """Return a job of one data rank, with TP overlap if some tensor degree allows it."""
         return self.prices.base(replace(choice, tp_overlap=self._beside))
 
@@ -310,7 +310,7 @@ class Space:
     def _columns(self) -> tuple[F64, ...]:
         """Tensor and context degree, micro-batch size, sequence-parallel ranks; one array each."""
         rows = [
-            (*one[:3], one.tp if self.prices.base(Choice(tp=one.tp)).sequence_parallel else 1)
+            (*one[:3], one.tp if self.prices.base(Candidate(tp=one.tp)).sequence_parallel else 1)
             for one in self.laid
         ]
         return tuple(np.array(rows, dtype=np.float64).T)
@@ -342,7 +342,7 @@ class Space:
         """
         job, engine = self.prices.job, self.prices.engine
         tp, cp, size, scattered = (column[at] for column in self._columns)
-        element = self.prices.base(Choice(precision=way.precision)).element_bytes
+        element = self.prices.base(Candidate(precision=way.precision)).element_bytes
         saved = size * job.seq / cp / scattered * job.model.hidden * element
         least = np.full(len(at), np.inf)
         sets = kept(engine.offload(job.model), fixed.offload)
@@ -383,7 +383,7 @@ class Space:
         key = ("states", way.precision, zero, staged)
         found = self._seconds.get(key)
         if found is None:
-            choice = Choice(tp=1, precision=way.precision, zero=zero)
+            choice = Candidate(tp=1, precision=way.precision, zero=zero)
             run = self.prices.engine.launch(
                 replace(self.prices.job, world=1), self.prices.plain(choice)
             )

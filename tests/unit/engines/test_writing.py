@@ -20,7 +20,7 @@ from autopar.run.of_plan import uniform_model
 from autopar.run.run import Run, resplit_run
 from autopar.run.runtime import Precision, Quirks
 from autopar.run.strategy import chunks_of_sizes, even_chunks
-from search.engines.candidate import Choice
+from search.engines.candidate import Candidate
 from search.engines.differences import without_effect
 from search.engines.exporter_types import Place
 from search.engines.files import LAUNCH, written
@@ -45,7 +45,7 @@ def searched(engine: str, model: str = "llama3-8b", **choice: Any) -> Run:
         schedule=choice.get("schedule"),
     )
     job = Job(name="x", model=sizes, seq=4096, global_batches=(64,), world=8, gpu="H100")
-    return run_of(space, job, Choice(**{"chunks": chunks, **usual, **choice}))
+    return run_of(space, job, Candidate(**{"chunks": chunks, **usual, **choice}))
 
 
 def told(run: Run, **records: dict[str, Any]) -> Run:

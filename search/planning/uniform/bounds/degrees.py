@@ -32,7 +32,7 @@ from autopar.records import replace
 from autopar.run.architecture import Attention, Experts, Mlp
 from autopar.run.job import Block, Job as StepJob
 from autopar.run.strategy import ContextKind
-from search.engines.candidate import Choice, Dispatcher, Precision
+from search.engines.candidate import Candidate, Dispatcher, Precision
 
 _ROUNDING = 1.0 - 1e-9
 """Rounding factor: sums of arrays differ in order from those of single plans.
@@ -74,7 +74,7 @@ class ModelTimeBounds:
         machine: Machine,
         laid: Sequence[AttentionDegrees],
         ways: Sequence[ExpertDegrees],
-        base: Callable[[Choice], StepJob],
+        base: Callable[[Candidate], StepJob],
     ) -> None:
         """Store all attention and expert shardings; base : returns a job of one data rank."""
         self._machine = machine
@@ -106,7 +106,7 @@ class ModelTimeBounds:
         if found is None:
             found = self._jobs[ways.precision] = []
             for one in self._laid:
-                choice = Choice(tp=one.tp, precision=ways.precision)
+                choice = Candidate(tp=one.tp, precision=ways.precision)
                 job = self._base(choice)
                 found.append(
                     replace(
@@ -298,8 +298,8 @@ class ModelTimeBounds:
         return found
 
 
-def _settings(ways: ExpertDegrees) -> Choice:
-    return Choice(
+def _settings(ways: ExpertDegrees) -> Candidate:
+    return Candidate(
         precision=ways.precision, dispatcher=ways.dispatcher, overlap_experts=ways.overlap
     )
 

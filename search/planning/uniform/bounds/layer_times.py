@@ -17,7 +17,7 @@ from autopar.rates.measured import together_s
 from autopar.rates.parts.operations import Real
 from autopar.records import Record
 from autopar.run.job import Block, Job as StepJob
-from search.engines.candidate import Choice
+from search.engines.candidate import Candidate
 from search.planning.uniform.layout import Arrangement, arranged
 from search.planning.uniform.memory import MemoryBounds
 
@@ -85,7 +85,7 @@ class LayerParameterCounts(NamedTuple):
 class DegreeTimes(Record, eq=False, dict=True):
     """Data shared by candidates of equal degrees, micro-batch size and precision."""
 
-    choice: Choice
+    choice: Candidate
     """Candidate with one stage and the fewest data-parallel ranks that these degrees allow."""
     job: StepJob
     kinds: tuple[int, ...]
@@ -121,7 +121,7 @@ class DegreeTimes(Record, eq=False, dict=True):
         return self.last_s + float(self.device_s[-2] @ self.further)
 
 
-def degrees_of(choice: Choice) -> tuple[object, ...]:
+def degrees_of(choice: Candidate) -> tuple[object, ...]:
     """Return the settings that candidates of one unit share, as a key."""
     return (
         *attention_of(choice),
@@ -129,7 +129,7 @@ def degrees_of(choice: Choice) -> tuple[object, ...]:
     )
 
 
-def attention_of(choice: Choice) -> tuple[object, ...]:
+def attention_of(choice: Candidate) -> tuple[object, ...]:
     """Return the settings that the time of a layer without experts depends on, as a key."""
     degrees = choice.tp, choice.tp_overlap, choice.cp, choice.cp_kind
     return *degrees, choice.micro_batch, choice.precision
@@ -170,7 +170,7 @@ def partly_s(again: F64, freed_bytes: Real) -> F64:
     return both_s(device, host)
 
 
-def arrangement_of(unit: DegreeTimes, choice: Choice) -> Arrangement:
+def arrangement_of(unit: DegreeTimes, choice: Candidate) -> Arrangement:
     """Return the layer partition of a candidate by layer types."""
     # deferred weight gradients keep more activations live on later stages, up to those of the first
     return arranged(choice.chunks, unit.kinds, apart=SCHEDULES[choice.schedule].splits)

@@ -16,7 +16,7 @@ import numpy as np
 from autopar.arrays import F64
 from autopar.rates.measured import together_s
 from autopar.rates.parts.data_parallel import beside_traffic_s
-from search.engines.candidate import Choice
+from search.engines.candidate import Candidate
 from search.planning.uniform.bounds.layer_times import DegreeTimes, MicroBatchTimes, layers_of
 from search.planning.uniform.cost_model import Prices
 from search.planning.uniform.layout import Arrangement
@@ -50,7 +50,7 @@ def _copies_s(prices: Prices, copied_bytes: F64, forward_s: F64 | float, backwar
 
 
 def hosted_s(
-    prices: Prices, unit: DegreeTimes, choice: Choice, arrangement: Arrangement, limit_bytes: F64
+    prices: Prices, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement, limit_bytes: F64
 ) -> F64:
     """Return `stages_s` by recomputation policy with enough activations offloaded to fit.
 
@@ -79,7 +79,7 @@ def hosted_spread_bytes(unit: DegreeTimes, sizes: F64, freed: F64) -> F64:
 
 
 def least_hosted_bytes(
-    prices: Prices, unit: DegreeTimes, choice: Choice, arrangement: Arrangement
+    prices: Prices, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement
 ) -> F64:
     """Return lower bounds of the peak stage's bytes by policy, for any activation offload."""
     stages = prices.stage_bytes(unit, choice, arrangement)
@@ -89,7 +89,7 @@ def least_hosted_bytes(
 
 
 def sets_s(
-    prices: Prices, unit: DegreeTimes, choice: Choice, arrangement: Arrangement, word: int
+    prices: Prices, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement, word: int
 ) -> F64:
     """Return `stages_s` by set of offloaded modules, for one recomputation policy."""
     layers = layers_of(unit, arrangement)
@@ -104,7 +104,7 @@ def sets_s(
 
 
 def sets_bytes(
-    prices: Prices, unit: DegreeTimes, choice: Choice, arrangement: Arrangement, word: int
+    prices: Prices, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement, word: int
 ) -> F64:
     """Return lower bounds of the peak stage's bytes by offload set, for one policy."""
     gone, has = unit.bounds.gone, prices.hosted.has

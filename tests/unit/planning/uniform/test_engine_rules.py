@@ -12,7 +12,7 @@ import pytest
 
 from autopar.errors import InputError
 from search.commands import search as search_command
-from search.engines.candidate import Choice
+from search.engines.candidate import Candidate
 from search.engines.exporter_types import Place
 from search.engines.files import written
 from search.planning.uniform.answer import answer, open_launches
@@ -25,7 +25,7 @@ _DENSE = {"model": "llama3-8b", **_SMALL}
 _MIXTURE = {"model": "mixtral-8x7b", **_SMALL}
 
 
-def _best(**given: str) -> Choice:
+def _best(**given: str) -> Candidate:
     words = {key.replace("_", "-"): value for key, value in given.items()}
     best = answer(open_launches(build_request({**words, "top": "0"}))).best
     assert best is not None
