@@ -30,7 +30,7 @@ from autopar.run.architecture import LayerGroup, Model
 from autopar.units import GIB
 from benchmarks.bench_growth import exponent
 from benchmarks.metadata import ROOT, append, peak_memory_bytes
-from search.engines.candidate import PRECISIONS, Fixed
+from search.engines.candidate import PRECISIONS, Constraints
 from search.engines.huggingface.models import flavour, model_named
 from search.engines.space import Job
 from search.engines.table import engine_space
@@ -51,7 +51,7 @@ class Case(Record):
     seq: int = 4096
     engine: str = "megatron"
     card: str = _H100
-    fixed: Fixed = Fixed()
+    fixed: Constraints = Constraints()
     layers: int | None = None
     experts: int | None = None
     axis: str = ""
@@ -68,7 +68,7 @@ CASES: dict[str, Case] = {
         world=256,
         batch=1024,
         card="gb200",
-        fixed=Fixed(precision=PRECISIONS),
+        fixed=Constraints(precision=PRECISIONS),
     ),
     "gpt-oss-120b-64": Case(model=("", "gpt-oss-120b"), world=64, batch=1024),
     "llama3-405b-16384": Case(
@@ -99,7 +99,7 @@ CASES: dict[str, Case] = {
     },
     **{
         f"chunks-{n}": Case(
-            model=_MIXTURE, world=64, batch=1024, fixed=Fixed(vpp=(*range(1, n + 1),)),
+            model=_MIXTURE, world=64, batch=1024, fixed=Constraints(vpp=(*range(1, n + 1),)),
             axis="chunks", size=n,
         )
         for n in (1, 2, 4, 8, 16)
@@ -107,7 +107,7 @@ CASES: dict[str, Case] = {
     **{
         f"schedules-{n}": Case(
             model=("llama3", "70B"), world=256, batch=512, seq=8192, engine="torchtitan",
-            fixed=Fixed(schedule=_SCHEDULES[:n]), axis="schedules", size=n,
+            fixed=Constraints(schedule=_SCHEDULES[:n]), axis="schedules", size=n,
         )
         for n in (1, 2, 4, len(_SCHEDULES))
     },

@@ -27,7 +27,7 @@ from autopar.run.of_plan import uniform_model
 from autopar.run.strategy import chunks_of_sizes
 from benchmarks.ledger import read_runs
 from benchmarks.ledger_rows import recipe_parts
-from search.engines.candidate import MODULES, Candidate, Fixed
+from search.engines.candidate import MODULES, Candidate, Constraints
 from search.engines.space import Job
 from search.engines.table import engine_space
 from search.planning.uniform.best_first import Solution, solve
@@ -159,7 +159,7 @@ def priced(one: Published) -> Assessment:
 def ours(one: Published) -> tuple[Solution | None, float]:
     """Return the fastest launch of the same job that fits, and the CPU seconds of the search."""
     prices = _prices(one.model, one.card, one.world, one.seq, one.choice.global_batch)
-    fixed = Fixed(precision=(one.choice.precision,))
+    fixed = Constraints(precision=(one.choice.precision,))
     solved = solve(_ENGINE, prices.job, prices.target, fixed, top=1)
     return (solved.solutions[0] if solved.solutions else None), solved.effort.cpu_s
 

@@ -18,7 +18,7 @@ from autopar.records import replace
 from autopar.run.rules import Notice, RuleError
 from autopar.units import GIB
 from search.commands.app import emit, files_read, leave, working, write_pictures
-from search.engines.candidate import Fixed
+from search.engines.candidate import Constraints
 from search.request.options import PANELS
 from search.request.request import FILLS, build_request, stored_request
 
@@ -268,7 +268,7 @@ def _options_of(rule: str) -> str:
     return " ".join(words)
 
 
-def _fixed(rule: str, fixed: Fixed) -> Fixed:
+def _fixed(rule: str, fixed: Constraints) -> Constraints:
     """Return the constraints of a search over uniform plans under a rule such as `tp=8,pp=2`.
 
     fixed : constraints of the search that found the plan; only its precision is kept
@@ -293,10 +293,10 @@ def _fixed(rule: str, fixed: Fixed) -> Fixed:
         asked = fixed_of(build_request(typed).degrees)
     except OptionError as error:
         raise OptionError(f"--why-not: {error.short}") from None
-    names = {name for name in Fixed.__struct_fields__ if getattr(asked, name) is not None}
+    names = {name for name in Constraints.__struct_fields__ if getattr(asked, name) is not None}
     if "precision" not in typed:
         names.discard("precision")
-    whole = Fixed(precision=fixed.precision)
+    whole = Constraints(precision=fixed.precision)
     return replace(whole, **{name: getattr(asked, name) for name in names})
 
 

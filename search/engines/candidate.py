@@ -121,7 +121,7 @@ class Candidate(Record, order=True):
         return ", ".join(parts)
 
 
-class Fixed(Record):
+class Constraints(Record):
     """Constraints of a search: allowed values by field of `Candidate`; None: any value."""
 
     tp: tuple[int, ...] | None = None

@@ -22,7 +22,7 @@ from search.engines.candidate import (
     NONE,
     PRECISIONS,
     BaseName,
-    Fixed,
+    Constraints,
     OptimizerName,
     Precision,
     Training,
@@ -244,9 +244,9 @@ class DegreeOptions:
         return any(getattr(self, row.field) is not None for row in rows_of(type(self)))
 
 
-def fixed_of(options: DegreeOptions) -> Fixed:
+def fixed_of(options: DegreeOptions) -> Constraints:
     """Return the constraints of the search for uniform plans."""
-    return Fixed(
+    return Constraints(
         tp=options.tp,
         cp=options.cp,
         ep=options.ep,

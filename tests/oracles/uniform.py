@@ -26,7 +26,7 @@ from autopar.rates.stack import load_stack
 from autopar.records import replace
 from autopar.run.architecture import Experts, LatentAttention, Model
 from autopar.run.run import Run
-from search.engines.candidate import Candidate, Fixed, Training
+from search.engines.candidate import Candidate, Constraints, Training
 from search.engines.space import EngineSpace, Job, run_of, runs
 from search.engines.table import engine_space, spaces
 from search.planning.uniform.best_first import Uniform
@@ -67,7 +67,7 @@ class Question:
 
     seed: int
     uniform: Uniform
-    fixed: Fixed
+    fixed: Constraints
     memory_bytes: float
     """Device memory in bytes; depending on the instance ample, scarce or too small."""
     priced: tuple[Priced, ...]
@@ -100,7 +100,7 @@ def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def every_choice(prices: Prices, fixed: Fixed) -> Iterator[Candidate]:
+def every_choice(prices: Prices, fixed: Constraints) -> Iterator[Candidate]:
     """Yield all combinations of the values that the user has not fixed, legal or not."""
     engine, job = prices.engine, prices.job
     model, world = job.model, job.world
@@ -154,7 +154,7 @@ def _splits(engine: EngineSpace, job: Job, tp: int) -> list[int]:
 
 
 def _settings(
-    prices: Prices, one: Candidate, fixed: Fixed, micro_batches: int
+    prices: Prices, one: Candidate, fixed: Constraints, micro_batches: int
 ) -> Iterator[Candidate]:
     engine, job = prices.engine, prices.job
     spread = one.ep > 1
@@ -266,7 +266,7 @@ def _pipelines(
                     yield "dual_pipe_v", 2
 
 
-def priced(uniform: Uniform, fixed: Fixed) -> tuple[Priced, ...]:
+def priced(uniform: Uniform, fixed: Constraints) -> tuple[Priced, ...]:
     """Return every launch with its exact price."""
     prices, job = uniform.prices, uniform.job
     machine = uniform.target.machine
@@ -407,7 +407,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
     words = [*engine.recompute(model)]
     if engine.blocks:
         words += ["block 1", "block 2"]
-    fixed = Fixed(
+    fixed = Constraints(
         tp=_some(draw, [1, 2, 4], 2),
         cp=_some(draw, [1, 2, 2], 2),
         tp_overlap=draw.choice([None, True, False]),

@@ -16,7 +16,7 @@ import pytest
 from autopar.pipeline.schedules import SCHEDULES
 from autopar.price.assessment import Target
 from autopar.records import replace
-from search.engines.candidate import NONE, Fixed
+from search.engines.candidate import NONE, Constraints
 from search.planning.uniform import best_first, cost_model, expansion, memory, space
 from search.planning.uniform.best_first import Solved, Uniform
 from search.planning.uniform.bounds import layer_times, offload as on_host
@@ -453,7 +453,7 @@ def test_a_second_question_is_answered_alike() -> None:
         one = asked(seed)
         kept_uniform = fresh(one)
         kept_uniform.solve(one.fixed)
-        kept_uniform.solve(Fixed(recompute=("full",)))
+        kept_uniform.solve(Constraints(recompute=("full",)))
         check(one, kept_uniform)
 
 

@@ -23,7 +23,7 @@ from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
 from autopar.records import replace
 from autopar.run.rules import Notice
-from search.engines.candidate import Fixed, Training
+from search.engines.candidate import Constraints, Training
 from search.engines.space import EngineSpace, Job
 from search.engines.table import spaces
 from search.planning.uniform.best_first import Uniform
@@ -44,7 +44,7 @@ _MEMORY = 1e15
 """Device memory in bytes that fits every launch."""
 
 
-def _drawn(seed: int) -> tuple[EngineSpace, Job, Fixed]:
+def _drawn(seed: int) -> tuple[EngineSpace, Job, Constraints]:
     """Return an engine, a small job and values, many of which have no launch."""
     draw = random.Random(seed)
     engine = draw.choice([spaces()[0], *spaces()])
@@ -79,10 +79,10 @@ def _drawn(seed: int) -> tuple[EngineSpace, Job, Fixed]:
         given["overlap_experts"] = draw.random() < 0.7
     if draw.random() < 0.2:
         given["tp_overlap"] = draw.random() < 0.7
-    return engine, job, Fixed(**given)  # type: ignore[arg-type]
+    return engine, job, Constraints(**given)  # type: ignore[arg-type]
 
 
-def _is_there(engine: EngineSpace, job: Job, fixed: Fixed) -> bool:
+def _is_there(engine: EngineSpace, job: Job, fixed: Constraints) -> bool:
     """Return True if the search finds a launch with unlimited memory."""
     machine = machine_of(load_card(job.gpu), load_stack(engine.stack))
     target = Target(machine=machine, accuracy=load_accuracy(), site_known=False, oom_risk=0.05)
@@ -94,7 +94,7 @@ def _is_there(engine: EngineSpace, job: Job, fixed: Fixed) -> bool:
     return bool(solved.solutions)
 
 
-def _no_layout(fixed: Fixed) -> bool:
+def _no_layout(fixed: Constraints) -> bool:
     """Return True if the chunks allow no layer layout, which no rule states."""
     blocks = any(word.startswith("block") for word in fixed.recompute or ())
     chunks = fixed.schedule is not None and "1f1b" not in fixed.schedule
@@ -117,7 +117,7 @@ def test_there_is_an_obstacle_where_the_search_has_no_launch(seed: int) -> None:
         assert _is_there(engine, *other), found
 
 
-def _changed(job: Job, fixed: Fixed, remedy: str) -> tuple[Job, Fixed] | None:
+def _changed(job: Job, fixed: Constraints, remedy: str) -> tuple[Job, Constraints] | None:
     """Return the job and the values after a remedy; None without one."""
     names = {
         "micro-batch-size": "micro_batch",

@@ -14,7 +14,7 @@ from autopar.records import Record, replace
 from autopar.run.model import ModelSpec
 from autopar.run.rules import Notice, RuleError
 from autopar.units import GIB, format_bytes
-from search.engines.candidate import NONE, Candidate, Fixed
+from search.engines.candidate import NONE, Candidate, Constraints
 from search.engines.space import EngineSpace, Job
 from search.engines.table import engine_space, spaces, variants
 from search.planning.space import global_batches, next_batch
@@ -46,7 +46,7 @@ class Question(Record):
     card: Card
     site: Site | None
     engines: tuple[EngineSpace, ...]
-    fixed: Fixed
+    fixed: Constraints
     oom_risk: float
     stack: str | None
     top: int
@@ -214,7 +214,7 @@ def joined_gpus(card: Card, nodes: int, per_node: int) -> tuple[int, int]:
     return nodes * per_node, per_node * nodes_joined(card, nodes, per_node)
 
 
-def _fixed(request: Request) -> Fixed:
+def _fixed(request: Request) -> Constraints:
     """Return the constraints of a request, `--tp-overlap` and `--cp-kind` included."""
     fixed = fixed_of(request.degrees)
     if "tp-overlap" in request.given:

@@ -22,7 +22,7 @@ from autopar.price.assessment import Assessment, Target
 from autopar.price.step import StepTime
 from autopar.records import Record, replace
 from autopar.run.run import Run
-from search.engines.candidate import NONE, Candidate, Fixed
+from search.engines.candidate import NONE, Candidate, Constraints
 from search.engines.space import EngineSpace, Job
 from search.planning.uniform.bounds.layer_times import DegreeTimes, arrangement_of
 from search.planning.uniform.cost_model import Prices
@@ -168,14 +168,14 @@ class Uniform:
         self.target = target
         self.prices = Prices(engine, job, target)
         self.space = Space(self.prices)
-        self.openings: dict[Fixed, CandidateExpander] = {}
+        self.openings: dict[Constraints, CandidateExpander] = {}
         """Allowed values by constraints, without values that depend on memory."""
-        self.known: dict[Fixed, dict[tuple[int, Candidate], tuple[MemoryBudget, float]]] = {}
+        self.known: dict[Constraints, dict[tuple[int, Candidate], tuple[MemoryBudget, float]]] = {}
         """(level, candidate) -> (memory budget, lower bound of all finer candidates)."""
 
     def solve(
         self,
-        fixed: Fixed | None = None,
+        fixed: Constraints | None = None,
         *,
         top: int = 1,
         seconds: float | None = None,
@@ -201,7 +201,7 @@ class Uniform:
             target = replace(target, machine=replace(target.machine, card=card))
         if oom_risk is not None:
             target = replace(target, oom_risk=oom_risk)
-        search = _Search(self, target, fixed or Fixed(), top)
+        search = _Search(self, target, fixed or Constraints(), top)
         deadline = None if seconds is None else began + seconds
         end = None if seconds is None else began + seconds + grace_s
         search.run(_Limit(deadline, counts), _Limit(end, None if counts is None else 2 * counts))
@@ -212,7 +212,7 @@ def solve(
     engine: EngineSpace,
     job: Job,
     target: Target,
-    fixed: Fixed | None = None,
+    fixed: Constraints | None = None,
     *,
     top: int = 1,
     seconds: float | None = None,
@@ -228,7 +228,7 @@ def solve(
 class _Search:
     """One search in a space."""
 
-    def __init__(self, uniform: Uniform, target: Target, fixed: Fixed, top: int) -> None:
+    def __init__(self, uniform: Uniform, target: Target, fixed: Constraints, top: int) -> None:
         self.prices, self.space = uniform.prices, uniform.space
         self.engine, self.job = uniform.engine, uniform.job
         self.target, self.fixed, self.top = target, fixed, top

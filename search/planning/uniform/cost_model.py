@@ -49,7 +49,7 @@ from autopar.run.job import Block, Job as StepJob, Recomputation, parameters
 from autopar.run.run import Run
 from autopar.run.strategy import Chunk, chunks_of_sizes, recomputing
 from autopar.units import divisors
-from search.engines.candidate import NONE, Candidate, Fixed, Precision, kept, recomputation_of
+from search.engines.candidate import NONE, Candidate, Constraints, Precision, kept, recomputation_of
 from search.engines.space import EngineSpace, Job, run_of
 from search.planning.uniform.bounds.layer_times import (
     DegreeTimes,
@@ -316,7 +316,7 @@ class Prices:
             self._bounds[key] = found
         return found
 
-    def stages(self, choice: Candidate, fixed: Fixed) -> tuple[int, ...]:
+    def stages(self, choice: Candidate, fixed: Constraints) -> tuple[int, ...]:
         """Return the numbers of stages with whole samples and whole experts per rank.
 
         A pipeline needs at least as many micro-batches as stages: with fewer, stages would never

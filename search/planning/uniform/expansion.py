@@ -19,7 +19,7 @@ from autopar.arrays import F64, I64, Bool
 from autopar.pipeline.schedules import SCHEDULES, Engine, Schedule, schedule_problem
 from autopar.records import replace
 from autopar.units import divisors
-from search.engines.candidate import FULL, NONE, Candidate, Fixed, kept
+from search.engines.candidate import FULL, NONE, Candidate, Constraints, kept
 from search.engines.space import overlaps_one, runs
 from search.planning.uniform.bounds.layer_times import (
     DegreeTimes,
@@ -144,7 +144,7 @@ class StageCandidates(NamedTuple):
 class CandidateExpander:
     """Values of an engine that the user's constraints allow for a job."""
 
-    def __init__(self, prices: Prices, fixed: Fixed, room: MemoryBudget) -> None:
+    def __init__(self, prices: Prices, fixed: Constraints, room: MemoryBudget) -> None:
         self.prices = prices
         self.engine, self.job = prices.engine, prices.job
         self.fixed = fixed

@@ -36,7 +36,7 @@ from autopar.run.rules import (
 )
 from autopar.run.strategy import chunks_of_sizes
 from autopar.units import divisors
-from search.engines.candidate import NONE, Candidate, Fixed, Precision
+from search.engines.candidate import NONE, Candidate, Constraints, Precision
 from search.engines.space import EngineSpace, Job, job_values, with_words
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
@@ -65,7 +65,7 @@ _NEAREST = 2
 """Largest number of values in a suggestion."""
 
 
-def obstacle(engine: EngineSpace, job: Job, fixed: Fixed) -> Notice | None:
+def obstacle(engine: EngineSpace, job: Job, fixed: Constraints) -> Notice | None:
     """Return the rule that excludes all plans of a job, with a suggestion; None if one is legal.
 
     Its arithmetic belongs to one combination of the fixed values; no other combination is legal
@@ -76,7 +76,7 @@ def obstacle(engine: EngineSpace, job: Job, fixed: Fixed) -> Notice | None:
     if failure is None:
         return None
     # a feature that the engine lacks altogether takes precedence over the user's degrees
-    whatever = _Trial(engine, job, Fixed(precision=engine.precisions(job.gpu))).failure()
+    whatever = _Trial(engine, job, Constraints(precision=engine.precisions(job.gpu))).failure()
     failure = whatever or failure
     name, remedy, nearby = _remedy(engine, job, fixed, failure)
     # a suggestion belongs to the rule that it satisfies
@@ -325,7 +325,7 @@ class _Trial:
     """
 
     def __init__(
-        self, engine: EngineSpace, job: Job, fixed: Fixed, more: tuple[Rule, ...] = ()
+        self, engine: EngineSpace, job: Job, fixed: Constraints, more: tuple[Rule, ...] = ()
     ) -> None:
         self.engine, self.job = engine, job
         self.fixed = _fixed(job, fixed)
@@ -430,7 +430,7 @@ class _Trial:
         return _domain(engine, job, name)
 
 
-def _fixed(job: Job, fixed: Fixed) -> dict[str, tuple[Any, ...]]:
+def _fixed(job: Job, fixed: Constraints) -> dict[str, tuple[Any, ...]]:
     """Return the values that the user allows, by field with a constraint."""
     found = {name: getattr(fixed, name) for name in _ORDER if name != "global_batch"}
     found |= {name: None if found[name] is None else (found[name],) for name in _SWITCHES}
@@ -508,7 +508,7 @@ def _typed(name: str, values: Sequence[Any]) -> str:
 
 
 def _remedy(
-    engine: EngineSpace, job: Job, fixed: Fixed, failure: _Failure
+    engine: EngineSpace, job: Job, fixed: Constraints, failure: _Failure
 ) -> tuple[str | None, str, list[Any]]:
     """Return (field, option with the nearest values that allow a plan, these values).
 
@@ -536,7 +536,7 @@ def _remedy(
     return None, f"Remove {' and '.join(dropped)}", []
 
 
-def _with(job: Job, fixed: Fixed, name: str, value: Any) -> tuple[Job, Fixed]:
+def _with(job: Job, fixed: Constraints, name: str, value: Any) -> tuple[Job, Constraints]:
     if name == "global_batch":
         return replace(job, global_batches=(value,)), fixed
     values: Any = value if name in _SWITCHES else (value,)

@@ -20,7 +20,7 @@ from autopar.run.job import Block, Job as StepJob, parameters
 from autopar.run.rules import ANY, EXPERT_WIDTH, HEADS, RING, WHOLE_EXPERTS, Rule, kept as keeps
 from autopar.run.strategy import ContextKind
 from autopar.units import divisors
-from search.engines.candidate import Candidate, Fixed, kept
+from search.engines.candidate import Candidate, Constraints, kept
 from search.engines.space import job_values, runs, values_of
 from search.planning.uniform.bounds.degrees import AttentionDegrees, ExpertDegrees, ModelTimeBounds
 from search.planning.uniform.cost_model import Prices
@@ -60,9 +60,9 @@ class Space:
         self._exchanges: dict[tuple[int, int], tuple[ContextKind, ...]] = {}
         self._legal: dict[object, Bool] = {}
         self._seconds: dict[object, F64] = {}
-        self._degrees: dict[Fixed, Degrees] = {}
+        self._degrees: dict[Constraints, Degrees] = {}
         self._stages: dict[object, tuple[int, ...]] = {}
-        self.numbers: dict[Fixed, int] = {}
+        self.numbers: dict[Constraints, int] = {}
         """Number of candidates by constraints; the solver fills it."""
 
     # ----------------------------------------------------------------------------------------------
@@ -180,13 +180,13 @@ class Space:
     # ----------------------------------------------------------------------------------------------
     # Degrees with their bounds
 
-    def degrees(self, fixed: Fixed) -> Degrees:
+    def degrees(self, fixed: Constraints) -> Degrees:
         """Return the legal degrees that the constraints allow."""
         self._admit(fixed.micro_batch or (), fixed.cp_kind or ())
         sizes = MICRO_BATCHES if fixed.micro_batch is None else fixed.micro_batch
         kinds = CONTEXT_KINDS if fixed.cp_kind is None else fixed.cp_kind
         # bounds and stages depend on these constraints only; the others just select degrees
-        broad = Fixed(
+        broad = Constraints(
             pp=fixed.pp,
             dp=fixed.dp,
             zero=fixed.zero,
@@ -212,7 +212,7 @@ class Space:
         left = ways[found.way] & laid[found.laid]
         return Degrees(*(column[left] for column in found))
 
-    def _every(self, fixed: Fixed) -> Degrees:
+    def _every(self, fixed: Constraints) -> Degrees:
         found: list[tuple[F64, F64, I64, I64, I64]] = []
         # legality does not depend on precision and dispatcher, bytes do not depend on the
         # dispatcher
@@ -236,7 +236,7 @@ class Space:
         return Degrees(*map(np.concatenate, zip(*found, strict=True)))
 
     def _grouped(
-        self, way: ExpertDegrees, fixed: Fixed
+        self, way: ExpertDegrees, fixed: Constraints
     ) -> Iterator[tuple[int, tuple[int, ...], I64]]:
         """Yield batch, numbers of stages and the attention shardings that allow these."""
         attention, laid_as = self._unlike(lambda one: (one.tp, one.cp, one.cp_kind))
@@ -265,7 +265,7 @@ class Space:
         places = {number: place for place, number in reversed([*enumerate(like)])}
         return [self.laid[places[number]] for number in range(len(first))], np.array(like)
 
-    def _left(self, way: ExpertDegrees, fixed: Fixed) -> bool:
+    def _left(self, way: ExpertDegrees, fixed: Constraints) -> bool:
         overlap = way.overlap if fixed.overlap_experts is None else fixed.overlap_experts
         several = way.ep > 1
         return bool(
@@ -332,7 +332,7 @@ class Space:
         return bound
 
     def _bound_bytes(
-        self, way: ExpertDegrees, at: I64, stages: tuple[int, ...], fixed: Fixed
+        self, way: ExpertDegrees, at: I64, stages: tuple[int, ...], fixed: Constraints
     ) -> F64:
         """Return lower bounds of the peak stage's bytes, for any stages and sharding.
 

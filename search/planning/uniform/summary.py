@@ -23,7 +23,7 @@ from autopar.rates.accuracy import probability_faster
 from autopar.records import replace
 from autopar.run.run import Run
 from autopar.units import GIB, format_bytes, format_count, format_seconds
-from search.engines.candidate import PRECISIONS, Fixed
+from search.engines.candidate import PRECISIONS, Constraints
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _unequal_stages(solution: Solution) -> str:
     return ", ".join("+".join(map(str, stage)) for stage in stages)
 
 
-def _micro_batches(fixed: Fixed) -> str:
+def _micro_batches(fixed: Constraints) -> str:
     """Return the micro-batches that were searched."""
     if fixed.micro_batch is None:
         return f"micro-batch sizes of powers of two up to {MICRO_BATCHES[-1]}"

@@ -13,7 +13,7 @@ from autopar.documents.plan import PlanDocument, write_strategy
 from autopar.records import replace
 from autopar.run.plan import Prediction
 from search.commands import explain as explain_cli, search as cli
-from search.engines.candidate import Fixed
+from search.engines.candidate import Constraints
 from search.planning.layered.prediction import SearchResult
 from search.show.files import plan_document
 from tests.unit.cli_results import (
@@ -260,4 +260,4 @@ def test_nothing_found_in_time_is_exit_3(fixed: Any, capsys: pytest.CaptureFixtu
 )
 def test_why_not_takes_switches(rule: str, field: str, value: bool) -> None:
     """A switch is 0 or 1, as behind the option of a search."""
-    assert getattr(explain_cli._fixed(rule, Fixed()), field) is value
+    assert getattr(explain_cli._fixed(rule, Constraints()), field) is value
