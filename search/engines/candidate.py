@@ -221,7 +221,7 @@ BASES: dict[BaseName, BaseKind] = {"bf16": "16 bits", "int8": "int8", "nf4": "nf
 """Word -> storage format of the frozen base weights under adapters."""
 
 
-class Training(Record):
+class TrainingSettings(Record):
     """Adapter and optimizer settings of a run."""
 
     lora_rank: int | None = None
@@ -268,9 +268,9 @@ TRAINING = (
 """Rules on adapters and optimizer; the engines check the others."""
 
 
-def trained(run: Run, training: Training, engine: str) -> Run:
+def trained(run: Run, training: TrainingSettings, engine: str) -> Run:
     """Return a run with training settings; raises RuleError where its engine lacks them."""
-    if training == Training():
+    if training == TrainingSettings():
         return run
     runtime, zero, torch = run.runtime, run.split.zero, run.kernels.torch_layers
     optimizer = runtime.optimizer

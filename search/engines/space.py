@@ -36,7 +36,7 @@ from search.engines.candidate import (
     Candidate,
     Dispatcher,
     Precision,
-    Training,
+    TrainingSettings,
     offload_of,
     trained,
     with_recompute,
@@ -57,7 +57,7 @@ class Job(Record, dict=True):
     """Number of neighbouring GPUs joined without the network (NVLink domain); None: all GPUs."""
     skew: float | None = None
     """Tokens of the busiest expert rank over the mean, for step times; None: balanced experts."""
-    training: Training = Training()
+    training: TrainingSettings = TrainingSettings()
 
     @cached_property
     def values(self) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from autopar.errors import InfeasibleError, InputError, OptionError
 from autopar.records import Record
 from autopar.run.model import ModelSpec, model_parameter_count
 from autopar.units import divisors, format_bytes
-from search.engines.candidate import Training
+from search.engines.candidate import TrainingSettings
 from search.planning.choose import chosen, route_of
 from search.planning.uniform.answer import Question
 from search.request.profiles import card_shape
@@ -46,7 +46,7 @@ def too_small(question: Question, spec: ModelSpec) -> str:
     The lower bound counts weights and moments, which only offload or fewer bits reduce. It is not
     applied to fine-tuning or other training settings.
     """
-    if question.job.training != Training():
+    if question.job.training != TrainingSettings():
         return ""
     least = _STATES_BYTES * model_parameter_count(spec) / question.job.world
     if least <= question.card.memory_bytes:

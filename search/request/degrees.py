@@ -25,7 +25,7 @@ from search.engines.candidate import (
     Constraints,
     OptimizerName,
     Precision,
-    Training,
+    TrainingSettings,
 )
 
 _DEGREES = "Degrees"
@@ -267,9 +267,9 @@ def fixed_of(options: DegreeOptions) -> Constraints:
     )
 
 
-def training_of(options: DegreeOptions) -> Training:
+def training_of(options: DegreeOptions) -> TrainingSettings:
     """Return the trained parameters (all or LoRA) and the optimizer settings."""
-    return Training(
+    return TrainingSettings(
         lora_rank=options.lora,
         lora_base=options.lora_base or "bf16",
         optimizer=options.optimizer or "adam",

@@ -26,7 +26,7 @@ from autopar.rates.stack import load_stack
 from autopar.records import replace
 from autopar.run.architecture import Experts, LatentAttention, Model
 from autopar.run.run import Run
-from search.engines.candidate import Candidate, Constraints, Training
+from search.engines.candidate import Candidate, Constraints, TrainingSettings
 from search.engines.space import EngineSpace, Job, run_of, runs
 from search.engines.table import engine_space, spaces
 from search.planning.uniform.best_first import Uniform
@@ -375,7 +375,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
     schedules: tuple[Schedule, ...] | None = None
     stages = [1, 2, 3, 4]
     zero: tuple[int, ...] | None = None
-    if seed % 4 == 3 and _training(seed) in (Training(), Training(offload=1.0)):
+    if seed % 4 == 3 and _training(seed) in (TrainingSettings(), TrainingSettings(offload=1.0)):
         # only one engine has many schedules, so few of them are drawn; it has neither adapters nor
         # 8-bit moments
         engine, model, stages = engine_space("torchtitan"), replace(model, tied=False), [2, 3, 4]
@@ -471,15 +471,15 @@ def _on_host(seed: int, target: Target, every: tuple[Priced, ...]) -> Target:
     return replace(target, machine=replace(target.machine, card=replace(card, more=more)))
 
 
-def _training(seed: int) -> Training:
+def _training(seed: int) -> TrainingSettings:
     """Return, for every eighth question, adapters, 8-bit states or optimizer offload."""
     kinds = (
-        Training(lora_rank=8),
-        Training(optimizer="adam-bf16"),
-        Training(lora_rank=16, lora_base="nf4"),
-        Training(offload=1.0),
+        TrainingSettings(lora_rank=8),
+        TrainingSettings(optimizer="adam-bf16"),
+        TrainingSettings(lora_rank=16, lora_base="nf4"),
+        TrainingSettings(offload=1.0),
     )
-    return kinds[seed // 8 % len(kinds)] if seed % 8 == 7 else Training()
+    return kinds[seed // 8 % len(kinds)] if seed % 8 == 7 else TrainingSettings()
 
 
 def _memory(draw: random.Random, target: Target, every: tuple[Priced, ...]) -> float:

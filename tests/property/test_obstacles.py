@@ -23,7 +23,7 @@ from autopar.rates.parts.operations import machine_of
 from autopar.rates.stack import load_stack
 from autopar.records import replace
 from autopar.run.rules import Notice
-from search.engines.candidate import Constraints, Training
+from search.engines.candidate import Constraints, TrainingSettings
 from search.engines.space import EngineSpace, Job
 from search.engines.table import spaces
 from search.planning.uniform.best_first import Uniform
@@ -35,9 +35,9 @@ pytestmark = pytest.mark.whole
 
 _CARDS = ("a100-80gb", "h100-80gb", "b200-180gb")
 _TRAINED = (
-    Training(optimizer="adam8bit"),
-    Training(offload=1.0),
-    Training(lora_rank=8, lora_base="nf4"),
+    TrainingSettings(optimizer="adam8bit"),
+    TrainingSettings(offload=1.0),
+    TrainingSettings(lora_rank=8, lora_base="nf4"),
 )
 _WITHOUT_ZERO = {("megatron", 2), ("torchtitan", 1), ("accelerate", 1)}
 _MEMORY = 1e15
@@ -56,7 +56,9 @@ def _drawn(seed: int) -> tuple[EngineSpace, Job, Constraints]:
         world=draw.choice([1, 2, 8, 12, 16, 24]),
         gpu=draw.choice(_CARDS),
         domain=draw.choice([None, None, 4, 8]),
-        training=draw.choice([Training(), Training(), Training(), *_TRAINED]),
+        training=draw.choice(
+            [TrainingSettings(), TrainingSettings(), TrainingSettings(), *_TRAINED]
+        ),
     )
     degrees: list[object] = [1, 1, 2, 2, 3, 4, 5, 8, 16]
     values: dict[str, list[object]] = {
@@ -271,7 +273,7 @@ _HOLDS: dict[str, _Holds] = {
         or (job.domain or job.world) % v.tp > 0
     ),
     # constraints on a training, for all degrees
-    "engine.training": lambda engine, job, v: job.training != Training(),
+    "engine.training": lambda engine, job, v: job.training != TrainingSettings(),
     "megatron.window.rings": lambda engine, job, v: (
         engine.name == "megatron" and job.model.attention.window is not None
     ),
