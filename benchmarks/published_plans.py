@@ -31,7 +31,7 @@ from search.engines.candidate import MODULES, Candidate, Constraints
 from search.engines.space import Job
 from search.engines.table import engine_space
 from search.planning.uniform.best_first import Solution, solve
-from search.planning.uniform.cost_model import Prices
+from search.planning.uniform.cost_model import UniformCostModel
 
 __all__ = ["FIVE", "Published", "five_priced", "main", "published"]
 
@@ -132,7 +132,7 @@ def _told(degrees: Mapping[str, int], recipe: Mapping[str, Any] | None) -> dict[
     }
 
 
-def _prices(model: str, card: str, world: int, seq: int, batch: int) -> Prices:
+def _prices(model: str, card: str, world: int, seq: int, batch: int) -> UniformCostModel:
     target = Target(
         machine=machine_of(load_card(card), load_stack(_ENGINE.stack)),
         accuracy=load_accuracy(),
@@ -147,7 +147,7 @@ def _prices(model: str, card: str, world: int, seq: int, batch: int) -> Prices:
         world=world,
         gpu=card,
     )
-    return Prices(_ENGINE, job, target)
+    return UniformCostModel(_ENGINE, job, target)
 
 
 def priced(one: Published) -> Assessment:

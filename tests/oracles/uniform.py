@@ -30,7 +30,7 @@ from search.engines.candidate import Candidate, Constraints, TrainingSettings
 from search.engines.space import EngineSpace, Job, run_of, runs
 from search.engines.table import engine_space, spaces
 from search.planning.uniform.best_first import Uniform
-from search.planning.uniform.cost_model import Prices
+from search.planning.uniform.cost_model import UniformCostModel
 from search.planning.uniform.layout import layouts
 from tests.runs import decoder
 
@@ -100,7 +100,7 @@ def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def every_choice(prices: Prices, fixed: Constraints) -> Iterator[Candidate]:
+def every_choice(prices: UniformCostModel, fixed: Constraints) -> Iterator[Candidate]:
     """Yield all combinations of the values that the user has not fixed, legal or not."""
     engine, job = prices.engine, prices.job
     model, world = job.model, job.world
@@ -154,7 +154,7 @@ def _splits(engine: EngineSpace, job: Job, tp: int) -> list[int]:
 
 
 def _settings(
-    prices: Prices, one: Candidate, fixed: Constraints, micro_batches: int
+    prices: UniformCostModel, one: Candidate, fixed: Constraints, micro_batches: int
 ) -> Iterator[Candidate]:
     engine, job = prices.engine, prices.job
     spread = one.ep > 1

@@ -300,19 +300,22 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         space.Space, "_bound_bytes", lambda old: scaled(old, 3.0)
     ),
     "bounds of whole models are too high": (
-        cost_model.Prices, "least_s", lambda old: scaled(old, 1.3)
+        cost_model.UniformCostModel, "least_s", lambda old: scaled(old, 1.3)
     ),
-    "bounds of stages are too high": (cost_model.Prices, "spread_s", lambda old: scaled(old, 1.05)),
-    "bounds of layouts are too high": (cost_model.Prices, "stages_s", lambda old: scaled(old,
-        1.05)),
+    "bounds of stages are too high": (cost_model.UniformCostModel, "spread_s",
+        lambda old: scaled(old, 1.05)),
+    "bounds of layouts are too high": (cost_model.UniformCostModel, "stages_s",
+        lambda old: scaled(old, 1.05)),
     "bytes of layouts are 5 % too high": (
-        cost_model.Prices, "least_bytes", lambda old: scaled(old, 1.05)
+        cost_model.UniformCostModel, "least_bytes", lambda old: scaled(old, 1.05)
     ),
     "bytes of stages are too high": (
-        cost_model.Prices, "spread_bytes", lambda old: scaled(old, 1.5)
+        cost_model.UniformCostModel, "spread_bytes", lambda old: scaled(old, 1.5)
     ),
-    "transfers count twice": (cost_model.Prices, "transfer_s", lambda old: scaled(old, 2.0)),
-    "optimizers count three times": (cost_model.Prices, "_update_s", lambda old: scaled(old, 3.0)),
+    "transfers count twice": (cost_model.UniformCostModel, "transfer_s", lambda old: scaled(old,
+        2.0)),
+    "optimizers count three times": (cost_model.UniformCostModel, "_update_s",
+        lambda old: scaled(old, 3.0)),
     "one sharding's states are used for all": (
         memory.MemoryBounds, "state_bytes", lambda old: lambda self, zero, *ranks, staged: old(
             self, 0, 1, 1, staged=staged
@@ -374,7 +377,7 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         best_first._Search, "open_copies", lambda old: lambda self, entry: None
     ),
     "states are shared by a fourth of the ranks": (
-        cost_model.Prices, "_shards", lambda old: lambda self, choice: tuple(
+        cost_model.UniformCostModel, "_shards", lambda old: lambda self, choice: tuple(
             max(1, ranks // 4) for ranks in old(self, choice)
         ),
     ),

@@ -25,7 +25,7 @@ from autopar.run.run import Run
 from search.engines.candidate import NONE, Candidate, Constraints
 from search.engines.space import EngineSpace, Job
 from search.planning.uniform.bounds.layer_times import DegreeTimes, arrangement_of
-from search.planning.uniform.cost_model import Prices
+from search.planning.uniform.cost_model import UniformCostModel
 from search.planning.uniform.expansion import DEVICE, ActivationPolicies, CandidateExpander
 from search.planning.uniform.least_memory import smallest_launch
 from search.planning.uniform.memory import MemoryBudget
@@ -166,7 +166,7 @@ class Uniform:
         self.engine = engine
         self.job = job
         self.target = target
-        self.prices = Prices(engine, job, target)
+        self.prices = UniformCostModel(engine, job, target)
         self.space = Space(self.prices)
         self.openings: dict[Constraints, CandidateExpander] = {}
         """Allowed values by constraints, without values that depend on memory."""

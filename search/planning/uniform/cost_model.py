@@ -84,7 +84,7 @@ _LARGE = 1e9
 """Factor on the weights of a stage, at which a transfer reaches its highest rate."""
 
 
-class Prices:
+class UniformCostModel:
     """Prices of the candidates of one engine for one job."""
 
     def __init__(self, engine: EngineSpace, job: Job, target: Target) -> None:

@@ -35,7 +35,7 @@ from search.planning.uniform.bounds.offload import (
     sets_s,
     whole_hosted_s,
 )
-from search.planning.uniform.cost_model import Pipeline, Prices
+from search.planning.uniform.cost_model import Pipeline, UniformCostModel
 from search.planning.uniform.layout import layouts
 from search.planning.uniform.memory import MemoryBudget
 from search.planning.uniform.space import Degrees, Space
@@ -67,7 +67,7 @@ class ActivationPolicies(NamedTuple):
 
     values: F64
     places: I64
-    """Indices into `Prices.words`; an index of its length plus N means `block N`."""
+    """Indices into `UniformCostModel.words`; an index of its length plus N means `block N`."""
     sets: I64
     """Indices into `OffloadBounds.words`, or `DEVICE` or `_OPEN`."""
 
@@ -111,7 +111,8 @@ class StageCandidate(NamedTuple):
     stages: tuple[int, ...]
     rounds: F64
     sends_s: F64
-    """Lower bounds by number of stages, for `Prices.rounds` and for the seconds of sends."""
+    """Lower bounds by number of stages, for `UniformCostModel.rounds` and for the seconds of
+    sends."""
     shardings: tuple[tuple[int, int, int], ...]
     """(stages, ZeRO stage, HSDP replicas) of every combination."""
     zeros: tuple[int, ...]
@@ -121,7 +122,7 @@ class StageCandidate(NamedTuple):
     pp: I64
     """Number of stages, shape [shardings]."""
     states: F64
-    """State bytes per parameter from `Prices.states_of`, shape [shardings, 2]."""
+    """State bytes per parameter from `UniformCostModel.states_of`, shape [shardings, 2]."""
 
 
 class StageCandidates(NamedTuple):
@@ -130,7 +131,7 @@ class StageCandidates(NamedTuple):
     staging: StageCandidate
     bytes: F64
     freed: F64
-    """Results of `Prices.many_spread_bytes`, both of shape [shardings, rows]."""
+    """Results of `UniformCostModel.many_spread_bytes`, both of shape [shardings, rows]."""
     hosted: F64
     """Lower bounds of bytes for any activation offload, shape [shardings, policies]."""
     rows: tuple[MicroBatchTimes, ...]
@@ -144,7 +145,7 @@ class StageCandidates(NamedTuple):
 class CandidateExpander:
     """Values of an engine that the user's constraints allow for a job."""
 
-    def __init__(self, prices: Prices, fixed: Constraints, room: MemoryBudget) -> None:
+    def __init__(self, prices: UniformCostModel, fixed: Constraints, room: MemoryBudget) -> None:
         self.prices = prices
         self.engine, self.job = prices.engine, prices.job
         self.fixed = fixed

@@ -23,7 +23,7 @@ from autopar.units import divisors
 from search.engines.candidate import Candidate, Constraints, kept
 from search.engines.space import job_values, runs, values_of
 from search.planning.uniform.bounds.degrees import AttentionDegrees, ExpertDegrees, ModelTimeBounds
-from search.planning.uniform.cost_model import Prices
+from search.planning.uniform.cost_model import UniformCostModel
 from search.planning.uniform.memory import states_of_run
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -52,7 +52,7 @@ class Degrees(NamedTuple):
 class Space:
     """Legal degrees of an engine for a job, for any constraints."""
 
-    def __init__(self, prices: Prices) -> None:
+    def __init__(self, prices: UniformCostModel) -> None:
         self.prices = prices
         self.micro_batches: tuple[int, ...] = MICRO_BATCHES
         self.context_kinds: tuple[ContextKind, ...] = CONTEXT_KINDS
@@ -320,7 +320,7 @@ class Space:
         return np.array([one.tp * one.cp / one.micro_batch for one in self.laid])
 
     def _bound_s(self, way: int, at: I64) -> F64:
-        """Return `Prices.least_s` per sequence for many attention shardings."""
+        """Return `UniformCostModel.least_s` per sequence for many attention shardings."""
         found = self._seconds.get(way)
         if found is None:
             every = np.arange(len(self.laid))
@@ -337,8 +337,8 @@ class Space:
         """Return lower bounds of the peak stage's bytes, for any stages and sharding.
 
         They contain model states, and the input of each layer for the live micro-batches of a
-        stage, as in `Prices.spread_bytes`. If norms of MoE layers can be offloaded, their inputs
-        may all be on the host.
+        stage, as in `UniformCostModel.spread_bytes`. If norms of MoE layers can be offloaded, their
+        inputs may all be on the host.
         """
         job, engine = self.prices.job, self.prices.engine
         tp, cp, size, scattered = (column[at] for column in self._columns)

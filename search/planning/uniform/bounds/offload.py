@@ -18,7 +18,7 @@ from autopar.rates.measured import together_s
 from autopar.rates.parts.data_parallel import beside_traffic_s
 from search.engines.candidate import Candidate
 from search.planning.uniform.bounds.layer_times import DegreeTimes, MicroBatchTimes, layers_of
-from search.planning.uniform.cost_model import Prices
+from search.planning.uniform.cost_model import UniformCostModel
 from search.planning.uniform.layout import Arrangement
 
 _ROUNDING = 1.0 - 1e-9
@@ -26,7 +26,7 @@ _ROUNDING = 1.0 - 1e-9
 
 
 def whole_hosted_s(
-    prices: Prices, unit: DegreeTimes, rows: Sequence[MicroBatchTimes], freed_bytes: F64
+    prices: UniformCostModel, unit: DegreeTimes, rows: Sequence[MicroBatchTimes], freed_bytes: F64
 ) -> F64:
     """Return lower bounds of whole-model seconds with `freed_bytes` offloaded, by policy.
 
@@ -42,7 +42,9 @@ def whole_hosted_s(
     return np.asarray(together_s(device + seen * more, rows[0].host_of_all_s[:-2]))
 
 
-def _copies_s(prices: Prices, copied_bytes: F64, forward_s: F64 | float, backward_s: F64) -> F64:
+def _copies_s(
+    prices: UniformCostModel, copied_bytes: F64, forward_s: F64 | float, backward_s: F64
+) -> F64:
     """Return the exposed seconds of copies to the host and back."""
     copy = copied_bytes / prices.link_bytes_per_s
     found: F64 = np.maximum(0.0, copy - forward_s) + np.maximum(0.0, copy - backward_s)
@@ -50,7 +52,11 @@ def _copies_s(prices: Prices, copied_bytes: F64, forward_s: F64 | float, backwar
 
 
 def hosted_s(
-    prices: Prices, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement, limit_bytes: F64
+    prices: UniformCostModel,
+    unit: DegreeTimes,
+    choice: Candidate,
+    arrangement: Arrangement,
+    limit_bytes: F64,
 ) -> F64:
     """Return `stages_s` by recomputation policy with enough activations offloaded to fit.
 
@@ -79,7 +85,7 @@ def hosted_spread_bytes(unit: DegreeTimes, sizes: F64, freed: F64) -> F64:
 
 
 def least_hosted_bytes(
-    prices: Prices, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement
+    prices: UniformCostModel, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement
 ) -> F64:
     """Return lower bounds of the peak stage's bytes by policy, for any activation offload."""
     stages = prices.stage_bytes(unit, choice, arrangement)
@@ -89,7 +95,11 @@ def least_hosted_bytes(
 
 
 def sets_s(
-    prices: Prices, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement, word: int
+    prices: UniformCostModel,
+    unit: DegreeTimes,
+    choice: Candidate,
+    arrangement: Arrangement,
+    word: int,
 ) -> F64:
     """Return `stages_s` by set of offloaded modules, for one recomputation policy."""
     layers = layers_of(unit, arrangement)
@@ -104,7 +114,11 @@ def sets_s(
 
 
 def sets_bytes(
-    prices: Prices, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement, word: int
+    prices: UniformCostModel,
+    unit: DegreeTimes,
+    choice: Candidate,
+    arrangement: Arrangement,
+    word: int,
 ) -> F64:
     """Return lower bounds of the peak stage's bytes by offload set, for one policy."""
     gone, has = unit.bounds.gone, prices.hosted.has
