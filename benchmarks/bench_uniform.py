@@ -34,7 +34,7 @@ from search.engines.candidate import PRECISIONS, Constraints
 from search.engines.huggingface.models import flavour, model_named
 from search.engines.space import Job
 from search.engines.table import engine_space
-from search.planning.uniform.best_first import Uniform
+from search.planning.uniform.best_first import UniformSearch
 
 __all__ = ["CASES", "Case", "main", "measure"]
 
@@ -145,7 +145,7 @@ def measure(case: Case) -> dict[str, Any]:
         world=case.world,
         gpu=case.card,
     )
-    began, uniform = time.process_time(), Uniform(engine, job, target)
+    began, uniform = time.process_time(), UniformSearch(engine, job, target)
     solved = uniform.solve(case.fixed)
     cpu = {"first": time.process_time() - began}
     whole = target.capacity_bytes

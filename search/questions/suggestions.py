@@ -90,14 +90,14 @@ def _changes(question: Question) -> Iterator[tuple[str, Question]]:
 
 def _found(words: str, asked: Question) -> Remedy | None:
     """Return the fastest plan of the first engine with a plan that fits; None if none has."""
-    from search.planning.uniform.best_first import Uniform
+    from search.planning.uniform.best_first import UniformSearch
 
     counts = max(1, _LAYERS // asked.spec.num_layers)
     for engine in asked.engines:
         if obstacle(engine, asked.job, asked.fixed) is not None:
             continue
         try:
-            solved = Uniform(engine, asked.job, target_of(asked, engine)).solve(
+            solved = UniformSearch(engine, asked.job, target_of(asked, engine)).solve(
                 asked.fixed, counts=counts, seconds=asked.seconds, grace_s=0.0
             )
         except InputError:

@@ -29,7 +29,7 @@ from autopar.run.run import Run
 from search.engines.candidate import Candidate, Constraints, TrainingSettings
 from search.engines.space import EngineSpace, Job, run_of, runs
 from search.engines.table import engine_space, spaces
-from search.planning.uniform.best_first import Uniform
+from search.planning.uniform.best_first import UniformSearch
 from search.planning.uniform.cost_model import UniformCostModel
 from search.planning.uniform.layout import layouts
 from tests.runs import decoder
@@ -66,7 +66,7 @@ class Question:
     """A question that is small enough for exhaustive search."""
 
     seed: int
-    uniform: Uniform
+    uniform: UniformSearch
     fixed: Constraints
     memory_bytes: float
     """Device memory in bytes; depending on the instance ample, scarce or too small."""
@@ -266,7 +266,7 @@ def _pipelines(
                     yield "dual_pipe_v", 2
 
 
-def priced(uniform: Uniform, fixed: Constraints) -> tuple[Priced, ...]:
+def priced(uniform: UniformSearch, fixed: Constraints) -> tuple[Priced, ...]:
     """Return every launch with its exact price."""
     prices, job = uniform.prices, uniform.job
     machine = uniform.target.machine
@@ -431,7 +431,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
         site_known=False,
         oom_risk=draw.choice([0.01, 0.05]),
     )
-    uniform = Uniform(engine, job, target)
+    uniform = UniformSearch(engine, job, target)
     number = sum(1 for _ in itertools.islice(every_choice(uniform.prices, fixed), most + 1))
     if not 4 <= number <= most:
         return None
@@ -439,7 +439,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
     every = priced(uniform, fixed)
     if not every:
         return None
-    uniform = Uniform(engine, job, _on_host(seed, target, every))
+    uniform = UniformSearch(engine, job, _on_host(seed, target, every))
     return Question(
         seed=seed,
         uniform=uniform,

@@ -18,7 +18,7 @@ from autopar.price.assessment import Target
 from autopar.records import replace
 from search.engines.candidate import NONE, Constraints
 from search.planning.uniform import best_first, cost_model, expansion, memory, space
-from search.planning.uniform.best_first import Solved, Uniform
+from search.planning.uniform.best_first import Solved, UniformSearch
 from search.planning.uniform.bounds import layer_times, offload as on_host
 from search.planning.uniform.bounds.layer_times import arrangement_of
 from search.planning.uniform.memory import MemoryBudget
@@ -36,21 +36,21 @@ def asked(seed: int) -> Question:
     return question(seed, most=40)
 
 
-def fresh(asked: Question) -> Uniform:
+def fresh(asked: Question) -> UniformSearch:
     """Return the question's space with nothing known of it."""
     old = asked.uniform
-    return Uniform(old.engine, old.job, old.target)
+    return UniformSearch(old.engine, old.job, old.target)
 
 
-def with_host(old: Uniform, memory_bytes: float) -> Uniform:
+def with_host(old: UniformSearch, memory_bytes: float) -> UniformSearch:
     """Return a space whose machine has so much memory of the host for each device."""
     card = old.target.machine.card
     more = dict(card.more) | {"host.memory_bytes": memory_bytes}
     machine = replace(old.target.machine, card=replace(card, more=more))
-    return Uniform(old.engine, old.job, replace(old.target, machine=machine))
+    return UniformSearch(old.engine, old.job, replace(old.target, machine=machine))
 
 
-def check(asked: Question, uniform: Uniform) -> Solved:
+def check(asked: Question, uniform: UniformSearch) -> Solved:
     """Hold every bound and the answer against the exact prices."""
     check_degrees(asked, uniform)
     for one in asked.priced:
@@ -118,7 +118,7 @@ def check_host(asked: Question, solved: Solved) -> None:
         assert bool(again.solutions) == found
 
 
-def check_degrees(asked: Question, uniform: Uniform) -> None:
+def check_degrees(asked: Question, uniform: UniformSearch) -> None:
     """Bounds of all degrees together are below each launch that has them."""
     degrees = uniform.space.degrees(asked.fixed)
     known = {}
@@ -138,7 +138,7 @@ def check_degrees(asked: Question, uniform: Uniform) -> None:
         assert size <= max(one.peaks)
 
 
-def check_bounds(one: Priced, uniform: Uniform) -> None:
+def check_bounds(one: Priced, uniform: UniformSearch) -> None:
     """Bounds of a launch are below its price, coarse ones below finer ones."""
     found, choice = uniform.prices, one.choice
     unit = found.unit(choice)
@@ -467,7 +467,7 @@ BUDGETS = ((0.5, 0.01), (0.8, 0.001), (1.0, 0.01), (1.5, 0.01), (0.9, 0.01), (1.
 def test_other_budgets_are_answered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds of an earlier question hold with less memory, and with more they do not."""
 
-    def answers(one: Question, uniforms: Iterator[Uniform]) -> list[tuple[object, ...]]:
+    def answers(one: Question, uniforms: Iterator[UniformSearch]) -> list[tuple[object, ...]]:
         solved = [
             uniform.solve(one.fixed, memory_bytes=factor * one.memory_bytes, oom_risk=risk, top=3)
             for (factor, risk), uniform in zip(BUDGETS, uniforms, strict=False)

@@ -26,7 +26,7 @@ from autopar.run.rules import Notice
 from search.engines.candidate import Constraints, TrainingSettings
 from search.engines.space import EngineSpace, Job
 from search.engines.table import spaces
-from search.planning.uniform.best_first import Uniform
+from search.planning.uniform.best_first import UniformSearch
 from search.planning.uniform.infeasibility import obstacle
 from tests.often import often
 from tests.oracles.uniform import small_model
@@ -90,7 +90,7 @@ def _is_there(engine: EngineSpace, job: Job, fixed: Constraints) -> bool:
     target = Target(machine=machine, accuracy=load_accuracy(), site_known=False, oom_risk=0.05)
     try:
         # any launch will do: of equally fast ones there may be many to price
-        solved = Uniform(engine, job, target).solve(fixed, memory_bytes=_MEMORY, seconds=2.0)
+        solved = UniformSearch(engine, job, target).solve(fixed, memory_bytes=_MEMORY, seconds=2.0)
     except InputError:
         return False
     return bool(solved.solutions)

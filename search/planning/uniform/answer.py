@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from autopar.rates.card import Card
     from autopar.rates.site import Site
     from autopar.run.run import Run
-    from search.planning.uniform.best_first import Solution, Solved, Uniform
+    from search.planning.uniform.best_first import Solution, Solved, UniformSearch
 
 _TOKENS = 4 << 20
 """Tokens per step if no batch is given, as at the start of training of current models."""
@@ -241,7 +241,7 @@ def answer(
 
     grace_s = GRACE_S if grace_s is None else grace_s
     shares = shares or Shares(question.seconds, len(question.engines))
-    spaces: dict[EngineSpace, Uniform] = {}
+    spaces: dict[EngineSpace, UniformSearch] = {}
     found: list[EngineAnswer] = []
     first = 0.0
     for engine in question.engines:
@@ -293,7 +293,7 @@ def _variants(question: Question, engine: EngineSpace) -> tuple[EngineSpace, ...
 def _solved(
     question: Question,
     engine: EngineSpace,
-    spaces: dict[EngineSpace, Uniform],
+    spaces: dict[EngineSpace, UniformSearch],
     top: int,
     seconds: float | None,
     grace_s: float,
@@ -302,7 +302,7 @@ def _solved(
 
     spaces : the search space of the variant is added.
     """
-    from search.planning.uniform.best_first import Uniform
+    from search.planning.uniform.best_first import UniformSearch
 
     target = target_of(question, engine)
     solved, reason, broken = None, "", tuple[Notice, ...]()
@@ -312,7 +312,7 @@ def _solved(
         illegal = obstacle(engine, question.job, question.fixed)
         if illegal is not None:
             raise RuleError((illegal,))
-        space = spaces[engine] = Uniform(engine, question.job, target)
+        space = spaces[engine] = UniformSearch(engine, question.job, target)
         solved = space.solve(question.fixed, top=top, seconds=seconds, grace_s=grace_s)
         if not solved.solutions and not solved.complete:
             reason = "time limit reached before a feasible plan was found. Increase --time-limit"
@@ -365,7 +365,7 @@ def _of_variants(found: Sequence[EngineAnswer]) -> EngineAnswer:
 
 
 def _other_precision(
-    question: Question, best: EngineAnswer, space: Uniform, shares: Shares
+    question: Question, best: EngineAnswer, space: UniformSearch, shares: Shares
 ) -> Solution | None:
     """Return the fastest plan of the other precision class, to report the chosen one's gain."""
     assert best.best is not None, "there is a launch to compare with"
@@ -383,7 +383,7 @@ def _other_precision(
 
 
 def _without_host(
-    question: Question, best: EngineAnswer, space: Uniform, shares: Shares
+    question: Question, best: EngineAnswer, space: UniformSearch, shares: Shares
 ) -> Solution | None:
     """Return the fastest plan without activation offload, if the search chose offload.
 

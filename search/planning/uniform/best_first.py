@@ -159,7 +159,7 @@ class _Entry(NamedTuple):
     """Lower bound of whole-model micro-batch seconds; set at the level of stages."""
 
 
-class Uniform:
+class UniformSearch:
     """Search space of one engine and job, for any number of searches."""
 
     def __init__(self, engine: EngineSpace, job: Job, target: Target) -> None:
@@ -222,13 +222,15 @@ def solve(
     seconds : CPU time limit, after which the best plan found is returned with its gap. Raises
     InputError if the engine runs no plan of this job at all.
     """
-    return Uniform(engine, job, target).solve(fixed, top=top, seconds=seconds)
+    return UniformSearch(engine, job, target).solve(fixed, top=top, seconds=seconds)
 
 
 class _Search:
     """One search in a space."""
 
-    def __init__(self, uniform: Uniform, target: Target, fixed: Constraints, top: int) -> None:
+    def __init__(
+        self, uniform: UniformSearch, target: Target, fixed: Constraints, top: int
+    ) -> None:
         self.prices, self.space = uniform.prices, uniform.space
         self.engine, self.job = uniform.engine, uniform.job
         self.target, self.fixed, self.top = target, fixed, top

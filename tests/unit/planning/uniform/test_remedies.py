@@ -147,7 +147,7 @@ def test_looking_for_any_launch_ends(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(best_first._Search, "open", counted)
     (engine,) = question.engines
-    space = best_first.Uniform(engine, question.job, target_of(question, engine))
+    space = best_first.UniformSearch(engine, question.job, target_of(question, engine))
     found = space.solve(question.fixed, counts=21)
     assert not found.complete
 
