@@ -18,7 +18,7 @@ from autopar.price.assessment import Target
 from autopar.records import replace
 from search.engines.candidate import NONE, Constraints
 from search.planning.uniform import best_first, cost_model, expansion, memory, space
-from search.planning.uniform.best_first import Solved, UniformSearch
+from search.planning.uniform.best_first import UniformSearch, VariantResult
 from search.planning.uniform.bounds import layer_times, offload as on_host
 from search.planning.uniform.bounds.layer_times import arrangement_of
 from search.planning.uniform.memory import MemoryBudget
@@ -50,7 +50,7 @@ def with_host(old: UniformSearch, memory_bytes: float) -> UniformSearch:
     return UniformSearch(old.engine, old.job, replace(old.target, machine=machine))
 
 
-def check(asked: Question, uniform: UniformSearch) -> Solved:
+def check(asked: Question, uniform: UniformSearch) -> VariantResult:
     """Hold every bound and the answer against the exact prices."""
     check_degrees(asked, uniform)
     for one in asked.priced:
@@ -82,7 +82,7 @@ def check(asked: Question, uniform: UniformSearch) -> Solved:
     return solved
 
 
-def check_smallest(asked: Question, solved: Solved) -> None:
+def check_smallest(asked: Question, solved: VariantResult) -> None:
     """Where nothing fits, the launch that needs least is the one that really does."""
     assert solved.smallest is not None
     assert solved.shortage is not None
@@ -103,7 +103,7 @@ def check_smallest(asked: Question, solved: Solved) -> None:
     assert again.solutions
 
 
-def check_host(asked: Question, solved: Solved) -> None:
+def check_host(asked: Question, solved: VariantResult) -> None:
     """Where the host alone lacks memory, the launch with the least there, and what it lacks."""
     assert solved.smallest is not None
     assert solved.shortage is not None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from autopar.rates.card import Card
     from autopar.rates.site import Site
     from autopar.run.run import Run
-    from search.planning.uniform.best_first import Solution, Solved, UniformSearch
+    from search.planning.uniform.best_first import Solution, UniformSearch, VariantResult
 
 _TOKENS = 4 << 20
 """Tokens per step if no batch is given, as at the start of training of current models."""
@@ -75,7 +75,7 @@ class EngineAnswer(Record):
 
     engine: EngineSpace
     target: Target
-    solved: Solved | None
+    solved: VariantResult | None
     reason: str = ""
     """Why there is no plan; empty if there is one."""
     broken: tuple[Notice, ...] = ()
@@ -397,7 +397,7 @@ def _without_host(
     return solved.solutions[0] if solved.solutions else None
 
 
-def _why_none(question: Question, solved: Solved) -> str:
+def _why_none(question: Question, solved: VariantResult) -> str:
     """Return the missing memory of the smallest plan of an engine, as a sentence."""
     smallest, shortage = solved.smallest, solved.shortage
     assert smallest is not None, "there is a launch that does not fit"
@@ -479,7 +479,7 @@ def evaluated(question: Question, engine: EngineSpace, choice: Candidate, run: R
     run : run of the candidate on the engine, possibly with other settings.
     """
     from autopar.price.assessment import assess
-    from search.planning.uniform.best_first import Effort, Solution, Solved
+    from search.planning.uniform.best_first import Effort, Solution, VariantResult
 
     engine = engine_space(engine.name, compiled=choice.compiled)
     target = target_of(question, engine)
@@ -488,7 +488,7 @@ def evaluated(question: Question, engine: EngineSpace, choice: Candidate, run: R
         raise InputError(f"no step time: {assessment.untimed}")
     solution = Solution(choice=choice, run=run, assessment=assessment)
     effort = Effort(degrees=1, opened=0, timed=1, counted=1, cpu_s=0.0)
-    solved = Solved(engine=engine, solutions=(solution,), smallest=None, effort=effort)
+    solved = VariantResult(engine=engine, solutions=(solution,), smallest=None, effort=effort)
     return EngineAnswer(engine=engine, target=target, solved=solved)
 
 

@@ -89,7 +89,7 @@ class Shortage(Record):
     """True if host memory is missing; the plan fits on the device then."""
 
 
-class Solved(Record):
+class VariantResult(Record):
     """Best plans of an engine, fastest first; empty if nothing fits."""
 
     engine: EngineSpace
@@ -183,7 +183,7 @@ class UniformSearch:
         counts: int | None = None,
         memory_bytes: float | None = None,
         oom_risk: float | None = None,
-    ) -> Solved:
+    ) -> VariantResult:
         """Return the fastest plans that fit, the best of each family of degrees.
 
         Raises InputError if the engine runs no plan of this job at all.
@@ -216,7 +216,7 @@ def solve(
     *,
     top: int = 1,
     seconds: float | None = None,
-) -> Solved:
+) -> VariantResult:
     """Return the fastest plans of an engine that fit, the best of each family of degrees.
 
     seconds : CPU time limit, after which the best plan found is returned with its gap. Raises
@@ -593,12 +593,12 @@ class _Search:
             least_bytes=found.least_bytes,
         )
 
-    def solved(self, began: float, deadline: float | None, *, smallest: bool) -> Solved:
+    def solved(self, began: float, deadline: float | None, *, smallest: bool) -> VariantResult:
         """Return the result of the search, with the smallest plan if nothing fits."""
         least, shortage = None, None
         if smallest and not self.found and self.complete:
             least, shortage = self.nearest(deadline)
-        return Solved(
+        return VariantResult(
             engine=self.engine,
             solutions=tuple(self.found.values()),
             smallest=least,
