@@ -30,7 +30,7 @@ from benchmarks.ledger_rows import recipe_parts
 from search.engines.candidate import MODULES, Candidate, Constraints
 from search.engines.space import Job
 from search.engines.table import engine_space
-from search.planning.uniform.best_first import Solution, solve
+from search.planning.uniform.best_first import PricedRun, solve
 from search.planning.uniform.cost_model import UniformCostModel
 
 __all__ = ["FIVE", "Published", "five_priced", "main", "published"]
@@ -156,7 +156,7 @@ def priced(one: Published) -> Assessment:
     return assess(prices.run(one.choice), prices.target, (0,))
 
 
-def ours(one: Published) -> tuple[Solution | None, float]:
+def ours(one: Published) -> tuple[PricedRun | None, float]:
     """Return the fastest launch of the same job that fits, and the CPU seconds of the search."""
     prices = _prices(one.model, one.card, one.world, one.seq, one.choice.global_batch)
     fixed = Constraints(precision=(one.choice.precision,))

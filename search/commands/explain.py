@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from search.planning.layered.prediction import SearchResult
     from search.planning.session import WhyNot
     from search.planning.uniform.answer import Question
-    from search.planning.uniform.best_first import Solution
+    from search.planning.uniform.best_first import PricedRun
 
 _NAME = "autopar-explain"
 
@@ -177,7 +177,7 @@ def _explain_launch(
     json_path = request.output.json_path
     refuse_clashes({"--json": json_path, **pictures.outputs}, files_read([path]))
 
-    def solved(question: Question) -> tuple[Solution | None, str, tuple[Notice, ...]]:
+    def solved(question: Question) -> tuple[PricedRun | None, str, tuple[Notice, ...]]:
         try:
             (found,) = answer(question).engines
         except RuleError as error:  # no such plan, whatever the memory
@@ -208,7 +208,7 @@ def _explain_launch(
 
     def told(
         rule: str,
-        solution: Solution | None,
+        solution: PricedRun | None,
         reason: str,
         freed: Sequence[str] = (),
     ) -> Asked:
@@ -239,7 +239,7 @@ def _explain_launch(
     return 0
 
 
-def _probability_faster(other: Solution, given: Solution | None) -> float | None:
+def _probability_faster(other: PricedRun, given: PricedRun | None) -> float | None:
     """Return the probability that a plan is faster than the given one; None if unknown."""
     from autopar.rates.accuracy import probability_faster
 

@@ -17,7 +17,7 @@ from search.planning.uniform.answer import Question, joined_gpus, target_of
 from search.planning.uniform.infeasibility import obstacle
 
 if TYPE_CHECKING:
-    from search.planning.uniform.best_first import Solution
+    from search.planning.uniform.best_first import PricedRun
 
 _LAYERS = 2000
 """Limit of layers whose memory is counted per engine, summed over candidates.
@@ -34,7 +34,7 @@ class Remedy(Record):
     words: str
     """Options that make the change."""
     engine: EngineSpace
-    solution: Solution
+    solution: PricedRun
     host_bytes: float
     """Lower bound of host memory per GPU, bytes."""
     world: int

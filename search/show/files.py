@@ -75,7 +75,7 @@ from search.planning.layered.prediction import Alternative, SearchResult
 from search.planning.layered.summary import priced_of_result
 from search.planning.session import WhyNot
 from search.planning.uniform.answer import Answer as Launches, EngineAnswer
-from search.planning.uniform.best_first import Solution
+from search.planning.uniform.best_first import PricedRun
 from search.planning.uniform.files import cluster_of, degrees_entry
 from search.planning.uniform.summary import price_of
 from search.questions.suggestions import Remedy
@@ -346,7 +346,7 @@ def assessed_entry(
     }
 
 
-def _launch(answer: Launches, engine: EngineAnswer, solution: Solution) -> LaunchEntry:
+def _launch(answer: Launches, engine: EngineAnswer, solution: PricedRun) -> LaunchEntry:
     job = answer.question.job
     usual = run_of(engine.engine, job, solution.choice)
     return LaunchEntry(
@@ -446,7 +446,7 @@ def _searched(answer: Launches, one: EngineAnswer) -> dict[str, Any]:
 
 
 def against_entry(
-    answer: Launches, other: Solution | None, reason: str, broken: Sequence[Notice] = ()
+    answer: Launches, other: PricedRun | None, reason: str, broken: Sequence[Notice] = ()
 ) -> dict[str, Any]:
     """Return another uniform plan with its gain over the answer and the differences by term.
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from autopar.rates.card import Card
     from autopar.rates.site import Site
     from autopar.run.run import Run
-    from search.planning.uniform.best_first import Solution, UniformSearch, VariantResult
+    from search.planning.uniform.best_first import PricedRun, UniformSearch, VariantResult
 
 _TOKENS = 4 << 20
 """Tokens per step if no batch is given, as at the start of training of current models."""
@@ -80,14 +80,14 @@ class EngineAnswer(Record):
     """Why there is no plan; empty if there is one."""
     broken: tuple[Notice, ...] = ()
     """Rules that exclude all plans."""
-    other_precision: Solution | None = None
+    other_precision: PricedRun | None = None
     """Fastest plan in 16 bits, or in lower precision if 16 bits are fastest; None if none is
     allowed."""
-    without_host: Solution | None = None
+    without_host: PricedRun | None = None
     """Fastest plan without activation offload, if the search chose offload; else None."""
 
     @property
-    def best(self) -> Solution | None:
+    def best(self) -> PricedRun | None:
         """Fastest plan that fits, None without one."""
         return self.solved.solutions[0] if self.solved and self.solved.solutions else None
 
@@ -106,7 +106,7 @@ class Answer(Record):
         return self.engines[0] if self.engines and self.engines[0].best else None
 
     @property
-    def fastest(self) -> Solution | None:
+    def fastest(self) -> PricedRun | None:
         """Fastest plan of all engines; None if nothing fits."""
         return None if self.best is None else self.best.best
 
@@ -366,7 +366,7 @@ def _of_variants(found: Sequence[EngineAnswer]) -> EngineAnswer:
 
 def _other_precision(
     question: Question, best: EngineAnswer, space: UniformSearch, shares: Shares
-) -> Solution | None:
+) -> PricedRun | None:
     """Return the fastest plan of the other precision class, to report the chosen one's gain."""
     assert best.best is not None, "there is a launch to compare with"
     chosen = best.best.choice.precision
@@ -384,7 +384,7 @@ def _other_precision(
 
 def _without_host(
     question: Question, best: EngineAnswer, space: UniformSearch, shares: Shares
-) -> Solution | None:
+) -> PricedRun | None:
     """Return the fastest plan without activation offload, if the search chose offload.
 
     Few measured runs use offload, so users need to know its gain before they decide.
@@ -449,7 +449,7 @@ _WORTH = 1.01
 """Minimum ratio of throughputs to suggest another batch."""
 
 
-def better_batch(found: Answer) -> Solution | None:
+def better_batch(found: Answer) -> PricedRun | None:
     """Return the best engine's plan for the next larger batch that divides evenly over ranks.
 
     None if the batch divides evenly, or if the gain is below 1 %. The time limit is that of the
@@ -479,14 +479,14 @@ def evaluated(question: Question, engine: EngineSpace, choice: Candidate, run: R
     run : run of the candidate on the engine, possibly with other settings.
     """
     from autopar.price.assessment import assess
-    from search.planning.uniform.best_first import Effort, Solution, VariantResult
+    from search.planning.uniform.best_first import Effort, PricedRun, VariantResult
 
     engine = engine_space(engine.name, compiled=choice.compiled)
     target = target_of(question, engine)
     assessment = assess(run, target)
     if assessment.step is None:
         raise InputError(f"no step time: {assessment.untimed}")
-    solution = Solution(choice=choice, run=run, assessment=assessment)
+    solution = PricedRun(choice=choice, run=run, assessment=assessment)
     effort = Effort(degrees=1, opened=0, timed=1, counted=1, cpu_s=0.0)
     solved = VariantResult(engine=engine, solutions=(solution,), smallest=None, effort=effort)
     return EngineAnswer(engine=engine, target=target, solved=solved)

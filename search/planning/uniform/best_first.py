@@ -32,7 +32,7 @@ from search.planning.uniform.memory import MemoryBudget
 from search.planning.uniform.space import Space
 
 
-class Solution(Record):
+class PricedRun(Record):
     """Plan with its price."""
 
     choice: Candidate
@@ -93,9 +93,9 @@ class VariantResult(Record):
     """Best plans of an engine, fastest first; empty if nothing fits."""
 
     engine: EngineSpace
-    solutions: tuple[Solution, ...]
+    solutions: tuple[PricedRun, ...]
     """Plans of different families of degrees."""
-    smallest: Solution | None
+    smallest: PricedRun | None
     """Plan with the smallest peak found, if nothing fits; None if time was up before.
 
     If some plans fit on the device but not on the host, the one with the least host memory."""
@@ -236,13 +236,13 @@ class _Search:
         self.target, self.fixed, self.top = target, fixed, top
         self.room = MemoryBudget(target.capacity_bytes, target.oom_risk)
         self.queue: list[_Entry] = []
-        self.found: dict[object, Solution] = {}
+        self.found: dict[object, PricedRun] = {}
         self.opened = self.timed = self.counted = 0
         self.hosted: dict[Candidate, dict[str, bool]] = {}
         """Layout with a recomputation -> offload sets pushed so far, True if too large."""
         self.copied: set[Candidate] = set()
         """Candidates whose other numbers of HSDP replicas were pushed."""
-        self.too_much: tuple[float, Solution] | None = None
+        self.too_much: tuple[float, PricedRun] | None = None
         """Plan with the least host memory among those that exceed it, with its bytes; else None."""
         self.complete = True
         self.least_s: float | None = None
@@ -563,12 +563,12 @@ class _Search:
             self.least_s = entry.seconds
         self.found[_family(choice)] = solution
 
-    def solution(self, choice: Candidate, run: Run, stages: Sequence[int]) -> Solution:
+    def solution(self, choice: Candidate, run: Run, stages: Sequence[int]) -> PricedRun:
         """Return a candidate with its price."""
         assessment = self.prices.assessed(choice, run, self.target, stages)
-        return Solution(choice=choice, run=run, assessment=assessment)
+        return PricedRun(choice=choice, run=run, assessment=assessment)
 
-    def nearest(self, deadline: float | None) -> tuple[Solution | None, Shortage | None]:
+    def nearest(self, deadline: float | None) -> tuple[PricedRun | None, Shortage | None]:
         """Return the plan that needs the least memory, and its missing memory."""
         if self.too_much is not None:
             host, solution = self.too_much

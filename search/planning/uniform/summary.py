@@ -28,7 +28,7 @@ from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 if TYPE_CHECKING:
     from search.planning.uniform.answer import Answer as Launches, EngineAnswer, Question
-    from search.planning.uniform.best_first import Solution
+    from search.planning.uniform.best_first import PricedRun
 
 
 def summary_of(found: Launches) -> Answer:
@@ -69,7 +69,7 @@ def _number(plans: int) -> str:
     return f"{plans:,}" if plans < billion else f"{plans / billion:,.1f} billion"
 
 
-def words_of(question: Question, solution: Solution) -> str:
+def words_of(question: Question, solution: PricedRun) -> str:
     """Return a uniform plan in one line."""
     job = question.job
     return solution.choice.line(job.world, experts=job.model.experts is not None)
@@ -99,7 +99,7 @@ def best_of(question: Question, one: EngineAnswer) -> EngineBest:
     )
 
 
-def priced_of(found: Launches, one: EngineAnswer, solution: Solution | None = None) -> Priced:
+def priced_of(found: Launches, one: EngineAnswer, solution: PricedRun | None = None) -> Priced:
     """Return a uniform plan of an engine with its price; by default its fastest."""
     solution = solution or one.best
     assert solution is not None, "the engine has a plan"
@@ -138,7 +138,7 @@ def _alternatives(found: Launches, one: EngineAnswer) -> list[Alternative]:
     return listed
 
 
-def _other_precision(solution: Solution, other: Solution) -> OtherPrecision:
+def _other_precision(solution: PricedRun, other: PricedRun) -> OtherPrecision:
     own, its = solution.assessment.step, other.assessment.step
     assert own is not None, "a solution has a step time"
     assert its is not None, "every solution has one"
@@ -151,7 +151,7 @@ def _other_precision(solution: Solution, other: Solution) -> OtherPrecision:
     )
 
 
-def _unequal_stages(solution: Solution) -> str:
+def _unequal_stages(solution: PricedRun) -> str:
     stages = [[len(chunk[1]) for chunk in stage] for stage in solution.choice.chunks]
     if len(stages) == 1 or len({size for stage in stages for size in stage}) == 1:
         return ""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from search.planning.layered.prediction import SearchResult
     from search.planning.session import Session
     from search.planning.uniform.answer import Answer as Launches, EngineAnswer, Question
-    from search.planning.uniform.best_first import Solution
+    from search.planning.uniform.best_first import PricedRun
 
 _BATCHES = (0.25, 0.5, 2.0, 4.0)
 _CLUSTERS = (0.25, 0.5, 2.0, 4.0)
@@ -418,7 +418,7 @@ def _frontier(frontier: Sequence[SearchResult]) -> str:
     return f'<div class="charts">{chart}</div>{listed}'
 
 
-def _curves(question: Question, best: EngineAnswer, solution: Solution) -> list[Section]:
+def _curves(question: Question, best: EngineAnswer, solution: PricedRun) -> list[Section]:
     """Return a section with the fastest plan for other batches and numbers of nodes."""
     batch = solution.choice.global_batch
     here = (solution, question)
@@ -478,7 +478,7 @@ def _curves(question: Question, best: EngineAnswer, solution: Solution) -> list[
 
 def _searched(
     asked: Iterable[tuple[float, Question]],
-) -> list[tuple[float, Solution, Question]]:
+) -> list[tuple[float, PricedRun, Question]]:
     """Return the fastest plan of each question, for questions that have one."""
     from search.planning.uniform.answer import answer
 
