@@ -479,7 +479,7 @@ def evaluated(question: Question, engine: EngineSpace, choice: Candidate, run: R
     run : run of the candidate on the engine, possibly with other settings.
     """
     from autopar.price.assessment import assess
-    from search.planning.uniform.best_first import Effort, PricedRun, VariantResult
+    from search.planning.uniform.best_first import PricedRun, UniformSearchStats, VariantResult
 
     engine = engine_space(engine.name, compiled=choice.compiled)
     target = target_of(question, engine)
@@ -487,7 +487,7 @@ def evaluated(question: Question, engine: EngineSpace, choice: Candidate, run: R
     if assessment.step is None:
         raise InputError(f"no step time: {assessment.untimed}")
     solution = PricedRun(choice=choice, run=run, assessment=assessment)
-    effort = Effort(degrees=1, opened=0, timed=1, counted=1, cpu_s=0.0)
+    effort = UniformSearchStats(degrees=1, opened=0, timed=1, counted=1, cpu_s=0.0)
     solved = VariantResult(engine=engine, solutions=(solution,), smallest=None, effort=effort)
     return EngineAnswer(engine=engine, target=target, solved=solved)
 

@@ -56,7 +56,7 @@ class PricedRun(Record):
         return step.total_s
 
 
-class Effort(Record):
+class UniformSearchStats(Record):
     """Statistics of a search."""
 
     degrees: int
@@ -105,7 +105,7 @@ class VariantResult(Record):
     """Lower bound of step seconds per sequence of any plan that fits; None if none fits."""
     complete: bool = True
     """True if no better plan is possible; False if time was up."""
-    effort: Effort
+    effort: UniformSearchStats
 
     @property
     def gap(self) -> float:
@@ -605,7 +605,7 @@ class _Search:
             shortage=shortage,
             least_s=self.least_s,
             complete=self.complete,
-            effort=Effort(
+            effort=UniformSearchStats(
                 degrees=len(self.degrees.seconds),
                 choices=self.openings.number(self.space, self.degrees),
                 opened=self.opened,
