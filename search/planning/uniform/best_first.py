@@ -74,7 +74,7 @@ class UniformSearchStats(Record):
     cpu_s: float
 
 
-class Shortage(Record):
+class MemoryShortage(Record):
     """Missing memory of the smallest plan, where no plan fits."""
 
     stage: int
@@ -99,7 +99,7 @@ class VariantResult(Record):
     """Plan with the smallest peak found, if nothing fits; None if time was up before.
 
     If some plans fit on the device but not on the host, the one with the least host memory."""
-    shortage: Shortage | None = None
+    shortage: MemoryShortage | None = None
     """Missing memory of the smallest plan; None without one."""
     least_s: float | None = None
     """Lower bound of step seconds per sequence of any plan that fits; None if none fits."""
@@ -568,14 +568,14 @@ class _Search:
         assessment = self.prices.assessed(choice, run, self.target, stages)
         return PricedRun(choice=choice, run=run, assessment=assessment)
 
-    def nearest(self, deadline: float | None) -> tuple[PricedRun | None, Shortage | None]:
+    def nearest(self, deadline: float | None) -> tuple[PricedRun | None, MemoryShortage | None]:
         """Return the plan that needs the least memory, and its missing memory."""
         if self.too_much is not None:
             host, solution = self.too_much
             of_stages = solution.assessment.host_bytes_at
             room = self.target.host_room_bytes
             assert room is not None, "a host without a size lacks nothing"
-            return solution, Shortage(
+            return solution, MemoryShortage(
                 stage=max(of_stages, key=lambda stage: of_stages[stage]),
                 missing_bytes=host - room,
                 least_bytes=host,
@@ -587,7 +587,7 @@ class _Search:
             return None, None
         solution = self.solution(found.choice, found.run, found.stages)
         fullest = solution.assessment.fullest
-        return solution, Shortage(
+        return solution, MemoryShortage(
             stage=fullest.stage,
             missing_bytes=fullest.peak_bytes - self.room.bytes_for(found.run),
             least_bytes=found.least_bytes,
