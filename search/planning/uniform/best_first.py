@@ -143,7 +143,7 @@ class _Limit(NamedTuple):
         return self.cpu_s is not None and time.process_time() > self.cpu_s
 
 
-class _Entry(NamedTuple):
+class _QueueEntry(NamedTuple):
     """Candidate in the queue with its bounds."""
 
     seconds: float
@@ -235,7 +235,7 @@ class _Search:
         self.engine, self.job = uniform.engine, uniform.job
         self.target, self.fixed, self.top = target, fixed, top
         self.room = MemoryBudget(target.capacity_bytes, target.oom_risk)
-        self.queue: list[_Entry] = []
+        self.queue: list[_QueueEntry] = []
         self.found: dict[object, PricedRun] = {}
         self.opened = self.timed = self.counted = 0
         self.hosted: dict[Candidate, dict[str, bool]] = {}
@@ -259,7 +259,7 @@ class _Search:
         self.least_pushed = min(self.least_pushed, seconds)
         heapq.heappush(
             self.queue,
-            _Entry(seconds, level, choice, self.pushed, **known),  # type: ignore[arg-type]
+            _QueueEntry(seconds, level, choice, self.pushed, **known),  # type: ignore[arg-type]
         )
 
     pushed = 0
@@ -276,7 +276,7 @@ class _Search:
             )
             yield float(seconds[place]), choice
 
-    def entries(self) -> Iterator[_Entry]:
+    def entries(self) -> Iterator[_QueueEntry]:
         """Yield the queue's candidates by bound, including those pushed meanwhile."""
         coarse = self.coarse()
         following = next(coarse, None)
@@ -308,7 +308,7 @@ class _Search:
             if len(self.found) >= self.top or (late and self.found):
                 break
 
-    def dive(self, entry: _Entry, end: _Limit) -> None:
+    def dive(self, entry: _QueueEntry, end: _Limit) -> None:
         """Search any plan of an entry that fits, the finest candidates first."""
         others, self.queue = self.queue, [entry]
         while self.queue and not self.found and not end.over(self.counted):
@@ -326,7 +326,7 @@ class _Search:
         self.queue = [*others, *self.queue]
         heapq.heapify(self.queue)
 
-    def open(self, entry: _Entry) -> None:
+    def open(self, entry: _QueueEntry) -> None:
         """Expand an entry, or accept it if it is a plan."""
         if entry.level in self.finer:
             self.open_finer(entry)
@@ -343,7 +343,7 @@ class _Search:
     # Degrees, stages, chunks
 
     @cached_property
-    def finer(self) -> dict[int, Callable[[_Entry], None]]:
+    def finer(self) -> dict[int, Callable[[_QueueEntry], None]]:
         """Expansion by level; it depends on the entry and the memory budget only."""
         return {
             _DEGREES: self.open_degrees,
@@ -351,7 +351,7 @@ class _Search:
             _CHUNKS: self.open_chunks,
         }
 
-    def open_finer(self, entry: _Entry) -> None:
+    def open_finer(self, entry: _QueueEntry) -> None:
         """Expand an entry, or push it again with a higher bound of an earlier search.
 
         Less memory excludes more, so a bound found with more memory stays a bound.
@@ -372,7 +372,7 @@ class _Search:
         room, least = self.known.get((level, choice), (None, 0.0))
         return room is not None and self.room.within(room), least
 
-    def open_degrees(self, entry: _Entry) -> None:
+    def open_degrees(self, entry: _QueueEntry) -> None:
         """Push the numbers of stages of some degrees that may fit."""
         self.opened += 1
         for degrees in self.openings.overlaps(entry.choice):
@@ -386,7 +386,7 @@ class _Search:
                     least = float(seconds) / choice.global_batch
                     self.push(least, _STAGES, choice, unit=unit, whole_s=float(whole))
 
-    def open_stages(self, entry: _Entry) -> None:
+    def open_stages(self, entry: _QueueEntry) -> None:
         """Push the allowed schedules and numbers of chunks."""
         unit = entry.unit
         assert unit is not None, "stages have a unit"
@@ -396,7 +396,7 @@ class _Search:
             seconds = self.prices.spread_s(choice, (pipeline,), entry.whole_s, sends)
             self.push(seconds / choice.global_batch, _CHUNKS, choice, unit=unit)
 
-    def open_chunks(self, entry: _Entry) -> None:
+    def open_chunks(self, entry: _QueueEntry) -> None:
         """Push the layouts of a number of chunks, with the recomputations that may fit."""
         unit = entry.unit
         assert unit is not None, "chunks have a unit"
@@ -408,7 +408,7 @@ class _Search:
     # ----------------------------------------------------------------------------------------------
     # Plans
 
-    def open_layout(self, entry: _Entry) -> None:
+    def open_layout(self, entry: _QueueEntry) -> None:
         """Price the fastest remaining policy of a layout, or expand its offload sets."""
         assert entry.options is not None, "a layout has options"
         options = entry.options
@@ -425,7 +425,7 @@ class _Search:
             self.push_copies(choice, step, entry)
 
     def push_behind(
-        self, entry: _Entry, options: ActivationPolicies, step: StepTime | None = None
+        self, entry: _QueueEntry, options: ActivationPolicies, step: StepTime | None = None
     ) -> None:
         """Push the policies of a layout after the current one, whose step time is given.
 
@@ -452,7 +452,7 @@ class _Search:
             at=at,
         )
 
-    def push_copies(self, choice: Candidate, step: StepTime, entry: _Entry) -> None:
+    def push_copies(self, choice: Candidate, step: StepTime, entry: _QueueEntry) -> None:
         """Push the larger numbers of HSDP replicas with their lower bound."""
         fewest, *others = self.openings.copies(choice)
         if choice.dp_replicate != fewest or not others or choice in self.copied:
@@ -501,7 +501,7 @@ class _Search:
         if len(new):
             self.push(float(options.values[0]), _SETS, key, unit=unit, options=options)
 
-    def hold_sets(self, entry: _Entry) -> None:
+    def hold_sets(self, entry: _QueueEntry) -> None:
         """Push offload sets with the price without offload, which is their lower bound."""
         choice, options = entry.choice, entry.options
         if options is None:  # from a bound of an earlier search
@@ -527,7 +527,7 @@ class _Search:
         self.push(timing.step.total_s / choice.global_batch, level, choice, unit=unit)
         return timing.step
 
-    def open_copies(self, entry: _Entry) -> None:
+    def open_copies(self, entry: _QueueEntry) -> None:
         """Price a plan with more HSDP replicas, as far as these may fit."""
         assert entry.unit is not None, "a launch has a unit"
         for number in self.openings.copies(entry.choice)[1:]:
@@ -537,7 +537,7 @@ class _Search:
             elif self.openings.may_host(choice.recompute):
                 self.open_sets(choice, entry.unit)
 
-    def take(self, entry: _Entry) -> None:
+    def take(self, entry: _QueueEntry) -> None:
         """Accept a plan with a step time, if it fits."""
         choice = entry.choice
         run = self.prices.run(choice)

@@ -141,7 +141,7 @@ def test_looking_for_any_launch_ends(tmp_path: Path, monkeypatch: pytest.MonkeyP
     opened = itertools.count()
     open_one = best_first._Search.open
 
-    def counted(search: best_first._Search, entry: best_first._Entry) -> None:
+    def counted(search: best_first._Search, entry: best_first._QueueEntry) -> None:
         assert next(opened) < 5000
         open_one(search, entry)
 
