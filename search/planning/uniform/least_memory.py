@@ -32,7 +32,7 @@ class Smallest(NamedTuple):
     """Lower bound of the peak of any plan, bytes."""
 
 
-class _Entry(NamedTuple):
+class _QueueEntry(NamedTuple):
     size: float
     level: int
     """0: counted plan; 1: layout; 2: stages; 3: degrees."""
@@ -58,14 +58,14 @@ class _Search:
         self.space = space
         self.openings = openings
         self.prices = openings.prices
-        self.queue: list[_Entry] = []
+        self.queue: list[_QueueEntry] = []
         self.pushed = 0
 
     def push(self, size: float, level: int, choice: Candidate, **known: object) -> None:
         self.pushed += 1
         heapq.heappush(
             self.queue,
-            _Entry(size, level, self.pushed, choice, **known),  # type: ignore[arg-type]
+            _QueueEntry(size, level, self.pushed, choice, **known),  # type: ignore[arg-type]
         )
 
     def run(self, degrees: Degrees, deadline: float) -> Smallest | None:
@@ -104,7 +104,7 @@ class _Search:
                     self.queue = others
         return None
 
-    def found(self, entry: _Entry, least_bytes: float) -> Smallest:
+    def found(self, entry: _QueueEntry, least_bytes: float) -> Smallest:
         assert entry.unit is not None, "a launch has a unit"
         return Smallest(
             choice=entry.choice,
@@ -113,7 +113,7 @@ class _Search:
             least_bytes=least_bytes,
         )
 
-    def open(self, entry: _Entry) -> None:
+    def open(self, entry: _QueueEntry) -> None:
         if entry.level == 3:
             self.open_degrees(entry.choice)
         elif entry.level == 2:
@@ -135,7 +135,7 @@ class _Search:
                     least = self.openings.least_spread(unit, sharded)
                     self.push(least, 2, sharded, unit=unit)
 
-    def open_stages(self, entry: _Entry) -> None:
+    def open_stages(self, entry: _QueueEntry) -> None:
         unit, one = entry.unit, entry.choice
         assert unit is not None, "stages have a unit"
         for pipeline in self.openings.pipelines(one):
@@ -146,7 +146,7 @@ class _Search:
                 if len(options.places):
                     self.push(float(options.values[0]), 1, choice, unit=unit, options=options)
 
-    def count(self, entry: _Entry) -> None:
+    def count(self, entry: _QueueEntry) -> None:
         """Count the memory of the policy of a layout with the lowest remaining bound."""
         assert entry.unit is not None, "a layout has a unit"
         assert entry.options is not None, "a layout has options"
