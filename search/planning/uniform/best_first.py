@@ -130,7 +130,7 @@ _ROUNDING = 1.0 - 1e-9
 """Rounding factor: differences of sums must not exceed the exact ones."""
 
 
-class _Limit(NamedTuple):
+class _SearchBudget(NamedTuple):
     """Limits of a search: CPU seconds and number of memory counts; None for no limit."""
 
     cpu_s: float | None
@@ -204,7 +204,10 @@ class UniformSearch:
         search = _Search(self, target, fixed or Constraints(), top)
         deadline = None if seconds is None else began + seconds
         end = None if seconds is None else began + seconds + grace_s
-        search.run(_Limit(deadline, counts), _Limit(end, None if counts is None else 2 * counts))
+        search.run(
+            _SearchBudget(deadline, counts),
+            _SearchBudget(end, None if counts is None else 2 * counts),
+        )
         return search.solved(began, deadline, smallest=counts is None)
 
 
@@ -286,7 +289,7 @@ class _Search:
                 following = next(coarse, None)
             yield heapq.heappop(self.queue)
 
-    def run(self, limit: _Limit, end: _Limit) -> None:
+    def run(self, limit: _SearchBudget, end: _SearchBudget) -> None:
         """Search the best plans until they are found or a limit is exceeded.
 
         After `limit` any plan that fits is accepted, after `end` the search stops.
@@ -308,7 +311,7 @@ class _Search:
             if len(self.found) >= self.top or (late and self.found):
                 break
 
-    def dive(self, entry: _QueueEntry, end: _Limit) -> None:
+    def dive(self, entry: _QueueEntry, end: _SearchBudget) -> None:
         """Search any plan of an entry that fits, the finest candidates first."""
         others, self.queue = self.queue, [entry]
         while self.queue and not self.found and not end.over(self.counted):
