@@ -21,7 +21,7 @@ from search.planning.uniform.expansion import ActivationPolicies, CandidateExpan
 from search.planning.uniform.space import Degrees, Space
 
 
-class Smallest(NamedTuple):
+class LeastMemoryPlan(NamedTuple):
     """Plan with the smallest peak memory."""
 
     choice: Candidate
@@ -45,7 +45,7 @@ class _QueueEntry(NamedTuple):
 
 def smallest_launch(
     space: Space, degrees: Degrees, openings: CandidateExpander, deadline: float
-) -> Smallest | None:
+) -> LeastMemoryPlan | None:
     """Return the plan with the smallest peak; None if the engine runs none.
 
     deadline : CPU seconds of the process, after which the most promising candidate is taken.
@@ -68,7 +68,7 @@ class _Search:
             _QueueEntry(size, level, self.pushed, choice, **known),  # type: ignore[arg-type]
         )
 
-    def run(self, degrees: Degrees, deadline: float) -> Smallest | None:
+    def run(self, degrees: Degrees, deadline: float) -> LeastMemoryPlan | None:
         order = np.argsort(degrees.bytes, kind="stable")
         following = 0
         least: float | None = None
@@ -104,9 +104,9 @@ class _Search:
                     self.queue = others
         return None
 
-    def found(self, entry: _QueueEntry, least_bytes: float) -> Smallest:
+    def found(self, entry: _QueueEntry, least_bytes: float) -> LeastMemoryPlan:
         assert entry.unit is not None, "a launch has a unit"
-        return Smallest(
+        return LeastMemoryPlan(
             choice=entry.choice,
             run=self.prices.run(entry.choice),
             stages=arrangement_of(entry.unit, entry.choice).at,
