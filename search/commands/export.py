@@ -361,7 +361,7 @@ def _is_launch(path: str) -> bool:
 def _import_launch(own: ExportSpec, source: str, raw: Mapping[str, Any]) -> int:
     """Write the uniform plan of an engine's file in the format of `autopar-search`."""
     from search.engines.table import engine_space
-    from search.planning.uniform.answer import Answer, evaluated
+    from search.planning.uniform.answer import UniformResult, evaluated
     from search.planning.uniform.imports import import_launch
     from search.show.files import launch_document, launch_file_name, launch_text
 
@@ -369,7 +369,7 @@ def _import_launch(own: ExportSpec, source: str, raw: Mapping[str, Any]) -> int:
     for note in found.notes:
         say(f"{_NAME}: {note}")
     one = evaluated(found.question, engine_space(found.engine), found.choice, found.run)
-    answer = Answer(question=found.question, engines=(one,))
+    answer = UniformResult(question=found.question, engines=(one,))
     asked: Mapping[str, object] = found.request
     files: dict[Path, str] = {}
     if own.out not in (None, "none"):

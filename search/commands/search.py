@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from search.planning.layered.parts import Chosen
     from search.planning.layered.prediction import SearchResult
     from search.planning.session import Session
-    from search.planning.uniform.answer import Answer
+    from search.planning.uniform.answer import UniformResult
     from search.questions.goals import Reached
     from search.show.pictures.files import Pictures
 
@@ -171,7 +171,7 @@ def _evaluate(request: Request, path: str, raw: Mapping[str, object]) -> int:
     return 0
 
 
-def _show_launches(request: Request, found: Answer, reached: Reached | None) -> int:
+def _show_launches(request: Request, found: UniformResult, reached: Reached | None) -> int:
     """Print the best uniform plan and write it, or print why there is none."""
     from autopar.output import refuse_clashes
     from search.planning.uniform.summary import summary_of
@@ -205,7 +205,7 @@ def _show_launches(request: Request, found: Answer, reached: Reached | None) -> 
     return 0
 
 
-def _show_none(request: Request, found: Answer, document: dict[str, object]) -> int:
+def _show_none(request: Request, found: UniformResult, document: dict[str, object]) -> int:
     """Print why no engine has a plan, and suggestions that would make one fit."""
     from search.questions.suggestions import remedies
     from search.show.files import remedy_entry
@@ -273,7 +273,7 @@ def _portable(asked: Mapping[str, object], json_path: str | None) -> dict[str, o
     return dict(asked) if json_path in (None, "-") else portable_options(asked, str(json_path))
 
 
-def _batch_lines(found: Answer) -> list[str]:
+def _batch_lines(found: UniformResult) -> list[str]:
     """Return a message if the batch is uneven over ranks and the next even one is faster."""
     from search.planning.uniform.answer import better_batch
 
@@ -432,7 +432,7 @@ def _show_plan(found: Chosen, reached: Reached | None) -> int:
     return 0
 
 
-def _tokens(launches: Answer | None) -> float | None:
+def _tokens(launches: UniformResult | None) -> float | None:
     """Return the tokens per sample and GPU, or None if no engine was searched."""
     return None if launches is None else launches.question.job.seq / launches.question.job.world
 
@@ -443,7 +443,9 @@ def _throughput(session: Session, result: SearchResult) -> Throughput | None:
     return session.throughput(result.plan, result.prediction)
 
 
-def _uniform(session: Session, result: SearchResult, launches: Answer | None) -> Priced | None:
+def _uniform(
+    session: Session, result: SearchResult, launches: UniformResult | None
+) -> Priced | None:
     """Return the best uniform plan; None if the answer is uniform.
 
     launches : uniform plans that were also searched. Without them the same space is searched again

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from autopar.rates.accuracy import RunClass
     from search.planning.layered.prediction import SearchResult
     from search.planning.session import Session
-    from search.planning.uniform.answer import Answer as Launches, EngineAnswer
+    from search.planning.uniform.answer import EngineAnswer, UniformResult as Launches
 
 AXES = ("model", "seq-length", "hardware", "stack", "site", "global-batch-size", "engine")
 """Search options that may have several values, in the order of combination."""

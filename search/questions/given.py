@@ -23,7 +23,7 @@ from search.request.request import Request
 if TYPE_CHECKING:
     from autopar.run.plan import Plan, Prediction
     from search.planning.session import Session
-    from search.planning.uniform.answer import Answer as Launches, EngineAnswer
+    from search.planning.uniform.answer import EngineAnswer, UniformResult as Launches
     from search.show.pictures.files import Pictures
 
 _PRICING_DEFAULTS = (
@@ -91,7 +91,7 @@ def given_launch(
     typed : options given by the user, which override those of the file. Raises InputError.
     """
     from search.engines.table import engine_space
-    from search.planning.uniform.answer import Answer as Launches, evaluated
+    from search.planning.uniform.answer import UniformResult as Launches, evaluated
     from search.planning.uniform.imports import launch_in
 
     own = launch_in(path, typed, notice)

@@ -74,7 +74,7 @@ from search.engines.space import run_of
 from search.planning.layered.prediction import Alternative, SearchResult
 from search.planning.layered.summary import priced_of_result
 from search.planning.session import WhyNot
-from search.planning.uniform.answer import Answer as Launches, EngineAnswer
+from search.planning.uniform.answer import EngineAnswer, UniformResult as Launches
 from search.planning.uniform.best_first import PricedRun
 from search.planning.uniform.files import cluster_of, degrees_entry
 from search.planning.uniform.summary import price_of

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from autopar.answer import Answer, Asked, EngineBest, Gain, Price, Priced, StagePrice
     from autopar.run.plan import LayerStrategy, Plan, Prediction
-    from search.planning.uniform.answer import Answer as Launches
+    from search.planning.uniform.answer import UniformResult as Launches
     from search.questions.suggestions import Remedy
 
 _LEAST_TABLE = 4

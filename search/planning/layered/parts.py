@@ -35,7 +35,7 @@ from search.request.profiles import named_card
 from search.request.request import ROWS, Once, Request, extended, fill_options, with_places
 
 if TYPE_CHECKING:
-    from search.planning.uniform.answer import Answer
+    from search.planning.uniform.answer import UniformResult
 
 _ALTERNATIVES = 5
 """Number of alternatives to try if the best plan of a part has losses."""
@@ -77,7 +77,7 @@ class Chosen(Record):
 
     request: Request
     """Request whose search finds the per-layer plan, if one answers."""
-    launches: Answer | None = None
+    launches: UniformResult | None = None
     """Uniform plans, the fastest first; None: a per-layer plan answers."""
     lines: tuple[EngineBest, ...] = ()
     """Best plan of each engine, the fastest first; empty if one engine was searched."""

@@ -92,7 +92,7 @@ class EngineAnswer(Record):
         return self.solved.solutions[0] if self.solved and self.solved.solutions else None
 
 
-class Answer(Record):
+class UniformResult(Record):
     """Results of a question by engine, fastest first."""
 
     question: Question
@@ -227,7 +227,7 @@ def _fixed(request: Request) -> Constraints:
 
 def answer(
     question: Question, shares: Shares | None = None, *, grace_s: float | None = None
-) -> Answer:
+) -> UniformResult:
     """Return the fastest plan of every requested engine, with comparisons for the best one.
 
     Alternatives with other degrees are searched only on the engine with the fastest plan. Raises
@@ -275,7 +275,7 @@ def answer(
             other_precision=_other_precision(question, found[0], space, shares),
             without_host=_without_host(question, found[0], space, shares),
         )
-    return Answer(question=question, engines=tuple(found))
+    return UniformResult(question=question, engines=tuple(found))
 
 
 def _variants(question: Question, engine: EngineSpace) -> tuple[EngineSpace, ...]:
@@ -449,7 +449,7 @@ _WORTH = 1.01
 """Minimum ratio of throughputs to suggest another batch."""
 
 
-def better_batch(found: Answer) -> PricedRun | None:
+def better_batch(found: UniformResult) -> PricedRun | None:
     """Return the best engine's plan for the next larger batch that divides evenly over ranks.
 
     None if the batch divides evenly, or if the gain is below 1 %. The time limit is that of the

@@ -27,7 +27,7 @@ from search.engines.candidate import PRECISIONS, Constraints
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 if TYPE_CHECKING:
-    from search.planning.uniform.answer import Answer as Launches, EngineAnswer, Question
+    from search.planning.uniform.answer import EngineAnswer, Question, UniformResult as Launches
     from search.planning.uniform.best_first import PricedRun
 
 

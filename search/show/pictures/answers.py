@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from autopar.run.plan import Plan, Prediction
     from search.planning.layered.prediction import SearchResult
     from search.planning.session import Session
-    from search.planning.uniform.answer import Answer as Launches, EngineAnswer, Question
+    from search.planning.uniform.answer import EngineAnswer, Question, UniformResult as Launches
     from search.planning.uniform.best_first import PricedRun
 
 _BATCHES = (0.25, 0.5, 2.0, 4.0)

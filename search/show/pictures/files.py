@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from autopar.run.plan import Plan, Prediction
     from search.planning.layered.prediction import SearchResult
     from search.planning.session import Session
-    from search.planning.uniform.answer import Answer
+    from search.planning.uniform.answer import UniformResult
     from search.show.pictures.page import Page
 
 
@@ -54,7 +54,7 @@ class Pictures(NamedTuple):
 
         return said
 
-    def of_answer(self, answer: Answer, *, curves: bool) -> dict[Path, str]:
+    def of_answer(self, answer: UniformResult, *, curves: bool) -> dict[Path, str]:
         """Return the file contents for the best uniform plan of an answer; empty without a plan.
 
         curves : True to add plans for other batches and clusters to the page, by more searches.

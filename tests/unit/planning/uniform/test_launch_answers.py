@@ -15,7 +15,7 @@ from autopar.records import content_of, replace
 from search.commands import check, explain, export, search as search_command
 from search.engines.candidate import PRECISIONS
 from search.planning.choose import TRAINERS, Route, route_of
-from search.planning.uniform.answer import Answer, answer, open_launches
+from search.planning.uniform.answer import UniformResult, answer, open_launches
 from search.planning.uniform.files import is_launch, read_launch
 from search.request.degrees import DegreeOptions, fixed_of, rules_of
 from search.request.request import build_request
@@ -34,7 +34,7 @@ _SMALL = {
 _FIXED = {"engine": "megatron", "tp": "2", "ep": "4", "cp": "1", "micro-batch-size": "1,2"}
 
 
-def _answer(**more: object) -> Answer:
+def _answer(**more: object) -> UniformResult:
     request = build_request({**_SMALL, **{key.replace("_", "-"): v for key, v in more.items()}})
     question = route_of(request).launches
     assert question is not None
@@ -42,12 +42,12 @@ def _answer(**more: object) -> Answer:
 
 
 @pytest.fixture(scope="module")
-def small() -> Answer:
+def small() -> UniformResult:
     return _answer(**{key.replace("-", "_"): value for key, value in _FIXED.items()})
 
 
 def test_a_mixture_is_answered_with_launches_and_degrees_that_are_given_are_kept(
-    small: Answer,
+    small: UniformResult,
 ) -> None:
     best = small.best
     assert best is not None
@@ -61,7 +61,7 @@ def test_a_mixture_is_answered_with_launches_and_degrees_that_are_given_are_kept
         assert solution.assessment.odds_of_oom <= 0.01
 
 
-def test_the_fastest_comes_first_and_no_two_are_of_the_same_degrees(small: Answer) -> None:
+def test_the_fastest_comes_first_and_no_two_are_of_the_same_degrees(small: UniformResult) -> None:
     best = small.best
     assert best is not None
     assert best.solved is not None
@@ -74,7 +74,9 @@ def test_the_fastest_comes_first_and_no_two_are_of_the_same_degrees(small: Answe
     assert len(set(families)) == len(families)
 
 
-def test_a_file_makes_the_same_launch_again(small: Answer, stored: Path, tmp_path: Path) -> None:
+def test_a_file_makes_the_same_launch_again(
+    small: UniformResult, stored: Path, tmp_path: Path
+) -> None:
     """That of a run, and the object of `--json` with its degrees."""
     request = {**_SMALL, **_FIXED}
     path = tmp_path / "answer.json"
@@ -91,7 +93,9 @@ def test_a_file_makes_the_same_launch_again(small: Answer, stored: Path, tmp_pat
     assert again.run == best.best.run
 
 
-def test_a_file_with_other_stages_than_it_says_is_refused(small: Answer, tmp_path: Path) -> None:
+def test_a_file_with_other_stages_than_it_says_is_refused(
+    small: UniformResult, tmp_path: Path
+) -> None:
     document = content_of(launch_document(small, {**_SMALL, **_FIXED}), whole=True)
     document["launch"]["degrees"]["layers_of_chunks"].append([1])
     path = tmp_path / "launch.json"
@@ -120,7 +124,7 @@ def test_a_file_with_other_stages_than_it_says_is_refused(small: Answer, tmp_pat
     ],
 )
 def test_a_file_that_contradicts_itself_is_refused_by_its_key(
-    small: Answer, tmp_path: Path, key: str, value: object, said: str
+    small: UniformResult, tmp_path: Path, key: str, value: object, said: str
 ) -> None:
     document = content_of(launch_document(small, {**_SMALL, **_FIXED}), whole=True)
     at = document
@@ -135,7 +139,7 @@ def test_a_file_that_contradicts_itself_is_refused_by_its_key(
     assert f"key '{key}" in str(refused.value)
 
 
-def test_the_object_of_json_names_every_degree(small: Answer) -> None:
+def test_the_object_of_json_names_every_degree(small: UniformResult) -> None:
     document = launch_result(small, {**_SMALL, **_FIXED})
     degrees = document["launch"]["degrees"]
     world = degrees["tp"] * degrees["cp"] * degrees["dp"] * degrees["pp"]
@@ -243,7 +247,7 @@ def test_what_is_chosen_costs_the_same_when_its_trainer_s_file_is_read(
 
 
 def test_a_launch_is_priced_again_also_where_it_does_not_fit(
-    small: Answer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small: UniformResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "launch.json"
     path.write_text(
@@ -261,7 +265,7 @@ def test_a_launch_is_priced_again_also_where_it_does_not_fit(
 
 
 @pytest.fixture
-def stored(small: Answer, tmp_path: Path) -> Path:
+def stored(small: UniformResult, tmp_path: Path) -> Path:
     path = tmp_path / "launch.json"
     path.write_text(launch_text(small, {**_SMALL, **_FIXED}))
     return path
