@@ -25,7 +25,7 @@ from search.request.request import FILLS, build_request, stored_request
 if TYPE_CHECKING:
     from search.planning.layered.prediction import SearchResult
     from search.planning.session import WhyNot
-    from search.planning.uniform.answer import Question
+    from search.planning.uniform.answer import UniformRequest
     from search.planning.uniform.best_first import PricedRun
 
 _NAME = "autopar-explain"
@@ -177,7 +177,7 @@ def _explain_launch(
     json_path = request.output.json_path
     refuse_clashes({"--json": json_path, **pictures.outputs}, files_read([path]))
 
-    def solved(question: Question) -> tuple[PricedRun | None, str, tuple[Notice, ...]]:
+    def solved(question: UniformRequest) -> tuple[PricedRun | None, str, tuple[Notice, ...]]:
         try:
             (found,) = answer(question).engines
         except RuleError as error:  # no such plan, whatever the memory

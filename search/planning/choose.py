@@ -32,7 +32,7 @@ from search.request.request import (
 if TYPE_CHECKING:
     from autopar.run.model import ModelSpec
     from search.engines.space import EngineSpace
-    from search.planning.uniform.answer import Question
+    from search.planning.uniform.answer import UniformRequest
 
 TRAINERS = tuple(one.name for one in ENGINES if one.spaces is not None)
 """Engines with uniform plans."""
@@ -52,7 +52,7 @@ _OF_LAUNCHES = frozenset(
 class Route(Record):
     """Searches of a request: uniform plans, per-layer plans of some engines, or both."""
 
-    launches: Question | None = None
+    launches: UniformRequest | None = None
     """Question for the search of uniform plans; None: per-layer plans only."""
     layered: tuple[Engine, ...] = ()
     """Engines whose per-layer plans are searched.
@@ -139,7 +139,7 @@ def _modern_parts(spec: ModelSpec) -> tuple[str, ...]:
     return tuple(what for what, there in found.items() if there)
 
 
-def _unwritten(question: Question, engine: EngineSpace) -> str:
+def _unwritten(question: UniformRequest, engine: EngineSpace) -> str:
     """Return why an engine cannot export uniform plans of a model, empty if it can."""
     from autopar.run.strategy import chunks_of_sizes
     from search.engines.candidate import Candidate
@@ -286,7 +286,7 @@ def _per_layer(request: Request, route: Route) -> Chosen:
 
 
 def _plans(
-    request: Request, question: Question, engines: tuple[Engine, ...], shares: Shares
+    request: Request, question: UniformRequest, engines: tuple[Engine, ...], shares: Shares
 ) -> Chosen:
     """Return the fastest per-layer plans of engines at the batch of uniform plans, or why none."""
     parts = _modern_parts(question.spec)

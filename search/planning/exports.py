@@ -31,7 +31,7 @@ from search.engines.space import run_of
 from search.engines.table import EXPORTERS, engine_named, engine_space
 from search.planning.layered.parts import as_engine
 from search.planning.session import Session, check_known, open_session, read_plan_for
-from search.planning.uniform.answer import Question, evaluated, target_of
+from search.planning.uniform.answer import UniformRequest, evaluated, target_of
 from search.planning.uniform.files import StoredLaunch
 from search.planning.uniform.imports import taken_over
 from search.request.options import SearchOptions
@@ -194,7 +194,7 @@ def _of_other(
     return found.run, found.losses, change, price
 
 
-def _timed(assessment: Assessment, question: Question) -> dict[str, object]:
+def _timed(assessment: Assessment, question: UniformRequest) -> dict[str, object]:
     step = assessment.step
     return {
         "step_time_s": None if step is None else step.total_s,

@@ -16,7 +16,7 @@ from autopar.run.model import ModelSpec, model_parameter_count
 from autopar.units import divisors, format_bytes
 from search.engines.candidate import TrainingSettings
 from search.planning.choose import chosen, route_of
-from search.planning.uniform.answer import Question
+from search.planning.uniform.answer import UniformRequest
 from search.request.profiles import card_shape
 from search.request.request import BATCH_OPTIONS, Request, build_request
 
@@ -40,7 +40,7 @@ def clusters_of(nodes: int, per_node: int) -> tuple[tuple[int, int], ...]:
     return (*parts, *((number, per_node) for number in divisors(nodes)))
 
 
-def too_small(question: Question, spec: ModelSpec) -> str:
+def too_small(question: UniformRequest, spec: ModelSpec) -> str:
     """Return why no run of any engine fits on a cluster; empty if one may fit.
 
     The lower bound counts weights and moments, which only offload or fewer bits reduce. It is not

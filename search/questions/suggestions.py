@@ -13,7 +13,7 @@ from autopar.errors import InputError
 from autopar.records import Record, replace
 from search.engines.space import EngineSpace
 from search.planning.space import next_batch
-from search.planning.uniform.answer import Question, joined_gpus, target_of
+from search.planning.uniform.answer import UniformRequest, joined_gpus, target_of
 from search.planning.uniform.infeasibility import obstacle
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Remedy(Record):
     """Number of GPUs of the plan."""
 
 
-def remedies(question: Question) -> tuple[Remedy, ...]:
+def remedies(question: UniformRequest) -> tuple[Remedy, ...]:
     """Return changes that make a plan fit, smallest change of the training first.
 
     The order is another batch, no offload, low-precision moments, optimizer offload, LoRA, LoRA on
@@ -58,7 +58,7 @@ def remedies(question: Question) -> tuple[Remedy, ...]:
     return tuple(found)
 
 
-def _changes(question: Question) -> Iterator[tuple[str, Question]]:
+def _changes(question: UniformRequest) -> Iterator[tuple[str, UniformRequest]]:
     """Yield options that change a question, each with the changed question."""
     training = question.job.training
     batches = question.job.global_batches
@@ -88,7 +88,7 @@ def _changes(question: Question) -> Iterator[tuple[str, Question]]:
             yield words, replace(question, job=job, num_nodes=nodes)
 
 
-def _found(words: str, asked: Question) -> Remedy | None:
+def _found(words: str, asked: UniformRequest) -> Remedy | None:
     """Return the fastest plan of the first engine with a plan that fits; None if none has."""
     from search.planning.uniform.best_first import UniformSearch
 

@@ -36,7 +36,7 @@ _TOKENS = 4 << 20
 """Tokens per step if no batch is given, as at the start of training of current models."""
 
 
-class Question(Record):
+class UniformRequest(Record):
     """Input of a search for uniform plans."""
 
     spec: ModelSpec
@@ -95,7 +95,7 @@ class EngineAnswer(Record):
 class UniformResult(Record):
     """Results of a question by engine, fastest first."""
 
-    question: Question
+    question: UniformRequest
     engines: tuple[EngineAnswer, ...]
     lines: tuple[EngineBest, ...] = ()
     """Best plan of each engine, per-layer plans included; empty if one engine was searched."""
@@ -116,7 +116,9 @@ class UniformResult(Record):
         return sum(one.solved.effort.cpu_s for one in self.engines if one.solved)
 
 
-def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = None) -> Question:
+def open_launches(
+    request: Request, engines: tuple[EngineSpace, ...] | None = None
+) -> UniformRequest:
     """Return the question of a request that names model and card.
 
     engines : engines to search; by default those of the request. Raises InputError for unusable
@@ -179,7 +181,7 @@ def open_launches(request: Request, engines: tuple[EngineSpace, ...] | None = No
     if engines is None:
         named = request.engine not in (None, "any")
         engines = (engine_space(str(request.engine)),) if named else spaces()
-    return Question(
+    return UniformRequest(
         spec=spec,
         job=Job(
             name=spec.name,
@@ -226,7 +228,7 @@ def _fixed(request: Request) -> Constraints:
 
 
 def answer(
-    question: Question, shares: Shares | None = None, *, grace_s: float | None = None
+    question: UniformRequest, shares: Shares | None = None, *, grace_s: float | None = None
 ) -> UniformResult:
     """Return the fastest plan of every requested engine, with comparisons for the best one.
 
@@ -278,7 +280,7 @@ def answer(
     return UniformResult(question=question, engines=tuple(found))
 
 
-def _variants(question: Question, engine: EngineSpace) -> tuple[EngineSpace, ...]:
+def _variants(question: UniformRequest, engine: EngineSpace) -> tuple[EngineSpace, ...]:
     """Return the variants of an engine that the constraints allow.
 
     If they allow none, one variant that reports the reason.
@@ -291,7 +293,7 @@ def _variants(question: Question, engine: EngineSpace) -> tuple[EngineSpace, ...
 
 
 def _solved(
-    question: Question,
+    question: UniformRequest,
     engine: EngineSpace,
     spaces: dict[EngineSpace, UniformSearch],
     top: int,
@@ -327,7 +329,7 @@ def _solved(
     return EngineAnswer(engine=engine, target=target, solved=solved, reason=reason, broken=broken)
 
 
-def _not_compiled(question: Question, engine: EngineSpace) -> str:
+def _not_compiled(question: UniformRequest, engine: EngineSpace) -> str:
     if question.stack is not None and len(variants(engine)) > 1:
         stack = f"{engine.title}'s layers are those of --stack {engine.stack}"
         return f"{stack}. Remove one of them"
@@ -365,7 +367,7 @@ def _of_variants(found: Sequence[EngineAnswer]) -> EngineAnswer:
 
 
 def _other_precision(
-    question: Question, best: EngineAnswer, space: UniformSearch, shares: Shares
+    question: UniformRequest, best: EngineAnswer, space: UniformSearch, shares: Shares
 ) -> PricedRun | None:
     """Return the fastest plan of the other precision class, to report the chosen one's gain."""
     assert best.best is not None, "there is a launch to compare with"
@@ -383,7 +385,7 @@ def _other_precision(
 
 
 def _without_host(
-    question: Question, best: EngineAnswer, space: UniformSearch, shares: Shares
+    question: UniformRequest, best: EngineAnswer, space: UniformSearch, shares: Shares
 ) -> PricedRun | None:
     """Return the fastest plan without activation offload, if the search chose offload.
 
@@ -397,7 +399,7 @@ def _without_host(
     return solved.solutions[0] if solved.solutions else None
 
 
-def _why_none(question: Question, solved: VariantResult) -> str:
+def _why_none(question: UniformRequest, solved: VariantResult) -> str:
     """Return the missing memory of the smallest plan of an engine, as a sentence."""
     smallest, shortage = solved.smallest, solved.shortage
     assert smallest is not None, "there is a launch that does not fit"
@@ -414,7 +416,7 @@ def _why_none(question: Question, solved: VariantResult) -> str:
     return f"no plan fits: the smallest, {line}, needs {lacks} more"
 
 
-def _no_layout(question: Question) -> str:
+def _no_layout(question: UniformRequest) -> str:
     """Return why legal degrees have no plan: no layer partition satisfies the constraints."""
     layers, fixed = question.job.model.num_layers, question.fixed
     given = {"--vpp": fixed.vpp, "--schedule": fixed.schedule}
@@ -473,7 +475,9 @@ def better_batch(found: UniformResult) -> PricedRun | None:
     return solution
 
 
-def evaluated(question: Question, engine: EngineSpace, choice: Candidate, run: Run) -> EngineAnswer:
+def evaluated(
+    question: UniformRequest, engine: EngineSpace, choice: Candidate, run: Run
+) -> EngineAnswer:
     """Return the price of one plan of an engine, whether it fits or not; raises InputError.
 
     run : run of the candidate on the engine, possibly with other settings.
@@ -492,7 +496,7 @@ def evaluated(question: Question, engine: EngineSpace, choice: Candidate, run: R
     return EngineAnswer(engine=engine, target=target, solved=solved)
 
 
-def target_of(question: Question, engine: EngineSpace) -> Target:
+def target_of(question: UniformRequest, engine: EngineSpace) -> Target:
     """Return the target of an engine's plans: cluster, software stack and OOM limit."""
     from autopar.price.assessment import Target
     from autopar.rates.accuracy import load_accuracy

@@ -38,7 +38,7 @@ from search.engines.candidate import (
 )
 from search.engines.space import run_of
 from search.engines.table import engine_space
-from search.planning.uniform.answer import Question, open_launches
+from search.planning.uniform.answer import UniformRequest, open_launches
 from search.request.degrees import fixed_of
 from search.request.request import ROWS, build_request, located_request
 
@@ -113,7 +113,7 @@ class StoredLaunch(Record):
     """Run read from a file: a uniform plan of autopar, or a configuration of an engine."""
 
     engine: str
-    question: Question
+    question: UniformRequest
     request: Mapping[str, object]
     """Options that reproduce the question."""
     choice: Candidate
@@ -139,7 +139,11 @@ _CLUSTER = {"hardware", "nodes", "gpus-per-node", "gpus"}
 
 
 def _check(
-    where: Path, document: LaunchDocument, question: Question, choice: Candidate, typed: set[str]
+    where: Path,
+    document: LaunchDocument,
+    question: UniformRequest,
+    choice: Candidate,
+    typed: set[str],
 ) -> None:
     """Raise DocumentError if redundant values of a file contradict each other.
 
@@ -172,7 +176,7 @@ def _check(
     _refuse_contradiction(where, said, made)
 
 
-def cluster_of(question: Question) -> HardwareEntry:
+def cluster_of(question: UniformRequest) -> HardwareEntry:
     """Return the cluster of a question as in a plan file."""
     return HardwareEntry(
         card=question.card.name,
@@ -225,7 +229,7 @@ def _refuse_degrees(where: Path, typed: Mapping[str, object]) -> None:
         )
 
 
-def _batch(question: Question, stored: int, typed: Mapping[str, object]) -> int:
+def _batch(question: UniformRequest, stored: int, typed: Mapping[str, object]) -> int:
     """Return the global batch of the file, unless the user gave another one."""
     for name in ("min-bsz", "max-bsz"):
         if name in typed:

@@ -35,7 +35,7 @@ from search.engines.reader import CheckedFile
 from search.engines.space import EngineSpace, run_of
 from search.engines.table import engine_of, engine_space, read_checked, variants
 from search.engines.text import read_configuration
-from search.planning.uniform.answer import Question, open_launches
+from search.planning.uniform.answer import UniformRequest, open_launches
 from search.planning.uniform.files import StoredLaunch, choice_of, is_launch, read_launch
 from search.request.profiles import named_card
 from search.request.request import build_request
@@ -249,7 +249,7 @@ _OF_JOB = ("model.", "steps", "runtime.experts.")
 
 
 def taken_over(
-    question: Question, run: Run, usual: Run, choice: Candidate, engine: str
+    question: UniformRequest, run: Run, usual: Run, choice: Candidate, engine: str
 ) -> TakenOver:
     """Return the nearest run of another engine, with equal degrees, stages and batch.
 
@@ -291,7 +291,7 @@ def _shown(value: object) -> str:
 
 
 def _adapted(
-    question: Question, strategy: Strategy, choice: Candidate, space: EngineSpace
+    question: UniformRequest, strategy: Strategy, choice: Candidate, space: EngineSpace
 ) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield changes of a candidate that an engine requires, each with the missing feature.
 

@@ -27,7 +27,11 @@ from search.engines.candidate import PRECISIONS, Constraints
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 if TYPE_CHECKING:
-    from search.planning.uniform.answer import EngineAnswer, Question, UniformResult as Launches
+    from search.planning.uniform.answer import (
+        EngineAnswer,
+        UniformRequest,
+        UniformResult as Launches,
+    )
     from search.planning.uniform.best_first import PricedRun
 
 
@@ -69,13 +73,13 @@ def _number(plans: int) -> str:
     return f"{plans:,}" if plans < billion else f"{plans / billion:,.1f} billion"
 
 
-def words_of(question: Question, solution: PricedRun) -> str:
+def words_of(question: UniformRequest, solution: PricedRun) -> str:
     """Return a uniform plan in one line."""
     job = question.job
     return solution.choice.line(job.world, experts=job.model.experts is not None)
 
 
-def best_of(question: Question, one: EngineAnswer) -> EngineBest:
+def best_of(question: UniformRequest, one: EngineAnswer) -> EngineBest:
     """Return the best plan of an engine, or the smallest one and the reason where none fits."""
     from search.planning.uniform.files import degrees_entry
 

@@ -30,7 +30,11 @@ if TYPE_CHECKING:
     from autopar.run.plan import Plan, Prediction
     from search.planning.layered.prediction import SearchResult
     from search.planning.session import Session
-    from search.planning.uniform.answer import EngineAnswer, Question, UniformResult as Launches
+    from search.planning.uniform.answer import (
+        EngineAnswer,
+        UniformRequest,
+        UniformResult as Launches,
+    )
     from search.planning.uniform.best_first import PricedRun
 
 _BATCHES = (0.25, 0.5, 2.0, 4.0)
@@ -418,7 +422,7 @@ def _frontier(frontier: Sequence[SearchResult]) -> str:
     return f'<div class="charts">{chart}</div>{listed}'
 
 
-def _curves(question: Question, best: EngineAnswer, solution: PricedRun) -> list[Section]:
+def _curves(question: UniformRequest, best: EngineAnswer, solution: PricedRun) -> list[Section]:
     """Return a section with the fastest plan for other batches and numbers of nodes."""
     batch = solution.choice.global_batch
     here = (solution, question)
@@ -477,8 +481,8 @@ def _curves(question: Question, best: EngineAnswer, solution: PricedRun) -> list
 
 
 def _searched(
-    asked: Iterable[tuple[float, Question]],
-) -> list[tuple[float, PricedRun, Question]]:
+    asked: Iterable[tuple[float, UniformRequest]],
+) -> list[tuple[float, PricedRun, UniformRequest]]:
     """Return the fastest plan of each question, for questions that have one."""
     from search.planning.uniform.answer import answer
 
@@ -493,7 +497,7 @@ def _searched(
     return found
 
 
-def _asked(question: Question, best: EngineAnswer, nodes: int, batch: int) -> Question:
+def _asked(question: UniformRequest, best: EngineAnswer, nodes: int, batch: int) -> UniformRequest:
     """Return the question for one engine with another number of nodes or global batch."""
     world = nodes * question.gpus_per_node
     job = replace(question.job, world=world, global_batches=(batch,))
@@ -502,7 +506,7 @@ def _asked(question: Question, best: EngineAnswer, nodes: int, batch: int) -> Qu
     )
 
 
-def _inputs(question: Question, best: EngineAnswer) -> Iterator[tuple[str, str]]:
+def _inputs(question: UniformRequest, best: EngineAnswer) -> Iterator[tuple[str, str]]:
     spec, job = question.spec, question.job
     yield "model", f"{spec.name}, {spec.num_layers} layers, {job.seq:,} tokens per sequence"
     world = f"{question.num_nodes} x {question.gpus_per_node} {question.card.name}"

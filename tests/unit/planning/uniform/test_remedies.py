@@ -13,7 +13,7 @@ from autopar.records import replace
 from search.commands import search as search_command
 from search.planning.choose import route_of
 from search.planning.uniform import best_first
-from search.planning.uniform.answer import Question, answer, open_launches, target_of
+from search.planning.uniform.answer import UniformRequest, answer, open_launches, target_of
 from search.questions.suggestions import Remedy, remedies
 from search.request.request import build_request
 
@@ -23,14 +23,14 @@ SMALL = {"model": "llama2-7b", "hardware": "rtx-4090:1x4", "seq-length": "4096"}
 
 
 @pytest.fixture(scope="module")
-def question() -> Question:
+def question() -> UniformRequest:
     """Return one that has no answer: 7B in full on four GPUs of 24 GB."""
     asked = route_of(build_request(SMALL)).launches
     assert asked is not None
     return replace(asked, top=0)
 
 
-def test_every_way_out_fits_and_is_what_the_changed_question_has(question: Question) -> None:
+def test_every_way_out_fits_and_is_what_the_changed_question_has(question: UniformRequest) -> None:
     """The first ones leave the training most as it is, and the rate is that of its own search."""
     found = remedies(question)
     assert [one.words for one in found] == [
@@ -47,7 +47,9 @@ def test_every_way_out_fits_and_is_what_the_changed_question_has(question: Quest
         assert one.solution.samples_per_s == pytest.approx(best.best.samples_per_s, rel=1e-9)
 
 
-def test_a_slow_machine_finds_the_same(question: Question, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_machine_finds_the_same(
+    question: UniformRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No clock decides: here every look at one is an hour later."""
     before = [(one.words, one.solution.choice) for one in remedies(question)]
     hours = itertools.count(0.0, 3600.0)
@@ -55,13 +57,13 @@ def test_a_slow_machine_finds_the_same(question: Question, monkeypatch: pytest.M
     assert [(one.words, one.solution.choice) for one in remedies(question)] == before
 
 
-def test_a_host_that_is_too_small_is_no_way_out(question: Question) -> None:
+def test_a_host_that_is_too_small_is_no_way_out(question: UniformRequest) -> None:
     """States of 7B take 18 GiB of host memory for each of four GPUs."""
     one = _on_host(question)
     # weights, moments: 12 bytes of 6.74e9 parameters over four GPUs lie elsewhere at most
     assert 0.7 * 12 * 6.74e9 / 4 < one.host_bytes < 1.1 * 12 * 6.74e9 / 4
 
-    def with_host(memory_bytes: float) -> Question:
+    def with_host(memory_bytes: float) -> UniformRequest:
         more = dict(question.card.more) | {"host.memory_bytes": memory_bytes}
         return replace(question, card=replace(question.card, more=more))
 
@@ -152,7 +154,7 @@ def test_looking_for_any_launch_ends(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not found.complete
 
 
-def _on_host(question: Question) -> Remedy:
+def _on_host(question: UniformRequest) -> Remedy:
     return next(one for one in remedies(question) if one.words == "--offload-optimizer 1")
 
 
