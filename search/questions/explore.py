@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from autopar.rates.accuracy import RunClass
     from search.planning.layered.prediction import SearchResult
     from search.planning.session import Session
-    from search.planning.uniform.answer import EngineAnswer, UniformResult as Launches
+    from search.planning.uniform.answer import EngineResult, UniformResult as Launches
 
 AXES = ("model", "seq-length", "hardware", "stack", "site", "global-batch-size", "engine")
 """Search options that may have several values, in the order of combination."""
@@ -183,7 +183,7 @@ class Answer(Record, eq=False):
     """Error that prevented the search; None if there was none."""
 
     @property
-    def launch(self) -> EngineAnswer | None:
+    def launch(self) -> EngineResult | None:
         """Result of the engine with the fastest uniform plan; None if there is no such plan."""
         return None if self.launches is None else self.launches.best
 
@@ -346,7 +346,7 @@ def _early(gap: float) -> str:
 def _why_no_launch(found: Launches) -> str:
     """Return why no uniform plan fits, for the engine that needs the least additional memory."""
 
-    def missing(one: EngineAnswer) -> float:
+    def missing(one: EngineResult) -> float:
         shortage = None if one.solved is None else one.solved.shortage
         return math.inf if shortage is None else shortage.missing_bytes
 

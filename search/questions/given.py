@@ -23,7 +23,7 @@ from search.request.request import Request
 if TYPE_CHECKING:
     from autopar.run.plan import Plan, Prediction
     from search.planning.session import Session
-    from search.planning.uniform.answer import EngineAnswer, UniformResult as Launches
+    from search.planning.uniform.answer import EngineResult, UniformResult as Launches
     from search.show.pictures.files import Pictures
 
 _PRICING_DEFAULTS = (
@@ -41,7 +41,7 @@ class GivenLaunch(Record):
     """Options that reproduce the plan."""
 
     @property
-    def one(self) -> EngineAnswer:
+    def one(self) -> EngineResult:
         """Result of the engine, with this plan as its only solution."""
         return self.found.engines[0]
 

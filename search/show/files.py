@@ -74,7 +74,7 @@ from search.engines.space import run_of
 from search.planning.layered.prediction import Alternative, SearchResult
 from search.planning.layered.summary import priced_of_result
 from search.planning.session import WhyNot
-from search.planning.uniform.answer import EngineAnswer, UniformResult as Launches
+from search.planning.uniform.answer import EngineResult, UniformResult as Launches
 from search.planning.uniform.best_first import PricedRun
 from search.planning.uniform.files import cluster_of, degrees_entry
 from search.planning.uniform.summary import price_of
@@ -346,7 +346,7 @@ def assessed_entry(
     }
 
 
-def _launch(answer: Launches, engine: EngineAnswer, solution: PricedRun) -> LaunchEntry:
+def _launch(answer: Launches, engine: EngineResult, solution: PricedRun) -> LaunchEntry:
     job = answer.question.job
     usual = run_of(engine.engine, job, solution.choice)
     return LaunchEntry(
@@ -422,7 +422,7 @@ def remedy_entry(remedy: Remedy) -> dict[str, Any]:
     }
 
 
-def _searched(answer: Launches, one: EngineAnswer) -> dict[str, Any]:
+def _searched(answer: Launches, one: EngineResult) -> dict[str, Any]:
     """Return the uniform plans of an engine and the statistics of their search."""
     solved = one.solved
     return {

@@ -70,7 +70,7 @@ class UniformRequest(Record):
         )
 
 
-class EngineAnswer(Record):
+class EngineResult(Record):
     """Result of the search of one engine."""
 
     engine: EngineSpace
@@ -96,12 +96,12 @@ class UniformResult(Record):
     """Results of a question by engine, fastest first."""
 
     question: UniformRequest
-    engines: tuple[EngineAnswer, ...]
+    engines: tuple[EngineResult, ...]
     lines: tuple[EngineBest, ...] = ()
     """Best plan of each engine, per-layer plans included; empty if one engine was searched."""
 
     @property
-    def best(self) -> EngineAnswer | None:
+    def best(self) -> EngineResult | None:
         """Engine with the fastest plan; None if nothing fits."""
         return self.engines[0] if self.engines and self.engines[0].best else None
 
@@ -244,7 +244,7 @@ def answer(
     grace_s = GRACE_S if grace_s is None else grace_s
     shares = shares or Shares(question.seconds, len(question.engines))
     spaces: dict[EngineSpace, UniformSearch] = {}
-    found: list[EngineAnswer] = []
+    found: list[EngineResult] = []
     first = 0.0
     for engine in question.engines:
         own, seconds = _variants(question, engine), shares.following()
@@ -299,7 +299,7 @@ def _solved(
     top: int,
     seconds: float | None,
     grace_s: float,
-) -> EngineAnswer:
+) -> EngineResult:
     """Return the fastest plans of one variant of an engine, or why there is none.
 
     spaces : the search space of the variant is added.
@@ -326,7 +326,7 @@ def _solved(
         reason, broken = str(error), error.broken
     except InputError as error:
         reason = str(error)
-    return EngineAnswer(engine=engine, target=target, solved=solved, reason=reason, broken=broken)
+    return EngineResult(engine=engine, target=target, solved=solved, reason=reason, broken=broken)
 
 
 def _not_compiled(question: UniformRequest, engine: EngineSpace) -> str:
@@ -336,13 +336,13 @@ def _not_compiled(question: UniformRequest, engine: EngineSpace) -> str:
     return f"{engine.title} does not compile layers. Remove --compile"
 
 
-def _of_variants(found: Sequence[EngineAnswer]) -> EngineAnswer:
+def _of_variants(found: Sequence[EngineResult]) -> EngineResult:
     """Return the result of an engine: that of its fastest variant.
 
     Efforts are summed over variants; the search is complete if those of all variants are.
     """
 
-    def rank(one: EngineAnswer) -> tuple[bool, float, bool]:
+    def rank(one: EngineResult) -> tuple[bool, float, bool]:
         rate = one.best.samples_per_s if one.best else 0.0
         # without a plan, prefer a variant that knows its smallest one
         return one.best is not None, rate, one.solved is not None
@@ -367,7 +367,7 @@ def _of_variants(found: Sequence[EngineAnswer]) -> EngineAnswer:
 
 
 def _other_precision(
-    question: UniformRequest, best: EngineAnswer, space: UniformSearch, shares: Shares
+    question: UniformRequest, best: EngineResult, space: UniformSearch, shares: Shares
 ) -> PricedRun | None:
     """Return the fastest plan of the other precision class, to report the chosen one's gain."""
     assert best.best is not None, "there is a launch to compare with"
@@ -385,7 +385,7 @@ def _other_precision(
 
 
 def _without_host(
-    question: UniformRequest, best: EngineAnswer, space: UniformSearch, shares: Shares
+    question: UniformRequest, best: EngineResult, space: UniformSearch, shares: Shares
 ) -> PricedRun | None:
     """Return the fastest plan without activation offload, if the search chose offload.
 
@@ -433,7 +433,7 @@ def _no_layout(question: UniformRequest) -> str:
     )
 
 
-def _none_is_legal(found: Sequence[EngineAnswer]) -> InputError:
+def _none_is_legal(found: Sequence[EngineResult]) -> InputError:
     """Return the error of the first engine if no engine has a legal plan, whatever the memory."""
     first, *others = found
     either = ""
@@ -477,7 +477,7 @@ def better_batch(found: UniformResult) -> PricedRun | None:
 
 def evaluated(
     question: UniformRequest, engine: EngineSpace, choice: Candidate, run: Run
-) -> EngineAnswer:
+) -> EngineResult:
     """Return the price of one plan of an engine, whether it fits or not; raises InputError.
 
     run : run of the candidate on the engine, possibly with other settings.
@@ -493,7 +493,7 @@ def evaluated(
     solution = PricedRun(choice=choice, run=run, assessment=assessment)
     effort = UniformSearchStats(degrees=1, opened=0, timed=1, counted=1, cpu_s=0.0)
     solved = VariantResult(engine=engine, solutions=(solution,), smallest=None, effort=effort)
-    return EngineAnswer(engine=engine, target=target, solved=solved)
+    return EngineResult(engine=engine, target=target, solved=solved)
 
 
 def target_of(question: UniformRequest, engine: EngineSpace) -> Target:

@@ -28,7 +28,7 @@ from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 if TYPE_CHECKING:
     from search.planning.uniform.answer import (
-        EngineAnswer,
+        EngineResult,
         UniformRequest,
         UniformResult as Launches,
     )
@@ -79,7 +79,7 @@ def words_of(question: UniformRequest, solution: PricedRun) -> str:
     return solution.choice.line(job.world, experts=job.model.experts is not None)
 
 
-def best_of(question: UniformRequest, one: EngineAnswer) -> EngineBest:
+def best_of(question: UniformRequest, one: EngineResult) -> EngineBest:
     """Return the best plan of an engine, or the smallest one and the reason where none fits."""
     from search.planning.uniform.files import degrees_entry
 
@@ -103,7 +103,7 @@ def best_of(question: UniformRequest, one: EngineAnswer) -> EngineBest:
     )
 
 
-def priced_of(found: Launches, one: EngineAnswer, solution: PricedRun | None = None) -> Priced:
+def priced_of(found: Launches, one: EngineResult, solution: PricedRun | None = None) -> Priced:
     """Return a uniform plan of an engine with its price; by default its fastest."""
     solution = solution or one.best
     assert solution is not None, "the engine has a plan"
@@ -129,7 +129,7 @@ def priced_of(found: Launches, one: EngineAnswer, solution: PricedRun | None = N
     )
 
 
-def _alternatives(found: Launches, one: EngineAnswer) -> list[Alternative]:
+def _alternatives(found: Launches, one: EngineResult) -> list[Alternative]:
     assert one.solved is not None, "the engine has a plan"
     first, *others = one.solved.solutions
     runs = first.assessment.runs
@@ -169,7 +169,7 @@ def _micro_batches(fixed: Constraints) -> str:
     return f"micro-batch sizes {', '.join(map(str, sorted({*fixed.micro_batch})))}"
 
 
-def _not_searched(found: Launches, one: EngineAnswer) -> tuple[str, ...]:
+def _not_searched(found: Launches, one: EngineResult) -> tuple[str, ...]:
     """Return the kinds of uniform plans that were not searched."""
     fixed, engine = found.question.fixed, one.engine
     kinds = []

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from search.planning.layered.prediction import SearchResult
     from search.planning.session import Session
     from search.planning.uniform.answer import (
-        EngineAnswer,
+        EngineResult,
         UniformRequest,
         UniformResult as Launches,
     )
@@ -162,7 +162,7 @@ def plan_page(
     )
 
 
-def _state(best: EngineAnswer) -> str:
+def _state(best: EngineResult) -> str:
     solved = best.solved
     assert solved is not None, "it was searched"
     number = f"fastest of {solved.effort.choices:,} plans that fits"
@@ -422,7 +422,7 @@ def _frontier(frontier: Sequence[SearchResult]) -> str:
     return f'<div class="charts">{chart}</div>{listed}'
 
 
-def _curves(question: UniformRequest, best: EngineAnswer, solution: PricedRun) -> list[Section]:
+def _curves(question: UniformRequest, best: EngineResult, solution: PricedRun) -> list[Section]:
     """Return a section with the fastest plan for other batches and numbers of nodes."""
     batch = solution.choice.global_batch
     here = (solution, question)
@@ -497,7 +497,7 @@ def _searched(
     return found
 
 
-def _asked(question: UniformRequest, best: EngineAnswer, nodes: int, batch: int) -> UniformRequest:
+def _asked(question: UniformRequest, best: EngineResult, nodes: int, batch: int) -> UniformRequest:
     """Return the question for one engine with another number of nodes or global batch."""
     world = nodes * question.gpus_per_node
     job = replace(question.job, world=world, global_batches=(batch,))
@@ -506,7 +506,7 @@ def _asked(question: UniformRequest, best: EngineAnswer, nodes: int, batch: int)
     )
 
 
-def _inputs(question: UniformRequest, best: EngineAnswer) -> Iterator[tuple[str, str]]:
+def _inputs(question: UniformRequest, best: EngineResult) -> Iterator[tuple[str, str]]:
     spec, job = question.spec, question.job
     yield "model", f"{spec.name}, {spec.num_layers} layers, {job.seq:,} tokens per sequence"
     world = f"{question.num_nodes} x {question.gpus_per_node} {question.card.name}"

@@ -25,7 +25,7 @@ from autopar.rates.stack import load_stack
 from autopar.records import replace
 from autopar.run.run import Run
 from search.planning.session import Session, open_session
-from search.planning.uniform.answer import EngineAnswer, UniformResult, answer, open_launches
+from search.planning.uniform.answer import EngineResult, UniformResult, answer, open_launches
 from search.request.request import build_request
 from search.show.pictures.answers import answer_page, checked_page, plan_page
 from search.show.pictures.charts import ticks
@@ -69,7 +69,7 @@ _QUESTIONS = {
 }
 
 
-def _solved(question: dict[str, str]) -> tuple[UniformResult, EngineAnswer, Assessment]:
+def _solved(question: dict[str, str]) -> tuple[UniformResult, EngineResult, Assessment]:
     asked = {"seq-length": "4096", "global-batch-size": "64", "top": "1", **question}
     found = answer(open_launches(build_request(asked)))
     best = found.best
@@ -80,12 +80,12 @@ def _solved(question: dict[str, str]) -> tuple[UniformResult, EngineAnswer, Asse
 
 
 @pytest.fixture(scope="module", params=_QUESTIONS.values(), ids=_QUESTIONS)
-def solved(request: pytest.FixtureRequest) -> tuple[UniformResult, EngineAnswer, Assessment]:
+def solved(request: pytest.FixtureRequest) -> tuple[UniformResult, EngineResult, Assessment]:
     return _solved(request.param)
 
 
 @pytest.fixture(scope="module")
-def interleaved() -> tuple[UniformResult, EngineAnswer, Assessment]:
+def interleaved() -> tuple[UniformResult, EngineResult, Assessment]:
     return _solved(_QUESTIONS["interleaved"])
 
 
@@ -125,7 +125,7 @@ def _seconds(timeline: Timeline, stage: int) -> Counter[str]:
 
 
 def test_a_timeline_ends_with_the_predicted_step_and_no_stream_does_two_things_at_once(
-    solved: tuple[UniformResult, EngineAnswer, Assessment],
+    solved: tuple[UniformResult, EngineResult, Assessment],
 ) -> None:
     _, best, assessment = solved
     timeline = launch_timeline(assessment, best.target)
@@ -135,7 +135,7 @@ def test_a_timeline_ends_with_the_predicted_step_and_no_stream_does_two_things_a
 
 
 def test_spans_of_the_longest_stage_add_up_to_the_terms_of_the_step(
-    solved: tuple[UniformResult, EngineAnswer, Assessment],
+    solved: tuple[UniformResult, EngineResult, Assessment],
 ) -> None:
     _, best, assessment = solved
     step, run = assessment.step, assessment.run
@@ -161,7 +161,7 @@ def test_spans_of_the_longest_stage_add_up_to_the_terms_of_the_step(
 
 
 def test_a_stage_does_its_work_in_the_order_of_its_schedule(
-    interleaved: tuple[UniformResult, EngineAnswer, Assessment],
+    interleaved: tuple[UniformResult, EngineResult, Assessment],
 ) -> None:
     _, best, assessment = interleaved
     run = assessment.run
@@ -181,7 +181,7 @@ def test_a_stage_does_its_work_in_the_order_of_its_schedule(
 
 
 def test_ranks_of_all_stages_are_all_ranks(
-    interleaved: tuple[UniformResult, EngineAnswer, Assessment],
+    interleaved: tuple[UniformResult, EngineResult, Assessment],
 ) -> None:
     _, best, assessment = interleaved
     tracks = launch_timeline(assessment, best.target).tracks
@@ -191,7 +191,7 @@ def test_ranks_of_all_stages_are_all_ranks(
 
 
 def test_a_micro_batch_layer_by_layer_has_every_layer_of_the_model(
-    interleaved: tuple[UniformResult, EngineAnswer, Assessment],
+    interleaved: tuple[UniformResult, EngineResult, Assessment],
 ) -> None:
     _, best, assessment = interleaved
     timeline = launch_timeline(assessment, best.target)
@@ -242,7 +242,7 @@ def test_any_run_with_a_step_time_has_a_timeline_and_its_memory(run: Run) -> Non
 
 
 def test_memory_over_the_step_reaches_the_peak_of_every_stage(
-    solved: tuple[UniformResult, EngineAnswer, Assessment],
+    solved: tuple[UniformResult, EngineResult, Assessment],
 ) -> None:
     _, best, assessment = solved
     timeline = launch_timeline(assessment, best.target)
@@ -361,12 +361,12 @@ class _Seen(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def page(interleaved: tuple[UniformResult, EngineAnswer, Assessment]) -> Page:
+def page(interleaved: tuple[UniformResult, EngineResult, Assessment]) -> Page:
     return answer_page(interleaved[0], curves=False)
 
 
 def test_a_page_has_all_of_an_answer(
-    page: Page, interleaved: tuple[UniformResult, EngineAnswer, Assessment]
+    page: Page, interleaved: tuple[UniformResult, EngineResult, Assessment]
 ) -> None:
     seen = _Seen(page_text(page))
     for heading in (
@@ -446,7 +446,7 @@ def test_names_of_somebody_else_end_no_script_and_make_no_tag() -> None:
 
 @pytest.mark.whole
 def test_other_batches_and_clusters_have_their_own_fastest_launch(
-    interleaved: tuple[UniformResult, EngineAnswer, Assessment],
+    interleaved: tuple[UniformResult, EngineResult, Assessment],
 ) -> None:
     found = interleaved[0]
     page = answer_page(found, curves=True)
