@@ -294,10 +294,10 @@ def scaled(function: Callable[..., object], factor: float) -> Callable[..., obje
 
 MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object]]] = {
     "bounds of degrees are 5 % too high": (
-        space.Space, "_bound_s", lambda old: scaled(old, 1.05)
+        space.UniformSearchSpace, "_bound_s", lambda old: scaled(old, 1.05)
     ),
     "bytes of degrees are too high": (
-        space.Space, "_bound_bytes", lambda old: scaled(old, 3.0)
+        space.UniformSearchSpace, "_bound_bytes", lambda old: scaled(old, 3.0)
     ),
     "bounds of whole models are too high": (
         cost_model.UniformCostModel, "least_s", lambda old: scaled(old, 1.3)
@@ -354,20 +354,23 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         cost_model, "live_forwards", lambda old: lambda stage, **sizes: old(0, **sizes)
     ),
     "micro-batches are powers of two": (
-        space.Space, "_admit", lambda old: lambda self, sizes, kinds: old(self, (), kinds)
+        space.UniformSearchSpace, "_admit", lambda old: lambda self, sizes, kinds: old(self, (),
+            kinds)
     ),
     "keys are never gathered": (
-        space.Space, "_admit", lambda old: lambda self, sizes, kinds: old(self, sizes, ())
+        space.UniformSearchSpace, "_admit", lambda old: lambda self, sizes, kinds: old(self, sizes,
+            ())
     ),
     "heads are never exchanged": (
-        space.Space, "_kinds", lambda old: lambda self, tp, cp: old(self, tp, cp)[:1]
+        space.UniformSearchSpace, "_kinds", lambda old: lambda self, tp, cp: old(self, tp, cp)[:1]
     ),
     "transfers never run beside products": (
         expansion.CandidateExpander, "overlaps", lambda old: lambda self, choice: old(self,
             choice)[:1]
     ),
     "transfers of all degrees come before products": (
-        space.Space, "_fastest_base", lambda old: lambda self, choice: self.prices.base(choice)
+        space.UniformSearchSpace, "_fastest_base", lambda old: lambda self,
+            choice: self.prices.base(choice)
     ),
     "states are never copied": (
         expansion.CandidateExpander, "copies", lambda old: lambda self, choice: old(self,
@@ -382,7 +385,8 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         ),
     ),
     "experts are split as everything else, or not": (
-        space.Space, "_going", lambda old: lambda self, way, laid: old(self, way, laid) & np.array(
+        space.UniformSearchSpace, "_going", lambda old: lambda self, way, laid: old(self, way,
+            laid) & np.array(
             [way.etp in (1, one.tp) for one in laid]
         ),
     ),

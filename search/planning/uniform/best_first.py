@@ -29,7 +29,7 @@ from search.planning.uniform.cost_model import UniformCostModel
 from search.planning.uniform.expansion import DEVICE, ActivationPolicies, CandidateExpander
 from search.planning.uniform.least_memory import smallest_launch
 from search.planning.uniform.memory import MemoryBudget
-from search.planning.uniform.space import Space
+from search.planning.uniform.space import UniformSearchSpace
 
 
 class PricedRun(Record):
@@ -167,7 +167,7 @@ class UniformSearch:
         self.job = job
         self.target = target
         self.prices = UniformCostModel(engine, job, target)
-        self.space = Space(self.prices)
+        self.space = UniformSearchSpace(self.prices)
         self.openings: dict[Constraints, CandidateExpander] = {}
         """Allowed values by constraints, without values that depend on memory."""
         self.known: dict[Constraints, dict[tuple[int, Candidate], tuple[MemoryBudget, float]]] = {}

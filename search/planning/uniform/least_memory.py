@@ -18,7 +18,7 @@ from autopar.run.run import Run
 from search.engines.candidate import Candidate
 from search.planning.uniform.bounds.layer_times import DegreeTimes, arrangement_of
 from search.planning.uniform.expansion import ActivationPolicies, CandidateExpander
-from search.planning.uniform.space import Degrees, Space
+from search.planning.uniform.space import Degrees, UniformSearchSpace
 
 
 class LeastMemoryPlan(NamedTuple):
@@ -44,7 +44,7 @@ class _QueueEntry(NamedTuple):
 
 
 def smallest_launch(
-    space: Space, degrees: Degrees, openings: CandidateExpander, deadline: float
+    space: UniformSearchSpace, degrees: Degrees, openings: CandidateExpander, deadline: float
 ) -> LeastMemoryPlan | None:
     """Return the plan with the smallest peak; None if the engine runs none.
 
@@ -54,7 +54,7 @@ def smallest_launch(
 
 
 class _Search:
-    def __init__(self, space: Space, openings: CandidateExpander) -> None:
+    def __init__(self, space: UniformSearchSpace, openings: CandidateExpander) -> None:
         self.space = space
         self.openings = openings
         self.prices = openings.prices

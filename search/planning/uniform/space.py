@@ -49,7 +49,7 @@ class Degrees(NamedTuple):
     batch: I64
 
 
-class Space:
+class UniformSearchSpace:
     """Legal degrees of an engine for a job, for any constraints."""
 
     def __init__(self, prices: UniformCostModel) -> None:
