@@ -38,7 +38,7 @@ from search.planning.uniform.bounds.offload import (
 from search.planning.uniform.cost_model import Pipeline, UniformCostModel
 from search.planning.uniform.layout import layouts
 from search.planning.uniform.memory import MemoryBudget
-from search.planning.uniform.space import Degrees, UniformSearchSpace
+from search.planning.uniform.space import DegreeArrays, UniformSearchSpace
 
 _MORE, _ROUNDING = 1.0 + 1e-9, 1.0 - 1e-9
 """Rounding factors of memory limits and of bounds, for sums in another order."""
@@ -363,7 +363,7 @@ class CandidateExpander:
         free = fixed is None or any(word.startswith("block ") for word in fixed)
         return self.engine.blocks and free and self.device
 
-    def number(self, space: UniformSearchSpace, degrees: Degrees) -> int:
+    def number(self, space: UniformSearchSpace, degrees: DegreeArrays) -> int:
         """Return the number of candidates: degrees with all stages, chunks and other settings.
 
         Candidates are counted, not enumerated: layouts with equal numbers of chunks are one
@@ -373,7 +373,7 @@ class CandidateExpander:
             space.numbers[self.fixed] = self._number(space, degrees)
         return space.numbers[self.fixed]
 
-    def _number(self, space: UniformSearchSpace, degrees: Degrees) -> int:
+    def _number(self, space: UniformSearchSpace, degrees: DegreeArrays) -> int:
         # some engines do not support every sharding with every context-parallel communication
         kinds = sorted({one.cp_kind for one in space.laid})
         laid = np.array(

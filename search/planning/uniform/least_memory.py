@@ -18,7 +18,7 @@ from autopar.run.run import Run
 from search.engines.candidate import Candidate
 from search.planning.uniform.bounds.layer_times import DegreeTimes, arrangement_of
 from search.planning.uniform.expansion import ActivationPolicies, CandidateExpander
-from search.planning.uniform.space import Degrees, UniformSearchSpace
+from search.planning.uniform.space import DegreeArrays, UniformSearchSpace
 
 
 class LeastMemoryPlan(NamedTuple):
@@ -44,7 +44,7 @@ class _QueueEntry(NamedTuple):
 
 
 def smallest_launch(
-    space: UniformSearchSpace, degrees: Degrees, openings: CandidateExpander, deadline: float
+    space: UniformSearchSpace, degrees: DegreeArrays, openings: CandidateExpander, deadline: float
 ) -> LeastMemoryPlan | None:
     """Return the plan with the smallest peak; None if the engine runs none.
 
@@ -68,7 +68,7 @@ class _Search:
             _QueueEntry(size, level, self.pushed, choice, **known),  # type: ignore[arg-type]
         )
 
-    def run(self, degrees: Degrees, deadline: float) -> LeastMemoryPlan | None:
+    def run(self, degrees: DegreeArrays, deadline: float) -> LeastMemoryPlan | None:
         order = np.argsort(degrees.bytes, kind="stable")
         following = 0
         least: float | None = None

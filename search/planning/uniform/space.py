@@ -37,7 +37,7 @@ All-gather of keys is seldom faster than both, and would add half as many degree
 _LAID = ("tp", "cp", "cp_kind")
 
 
-class Degrees(NamedTuple):
+class DegreeArrays(NamedTuple):
     """Many combinations of degrees, as arrays of equal length."""
 
     seconds: F64
@@ -60,7 +60,7 @@ class UniformSearchSpace:
         self._exchanges: dict[tuple[int, int], tuple[ContextKind, ...]] = {}
         self._legal: dict[object, Bool] = {}
         self._seconds: dict[object, F64] = {}
-        self._degrees: dict[Constraints, Degrees] = {}
+        self._degrees: dict[Constraints, DegreeArrays] = {}
         self._stages: dict[object, tuple[int, ...]] = {}
         self.numbers: dict[Constraints, int] = {}
         """Number of candidates by constraints; the solver fills it."""
@@ -180,7 +180,7 @@ class UniformSearchSpace:
     # ----------------------------------------------------------------------------------------------
     # Degrees with their bounds
 
-    def degrees(self, fixed: Constraints) -> Degrees:
+    def degrees(self, fixed: Constraints) -> DegreeArrays:
         """Return the legal degrees that the constraints allow."""
         self._admit(fixed.micro_batch or (), fixed.cp_kind or ())
         sizes = MICRO_BATCHES if fixed.micro_batch is None else fixed.micro_batch
@@ -210,9 +210,9 @@ class UniformSearchSpace:
             ]
         )
         left = ways[found.way] & laid[found.laid]
-        return Degrees(*(column[left] for column in found))
+        return DegreeArrays(*(column[left] for column in found))
 
-    def _every(self, fixed: Constraints) -> Degrees:
+    def _every(self, fixed: Constraints) -> DegreeArrays:
         found: list[tuple[F64, F64, I64, I64, I64]] = []
         # legality does not depend on precision and dispatcher, bytes do not depend on the
         # dispatcher
@@ -232,8 +232,8 @@ class UniformSearchSpace:
                 found.append((self._bound_s(number, some), sizes[of_size], *many))
         if not found:
             none = np.zeros(0)
-            return Degrees(none, none, *(none.astype(np.int64) for _ in range(3)))
-        return Degrees(*map(np.concatenate, zip(*found, strict=True)))
+            return DegreeArrays(none, none, *(none.astype(np.int64) for _ in range(3)))
+        return DegreeArrays(*map(np.concatenate, zip(*found, strict=True)))
 
     def _grouped(
         self, way: ExpertDegrees, fixed: Constraints
