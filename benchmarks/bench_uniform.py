@@ -32,7 +32,7 @@ from benchmarks.bench_growth import exponent
 from benchmarks.metadata import ROOT, append, peak_memory_bytes
 from search.engines.candidate import PRECISIONS, Constraints
 from search.engines.huggingface.models import flavour, model_named
-from search.engines.space import Job
+from search.engines.space import EngineContext
 from search.engines.table import engine_space
 from search.planning.uniform.best_first import UniformSearch
 
@@ -137,7 +137,7 @@ def measure(case: Case) -> dict[str, Any]:
         site_known=False,
         oom_risk=0.01,
     )
-    job = Job(
+    job = EngineContext(
         name=" ".join(case.model).strip(),
         model=_model(case),
         seq=case.seq,

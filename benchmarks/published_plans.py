@@ -28,7 +28,7 @@ from autopar.run.strategy import chunks_of_sizes
 from benchmarks.ledger import read_runs
 from benchmarks.ledger_rows import recipe_parts
 from search.engines.candidate import MODULES, Candidate, Constraints
-from search.engines.space import Job
+from search.engines.space import EngineContext
 from search.engines.table import engine_space
 from search.planning.uniform.best_first import PricedRun, solve
 from search.planning.uniform.cost_model import UniformCostModel
@@ -139,7 +139,7 @@ def _prices(model: str, card: str, world: int, seq: int, batch: int) -> UniformC
         site_known=False,
         oom_risk=0.01,
     )
-    job = Job(
+    job = EngineContext(
         name=model,
         model=uniform_model(load_spec(model)),
         seq=seq,

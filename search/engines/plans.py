@@ -25,7 +25,7 @@ from autopar.run.strategy import ContextKind, chunks_of_sizes
 from search.engines.candidate import FULL, NONE, Candidate
 from search.engines.engine import Engine as EngineRecord
 from search.engines.exporter_types import Draft, Loss, Place
-from search.engines.space import EngineSpace, Job as SpaceJob
+from search.engines.space import EngineContext as SpaceJob, EngineSpace
 from search.engines.table import engine_named
 from search.request.options import SearchOptions
 

@@ -43,7 +43,7 @@ from search.engines.candidate import (
 )
 
 
-class Job(Record, dict=True):
+class EngineContext(Record, dict=True):
     """Model, batch and cluster of a search, independent of the plan."""
 
     name: str
@@ -118,11 +118,11 @@ class EngineSpace(Record):
     compiled: bool = False
     """True for the variant of an engine with layers compiled by torch.compile."""
     overlaps_experts: bool
-    overlaps_tensor: Callable[[Job, int], bool]
+    overlaps_tensor: Callable[[EngineContext, int], bool]
     """Function (job, tensor degree) -> True if GEMMs can overlap tensor-parallel communication."""
     any_layout: bool
     """True if any layer partition over stages is possible."""
-    launch: Callable[[Job, Candidate], Run]
+    launch: Callable[[EngineContext, Candidate], Run]
     """Function (job, choice) -> legal run."""
     rules: tuple[Rule, ...]
     """Constraints of the engine beyond divisibility of degrees, over the values of `values_of`."""
@@ -130,24 +130,24 @@ class EngineSpace(Record):
     """Supported features that are not searched, with the option that includes them, if any."""
 
 
-def run_of(engine: EngineSpace, job: Job, choice: Candidate) -> Run:
+def run_of(engine: EngineSpace, job: EngineContext, choice: Candidate) -> Run:
     """Return the run of a choice; raises RuleError with the constraints that it violates."""
     refuse(engine.rules, values_of(job, choice))
     return engine.launch(job, choice)
 
 
-def values_of(job: Job, choice: Candidate) -> dict[str, Any]:
+def values_of(job: EngineContext, choice: Candidate) -> dict[str, Any]:
     """Return the values of rules for a job and a choice."""
     given = {name: getattr(choice, name) for name in _FIELDS}
     return {**job.values, **with_words(given)}
 
 
-def runs(engine: EngineSpace, job: Job, choice: Candidate) -> bool:
+def runs(engine: EngineSpace, job: EngineContext, choice: Candidate) -> bool:
     """Return whether a choice whose degrees divide meets the constraints of an engine."""
     return bool(kept(engine.rules, values_of(job, choice)))
 
 
-def job_values(job: Job) -> dict[str, Any]:
+def job_values(job: EngineContext) -> dict[str, Any]:
     """Return the values of rules that do not depend on the choice."""
     model, experts = job.model, job.model.experts
     latent = model.attention.latent is not None
@@ -199,7 +199,7 @@ def with_words(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def strategy_of(
-    job: Job, choice: Candidate, *, zero: Zero, sequence_parallel: bool = True
+    job: EngineContext, choice: Candidate, *, zero: Zero, sequence_parallel: bool = True
 ) -> Strategy:
     """Return the strategy of a choice, with its recomputation and offload in all layers."""
     mixed = job.model.experts is not None
@@ -255,7 +255,7 @@ def plain_dispatcher(gpu: str) -> tuple[Dispatcher, ...]:
     return ("alltoall",)
 
 
-def never(job: Job, tp: int) -> bool:
+def never(job: EngineContext, tp: int) -> bool:
     return False
 
 
@@ -268,7 +268,7 @@ def no_offload(model: Model) -> tuple[str, ...]:
 
 
 def torch_run(
-    job: Job,
+    job: EngineContext,
     choice: Candidate,
     engine: str,
     *,

@@ -27,7 +27,7 @@ from autopar.records import replace
 from autopar.run.architecture import Experts, LatentAttention, Model
 from autopar.run.run import Run
 from search.engines.candidate import Candidate, Constraints, TrainingSettings
-from search.engines.space import EngineSpace, Job, run_of, runs
+from search.engines.space import EngineContext, EngineSpace, run_of, runs
 from search.engines.table import engine_space, spaces
 from search.planning.uniform.best_first import UniformSearch
 from search.planning.uniform.cost_model import UniformCostModel
@@ -144,7 +144,7 @@ def every_choice(prices: UniformCostModel, fixed: Constraints) -> Iterator[Candi
             yield from _settings(prices, one, fixed, micro_batches)
 
 
-def _splits(engine: EngineSpace, job: Job, tp: int) -> list[int]:
+def _splits(engine: EngineSpace, job: EngineContext, tp: int) -> list[int]:
     """Return the expert tensor degrees of an engine for a tensor degree."""
     if job.model.experts is None:
         return [1]
@@ -227,7 +227,7 @@ def _hosted(engine: EngineSpace, model: Model) -> list[str]:
     return found
 
 
-def _copies(engine: EngineSpace, job: Job, one: Candidate, zero: int) -> list[int]:
+def _copies(engine: EngineSpace, job: EngineContext, one: Candidate, zero: int) -> list[int]:
     """Return the numbers of HSDP replicas; each replica has at least two ranks."""
     known = {"megatron": (1,), "torchtitan": (2, 3), "accelerate": (2, 3), "deepspeed": ()}
     if zero not in known[engine.name]:
@@ -238,7 +238,7 @@ def _copies(engine: EngineSpace, job: Job, one: Candidate, zero: int) -> list[in
 
 
 def _pipelines(
-    engine: EngineSpace, job: Job, stages: int, micro_batches: int
+    engine: EngineSpace, job: EngineContext, stages: int, micro_batches: int
 ) -> Iterator[tuple[Schedule, int]]:
     """Yield the schedules and rounds of an engine's pipeline with `stages` stages."""
     if stages == 1:
@@ -399,7 +399,7 @@ def _drawn(seed: int, draw: random.Random, most: int) -> Question | None:
         # with this number of tokens, tensors are large enough to be offloaded
         seq *= 4
     batches = draw.choice([(64,), (48,), (32, 64), (128,)])
-    job = Job(
+    job = EngineContext(
         name="small", model=model, seq=seq, global_batches=batches, world=world, gpu=card,
         skew=draw.choice([None, None, 1.3]), training=_training(seed),
         domain=random.Random(f"links {seed}").choice([None, 2, 4, 8]),

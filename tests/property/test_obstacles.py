@@ -24,7 +24,7 @@ from autopar.rates.stack import load_stack
 from autopar.records import replace
 from autopar.run.rules import Notice
 from search.engines.candidate import Constraints, TrainingSettings
-from search.engines.space import EngineSpace, Job
+from search.engines.space import EngineContext, EngineSpace
 from search.engines.table import spaces
 from search.planning.uniform.best_first import UniformSearch
 from search.planning.uniform.infeasibility import obstacle
@@ -44,11 +44,11 @@ _MEMORY = 1e15
 """Device memory in bytes that fits every launch."""
 
 
-def _drawn(seed: int) -> tuple[EngineSpace, Job, Constraints]:
+def _drawn(seed: int) -> tuple[EngineSpace, EngineContext, Constraints]:
     """Return an engine, a small job and values, many of which have no launch."""
     draw = random.Random(seed)
     engine = draw.choice([spaces()[0], *spaces()])
-    job = Job(
+    job = EngineContext(
         name="small",
         model=small_model(draw),
         seq=draw.choice([1, 96, 512, 1000, 1024]),
@@ -84,7 +84,7 @@ def _drawn(seed: int) -> tuple[EngineSpace, Job, Constraints]:
     return engine, job, Constraints(**given)  # type: ignore[arg-type]
 
 
-def _is_there(engine: EngineSpace, job: Job, fixed: Constraints) -> bool:
+def _is_there(engine: EngineSpace, job: EngineContext, fixed: Constraints) -> bool:
     """Return True if the search finds a launch with unlimited memory."""
     machine = machine_of(load_card(job.gpu), load_stack(engine.stack))
     target = Target(machine=machine, accuracy=load_accuracy(), site_known=False, oom_risk=0.05)
@@ -119,7 +119,9 @@ def test_there_is_an_obstacle_where_the_search_has_no_launch(seed: int) -> None:
         assert _is_there(engine, *other), found
 
 
-def _changed(job: Job, fixed: Constraints, remedy: str) -> tuple[Job, Constraints] | None:
+def _changed(
+    job: EngineContext, fixed: Constraints, remedy: str
+) -> tuple[EngineContext, Constraints] | None:
     """Return the job and the values after a remedy; None without one."""
     names = {
         "micro-batch-size": "micro_batch",
@@ -160,7 +162,7 @@ def _changed(job: Job, fixed: Constraints, remedy: str) -> tuple[Job, Constraint
 # Arithmetic
 
 
-def is_true(found: Notice, engine: EngineSpace, job: Job) -> bool:
+def is_true(found: Notice, engine: EngineSpace, job: EngineContext) -> bool:
     """Return True if a rule is broken by its own values, which must be those of the job."""
     model, values = job.model, found.values
     own = {
@@ -176,12 +178,12 @@ def is_true(found: Notice, engine: EngineSpace, job: Job) -> bool:
     return _HOLDS[found.id](engine, job, SimpleNamespace(**values))
 
 
-_Holds = Callable[[EngineSpace, Job, Any], bool]
+_Holds = Callable[[EngineSpace, EngineContext, Any], bool]
 _ZERO_WITH_STAGES = {"megatron": (0, 1), "torchtitan": (2, 3)}
 _REPLICATED = {"megatron": (1,), "deepspeed": (), "torchtitan": (2, 3), "accelerate": (2, 3)}
 
 
-def _no_schedule(engine: EngineSpace, job: Job, v: Any) -> bool:
+def _no_schedule(engine: EngineSpace, job: EngineContext, v: Any) -> bool:
     facts = SCHEDULES[v.schedule]
     rounds = getattr(v, "global_batch", 2 * v.pp)
     if hasattr(v, "global_batch"):
@@ -191,7 +193,7 @@ def _no_schedule(engine: EngineSpace, job: Job, v: Any) -> bool:
     return engine.name not in facts.engines or few or short or rounds % v.pp != 0
 
 
-def _no_products(engine: EngineSpace, job: Job, v: Any) -> bool:
+def _no_products(engine: EngineSpace, job: EngineContext, v: Any) -> bool:
     lacking = {"h100-80gb": ("mxfp8", "nvfp4"), "a100-80gb": tuple(_LOW)}
     return (
         engine.name not in ("megatron", "torchtitan")

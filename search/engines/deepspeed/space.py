@@ -6,10 +6,16 @@ from autopar.run.run import Run
 from autopar.run.runtime import States
 from search.engines.candidate import Candidate
 from search.engines.deepspeed.rules import SPACE as SPACE_RULES
-from search.engines.space import BY_LAYER, TRANSFORMERS, Job, torch_run, transformers_space
+from search.engines.space import (
+    BY_LAYER,
+    TRANSFORMERS,
+    EngineContext,
+    torch_run,
+    transformers_space,
+)
 
 
-def _deepspeed(job: Job, choice: Candidate) -> Run:
+def _deepspeed(job: EngineContext, choice: Candidate) -> Run:
     return torch_run(
         job,
         choice,

@@ -6,10 +6,16 @@ from autopar.run.run import Run
 from autopar.run.runtime import States
 from search.engines.candidate import Candidate
 from search.engines.huggingface.rules import SPACE as SPACE_RULES
-from search.engines.space import BY_LAYER, TRANSFORMERS, Job, torch_run, transformers_space
+from search.engines.space import (
+    BY_LAYER,
+    TRANSFORMERS,
+    EngineContext,
+    torch_run,
+    transformers_space,
+)
 
 
-def _accelerate(job: Job, choice: Candidate) -> Run:
+def _accelerate(job: EngineContext, choice: Candidate) -> Run:
     single = choice.global_batch == choice.micro_batch * job.world // (choice.tp * choice.cp)
     return torch_run(
         job,

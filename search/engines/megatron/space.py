@@ -24,8 +24,8 @@ from search.engines.space import (
     BY_LAYER,
     FEW,
     LAYOUTS,
+    EngineContext,
     EngineSpace,
-    Job,
     device_precisions,
     nvlinked,
     run_precision,
@@ -33,7 +33,7 @@ from search.engines.space import (
 )
 
 
-def _userbuffers(job: Job, tp: int) -> bool:
+def _userbuffers(job: EngineContext, tp: int) -> bool:
     """Return True if tensor ranks can use Transformer Engine's userbuffers.
 
     The ranks then write directly into each other's memory, which needs NVLink.
@@ -95,7 +95,7 @@ def subsets(items: Sequence[str]) -> Iterator[tuple[str, ...]]:
         yield from combinations(items, size)
 
 
-def _megatron(job: Job, choice: Candidate) -> Run:
+def _megatron(job: EngineContext, choice: Candidate) -> Run:
     experts = ExpertKernels()
     if job.model.experts is not None:
         experts = ExpertKernels(dispatcher=choice.dispatcher, grouped=True, fused_permutation=True)

@@ -11,8 +11,8 @@ from search.engines.space import (
     BY_LAYER,
     FEW,
     LAYOUTS,
+    EngineContext,
     EngineSpace,
-    Job,
     device_precisions,
     never,
     no_offload,
@@ -22,7 +22,7 @@ from search.engines.space import (
 from search.engines.torchtitan.rules import SPACE as SPACE_RULES
 
 
-def _torchtitan(job: Job, choice: Candidate) -> Run:
+def _torchtitan(job: EngineContext, choice: Candidate) -> Run:
     return torch_run(
         job,
         choice,

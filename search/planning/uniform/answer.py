@@ -15,7 +15,7 @@ from autopar.run.model import ModelSpec
 from autopar.run.rules import Notice, RuleError
 from autopar.units import GIB, format_bytes
 from search.engines.candidate import NONE, Candidate, Constraints
-from search.engines.space import EngineSpace, Job
+from search.engines.space import EngineContext, EngineSpace
 from search.engines.table import engine_space, spaces, variants
 from search.planning.space import global_batches, next_batch
 from search.planning.uniform.infeasibility import obstacle
@@ -40,7 +40,7 @@ class UniformRequest(Record):
     """Input of a search for uniform plans."""
 
     spec: ModelSpec
-    job: Job
+    job: EngineContext
     num_nodes: int
     gpus_per_node: int
     card: Card
@@ -183,7 +183,7 @@ def open_launches(
         engines = (engine_space(str(request.engine)),) if named else spaces()
     return UniformRequest(
         spec=spec,
-        job=Job(
+        job=EngineContext(
             name=spec.name,
             model=model,
             seq=seq,

@@ -23,7 +23,7 @@ from autopar.price.step import StepTime
 from autopar.records import Record, replace
 from autopar.run.run import Run
 from search.engines.candidate import NONE, Candidate, Constraints
-from search.engines.space import EngineSpace, Job
+from search.engines.space import EngineContext, EngineSpace
 from search.planning.uniform.bounds.layer_times import DegreeTimes, arrangement_of
 from search.planning.uniform.cost_model import UniformCostModel
 from search.planning.uniform.expansion import DEVICE, ActivationPolicies, CandidateExpander
@@ -162,7 +162,7 @@ class _QueueEntry(NamedTuple):
 class UniformSearch:
     """Search space of one engine and job, for any number of searches."""
 
-    def __init__(self, engine: EngineSpace, job: Job, target: Target) -> None:
+    def __init__(self, engine: EngineSpace, job: EngineContext, target: Target) -> None:
         self.engine = engine
         self.job = job
         self.target = target
@@ -213,7 +213,7 @@ class UniformSearch:
 
 def solve(
     engine: EngineSpace,
-    job: Job,
+    job: EngineContext,
     target: Target,
     fixed: Constraints | None = None,
     *,

@@ -50,7 +50,7 @@ from autopar.run.run import Run
 from autopar.run.strategy import Chunk, chunks_of_sizes, recomputing
 from autopar.units import divisors
 from search.engines.candidate import NONE, Candidate, Constraints, Precision, kept, recomputation_of
-from search.engines.space import EngineSpace, Job, run_of
+from search.engines.space import EngineContext, EngineSpace, run_of
 from search.planning.uniform.bounds.layer_times import (
     DegreeTimes,
     LayerParameterCounts,
@@ -87,7 +87,7 @@ _LARGE = 1e9
 class UniformCostModel:
     """Prices of the candidates of one engine for one job."""
 
-    def __init__(self, engine: EngineSpace, job: Job, target: Target) -> None:
+    def __init__(self, engine: EngineSpace, job: EngineContext, target: Target) -> None:
         self.engine = engine
         self.job = job
         self.target = target

@@ -37,7 +37,7 @@ from autopar.run.rules import (
 from autopar.run.strategy import chunks_of_sizes
 from autopar.units import divisors
 from search.engines.candidate import NONE, Candidate, Constraints, Precision
-from search.engines.space import EngineSpace, Job, job_values, with_words
+from search.engines.space import EngineContext, EngineSpace, job_values, with_words
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 _Values = Mapping[str, Any]
@@ -65,7 +65,7 @@ _NEAREST = 2
 """Largest number of values in a suggestion."""
 
 
-def obstacle(engine: EngineSpace, job: Job, fixed: Constraints) -> Notice | None:
+def obstacle(engine: EngineSpace, job: EngineContext, fixed: Constraints) -> Notice | None:
     """Return the rule that excludes all plans of a job, with a suggestion; None if one is legal.
 
     Its arithmetic belongs to one combination of the fixed values; no other combination is legal
@@ -127,7 +127,7 @@ GENERAL = (
 """Rules of all engines that search uniform plans."""
 
 
-def _capabilities(engine: EngineSpace, job: Job) -> tuple[Rule, ...]:
+def _capabilities(engine: EngineSpace, job: EngineContext) -> tuple[Rule, ...]:
     """Return the rules on capabilities of an engine, one per setting."""
     model, gpu, title = job.model, job.gpu, engine.title
 
@@ -208,17 +208,19 @@ def _capabilities(engine: EngineSpace, job: Job) -> tuple[Rule, ...]:
     )  # fmt: skip
 
 
-def _rules(engine: EngineSpace, job: Job) -> tuple[Rule, ...]:
+def _rules(engine: EngineSpace, job: EngineContext) -> tuple[Rule, ...]:
     """Return all rules of an engine for a job."""
     return (*_capabilities(engine, job), *GENERAL, *engine.rules)
 
 
-def _known(job: Job) -> dict[str, Any]:
+def _known(job: EngineContext) -> dict[str, Any]:
     """Return the values of rules that do not depend on the candidate."""
     return {**job_values(job), "largest_batch": max(job.global_batches)}
 
 
-def _untrained(engine: EngineSpace, job: Job, precision: Precision, zero: int) -> str | int:
+def _untrained(
+    engine: EngineSpace, job: EngineContext, precision: Precision, zero: int
+) -> str | int:
     """Return why the engine rejects optimizer or adapters, 0 if it does not."""
     chunks = chunks_of_sizes([job.model.num_layers], 1, mtp=job.model.mtp)
     try:
@@ -325,7 +327,11 @@ class _Trial:
     """
 
     def __init__(
-        self, engine: EngineSpace, job: Job, fixed: Constraints, more: tuple[Rule, ...] = ()
+        self,
+        engine: EngineSpace,
+        job: EngineContext,
+        fixed: Constraints,
+        more: tuple[Rule, ...] = (),
     ) -> None:
         self.engine, self.job = engine, job
         self.fixed = _fixed(job, fixed)
@@ -430,7 +436,7 @@ class _Trial:
         return _domain(engine, job, name)
 
 
-def _fixed(job: Job, fixed: Constraints) -> dict[str, tuple[Any, ...]]:
+def _fixed(job: EngineContext, fixed: Constraints) -> dict[str, tuple[Any, ...]]:
     """Return the values that the user allows, by field with a constraint."""
     found = {name: getattr(fixed, name) for name in _ORDER if name != "global_batch"}
     found |= {name: None if found[name] is None else (found[name],) for name in _SWITCHES}
@@ -438,7 +444,7 @@ def _fixed(job: Job, fixed: Constraints) -> dict[str, tuple[Any, ...]]:
     return {name: values for name, values in found.items() if values is not None}
 
 
-def _domain(engine: EngineSpace, job: Job, name: str) -> Sequence[Any]:
+def _domain(engine: EngineSpace, job: EngineContext, name: str) -> Sequence[Any]:
     """Return all possible values of a field."""
     ranks = {
         "tp": True,
@@ -472,7 +478,7 @@ def _domain(engine: EngineSpace, job: Job, name: str) -> Sequence[Any]:
     }[name]
 
 
-def _batches(job: Job) -> list[int]:
+def _batches(job: EngineContext) -> list[int]:
     """Return global batches near those of a job that divide over many data-parallel ranks."""
     found = set()
     for batch in job.global_batches:
@@ -508,7 +514,7 @@ def _typed(name: str, values: Sequence[Any]) -> str:
 
 
 def _remedy(
-    engine: EngineSpace, job: Job, fixed: Constraints, failure: _Failure
+    engine: EngineSpace, job: EngineContext, fixed: Constraints, failure: _Failure
 ) -> tuple[str | None, str, list[Any]]:
     """Return (field, option with the nearest values that allow a plan, these values).
 
@@ -536,14 +542,18 @@ def _remedy(
     return None, f"Remove {' and '.join(dropped)}", []
 
 
-def _with(job: Job, fixed: Constraints, name: str, value: Any) -> tuple[Job, Constraints]:
+def _with(
+    job: EngineContext, fixed: Constraints, name: str, value: Any
+) -> tuple[EngineContext, Constraints]:
     if name == "global_batch":
         return replace(job, global_batches=(value,)), fixed
     values: Any = value if name in _SWITCHES else (value,)
     return job, replace(fixed, **{name: values})
 
 
-def _near(engine: EngineSpace, job: Job, name: str, given: Sequence[Any]) -> Sequence[Any]:
+def _near(
+    engine: EngineSpace, job: EngineContext, name: str, given: Sequence[Any]
+) -> Sequence[Any]:
     """Return the alternative values of a field, those nearest to the given one first.
 
     They satisfy the rules that depend on this field alone.

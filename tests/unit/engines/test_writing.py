@@ -25,7 +25,7 @@ from search.engines.differences import without_effect
 from search.engines.exporter_types import Place
 from search.engines.files import LAUNCH, written
 from search.engines.megatron.write import environment_of
-from search.engines.space import Job, run_of
+from search.engines.space import EngineContext, run_of
 from search.engines.table import spaces
 from search.engines.text import flags_of, script_command
 from tests.runs import decoder, run_of as run_of_model
@@ -44,7 +44,7 @@ def searched(engine: str, model: str = "llama3-8b", **choice: Any) -> Run:
         choice.get("vpp", 1),
         schedule=choice.get("schedule"),
     )
-    job = Job(name="x", model=sizes, seq=4096, global_batches=(64,), world=8, gpu="H100")
+    job = EngineContext(name="x", model=sizes, seq=4096, global_batches=(64,), world=8, gpu="H100")
     return run_of(space, job, Candidate(**{"chunks": chunks, **usual, **choice}))
 
 
