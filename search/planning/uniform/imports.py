@@ -235,7 +235,7 @@ def _training(run: Run) -> dict[str, object]:
 # Conversion to another engine.
 
 
-class TakenOver(Record):
+class ConvertedRun(Record):
     """Run of one engine, converted to another engine."""
 
     choice: Candidate
@@ -250,7 +250,7 @@ _OF_JOB = ("model.", "steps", "runtime.experts.")
 
 def taken_over(
     question: UniformRequest, run: Run, usual: Run, choice: Candidate, engine: str
-) -> TakenOver:
+) -> ConvertedRun:
     """Return the nearest run of another engine, with equal degrees, stages and batch.
 
     usual : the candidate as its own engine runs it by default; `run` may differ from it. Raises
@@ -282,7 +282,7 @@ def taken_over(
         if name not in kept
     ]
     found = with_settings(made, kept, Path(question.spec.name))
-    return TakenOver(choice=near, run=found, losses=tuple(losses))
+    return ConvertedRun(choice=near, run=found, losses=tuple(losses))
 
 
 def _shown(value: object) -> str:
