@@ -49,7 +49,7 @@ _OF_LAUNCHES = frozenset(
 """Options that the search for uniform plans supports; all others require per-layer plans."""
 
 
-class Route(Record):
+class SearchChoice(Record):
     """Searches of a request: uniform plans, per-layer plans of some engines, or both."""
 
     launches: UniformRequest | None = None
@@ -64,7 +64,7 @@ class Route(Record):
     """Reason without the kind of plans."""
 
 
-def route_of(request: Request) -> Route:
+def route_of(request: Request) -> SearchChoice:
     """Return the searches of a request; raises InputError if its model cannot be read.
 
     Uniform plans are searched where model and cluster are estimated, no option defines a space of
@@ -103,10 +103,10 @@ def route_of(request: Request) -> Route:
             return _layered(request, why)
         question = replace(question, engines=engines)
     if engine in TRAINERS:
-        return Route(launches=question)
+        return SearchChoice(launches=question)
     names = {one.name for one in question.engines}
     layered = tuple(cast(Engine, name) for name in EXPORTERS if name not in names)
-    return Route(launches=question, layered=layered)
+    return SearchChoice(launches=question, layered=layered)
 
 
 def with_site(request: Request) -> tuple[Request, tuple[str, ...]]:
@@ -213,7 +213,7 @@ def refuse_options_of_plans(path: str, request: Request) -> None:
             )
 
 
-def _layered(request: Request, why: str = "") -> Route:
+def _layered(request: Request, why: str = "") -> SearchChoice:
     """Return the route of per-layer plans only."""
     engine = request.engine
     if engine is None and (request.output.frontier or not sweeps(request)):
@@ -225,7 +225,7 @@ def _layered(request: Request, why: str = "") -> Route:
         engines, found = cast(tuple[Engine, ...], EXPORTERS), "per-layer plans"
     else:
         engines, found = (cast(Engine, engine),), f"per-layer plans of {engine}"
-    return Route(layered=engines, why=f"{found}: {why}" if why else "", reason=why)
+    return SearchChoice(layered=engines, why=f"{found}: {why}" if why else "", reason=why)
 
 
 def sweeps(request: Request) -> bool:
@@ -246,7 +246,7 @@ def sweeps(request: Request) -> bool:
 # Best of uniform and per-layer plans.
 
 
-def chosen(request: Request, route: Route | None = None) -> Chosen:
+def chosen(request: Request, route: SearchChoice | None = None) -> Chosen:
     """Return the plans that answer a request; raises InputError, InfeasibleError.
 
     All engines share the time limit; one more share is for the follow-up searches of the best
@@ -271,7 +271,7 @@ def chosen(request: Request, route: Route | None = None) -> Chosen:
     return replace(layered, launches=replace(found, lines=every), lines=every)
 
 
-def _per_layer(request: Request, route: Route) -> Chosen:
+def _per_layer(request: Request, route: SearchChoice) -> Chosen:
     """Return the best per-layer plan of the engines of a route, or independent of engines."""
     request = with_rules(request, route.reason)
     if not route.layered:
@@ -307,7 +307,7 @@ def _plans(
 def with_rules(request: Request, why: str = "") -> Request:
     """Return the request with its fixed degrees as rules of per-layer plans.
 
-    why : `Route.reason`. Raises OptionError for degrees that per-layer plans do not support.
+    why : `SearchChoice.reason`. Raises OptionError for degrees that per-layer plans do not support.
     """
     rules = rules_of(request.degrees, why)
     return extended(request, rules) if rules else request

@@ -20,7 +20,7 @@ from search.commands.search import run
 from search.engines.plans import Space, space_of
 from search.engines.table import EXPORTERS
 from search.planning import choose as choosing
-from search.planning.choose import Route, chosen, sweeps
+from search.planning.choose import SearchChoice, chosen, sweeps
 from search.planning.layered.parts import Chosen, choose
 from search.planning.session import open_session
 from search.planning.uniform.files import is_launch
@@ -329,7 +329,7 @@ def test_a_plan_whose_layers_differ_has_to_win_by_more_than_prices_differ(
 ) -> None:
     """Then its report and its files are the answer, with the launch and the gain over it."""
 
-    def scaled(request: Request, route: Route | None = None) -> Chosen:
+    def scaled(request: Request, route: SearchChoice | None = None) -> Chosen:
         found = chosen(request, route)
         lines = with_rates(found.lines, faster)
         assert found.launches is not None

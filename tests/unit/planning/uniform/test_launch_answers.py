@@ -14,7 +14,7 @@ from autopar.errors import InputError, OptionError
 from autopar.records import content_of, replace
 from search.commands import check, explain, export, search as search_command
 from search.engines.candidate import PRECISIONS
-from search.planning.choose import TRAINERS, Route, route_of
+from search.planning.choose import TRAINERS, SearchChoice, route_of
 from search.planning.uniform.answer import UniformResult, answer, open_launches
 from search.planning.uniform.files import is_launch, read_launch
 from search.request.degrees import DegreeOptions, fixed_of, rules_of
@@ -542,7 +542,7 @@ _EVERY = {*TRAINERS, *_OTHERS}
 _PLAIN = {"model": "llama3-8b", "num-layers": "32"}
 
 
-def _of(given: dict[str, object]) -> tuple[Route, set[str], set[str]]:
+def _of(given: dict[str, object]) -> tuple[SearchChoice, set[str], set[str]]:
     """Return the route of a request, and whose launches and plans it asks."""
     route = route_of(build_request({**_SMALL, **given}))
     launches = set() if route.launches is None else {one.name for one in route.launches.engines}
