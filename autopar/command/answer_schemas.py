@@ -124,7 +124,7 @@ class RemedyEntry(Record):
     """Host memory per GPU, bytes."""
 
 
-class Tried(Record):
+class ClusterResult(Record):
     """A part of the cluster that was tried for a goal, and its fastest plan."""
 
     hardware: str
@@ -159,7 +159,7 @@ class LaunchAnswer(LaunchDocument):
     engines: list[SearchedEntry] = field(default_factory=list)  # type: ignore[assignment]
     remedies: list[RemedyEntry] = field(default_factory=list)
     """Suggestions if no plan fits, smallest change of the training first."""
-    clusters_tried: list[Tried] = field(default_factory=list)
+    clusters_tried: list[ClusterResult] = field(default_factory=list)
     """Clusters tried with `--goal cost` and `fewest-gpus`."""
     best: AgainstEntry | None = None
     """For `explain`: the fastest plan of its engine."""
@@ -196,7 +196,7 @@ class PlanAnswer(ResultDocument):
     what_more_would_bring: list[dict[str, Any]] = field(default_factory=list)
     """For `explain`: effect of one more GiB or GB/s."""
     why_not: list[RuleEntry] = field(default_factory=list)
-    clusters_tried: list[Tried] = field(default_factory=list)
+    clusters_tried: list[ClusterResult] = field(default_factory=list)
 
 
 _FORMS = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from autopar.command.answer_schemas import Tried
+from autopar.command.answer_schemas import ClusterResult
 from autopar.errors import InfeasibleError, InputError, OptionError
 from autopar.records import Record
 from autopar.run.model import ModelSpec, model_parameter_count
@@ -31,7 +31,7 @@ class Reached(Record):
     """Options of the search on the chosen cluster, as typed."""
     words: str
     """Sentence with the goal and the throughput of every searched cluster."""
-    tried: tuple[Tried, ...]
+    tried: tuple[ClusterResult, ...]
 
 
 def clusters_of(nodes: int, per_node: int) -> tuple[tuple[int, int], ...]:
@@ -82,7 +82,7 @@ def chosen_cluster(raw: Mapping[str, object], request: Request) -> Reached:
         common["settle-bsz"] = str(question.job.global_batches[0])
     if request.options.time_limit_s is not None:
         common["time-limit"] = str(request.options.time_limit_s / len(clusters))
-    tried: list[Tried] = []
+    tried: list[ClusterResult] = []
     for number, gpus in clusters:
         tried.append(_tried({**common, "hardware": f"{card}:{number}x{gpus}"}, question.spec))
         if goal == "fewest-gpus" and _reaches(tried[-1], wanted):
@@ -106,7 +106,7 @@ _OF_ONE = frozenset({"num-nodes", "num-gpus-per-node", "world-size", "goal", "to
 """Options of a single cluster, or of the choice among several."""
 
 
-def _tried(options: Mapping[str, object], spec: ModelSpec) -> Tried:
+def _tried(options: Mapping[str, object], spec: ModelSpec) -> ClusterResult:
     request = build_request(options)
     hardware, gpus, reason = str(options["hardware"]), 0, ""
     try:
@@ -122,18 +122,18 @@ def _tried(options: Mapping[str, object], spec: ModelSpec) -> Tried:
                 rates.append(best.samples_per_s)
             if any(rates):
                 rate = max(rates) * route.launches.job.seq
-                return Tried(hardware=hardware, gpus=gpus, tokens_per_s=rate, reason="")
+                return ClusterResult(hardware=hardware, gpus=gpus, tokens_per_s=rate, reason="")
             reason = "nothing fits"
     except InputError as error:  # for example degrees that need more GPUs
         reason = str(error)
-    return Tried(hardware=hardware, gpus=gpus, tokens_per_s=None, reason=reason)
+    return ClusterResult(hardware=hardware, gpus=gpus, tokens_per_s=None, reason=reason)
 
 
-def _reaches(one: Tried, wanted: float | None) -> bool:
+def _reaches(one: ClusterResult, wanted: float | None) -> bool:
     return one.tokens_per_s is not None and one.tokens_per_s >= (wanted or 0.0)
 
 
-def _refuse_rate(tried: Sequence[Tried], wanted: float | None) -> None:
+def _refuse_rate(tried: Sequence[ClusterResult], wanted: float | None) -> None:
     """Raise InfeasibleError if plans fit but none reaches the wanted throughput, tokens/s."""
     fast = max(tried, key=lambda one: one.tokens_per_s or 0.0)
     if fast.tokens_per_s is not None:
@@ -143,7 +143,7 @@ def _refuse_rate(tried: Sequence[Tried], wanted: float | None) -> None:
         )
 
 
-def _words(goal: str, wanted: float | None, tried: Sequence[Tried]) -> str:
+def _words(goal: str, wanted: float | None, tried: Sequence[ClusterResult]) -> str:
     """Return the goal and every searched cluster with its tokens/s/GPU."""
     what = "cheapest per token" if goal == "cost" else "fewest GPUs"
     reached = f" with {wanted:,.0f} tokens/s" if wanted is not None else ""
