@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from search.planning.layered.prediction import SearchResult
     from search.planning.session import Session
     from search.planning.uniform.answer import UniformResult
-    from search.questions.goals import Reached
+    from search.questions.goals import GoalResult
     from search.show.pictures.files import Pictures
 
 _NAME = "autopar-search"
@@ -171,7 +171,7 @@ def _evaluate(request: Request, path: str, raw: Mapping[str, object]) -> int:
     return 0
 
 
-def _show_launches(request: Request, found: UniformResult, reached: Reached | None) -> int:
+def _show_launches(request: Request, found: UniformResult, reached: GoalResult | None) -> int:
     """Print the best uniform plan and write it, or print why there is none."""
     from autopar.output import refuse_clashes
     from search.planning.uniform.summary import summary_of
@@ -230,7 +230,7 @@ def _deliver(
     files: Mapping[Path, str],
     document: Mapping[str, object],
     says: Sequence[str],
-    reached: Reached | None,
+    reached: GoalResult | None,
     plan: Path | None,
     frontier: Sequence[SearchResult] | None = None,
     plot: Callable[[], None] = lambda: None,
@@ -316,7 +316,7 @@ def _say_batch_of_plan(request: Request, session: Session, result: SearchResult)
     )
 
 
-def _goal_entry(reached: Reached | None) -> dict[str, object]:
+def _goal_entry(reached: GoalResult | None) -> dict[str, object]:
     """Return the entry of `--json` with the clusters tried for a goal."""
     if reached is None:
         return {}
@@ -342,7 +342,7 @@ def _pictures(request: Request, read: Sequence[str | None]) -> Pictures:
     return found
 
 
-def _show_plan(found: Chosen, reached: Reached | None) -> int:
+def _show_plan(found: Chosen, reached: GoalResult | None) -> int:
     """Search the per-layer plan with its alternatives, print and write it; return the exit code.
 
     reached : the cluster chosen for a goal

@@ -24,7 +24,7 @@ _STATES_BYTES = 12
 """Lower bound of bytes per parameter over all GPUs with Adam: two fp32 moments, an fp32 weight."""
 
 
-class Reached(Record):
+class GoalResult(Record):
     """The cluster chosen for a goal and the clusters that were searched."""
 
     options: Mapping[str, object]
@@ -54,7 +54,7 @@ def too_small(question: UniformRequest, spec: ModelSpec) -> str:
     return f"weights and moments alone need {format_bytes(least)} per GPU"
 
 
-def chosen_cluster(raw: Mapping[str, object], request: Request) -> Reached:
+def chosen_cluster(raw: Mapping[str, object], request: Request) -> GoalResult:
     """Return the cluster that reaches the goal of a request.
 
     If nothing fits on any part, return the largest cluster, whose search reports suggestions.
@@ -99,7 +99,7 @@ def chosen_cluster(raw: Mapping[str, object], request: Request) -> Reached:
     options = {**common, "hardware": hardware}
     if "time-limit" in raw:
         options["time-limit"] = raw["time-limit"]
-    return Reached(options=options, words=_words(goal, wanted, tried), tried=tuple(tried))
+    return GoalResult(options=options, words=_words(goal, wanted, tried), tried=tuple(tried))
 
 
 _OF_ONE = frozenset({"num-nodes", "num-gpus-per-node", "world-size", "goal", "tokens-per-s"})
