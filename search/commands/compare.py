@@ -20,7 +20,7 @@ from search.request.request import FILLS, build_request
 from search.show.terms import memory_name, time_name
 
 if TYPE_CHECKING:
-    from search.questions.compare import Comparison, Side
+    from search.questions.compare import Comparison, ComparisonSide
 
 _NAME = "autopar-compare"
 
@@ -125,7 +125,7 @@ _NOT_IN_LINE = ("model", "cluster", "seq_length", "engine", "global_batch_size",
 """Differences that the summary of a plan does not show."""
 
 
-def _show_side(console: Console, number: int, side: Side) -> None:
+def _show_side(console: Console, number: int, side: ComparisonSide) -> None:
     """Print the name of a side, and its plan on the same line if there is room."""
     head = f"{number}  {side.name}"
     words = side.line or "measured trace"

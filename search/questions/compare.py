@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _F64 = NDArray[np.float64]
 
 
-class Side(Record):
+class ComparisonSide(Record):
     """One side of a comparison: a uniform plan, a per-layer plan or a measured trace."""
 
     name: str
@@ -57,10 +57,10 @@ class Side(Record):
 class Comparison(Record):
     """Values of two sides by name, with the largest difference first."""
 
-    first: Side
-    second: Side
+    first: ComparisonSide
+    second: ComparisonSide
     degrees: Mapping[str, tuple[Any, Any]]
-    """Parallel degrees that differ, with the entries of `Side.subject` that differ."""
+    """Parallel degrees that differ, with the entries of `ComparisonSide.subject` that differ."""
     terms_s: Mapping[str, tuple[float, float]]
     """Seconds by term: per sequence if the global batches differ, else per step."""
     per_sample: bool
@@ -68,7 +68,7 @@ class Comparison(Record):
     notes: tuple[str, ...]
 
 
-def compare(first: Side, second: Side, notes: Sequence[str] = ()) -> Comparison:
+def compare(first: ComparisonSide, second: ComparisonSide, notes: Sequence[str] = ()) -> Comparison:
     """Return the comparison of two sides whose terms have common names."""
     batches = (first.global_batch, second.global_batch)
     per_sample = None not in batches and batches[0] != batches[1]
@@ -114,7 +114,7 @@ def _pairs(
 
 def side_of_plan(
     path: str, request: Request, raw: Mapping[str, object], notice: Callable[[str], None]
-) -> Side:
+) -> ComparisonSide:
     """Return the side of a plan file, strategy file, engine configuration or search answer.
 
     raw : options given by the user. They override those of the file; for an engine configuration
@@ -137,7 +137,7 @@ def side_of_plan(
     price = priced.price
     if price.throughput is None:
         raise InputError(f"{path}: cannot run: {'; '.join(price.problems)}")
-    return Side(
+    return ComparisonSide(
         name=path,
         kind="launch" if isinstance(given, GivenLaunch) else "plan",
         line=priced.words,
@@ -155,7 +155,7 @@ def side_of_plan(
     )
 
 
-def under_common_names(side: Side) -> Side:
+def under_common_names(side: ComparisonSide) -> ComparisonSide:
     """Return a side with the time terms that uniform and per-layer plans share.
 
     Degrees and memory terms have no common names and are removed.
@@ -235,7 +235,7 @@ def is_trace(path: str) -> bool:
     )
 
 
-def read_trace(path: str) -> tuple[Side, int, list[str]]:
+def read_trace(path: str) -> tuple[ComparisonSide, int, list[str]]:
     """Return the side of a trace, its rank and notes about it.
 
     Times are the mean over the steps of the trace. If a file contains several ranks, the rank that
@@ -256,7 +256,7 @@ def read_trace(path: str) -> tuple[Side, int, list[str]]:
     return side_of_trace(data, path, rank if isinstance(rank, int) else 0)
 
 
-def side_of_trace(data: Any, name: str, rank: int) -> tuple[Side, int, list[str]]:
+def side_of_trace(data: Any, name: str, rank: int) -> tuple[ComparisonSide, int, list[str]]:
     """Return the side of a parsed trace on one rank, the rank and notes; see `read_trace`."""
     events = data.get("traceEvents") if isinstance(data, dict) else data
     events = [one for one in events if isinstance(one, dict)] if isinstance(events, list) else []
@@ -295,7 +295,7 @@ def side_of_trace(data: Any, name: str, rank: int) -> tuple[Side, int, list[str]
         if any(one[term] for one in found)
     }
     peak = max((_allocated(one) for one in events), default=0)
-    side = Side(
+    side = ComparisonSide(
         name=name,
         kind="trace",
         step_time_s=step_s,
@@ -379,7 +379,7 @@ def _merged(pairs: _F64) -> _F64:
     return np.stack([pairs[first, 0], reach[last]], axis=1)
 
 
-def traced(side: Side, rank: int) -> Side:
+def traced(side: ComparisonSide, rank: int) -> ComparisonSide:
     """Return the side of a plan with the terms of its predicted trace on one rank."""
     from autopar.records import replace
     from search.show.pictures.files import Pictures
@@ -421,7 +421,7 @@ def both_sides(
 def comparison_document(found: Comparison) -> dict[str, Any]:
     """Return a comparison as the object of `--json`, in seconds and bytes."""
 
-    def side(one: Side) -> dict[str, Any]:
+    def side(one: ComparisonSide) -> dict[str, Any]:
         return {
             "name": one.name,
             "kind": one.kind,
