@@ -26,7 +26,7 @@ from search.request.options import SearchOptions
 from search.request.request import BATCH_OPTIONS, InputSpec, Shorthands
 
 if TYPE_CHECKING:
-    from search.questions.explore import Answer, Choice, Group
+    from search.questions.explore import Answer, Combination, Group
 
 _NAME = "autopar-explore"
 _ASK, _OUT = "Answer", "Files"
@@ -181,7 +181,9 @@ def _require(words: Mapping[str, Any]) -> None:
         )
 
 
-def _check_prices(spec: WhatIfSpec, prices: Mapping[str, float], asked: Sequence[Choice]) -> None:
+def _check_prices(
+    spec: WhatIfSpec, prices: Mapping[str, float], asked: Sequence[Combination]
+) -> None:
     """Raise OptionError for a price of unused hardware, or a missing price in an order by cost."""
     from search.questions.explore import price_of
 
@@ -204,7 +206,7 @@ def _check_prices(spec: WhatIfSpec, prices: Mapping[str, float], asked: Sequence
                 )
 
 
-def _plan_paths(spec: WhatIfSpec, asked: Sequence[Choice]) -> dict[int, Path]:
+def _plan_paths(spec: WhatIfSpec, asked: Sequence[Combination]) -> dict[int, Path]:
     """Return the strategy file of every combination by its `id`; empty if none are requested.
 
     The plan file is next to it.
@@ -227,7 +229,9 @@ def _own_file(strategy: Path) -> Path:
     return strategy.with_name(f"autopar_plan_{strategy.name}")
 
 
-def _refuse_clashes(spec: WhatIfSpec, asked: Sequence[Choice], files: Mapping[int, Path]) -> None:
+def _refuse_clashes(
+    spec: WhatIfSpec, asked: Sequence[Combination], files: Mapping[int, Path]
+) -> None:
     from search.show.exploration import PICTURE
 
     inputs = [choice.request.inputs for choice in asked]
@@ -246,7 +250,7 @@ def _refuse_clashes(spec: WhatIfSpec, asked: Sequence[Choice], files: Mapping[in
 
 
 def _search(
-    asked: Sequence[Choice], prices: Mapping[str, float], *, alternatives: bool
+    asked: Sequence[Combination], prices: Mapping[str, float], *, alternatives: bool
 ) -> tuple[list[Answer], bool]:
     """Return the answers of the combinations in order, and True if Ctrl-C stopped the search."""
     from search.questions.explore import Parts, search_one
@@ -256,7 +260,7 @@ def _search(
     next_s = time.monotonic() + _QUIET_S
     for place, choice in enumerate(asked, 1):
 
-        def one(choice: Choice = choice) -> Answer:
+        def one(choice: Combination = choice) -> Answer:
             return search_one(choice, parts, alternatives=alternatives, prices=prices)
 
         try:

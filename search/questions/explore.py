@@ -44,7 +44,7 @@ By = Literal["tokens", "step", "cost"]
 # Combinations of option values.
 
 
-class Choice(Record):
+class Combination(Record):
     """One combination of option values and its search request."""
 
     words: Mapping[str, str]
@@ -52,7 +52,7 @@ class Choice(Record):
     request: Request
 
 
-def choices(raw: Mapping[str, object]) -> tuple[Choice, ...]:
+def choices(raw: Mapping[str, object]) -> tuple[Combination, ...]:
     """Return every combination of a command line, in the order of the given values.
 
     Parameters
@@ -87,11 +87,11 @@ def choices(raw: Mapping[str, object]) -> tuple[Choice, ...]:
             for name, word in words.items()
             if not (name == "stack" and word.lower() == "none")
         }
-        found.append(Choice(words=words, request=build_request({**common, **asked})))
+        found.append(Combination(words=words, request=build_request({**common, **asked})))
     return tuple(found)
 
 
-def check_values(asked: Iterable[Choice]) -> None:
+def check_values(asked: Iterable[Combination]) -> None:
     """Raise InputError if a value is invalid in every combination.
 
     An unknown name is an error. A site of another card, or a sequence length that one of two models
@@ -164,7 +164,7 @@ class Figures(NamedTuple):
 class Answer(Record, eq=False):
     """Result of one combination."""
 
-    choice: Choice
+    choice: Combination
     status: Literal["found", "no plan", "not tried"]
     reason: str = ""
     """Why there is no plan or no search; for a search that ended early, its gap to the best."""
@@ -248,7 +248,7 @@ class Parts:
 
 
 def search_one(
-    choice: Choice,
+    choice: Combination,
     parts: Parts,
     *,
     alternatives: bool = False,
@@ -305,7 +305,7 @@ def search_one(
 
 
 def _launched(
-    choice: Choice,
+    choice: Combination,
     found: Launches,
     notices: tuple[str, ...],
     prices: Mapping[str, float],

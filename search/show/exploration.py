@@ -32,7 +32,7 @@ from search.show.summary import in_table, row_lines
 if TYPE_CHECKING:
     from autopar.command.console import Console
     from autopar.exploration import LeadEntry
-    from search.questions.explore import Answer, Choice, Group
+    from search.questions.explore import Answer, Combination, Group
 
 PICTURE = "what_if"
 """File name of the picture without suffix."""
@@ -110,7 +110,7 @@ def _basis(found: Sequence[Answer]) -> str:
     return f"{'; '.join(parts)}. " if parts else ""
 
 
-def varied_axes(asked: Iterable[Choice]) -> tuple[str, ...]:
+def varied_axes(asked: Iterable[Combination]) -> tuple[str, ...]:
     """Return the options with several values in these combinations, in the order of `AXES`."""
     values: dict[str, set[str]] = {}
     for choice in asked:
@@ -365,7 +365,7 @@ def _show_defaults(console: Console, found: Sequence[Answer]) -> None:
         print_item(console, line)
 
 
-def command_of(choice: Choice) -> str:
+def command_of(choice: Combination) -> str:
     """Return the `autopar search` command line of a combination."""
     rows = {row.name: row for row in ROWS}
     given = dict(choice.request.given)
@@ -379,7 +379,7 @@ def command_of(choice: Choice) -> str:
 # Files: names of plans, the object of `--json`, the picture.
 
 
-def slugs(asked: Sequence[Choice]) -> list[str]:
+def slugs(asked: Sequence[Combination]) -> list[str]:
     """Return a unique file name for each combination, built from cards and stems of paths."""
     found: list[str] = []
     for choice in asked:
