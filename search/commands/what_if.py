@@ -26,7 +26,7 @@ from search.request.options import SearchOptions
 from search.request.request import BATCH_OPTIONS, InputSpec, Shorthands
 
 if TYPE_CHECKING:
-    from search.questions.explore import Answer, Combination, Group
+    from search.questions.explore import Combination, CombinationResult, Group
 
 _NAME = "autopar-explore"
 _ASK, _OUT = "Answer", "Files"
@@ -251,16 +251,16 @@ def _refuse_clashes(
 
 def _search(
     asked: Sequence[Combination], prices: Mapping[str, float], *, alternatives: bool
-) -> tuple[list[Answer], bool]:
+) -> tuple[list[CombinationResult], bool]:
     """Return the answers of the combinations in order, and True if Ctrl-C stopped the search."""
     from search.questions.explore import Parts, search_one
 
     parts = Parts()
-    answers: list[Answer] = []
+    answers: list[CombinationResult] = []
     next_s = time.monotonic() + _QUIET_S
     for place, choice in enumerate(asked, 1):
 
-        def one(choice: Combination = choice) -> Answer:
+        def one(choice: Combination = choice) -> CombinationResult:
             return search_one(choice, parts, alternatives=alternatives, prices=prices)
 
         try:
@@ -316,7 +316,7 @@ def _write(
     return says
 
 
-def _plan_texts(answer: Answer, path: Path) -> dict[Path, str]:
+def _plan_texts(answer: CombinationResult, path: Path) -> dict[Path, str]:
     """Return the content of the files of an answer, equal to that of `autopar-search`."""
     from search.show.files import output_texts
 

@@ -161,7 +161,7 @@ class Figures(NamedTuple):
     """Price of a million tokens; None without a price of the hardware."""
 
 
-class Answer(Record, eq=False):
+class CombinationResult(Record, eq=False):
     """Result of one combination."""
 
     choice: Combination
@@ -253,7 +253,7 @@ def search_one(
     *,
     alternatives: bool = False,
     prices: Mapping[str, float] | None = None,
-) -> Answer:
+) -> CombinationResult:
     """Return the answer of one combination, as `autopar-search` finds it.
 
     Parameters
@@ -276,13 +276,15 @@ def search_one(
         session = open_session(request.inputs, request.options, request.given, once=parts.once)
         result = session.solve() if alternatives else session.planner.solve(top=0)
     except InputError as error:
-        return Answer(choice=choice, status="not tried", reason=_reason(error), error=error)
+        return CombinationResult(
+            choice=choice, status="not tried", reason=_reason(error), error=error
+        )
     except InfeasibleError as error:
-        return Answer(choice=choice, status="no plan", reason=str(error))
+        return CombinationResult(choice=choice, status="no plan", reason=str(error))
     result = replace(result, defaults_used=session.defaults + result.defaults_used)
     notices += session.notices
     if result.plan is None or result.prediction is None:
-        return Answer(
+        return CombinationResult(
             choice=choice,
             status="no plan",
             reason=_why_none(session, result),
@@ -291,7 +293,7 @@ def search_one(
             result=result,
             notices=notices,
         )
-    return Answer(
+    return CombinationResult(
         choice=choice,
         status="found",
         reason="" if result.status == "optimal" else _early(result.gap),
@@ -309,13 +311,13 @@ def _launched(
     found: Launches,
     notices: tuple[str, ...],
     prices: Mapping[str, float],
-) -> Answer:
+) -> CombinationResult:
     """Return the answer of a combination from the result of its uniform search."""
     from search.planning.uniform.summary import priced_of
 
     best = found.best
     if best is None:
-        return Answer(
+        return CombinationResult(
             choice=choice,
             status="no plan",
             reason=_why_no_launch(found),
@@ -324,7 +326,7 @@ def _launched(
         )
     assert best.solved is not None, "it was searched"
     priced = priced_of(found, best)
-    return Answer(
+    return CombinationResult(
         choice=choice,
         status="found",
         reason="" if best.solved.complete else _early(best.solved.gap),
@@ -429,21 +431,21 @@ class Group(Record):
 
     trained: Mapping[str, str]
     """Typed value of each option in `TRAINED`."""
-    ranked: tuple[Answer, ...]
+    ranked: tuple[CombinationResult, ...]
     """Answers with a plan, best first; equal ones in the order of the command line."""
-    left: tuple[Answer, ...]
+    left: tuple[CombinationResult, ...]
     """Answers without a plan, in the order of the command line."""
 
 
-def grouped(answers: Sequence[Answer], by: By) -> tuple[Group, ...]:
+def grouped(answers: Sequence[CombinationResult], by: By) -> tuple[Group, ...]:
     """Return the answers grouped by model and sequence length, in the order of the command line."""
-    of: dict[tuple[tuple[str, str], ...], list[Answer]] = {}
+    of: dict[tuple[tuple[str, str], ...], list[CombinationResult]] = {}
     for answer in answers:
         words = answer.choice.words
         key = tuple((name, words[name]) for name in TRAINED if name in words)
         of.setdefault(key, []).append(answer)
 
-    def order(answer: Answer) -> float:
+    def order(answer: CombinationResult) -> float:
         assert answer.figures is not None
         return value_of(answer.figures, by)
 
@@ -470,7 +472,7 @@ def leads(group: Group, by: By) -> tuple[LeadEntry, ...]:
     return tuple(_lead(group.ranked[0], group.ranked[place], place + 1, by) for place in places)
 
 
-def _lead(first: Answer, second: Answer, place: int, by: By) -> LeadEntry:
+def _lead(first: CombinationResult, second: CombinationResult, place: int, by: By) -> LeadEntry:
     from autopar.exploration import LeadEntry
     from autopar.rates.accuracy import probability_faster
 
@@ -491,7 +493,7 @@ def _lead(first: Answer, second: Answer, place: int, by: By) -> LeadEntry:
     )
 
 
-def _shared_class(first: Answer, second: Answer) -> RunClass | None:
+def _shared_class(first: CombinationResult, second: CombinationResult) -> RunClass | None:
     """Return the published runs behind two estimates that differ only in the plan; else None.
 
     Between clusters or engines the estimation errors do not cancel.
@@ -504,7 +506,7 @@ def _shared_class(first: Answer, second: Answer) -> RunClass | None:
     return first.runs
 
 
-def effects(answers: Sequence[Answer], by: By) -> tuple[EffectEntry, ...]:
+def effects(answers: Sequence[CombinationResult], by: By) -> tuple[EffectEntry, ...]:
     """Return the effect of each varied option outside `TRAINED`, largest first.
 
     The ratio of an effect is the geometric mean of worst over best with all else equal.
@@ -515,7 +517,7 @@ def effects(answers: Sequence[Answer], by: By) -> tuple[EffectEntry, ...]:
     for option in AXES:
         if option in TRAINED:
             continue
-        alike: dict[tuple[str, ...], list[Answer]] = {}
+        alike: dict[tuple[str, ...], list[CombinationResult]] = {}
         for answer in answers:
             words = answer.choice.words
             if answer.figures is not None and option in words:

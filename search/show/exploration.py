@@ -32,7 +32,7 @@ from search.show.summary import in_table, row_lines
 if TYPE_CHECKING:
     from autopar.command.console import Console
     from autopar.exploration import LeadEntry
-    from search.questions.explore import Answer, Combination, Group
+    from search.questions.explore import Combination, CombinationResult, Group
 
 PICTURE = "what_if"
 """File name of the picture without suffix."""
@@ -90,14 +90,14 @@ def _show_next(console: Console, groups: Sequence[Group], *, verbose: bool) -> N
         console.print(f"{'':<{_LABEL}}--verbose (definitions, defaults, GPUs)", soft_wrap=True)
 
 
-def _common_batch(answers: Sequence[Answer], varied: Sequence[str]) -> str:
+def _common_batch(answers: Sequence[CombinationResult], varied: Sequence[str]) -> str:
     """Return the global batch that all combinations share, as a part of a title."""
     batch = answers[0].choice.words.get("global-batch-size")
     shared = batch is not None and "global-batch-size" not in varied
     return f", global batch {batch}" if shared else ""
 
 
-def _basis(found: Sequence[Answer]) -> str:
+def _basis(found: Sequence[CombinationResult]) -> str:
     """Return which answers are estimated or synthetic: all, or those of some hardware."""
     parts = []
     for kind, of in (
@@ -119,7 +119,7 @@ def varied_axes(asked: Iterable[Combination]) -> tuple[str, ...]:
     return tuple(name for name in AXES if len(values.get(name, ())) > 1)
 
 
-def _same_words(answers: Sequence[Answer], varied: Sequence[str]) -> list[str]:
+def _same_words(answers: Sequence[CombinationResult], varied: Sequence[str]) -> list[str]:
     """Return the option values that all answers share, without model, length and hardware."""
     words = answers[0].choice.words
     same = [
@@ -248,13 +248,13 @@ _MOST_NUMBERS = 12
 """Largest width of the numbers before a plan, columns."""
 
 
-def _summary(answer: Answer) -> str:
+def _summary(answer: CombinationResult) -> str:
     """Return the engine and the plan of an answer in one line."""
     assert answer.priced is not None, "a plan was found"
     return " ".join(filter(None, (answer.priced.engine, answer.priced.words)))
 
 
-def _cells(answer: Answer, *, priced: bool) -> list[str]:
+def _cells(answer: CombinationResult, *, priced: bool) -> list[str]:
     figures = answer.figures
     assert figures is not None
     interval = ""
@@ -278,7 +278,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.4g}"
 
 
-def _words(answer: Answer, axes: Sequence[str]) -> list[str]:
+def _words(answer: CombinationResult, axes: Sequence[str]) -> list[str]:
     """Return the values of these options in words."""
     words = answer.choice.words
     found = []
@@ -290,7 +290,7 @@ def _words(answer: Answer, axes: Sequence[str]) -> list[str]:
     return found
 
 
-def _name(answer: Answer, axes: Sequence[str]) -> str:
+def _name(answer: CombinationResult, axes: Sequence[str]) -> str:
     named = _words(answer, axes)
     return answer.choice.words["hardware"] + (f" with {' and '.join(named)}" if named else "")
 
@@ -320,7 +320,7 @@ def _lead_words(group: Group, ahead: LeadEntry, by: By) -> str:
     return f"{than}: {sure}"
 
 
-def _show_effects(console: Console, answers: Sequence[Answer], by: By) -> None:
+def _show_effects(console: Console, answers: Sequence[CombinationResult], by: By) -> None:
     """Print the effect of each option: best over worst value, with all others equal."""
     worth = effects(answers, by)
     if not worth:
@@ -339,7 +339,7 @@ def _show_effects(console: Console, answers: Sequence[Answer], by: By) -> None:
         console.print(escape(line), soft_wrap=True)
 
 
-def _show_definitions(console: Console, found: Sequence[Answer]) -> None:
+def _show_definitions(console: Console, found: Sequence[CombinationResult]) -> None:
     """Print the definitions of the columns."""
     print_heading(console, "Definitions")
     lines = [
@@ -355,7 +355,7 @@ def _show_definitions(console: Console, found: Sequence[Answer]) -> None:
         print_item(console, line)
 
 
-def _show_defaults(console: Console, found: Sequence[Answer]) -> None:
+def _show_defaults(console: Console, found: Sequence[CombinationResult]) -> None:
     """Print the defaults that all answers share."""
     lines = [[line for line in answer.defaults_used if line.startswith("--")] for answer in found]
     shared = [line for line in lines[0] if all(line in own for own in lines)] if lines else []
@@ -419,7 +419,7 @@ def exploration(
 
     answers = [answer for group in groups for answer in (*group.ranked, *group.left)]
 
-    def entry(answer: Answer, rank: int | None) -> ChoiceEntry:
+    def entry(answer: CombinationResult, rank: int | None) -> ChoiceEntry:
         there: dict[str, Any] = {}
         if answer.figures is not None:
             there = {
@@ -460,7 +460,7 @@ def exploration(
     ).content()
 
 
-def _plan_entry(answer: Answer) -> dict[str, Any]:
+def _plan_entry(answer: CombinationResult) -> dict[str, Any]:
     """Return the degrees of a uniform plan, or the strategies of a per-layer plan."""
     launch = answer.launch
     if launch is not None:
