@@ -253,9 +253,9 @@ def _search(
     asked: Sequence[Combination], prices: Mapping[str, float], *, alternatives: bool
 ) -> tuple[list[CombinationResult], bool]:
     """Return the answers of the combinations in order, and True if Ctrl-C stopped the search."""
-    from search.questions.explore import Parts, search_one
+    from search.questions.explore import ProfileCache, search_one
 
-    parts = Parts()
+    parts = ProfileCache()
     answers: list[CombinationResult] = []
     next_s = time.monotonic() + _QUIET_S
     for place, choice in enumerate(asked, 1):

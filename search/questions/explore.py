@@ -234,7 +234,7 @@ class CombinationResult(Record, eq=False):
         return () if self.result is None else self.result.notes
 
 
-class Parts:
+class ProfileCache:
     """Cache of profiles that combinations share."""
 
     def __init__(self) -> None:
@@ -249,7 +249,7 @@ class Parts:
 
 def search_one(
     choice: Combination,
-    parts: Parts,
+    parts: ProfileCache,
     *,
     alternatives: bool = False,
     prices: Mapping[str, float] | None = None,
