@@ -26,7 +26,7 @@ from search.request.options import SearchOptions
 from search.request.request import BATCH_OPTIONS, InputSpec, Shorthands
 
 if TYPE_CHECKING:
-    from search.questions.explore import Combination, CombinationResult, Group
+    from search.questions.explore import Combination, CombinationResult, ComparableGroup
 
 _NAME = "autopar-explore"
 _ASK, _OUT = "Answer", "Files"
@@ -276,7 +276,7 @@ def _search(
 def _write(
     spec: WhatIfSpec,
     words: Mapping[str, Any],
-    groups: Sequence[Group],
+    groups: Sequence[ComparableGroup],
     files: Mapping[int, Path],
     exit_code: int,
 ) -> list[str]:

@@ -426,7 +426,7 @@ def _ends(figures: Figures, by: By) -> tuple[float, float] | None:
     return interval[0] * scale, interval[1] * scale
 
 
-class Group(Record):
+class ComparableGroup(Record):
     """Comparable answers: those for one model and one sequence length."""
 
     trained: Mapping[str, str]
@@ -437,7 +437,7 @@ class Group(Record):
     """Answers without a plan, in the order of the command line."""
 
 
-def grouped(answers: Sequence[CombinationResult], by: By) -> tuple[Group, ...]:
+def grouped(answers: Sequence[CombinationResult], by: By) -> tuple[ComparableGroup, ...]:
     """Return the answers grouped by model and sequence length, in the order of the command line."""
     of: dict[tuple[tuple[str, str], ...], list[CombinationResult]] = {}
     for answer in answers:
@@ -450,7 +450,7 @@ def grouped(answers: Sequence[CombinationResult], by: By) -> tuple[Group, ...]:
         return value_of(answer.figures, by)
 
     return tuple(
-        Group(
+        ComparableGroup(
             trained=dict(key),
             ranked=tuple(sorted((a for a in own if a.figures is not None), key=order)),
             left=tuple(a for a in own if a.figures is None),
@@ -459,7 +459,7 @@ def grouped(answers: Sequence[CombinationResult], by: By) -> tuple[Group, ...]:
     )
 
 
-def leads(group: Group, by: By) -> tuple[LeadEntry, ...]:
+def leads(group: ComparableGroup, by: By) -> tuple[LeadEntry, ...]:
     """Return the lead of the best answer over the second, and over the best on other hardware.
 
     The second answer may differ only in the engine, while other hardware is another purchase.

@@ -32,7 +32,7 @@ from search.show.summary import in_table, row_lines
 if TYPE_CHECKING:
     from autopar.command.console import Console
     from autopar.exploration import LeadEntry
-    from search.questions.explore import Combination, CombinationResult, Group
+    from search.questions.explore import Combination, CombinationResult, ComparableGroup
 
 PICTURE = "what_if"
 """File name of the picture without suffix."""
@@ -50,7 +50,7 @@ _LABEL = 11
 
 
 def show_answers(
-    console: Console, groups: Sequence[Group], by: By, *, verbose: bool = False
+    console: Console, groups: Sequence[ComparableGroup], by: By, *, verbose: bool = False
 ) -> None:
     """Print every group with its ranking, and the effects of options over all groups.
 
@@ -76,7 +76,7 @@ def show_answers(
     _show_next(console, groups, verbose=verbose)
 
 
-def _show_next(console: Console, groups: Sequence[Group], *, verbose: bool) -> None:
+def _show_next(console: Console, groups: Sequence[ComparableGroup], *, verbose: bool) -> None:
     """Print the search of the best answer of each group."""
     first = [group.ranked[0] for group in groups if group.ranked]
     if not first:
@@ -139,7 +139,7 @@ def _same_words(answers: Sequence[CombinationResult], varied: Sequence[str]) -> 
     return same
 
 
-def _title(group: Group) -> str:
+def _title(group: ComparableGroup) -> str:
     tokens = sorted({a.figures.tokens_per_sample for a in group.ranked if a.figures is not None})
     names = [a.session.spec.name for a in group.ranked if a.session is not None]
     model = group.trained.get("model", names[0] if names else "")
@@ -151,7 +151,7 @@ def _title(group: Group) -> str:
 
 def _show_group(
     console: Console,
-    group: Group,
+    group: ComparableGroup,
     by: By,
     varied: Sequence[str],
     *,
@@ -184,7 +184,7 @@ def _show_group(
 
 
 def _show_table(
-    console: Console, group: Group, axes: Sequence[str], *, verbose: bool
+    console: Console, group: ComparableGroup, axes: Sequence[str], *, verbose: bool
 ) -> tuple[str, ...]:
     """Print the figures of every answer; return the options whose columns fit on the screen."""
     priced = any(a.figures is not None and a.figures.cost_per_mtoken for a in group.ranked)
@@ -219,7 +219,7 @@ def _show_table(
 
 
 def _show_plans(
-    console: Console, group: Group, axes: Sequence[str], columns: Sequence[str]
+    console: Console, group: ComparableGroup, axes: Sequence[str], columns: Sequence[str]
 ) -> None:
     """Print the plan of every answer with its values of `axes`; equal plans are printed once."""
     plans: dict[str, list[str]] = {}
@@ -295,7 +295,7 @@ def _name(answer: CombinationResult, axes: Sequence[str]) -> str:
     return answer.choice.words["hardware"] + (f" with {' and '.join(named)}" if named else "")
 
 
-def _lead_words(group: Group, ahead: LeadEntry, by: By) -> str:
+def _lead_words(group: ComparableGroup, ahead: LeadEntry, by: By) -> str:
     """Return the lead of the best answer over another one, and how certain it is."""
     best, one = group.ranked[0], group.ranked[ahead.over - 1]
     words, others = best.choice.words, one.choice.words
@@ -397,7 +397,7 @@ def slugs(asked: Sequence[Combination]) -> list[str]:
 
 
 def exploration(
-    groups: Sequence[Group],
+    groups: Sequence[ComparableGroup],
     by: By,
     *,
     choices: Mapping[str, Sequence[str]],
@@ -478,7 +478,10 @@ def _plan_entry(answer: CombinationResult) -> dict[str, Any]:
 
 
 def save_picture(
-    folder: str, groups: Sequence[Group], formats: Sequence[str], aside: Aside | None = None
+    folder: str,
+    groups: Sequence[ComparableGroup],
+    formats: Sequence[str],
+    aside: Aside | None = None,
 ) -> list[Path]:
     """Write bars of tokens/s/GPU with 90 % intervals, one plot per group; return the files.
 
@@ -515,7 +518,7 @@ def save_picture(
     return save_figures(folder, {PICTURE: draw}, formats, aside)
 
 
-def first_commands(groups: Sequence[Group], plan_files: Mapping[int, str]) -> list[str]:
+def first_commands(groups: Sequence[ComparableGroup], plan_files: Mapping[int, str]) -> list[str]:
     """Return the command that explains the plan file of the best answer of each group."""
     first = [group.ranked[0] for group in groups if group.ranked]
     return [
