@@ -24,7 +24,7 @@ from search.request.request import FILLS, build_request, stored_request
 
 if TYPE_CHECKING:
     from search.planning.layered.prediction import SearchResult
-    from search.planning.session import WhyNot
+    from search.planning.session import ConstrainedResult
     from search.planning.uniform.answer import UniformRequest
     from search.planning.uniform.best_first import PricedRun
 
@@ -100,7 +100,7 @@ def _execute(raw: dict[str, Any]) -> int:
     from autopar.command.console import make_console
     from autopar.output import refuse_clashes
     from search.planning.layered.summary import found_or_reason
-    from search.planning.session import WhyNot, ask_why_not
+    from search.planning.session import ConstrainedResult, ask_why_not
     from search.questions.gains import gains_of
     from search.questions.given import given_plan
     from search.show.files import explanation_document
@@ -117,7 +117,9 @@ def _execute(raw: dict[str, Any]) -> int:
     session = given.session
     write_pictures(pictures, lambda: given.draw(pictures), command=_NAME)
 
-    def search_again() -> tuple[SearchResult, list[tuple[str, WhyNot]], tuple[Gain, ...]]:
+    def search_again() -> tuple[
+        SearchResult, list[tuple[str, ConstrainedResult]], tuple[Gain, ...]
+    ]:
         best = session.planner.solve()
         pinned = [(rule, ask_why_not(session, rule, best)) for rule in why_not]
         return best, pinned, gains_of(session, best)
@@ -136,7 +138,7 @@ def _execute(raw: dict[str, Any]) -> int:
         freed = " and ".join(found.left_out)
         options = f"--pin {shlex.quote(rule)}"
         others.append(Asked(rule, plan, reason, freed=freed, options=options))
-    fastest = found_or_reason(WhyNot(result=baseline), baseline, budget)
+    fastest = found_or_reason(ConstrainedResult(result=baseline), baseline, budget)
     show_explained(
         console,
         given.answer,

@@ -431,7 +431,7 @@ def open_session(
 # Comparison with plans that obey an additional rule.
 
 
-class WhyNot(Record, eq=False):
+class ConstrainedResult(Record, eq=False):
     """Best plan that obeys one additional rule."""
 
     result: SearchResult | None
@@ -442,7 +442,7 @@ class WhyNot(Record, eq=False):
     """Options of the request that exclude the rule and were ignored for the result."""
 
 
-def ask_why_not(session: Session, rule: str, baseline: SearchResult) -> WhyNot:
+def ask_why_not(session: Session, rule: str, baseline: SearchResult) -> ConstrainedResult:
     """Return the best plan that obeys one more pin, at the baseline's batch.
 
     Options that exclude the rule are ignored and reported: conflicting pins of the same key first,
@@ -455,7 +455,7 @@ def ask_why_not(session: Session, rule: str, baseline: SearchResult) -> WhyNot:
     pins, dropped = freed(session.options.pin, rule)
     options = replace(session.options, pin=(*pins, rule))
     left_out = tuple(f"--pin {pin}" for pin in dropped)
-    first: WhyNot | None = None
+    first: ConstrainedResult | None = None
     widths = widest(session.hardware.world_size)
     for names in ((), *_bounds(options, widths)):
         wider: dict[str, Any] = {name: widths[name] for name in names}
@@ -464,9 +464,9 @@ def ask_why_not(session: Session, rule: str, baseline: SearchResult) -> WhyNot:
         try:
             result = session.rebuilt(options=asked).solve(global_batch_sizes=batches)
         except InputError as error:
-            first = first or WhyNot(result=None, reason=str(error), left_out=left_out)
+            first = first or ConstrainedResult(result=None, reason=str(error), left_out=left_out)
             continue
-        found = WhyNot(result=result, left_out=(*left_out, *said))
+        found = ConstrainedResult(result=result, left_out=(*left_out, *said))
         # a plan that needs more memory is a more useful result than no plan
         if result.infeasibility is None or result.infeasibility.smallest_budget_bytes > 0:
             return found

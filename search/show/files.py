@@ -73,7 +73,7 @@ from autopar.units import GIB
 from search.engines.space import run_of
 from search.planning.layered.prediction import Alternative, SearchResult
 from search.planning.layered.summary import priced_of_result
-from search.planning.session import WhyNot
+from search.planning.session import ConstrainedResult
 from search.planning.uniform.answer import EngineResult, UniformResult as Launches
 from search.planning.uniform.best_first import PricedRun
 from search.planning.uniform.files import cluster_of, degrees_entry
@@ -199,7 +199,7 @@ def evaluation_document(
 
 def explanation_document(
     baseline: SearchResult,
-    pinned: Sequence[tuple[str, WhyNot]],
+    pinned: Sequence[tuple[str, ConstrainedResult]],
     gains: Sequence[Gain],
 ) -> dict[str, Any]:
     """Return the entries that `autopar-explain --json` adds to the price of a plan.
@@ -213,7 +213,7 @@ def explanation_document(
     }
 
 
-def _against(baseline: SearchResult, found: WhyNot) -> dict[str, Any]:
+def _against(baseline: SearchResult, found: ConstrainedResult) -> dict[str, Any]:
     """Return the best plan under a rule, or why there is none, and its time differences by term."""
     result, terms = found.result, dict[str, float]()
     other = None if result is None else priced_of_result(result)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from autopar.sources import Source
     from autopar.training.throughput import Throughput
     from search.planning.layered.prediction import SearchResult
-    from search.planning.session import WhyNot
+    from search.planning.session import ConstrainedResult
 
 # --------------------------------------------------------------------------------------------------
 # Record of an answer.
@@ -264,7 +264,7 @@ _NAMED = 6
 
 
 def found_or_reason(
-    asked: WhyNot, baseline: SearchResult, budget_bytes: float
+    asked: ConstrainedResult, baseline: SearchResult, budget_bytes: float
 ) -> tuple[Priced | None, str]:
     """Return the plan that a search has found, or why there is none.
 

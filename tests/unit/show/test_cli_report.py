@@ -38,7 +38,7 @@ from search.planning.layered.summary import (
     priced_of_result,
     summary_of,
 )
-from search.planning.session import WhyNot
+from search.planning.session import ConstrainedResult
 from search.questions.gains import add_bandwidth, gains_of
 from search.request.options import SearchOptions, option_record
 from search.show.files import (
@@ -147,7 +147,9 @@ def test_explanation_is_the_golden_one(golden: Callable[[str, str], None]) -> No
     """Categories per stage and run, what one more GiB brings, and the term behind a why-not."""
     session = make_session()
     text = printed(show_categories, PREDICTION) + printed(show_more, gains_of(session, RESULT))
-    text += why_not("tp=8", RESULT, WhyNot(result=session.planner.why_not("tp=8", RESULT)))
+    text += why_not(
+        "tp=8", RESULT, ConstrainedResult(result=session.planner.why_not("tp=8", RESULT))
+    )
 
     golden("explain_report.txt", text)
     assert "+1 GiB of memory per GPU: +10.000 %" in text
@@ -155,7 +157,7 @@ def test_explanation_is_the_golden_one(golden: Callable[[str, str], None]) -> No
     assert "DP comm   +2.50 ms" in text
 
 
-def why_not(rule: str, baseline: SearchResult, asked: WhyNot) -> str:
+def why_not(rule: str, baseline: SearchResult, asked: ConstrainedResult) -> str:
     """Return what is printed of the best plan under a rule."""
     best, (other, reason) = priced_of_result(baseline), found_or_reason(asked, baseline, 24 * GIB)
     asked = Asked(rule, other, reason)
@@ -164,8 +166,8 @@ def why_not(rule: str, baseline: SearchResult, asked: WhyNot) -> str:
 
 def test_why_not_of_what_the_best_plan_does_or_nothing_can() -> None:
     """A rule that holds already, and one that leaves nothing."""
-    assert "it is this plan" in why_not("tp=2", RESULT, WhyNot(result=RESULT))
-    assert "no plan fits in 24 GiB" in why_not("tp=1", RESULT, WhyNot(result=INFEASIBLE))
+    assert "it is this plan" in why_not("tp=2", RESULT, ConstrainedResult(result=RESULT))
+    assert "no plan fits in 24 GiB" in why_not("tp=1", RESULT, ConstrainedResult(result=INFEASIBLE))
 
 
 def test_plan_that_cannot_run_has_no_price() -> None:
@@ -236,7 +238,7 @@ def test_why_not_names_the_options_of_the_search() -> None:
         infeasibility=replace(infeasibility, smallest_budget_bytes=0),
     )
 
-    text = why_not("tp=2", baseline, WhyNot(result=never))
+    text = why_not("tp=2", baseline, ConstrainedResult(result=never))
 
     assert "--search-space" in text
     assert "--pin" not in text
