@@ -38,7 +38,7 @@ _PRECISIONS = ("bf16", "fp16", "fp32")
 _MEASURE_HARDWARE = "torchrun -m profiler.hardware"
 
 
-class Places(Record):
+class DiscoveredProfiles(Record):
     """Default folders used for inputs that the user did not name; None if nothing was found."""
 
     hardware: str | None = None
@@ -102,7 +102,7 @@ def find_places(
     has_hardware: bool,
     has_profile: bool,
     has_shape: bool,
-) -> Places:
+) -> DiscoveredProfiles:
     """Return the files in the default folders that replace inputs which are not named.
 
     Measured files are used for both model and cluster, or for neither: a measured model on an
@@ -123,14 +123,14 @@ def find_places(
     """
     hardware = () if has_hardware else hardware_folders()
     if has_profile:
-        return Places(hardware=_only("--hardware", "files of a cluster", hardware))
+        return DiscoveredProfiles(hardware=_only("--hardware", "files of a cluster", hardware))
     if not hardware and not Path("models").is_dir():
-        return Places()
+        return DiscoveredProfiles()
     model = spec()
     times, other_times = _own(model, "computation", precision)
     memory, other_memory = _own(model, "memory", precision)
     if card is not None:
-        return Places(unused=tuple(_beside_a_card(model, card, times)))
+        return DiscoveredProfiles(unused=tuple(_beside_a_card(model, card, times)))
     if times:
         if not memory:
             raise OptionError(
@@ -150,7 +150,7 @@ def find_places(
             )
         if len(hardware) == 1:
             times = _of_the_device(times, model, precision, hardware[0])
-        return Places(
+        return DiscoveredProfiles(
             hardware=_only("--hardware", "files of a cluster", hardware),
             times=_only("--time-profiling-path", f"times of {model.name}", times),
             memory=_only("--memory-profiling-path", f"memory of {model.name}", memory),
@@ -164,7 +164,7 @@ def find_places(
     unused += [*_other_precisions(model, precision), *_lonely_memory(model, memory)]
     if hardware and has_shape:
         # the user selects a shape of this cluster: loading reports that the model is missing
-        return Places(
+        return DiscoveredProfiles(
             hardware=_only("--hardware", "files of a cluster", hardware), unused=tuple(unused)
         )
     if hardware:
@@ -173,7 +173,7 @@ def find_places(
             f"no times of {model.name} in {precision}, which profile-model "
             "writes"
         )
-    return Places(unused=tuple(unused))
+    return DiscoveredProfiles(unused=tuple(unused))
 
 
 def _own(

@@ -20,7 +20,7 @@ from autopar.units import GIB
 from search.request.degrees import DegreeOptions, with_training_precision
 from search.request.options import PANELS, EngineChoice, OutputSpec, ProfileMode, SearchOptions
 from search.request.profiles import (
-    Places,
+    DiscoveredProfiles,
     card_shape,
     card_with_shape,
     find_places,
@@ -291,7 +291,7 @@ def _with_stack(
     )
 
 
-def with_places(inputs: InputSpec, options: SearchOptions) -> tuple[InputSpec, Places]:
+def with_places(inputs: InputSpec, options: SearchOptions) -> tuple[InputSpec, DiscoveredProfiles]:
     """Return the inputs completed with measured files of default folders, and these folders."""
     places = find_places(
         lambda: model_spec(inputs),

@@ -18,7 +18,7 @@ from search.planning.choose import with_site
 from search.planning.uniform.answer import open_launches
 from search.request.interface import open_documents
 from search.request.options import SearchOptions
-from search.request.profiles import Places
+from search.request.profiles import DiscoveredProfiles
 from search.request.request import InputSpec, Request, build_request, with_places
 
 CONFIG = {
@@ -60,13 +60,13 @@ def _hardware(folder: str = "hardware") -> None:
     _write(Path(folder) / ALLREDUCE)
 
 
-def _found(precision: str = "bf16", **inputs: object) -> Places:
+def _found(precision: str = "bf16", **inputs: object) -> DiscoveredProfiles:
     named = InputSpec(**{"model": "tiny/config.json", **inputs})  # type: ignore[arg-type]
     return with_places(named, SearchOptions(mixed_precision=precision))[1]  # type: ignore[arg-type]
 
 
 def test_nothing_is_there() -> None:
-    assert _found() == Places()
+    assert _found() == DiscoveredProfiles()
 
 
 @pytest.mark.parametrize("where", ["hardware", "profile_hardware/hardware_configs"])
@@ -186,7 +186,7 @@ def test_estimates_that_are_shipped_are_no_measured_times(
     monkeypatch.chdir(shipped.parent.parent.parent)
     assert any(shipped.glob("computation_*.json"))
     assert model_folders("computation", "bf16", load_spec("llama2-7b")) == ()
-    assert with_places(InputSpec(), SearchOptions())[1] == Places()
+    assert with_places(InputSpec(), SearchOptions())[1] == DiscoveredProfiles()
 
 
 def test_the_default_model_is_named_beside_its_times() -> None:
