@@ -28,7 +28,7 @@ _ENOUGH = 4
 """Maximum number of suggestions."""
 
 
-class Remedy(Record):
+class Suggestion(Record):
     """A change that makes a plan fit, with the fastest plan under it."""
 
     words: str
@@ -41,14 +41,14 @@ class Remedy(Record):
     """Number of GPUs of the plan."""
 
 
-def remedies(question: UniformRequest) -> tuple[Remedy, ...]:
+def remedies(question: UniformRequest) -> tuple[Suggestion, ...]:
     """Return changes that make a plan fit, smallest change of the training first.
 
     The order is another batch, no offload, low-precision moments, optimizer offload, LoRA, LoRA on
     4-bit weights, more nodes. Each change that fits has the first engine of the question whose plan
     fits.
     """
-    found: list[Remedy] = []
+    found: list[Suggestion] = []
     for words, asked in _changes(question):
         remedy = _found(words, asked)
         if remedy is not None:
@@ -88,7 +88,7 @@ def _changes(question: UniformRequest) -> Iterator[tuple[str, UniformRequest]]:
             yield words, replace(question, job=job, num_nodes=nodes)
 
 
-def _found(words: str, asked: UniformRequest) -> Remedy | None:
+def _found(words: str, asked: UniformRequest) -> Suggestion | None:
     """Return the fastest plan of the first engine with a plan that fits; None if none has."""
     from search.planning.uniform.best_first import UniformSearch
 
@@ -104,7 +104,7 @@ def _found(words: str, asked: UniformRequest) -> Remedy | None:
             continue  # the engine does not support the change
         for solution in solved.solutions:
             host = solution.assessment.host_bytes
-            return Remedy(
+            return Suggestion(
                 words=words,
                 engine=engine,
                 solution=solution,

@@ -78,7 +78,7 @@ from search.planning.uniform.answer import EngineResult, UniformResult as Launch
 from search.planning.uniform.best_first import PricedRun
 from search.planning.uniform.files import cluster_of, degrees_entry
 from search.planning.uniform.summary import price_of
-from search.questions.suggestions import Remedy
+from search.questions.suggestions import Suggestion
 from search.request.options import SearchOptions
 from search.request.profiles import named_card
 from search.request.request import ROWS
@@ -409,7 +409,7 @@ def launch_result(answer: Launches, request: Mapping[str, object]) -> dict[str, 
     return found
 
 
-def remedy_entry(remedy: Remedy) -> dict[str, Any]:
+def remedy_entry(remedy: Suggestion) -> dict[str, Any]:
     """Return a suggestion as an object: its options and the plan that fits with them."""
     assessment = remedy.solution.assessment
     return {

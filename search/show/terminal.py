@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from autopar.answer import Answer, Asked, EngineBest, Gain, Price, Priced, StagePrice
     from autopar.run.plan import LayerStrategy, Plan, Prediction
     from search.planning.uniform.answer import UniformResult as Launches
-    from search.questions.suggestions import Remedy
+    from search.questions.suggestions import Suggestion
 
 _LEAST_TABLE = 4
 """Lines of the smallest table: its heading, column names and one row."""
@@ -634,7 +634,7 @@ _WORTH = 1e-3
 
 
 def show_infeasible(
-    console: Console, found: Launches, ways: Sequence[Remedy], *, verbose: bool = False
+    console: Console, found: Launches, ways: Sequence[Suggestion], *, verbose: bool = False
 ) -> None:
     """Print the smallest plan of each engine and the options that make a plan fit.
 
@@ -691,7 +691,7 @@ def _show_smallest(console: Console, lines: Sequence[EngineBest]) -> None:
     console.print(table)
 
 
-def _show_ways(console: Console, ways: Sequence[Remedy]) -> None:
+def _show_ways(console: Console, ways: Sequence[Suggestion]) -> None:
     """Print the options that make a plan fit, with the fastest plan under each."""
     print_heading(console, "Configurations that fit, smallest change first")
     hosts = any(one.host_bytes > 0 for one in ways)
@@ -749,7 +749,7 @@ def _outcome(found: Launches, lines: Sequence[EngineBest]) -> str:
     return "no plan fits" if counted else "no plan fits or is legal"
 
 
-def remedy_line(remedy: Remedy) -> str:
+def remedy_line(remedy: Suggestion) -> str:
     """Return a suggestion with its throughput and host memory in one sentence."""
     rate = remedy.solution.assessment.tokens_per_s or 0.0
     host = f", {format_bytes(remedy.host_bytes)} of host memory per GPU" * (remedy.host_bytes > 0)

@@ -14,7 +14,7 @@ from search.commands import search as search_command
 from search.planning.choose import route_of
 from search.planning.uniform import best_first
 from search.planning.uniform.answer import UniformRequest, answer, open_launches, target_of
-from search.questions.suggestions import Remedy, remedies
+from search.questions.suggestions import Suggestion, remedies
 from search.request.request import build_request
 
 pytestmark = pytest.mark.whole
@@ -154,7 +154,7 @@ def test_looking_for_any_launch_ends(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not found.complete
 
 
-def _on_host(question: UniformRequest) -> Remedy:
+def _on_host(question: UniformRequest) -> Suggestion:
     return next(one for one in remedies(question) if one.words == "--offload-optimizer 1")
 
 
