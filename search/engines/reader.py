@@ -19,7 +19,7 @@ from search.engines.changes import MOVES, Changes, Move
 from search.engines.megatron.read import ReadRun
 
 
-class Asked(Record):
+class CheckOptions(Record):
     """Command-line settings of a check, in addition to the file."""
 
     gpu: str
@@ -103,7 +103,7 @@ def attempt(read: Callable[[], ReadRun]) -> Attempt:
     )
 
 
-def world_size_of(path: Path | str, own: int | None, asked: Asked) -> int:
+def world_size_of(path: Path | str, own: int | None, asked: CheckOptions) -> int:
     """Return the number of GPUs of a file, from the file (`own`) or from the command line.
 
     Raises DocumentError where both give different numbers, or neither gives one.

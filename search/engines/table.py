@@ -153,12 +153,12 @@ def read_checked(
     model, seq_length : values that the training script sets, not the file.
     """
     from search.engines.megatron.names import harmless
-    from search.engines.reader import Asked
+    from search.engines.reader import CheckOptions
     from search.engines.text import read_configuration
 
     # Other engines use Megatron-LM's argument names in the same meaning.
     source = read_configuration(path, world_size=world_size, harmless=harmless)
-    asked = Asked(world_size=world_size, gpu=gpu, model=model, seq_length=seq_length)
+    asked = CheckOptions(world_size=world_size, gpu=gpu, model=model, seq_length=seq_length)
     engine = engine_of(source)
     assert engine.read is not None, "an engine that owns a file reads it"
     found: CheckedFile = engine.read(source, asked)

@@ -33,9 +33,9 @@ from search.engines.megatron.findings import findings_of
 from search.engines.megatron.rules import broken_rules
 from search.engines.megatron.setting import Setting
 from search.engines.reader import (
-    Asked,
     Attempt,
     CheckedFile,
+    CheckOptions,
     attempt,
     read_notes,
     world_size_of,
@@ -89,7 +89,7 @@ class _Place(Record):
         return Setting(words_of(flags), self.world_size, self.gpu.upper())
 
 
-def read(source: Configuration, asked: Asked) -> CheckedFile:
+def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     """Return the run that a file describes, with the findings on its settings."""
     file = read_bridge(source)
     world = world_size_of(source.path, file.world_size, asked)
@@ -159,7 +159,7 @@ def _with_connections(file: BridgeFile, settings: Settings, gpu: str) -> dict[st
     return {name: "32" if several else "1", **_RECIPES_OWN, **file.environment}
 
 
-def _of_device(file: BridgeFile, asked: Asked) -> Iterator[str]:
+def _of_device(file: BridgeFile, asked: CheckOptions) -> Iterator[str]:
     if file.gpu is not None and not asked.gpu.startswith(file.gpu.lower()):
         yield f"the recipe is that of {file.gpu}, and it is priced for {asked.gpu}"
 

@@ -24,8 +24,8 @@ from search.engines.deepspeed.rules import FILE
 from search.engines.keys import flattened, words_of_values
 from search.engines.megatron.read import ReadRun
 from search.engines.reader import (
-    Asked,
     CheckedFile,
+    CheckOptions,
     attempt,
     read_notes,
     with_problems,
@@ -209,7 +209,7 @@ class ScriptedFile(Record):
     document: Mapping[str, Any]
     flags: Mapping[str, tuple[str, ...]]
     world_size: int
-    asked: Asked
+    asked: CheckOptions
     path: Path
     reader: Callable[..., ReadRun]
     """Reader of the configuration: `read_deepspeed` or `read_accelerate`."""
@@ -228,7 +228,7 @@ class ScriptedFile(Record):
         )
 
 
-def read(source: Configuration, asked: Asked) -> CheckedFile:
+def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     """Return the run that a configuration or script describes and the findings about it."""
     flags = script_flags(source)
     named = _configuration_flag(source)

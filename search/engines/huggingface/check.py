@@ -30,8 +30,8 @@ from search.engines.huggingface.read import deepspeed_document, read_accelerate
 from search.engines.huggingface.rules import FILE, grid_values
 from search.engines.keys import flattened, words_of_values
 from search.engines.reader import (
-    Asked,
     CheckedFile,
+    CheckOptions,
     attempt,
     read_notes,
     with_problems,
@@ -108,7 +108,7 @@ def _idle(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield f"deepspeed_config.{name}", "there is a deepspeed_config_file"
 
 
-def read(source: Configuration, asked: Asked) -> CheckedFile:
+def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     """Return the run that a configuration or script describes and the findings about it."""
     flags, named = script_flags(source), _file_flag(source)
     document: Mapping[str, Any] = source.document

@@ -26,8 +26,8 @@ from search.engines.megatron.read import (
 from search.engines.megatron.rules import broken_rules
 from search.engines.megatron.setting import Setting, Words
 from search.engines.reader import (
-    Asked,
     CheckedFile,
+    CheckOptions,
     attempt,
     read_notes,
     world_size_of,
@@ -103,7 +103,7 @@ def owns(source: Configuration) -> bool:
     return len(_OWN & words_of(arguments_of_configuration(source)[0]).keys()) >= 2
 
 
-def read(source: Configuration, asked: Asked) -> CheckedFile:
+def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     """Return the run that a file describes, with the findings on its arguments."""
     arguments, environment = arguments_of_configuration(source)
     words, left_out, wrong = _without_values(words_of(arguments))

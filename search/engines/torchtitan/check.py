@@ -20,8 +20,8 @@ from autopar.run.runtime import BEFORE_FP8
 from search.engines.changes import Changes, Move
 from search.engines.keys import Keys, words_of_values
 from search.engines.reader import (
-    Asked,
     CheckedFile,
+    CheckOptions,
     attempt,
     read_notes,
     with_problems,
@@ -229,7 +229,7 @@ def _idle_float8(file: _File) -> Iterator[tuple[str, str]]:
 # The file.
 
 
-def read(source: Configuration, asked: Asked) -> CheckedFile:
+def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     """Return the run that a job file describes and the findings about the file."""
     world = world_size_of(source.path, source.world_size, asked)
     document: Mapping[str, Any] = source.document

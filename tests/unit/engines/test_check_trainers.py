@@ -17,7 +17,7 @@ from search.engines.changes import MOVES, Changes, changes_of
 from search.engines.engine import Engine
 from search.engines.megatron import check as megatron
 from search.engines.megatron.read import read_run
-from search.engines.reader import Asked, CheckedFile
+from search.engines.reader import CheckedFile, CheckOptions
 from search.engines.table import ENGINES, engine_of, read_checked
 from search.engines.text import Configuration, read_configuration
 
@@ -52,7 +52,7 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
     return run
 
 
-def _read_plain(source: Configuration, asked: Asked) -> CheckedFile:
+def _read_plain(source: Configuration, asked: CheckOptions) -> CheckedFile:
     """Return a launch of another trainer, which calls a tensor degree `tp` and changes it alone."""
     arguments = {**ARGUMENTS, "--tensor-model-parallel-size": source.document["plain"]["tp"]}
     run = read_run(arguments, world_size=asked.world_size, gpu=asked.gpu).run
@@ -181,7 +181,7 @@ def test_moves_are_those_of_neighbours(
     assert launch["neighbours_tried"] == 0
 
 
-def _still(source: Configuration, asked: Asked) -> CheckedFile:
+def _still(source: Configuration, asked: CheckOptions) -> CheckedFile:
     from autopar.records import replace
 
     return replace(megatron.read(source, asked), moves=frozenset())
