@@ -64,7 +64,7 @@ class CheckedFile(Record):
     Sentences on memory name arguments of Megatron-LM."""
 
 
-class Attempt(Record):
+class ReadResult(Record):
     """Result of reading a file as a run."""
 
     run: Run | None = None
@@ -78,24 +78,28 @@ class Attempt(Record):
     """Finding of kind `not priced` on a run that may be valid; None: no such finding."""
 
 
-def attempt(read: Callable[[], ReadRun]) -> Attempt:
+def attempt(read: Callable[[], ReadRun]) -> ReadResult:
     """Return the result of `read`: a run, or the reasons why there is none."""
     try:
         found = read()
     except UnpricedError as error:
         text = "{key} {problem}"
         values = {"key": error.key, "problem": error.problem, "remedy": error.remedy}
-        return Attempt(unpriced=notice("read.unpriced", "not priced", text, "{remedy}", **values))
+        return ReadResult(
+            unpriced=notice("read.unpriced", "not priced", text, "{remedy}", **values)
+        )
     except RuleError as error:
-        return Attempt(problems=error.broken)
+        return ReadResult(problems=error.broken)
     except DocumentError as error:
         text = "{key}: {problem}" if error.key else "{problem}"
         one = notice("read.key", "illegal", text, key=error.key, problem=error.problem)
-        return Attempt(problems=(one,))
+        return ReadResult(problems=(one,))
     except InputError as error:
-        return Attempt(problems=(notice("read.file", "illegal", "{problem}", problem=str(error)),))
+        return ReadResult(
+            problems=(notice("read.file", "illegal", "{problem}", problem=str(error)),)
+        )
     why = found.unpriced
-    return Attempt(
+    return ReadResult(
         run=None if why else found.run,
         described=found.run,
         ignored=found.ignored,
@@ -137,7 +141,7 @@ def read_notes(notes: Iterable[str]) -> tuple[Notice, ...]:
     return tuple(notice("read.note", "read", "{note}", note=note) for note in notes)
 
 
-def with_problems(found: Attempt, broken: Sequence[Notice]) -> tuple[Notice, ...]:
+def with_problems(found: ReadResult, broken: Sequence[Notice]) -> tuple[Notice, ...]:
     """Return the reasons why a file has no price, and the broken rules, each rule once."""
     ids = {one.id for one in broken}
     unpriced = () if found.unpriced is None else (found.unpriced,)

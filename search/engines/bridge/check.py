@@ -33,9 +33,9 @@ from search.engines.megatron.findings import findings_of
 from search.engines.megatron.rules import broken_rules
 from search.engines.megatron.setting import Setting
 from search.engines.reader import (
-    Attempt,
     CheckedFile,
     CheckOptions,
+    ReadResult,
     attempt,
     read_notes,
     world_size_of,
@@ -68,7 +68,7 @@ class _Place(Record):
     gpu: str
     name: str
 
-    def read(self, settings: Settings) -> Attempt:
+    def read(self, settings: Settings) -> ReadResult:
         """Return the run of all settings, or the reasons why there is none."""
         return attempt(
             lambda: run_of_settings(
@@ -101,7 +101,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         name=str(source.path),
     )
     ignored = (*file.ignored, *other_keys(file.own, whole=file.is_whole))
-    found, said = Attempt(), list[Notice]()
+    found, said = ReadResult(), list[Notice]()
     if file.unpriced is not None:
         said.append(_fact("unpriced", "not priced", file.unpriced))
     elif file.recipe.model is None and "model.num_layers" not in settings:
@@ -169,7 +169,7 @@ def _of_device(file: BridgeFile, asked: CheckOptions) -> Iterator[str]:
 
 
 def _findings(
-    file: BridgeFile, settings: Settings, place: _Place, found: Attempt
+    file: BridgeFile, settings: Settings, place: _Place, found: ReadResult
 ) -> Iterator[Notice]:
     spelled = file.spelled
     own = {f"--{flag}" for key, flag in FLAG_OF_KEY.items() if key in spelled}
