@@ -39,7 +39,7 @@ class Engine(Record):
     spaces: Callable[[], Any] | None = None
     """Function () -> search spaces of uniform plans, one `EngineSpace` for each variant."""
     lower: Callable[..., Any] | None = None
-    """Function (Job of a plan) -> `Lowered`, for engines that run per-layer plans."""
+    """Function (Job of a plan) -> `ExportedPlan`, for engines that run per-layer plans."""
     near: Callable[..., Any] | None = None
     """Function (Job of a plan) -> `Near`, for engines with one set of degrees."""
     handed: Callable[..., Any] | None = None

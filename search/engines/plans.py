@@ -60,7 +60,7 @@ class Job(Record):
         return self.spec.layers[-1].seq_length
 
 
-class Lowered(Record):
+class ExportedPlan(Record):
     """Plan exported to one engine: files, launch command and losses."""
 
     engine: Engine
@@ -88,7 +88,7 @@ class Lowered(Record):
     """Run that the files describe; None for engines with per-layer plans."""
 
 
-Lower = Callable[[Job], Lowered]
+Lower = Callable[[Job], ExportedPlan]
 """Function that exports a plan. It raises InputError, one sentence, where no near plan exists."""
 
 
@@ -161,7 +161,7 @@ def lower_for(engine: str) -> Lower:
     return lower
 
 
-def _lowered(engine: EngineRecord, job: Job) -> Lowered:
+def _lowered(engine: EngineRecord, job: Job) -> ExportedPlan:
     """Return the export of a plan to an engine with one set of degrees, by the engine's writer."""
     assert engine.near is not None, "it runs the nearest plan"
     assert engine.handed is not None, "which is a uniform plan"
@@ -169,7 +169,7 @@ def _lowered(engine: EngineRecord, job: Job) -> Lowered:
     near: Near = engine.near(job)
     run, place = engine.handed(job, near.plan)
     draft: Draft = engine.write(run, place)
-    return Lowered(
+    return ExportedPlan(
         engine=cast(Engine, engine.name),
         engine_version=draft.version,
         plan=near.plan,
@@ -342,7 +342,7 @@ def as_typed(fields: Iterable[tuple[str, Any]]) -> str:
     )
 
 
-def search_words(lowered: Lowered) -> str:
+def search_words(lowered: ExportedPlan) -> str:
     """Return command-line options of a search for plans that the engine runs as priced."""
     if not lowered.search:
         return ""

@@ -26,7 +26,15 @@ from autopar.units import GIB, divisors, format_odds, format_seconds
 from search.engines.differences import losses_of
 from search.engines.exporter_types import Loss, Place
 from search.engines.files import read_back, title_of, with_script, written
-from search.engines.plans import Job, Lower, Lowered, as_typed, lower_for, search_words, space_of
+from search.engines.plans import (
+    ExportedPlan,
+    Job,
+    Lower,
+    as_typed,
+    lower_for,
+    search_words,
+    space_of,
+)
 from search.engines.space import run_of
 from search.engines.table import EXPORTERS, engine_named, engine_space
 from search.planning.layered.parts import as_engine
@@ -241,7 +249,7 @@ Price = Callable[[Plan, Mapping[str, bool | str]], Prediction]
 """Function that prices a plan with these fields of `SearchOptions` changed.
 
 It raises InputError if the inputs cannot price it, such as memory tables of other settings."""
-_Offers = dict[Plan, tuple[int, Lowered, Prediction]]
+_Offers = dict[Plan, tuple[int, ExportedPlan, Prediction]]
 
 
 _SEEN_BYTES = 0.05 * GIB
@@ -251,7 +259,7 @@ _SEEN_BYTES = 0.05 * GIB
 class Choice(Record):
     """Exported form of a per-layer plan, with prices and the reason for its tensor degree."""
 
-    lowered: Lowered
+    lowered: ExportedPlan
     before: Prediction | None
     """Price of the plan as given; None without hardware or profiles."""
     after: Prediction | None
@@ -267,7 +275,7 @@ class Choice(Record):
         return self.after is not None and not (self.after.legal and self.after.fits)
 
 
-def choose(job: Job, lower: Lower, first: Lowered, price: Price | None) -> Choice:
+def choose(job: Job, lower: Lower, first: ExportedPlan, price: Price | None) -> Choice:
     """Return the exported form of a plan: the plan itself, or the best near one if it is lossy.
 
     Parameters
@@ -317,7 +325,7 @@ def advised(job: Job, engine: str, error: UnsupportedError) -> InputError:
     return InputError(error.problem, remedy=f"{advice}{more}")
 
 
-def _only(lowered: Lowered, before: Prediction, price: Price) -> Choice:
+def _only(lowered: ExportedPlan, before: Prediction, price: Price) -> Choice:
     """Return the choice of a single candidate, without a price if the inputs cannot price it."""
     after, why = None, ""
     try:
@@ -327,14 +335,14 @@ def _only(lowered: Lowered, before: Prediction, price: Price) -> Choice:
     return Choice(lowered=lowered, before=before, after=after, how="", not_priced=why)
 
 
-def _add(offers: _Offers, degree: int, offer: Lowered, price: Price) -> None:
+def _add(offers: _Offers, degree: int, offer: ExportedPlan, price: Price) -> None:
     """Add the plan of a degree, unless it is known or cannot be priced as the engine runs it."""
     if offer.plan not in offers:
         with suppress(InputError):
             offers[offer.plan] = (degree, *_as_kept(offer, price))
 
 
-def _as_kept(lowered: Lowered, price: Price) -> tuple[Lowered, Prediction]:
+def _as_kept(lowered: ExportedPlan, price: Price) -> tuple[ExportedPlan, Prediction]:
     """Return the lowered plan and its price with the memory of the engine.
 
     Where that memory differs visibly from the planned one, `memory_of` is added to `as_run`.

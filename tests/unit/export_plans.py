@@ -13,7 +13,7 @@ from autopar.run.model import LayerSpec, ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
 from search.engines.differences import without_effect
 from search.engines.files import read_back
-from search.engines.plans import Job, Lowered
+from search.engines.plans import ExportedPlan, Job
 
 __all__ = [
     "SMALL",
@@ -121,7 +121,7 @@ def jobs(draw: st.DrawFn, max_stages: int = 3) -> Job:
     return job
 
 
-def lowered_or_refused(lower: Callable[[Job], Lowered], job: Job) -> Lowered | None:
+def lowered_or_refused(lower: Callable[[Job], ExportedPlan], job: Job) -> ExportedPlan | None:
     """Return what an exporter makes of a job, None where it has nothing near it."""
     try:
         return lower(job)
@@ -131,7 +131,7 @@ def lowered_or_refused(lower: Callable[[Job], Lowered], job: Job) -> Lowered | N
         return None
 
 
-def check_read_back(lowered: Lowered) -> None:
+def check_read_back(lowered: ExportedPlan) -> None:
     """Fail unless the files of an export describe the launch that they were made of."""
     assert lowered.draft is not None
     assert lowered.runs is not None
@@ -139,7 +139,7 @@ def check_read_back(lowered: Lowered) -> None:
     assert without_effect(runs) == without_effect(lowered.runs)
 
 
-def check_lowered(lower: Callable[[Job], Lowered], job: Job, lowered: Lowered) -> None:
+def check_lowered(lower: Callable[[Job], ExportedPlan], job: Job, lowered: ExportedPlan) -> None:
     """Fail unless the nearest plan is legal, as large, and every change of it is a loss."""
     plan, near = job.plan, lowered.plan
     assert not violations(near, job.spec, sequence_parallel=job.sequence_parallel)

@@ -21,7 +21,7 @@ from autopar.records import KeyFault, Record, replace, shorten
 from autopar.run.model import ModelSpec, head_dim
 from autopar.run.plan import Plan
 from search.engines.exporter_types import Imported
-from search.engines.plans import Job, Lowered, Space, further_parts, has_one_kind
+from search.engines.plans import ExportedPlan, Job, Space, further_parts, has_one_kind
 from search.engines.text import Configuration, dump_yaml
 from search.engines.words import ROTARY_BASE, inert, one_line, required, torchrun
 
@@ -281,7 +281,7 @@ SPACE = Space(priced={"default_dp_type": "any"})
 """Search space of Galvatron: every plan, with any default for layers without ZeRO-3."""
 
 
-def lower(job: Job) -> Lowered:
+def lower(job: Job) -> ExportedPlan:
     """Return the files of a plan for Galvatron, without loss."""
     files = {_STRATEGY: strategy_text(job.plan), _TRAIN: _train(job)}
     notes = [
@@ -321,7 +321,7 @@ def lower(job: Job) -> Lowered:
     keys = _global_keys(job.plan)
     if keys is not None:
         notes.append(f"all layers are equal: {keys} of the GLOBAL mode are equivalent")
-    return Lowered(
+    return ExportedPlan(
         engine="galvatron",
         engine_version=ENGINE_VERSION,
         plan=job.plan,

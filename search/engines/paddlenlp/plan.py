@@ -26,8 +26,8 @@ from search.engines.plans import (
     REPLICAS,
     SHARDED_OPTIMIZER,
     ZERO3,
+    ExportedPlan,
     Job,
-    Lowered,
     Part,
     Space,
     different,
@@ -106,7 +106,7 @@ def import_paddlenlp(
 # The nearest plan that the strategy file can express.
 
 
-def lower(job: Job) -> Lowered:
+def lower(job: Job) -> ExportedPlan:
     """Return the files of a plan, or of the nearest plan that the strategy file can express.
 
     Raises UnsupportedError for a model with blocks other than Llama's. Raises InputError if no plan
@@ -119,7 +119,7 @@ def lower(job: Job) -> Lowered:
     parts: list[LayerStrategy | VocabStrategy] = [*plan.layers, plan.vocab]
     if any(part.tp > 1 and not part.ulysses for part in parts):
         runs["sequence_parallel"] = True
-    return Lowered(
+    return ExportedPlan(
         engine="paddlenlp",
         engine_version=VERSION,
         plan=plan,

@@ -18,7 +18,7 @@ from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
 from search.engines.megatron.arguments import Arguments
 from search.engines.megatron.plan import checkpoints_first, import_megatron
 from search.engines.megatron.rules import violated_rules
-from search.engines.plans import Lowered, lower_for
+from search.engines.plans import ExportedPlan, lower_for
 from search.engines.text import Configuration, flags_of, script_command
 from tests.export_cases import HETEROGENEOUS, SMALL, job, legal_plans
 from tests.often import often
@@ -39,12 +39,12 @@ UNIFORM = Plan(
 lower = lower_for("megatron")
 
 
-def arguments(lowered: Lowered) -> Arguments:
+def arguments(lowered: ExportedPlan) -> Arguments:
     """Return the flags in the script of an export."""
     return flags_of(script_command(lowered.files["megatron_args.sh"], "x").arguments)
 
 
-def read(lowered: Lowered, world_size: int) -> Plan:
+def read(lowered: ExportedPlan, world_size: int) -> Plan:
     """Return the plan that the files of an export describe."""
     flags = arguments(lowered)
     source = Configuration(path=Path("x"), flags=flags, document={})

@@ -18,7 +18,7 @@ from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from autopar.run.run import Run
 from autopar.run.runtime import Engine, Trainer
-from search.engines.plans import Job, Lowered, lower_for
+from search.engines.plans import ExportedPlan, Job, lower_for
 from search.engines.table import EXPORTERS
 from search.planning.choose import TRAINERS
 from tests.often import often
@@ -74,11 +74,11 @@ def test_lowered_plans_of_stages_are_legal(job: Job) -> None:
     check_drawn("torchtitan", job)
 
 
-def lowered(engine: str, plan: Plan, **changes: Any) -> Lowered:
+def lowered(engine: str, plan: Plan, **changes: Any) -> ExportedPlan:
     return lower_for(engine)(job_of(plan, **changes))
 
 
-def keeping(found: Lowered) -> tuple[str, int]:
+def keeping(found: ExportedPlan) -> tuple[str, int]:
     """Return who keeps the states of a launch, and at which stage."""
     assert found.runs is not None
     return found.runs.runtime.states.keeper, found.runs.split.zero
@@ -289,7 +289,7 @@ def test_a_script_builds_what_no_configuration_describes(engine: str, name: str)
 # The model of a recipe.
 
 
-def keys(found: Lowered) -> dict[str, object]:
+def keys(found: ExportedPlan) -> dict[str, object]:
     """Return the keyword arguments of the recipe's calls and its constants; names as their text."""
     values: dict[str, object] = {}
     for node in ast.walk(ast.parse(found.files["autopar_recipe.py"])):
