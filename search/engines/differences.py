@@ -29,7 +29,7 @@ from autopar.run.runtime import (
 )
 from autopar.run.strategy import Split, Strategy, split_groups
 from autopar.training.launch_settings import different_fields
-from search.engines.exporter_types import Loss
+from search.engines.exporter_types import UnsupportedFeature
 
 _PHRASES: Mapping[str, str] = {
     "attention.kv_heads": "heads of keys and values",
@@ -58,7 +58,7 @@ _PHRASES: Mapping[str, str] = {
 """Phrase for a field whose name is not clear by itself."""
 
 
-def losses_of(run: Run, runs: Run, title: str) -> tuple[Loss, ...]:
+def losses_of(run: Run, runs: Run, title: str) -> tuple[UnsupportedFeature, ...]:
     """Return one loss for each field in which the executed run `runs` differs from `run`."""
     one, other = without_effect(run), without_effect(runs)
     mine, found = one.runtime.precision, other.runtime.precision
@@ -67,7 +67,7 @@ def losses_of(run: Run, runs: Run, title: str) -> tuple[Loss, ...]:
         precision = replace(found, fp8_recipe=mine.fp8_recipe)
         other = replace(other, runtime=replace(other.runtime, precision=precision))
     return tuple(
-        Loss(
+        UnsupportedFeature(
             field=path,
             what=(
                 f"{title} does not support {_phrase(path)}: {_shown(asked)} becomes {_shown(gets)}"

@@ -20,7 +20,7 @@ from autopar.run.plan import Plan
 from autopar.run.run import Run
 
 
-class Loss(Record):
+class UnsupportedFeature(Record):
     """One feature of a plan or run that an engine cannot express."""
 
     field: str
@@ -87,7 +87,7 @@ class WrittenLaunch(Record):
     """Launch command of one node, with its environment; ends in a newline."""
     notes: tuple[str, ...]
     """Further notes for the user."""
-    losses: tuple[Loss, ...]
+    losses: tuple[UnsupportedFeature, ...]
     """Features of the run that the engine cannot express; empty where it runs exactly this."""
     entry: str | None
     """File to pass to `autopar check`; None: `launch.sh`, which contains the command."""

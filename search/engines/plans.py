@@ -24,7 +24,7 @@ from autopar.run.runtime import Engine
 from autopar.run.strategy import ContextKind, chunks_of_sizes
 from search.engines.candidate import FULL, NONE, Candidate
 from search.engines.engine import Engine as EngineRecord
-from search.engines.exporter_types import Draft, Loss, Place
+from search.engines.exporter_types import Draft, Place, UnsupportedFeature
 from search.engines.space import EngineContext as SpaceJob, EngineSpace
 from search.engines.table import engine_named
 from search.request.options import SearchOptions
@@ -70,7 +70,7 @@ class ExportedPlan(Record):
     """Plan that the engine executes with the files; the plan itself where nothing is lost."""
     files: Mapping[str, str]
     """Text by file name; the first is the configuration."""
-    losses: tuple[Loss, ...]
+    losses: tuple[UnsupportedFeature, ...]
     """Features of the plan that the engine cannot express; empty if it runs exactly this plan."""
     launch: str
     """Launch command of one node, with its environment; ends in a newline."""
@@ -141,7 +141,7 @@ class Near(Record):
     """Nearest plan that an engine can run, and its settings in the engine."""
 
     plan: Plan
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[UnsupportedFeature, ...] = ()
     """Changes of the plan; empty if the engine executes the plan exactly."""
     notes: tuple[str, ...] = ()
     as_run: Mapping[str, bool | str] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from autopar.errors import InputError, UnsupportedError
 from autopar.records import Record, replace
 from autopar.run.model import ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, data_degree, violations
-from search.engines.exporter_types import Loss
+from search.engines.exporter_types import UnsupportedFeature
 from search.engines.plans import Job
 from search.engines.words import per_value
 
@@ -71,7 +71,7 @@ def kv_heads_problems(shape: LayerStrategy, spec: ModelSpec) -> tuple[str, ...]:
     )
 
 
-def nearest(job: Job, reach: Reach) -> tuple[Plan, tuple[Loss, ...]]:
+def nearest(job: Job, reach: Reach) -> tuple[Plan, tuple[UnsupportedFeature, ...]]:
     """Return the nearest plan that the engine can express, and the losses.
 
     A plan of several tensor degrees gets `Job.tensor_degree`, else the largest legal degree. If one
@@ -182,7 +182,7 @@ def _data_mode(plan: Plan) -> DataMode:
 
 def losses_between(
     plan: Plan, near: Plan, title: str, reasons: Mapping[str, str], refused: str = ""
-) -> tuple[Loss, ...]:
+) -> tuple[UnsupportedFeature, ...]:
     """Return one loss for each strategy-file key in which a plan and the nearest one differ.
 
     reasons : reasons why a key cannot be kept, which override `_REASONS`.
@@ -193,7 +193,7 @@ def losses_between(
 
 def _losses(
     plan: Plan, near: Plan, title: str, reasons: Mapping[str, str], refused: str
-) -> Iterator[Loss]:
+) -> Iterator[UnsupportedFeature]:
     default = plan.default_dp_type
     of_layers: dict[str, Callable[[LayerStrategy], str]] = {
         "tp_sizes_enc": lambda s: f"degree {s.tp}",
@@ -211,9 +211,9 @@ def _losses(
         "embed_sdp": lambda p: f"{'zero3' if p.vocab.zero3 else default} for embedding and head",
     }
 
-    def loss(key: str, before: str, after: str, because: str = "") -> Loss:
+    def loss(key: str, before: str, after: str, because: str = "") -> UnsupportedFeature:
         what = f"the plan has {before}, but {title} {reasons[key]}: it uses {after}{because}"
-        return Loss(field=key, what=what)
+        return UnsupportedFeature(field=key, what=what)
 
     for key, text in of_layers.items():
         before, after = [text(s) for s in plan.layers], [text(s) for s in near.layers]
@@ -268,7 +268,7 @@ def summed_in_precision(job: Job, runs: Mapping[str, bool], who: str) -> tuple[s
     return (note,)
 
 
-def whole_sequences(job: Job, near: Plan, title: str) -> tuple[Loss, ...]:
+def whole_sequences(job: Job, near: Plan, title: str) -> tuple[UnsupportedFeature, ...]:
     """Return the loss for an engine without sequence parallelism; empty where it has no effect."""
     if not (job.sequence_parallel and keeps_whole_sequences(near)):
         return ()
@@ -277,4 +277,4 @@ def whole_sequences(job: Job, near: Plan, title: str) -> tuple[Loss, ...]:
         "sequences between the tensor-parallel blocks: activations need more "
         "memory than predicted (predict it with --no-sequence-parallel)"
     )
-    return (Loss(field="sequence_parallel", what=what),)
+    return (UnsupportedFeature(field="sequence_parallel", what=what),)

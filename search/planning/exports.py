@@ -24,7 +24,7 @@ from autopar.run.runtime import Engine
 from autopar.training.throughput import Throughput
 from autopar.units import GIB, divisors, format_odds, format_seconds
 from search.engines.differences import losses_of
-from search.engines.exporter_types import Loss, Place
+from search.engines.exporter_types import Place, UnsupportedFeature
 from search.engines.files import read_back, title_of, with_script, written
 from search.engines.plans import (
     ExportedPlan,
@@ -64,7 +64,7 @@ class Export(Record):
     launch: str
     """Launch command of one node, with its environment; ends in a newline."""
     notes: tuple[str, ...]
-    losses: tuple[Loss, ...]
+    losses: tuple[UnsupportedFeature, ...]
     """Settings of the plan that the engine cannot express; empty if it runs the exact plan."""
     lossy: bool
     """True if the files require `--allow-approx`, because of the losses."""
@@ -144,7 +144,7 @@ def launch_export(stored: StoredLaunch, engine: str) -> Export:
         model=question.spec.name,
         spec=question.spec,
     )
-    run, losses = stored.run, tuple[Loss, ...]()
+    run, losses = stored.run, tuple[UnsupportedFeature, ...]()
     changes, price = tuple[str, ...](), None
     if engine != stored.engine and stored.engine not in engine_named(engine).starts:
         run, losses, change, price = _of_other(stored, engine)
@@ -180,7 +180,7 @@ def launch_export(stored: StoredLaunch, engine: str) -> Export:
 
 def _of_other(
     stored: StoredLaunch, engine: str
-) -> tuple[Run, tuple[Loss, ...], str, Mapping[str, object]]:
+) -> tuple[Run, tuple[UnsupportedFeature, ...], str, Mapping[str, object]]:
     """Return (nearest run of another engine, losses, change in words, price record)."""
     question = stored.question
     own = engine_space(stored.engine, compiled=stored.choice.compiled)

@@ -23,7 +23,7 @@ from autopar.run.strategy import Strategy
 from autopar.units import divisors
 from search.engines.arguments import LaunchArguments, words_of
 from search.engines.candidate import FULL, NONE
-from search.engines.exporter_types import Imported, Loss, Place
+from search.engines.exporter_types import Imported, Place, UnsupportedFeature
 from search.engines.megatron.arguments import (
     WAYS,
     Flag,
@@ -117,7 +117,7 @@ _MOVED = (
 )
 
 
-def _nearest(job: Job) -> tuple[Plan, MegatronDegrees, tuple[Loss, ...]]:
+def _nearest(job: Job) -> tuple[Plan, MegatronDegrees, tuple[UnsupportedFeature, ...]]:
     """Return the nearest plan to a plan of `checkpoints_first`, its degrees and the losses.
 
     Raises InputError where no near plan with these stages and this batch is legal.
@@ -135,7 +135,9 @@ def _nearest(job: Job) -> tuple[Plan, MegatronDegrees, tuple[Loss, ...]]:
         )
     losses = losses_between(job.plan, after, _TITLE, reasons)
     if after.pipeline_type != job.plan.pipeline_type:
-        gone = Loss(field="pipeline_type", what="GPipe becomes 1F1B, the only schedule")
+        gone = UnsupportedFeature(
+            field="pipeline_type", what="GPipe becomes 1F1B, the only schedule"
+        )
         losses = (gone, *losses)
     return after, degrees, losses
 

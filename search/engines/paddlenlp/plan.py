@@ -21,7 +21,7 @@ from autopar.errors import DocumentError, InputError, UnsupportedError
 from autopar.records import replace
 from autopar.run.model import ModelSpec, head_dim
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
-from search.engines.exporter_types import Imported, Loss
+from search.engines.exporter_types import Imported, UnsupportedFeature
 from search.engines.plans import (
     REPLICAS,
     SHARDED_OPTIMIZER,
@@ -132,7 +132,7 @@ def lower(job: Job) -> ExportedPlan:
     )
 
 
-def _nearest(job: Job) -> tuple[Plan, tuple[Loss, ...]]:
+def _nearest(job: Job) -> tuple[Plan, tuple[UnsupportedFeature, ...]]:
     before = job.plan
     problems: tuple[str, ...] = ()
     for plan in _plans(before):
@@ -191,11 +191,11 @@ def _is_mixed(plan: Plan) -> bool:
     return any(part.zero3 for part in parts) and any(True for _ in others)
 
 
-def _losses(before: Plan, after: Plan) -> Iterator[Loss]:
+def _losses(before: Plan, after: Plan) -> Iterator[UnsupportedFeature]:
     old, new = before.layers, after.layers
     strided = [i for i, layer in enumerate(old) if layer.strided]
     if strided:
-        yield Loss(
+        yield UnsupportedFeature(
             field="tp_consecutive_flags",
             what=(
                 f"strided tensor groups of {layer_ranges(strided)} become "
@@ -208,13 +208,13 @@ def _losses(before: Plan, after: Plan) -> Iterator[Loss]:
             return f"{'Ulysses' if s.ulysses else 'tensor'} degree {s.tp}"
 
         context = per_value([s.cp for s in old])
-        yield Loss(
+        yield UnsupportedFeature(
             field="cp_sizes_enc",
             what=f"the file has no context degrees: {context} become "
             f"{per_value([kind(s) for s in new])}",
         )
     if before.default_dp_type != after.default_dp_type:
-        yield Loss(
+        yield UnsupportedFeature(
             field="default_dp_type",
             what=(
                 "replicas without ZeRO-3 become ZeRO-2: --sharding is one value for "

@@ -12,7 +12,7 @@ from autopar.run.model import ModelSpec
 from autopar.run.of_plan import uniform_model
 from autopar.run.plan import LayerStrategy, Plan
 from autopar.run.run import Run, resplit_run
-from search.engines.exporter_types import Loss, Place
+from search.engines.exporter_types import Place, UnsupportedFeature
 from search.engines.plans import (
     EVERY_MICROBATCH,
     ONE_STAGE,
@@ -104,7 +104,7 @@ def near(job: Job) -> Near:
     losses = list(found)
     if job.precision == "fp16":
         losses.append(
-            Loss(
+            UnsupportedFeature(
                 field="mixed_precision",
                 what=(
                     f"the plan is for fp16, but torchtitan {VERSION} trains in bf16 "

@@ -29,7 +29,7 @@ from search.engines.candidate import (
     Candidate,
 )
 from search.engines.differences import losses_of, without_effect
-from search.engines.exporter_types import Loss
+from search.engines.exporter_types import UnsupportedFeature
 from search.engines.megatron.stages import parts_in_order
 from search.engines.reader import CheckedFile
 from search.engines.space import EngineSpace, run_of
@@ -240,7 +240,7 @@ class ConvertedRun(Record):
 
     choice: Candidate
     run: Run
-    losses: tuple[Loss, ...]
+    losses: tuple[UnsupportedFeature, ...]
     """Settings that differ on the other engine."""
 
 
@@ -257,11 +257,11 @@ def taken_over(
     UnsupportedError if the other engine lacks or rejects these degrees.
     """
     space = engine_space(engine)
-    near, losses = choice, list[Loss]()
+    near, losses = choice, list[UnsupportedFeature]()
     for changes, sentence in _adapted(question, run.strategy, choice, space):
         near = replace(near, **changes)
         what = f"{space.title} has no {sentence}"
-        losses.append(Loss(field=next(iter(changes)), what=what))
+        losses.append(UnsupportedFeature(field=next(iter(changes)), what=what))
     try:
         made = run_of(space, question.job, near)
     except InputError as error:
@@ -272,7 +272,7 @@ def taken_over(
     own = settings_of(without_effect(run), without_effect(usual))
     kept = {name: value for name, value in own.items() if name.startswith(_OF_JOB)}
     losses += [
-        Loss(
+        UnsupportedFeature(
             field=name,
             what=(
                 f"{name.replace('_', ' ')}, which the target engine sets itself: {_shown(value)}"
