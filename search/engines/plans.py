@@ -92,7 +92,7 @@ Lower = Callable[[Job], ExportedPlan]
 """Function that exports a plan. It raises InputError, one sentence, where no near plan exists."""
 
 
-class Part(TypedDict, total=False):
+class ExporterSubspace(TypedDict, total=False):
     """Fields of `SearchOptions` that define one subspace of an engine's plans."""
 
     max_pp_deg: int
@@ -118,7 +118,7 @@ class Space(Record):
     Every subspace is searched exactly. Plans that the exporter would change are excluded.
     """
 
-    parts: tuple[tuple[Part, str], ...] = ()
+    parts: tuple[tuple[ExporterSubspace, str], ...] = ()
     """Subspaces as pairs (options, rules in addition to the degree); empty: the engine runs every
     plan."""
     one_degree: bool = True
@@ -130,7 +130,7 @@ class Space(Record):
     """True if context ranks all-gather keys and values instead of using a ring."""
     whole_sequences: bool = False
     """True if tensor parallelism has no sequence parallelism: whole sequences between blocks."""
-    priced: Part = field(default_factory=Part)
+    priced: ExporterSubspace = field(default_factory=ExporterSubspace)
     """Options of all subspaces in which the engine differs from the defaults of the search, except
     its memory (`--memory-of`)."""
     stack: str | None = None
@@ -304,12 +304,12 @@ def place_of(job: Job) -> Place:
 
 
 # Options and rules of subspaces.
-SINGLE_STAGE: Part = {"max_pp_deg": 1}
-ONE_DEGREE: Part = {"fine_grained_mode": False}
-EVERY_MICROBATCH: Part = {"async_grad_reduce": False}
-REPLICAS: Part = {"default_dp_type": "ddp", "disable_sdp": True}
-SHARDED_OPTIMIZER: Part = {"default_dp_type": "zero2", "disable_sdp": True}
-MODEL_GRADIENTS: Part = {"fp32_gradients": False}
+SINGLE_STAGE: ExporterSubspace = {"max_pp_deg": 1}
+ONE_DEGREE: ExporterSubspace = {"fine_grained_mode": False}
+EVERY_MICROBATCH: ExporterSubspace = {"async_grad_reduce": False}
+REPLICAS: ExporterSubspace = {"default_dp_type": "ddp", "disable_sdp": True}
+SHARDED_OPTIMIZER: ExporterSubspace = {"default_dp_type": "zero2", "disable_sdp": True}
+MODEL_GRADIENTS: ExporterSubspace = {"fp32_gradients": False}
 """Gradients are summed in the precision of the model."""
 ZERO3 = "zero3=1,vzero3=1"
 

@@ -27,8 +27,8 @@ from search.engines.plans import (
     SHARDED_OPTIMIZER,
     ZERO3,
     ExportedPlan,
+    ExporterSubspace,
     Job,
-    Part,
     Space,
     different,
     further_parts,
@@ -40,9 +40,9 @@ from search.engines.words import NODE_RANK, layer_ranges, per_value, required, s
 VERSION = "galvatron of paddlenlp/experimental, 2025"
 _TITLE = "PaddleNLP"
 _FILE = "fine_grained_config.json"
-_NEIGHBOURS: Part = {"disable_tp_consec": True}
+_NEIGHBOURS: ExporterSubspace = {"disable_tp_consec": True}
 # Its search engine combines ZeRO-3 layers with ZeRO-2 for the others.
-_ZERO2: Part = {"default_dp_type": "zero2"}
+_ZERO2: ExporterSubspace = {"default_dp_type": "zero2"}
 SPACE = Space(
     parts=(
         ({**_NEIGHBOURS, **_ZERO2}, ""),

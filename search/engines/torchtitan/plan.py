@@ -20,9 +20,9 @@ from search.engines.plans import (
     SHARDED_OPTIMIZER,
     SINGLE_STAGE,
     ZERO3,
+    ExporterSubspace,
     Job,
     Near,
-    Part,
     Space,
     choice_of_plan,
     different,
@@ -52,7 +52,7 @@ _REACH = Reach(
 )
 
 
-_STAGES: Part = {"forbid": ("pp=1",)}
+_STAGES: ExporterSubspace = {"forbid": ("pp=1",)}
 # With pipeline stages gradients are reduced once per step.
 SPACE = Space(
     parts=(

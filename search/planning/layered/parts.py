@@ -24,7 +24,7 @@ from autopar.records import Record, replace
 from autopar.run.plan import Plan
 from autopar.run.runtime import Engine
 from autopar.units import GIB, divisors
-from search.engines.plans import Job, Part, Space, lower_for, space_of
+from search.engines.plans import ExporterSubspace, Job, Space, lower_for, space_of
 from search.engines.table import ALIKE, EXPORTERS
 from search.planning.layered.prediction import SearchResult
 from search.planning.layered.summary import one_line
@@ -324,14 +324,14 @@ def _contexts(session: Session, space: Space) -> list[int]:
 
 def _added(
     request: Request,
-    part: Part,
+    part: ExporterSubspace,
     rules: str,
     degree: int | None,
     context: int,
     space: Space,
 ) -> Request:
     """Return a request with the options of a part, except those that the request already sets."""
-    changes: Part = {**part}
+    changes: ExporterSubspace = {**part}
     if context == 1:
         changes["disable_cp"] = True
     else:
@@ -386,7 +386,7 @@ def _narrowed(request: Request, plan: Plan) -> Request:
         behind = first + len(list(run))
         rules.append(f"layers {first}-{behind - 1}:ckpt={int(checkpoint)}")
         first = behind
-    changes: Part = {"pin": tuple(rules)}
+    changes: ExporterSubspace = {"pin": tuple(rules)}
     # a single stage has all layers
     if plan.num_stages > 1:
         changes["pp_division"] = plan.stage_sizes
