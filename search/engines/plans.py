@@ -112,7 +112,7 @@ class ExporterSubspace(TypedDict, total=False):
     forbid: tuple[str, ...]
 
 
-class Space(Record):
+class ExporterSpace(Record):
     """Space of plans that an engine runs unchanged: `SPACE` of its module, searched by `--engine`.
 
     Every subspace is searched exactly. Plans that the exporter would change are excluded.
@@ -184,11 +184,11 @@ def _lowered(engine: EngineRecord, job: Job) -> ExportedPlan:
     )
 
 
-def space_of(engine: str) -> Space:
+def space_of(engine: str) -> ExporterSpace:
     """Return the space of plans that an engine, one of EXPORTERS, runs unchanged."""
     plans = engine_named(engine).plans
     assert plans is not None, "plans are written for it"
-    space: Space = plans()
+    space: ExporterSpace = plans()
     return space
 
 

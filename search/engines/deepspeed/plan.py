@@ -23,9 +23,9 @@ from search.engines.plans import (
     SINGLE_STAGE,
     UNIFORM,
     ZERO3,
+    ExporterSpace,
     Job,
     Near,
-    Space,
     choice_of_plan,
     different,
     run_of_choice,
@@ -65,7 +65,7 @@ _REACH = Reach(
 
 
 # Without ZeRO, DeepSpeed accumulates 16-bit gradients in 16 bits.
-SPACE = Space(
+SPACE = ExporterSpace(
     parts=(
         ({**ONE_DEGREE, **SINGLE_STAGE, **EVERY_MICROBATCH}, ZERO3),
         ({**ONE_DEGREE, **SINGLE_STAGE, **EVERY_MICROBATCH, **SHARDED_OPTIMIZER}, ""),

@@ -21,7 +21,7 @@ from autopar.records import KeyFault, Record, replace, shorten
 from autopar.run.model import ModelSpec, head_dim
 from autopar.run.plan import Plan
 from search.engines.exporter_types import Imported
-from search.engines.plans import ExportedPlan, Job, Space, further_parts, has_one_kind
+from search.engines.plans import ExportedPlan, ExporterSpace, Job, further_parts, has_one_kind
 from search.engines.text import Configuration, dump_yaml
 from search.engines.words import ROTARY_BASE, inert, one_line, required, torchrun
 
@@ -277,7 +277,7 @@ _STRATEGY, _TRAIN, _MODEL, _OLD = (
 )
 
 
-SPACE = Space(priced={"default_dp_type": "any"})
+SPACE = ExporterSpace(priced={"default_dp_type": "any"})
 """Search space of Galvatron: every plan, with any default for layers without ZeRO-3."""
 
 

@@ -22,9 +22,9 @@ from search.engines.plans import (
     SINGLE_STAGE,
     UNIFORM,
     ZERO3,
+    ExporterSpace,
     Job,
     Near,
-    Space,
     choice_of_plan,
     different,
     exchange_degree,
@@ -77,7 +77,7 @@ _REACH = Reach(
 
 # FSDP2 and DeepSpeed reduce gradients in the precision of the model, DDP reduces them in fp32.
 # Replicas of Ulysses groups run in DeepSpeed, so replicas are searched with both precisions.
-SPACE = Space(
+SPACE = ExporterSpace(
     parts=(
         ({**ONE_DEGREE, **SINGLE_STAGE, **MODEL_GRADIENTS}, ZERO3),
         ({**ONE_DEGREE, **SINGLE_STAGE, **MODEL_GRADIENTS, **SHARDED_OPTIMIZER}, ""),

@@ -49,9 +49,9 @@ from search.engines.plans import (
     SINGLE_STAGE,
     UNIFORM,
     ZERO3,
+    ExporterSpace,
     Job,
     Near,
-    Space,
     choice_of_plan,
     different,
     further_parts,
@@ -294,7 +294,7 @@ def _runs(plan: Plan, degrees: MegatronDegrees, job: Job) -> bool:
 # The plan as executed by the engine, and its run.
 
 
-SPACE = Space(
+SPACE = ExporterSpace(
     parts=(
         ({**SHARDED_OPTIMIZER}, ""),
         ({**SHARDED_OPTIMIZER, **ONE_DEGREE}, ""),

@@ -27,9 +27,9 @@ from search.engines.plans import (
     SHARDED_OPTIMIZER,
     ZERO3,
     ExportedPlan,
+    ExporterSpace,
     ExporterSubspace,
     Job,
-    Space,
     different,
     further_parts,
     has_one_kind,
@@ -43,7 +43,7 @@ _FILE = "fine_grained_config.json"
 _NEIGHBOURS: ExporterSubspace = {"disable_tp_consec": True}
 # Its search engine combines ZeRO-3 layers with ZeRO-2 for the others.
 _ZERO2: ExporterSubspace = {"default_dp_type": "zero2"}
-SPACE = Space(
+SPACE = ExporterSpace(
     parts=(
         ({**_NEIGHBOURS, **_ZERO2}, ""),
         ({**_NEIGHBOURS, **SHARDED_OPTIMIZER}, ""),

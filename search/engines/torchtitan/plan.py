@@ -20,10 +20,10 @@ from search.engines.plans import (
     SHARDED_OPTIMIZER,
     SINGLE_STAGE,
     ZERO3,
+    ExporterSpace,
     ExporterSubspace,
     Job,
     Near,
-    Space,
     choice_of_plan,
     different,
     further_parts,
@@ -54,7 +54,7 @@ _REACH = Reach(
 
 _STAGES: ExporterSubspace = {"forbid": ("pp=1",)}
 # With pipeline stages gradients are reduced once per step.
-SPACE = Space(
+SPACE = ExporterSpace(
     parts=(
         ({**SINGLE_STAGE, **EVERY_MICROBATCH}, ZERO3),
         ({**SINGLE_STAGE, **EVERY_MICROBATCH, **SHARDED_OPTIMIZER}, ""),

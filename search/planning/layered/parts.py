@@ -24,7 +24,7 @@ from autopar.records import Record, replace
 from autopar.run.plan import Plan
 from autopar.run.runtime import Engine
 from autopar.units import GIB, divisors
-from search.engines.plans import ExporterSubspace, Job, Space, lower_for, space_of
+from search.engines.plans import ExporterSpace, ExporterSubspace, Job, lower_for, space_of
 from search.engines.table import ALIKE, EXPORTERS
 from search.planning.layered.prediction import SearchResult
 from search.planning.layered.summary import one_line
@@ -314,7 +314,7 @@ def _short(error: InputError | InfeasibleError) -> str:
     return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 3] + "..."
 
 
-def _contexts(session: Session, space: Space) -> list[int]:
+def _contexts(session: Session, space: ExporterSpace) -> list[int]:
     """Return the context degrees of an engine's parts."""
     if not space.context:
         return [1]
@@ -328,7 +328,7 @@ def _added(
     rules: str,
     degree: int | None,
     context: int,
-    space: Space,
+    space: ExporterSpace,
 ) -> Request:
     """Return a request with the options of a part, except those that the request already sets."""
     changes: ExporterSubspace = {**part}

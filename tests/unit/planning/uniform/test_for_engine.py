@@ -17,7 +17,7 @@ from autopar.records import replace
 from search.commands.explain import run as explain
 from search.commands.export import run as export
 from search.commands.search import run
-from search.engines.plans import Space, space_of
+from search.engines.plans import ExporterSpace, space_of
 from search.engines.table import EXPORTERS
 from search.planning import choose as choosing
 from search.planning.choose import SearchChoice, chosen, sweeps
@@ -71,7 +71,7 @@ def test_every_engine_is_searched_and_exported(
     engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A launch or a plan of GPT-2, or one sentence on why it has none; never an internal error."""
-    assert isinstance(space_of(engine), Space)
+    assert isinstance(space_of(engine), ExporterSpace)
     words = ["--model", "gpt2-xl", "--hardware", "a100-80gb:1x8", "--global-batch-size", "32"]
     code = run([*words, "--engine", engine, "--output-config-path", str(tmp_path)])
     err = capsys.readouterr().err
