@@ -1,8 +1,9 @@
 """Nearest plan with equal layers, for engines with one set of degrees for the whole model.
 
-`Reach` describes the capabilities of an engine. Losses are the differences between a plan and the
-nearest one, so a plan that the engine runs unchanged has none. Of two equivalent values, such as
-those of a strided group of one rank or of ZeRO over one rank, the plan's value is kept.
+`EngineCapabilities` describes the capabilities of an engine. Losses are the differences between a
+plan and the nearest one, so a plan that the engine runs unchanged has none. Of two equivalent
+values, such as those of a strided group of one rank or of ZeRO over one rank, the plan's value is
+kept.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from search.engines.words import per_value
 DataMode = Literal["ddp", "zero1", "zero2", "zero3"]
 
 
-class Reach(Record):
+class EngineCapabilities(Record):
     """Capabilities of an engine with one set of degrees for all layers.
 
     A *shape* is a strategy reduced to tp, Ulysses and cp, the degrees that all layers share.
@@ -71,7 +72,7 @@ def kv_heads_problems(shape: LayerStrategy, spec: ModelSpec) -> tuple[str, ...]:
     )
 
 
-def nearest(job: Job, reach: Reach) -> tuple[Plan, tuple[UnsupportedFeature, ...]]:
+def nearest(job: Job, reach: EngineCapabilities) -> tuple[Plan, tuple[UnsupportedFeature, ...]]:
     """Return the nearest plan that the engine can express, and the losses.
 
     A plan of several tensor degrees gets `Job.tensor_degree`, else the largest legal degree. If one
@@ -95,7 +96,7 @@ def nearest(job: Job, reach: Reach) -> tuple[Plan, tuple[UnsupportedFeature, ...
     )
 
 
-def _shapes(job: Job, reach: Reach) -> Iterator[LayerStrategy]:
+def _shapes(job: Job, reach: EngineCapabilities) -> Iterator[LayerStrategy]:
     """Yield the shapes to try, in order of preference."""
     plan = job.plan
     present = {_shape(layer, reach) for layer in plan.layers}
@@ -124,13 +125,13 @@ def _shapes(job: Job, reach: Reach) -> Iterator[LayerStrategy]:
                     yield shape
 
 
-def _shape(layer: LayerStrategy, reach: Reach) -> LayerStrategy:
+def _shape(layer: LayerStrategy, reach: EngineCapabilities) -> LayerStrategy:
     # In an engine without context parallelism, context ranks become tensor ranks.
     tp, cp = (layer.tp, layer.cp) if reach.context else (layer.tp * layer.cp, 1)
     return LayerStrategy(tp=tp, ulysses=layer.ulysses and reach.ulysses and tp > 1, cp=cp)
 
 
-def _plans(job: Job, reach: Reach, shape: LayerStrategy) -> Iterator[Plan]:
+def _plans(job: Job, reach: EngineCapabilities, shape: LayerStrategy) -> Iterator[Plan]:
     """Yield the plans of one shape, which differ in embedding and head only."""
     plan = job.plan
     ranks = plan.world_size // plan.num_stages

@@ -34,7 +34,7 @@ from search.engines.plans import (
 )
 from search.engines.uniform_approximation import (
     DataMode,
-    Reach,
+    EngineCapabilities,
     keeps_whole_sequences,
     kv_heads_problems,
     nearest,
@@ -51,7 +51,7 @@ def _data_mode(mode: DataMode, shape: LayerStrategy, data_degree: int) -> DataMo
     return "zero2" if mode == "zero3" and shape.tp > 1 and not shape.ulysses else mode
 
 
-_REACH = Reach(
+_REACH = EngineCapabilities(
     title=_TITLE,
     ulysses=True,
     data_mode=_data_mode,

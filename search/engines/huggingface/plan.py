@@ -34,7 +34,7 @@ from search.engines.plans import (
 )
 from search.engines.uniform_approximation import (
     DataMode,
-    Reach,
+    EngineCapabilities,
     keeps_whole_sequences,
     kv_heads_problems,
     nearest,
@@ -61,7 +61,7 @@ def _problems(shape: LayerStrategy, spec: ModelSpec) -> tuple[str, ...]:
     return kv_heads_problems(shape, spec)
 
 
-_REACH = Reach(
+_REACH = EngineCapabilities(
     title=_TITLE,
     ulysses=True,
     context=True,

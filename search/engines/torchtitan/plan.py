@@ -33,7 +33,12 @@ from search.engines.plans import (
 )
 from search.engines.torchtitan.recipe import VERSION, beyond, refuse_model
 from search.engines.torchtitan.space import SPACE as OWN
-from search.engines.uniform_approximation import DataMode, Reach, kv_heads_problems, nearest
+from search.engines.uniform_approximation import (
+    DataMode,
+    EngineCapabilities,
+    kv_heads_problems,
+    nearest,
+)
 
 
 def _data_mode(mode: DataMode, shape: LayerStrategy, data_degree: int) -> DataMode:
@@ -42,7 +47,7 @@ def _data_mode(mode: DataMode, shape: LayerStrategy, data_degree: int) -> DataMo
     return "zero2" if mode == "zero1" or (mode == "ddp" and shape.cp > 1) else mode
 
 
-_REACH = Reach(
+_REACH = EngineCapabilities(
     title=f"torchtitan {VERSION}",
     context=True,
     layer_checkpoints=True,
