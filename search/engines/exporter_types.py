@@ -1,7 +1,7 @@
 """Records for the export and import of runs, common to all engines.
 
-A `Run` contains what memory and time depend on. A `Place` contains the machines and the name of the
-model. The exported files ask for the paths of data and weights.
+A `Run` contains what memory and time depend on. A `ExportTarget` contains the machines and the name
+of the model. The exported files ask for the paths of data and weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class UnsupportedFeature(Record):
     """Sentence on the requested value, the layers, and the behaviour of the engine instead."""
 
 
-class Place(Record):
+class ExportTarget(Record):
     """Machines of a run, and export data that the run itself does not contain."""
 
     num_nodes: int
@@ -119,7 +119,7 @@ def refuse_others(run: Run, title: str, keepers: tuple[str, ...]) -> None:
         )
 
 
-def spec_of(place: Place, model: Model) -> ModelSpec | None:
+def spec_of(place: ExportTarget, model: Model) -> ModelSpec | None:
     """Return the description of a model; None where none is given and its name is not shipped.
 
     Raises InputError where the shipped model of that name has other sizes.

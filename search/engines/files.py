@@ -15,7 +15,7 @@ from autopar.run.architecture import refuse_unlike
 from autopar.run.run import Run
 from search.engines.differences import losses_of
 from search.engines.engine import Engine
-from search.engines.exporter_types import Draft, Place, WrittenLaunch
+from search.engines.exporter_types import Draft, ExportTarget, WrittenLaunch
 from search.engines.reader import CheckedFile
 from search.engines.table import engine_named, read_checked
 
@@ -37,7 +37,7 @@ def title_of(engine: Engine, draft: Draft) -> str:
     return f"{engine.title} {draft.version}" if engine.titled_by_release else engine.title
 
 
-def written(run: Run, *, engine: str, place: Place) -> WrittenLaunch:
+def written(run: Run, *, engine: str, place: ExportTarget) -> WrittenLaunch:
     """Return the files and the launch command with which an engine trains a run.
 
     Parameters
@@ -78,13 +78,13 @@ def written(run: Run, *, engine: str, place: Place) -> WrittenLaunch:
     )
 
 
-def _draft(engine: Engine, run: Run, place: Place) -> Draft:
+def _draft(engine: Engine, run: Run, place: ExportTarget) -> Draft:
     assert engine.write is not None, "launches are written for it"
     draft: Draft = engine.write(run, place)
     return draft
 
 
-def unwritten(run: Run, *, engine: str, place: Place) -> str:
+def unwritten(run: Run, *, engine: str, place: ExportTarget) -> str:
     """Return the reason why a run has no files for an engine, such as its model; empty: it has.
 
     Files are not read back, so constraints of the engine are not checked; `written` checks these.

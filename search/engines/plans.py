@@ -24,7 +24,7 @@ from autopar.run.runtime import Engine
 from autopar.run.strategy import ContextKind, chunks_of_sizes
 from search.engines.candidate import FULL, NONE, Candidate
 from search.engines.engine import Engine as EngineRecord
-from search.engines.exporter_types import Draft, Place, UnsupportedFeature
+from search.engines.exporter_types import Draft, ExportTarget, UnsupportedFeature
 from search.engines.space import EngineContext as SpaceJob, EngineSpace
 from search.engines.table import engine_named
 from search.request.options import SearchOptions
@@ -285,9 +285,9 @@ def run_of_choice(
     return replace(made, runtime=replace(made.runtime, precision=precision))
 
 
-def place_of(job: Job) -> Place:
+def place_of(job: Job) -> ExportTarget:
     """Return the machines and the model of a job."""
-    return Place(
+    return ExportTarget(
         num_nodes=job.num_nodes,
         gpus_per_node=job.gpus_per_node,
         model=job.spec.name,

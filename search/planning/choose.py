@@ -143,7 +143,7 @@ def _unwritten(question: UniformRequest, engine: EngineSpace) -> str:
     """Return why an engine cannot export uniform plans of a model, empty if it can."""
     from autopar.run.strategy import chunks_of_sizes
     from search.engines.candidate import Candidate
-    from search.engines.exporter_types import Place
+    from search.engines.exporter_types import ExportTarget
     from search.engines.files import unwritten
     from search.engines.space import run_of
 
@@ -152,7 +152,7 @@ def _unwritten(question: UniformRequest, engine: EngineSpace) -> str:
         zero=engine.zero[-1], chunks=chunks_of_sizes([model.num_layers], 1, mtp=model.mtp)
     )
     run = run_of(engine, replace(question.job, world=1), choice)
-    place = Place(num_nodes=1, gpus_per_node=1, model=question.spec.name, spec=question.spec)
+    place = ExportTarget(num_nodes=1, gpus_per_node=1, model=question.spec.name, spec=question.spec)
     return unwritten(run, engine=cast(Any, engine.name), place=place)
 
 

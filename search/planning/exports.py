@@ -24,7 +24,7 @@ from autopar.run.runtime import Engine
 from autopar.training.throughput import Throughput
 from autopar.units import GIB, divisors, format_odds, format_seconds
 from search.engines.differences import losses_of
-from search.engines.exporter_types import Place, UnsupportedFeature
+from search.engines.exporter_types import ExportTarget, UnsupportedFeature
 from search.engines.files import read_back, title_of, with_script, written
 from search.engines.plans import (
     ExportedPlan,
@@ -138,7 +138,7 @@ def launch_export(stored: StoredLaunch, engine: str) -> Export:
     Raises InputError if the engine does not support such plans or this one.
     """
     question = stored.question
-    place = Place(
+    place = ExportTarget(
         num_nodes=question.num_nodes,
         gpus_per_node=question.gpus_per_node,
         model=question.spec.name,

@@ -14,7 +14,7 @@ import pytest
 
 from autopar.pipeline.schedules import TORCH_NAMES
 from autopar.run.run import Run
-from search.engines.exporter_types import Place
+from search.engines.exporter_types import ExportTarget
 from search.engines.files import written
 from search.engines.megatron.names import harmless
 from search.engines.megatron.stages import parts_in_order
@@ -41,7 +41,7 @@ def files_of(runs: list[Run], engine: str, folder: Path) -> list[Path]:
     """Write the files of every launch into a folder of its own; return the folders."""
     folders = []
     for number, run in enumerate(runs):
-        place = Place(num_nodes=1, gpus_per_node=run.strategy.gpus)
+        place = ExportTarget(num_nodes=1, gpus_per_node=run.strategy.gpus)
         found = written(run, engine=engine, place=place)
         assert found.losses == ()
         own = folder / str(number)

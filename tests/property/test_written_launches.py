@@ -7,7 +7,7 @@ import pytest
 from autopar.errors import InputError
 from autopar.run.run import Run
 from search.engines.differences import without_effect
-from search.engines.exporter_types import Place
+from search.engines.exporter_types import ExportTarget
 from search.engines.files import checked, written
 from search.engines.megatron.names import harmless
 from search.engines.megatron.read import read_run
@@ -31,11 +31,11 @@ NOT_IN_BRIDGE = tuple(
 )
 
 
-def place_of(run: Run) -> Place:
+def place_of(run: Run) -> ExportTarget:
     """Return nodes of four GPUs for a launch, or one."""
     world = run.strategy.gpus
     each = 4 if world % 4 == 0 else world
-    return Place(num_nodes=world // each, gpus_per_node=each)
+    return ExportTarget(num_nodes=world // each, gpus_per_node=each)
 
 
 def read_back(run: Run, engine: str) -> None:

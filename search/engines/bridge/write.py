@@ -21,7 +21,7 @@ from search.engines.bridge.recipes import (
     precision_settings,
     recompute_settings,
 )
-from search.engines.exporter_types import Draft, Place, refuse_others, step_count
+from search.engines.exporter_types import Draft, ExportTarget, refuse_others, step_count
 from search.engines.huggingface.architectures import architecture, architecture_names
 from search.engines.megatron import write as megatron
 from search.engines.megatron.files import quoted
@@ -34,7 +34,7 @@ _FILE = "bridge_overrides.sh"
 _VANILLA = "vanilla_gpt_pretrain_config"
 
 
-def write(run: Run, place: Place) -> Draft:
+def write(run: Run, place: ExportTarget) -> Draft:
     """Return the overrides of a run as a script, with the launch command.
 
     Raises InputError for a run of another engine, and for stages that no layout can express.
@@ -53,7 +53,7 @@ def write(run: Run, place: Place) -> Draft:
     )
 
 
-def recipe_of(model: Model, place: Place) -> Recipe:
+def recipe_of(model: Model, place: ExportTarget) -> Recipe:
     """Return the recipe of a model by its name, else by its sizes, else the vanilla GPT recipe."""
     named = None if place.model is None else place.model.replace("-", "_").replace(".", "p")
     if named in architecture_names():
@@ -379,7 +379,7 @@ _SIZES = frozenset({
 # The script and its notes.
 
 
-def _script(run: Run, place: Place, recipe: Recipe, given: Settings) -> str:
+def _script(run: Run, place: ExportTarget, recipe: Recipe, given: Settings) -> str:
     name = one_line(place.model or run.name or "a model of these sizes")
     environment = megatron.environment_of(run)
     # Bridge sets this variable by itself.
@@ -412,7 +412,7 @@ def _value(value: Any) -> str:
     return "'none'" if value == "none" else str(value)
 
 
-def _notes(run: Run, place: Place, recipe: Recipe) -> Iterator[str]:
+def _notes(run: Run, place: ExportTarget, recipe: Recipe) -> Iterator[str]:
     yield (
         "set BRIDGE_PATH; DATA_PATH is the prefix of preprocessed data, without "
         "which recipes train on synthetic samples"

@@ -11,7 +11,7 @@ from autopar.run.plan import LayerStrategy, Plan
 from autopar.run.run import Run
 from autopar.run.runtime import BUCKETS
 from search.engines.deepspeed.space import SPACE as OWN
-from search.engines.exporter_types import Place
+from search.engines.exporter_types import ExportTarget
 from search.engines.huggingface.transformers import script_place
 from search.engines.plans import (
     EVERY_MICROBATCH,
@@ -106,7 +106,7 @@ def near(job: Job) -> Near:
     )
 
 
-def handed(job: Job, plan: Plan) -> tuple[Run, Place]:
+def handed(job: Job, plan: Plan) -> tuple[Run, ExportTarget]:
     """Return the run of a plan from `near` and its place.
 
     With ZeRO, gradient reduction overlaps the backward pass. Gradients are accumulated in fp32 if

@@ -15,7 +15,7 @@ from autopar.errors import UnsupportedError
 from autopar.run.run import Run
 from autopar.run.runtime import BUCKETS, Buckets
 from search.engines.differences import buckets_at
-from search.engines.exporter_types import Draft, Place, refuse_others
+from search.engines.exporter_types import Draft, ExportTarget, refuse_others
 from search.engines.huggingface.transformers import model_for, script_words
 from search.engines.words import shell_lines, torchrun
 
@@ -25,7 +25,7 @@ _TITLE = "DeepSpeed"
 _Section = dict[str, Any]
 
 
-def write(run: Run, place: Place) -> Draft:
+def write(run: Run, place: ExportTarget) -> Draft:
     """Return the configuration of a run, the files of its model and the launch command.
 
     Raises InputError for a run of another engine. Raises UnsupportedError for a run with pipeline

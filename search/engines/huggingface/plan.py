@@ -10,7 +10,7 @@ from autopar.run.model import ModelSpec
 from autopar.run.plan import LayerStrategy, Plan
 from autopar.run.run import Run
 from search.engines.deepspeed.space import SPACE as DEEPSPEED
-from search.engines.exporter_types import Place
+from search.engines.exporter_types import ExportTarget
 from search.engines.huggingface.space import SPACE as OWN
 from search.engines.huggingface.transformers import script_place
 from search.engines.plans import (
@@ -122,7 +122,7 @@ def _sharded(plan: Plan) -> bool:
     return (zero_stage(plan) > 0 and plan.world_size > layer.tp) or layer.cp > 1
 
 
-def handed(job: Job, plan: Plan) -> tuple[Run, Place]:
+def handed(job: Job, plan: Plan) -> tuple[Run, ExportTarget]:
     """Return the run of a plan from `near` and its place."""
     of_deepspeed = exchange_degree(plan) > 1
     zero = zero_stage(plan) if of_deepspeed or _sharded(plan) else 0

@@ -17,7 +17,7 @@ from autopar.run.architecture import Model
 from autopar.run.of_plan import uniform_model
 from autopar.run.run import Run
 from autopar.training.adapters import Adapters, Target
-from search.engines.exporter_types import Place, spec_of
+from search.engines.exporter_types import ExportTarget, spec_of
 from search.engines.huggingface.models import Decoder, model_named
 from search.engines.plans import Job, place_of
 from search.engines.words import one_line, required
@@ -35,7 +35,7 @@ class NamedModel(Record):
     """`config.json` with the sizes of the run if the script builds another model; else None."""
 
 
-def model_for(run: Run, place: Place, title: str) -> NamedModel:
+def model_for(run: Run, place: ExportTarget, title: str) -> NamedModel:
     """Return the model of a run for the user's script.
 
     Raises InputError if the name in `place` belongs to a model of other sizes. Raises
@@ -66,7 +66,7 @@ def _sizes(model: Model) -> tuple[object, ...]:
             attention.kv_heads, model.experts and model.experts.number)  # fmt: skip
 
 
-def script_place(job: Job, title: str) -> tuple[Model, Place]:
+def script_place(job: Job, title: str) -> tuple[Model, ExportTarget]:
     """Return the model of a plan's run and the place of the run.
 
     A script can build any model. If no supported `config.json` describes it, such as an encoder, a
@@ -96,7 +96,7 @@ def _stand_in(job: Job) -> Model:
     ).model()
 
 
-def _config(model: Model, seq: int, place: Place, title: str) -> dict[str, Any]:
+def _config(model: Model, seq: int, place: ExportTarget, title: str) -> dict[str, Any]:
     """Return a model as a `config.json` of type llama, mixtral, qwen2, qwen3 or qwen3_moe.
 
     Raises UnsupportedError for a model with parts that these configurations lack.

@@ -14,7 +14,7 @@ from typing import Any
 
 from autopar.run.run import Run
 from search.engines.deepspeed import write as deepspeed
-from search.engines.exporter_types import Draft, Place, refuse_others
+from search.engines.exporter_types import Draft, ExportTarget, refuse_others
 from search.engines.huggingface.transformers import model_for, script_words
 from search.engines.text import dump_yaml
 from search.engines.words import NODE_RANK, shell_lines
@@ -26,7 +26,7 @@ _TITLE = "accelerate"
 _Section = dict[str, Any]
 
 
-def write(run: Run, place: Place) -> Draft:
+def write(run: Run, place: ExportTarget) -> Draft:
     """Return the configuration of a run, the files of its model and the launch command.
 
     Raises InputError for a run of another engine. Raises UnsupportedError for a run with pipeline
@@ -55,7 +55,7 @@ def write(run: Run, place: Place) -> Draft:
     )
 
 
-def _common(place: Place, kind: str) -> _Section:
+def _common(place: ExportTarget, kind: str) -> _Section:
     """Return the keys of every configuration; kind : value of `distributed_type`."""
     return {
         "compute_environment": "LOCAL_MACHINE",
@@ -72,7 +72,7 @@ def _common(place: Place, kind: str) -> _Section:
     }
 
 
-def _plugged_in(run: Run, place: Place) -> _Section:
+def _plugged_in(run: Run, place: ExportTarget) -> _Section:
     # `commands/launch.py` rejects `mixed_precision` next to a DeepSpeed file that sets it.
     document, split = _common(place, "DEEPSPEED"), run.split
     document["deepspeed_config"] = {
@@ -94,7 +94,7 @@ def _plugged_in(run: Run, place: Place) -> _Section:
     return document
 
 
-def _own(run: Run, place: Place) -> _Section:
+def _own(run: Run, place: ExportTarget) -> _Section:
     strategy, split = run.strategy, run.split
     sharded = split.zero > 0 or split.cp > 1
     kind = "FSDP" if sharded else "MULTI_GPU" if strategy.gpus > 1 else "NO"
@@ -129,7 +129,7 @@ def _sizes(**sizes: object) -> _Section:
     return {f"parallelism_config_{key}": value for key, value in sizes.items()}
 
 
-def _command(run: Run, place: Place) -> Iterator[str]:
+def _command(run: Run, place: ExportTarget) -> Iterator[str]:
     """Yield the lines of the launch command before the script."""
     yield f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={run.strategy.micro_batches}"
     yield f"accelerate launch --config_file {FILE}"

@@ -23,7 +23,7 @@ from autopar.run.strategy import Strategy
 from autopar.units import divisors
 from search.engines.arguments import LaunchArguments, words_of
 from search.engines.candidate import FULL, NONE
-from search.engines.exporter_types import Imported, Place, UnsupportedFeature
+from search.engines.exporter_types import ExportTarget, Imported, UnsupportedFeature
 from search.engines.megatron.arguments import (
     WAYS,
     Flag,
@@ -380,7 +380,7 @@ def _data_notes(job: Job, plan: Plan, zero: Zero) -> Iterator[str]:
         )
 
 
-def handed(job: Job, plan: Plan) -> tuple[Run, Place]:
+def handed(job: Job, plan: Plan) -> tuple[Run, ExportTarget]:
     """Return the run of a plan that `near` returned, and its place."""
     job = _with_experts(job)
     degrees = _shared_degrees(plan.layers)

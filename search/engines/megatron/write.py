@@ -16,7 +16,7 @@ from autopar.run.runtime import BLACKWELL, Optimizer, default_attention
 from autopar.run.strategy import wide_ends
 from autopar.units import divisors
 from search.engines.changes import recompute_arguments
-from search.engines.exporter_types import Draft, Place, refuse_others, spec_of, step_count
+from search.engines.exporter_types import Draft, ExportTarget, refuse_others, spec_of, step_count
 from search.engines.huggingface.architectures import architecture
 from search.engines.megatron.arguments import Argument, Flag
 from search.engines.megatron.files import (
@@ -39,7 +39,7 @@ from search.engines.words import ROTARY_BASE, required
 _TITLE = "Megatron-LM"
 
 
-def write(run: Run, place: Place) -> Draft:
+def write(run: Run, place: ExportTarget) -> Draft:
     """Return the arguments of a run as a script and as YAML, with the launch command.
 
     Raises InputError for a run of another engine, and for stages that no argument can express.
@@ -58,7 +58,7 @@ def write(run: Run, place: Place) -> Draft:
     )
 
 
-def sections_of(run: Run, place: Place) -> Sections:
+def sections_of(run: Run, place: ExportTarget) -> Sections:
     """Return all arguments of a run by section."""
     return {
         "MODEL": [*_model(run, place)],
@@ -94,7 +94,7 @@ def _where(*flags: tuple[str, bool]) -> Iterator[Argument]:
 # The model.
 
 
-def _model(run: Run, place: Place) -> Iterator[Argument]:
+def _model(run: Run, place: ExportTarget) -> Iterator[Argument]:
     model, layer, kernels = run.model, run.model.last, run.kernels
     gated, attention = layer.gates == 2, model.attention
     yield _one("num-layers", model.num_layers)
@@ -150,7 +150,7 @@ def _attention(model: Model, attention: Attention) -> Iterator[Argument]:
     yield _one("attention-dropout", attention.dropout)
 
 
-def _positions(run: Run, place: Place) -> Iterator[Argument]:
+def _positions(run: Run, place: ExportTarget) -> Iterator[Argument]:
     model, share = run.model, run.model.attention.rotary_share
     if model.positions != "rotary":
         kind = "learned_absolute" if model.positions == "learned" else "none"
@@ -230,7 +230,7 @@ _ROUTER: Mapping[str, str] = {
 """Router settings of a named architecture -> argument; they change neither time nor memory."""
 
 
-def _router(place: Place, experts: Experts) -> Iterator[Argument]:
+def _router(place: ExportTarget, experts: Experts) -> Iterator[Argument]:
     known = architecture(place.model) if place.model is not None else None
     sizes = known or {}
     for key, flag in _ROUTER.items():
@@ -249,7 +249,7 @@ def _router(place: Place, experts: Experts) -> Iterator[Argument]:
 # Parallel degrees and training.
 
 
-def _parallel(run: Run, place: Place) -> Iterator[Argument]:
+def _parallel(run: Run, place: ExportTarget) -> Iterator[Argument]:
     split, overlap, deferred = run.split, run.runtime.overlap, run.kernels.deferred_head
     yield _one(Flag.TENSOR, split.tp)
     yield _one(Flag.STAGES, run.strategy.pp)
@@ -414,7 +414,7 @@ def environment_of(run: Run) -> dict[str, str | None]:
     return found
 
 
-def notes_of(run: Run, place: Place) -> Iterator[str]:
+def notes_of(run: Run, place: ExportTarget) -> Iterator[str]:
     """Yield notes for the user on settings to complete before the run is started."""
     model, experts = run.model, run.runtime.experts
     spec = spec_of(place, model)

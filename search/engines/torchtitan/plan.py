@@ -12,7 +12,7 @@ from autopar.run.model import ModelSpec
 from autopar.run.of_plan import uniform_model
 from autopar.run.plan import LayerStrategy, Plan
 from autopar.run.run import Run, resplit_run
-from search.engines.exporter_types import Place, UnsupportedFeature
+from search.engines.exporter_types import ExportTarget, UnsupportedFeature
 from search.engines.plans import (
     EVERY_MICROBATCH,
     ONE_STAGE,
@@ -136,7 +136,7 @@ def near(job: Job) -> Near:
     )
 
 
-def handed(job: Job, plan: Plan) -> tuple[Run, Place]:
+def handed(job: Job, plan: Plan) -> tuple[Run, ExportTarget]:
     """Return the run of a plan from `near` and its place, for a recipe of release 0.3."""
     if job.precision == "fp16":
         job = replace(job, precision="bf16")

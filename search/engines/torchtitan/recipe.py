@@ -18,7 +18,7 @@ from autopar.pipeline.schedules import TORCH_NAMES
 from autopar.records import replace
 from autopar.run.architecture import LayerGroup, Mlp, Model
 from autopar.run.run import Run, resplit_run
-from search.engines.exporter_types import Draft, Place, spec_of
+from search.engines.exporter_types import Draft, ExportTarget, spec_of
 from search.engines.torchtitan.read import read_titan
 from search.engines.words import ROTARY_BASE, layer_ranges, required, torchrun
 
@@ -29,7 +29,7 @@ _MODULE = "autopar_recipe"
 _FUNCTION = "autopar_plan"
 
 
-def recipe(run: Run, place: Place) -> Draft:
+def recipe(run: Run, place: ExportTarget) -> Draft:
     """Return the recipe of a run and the command that starts it.
 
     Raises UnsupportedError for a model that Llama 3 blocks cannot build, and for a run with
@@ -56,7 +56,7 @@ def recipe(run: Run, place: Place) -> Draft:
     )
 
 
-def recomputed(run: Run, place: Place) -> list[int]:
+def recomputed(run: Run, place: ExportTarget) -> list[int]:
     """Return the indices of the recomputed layers of a run."""
     if run.strategy.recomputed.kind == "none":
         return []
@@ -164,7 +164,7 @@ def plain(name: str) -> str:
     return re.sub(r"[^\w./+-]", "_", name)
 
 
-def _model(run: Run, place: Place) -> str:
+def _model(run: Run, place: ExportTarget) -> str:
     """Return the source of `model_spec()`."""
     model, spec = run.model, spec_of(place, run.model)
     base = None if spec is None else spec.rotary_base
@@ -185,11 +185,11 @@ def _model(run: Run, place: Place) -> str:
     )
 
 
-def _name(run: Run, place: Place) -> str:
+def _name(run: Run, place: ExportTarget) -> str:
     return plain(place.model or run.name or "model")
 
 
-def _asks_base(run: Run, place: Place) -> bool:
+def _asks_base(run: Run, place: ExportTarget) -> bool:
     """Return True if the user must set the rotary base, which the model description lacks."""
     spec = spec_of(place, run.model)
     return spec is None or spec.rotary_base is None
@@ -199,7 +199,7 @@ def _asks_base(run: Run, place: Place) -> bool:
 # The file and the command.
 
 
-def _command(run: Run, place: Place) -> str:
+def _command(run: Run, place: ExportTarget) -> str:
     """Return the launch command, which first requires the environment variables of the recipe."""
     asked = {"HF_ASSETS_PATH": "set HF_ASSETS_PATH to the folder with the tokenizer"}
     if _asks_base(run, place):
@@ -212,7 +212,7 @@ def _command(run: Run, place: Place) -> str:
     return " ".join(words)
 
 
-def _text(run: Run, place: Place) -> str:
+def _text(run: Run, place: ExportTarget) -> str:
     model, layers = run.model, recomputed(run, place)
     partly = 0 < len(layers) < model.num_layers
     policies = {0: "None", model.num_layers: "FullAC.Config()"}
@@ -332,7 +332,7 @@ def _int_set(numbers: list[int]) -> str:
     return f"{{\n{body}\n}}"
 
 
-def _config(run: Run, place: Place, policy: str) -> str:
+def _config(run: Run, place: ExportTarget, policy: str) -> str:
     strategy, split = run.strategy, run.split
     piped = strategy.pp > 1
     # With ZeRO the mesh shards over the data-parallel ranks of each HSDP replica. With DDP every
@@ -401,7 +401,7 @@ def _keys(values: Mapping[str, object]) -> str:
     return "\n".join(f"            {key}={value}," for key, value in values.items())
 
 
-def _notes(run: Run, place: Place) -> Iterator[str]:
+def _notes(run: Run, place: ExportTarget) -> Iterator[str]:
     yield "set HF_ASSETS_PATH to the folder with the tokenizer"
     yield (
         "LOAD is the absolute path of Hugging Face weights to begin with, SAVE that of checkpoints"

@@ -17,7 +17,7 @@ from autopar.run.architecture import Model
 from autopar.run.run import Run
 from autopar.run.runtime import Kernels
 from autopar.run.strategy import Recomputed, Strategy
-from search.engines.exporter_types import Draft, Place, refuse_others
+from search.engines.exporter_types import Draft, ExportTarget, refuse_others
 from search.engines.huggingface.models import FLAVOURS, flavour
 from search.engines.megatron.stages import parts_in_order
 from search.engines.torchtitan.recipe import recipe
@@ -31,7 +31,7 @@ _MODELS = ("llama3", "llama4", "deepseek_v3", "qwen3")
 """Model names of release 0.2.2; `FLAVOURS` also contains names of other releases."""
 
 
-def write(run: Run, place: Place) -> Draft:
+def write(run: Run, place: ExportTarget) -> Draft:
     """Return the job file or the recipe of a run and the command that starts it.
 
     Raises InputError for a run of another engine. Raises UnsupportedError for a model that is no
@@ -231,7 +231,7 @@ def _value(value: object) -> str:
     return json.dumps(value)
 
 
-def _command(place: Place) -> str:
+def _command(place: ExportTarget) -> str:
     asked = required("HF_ASSETS_PATH", "set HF_ASSETS_PATH to the folder with the tokenizer")
     words = [
         f"-m torchtitan.train --job.config_file {_FILE}",

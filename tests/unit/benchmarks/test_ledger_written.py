@@ -10,7 +10,7 @@ from autopar.errors import InputError
 from autopar.price.job import job_of_run
 from autopar.price.step import step_time
 from benchmarks.ledger import Priced, price_rows, read_runs
-from search.engines.exporter_types import Place
+from search.engines.exporter_types import ExportTarget
 from search.engines.files import written
 
 pytestmark = pytest.mark.whole
@@ -24,7 +24,7 @@ def test_rows_with_settings_have_the_ledgers_price_when_they_are_read_back() -> 
         assert isinstance(entry, Priced), entry
         run, machine = entry.run.run, entry.run.machine
         each = 8 if run.strategy.gpus % 8 == 0 and machine.card.max_gpus_per_node >= 8 else 4
-        place = Place(num_nodes=max(1, run.strategy.gpus // each), gpus_per_node=each)
+        place = ExportTarget(num_nodes=max(1, run.strategy.gpus // each), gpus_per_node=each)
         try:
             back = written(run, engine="megatron-bridge", place=place).runs
         except InputError:

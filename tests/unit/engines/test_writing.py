@@ -22,7 +22,7 @@ from autopar.run.runtime import Precision, Quirks
 from autopar.run.strategy import chunks_of_sizes, even_chunks
 from search.engines.candidate import Candidate
 from search.engines.differences import without_effect
-from search.engines.exporter_types import Place
+from search.engines.exporter_types import ExportTarget
 from search.engines.files import LAUNCH, written
 from search.engines.megatron.write import environment_of
 from search.engines.space import EngineContext, run_of
@@ -30,7 +30,7 @@ from search.engines.table import spaces
 from search.engines.text import flags_of, script_command
 from tests.runs import decoder, run_of as run_of_model
 
-NODE = Place(num_nodes=1, gpus_per_node=8)
+NODE = ExportTarget(num_nodes=1, gpus_per_node=8)
 
 
 def searched(engine: str, model: str = "llama3-8b", **choice: Any) -> Run:
@@ -174,7 +174,7 @@ def test_a_model_of_ends_alone_is_written() -> None:
         precision=Precision(fp8=True, fp8_recipe="tensorwise"),
     )  # fmt: skip
 
-    found = written(run, engine="megatron", place=Place(num_nodes=1, gpus_per_node=2))
+    found = written(run, engine="megatron", place=ExportTarget(num_nodes=1, gpus_per_node=2))
 
     assert found.losses == ()
     assert "--num-layers-at-end-in-bf16 1\n" in found.files["megatron_args.sh"]
@@ -202,7 +202,7 @@ def test_commands_are_scripts_of_bash(tmp_path: Path, engine: str) -> None:
 @pytest.mark.parametrize(
     ("engine", "run", "place", "said"),
     [
-        ("megatron", searched("megatron"), Place(num_nodes=2, gpus_per_node=8),
+        ("megatron", searched("megatron"), ExportTarget(num_nodes=2, gpus_per_node=8),
          "8 GPUs"),
         ("deepspeed", searched("megatron"), NODE, "Megatron-LM"),
         ("megatron", searched("torchtitan"), NODE, "torchtitan"),
@@ -215,7 +215,7 @@ def test_commands_are_scripts_of_bash(tmp_path: Path, engine: str) -> None:
          "--tp-comm-overlap needs --sequence-parallel"),
     ],
 )  # fmt: skip
-def test_refusals_say_what_is_wrong(engine: Any, run: Run, place: Place, said: str) -> None:
+def test_refusals_say_what_is_wrong(engine: Any, run: Run, place: ExportTarget, said: str) -> None:
     """Another cluster, another trainer's launch, another model, and what the trainer ends with."""
     with pytest.raises(InputError, match=said.replace("(", r"\(")):
         written(run, engine=engine, place=place)

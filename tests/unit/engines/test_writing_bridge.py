@@ -14,7 +14,7 @@ from search.engines.bridge.recipes import (
     performance_recipe,
 )
 from search.engines.differences import without_effect
-from search.engines.exporter_types import Place
+from search.engines.exporter_types import ExportTarget
 from search.engines.files import written
 
 PERFORMANCE = [
@@ -42,7 +42,7 @@ def of_recipe(recipe: Recipe, gpus: int, gpu: str) -> Run:
 def check(run: Run, model: str) -> None:
     """Check that overrides of the model's recipe say a launch."""
     gpus = run.strategy.gpus
-    place = Place(num_nodes=gpus // 8, gpus_per_node=8, model=model)
+    place = ExportTarget(num_nodes=gpus // 8, gpus_per_node=8, model=model)
 
     found = written(run, engine="megatron-bridge", place=place)
 

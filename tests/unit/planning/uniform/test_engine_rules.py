@@ -13,7 +13,7 @@ import pytest
 from autopar.errors import InputError
 from search.commands import search as search_command
 from search.engines.candidate import Candidate
-from search.engines.exporter_types import Place
+from search.engines.exporter_types import ExportTarget
 from search.engines.files import written
 from search.planning.uniform.answer import answer, open_launches
 from search.request.request import build_request
@@ -192,7 +192,7 @@ def test_what_is_trained_is_what_the_files_say(given: dict[str, str]) -> None:
     found = answer(question).best
     assert found is not None
     assert found.best is not None
-    place = Place(num_nodes=1, gpus_per_node=8, model="qwen3-8b")
+    place = ExportTarget(num_nodes=1, gpus_per_node=8, model="qwen3-8b")
     files = written(found.best.run, engine=found.engine.name, place=place)  # type: ignore[arg-type]
     assert [one for one in files.losses if "vocab" not in one.what] == []
 
@@ -204,7 +204,7 @@ def test_adapters_are_no_loss_beside_others() -> None:
     found = answer(open_launches(build_request(asked))).best
     assert found is not None
     assert found.best is not None
-    place = Place(num_nodes=1, gpus_per_node=8, model="llama3-8b")
+    place = ExportTarget(num_nodes=1, gpus_per_node=8, model="llama3-8b")
     for engine in ("megatron", "megatron-bridge"):
         with pytest.raises(InputError, match="cannot export LoRA"):
             written(found.best.run, engine=engine, place=place)
@@ -219,7 +219,7 @@ def test_exchanges_beside_compute_have_several_queues_of_the_device() -> None:
         found = answer(open_launches(build_request({**asked, **overlap}))).best
         assert found is not None
         assert found.best is not None
-        place = Place(num_nodes=2, gpus_per_node=8, model="mixtral-8x7b")
+        place = ExportTarget(num_nodes=2, gpus_per_node=8, model="mixtral-8x7b")
         files = written(found.best.run, engine="megatron", place=place).files
         script = files["megatron_args.sh"]
         assert f"export CUDA_DEVICE_MAX_CONNECTIONS={queues}\n" in script
@@ -233,6 +233,6 @@ def test_modules_on_the_host_leave_weights_on_the_device() -> None:
     found = answer(open_launches(build_request(asked))).best
     assert found is not None
     assert found.best is not None
-    place = Place(num_nodes=1, gpus_per_node=8, model="llama3-8b")
+    place = ExportTarget(num_nodes=1, gpus_per_node=8, model="llama3-8b")
     script = written(found.best.run, engine="megatron", place=place).files["megatron_args.sh"]
     assert "export NVTE_CPU_OFFLOAD_V1=1\n" in script

@@ -15,7 +15,7 @@ from autopar.training.adapters import Adapters
 from autopar.training.launch_settings import settings_of
 from search.commands import check, explain, export, search
 from search.engines.differences import without_effect
-from search.engines.exporter_types import Place
+from search.engines.exporter_types import ExportTarget
 from search.engines.files import LAUNCH, written
 from search.engines.space import run_of
 from search.engines.table import engine_space, read_checked
@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def files_of(run: Run, engine: str, place: Place = NODE) -> str:
+def files_of(run: Run, engine: str, place: ExportTarget = NODE) -> str:
     """Write the files of a run into the working folder; return the one that says all of it."""
     found = written(run, engine=engine, place=place)
     for name, text in {**found.files, LAUNCH: found.launch}.items():
