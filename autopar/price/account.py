@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from autopar.price import workspaces
 from autopar.price.allocator import reserved_bytes, rounding_bytes
 from autopar.price.parameters import stage_weights
-from autopar.price.peak import Moment, Peak, gathered_bytes, peak_of, peaks
+from autopar.price.peak import Moment, PeakBreakdown, gathered_bytes, peak_of, peaks
 from autopar.price.sharded_peak import Part, sharded_moments, sharded_parts
 from autopar.price.states import States, states_of
 from autopar.records import Record, replace
@@ -178,7 +178,7 @@ def _kept_terms(run: Run, stage: int) -> Iterator[Term]:
         yield Term(name=name, num_bytes=size, switch=switch)
 
 
-def _peak_terms(run: Run, peak: Peak, stage: int) -> Iterator[Term]:
+def _peak_terms(run: Run, peak: PeakBreakdown, stage: int) -> Iterator[Term]:
     rows = (
         (
             "saved activations",

@@ -148,7 +148,7 @@ def moments(run: Run, stage: int) -> Iterator[Moment]:
 # Point of peak memory.
 
 
-class Peak(Record):
+class PeakBreakdown(Record):
     """Peak allocated bytes of a stage's step, by component."""
 
     moment: Moment
@@ -387,7 +387,7 @@ def _extras(run: Run, chunk: Chunk) -> dict[str, _Extra]:
     }
 
 
-def peaks(run: Run, stage: int) -> Callable[[Moment], Peak]:
+def peaks(run: Run, stage: int) -> Callable[[Moment], PeakBreakdown]:
     """Return a function from an event of a stage to its allocated bytes by component."""
     chunks = run.strategy.stages[stage]
     expandable = run.runtime.allocator.expandable
@@ -405,7 +405,7 @@ def peaks(run: Run, stage: int) -> Callable[[Moment], Peak]:
     extras = [_extras(run, chunk) for chunk in chunks]
     kept = kept_logits_bytes(run)
 
-    def at(moment: Moment) -> Peak:
+    def at(moment: Moment) -> PeakBreakdown:
         place, kind = moment.event.chunk, moment.event.kind
         assert kind in ("forward", "backward"), "Megatron-LM splits no backward"
         waiting = kept if moment.waiting_logits else 0
@@ -413,7 +413,7 @@ def peaks(run: Run, stage: int) -> Callable[[Moment], Peak]:
             # the logits of this micro-batch are freed first
             waiting -= kept
         extra = extras[place][kind]
-        return Peak(
+        return PeakBreakdown(
             moment=moment,
             saved_bytes=sum(n * size for n, size in zip(moment.live, saved, strict=True)),
             rounding_bytes=sum(n * size for n, size in zip(moment.live, rounding, strict=True)),
@@ -427,10 +427,10 @@ def peaks(run: Run, stage: int) -> Callable[[Moment], Peak]:
     return at
 
 
-def peak_of(run: Run, stage: int) -> Peak:
+def peak_of(run: Run, stage: int) -> PeakBreakdown:
     """Return the peak of a stage by replaying its events in execution order."""
     peak_at = peaks(run, stage)
-    best: Peak | None = None
+    best: PeakBreakdown | None = None
     # a steady pipeline repeats the same few states with every micro-batch
     seen = set[tuple[object, ...]]()
     for moment in moments(run, stage):
