@@ -28,7 +28,7 @@ _BOTH: frozenset[Phase] = frozenset({"forward", "backward"})
 _STEP: frozenset[Phase] = frozenset({"step"})
 
 
-class Kept(Record):
+class PersistentBytes(Record):
     """Bytes of one parameter that persist between steps, or from backward to optimizer step."""
 
     each_bytes: float
@@ -73,18 +73,18 @@ class StateRecipe(Record):
 
     keeper: Keeper
     zero: Zero
-    weights: Kept
+    weights: PersistentBytes
     """Weights of the model between steps."""
-    gradients: Kept
-    master: Kept
+    gradients: PersistentBytes
+    master: PersistentBytes
     """fp32 copies of the weights; 0 bytes if the weights are fp32."""
-    moments: Kept
+    moments: PersistentBytes
     passing: tuple[Passing, ...] = ()
     source: str = ""
     """Source file and release of the engine."""
 
     @property
-    def kept(self) -> tuple[tuple[str, Kept], ...]:
+    def kept(self) -> tuple[tuple[str, PersistentBytes], ...]:
         """Persistent states by name."""
         return (
             ("weights", self.weights),
@@ -157,8 +157,8 @@ def _recipe(
     asked: _Asked,
     source: str,
     *,
-    weights: Kept,
-    gradients: Kept,
+    weights: PersistentBytes,
+    gradients: PersistentBytes,
     optimizer: bool,
     master: float,
     passing: Sequence[Passing | None] = (),
@@ -169,8 +169,8 @@ def _recipe(
         zero=asked.zero,
         weights=weights,
         gradients=gradients,
-        master=Kept(each_bytes=master, sharded=optimizer),
-        moments=Kept(each_bytes=_MOMENTS, sharded=optimizer),
+        master=PersistentBytes(each_bytes=master, sharded=optimizer),
+        moments=PersistentBytes(each_bytes=_MOMENTS, sharded=optimizer),
         passing=tuple(entry for entry in passing if entry is not None and entry.each_bytes),
         source=source,
     )
@@ -196,8 +196,8 @@ def _megatron(asked: _Asked) -> StateRecipe:
         asked,
         "megatron/core/distributed/param_and_grad_buffer.py, distributed/fsdp; docs of the "
         "distributed optimizer (bytes per parameter: 18; 6 + 12/d)",
-        weights=Kept(each_bytes=asked.element, sharded=zero == 3),
-        gradients=Kept(each_bytes=gradient, sharded=zero >= 2),
+        weights=PersistentBytes(each_bytes=asked.element, sharded=zero == 3),
+        gradients=PersistentBytes(each_bytes=gradient, sharded=zero >= 2),
         optimizer=zero >= 1,
         master=asked.master,
         passing=(
@@ -252,8 +252,8 @@ def _fsdp2(asked: _Asked) -> StateRecipe:
         asked,
         "torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py; "
         "torchtitan 0.3 distributed/fsdp.py; accelerate 1.15 utils/fsdp_utils.py (upcasts to fp32)",
-        weights=Kept(each_bytes=4.0, sharded=zero > 0),
-        gradients=Kept(each_bytes=4.0, sharded=zero > 0, always=False),
+        weights=PersistentBytes(each_bytes=4.0, sharded=zero > 0),
+        gradients=PersistentBytes(each_bytes=4.0, sharded=zero > 0, always=False),
         optimizer=zero > 0,
         master=0.0,
         passing=passing,
@@ -273,8 +273,8 @@ def _replicated(asked: _Asked) -> StateRecipe:
         asked,
         "torch 2.13, nn/parallel/distributed.py and csrc/distributed/c10d/reducer.cpp; accelerate "
         "1.15 accelerator.py (autocast of the forward)",
-        weights=Kept(each_bytes=4.0),
-        gradients=Kept(each_bytes=4.0, always=False),
+        weights=PersistentBytes(each_bytes=4.0),
+        gradients=PersistentBytes(each_bytes=4.0, always=False),
         optimizer=False,
         master=0.0,
         passing=(copies if narrow else None, buckets),
@@ -311,8 +311,8 @@ def _flat(asked: _Asked) -> StateRecipe:
         asked,
         "DeepSpeed 0.19.8 runtime/engine.py (_do_optimizer_sanity_check), "
         "runtime/fp16/fused_optimizer.py",
-        weights=Kept(each_bytes=asked.element),
-        gradients=Kept(each_bytes=asked.element, always=False),
+        weights=PersistentBytes(each_bytes=asked.element),
+        gradients=PersistentBytes(each_bytes=asked.element, always=False),
         optimizer=False,
         master=asked.master,
         passing=(bucket, copies if asked.precision != "fp32" else None),
@@ -337,8 +337,8 @@ def _bf16_optimizer(asked: _Asked) -> StateRecipe:
     return _recipe(
         asked,
         "DeepSpeed 0.19.8 runtime/bf16_optimizer.py",
-        weights=Kept(each_bytes=2.0),
-        gradients=Kept(each_bytes=4.0),
+        weights=PersistentBytes(each_bytes=2.0),
+        gradients=PersistentBytes(each_bytes=4.0),
         optimizer=True,
         master=4.0,
         passing=(bucket, own),
@@ -370,9 +370,9 @@ def _partitioned(asked: _Asked) -> StateRecipe:
     return _recipe(
         asked,
         "DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py (setup_buckets, step), zero/config.py",
-        weights=Kept(each_bytes=asked.element),
+        weights=PersistentBytes(each_bytes=asked.element),
         # the remainder is freed when all are reduced
-        gradients=Kept(
+        gradients=PersistentBytes(
             each_bytes=gradient, sharded=second, always=False, stepped_sharded=not second
         ),
         optimizer=True,
@@ -432,8 +432,8 @@ def _stage3(asked: _Asked) -> StateRecipe:
         asked,
         "DeepSpeed 0.19.8 runtime/zero/stage3.py, zero/partitioned_param_coordinator.py, "
         "zero/config.py",
-        weights=Kept(each_bytes=asked.element, sharded=True),
-        gradients=Kept(each_bytes=gradient, sharded=True),
+        weights=PersistentBytes(each_bytes=asked.element, sharded=True),
+        gradients=PersistentBytes(each_bytes=gradient, sharded=True),
         optimizer=True,
         master=asked.master,
         passing=(gathered, output, bucket, ordered if buckets.reduce_scatter else None, step),
@@ -452,8 +452,8 @@ def _paddle(asked: _Asked) -> StateRecipe:
         asked,
         "paddle distributed/fleet/utils/mix_precision_utils.py (main_grad), "
         "distributed/fleet/meta_parallel/sharding; PaddleNLP trainer/training_args.py",
-        weights=Kept(each_bytes=asked.element, sharded=zero == 3),
-        gradients=Kept(each_bytes=gradient, sharded=zero >= 2),
+        weights=PersistentBytes(each_bytes=asked.element, sharded=zero == 3),
+        gradients=PersistentBytes(each_bytes=gradient, sharded=zero >= 2),
         optimizer=zero >= 1,
         master=asked.master,
         passing=(gathered if zero == 3 else None, own if zero >= 2 or gradient == 4.0 else None),
@@ -473,8 +473,8 @@ def _fsdp1(asked: _Asked) -> StateRecipe:
         asked,
         "torch 2.13, distributed/fsdp/_flat_param.py and _runtime_utils.py; Galvatron "
         "core/runtime/parallel.py (wrap_modules_data_parallel)",
-        weights=Kept(each_bytes=4.0, sharded=zero > 0),
-        gradients=Kept(each_bytes=4.0, sharded=zero > 0, always=False),
+        weights=PersistentBytes(each_bytes=4.0, sharded=zero > 0),
+        gradients=PersistentBytes(each_bytes=4.0, sharded=zero > 0, always=False),
         optimizer=zero > 0,
         master=0.0,
         passing=(
@@ -508,8 +508,8 @@ def _executor(asked: _Asked) -> StateRecipe:
     return _recipe(
         asked,
         "profiler/plan/stage.py",
-        weights=Kept(each_bytes=asked.element),
-        gradients=Kept(each_bytes=asked.element),
+        weights=PersistentBytes(each_bytes=asked.element),
+        gradients=PersistentBytes(each_bytes=asked.element),
         optimizer=False,
         master=asked.master,
         passing=(wide if narrow else None,),
