@@ -40,7 +40,7 @@ class PersistentBytes(Record):
     """True if the optimizer keeps only this rank's shard of unsharded values during its step."""
 
 
-class Passing(Record):
+class TransientBytes(Record):
     """Transient tensor of a part of a step, in bytes per element."""
 
     what: str
@@ -79,7 +79,7 @@ class StateRecipe(Record):
     master: PersistentBytes
     """fp32 copies of the weights; 0 bytes if the weights are fp32."""
     moments: PersistentBytes
-    passing: tuple[Passing, ...] = ()
+    passing: tuple[TransientBytes, ...] = ()
     source: str = ""
     """Source file and release of the engine."""
 
@@ -161,7 +161,7 @@ def _recipe(
     gradients: PersistentBytes,
     optimizer: bool,
     master: float,
-    passing: Sequence[Passing | None] = (),
+    passing: Sequence[TransientBytes | None] = (),
 ) -> StateRecipe:
     """Return a layout with Adam's states; optimizer : True if they are sharded."""
     return StateRecipe(
@@ -187,11 +187,13 @@ def _megatron(asked: _Asked) -> StateRecipe:
     gradient = asked.gradient(asked.precision == "bf16")
     fully = asked.keeper == "megatron-fsdp"
     # one unit is in use while the next is prefetched
-    gathered = Passing(
+    gathered = TransientBytes(
         what="gathered weights", each_bytes=asked.element, of="unit", number=2, during=_BOTH
     )
-    unscaled = Passing(what="unscaled gradients", each_bytes=4.0, of="shard", during=_STEP)
-    reduced = Passing(what="unreduced gradients", each_bytes=gradient, of="unit", during=_BACKWARD)
+    unscaled = TransientBytes(what="unscaled gradients", each_bytes=4.0, of="shard", during=_STEP)
+    reduced = TransientBytes(
+        what="unreduced gradients", each_bytes=gradient, of="unit", during=_BACKWARD
+    )
     return _recipe(
         asked,
         "megatron/core/distributed/param_and_grad_buffer.py, distributed/fsdp; docs of the "
@@ -219,17 +221,17 @@ def _fsdp2(asked: _Asked) -> StateRecipe:
     reduced = asked.gradient(asked.keeper == "torchtitan")
     gathers = not (zero == 0 and asked.precision == "fp32")
     held = zero in (1, 2) and gathers
-    passing: list[Passing | None] = [
+    passing: list[TransientBytes | None] = [
         # weights that stay gathered from the forward of a unit to its backward
-        Passing(what="gathered weights", each_bytes=element, of="stage", during=_BOTH)
+        TransientBytes(what="gathered weights", each_bytes=element, of="stage", during=_BOTH)
         if held
         else None,
-        Passing(what="gathered weights", each_bytes=element, of="unit", during=_BOTH)
+        TransientBytes(what="gathered weights", each_bytes=element, of="unit", during=_BOTH)
         if gathers and not held
         else None,
         # the forward keeps the gather's output until the next unit's is copied out of it; the
         # backward prefetches the next unit, except with units that stay gathered
-        Passing(
+        TransientBytes(
             what="output of the gather",
             each_bytes=element,
             of="unit",
@@ -238,15 +240,17 @@ def _fsdp2(asked: _Asked) -> StateRecipe:
         if gathers and zero
         else None,
         # autograd's gradients in the precision of the gathered weights
-        Passing(what="unreduced gradients", each_bytes=element, of="unit", during=_BACKWARD),
+        TransientBytes(what="unreduced gradients", each_bytes=element, of="unit", during=_BACKWARD),
         # the copy of a unit is kept until the preceding unit is reduced
-        Passing(what="input of the reduction", each_bytes=reduced, of="unit", during=_BACKWARD)
+        TransientBytes(
+            what="input of the reduction", each_bytes=reduced, of="unit", during=_BACKWARD
+        )
         if zero
         else None,
         # `to_accumulated_grad_if_needed`: sums kept until the last micro-batch
         None
         if asked.each
-        else Passing(what="whole gradients", each_bytes=reduced, of="stage", during=_BOTH),
+        else TransientBytes(what="whole gradients", each_bytes=reduced, of="stage", during=_BOTH),
     ]
     return _recipe(
         asked,
@@ -267,8 +271,10 @@ def _replicated(asked: _Asked) -> StateRecipe:
     separate from gradients unless `gradient_as_bucket_view` is set.
     """
     narrow = asked.precision != "fp32"
-    copies = Passing(what="copies of autocast", each_bytes=2.0, of="stage", during=_BOTH)
-    buckets = Passing(what="buckets of the reduction", each_bytes=4.0, of="stage", during=_ALWAYS)
+    copies = TransientBytes(what="copies of autocast", each_bytes=2.0, of="stage", during=_BOTH)
+    buckets = TransientBytes(
+        what="buckets of the reduction", each_bytes=4.0, of="stage", during=_ALWAYS
+    )
     return _recipe(
         asked,
         "torch 2.13, nn/parallel/distributed.py and csrc/distributed/c10d/reducer.cpp; accelerate "
@@ -297,7 +303,7 @@ def _flat(asked: _Asked) -> StateRecipe:
     """
     if asked.precision == "bf16" and asked.wide:
         return _bf16_optimizer(asked)
-    bucket = Passing(
+    bucket = TransientBytes(
         what="bucket of the reduction",
         each_bytes=asked.element,
         of="stage",
@@ -306,7 +312,7 @@ def _flat(asked: _Asked) -> StateRecipe:
         during=_BACKWARD,
     )
     # each gradient in fp32, and all of them as one tensor, before the 16-bit ones are freed
-    copies = Passing(what="fp32 gradients", each_bytes=8.0, of="stage", during=_STEP)
+    copies = TransientBytes(what="fp32 gradients", each_bytes=8.0, of="stage", during=_STEP)
     return _recipe(
         asked,
         "DeepSpeed 0.19.8 runtime/engine.py (_do_optimizer_sanity_check), "
@@ -325,7 +331,7 @@ def _bf16_optimizer(asked: _Asked) -> StateRecipe:
     0.19 uses it for stage 1 with bf16 and `grad_accum_dtype` fp32; earlier releases for bf16
     without ZeRO. Gradients are in one unsharded buffer.
     """
-    bucket = Passing(
+    bucket = TransientBytes(
         what="bucket of the reduction",
         each_bytes=4.0,
         of="stage",
@@ -333,7 +339,7 @@ def _bf16_optimizer(asked: _Asked) -> StateRecipe:
         during=_BACKWARD,
     )
     # added to the buffer at the end of the backward (`immediate_grad_update` false)
-    own = Passing(what="16-bit gradients", each_bytes=2.0, of="stage", during=_BACKWARD)
+    own = TransientBytes(what="16-bit gradients", each_bytes=2.0, of="stage", during=_BACKWARD)
     return _recipe(
         asked,
         "DeepSpeed 0.19.8 runtime/bf16_optimizer.py",
@@ -355,7 +361,7 @@ def _partitioned(asked: _Asked) -> StateRecipe:
     gradient = asked.gradient(False)
     if not second and asked.precision == "bf16" and gradient == 4.0:
         return _bf16_optimizer(asked)
-    bucket = Passing(
+    bucket = TransientBytes(
         what="buckets of the reduction",
         # ZeRO-1 fills it from the summed gradients
         each_bytes=(asked.element if second else gradient)
@@ -365,8 +371,8 @@ def _partitioned(asked: _Asked) -> StateRecipe:
         during=_BACKWARD,
     )
     # the rank's shard is flattened and converted to fp32 for the step
-    flat = Passing(what="flat gradients", each_bytes=gradient, of="shard", during=_STEP)
-    wide = Passing(what="fp32 gradients", each_bytes=4.0, of="shard", during=_STEP)
+    flat = TransientBytes(what="flat gradients", each_bytes=gradient, of="shard", during=_STEP)
+    wide = TransientBytes(what="fp32 gradients", each_bytes=4.0, of="shard", during=_STEP)
     return _recipe(
         asked,
         "DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py (setup_buckets, step), zero/config.py",
@@ -390,7 +396,7 @@ def _stage3(asked: _Asked) -> StateRecipe:
     buckets, gradient = asked.buckets, asked.gradient(False)
     # A layer, its prefetch, and weights that the backward reuses within the distance. At the end of
     # the forward half of that distance counts, for the other half is in the backward.
-    gathered = Passing(
+    gathered = TransientBytes(
         what="gathered weights",
         each_bytes=asked.element,
         of="unit",
@@ -398,14 +404,14 @@ def _stage3(asked: _Asked) -> StateRecipe:
         during=_BOTH,
     )
     # each weight is copied out of the single buffer of a gather
-    output = Passing(
+    output = TransientBytes(
         what="output of the gather",
         each_bytes=asked.element,
         of="stage",
         elements=min(buckets.prefetch, buckets.live),
         during=_BOTH,
     )
-    bucket = Passing(
+    bucket = TransientBytes(
         what="bucket of the reduction",
         each_bytes=asked.element,
         of="bucket",
@@ -413,7 +419,7 @@ def _stage3(asked: _Asked) -> StateRecipe:
         during=_ALWAYS,
     )
     # `reduce_scatter_coalesced` copies a bucket into the order of ranks
-    ordered = Passing(
+    ordered = TransientBytes(
         what="input of the reduction",
         each_bytes=asked.element,
         of="stage",
@@ -421,7 +427,7 @@ def _stage3(asked: _Asked) -> StateRecipe:
         during=_BACKWARD,
     )
     # gradients of one sub-group of the shard, flat and in fp32
-    step = Passing(
+    step = TransientBytes(
         what="fp32 gradients",
         each_bytes=4.0 + (gradient if gradient < 4.0 else 0.0),
         of="shard",
@@ -446,8 +452,12 @@ def _paddle(asked: _Asked) -> StateRecipe:
     `--sharding stage1` shards the optimizer, `stage2` also gradients, `stage3` also weights.
     """
     zero, gradient = asked.zero, asked.gradient(False)
-    gathered = Passing(what="gathered weights", each_bytes=asked.element, of="unit", during=_BOTH)
-    own = Passing(what="unreduced gradients", each_bytes=asked.element, of="unit", during=_BACKWARD)
+    gathered = TransientBytes(
+        what="gathered weights", each_bytes=asked.element, of="unit", during=_BOTH
+    )
+    own = TransientBytes(
+        what="unreduced gradients", each_bytes=asked.element, of="unit", during=_BACKWARD
+    )
     return _recipe(
         asked,
         "paddle distributed/fleet/utils/mix_precision_utils.py (main_grad), "
@@ -468,7 +478,7 @@ def _fsdp1(asked: _Asked) -> StateRecipe:
     """
     zero, element = asked.zero, asked.element
     reduced = asked.gradient(False)
-    wide = Passing(what="fp32 gradients", each_bytes=reduced, of="unit", during=_BACKWARD)
+    wide = TransientBytes(what="fp32 gradients", each_bytes=reduced, of="unit", during=_BACKWARD)
     return _recipe(
         asked,
         "torch 2.13, distributed/fsdp/_flat_param.py and _runtime_utils.py; Galvatron "
@@ -478,9 +488,9 @@ def _fsdp1(asked: _Asked) -> StateRecipe:
         optimizer=zero > 0,
         master=0.0,
         passing=(
-            Passing(what="gathered weights", each_bytes=element, of="stage", during=_BOTH)
+            TransientBytes(what="gathered weights", each_bytes=element, of="stage", during=_BOTH)
             if zero in (1, 2)
-            else Passing(
+            else TransientBytes(
                 # the backward prefetches the preceding unit
                 what="gathered weights",
                 each_bytes=element if zero or asked.precision != "fp32" else 0.0,
@@ -488,9 +498,13 @@ def _fsdp1(asked: _Asked) -> StateRecipe:
                 number=2 if zero else 1,
                 during=_BOTH,
             ),
-            Passing(what="unreduced gradients", each_bytes=element, of="unit", during=_BACKWARD)
+            TransientBytes(
+                what="unreduced gradients", each_bytes=element, of="unit", during=_BACKWARD
+            )
             if asked.each
-            else Passing(what="whole gradients", each_bytes=element, of="stage", during=_BOTH),
+            else TransientBytes(
+                what="whole gradients", each_bytes=element, of="stage", during=_BOTH
+            ),
             wide if reduced > element else None,
         ),
     )
@@ -504,7 +518,7 @@ def _executor(asked: _Asked) -> StateRecipe:
     if asked.zero:
         return _fsdp2(asked)
     narrow = asked.precision != "fp32"
-    wide = Passing(what="fp32 gradients", each_bytes=4.0, of="stage", during=_STEP)
+    wide = TransientBytes(what="fp32 gradients", each_bytes=4.0, of="stage", during=_STEP)
     return _recipe(
         asked,
         "profiler/plan/stage.py",
