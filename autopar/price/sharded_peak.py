@@ -18,7 +18,7 @@ from autopar.price import torch_layers
 from autopar.price.activations import stream_bytes
 from autopar.price.parameters import Weight, ends_weights, frozen_bytes, layer_weights
 from autopar.price.peak import Moment, moments
-from autopar.price.state_layouts import Phase, StateRecipe, recipe_of
+from autopar.price.state_layouts import Phase, StateLayout, recipe_of
 from autopar.records import Record, replace
 from autopar.run.run import RankLayer, Run
 from autopar.run.runtime import HOPPER, Optimizer, States, Zero
@@ -85,7 +85,7 @@ def _shards(run: Run, *, expert: bool = False) -> int:
     return max(ranks // split.replicas, 1)
 
 
-def recipe_of_run(run: Run) -> StateRecipe:
+def recipe_of_run(run: Run) -> StateLayout:
     """Return the bytes per parameter of a run whose engine uses torch layers.
 
     Optimizers other than Adam and optimizer offload are included.
@@ -98,7 +98,7 @@ def recipe_of_run(run: Run) -> StateRecipe:
 @lru_cache(maxsize=1024)
 def _recipe(
     states: States, zero: Zero, optimizer: Optimizer, precision: str, element_bytes: int
-) -> StateRecipe:
+) -> StateLayout:
     """Return the cached state layout of an engine and optimizer."""
     recipe = recipe_of(
         states.keeper,

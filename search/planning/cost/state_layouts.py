@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec import field
 
-from autopar.price.state_layouts import StateRecipe, recipe_of
+from autopar.price.state_layouts import StateLayout, recipe_of
 from autopar.records import Record, replace
 from search.request.options import SearchOptions
 
@@ -124,7 +124,7 @@ def _kinds(options: SearchOptions, *, at_once: bool) -> Iterable[tuple[Kind, Kin
         yield kind, listed
 
 
-def _of_engine(recipe: StateRecipe) -> KindBytes:
+def _of_engine(recipe: StateLayout) -> KindBytes:
     """Return the bytes of an engine's state layout by their use in a plan's layers.
 
     Transient tensors of the backward of all parameters of a rank are live at the peak, like states.
