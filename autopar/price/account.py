@@ -12,7 +12,7 @@ from autopar.price import workspaces
 from autopar.price.allocator import reserved_bytes, rounding_bytes
 from autopar.price.parameters import stage_weights
 from autopar.price.peak import Moment, PeakBreakdown, gathered_bytes, peak_of, peaks
-from autopar.price.sharded_peak import Part, sharded_moments, sharded_parts
+from autopar.price.sharded_peak import MemoryItem, sharded_moments, sharded_parts
 from autopar.price.states import States, states_of
 from autopar.records import Record, replace
 from autopar.run.run import Run, resplit_run
@@ -113,7 +113,7 @@ def moment_terms(run: Run, account: Account) -> Callable[[Moment], tuple[Term, .
     return at
 
 
-def _named(part: Part) -> Term:
+def _named(part: MemoryItem) -> Term:
     return Term(name=part.name, num_bytes=part.num_bytes, switch=part.switch)
 
 

@@ -30,7 +30,7 @@ _THREADS = 2
 """Number of cuBLAS handles: one of the forward thread, one of the backward thread."""
 
 
-class Part(NamedTuple):
+class MemoryItem(NamedTuple):
     """One item of live memory."""
 
     name: str
@@ -65,7 +65,7 @@ class Instant(Record):
     """Live tensors at one point of a step."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryItem, ...]
 
     @property
     def num_bytes(self) -> int:
@@ -215,7 +215,7 @@ def _switches(run: Run) -> dict[str, str]:
 
 def _kept(
     run: Run, units: Sequence[Unit], *, gradients: bool, step: bool = False
-) -> Iterator[Part]:
+) -> Iterator[MemoryItem]:
     """Yield the model states between steps.
 
     gradients : True if gradients are live.
@@ -234,8 +234,8 @@ def _kept(
             )
         if name == "Adam moments" and run.runtime.optimizer.kind == "adam8bit":
             num_bytes += _wide_moments(run, units)
-        yield Part(name, math.ceil(num_bytes), switch)
-    yield Part("cuBLAS workspaces", _THREADS * _cublas(run), "CUBLAS_WORKSPACE_CONFIG, GPU")
+        yield MemoryItem(name, math.ceil(num_bytes), switch)
+    yield MemoryItem("cuBLAS workspaces", _THREADS * _cublas(run), "CUBLAS_WORKSPACE_CONFIG, GPU")
 
 
 def _wide_moments(run: Run, units: Sequence[Unit]) -> float:
@@ -307,7 +307,7 @@ def _is_fsdp2(run: Run) -> bool:
     return keeper == "torchtitan" or (keeper == "accelerate" and run.split.zero > 0)
 
 
-def _table_passing(run: Run, units: Sequence[Unit], phase: Phase) -> Iterator[Part]:
+def _table_passing(run: Run, units: Sequence[Unit], phase: Phase) -> Iterator[MemoryItem]:
     """Yield the transient memory of other engines, from their state layout."""
     switch = _switches(run)["states"]
     alone = run.strategy.dp * run.split.cp == 1
@@ -319,10 +319,10 @@ def _table_passing(run: Run, units: Sequence[Unit], phase: Phase) -> Iterator[Pa
         # a single rank reduces nothing
         if phase in entry.during and not (alone and "reduction" in entry.what):
             size = entry.num_bytes(stage=sum(sizes), unit=max(sizes), replicas=_shards(run))
-            yield Part(entry.what, math.ceil(size), switch)
+            yield MemoryItem(entry.what, math.ceil(size), switch)
 
 
-def _other_streams(run: Run, units: Sequence[Unit], there: Sequence[Part]) -> int:
+def _other_streams(run: Run, units: Sequence[Unit], there: Sequence[MemoryItem]) -> int:
     """Return the reserved bytes of FSDP2's other CUDA streams that the compute stream cannot use.
 
     PyTorch's allocator separates the blocks of streams. Gather outputs, two units at once, are
@@ -398,14 +398,14 @@ class _Room:
         self._chunks = chunks = run.strategy.stages[stage]
         self.units = [unit for chunk in chunks for unit in units_of(run, chunk)]
         self._words = words = _switches(run)["activations"]
-        self.inputs = Part("pipeline inputs", _exchanged(run), words)
+        self.inputs = MemoryItem("pipeline inputs", _exchanged(run), words)
         # earlier micro-batches have accumulated gradients
         there = [*_kept(run, self.units, gradients=run.strategy.micro_batches > 1), self.inputs]
         last = chunks[-1]
         if run.strategy.pp > 1 and last.head and run.kernels.quirks.stage_outputs:
             logits = torch_layers.logits(run) * run.element_bytes
             size = run.strategy.micro_batches * logits
-            there.append(Part("outputs of all micro-batches", size, words))
+            there.append(MemoryItem("outputs of all micro-batches", size, words))
         self._there = there
 
     def at(self, moment: Moment) -> Iterator[Instant]:
@@ -413,14 +413,14 @@ class _Room:
         run, chunk = self._run, self._chunks[moment.event.chunk]
         saved = _saved(run, self._chunks, moment.live)
         if moment.event.kind == "forward":
-            kept = Part("saved activations", saved, self._words)
+            kept = MemoryItem("saved activations", saved, self._words)
             yield from _in_forward(run, chunk, self.units, [*self._there, kept])
         else:
             yield from _in_backward(run, chunk, self.units, self._there, saved)
 
 
 def _in_forward(
-    run: Run, chunk: Chunk, units: Sequence[Unit], there: list[Part]
+    run: Run, chunk: Chunk, units: Sequence[Unit], there: list[MemoryItem]
 ) -> Iterator[Instant]:
     """Yield the points in the forward of a chunk's last unit: a layer, or head and loss."""
     names, own = _switches(run), units_of(run, chunk)
@@ -428,10 +428,10 @@ def _in_forward(
     if not _is_fsdp2(run):
         passing = list(_table_passing(run, units, "forward"))
         if chunk.head:
-            loss = Part("head and loss", torch_layers.loss_bytes(run), "vocabulary, loss")
+            loss = MemoryItem("head and loss", torch_layers.loss_bytes(run), "vocabulary, loss")
             yield Instant(name="loss", parts=(*there, loss, *passing))
         return
-    waits = Part(
+    waits = MemoryItem(
         "gradients of earlier micro-batches",
         math.ceil(_waiting(run) * _elements(units)),
         states,
@@ -440,7 +440,7 @@ def _in_forward(
     if layers:
         # the output of the last norm is not computed yet
         normed = run.tokens * run.model.hidden * run.element_bytes
-        ahead = Part("saved activations", -normed if chunk.head else 0, names["activations"])
+        ahead = MemoryItem("saved activations", -normed if chunk.head else 0, names["activations"])
         # the output of the gather is kept until the next unit's is copied
         output = _gathered(run, layers[-1:])
         before = [unit for unit in units if unit.name != "head"] if _holds(run) else layers[-1:]
@@ -450,8 +450,8 @@ def _in_forward(
                 *there,
                 ahead,
                 waits,
-                Part("gathered weights", math.ceil(_gathered(run, before)), states),
-                Part(
+                MemoryItem("gathered weights", math.ceil(_gathered(run, before)), states),
+                MemoryItem(
                     "output of the gather",
                     math.ceil(output if run.split.zero else 0),
                     states,
@@ -469,8 +469,8 @@ def _in_forward(
             parts=(
                 *there,
                 waits,
-                Part("head and loss", torch_layers.loss_bytes(run), "vocabulary, loss"),
-                Part("gathered weights", math.ceil(size), states),
+                MemoryItem("head and loss", torch_layers.loss_bytes(run), "vocabulary, loss"),
+                MemoryItem("gathered weights", math.ceil(size), states),
             ),
         )
 
@@ -481,7 +481,7 @@ def _holds(run: Run) -> bool:
 
 
 def _in_backward(
-    run: Run, chunk: Chunk, units: Sequence[Unit], there: list[Part], saved: int
+    run: Run, chunk: Chunk, units: Sequence[Unit], there: list[MemoryItem], saved: int
 ) -> Iterator[Instant]:
     """Yield the points of a chunk's backward.
 
@@ -508,10 +508,10 @@ def _in_backward(
                 name="backward of a layer",
                 parts=(
                     *states,
-                    Part("saved activations", kept, words),
-                    Part("layer computed again", again, words),
-                    Part("a matrix in 16 bits", _dequantized_bytes(run, unit), words),
-                    Part("gradients inside of a layer", inside, words),
+                    MemoryItem("saved activations", kept, words),
+                    MemoryItem("layer computed again", again, words),
+                    MemoryItem("a matrix in 16 bits", _dequantized_bytes(run, unit), words),
+                    MemoryItem("gradients inside of a layer", inside, words),
                     *_beside(run, own, at, units, reducing=False),
                 ),
             )
@@ -520,8 +520,8 @@ def _in_backward(
             name="reduction of a unit",
             parts=(
                 *states,
-                Part("saved activations", max(kept, 0), words),
-                Part("gradients inside of a layer", 2 * width, words),
+                MemoryItem("saved activations", max(kept, 0), words),
+                MemoryItem("gradients inside of a layer", 2 * width, words),
                 *_beside(run, own, at, units, reducing=True),
             ),
         )
@@ -558,7 +558,9 @@ def _dequantized_bytes(run: Run, unit: Unit) -> int:
     return largest * run.element_bytes
 
 
-def _made(run: Run, own: Sequence[Unit], at: int, there: Sequence[Part]) -> Iterator[Part]:
+def _made(
+    run: Run, own: Sequence[Unit], at: int, there: Sequence[MemoryItem]
+) -> Iterator[MemoryItem]:
     """Yield the gradients made by the backward before a unit, if none were live at its start."""
     gradients = dict(recipe_of_run(run).kept)["gradients"]
     if gradients.always or any(part.name == "gradients" for part in there):
@@ -566,7 +568,7 @@ def _made(run: Run, own: Sequence[Unit], at: int, there: Sequence[Part]) -> Iter
     # a root unit reduces its gradients at the end of the backward
     behind = [unit for unit in own[at + 1 :] if not _is_root(run, unit)]
     size = sum(unit.own for unit in behind) if gradients.sharded else _elements(behind)
-    yield Part("gradients", math.ceil(gradients.each_bytes * size), _switches(run)["states"])
+    yield MemoryItem("gradients", math.ceil(gradients.each_bytes * size), _switches(run)["states"])
 
 
 def _is_root(run: Run, unit: Unit) -> bool:
@@ -576,7 +578,7 @@ def _is_root(run: Run, unit: Unit) -> bool:
 
 def _beside(
     run: Run, own: Sequence[Unit], at: int, units: Sequence[Unit], *, reducing: bool
-) -> Iterator[Part]:
+) -> Iterator[MemoryItem]:
     """Yield the weights and unreduced gradients that are live in a unit's backward.
 
     For FSDP2 these are the unit, unless it is freed before its reduction; the prefetched unit; and
@@ -585,7 +587,7 @@ def _beside(
     zero, states, element = run.split.zero, _switches(run)["states"], run.element_bytes
     unit, behind = own[at], own[at + 1 :]
     if reducing:
-        yield Part("unreduced gradients", unit.elements * element, states)
+        yield MemoryItem("unreduced gradients", unit.elements * element, states)
     if not _is_fsdp2(run):
         yield from _table_passing(run, units, "backward")
         return
@@ -593,7 +595,7 @@ def _beside(
     root = [one for one in behind[-1:] if _is_root(run, one)]
     # only the head's gradient exists until the backward reaches the root's other weights
     late = sum(one.elements for one in root) // (1 if run.model.tied else 2)
-    yield Part("unreduced gradients", late * element, states)
+    yield MemoryItem("unreduced gradients", late * element, states)
     # norm and head are reduced one after the other, and stay gathered until both are
     last = unit.name == "head"
     if _holds(run):
@@ -601,39 +603,39 @@ def _beside(
         given = [one for one in behind if one not in root]
         freed = () if run.strategy.pp > 1 else (*given, *([unit] if reducing and not last else ()))
         held = _gathered(run, units) - _gathered(run, freed)
-        yield Part("gathered weights", math.ceil(held), states)
+        yield MemoryItem("gathered weights", math.ceil(held), states)
     else:
         held = _gathered(run, [*root, *([unit] if last or not reducing else ())])
-        yield Part("gathered weights", math.ceil(held if _casts(run) else 0), states)
+        yield MemoryItem("gathered weights", math.ceil(held if _casts(run) else 0), states)
         if at and zero:
             ahead = _gathered(run, [own[at - 1]])
-            yield Part("weights fetched ahead", math.ceil(ahead), states)
+            yield MemoryItem("weights fetched ahead", math.ceil(ahead), states)
     if run.runtime.states.each_micro_batch:
         layers = (one for one in behind if one.name == "layer")
         source = [unit] if reducing else [*islice(layers, 1)]
         size = _reduced(run) * _elements(source)
-        yield Part("input of the reduction", math.ceil(size), states)
+        yield MemoryItem("input of the reduction", math.ceil(size), states)
         if reducing and last and not root:
             reduced = 4 * unit.own if zero else 0
-            yield Part("gradients", reduced, states)
+            yield MemoryItem("gradients", reduced, states)
     elif _waiting(run):
         size = _waiting(run) * _elements(units)
-        yield Part("gradients of earlier micro-batches", math.ceil(size), states)
+        yield MemoryItem("gradients of earlier micro-batches", math.ceil(size), states)
 
 
-def _at_step(run: Run, units: Sequence[Unit], there: list[Part]) -> Instant:
+def _at_step(run: Run, units: Sequence[Unit], there: list[MemoryItem]) -> Instant:
     passing = () if _is_fsdp2(run) else tuple(_table_passing(run, units, "step"))
     return Instant(name="step", parts=(*there, *passing))
 
 
-def _added(parts: Sequence[Part]) -> Iterator[Part]:
+def _added(parts: Sequence[MemoryItem]) -> Iterator[MemoryItem]:
     """Yield one part per name, with the summed bytes."""
     for name in dict.fromkeys(part.name for part in parts):
         same = [part for part in parts if part.name == name]
         yield same[0]._replace(num_bytes=sum(part.num_bytes for part in same))
 
 
-def sharded_parts(run: Run, stage: int) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+def sharded_parts(run: Run, stage: int) -> tuple[tuple[MemoryItem, ...], tuple[MemoryItem, ...]]:
     """Return (parts after a step, parts at the peak of a step) of a rank.
 
     The second includes the reserved blocks of other streams as a separate part.
@@ -641,24 +643,24 @@ def sharded_parts(run: Run, stage: int) -> tuple[tuple[Part, ...], tuple[Part, .
     units = [unit for chunk in run.strategy.stages[stage] for unit in units_of(run, chunk)]
     after = (
         *_kept(run, units, gradients=False),
-        Part("pipeline inputs", _exchanged(run), "local_batch_size, seq_len"),
+        MemoryItem("pipeline inputs", _exchanged(run), "local_batch_size, seq_len"),
     )
     fullest = max(instants(run, stage), key=lambda instant: instant.num_bytes)
     parts = list(_added(fullest.parts))
     if _is_fsdp2(run):
         size = _other_streams(run, units, parts)
-        parts.append(Part("blocks of other streams", size, _switches(run)["states"]))
+        parts.append(MemoryItem("blocks of other streams", size, _switches(run)["states"]))
     return after, tuple(part for part in parts if part.num_bytes)
 
 
-def sharded_moments(run: Run, stage: int) -> Callable[[Moment], tuple[Part, ...]]:
+def sharded_moments(run: Run, stage: int) -> Callable[[Moment], tuple[MemoryItem, ...]]:
     """Return a function from an event of a stage to the live parts at the event's peak.
 
     Equals `sharded_parts` without the blocks of other streams, which stay reserved all the time.
     """
     room = _Room(run, stage)
 
-    def at(moment: Moment) -> tuple[Part, ...]:
+    def at(moment: Moment) -> tuple[MemoryItem, ...]:
         # a chunk without layers and head yields no point
         found = max(room.at(moment), key=lambda instant: instant.num_bytes, default=None)
         parts = (room.inputs,) if found is None else found.parts
