@@ -38,7 +38,7 @@ class MemoryItem(NamedTuple):
     switch: str
 
 
-class Unit(Record):
+class FsdpUnit(Record):
     """FSDP unit, gathered and reduced together: a layer, the embedding or the head."""
 
     name: str
@@ -142,10 +142,10 @@ def _recipe(
     )
 
 
-def _unit(name: str, run: Run, every: Sequence[Weight], layer: RankLayer | None = None) -> Unit:
+def _unit(name: str, run: Run, every: Sequence[Weight], layer: RankLayer | None = None) -> FsdpUnit:
     weights = [weight for weight in every if weight.trained]
     frozen = [(frozen_bytes(run, one), one) for one in every if not one.trained]
-    return Unit(
+    return FsdpUnit(
         name=name,
         dense=sum(weight.elements for weight in weights if not weight.expert),
         expert=sum(weight.elements for weight in weights if weight.expert),
@@ -175,7 +175,7 @@ def _is_joined(run: Run) -> bool:
     return run.runtime.states.one_root or transformers or run.model.tied
 
 
-def units_of(run: Run, chunk: Chunk) -> tuple[Unit, ...]:
+def units_of(run: Run, chunk: Chunk) -> tuple[FsdpUnit, ...]:
     """Return the units of a chunk in the order of its forward.
 
     torchtitan wraps the embedding, each layer, and norm with head. Before 2025 the first and the
@@ -183,7 +183,7 @@ def units_of(run: Run, chunk: Chunk) -> tuple[Unit, ...]:
     """
     joined = _is_joined(run)
     around = ends_weights(run, chunk)
-    found: list[Unit] = []
+    found: list[FsdpUnit] = []
     first = [weight for weight in around if weight.name in ("embedding", "positions")]
     last = [weight for weight in around if weight not in first]
     if joined:
@@ -214,7 +214,7 @@ def _switches(run: Run) -> dict[str, str]:
 
 
 def _kept(
-    run: Run, units: Sequence[Unit], *, gradients: bool, step: bool = False
+    run: Run, units: Sequence[FsdpUnit], *, gradients: bool, step: bool = False
 ) -> Iterator[MemoryItem]:
     """Yield the model states between steps.
 
@@ -238,7 +238,7 @@ def _kept(
     yield MemoryItem("cuBLAS workspaces", _THREADS * _cublas(run), "CUBLAS_WORKSPACE_CONFIG, GPU")
 
 
-def _wide_moments(run: Run, units: Sequence[Unit]) -> float:
+def _wide_moments(run: Run, units: Sequence[FsdpUnit]) -> float:
     """Return the additional bytes of embedding moments, which engines keep in fp32, not in 8 bits.
 
     transformers 5 trainer_optimizer.py overrides `nn.Embedding` (bitsandbytes' advice for tables).
@@ -273,7 +273,7 @@ def _waiting(run: Run) -> float:
     )
 
 
-def _gathered(run: Run, units: Sequence[Unit]) -> float:
+def _gathered(run: Run, units: Sequence[FsdpUnit]) -> float:
     """Return the bytes of gathered units; unsharded frozen weights are counted elsewhere."""
     frozen = recipe_of_run(run).weights.sharded
     each, eighths = run.element_bytes, run.runtime.states.gathered_fp8
@@ -285,14 +285,14 @@ def _gathered(run: Run, units: Sequence[Unit]) -> float:
     return found
 
 
-def _runs(units: Iterable[Unit]) -> Iterator[tuple[Unit, int]]:
+def _runs(units: Iterable[FsdpUnit]) -> Iterator[tuple[FsdpUnit, int]]:
     """Yield (unit, count) of consecutive identical units."""
     for _, run in groupby(units, id):
         same = [*run]
         yield same[0], len(same)
 
 
-def _elements(units: Iterable[Unit]) -> int:
+def _elements(units: Iterable[FsdpUnit]) -> int:
     """Return the number of trained elements of units."""
     return sum(number * unit.elements for unit, number in _runs(units))
 
@@ -307,7 +307,7 @@ def _is_fsdp2(run: Run) -> bool:
     return keeper == "torchtitan" or (keeper == "accelerate" and run.split.zero > 0)
 
 
-def _table_passing(run: Run, units: Sequence[Unit], phase: Phase) -> Iterator[MemoryItem]:
+def _table_passing(run: Run, units: Sequence[FsdpUnit], phase: Phase) -> Iterator[MemoryItem]:
     """Yield the transient memory of other engines, from their state layout."""
     switch = _switches(run)["states"]
     alone = run.strategy.dp * run.split.cp == 1
@@ -322,7 +322,7 @@ def _table_passing(run: Run, units: Sequence[Unit], phase: Phase) -> Iterator[Me
             yield MemoryItem(entry.what, math.ceil(size), switch)
 
 
-def _other_streams(run: Run, units: Sequence[Unit], there: Sequence[MemoryItem]) -> int:
+def _other_streams(run: Run, units: Sequence[FsdpUnit], there: Sequence[MemoryItem]) -> int:
     """Return the reserved bytes of FSDP2's other CUDA streams that the compute stream cannot use.
 
     PyTorch's allocator separates the blocks of streams. Gather outputs, two units at once, are
@@ -420,7 +420,7 @@ class _Room:
 
 
 def _in_forward(
-    run: Run, chunk: Chunk, units: Sequence[Unit], there: list[MemoryItem]
+    run: Run, chunk: Chunk, units: Sequence[FsdpUnit], there: list[MemoryItem]
 ) -> Iterator[Instant]:
     """Yield the points in the forward of a chunk's last unit: a layer, or head and loss."""
     names, own = _switches(run), units_of(run, chunk)
@@ -481,7 +481,7 @@ def _holds(run: Run) -> bool:
 
 
 def _in_backward(
-    run: Run, chunk: Chunk, units: Sequence[Unit], there: list[MemoryItem], saved: int
+    run: Run, chunk: Chunk, units: Sequence[FsdpUnit], there: list[MemoryItem], saved: int
 ) -> Iterator[Instant]:
     """Yield the points of a chunk's backward.
 
@@ -530,7 +530,7 @@ def _in_backward(
             return
 
 
-def _turning(own: Sequence[Unit]) -> list[int]:
+def _turning(own: Sequence[FsdpUnit]) -> list[int]:
     """Return the indices of units whose backward may be the peak: the ends of runs of equal units.
 
     Within a run each unit frees and allocates as much as the next, so memory changes monotonically.
@@ -546,7 +546,7 @@ def _turning(own: Sequence[Unit]) -> list[int]:
     ]
 
 
-def _dequantized_bytes(run: Run, unit: Unit) -> int:
+def _dequantized_bytes(run: Run, unit: FsdpUnit) -> int:
     """Return the bytes of a layer's largest dequantised matrix, 0 if the base is in 16 bits.
 
     bitsandbytes dequantises the whole matrix before each GEMM.
@@ -559,7 +559,7 @@ def _dequantized_bytes(run: Run, unit: Unit) -> int:
 
 
 def _made(
-    run: Run, own: Sequence[Unit], at: int, there: Sequence[MemoryItem]
+    run: Run, own: Sequence[FsdpUnit], at: int, there: Sequence[MemoryItem]
 ) -> Iterator[MemoryItem]:
     """Yield the gradients made by the backward before a unit, if none were live at its start."""
     gradients = dict(recipe_of_run(run).kept)["gradients"]
@@ -571,13 +571,13 @@ def _made(
     yield MemoryItem("gradients", math.ceil(gradients.each_bytes * size), _switches(run)["states"])
 
 
-def _is_root(run: Run, unit: Unit) -> bool:
+def _is_root(run: Run, unit: FsdpUnit) -> bool:
     """Return True for the FSDP2 root: the weights outside of the separately wrapped layers."""
     return unit.name == "head" and _is_fsdp2(run) and _is_joined(run)
 
 
 def _beside(
-    run: Run, own: Sequence[Unit], at: int, units: Sequence[Unit], *, reducing: bool
+    run: Run, own: Sequence[FsdpUnit], at: int, units: Sequence[FsdpUnit], *, reducing: bool
 ) -> Iterator[MemoryItem]:
     """Yield the weights and unreduced gradients that are live in a unit's backward.
 
@@ -623,7 +623,7 @@ def _beside(
         yield MemoryItem("gradients of earlier micro-batches", math.ceil(size), states)
 
 
-def _at_step(run: Run, units: Sequence[Unit], there: list[MemoryItem]) -> Instant:
+def _at_step(run: Run, units: Sequence[FsdpUnit], there: list[MemoryItem]) -> Instant:
     passing = () if _is_fsdp2(run) else tuple(_table_passing(run, units, "step"))
     return Instant(name="step", parts=(*there, *passing))
 
