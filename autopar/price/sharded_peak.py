@@ -61,7 +61,7 @@ class FsdpUnit(Record):
         return self.dense + self.expert
 
 
-class Instant(Record):
+class LivePoint(Record):
     """Live tensors at one point of a step."""
 
     name: str
@@ -368,7 +368,7 @@ def _saved(run: Run, chunks: Sequence[Chunk], live: Sequence[int]) -> int:
     return saved
 
 
-def instants(run: Run, stage: int) -> Iterator[Instant]:
+def instants(run: Run, stage: int) -> Iterator[LivePoint]:
     """Yield the points of a stage's step at which memory may peak.
 
     These are the forward of the last layer and the loss, with all activations live; the backward of
@@ -408,7 +408,7 @@ class _Room:
             there.append(MemoryItem("outputs of all micro-batches", size, words))
         self._there = there
 
-    def at(self, moment: Moment) -> Iterator[Instant]:
+    def at(self, moment: Moment) -> Iterator[LivePoint]:
         """Yield the possible peaks within one event."""
         run, chunk = self._run, self._chunks[moment.event.chunk]
         saved = _saved(run, self._chunks, moment.live)
@@ -421,7 +421,7 @@ class _Room:
 
 def _in_forward(
     run: Run, chunk: Chunk, units: Sequence[FsdpUnit], there: list[MemoryItem]
-) -> Iterator[Instant]:
+) -> Iterator[LivePoint]:
     """Yield the points in the forward of a chunk's last unit: a layer, or head and loss."""
     names, own = _switches(run), units_of(run, chunk)
     states = names["states"]
@@ -429,7 +429,7 @@ def _in_forward(
         passing = list(_table_passing(run, units, "forward"))
         if chunk.head:
             loss = MemoryItem("head and loss", torch_layers.loss_bytes(run), "vocabulary, loss")
-            yield Instant(name="loss", parts=(*there, loss, *passing))
+            yield LivePoint(name="loss", parts=(*there, loss, *passing))
         return
     waits = MemoryItem(
         "gradients of earlier micro-batches",
@@ -444,7 +444,7 @@ def _in_forward(
         # the output of the gather is kept until the next unit's is copied
         output = _gathered(run, layers[-1:])
         before = [unit for unit in units if unit.name != "head"] if _holds(run) else layers[-1:]
-        yield Instant(
+        yield LivePoint(
             name="forward of a layer",
             parts=(
                 *there,
@@ -464,7 +464,7 @@ def _in_forward(
             # the last layer stays gathered because the backward starts with it
             held = [*layers[-1:], *[unit for unit in own if unit.name != "layer"]]
         size = _gathered(run, held) if _casts(run) else 0.0
-        yield Instant(
+        yield LivePoint(
             name="loss",
             parts=(
                 *there,
@@ -482,7 +482,7 @@ def _holds(run: Run) -> bool:
 
 def _in_backward(
     run: Run, chunk: Chunk, units: Sequence[FsdpUnit], there: list[MemoryItem], saved: int
-) -> Iterator[Instant]:
+) -> Iterator[LivePoint]:
     """Yield the points of a chunk's backward.
 
     saved : bytes of saved activations of all live micro-batches.
@@ -504,7 +504,7 @@ def _in_backward(
             assert unit.layer is not None, "a unit of a layer has it"
             again = torch_layers.again_bytes(unit.layer)
             inside = torch_layers.backward_gradients_bytes(unit.layer)
-            yield Instant(
+            yield LivePoint(
                 name="backward of a layer",
                 parts=(
                     *states,
@@ -516,7 +516,7 @@ def _in_backward(
                 ),
             )
             kept -= int(each)
-        yield Instant(
+        yield LivePoint(
             name="reduction of a unit",
             parts=(
                 *states,
@@ -623,9 +623,9 @@ def _beside(
         yield MemoryItem("gradients of earlier micro-batches", math.ceil(size), states)
 
 
-def _at_step(run: Run, units: Sequence[FsdpUnit], there: list[MemoryItem]) -> Instant:
+def _at_step(run: Run, units: Sequence[FsdpUnit], there: list[MemoryItem]) -> LivePoint:
     passing = () if _is_fsdp2(run) else tuple(_table_passing(run, units, "step"))
-    return Instant(name="step", parts=(*there, *passing))
+    return LivePoint(name="step", parts=(*there, *passing))
 
 
 def _added(parts: Sequence[MemoryItem]) -> Iterator[MemoryItem]:

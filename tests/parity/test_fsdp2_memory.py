@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pytest
 
-from autopar.price.sharded_peak import Instant, instants
+from autopar.price.sharded_peak import LivePoint, instants
 from autopar.run.run import Run
 from tests.runs import llama, torch_run
 
@@ -181,7 +181,7 @@ def _run(*, vocab: int, layers: int, ffn: int, checkpoint: Checkpoint, reshard: 
     )
 
 
-def _sizes(instant: Instant) -> dict[str, int]:
+def _sizes(instant: LivePoint) -> dict[str, int]:
     found = Counter[str]()
     for part in instant.parts:
         if part.name not in NOT_TENSORS:
