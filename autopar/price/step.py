@@ -39,7 +39,14 @@ from autopar.rates.parts.data_parallel import (
     table_traffic_s,
     update_s,
 )
-from autopar.rates.parts.operations import Machine, Part, Real, Sends, as_number, transfer_s
+from autopar.rates.parts.operations import (
+    CommunicationTime,
+    Machine,
+    Part,
+    Real,
+    as_number,
+    transfer_s,
+)
 from autopar.rates.parts.optimizer import (
     activation_copies_s,
     weight_copies_s,
@@ -278,8 +285,8 @@ def routed_alone(job: Job, experts: Experts) -> Job:
     )
 
 
-def _together(one: Sends, other: Sends) -> Sends:
-    return Sends(*map(sum, zip(one, other, strict=True)))
+def _together(one: CommunicationTime, other: CommunicationTime) -> CommunicationTime:
+    return CommunicationTime(*map(sum, zip(one, other, strict=True)))
 
 
 def own_times(job: Job, block: Block, known: KnownLayers) -> LayerTimes:

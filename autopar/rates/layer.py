@@ -30,10 +30,10 @@ from autopar.rates.memory_bound import cross_entropy_s, elements_s, embedding_s
 from autopar.rates.parts.experts import expert_parts, expert_sends
 from autopar.rates.parts.linear import Beside, linear_parts, mlp_parts
 from autopar.rates.parts.operations import (
+    CommunicationTime,
     Machine,
     Part,
     Real,
-    Sends,
     Split,
     accumulation_bytes,
     element_part,
@@ -56,11 +56,11 @@ class LayerTimes(NamedTuple):
     """Times of one layer and micro-batch on one rank."""
 
     parts: tuple[Part, ...]
-    tensor: Sends
+    tensor: CommunicationTime
     """Tensor-parallel and sequence-parallel communication, before overlap."""
-    context: Sends
+    context: CommunicationTime
     """Context-parallel communication that attention does not hide."""
-    experts: Sends
+    experts: CommunicationTime
     """Dispatch and combine, before overlap."""
     weight_cast_s: float
     """Quantisation of the weights, seconds per step."""
@@ -74,7 +74,7 @@ def layer_times(machine: Machine, job: Job, block: Block) -> LayerTimes:
     Sizes per rank: tokens n = micro-batch seq / cp, widths over tp; norms and residuals n / tp with
     sequence parallelism.
     """
-    tensor, experts, context = Sends(), Sends(), Sends()
+    tensor, experts, context = CommunicationTime(), CommunicationTime(), CommunicationTime()
     if block.attention is not None:
         context = context_sends(machine, job, block.attention)
         tensor = _sum(tensor, tensor_sends(machine, job, block.hidden))
@@ -96,8 +96,8 @@ def layer_times(machine: Machine, job: Job, block: Block) -> LayerTimes:
     )
 
 
-def _sum(one: Sends, other: Sends) -> Sends:
-    return Sends(
+def _sum(one: CommunicationTime, other: CommunicationTime) -> CommunicationTime:
+    return CommunicationTime(
         one.forward_s + other.forward_s,
         one.backward_s + other.backward_s,
         one.calls + other.calls,
@@ -338,7 +338,7 @@ def _mamba_parts(
 # Transfers
 
 
-def tensor_sends(machine: Machine, job: Job, hidden: int) -> Sends:
+def tensor_sends(machine: Machine, job: Job, hidden: int) -> CommunicationTime:
     """Return the tensor-parallel collectives of one half of a layer.
 
     All-reduces of n h elements. Sequence parallelism has an all-gather before and a reduce-scatter
@@ -346,15 +346,15 @@ def tensor_sends(machine: Machine, job: Job, hidden: int) -> Sends:
     (Korthikanti et al. 2022, section 4.2); the stack's `regather` is the time of both over one.
     """
     if job.tp == 1:
-        return Sends()
+        return CommunicationTime()
     size = job.tokens * hidden * job.element_bytes
     if not job.sequence_parallel:
         once = transfer_s(machine, "allreduce", size, job.tp, 1)
-        return Sends(once, once, 2)
+        return CommunicationTime(once, once, 2)
     gather = transfer_s(machine, "allgather", size, job.tp, 1)
     scatter = transfer_s(machine, "reducescatter", size, job.tp, 1)
     again = machine.stack.figures.overlap["regather"]
-    return Sends(gather + scatter, scatter + again * gather, 5)
+    return CommunicationTime(gather + scatter, scatter + again * gather, 5)
 
 
 _CONTEXT_FRACTION = 0.1
@@ -363,7 +363,7 @@ _CONTEXT_FRACTION = 0.1
 
 def context_sends(
     machine: Machine, job: Job, attention: Attention, core_s: tuple[float, float] | None = None
-) -> Sends:
+) -> CommunicationTime:
     """Return the exposed context-parallel communication; a ring sends twice the bytes backward.
 
     Ulysses has four all-to-alls each way, of queries, keys, values and the output, none overlapped.
@@ -375,7 +375,7 @@ def context_sends(
     core_s : seconds of attention forward and backward; None: computed here.
     """
     if job.cp == 1:
-        return Sends()
+        return CommunicationTime()
     if job.heads_exchanged and job.rings == 1:
         return _exchange_sends(machine, job, attention)
     key_value = attention.key_value * max(attention.kv_heads, job.tp) / attention.kv_heads
@@ -385,7 +385,7 @@ def context_sends(
             2 * transfer_s(machine, kind, job.cp * size / 2, job.cp, job.tp)
             for kind in ("allgather", "reducescatter")
         )
-        return Sends(gather, gather + scatter, 6)
+        return CommunicationTime(gather, gather + scatter, 6)
     ranks = job.cp // _exchanging(job)
     crosses = job.tp * job.cp > machine.domain_gpus
     step = p2p_time_s(machine.card.network, size, crosses=crosses, site=machine.factors)
@@ -398,10 +398,12 @@ def context_sends(
         else:
             core = core_s[backward]
         seconds.append(max(0.0, ring - core) + _CONTEXT_FRACTION * min(ring, core))
-    sends = Sends(seconds[0], seconds[1], 3 * (ranks - 1))
+    sends = CommunicationTime(seconds[0], seconds[1], 3 * (ranks - 1))
     if not job.heads_exchanged:
         return sends
-    return Sends(*map(sum, zip(sends, _exchange_sends(machine, job, attention), strict=True)))
+    return CommunicationTime(
+        *map(sum, zip(sends, _exchange_sends(machine, job, attention), strict=True))
+    )
 
 
 def _exchanging(job: Job) -> int:
@@ -409,7 +411,7 @@ def _exchanging(job: Job) -> int:
     return job.cp // job.rings if job.heads_exchanged else 1
 
 
-def _exchange_sends(machine: Machine, job: Job, attention: Attention) -> Sends:
+def _exchange_sends(machine: Machine, job: Job, attention: Attention) -> CommunicationTime:
     """Return the all-to-alls of n q/t, n k/t, n v/t and n o/t elements, and of their gradients.
 
     Every rank has at least one key-value head (arXiv 2309.14509, section 3.2).
@@ -423,7 +425,7 @@ def _exchange_sends(machine: Machine, job: Job, attention: Attention) -> Sends:
         )
         for width in widths
     )
-    return Sends(once, once, 8)
+    return CommunicationTime(once, once, 8)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ from autopar.rates.parts.linear import (
     mlp_parts,
 )
 from autopar.rates.parts.operations import (
+    CommunicationTime,
     Machine,
     Part,
-    Sends,
     Split,
     as_number,
     cast_parts,
@@ -128,13 +128,13 @@ def _taken(job: Job) -> float:
     return taken_share(job.skew, capacity=job.capacity, padded=job.padded_capacity)
 
 
-def expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Sends:
+def expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> CommunicationTime:
     """Return the times of dispatch and combine, and of the reverse exchange of their gradients."""
     if job.dispatcher == "allgather":
         return _gathered_sends(machine, job, mlp.latent or hidden)
     shared = _shared_expert_s(machine, job, mlp.latent or hidden, mlp)
     if job.ep == 1:
-        return Sends(shared, shared, 4 if job.etp > 1 else 0)
+        return CommunicationTime(shared, shared, 4 if job.etp > 1 else 0)
     # Expert groups are neighbours: they fold over tensor, context and data ranks, outside the ranks
     # that share an expert.
     shape = group(machine, job.ep, job.etp)
@@ -158,10 +158,10 @@ def expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Sends
         for direction in ("dispatch", "combine")
     )
     once = dispatch + combine + shared
-    return Sends(once, once, 12 if job.etp > 1 else 8)
+    return CommunicationTime(once, once, 12 if job.etp > 1 else 8)
 
 
-def _gathered_sends(machine: Machine, job: Job, width: int) -> Sends:
+def _gathered_sends(machine: Machine, job: Job, width: int) -> CommunicationTime:
     """Return the cost of an all-gather dispatch and a reduce-scatter combine.
 
     An all-gather of t h (EP ETP - 1) elements before the experts and a reduce-scatter of as many
@@ -170,7 +170,7 @@ def _gathered_sends(machine: Machine, job: Job, width: int) -> Sends:
     """
     ranks = job.ep * job.etp
     if ranks == 1:
-        return Sends()
+        return CommunicationTime()
     elements = split_of(job).routed * ranks * width
     summed = 4.0 if job.router_fp32 else job.element_bytes
     there = [
@@ -182,7 +182,7 @@ def _gathered_sends(machine: Machine, job: Job, width: int) -> Sends:
         for operation, each in (("allgather", summed), ("reducescatter", job.element_bytes))
     ]
     # The routing maps are gathered as well.
-    return Sends(sum(there), sum(back), 6)
+    return CommunicationTime(sum(there), sum(back), 6)
 
 
 def _shared_expert_s(machine: Machine, job: Job, width: int, mlp: Experts) -> float:

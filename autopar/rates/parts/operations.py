@@ -120,7 +120,7 @@ class Part(NamedTuple):
     weight_s: Real = 0.0
 
 
-class Sends(NamedTuple):
+class CommunicationTime(NamedTuple):
     """Communication time of one layer and micro-batch, in seconds."""
 
     forward_s: float = 0.0

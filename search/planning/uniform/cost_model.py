@@ -40,7 +40,7 @@ from autopar.rates.parts.data_parallel import (
     reduction_s,
     table_traffic_s,
 )
-from autopar.rates.parts.operations import Sends
+from autopar.rates.parts.operations import CommunicationTime
 from autopar.rates.parts.optimizer import host_of, optimizer_time_s
 from autopar.rates.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.records import replace
@@ -274,7 +274,9 @@ class UniformCostModel:
     def _empty_s(self, job: StepJob) -> F64:
         """Return the host overhead of an empty layer by recomputation policy, seconds."""
         if job.graphs not in self._empty:
-            nothing = LayerTimes((), Sends(), Sends(), Sends(), 0.0, held=None)
+            nothing = LayerTimes(
+                (), CommunicationTime(), CommunicationTime(), CommunicationTime(), 0.0, held=None
+            )
             self._empty[job.graphs] = self._by_word(job, nothing).host_s
         return self._empty[job.graphs]
 

@@ -12,7 +12,7 @@ from autopar.price.activations import routed_tokens
 from autopar.price.job import job_of_run
 from autopar.price.step import step_time
 from autopar.rates.layer import layer_times
-from autopar.rates.parts.operations import Machine, Sends, machine_of, transfer_s
+from autopar.rates.parts.operations import CommunicationTime, Machine, machine_of, transfer_s
 from autopar.records import replace
 from autopar.run.architecture import Experts
 from autopar.run.job import Block, Job
@@ -61,7 +61,7 @@ def machine() -> Machine:
     return machine_of(card_named("h100-80gb"), stack_named("megatron-core"))
 
 
-def sends(job: Job) -> Sends:
+def sends(job: Job) -> CommunicationTime:
     """Return what a layer's tokens take to experts and back."""
     return layer_times(machine(), job, job.blocks[0]).experts
 

@@ -27,7 +27,7 @@ from autopar.rates.layer import (
 )
 from autopar.rates.measured import together_s
 from autopar.rates.parts.experts import expert_sends
-from autopar.rates.parts.operations import Machine, Part, Sends, Split, split_of
+from autopar.rates.parts.operations import CommunicationTime, Machine, Part, Split, split_of
 from autopar.records import replace
 from autopar.run.architecture import Attention, Experts, Mlp
 from autopar.run.job import Block, Job as StepJob
@@ -84,7 +84,7 @@ class ModelTimeBounds:
         self._jobs: dict[object, list[StepJob]] = {}
         self._dense: dict[object, _Time] = {}
         self._mixtures: dict[object, _Time] = {}
-        self._sends: dict[object, Sends] = {}
+        self._sends: dict[object, CommunicationTime] = {}
 
     def seconds(self, ways: ExpertDegrees, number: dict[Block, int], at: I64) -> F64:
         """Return the seconds of a micro-batch for the attention shardings at indices `at`.
@@ -142,7 +142,9 @@ class ModelTimeBounds:
 
     def _empty_s(self, job: StepJob) -> float:
         """Return the host overhead of a layer without communication, seconds."""
-        empty = LayerTimes((), Sends(), Sends(), Sends(), 0.0, held=None)
+        empty = LayerTimes(
+            (), CommunicationTime(), CommunicationTime(), CommunicationTime(), 0.0, held=None
+        )
         return float(seconds_of_times(self._machine, job, empty)[1])
 
     def _priced(
@@ -151,9 +153,13 @@ class ModelTimeBounds:
         parts: Sequence[Part],
         size: int,
         held: F64 | None = None,
-        **sends: Sends,
+        **sends: CommunicationTime,
     ) -> _Time:
-        none = {"tensor": Sends(), "context": Sends(), "experts": Sends()}
+        none = {
+            "tensor": CommunicationTime(),
+            "context": CommunicationTime(),
+            "experts": CommunicationTime(),
+        }
         times = LayerTimes(parts=tuple(parts), weight_cast_s=0.0, held=held, **{**none, **sends})
         device, host = seconds_of_times(self._machine, job, times)
         return _Time(np.broadcast_to(device, size), np.broadcast_to(host, size))
@@ -175,9 +181,11 @@ class ModelTimeBounds:
             device[at], host[at] = found
         return _Time(device, host)
 
-    def _rings(self, jobs: Sequence[StepJob], attention: Attention, core: Part) -> Sends:
+    def _rings(
+        self, jobs: Sequence[StepJob], attention: Attention, core: Part
+    ) -> CommunicationTime:
         if jobs[0].cp == 1:
-            return Sends()
+            return CommunicationTime()
         forward, backward = (
             np.broadcast_to(side, len(jobs)) for side in (core.forward_s, core.input_s)
         )
@@ -194,7 +202,7 @@ class ModelTimeBounds:
         parts = tuple(layer_parts(self._machine, jobs[0], half, _splits(jobs)))
         return self._priced(jobs[0], parts, len(jobs), tensor=self._tensor(jobs, half.hidden))
 
-    def _tensor(self, jobs: Sequence[StepJob], hidden: int) -> Sends:
+    def _tensor(self, jobs: Sequence[StepJob], hidden: int) -> CommunicationTime:
         found = []
         for job in jobs:
             key = ("tensor", job.tp, job.tokens, job.element_bytes)
@@ -261,7 +269,7 @@ class ModelTimeBounds:
             expert_sends(self._machine, _routing(settings, *pair, unlike[:, 0]), block.hidden, mlp)
             for pair in pairs
         ]
-        joined = Sends(
+        joined = CommunicationTime(
             *(
                 np.concatenate([np.broadcast_to(one[at], len(unlike)) for one in sends])
                 for at in range(3)
@@ -319,5 +327,5 @@ def _splits(jobs: Sequence[StepJob]) -> Split:
     return Split(*(np.array(sizes, dtype=np.float64) for sizes in found))
 
 
-def _stacked(sends: Sequence[Sends]) -> Sends:
-    return Sends(*(np.array(one) for one in zip(*sends, strict=True)))  # type: ignore[arg-type]
+def _stacked(sends: Sequence[CommunicationTime]) -> CommunicationTime:
+    return CommunicationTime(*(np.array(one) for one in zip(*sends, strict=True)))  # type: ignore[arg-type]
