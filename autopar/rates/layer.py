@@ -33,8 +33,8 @@ from autopar.rates.parts.operations import (
     CommunicationTime,
     Machine,
     Part,
+    RankShape,
     Real,
-    Split,
     accumulation_bytes,
     element_part,
     split_of,
@@ -108,7 +108,7 @@ def _sum(one: CommunicationTime, other: CommunicationTime) -> CommunicationTime:
 # Parts
 
 
-def layer_parts(machine: Machine, job: Job, block: Block, split: Split) -> Iterator[Part]:
+def layer_parts(machine: Machine, job: Job, block: Block, split: RankShape) -> Iterator[Part]:
     """Yield the kernels of one layer of a block; times are arrays where `split` has arrays.
 
     Tokens, widths and tensor degrees come from `split`; precision, kernels, sequence length,
@@ -135,7 +135,7 @@ def layer_parts(machine: Machine, job: Job, block: Block, split: Split) -> Itera
 
 
 def _attention_parts(
-    machine: Machine, job: Job, hidden: int, attention: Attention, split: Split
+    machine: Machine, job: Job, hidden: int, attention: Attention, split: RankShape
 ) -> Iterator[Part]:
     n, t = split.tokens, split.tensor
     latent = attention.latent
@@ -206,7 +206,7 @@ def _core_s(
     machine: Machine,
     job: Job,
     attention: Attention,
-    split: Split,
+    split: RankShape,
     *,
     backward: bool,
     keys: int | None = None,
@@ -287,7 +287,7 @@ def _core_s(
 
 
 def _cross_parts(
-    machine: Machine, job: Job, hidden: int, attention: Attention, split: Split, keys: int
+    machine: Machine, job: Job, hidden: int, attention: Attention, split: RankShape, keys: int
 ) -> Iterator[Part]:
     """Yield the parts of cross-attention to `keys` tokens, including its own projections."""
     n, t = split.tokens, split.tensor
@@ -318,7 +318,7 @@ _CHUNK = 256
 
 
 def _mamba_parts(
-    machine: Machine, job: Job, hidden: int, mamba: Mamba, split: Split
+    machine: Machine, job: Job, hidden: int, mamba: Mamba, split: RankShape
 ) -> Iterator[Part]:
     n, t = split.tokens, split.tensor
     yield from linear_parts(machine, job, "mixer in", "mamba", n, mamba_inputs(mamba) / t, hidden)

@@ -15,7 +15,7 @@ import numpy as np
 from autopar.arrays import F64
 from autopar.rates.layer import embedding_times, head_times, layer_parts
 from autopar.rates.measured import HostCalls, host_calls, together_s
-from autopar.rates.parts.operations import Machine, Part, Split
+from autopar.rates.parts.operations import Machine, Part, RankShape
 from autopar.rates.parts.optimizer import optimizer_time_s
 from autopar.records import replace
 from autopar.run.architecture import Experts
@@ -62,7 +62,7 @@ def layer_cells(
     t = np.array(degrees, dtype=np.float64)[:, None]
     b = np.array(batches, dtype=np.float64)[None, :]
     n = b * job.seq * np.ones_like(t)
-    tensor = Split(
+    tensor = RankShape(
         sequences=b,
         tokens=n,
         outside=n / t if sequence_parallel else n,
@@ -72,7 +72,7 @@ def layer_cells(
         expert_tensor=t,
         heads=t,
     )
-    ulysses = Split(
+    ulysses = RankShape(
         sequences=b,
         tokens=n / t,
         outside=n / t,
@@ -82,7 +82,7 @@ def layer_cells(
         heads=t,
     )
     held = sum(parameters(block))
-    sides: tuple[tuple[_Kind, Split], ...] = ((kind, tensor), ("ulysses", ulysses))
+    sides: tuple[tuple[_Kind, RankShape], ...] = ((kind, tensor), ("ulysses", ulysses))
     for name, split in sides:
         forward, backward = _seconds(layer_parts(machine, job, block, split), n)
         for row, degree in enumerate(degrees):

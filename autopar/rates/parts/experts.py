@@ -22,7 +22,7 @@ from autopar.rates.parts.operations import (
     CommunicationTime,
     Machine,
     Part,
-    Split,
+    RankShape,
     as_number,
     cast_parts,
     element_part,
@@ -44,7 +44,7 @@ _UNFUSED_PERMUTE = 2.7
 
 
 def expert_parts(
-    machine: Machine, job: Job, hidden: int, mlp: Experts, split: Split
+    machine: Machine, job: Job, hidden: int, mlp: Experts, split: RankShape
 ) -> Iterator[Part]:
     n = split.routed
     own = n * mlp.per_token * _taken(job)

@@ -14,8 +14,8 @@ from autopar.rates.memory_bound import elements_s
 from autopar.rates.parts.operations import (
     Machine,
     Part,
+    RankShape,
     Real,
-    Split,
     cast_parts,
     element_part,
     product_part,
@@ -135,7 +135,7 @@ def mlp_parts(
     width: int,
     gated: bool,
     module: str,
-    split: Split,
+    split: RankShape,
 ) -> Iterator[Part]:
     """Yield an MLP applied to all tokens; `module` also names its parts."""
     gates, inner = 2 if gated else 1, width / split.tensor

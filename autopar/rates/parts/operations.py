@@ -74,7 +74,7 @@ Real = float | F64
 """A size or a time; an array for many ranks and batches at once."""
 
 
-class Split(NamedTuple):
+class RankShape(NamedTuple):
     """Tokens of a micro-batch and layer widths on one rank; numbers, or arrays that broadcast."""
 
     sequences: Real
@@ -93,10 +93,10 @@ class Split(NamedTuple):
     """Number of ranks that share the attention heads."""
 
 
-def split_of(job: Job) -> Split:
+def split_of(job: Job) -> RankShape:
     """Return the split of a job's micro-batch and widths for one rank."""
     inner = job.tp if job.sequence_parallel else 1
-    return Split(
+    return RankShape(
         sequences=job.micro_batch,
         tokens=job.tokens,
         outside=job.tokens / inner,

@@ -27,7 +27,7 @@ from autopar.rates.layer import (
 )
 from autopar.rates.measured import together_s
 from autopar.rates.parts.experts import expert_sends
-from autopar.rates.parts.operations import CommunicationTime, Machine, Part, Split, split_of
+from autopar.rates.parts.operations import CommunicationTime, Machine, Part, RankShape, split_of
 from autopar.records import replace
 from autopar.run.architecture import Attention, Experts, Mlp
 from autopar.run.job import Block, Job as StepJob
@@ -321,10 +321,10 @@ def _sum_s(parts: Sequence[Part]) -> F64:
     return np.asarray(sum(part.forward_s + part.input_s + part.weight_s for part in parts))
 
 
-def _splits(jobs: Sequence[StepJob]) -> Split:
+def _splits(jobs: Sequence[StepJob]) -> RankShape:
     """Return the splits of the micro-batches of many jobs, as arrays."""
     found = zip(*map(split_of, jobs), strict=True)
-    return Split(*(np.array(sizes, dtype=np.float64) for sizes in found))
+    return RankShape(*(np.array(sizes, dtype=np.float64) for sizes in found))
 
 
 def _stacked(sends: Sequence[CommunicationTime]) -> CommunicationTime:
