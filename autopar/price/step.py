@@ -41,8 +41,8 @@ from autopar.rates.parts.data_parallel import (
 )
 from autopar.rates.parts.operations import (
     CommunicationTime,
+    KernelTime,
     Machine,
-    Part,
     Real,
     as_number,
     transfer_s,
@@ -193,9 +193,9 @@ class KnownLayers:
         names = [name for name in Job.__struct_fields__ if name not in _STEP_ONLY]
         self._sizes = attrgetter(*names)
         self._layers: dict[object, LayerTimes] = {}
-        self._embeddings: dict[object, tuple[Part, ...]] = {}
-        self._heads: dict[object, tuple[tuple[Part, ...], float]] = {}
-        self._modules: dict[object, tuple[tuple[Part, ...], float]] = {}
+        self._embeddings: dict[object, tuple[KernelTime, ...]] = {}
+        self._heads: dict[object, tuple[tuple[KernelTime, ...], float]] = {}
+        self._modules: dict[object, tuple[tuple[KernelTime, ...], float]] = {}
 
     def times(self, job: Job, block: Block) -> LayerTimes:
         """Return the times of one layer of a block with the job's degrees."""
@@ -242,7 +242,7 @@ class KnownLayers:
             found = self._layers[key] = layer_times(self._machine, job, block)
         return found
 
-    def embedding(self, job: Job) -> tuple[Part, ...]:
+    def embedding(self, job: Job) -> tuple[KernelTime, ...]:
         """Return the kernel times of an embedding; job : with the degrees of embedding and head."""
         key = (self._sizes(job), job.blocks[0].hidden)
         found = self._embeddings.get(key)
@@ -250,7 +250,7 @@ class KnownLayers:
             found = self._embeddings[key] = embedding_times(self._machine, job)
         return found
 
-    def mtp(self, job: Job) -> tuple[tuple[Part, ...], float]:
+    def mtp(self, job: Job) -> tuple[tuple[KernelTime, ...], float]:
         """Return (kernels, communication seconds) of an MTP layer without its transformer layer."""
         key = (self._sizes(job), job.blocks[-1].hidden)
         found = self._modules.get(key)
@@ -260,7 +260,7 @@ class KnownLayers:
             found = self._modules[key] = mtp_times(self._machine, job), seconds
         return found
 
-    def head(self, job: Job) -> tuple[tuple[Part, ...], float]:
+    def head(self, job: Job) -> tuple[tuple[KernelTime, ...], float]:
         """Return (kernels, seconds of communication) of head and loss."""
         key = (self._sizes(job), job.blocks[-1].hidden)
         found = self._heads.get(key)
@@ -338,7 +338,7 @@ def ends_seconds(job: Job, known: KnownLayers) -> tuple[float, float]:
     return embedding, last
 
 
-def _seconds(parts: Iterable[Part]) -> float:
+def _seconds(parts: Iterable[KernelTime]) -> float:
     return sum(float(part.forward_s + part.input_s + part.weight_s) for part in parts)
 
 
@@ -636,7 +636,7 @@ def _hold(weights: dict[Group, float], group: Group, number: float) -> None:
         weights[group] = weights.get(group, 0.0) + number
 
 
-def _add(terms: dict[str, float], parts: Iterable[Part]) -> None:
+def _add(terms: dict[str, float], parts: Iterable[KernelTime]) -> None:
     for part in parts:
         terms[part.kind] += as_number(part.forward_s + part.input_s + part.weight_s)
 

@@ -31,8 +31,8 @@ from autopar.rates.parts.experts import expert_parts, expert_sends
 from autopar.rates.parts.linear import Beside, linear_parts, mlp_parts
 from autopar.rates.parts.operations import (
     CommunicationTime,
+    KernelTime,
     Machine,
-    Part,
     RankShape,
     Real,
     accumulation_bytes,
@@ -55,7 +55,7 @@ from autopar.run.job import (
 class LayerTimes(NamedTuple):
     """Times of one layer and micro-batch on one rank."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[KernelTime, ...]
     tensor: CommunicationTime
     """Tensor-parallel and sequence-parallel communication, before overlap."""
     context: CommunicationTime
@@ -108,7 +108,7 @@ def _sum(one: CommunicationTime, other: CommunicationTime) -> CommunicationTime:
 # Parts
 
 
-def layer_parts(machine: Machine, job: Job, block: Block, split: RankShape) -> Iterator[Part]:
+def layer_parts(machine: Machine, job: Job, block: Block, split: RankShape) -> Iterator[KernelTime]:
     """Yield the kernels of one layer of a block; times are arrays where `split` has arrays.
 
     Tokens, widths and tensor degrees come from `split`; precision, kernels, sequence length,
@@ -136,7 +136,7 @@ def layer_parts(machine: Machine, job: Job, block: Block, split: RankShape) -> I
 
 def _attention_parts(
     machine: Machine, job: Job, hidden: int, attention: Attention, split: RankShape
-) -> Iterator[Part]:
+) -> Iterator[KernelTime]:
     n, t = split.tokens, split.tensor
     latent = attention.latent
     # Every rank has at least one key-value head.
@@ -171,7 +171,7 @@ def _attention_parts(
     forward, backward = (
         _core_s(machine, job, attention, split, backward=side) for side in (False, True)
     )
-    yield Part("core attention", "core_attn", "attention", forward, backward)
+    yield KernelTime("core attention", "core_attn", "attention", forward, backward)
 
 
 _LOW_PRECISION = ("cudnn-mxfp8", "cudnn-fp8")
@@ -288,7 +288,7 @@ def _core_s(
 
 def _cross_parts(
     machine: Machine, job: Job, hidden: int, attention: Attention, split: RankShape, keys: int
-) -> Iterator[Part]:
+) -> Iterator[KernelTime]:
     """Yield the parts of cross-attention to `keys` tokens, including its own projections."""
     n, t = split.tokens, split.tensor
     # A rank has an equal fraction of both sequences.
@@ -304,7 +304,7 @@ def _cross_parts(
     forward, backward = (
         _core_s(machine, job, attention, split, backward=side, keys=keys) for side in (False, True)
     )
-    yield Part("cross attention", "core_attn", "attention", forward, backward)
+    yield KernelTime("cross attention", "core_attn", "attention", forward, backward)
 
 
 _MAMBA_CONVOLUTION = 24.0, 48.0
@@ -319,7 +319,7 @@ _CHUNK = 256
 
 def _mamba_parts(
     machine: Machine, job: Job, hidden: int, mamba: Mamba, split: RankShape
-) -> Iterator[Part]:
+) -> Iterator[KernelTime]:
     n, t = split.tokens, split.tensor
     yield from linear_parts(machine, job, "mixer in", "mamba", n, mamba_inputs(mamba) / t, hidden)
     yield from linear_parts(machine, job, "mixer out", "mamba", n, hidden, mamba.inner / t)
@@ -331,7 +331,7 @@ def _mamba_parts(
         _MAMBA_SLOW * elements_s(machine.kernels, n * inner, moved, count=6)
         for moved in _MAMBA_CONVOLUTION
     )
-    yield Part("mixer", "mamba", "memory", forward + scan, backward + 2 * scan)
+    yield KernelTime("mixer", "mamba", "memory", forward + scan, backward + 2 * scan)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -432,7 +432,9 @@ def _exchange_sends(machine: Machine, job: Job, attention: Attention) -> Communi
 # Embedding, head and optimizer
 
 
-def embedding_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[Part, ...]:
+def embedding_times(
+    machine: Machine, job: Job, tokens: Real | None = None
+) -> tuple[KernelTime, ...]:
     """Return the embedding look-up of a micro-batch and the accumulation of its gradient.
 
     tokens : tokens per rank; None for those of the job.
@@ -449,10 +451,10 @@ def embedding_times(machine: Machine, job: Job, tokens: Real | None = None) -> t
         local_parameters=rows,
         accumulation_bytes=accumulation_bytes(machine, job),
     )
-    return (Part("embedding", "embedding", "memory", forward, backward),)
+    return (KernelTime("embedding", "embedding", "memory", forward, backward),)
 
 
-def head_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[Part, ...]:
+def head_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[KernelTime, ...]:
     """Return final norm, head and loss of a micro-batch; `tokens` as in `embedding_times`.
 
     The head stays in 16 bits; its columns are padded to 128 per rank.
@@ -475,13 +477,13 @@ def head_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[
         )
         for side in (False, True)
     )
-    parts.append(Part("loss", "loss", "memory", forward, backward))
+    parts.append(KernelTime("loss", "loss", "memory", forward, backward))
     elements = n * hidden / (job.tp if job.sequence_parallel else 1)
     parts.append(element_part(machine, plain, "final norm", "layernorm", "norm", elements))
     return tuple(parts)
 
 
-def mtp_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[Part, ...]:
+def mtp_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[KernelTime, ...]:
     """Return norms and projection before an MTP layer; `tokens` as in `embedding_times`.
 
     Norms of the token's embedding and of the hidden state, and one projection of both together to

@@ -15,7 +15,7 @@ import numpy as np
 from autopar.arrays import F64
 from autopar.rates.layer import embedding_times, head_times, layer_parts
 from autopar.rates.measured import HostCalls, host_calls, together_s
-from autopar.rates.parts.operations import Machine, Part, RankShape
+from autopar.rates.parts.operations import KernelTime, Machine, RankShape
 from autopar.rates.parts.optimizer import optimizer_time_s
 from autopar.records import replace
 from autopar.run.architecture import Experts
@@ -147,7 +147,7 @@ def other_cells(
     ]
 
 
-def _seconds(parts: Iterable[Part], like: F64) -> tuple[F64, F64]:
+def _seconds(parts: Iterable[KernelTime], like: F64) -> tuple[F64, F64]:
     """Return the summed forward and backward seconds of all parts, in the shape of `like`."""
     forward, backward = np.zeros_like(like), np.zeros_like(like)
     for part in parts:

@@ -20,8 +20,8 @@ from autopar.rates.parts.linear import (
 )
 from autopar.rates.parts.operations import (
     CommunicationTime,
+    KernelTime,
     Machine,
-    Part,
     RankShape,
     as_number,
     cast_parts,
@@ -45,7 +45,7 @@ _UNFUSED_PERMUTE = 2.7
 
 def expert_parts(
     machine: Machine, job: Job, hidden: int, mlp: Experts, split: RankShape
-) -> Iterator[Part]:
+) -> Iterator[KernelTime]:
     n = split.routed
     own = n * mlp.per_token * _taken(job)
     # Ranks that share an expert (expert tensor parallelism) each have all of its tokens.
@@ -110,11 +110,11 @@ def expert_parts(
         slow * permute_s(machine.kernels, sorted_copies, inner, backward=side)
         for side in (False, True)
     )
-    yield Part("permute", "moe", "memory", forward, backward)
+    yield KernelTime("permute", "moe", "memory", forward, backward)
     plain = job if job.precision in ("fp16", "fp32") else replace(job, precision="bf16")
     yield from linear_parts(machine, plain, "router", "moe", n, mlp.number, hidden)
     scores = elements_s(machine.kernels, n * mlp.number, _ROUTER_BYTES, count=12)
-    yield Part("routing", "moe", "memory", scores, scores)
+    yield KernelTime("routing", "moe", "memory", scores, scores)
     if mlp.latent:
         yield from linear_parts(machine, job, "latent down", "moe", n, mlp.latent, hidden)
         yield from linear_parts(machine, job, "latent up", "moe", n, hidden, mlp.latent)

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from autopar.rates.kernels import grouped_linear_s, linear_s
 from autopar.rates.memory_bound import elements_s
 from autopar.rates.parts.operations import (
+    KernelTime,
     Machine,
-    Part,
     RankShape,
     Real,
     cast_parts,
@@ -44,7 +44,7 @@ def linear_parts(
     outputs: Real,
     inputs: Real,
     beside: Beside = (),
-) -> Iterator[Part]:
+) -> Iterator[KernelTime]:
     """Yield a linear layer's GEMMs, its gradient accumulation and its casts.
 
     beside : possible targets of adapters; if given, parts of adapters and of the dequantisation of
@@ -71,14 +71,14 @@ def linear_parts(
 
 def dequantised_parts(
     machine: Machine, job: Job, name: str, module: str, weights: Real
-) -> Iterator[Part]:
+) -> Iterator[KernelTime]:
     """Yield the dequantisation of a frozen low-precision matrix, forward and backward."""
     adapters = job.adapters
     if adapters is None or adapters.base == "16 bits":
         return
     # Read in the stored precision, written in 16 bits.
     once = elements_s(machine.kernels, weights, base_bytes(adapters) + 2.0)
-    yield Part(f"{name} in 16 bits", module, "cast", once, once)
+    yield KernelTime(f"{name} in 16 bits", module, "cast", once, once)
 
 
 def adapter_parts(
@@ -91,7 +91,7 @@ def adapter_parts(
     beside: Beside,
     *,
     groups: Real | None = None,
-) -> Iterator[Part]:
+) -> Iterator[KernelTime]:
     """Yield the GEMMs and sums of a matrix's adapters, in 16 bits.
 
     groups : number of local experts with one adapter each, `tokens` being per expert; None: one
@@ -118,14 +118,14 @@ def adapter_parts(
             )  # fmt: skip
             seconds = [one + other for one, other in zip(seconds, times, strict=True)]
         # The gradient of an adapter weight is written once; its few accumulated bytes are ignored.
-        yield Part(f"{name} adapter {index}", module, "gemm", *seconds)
+        yield KernelTime(f"{name} adapter {index}", module, "gemm", *seconds)
         dropped = _DROPPED if adapters.dropout else 0.0
         # Sums over outputs, and over inputs in the backward.
         forward = elements_s(kernels, everyone * width, _ADDED)
         backward = elements_s(kernels, everyone * inputs, _GIVEN_BACK + dropped)
         if dropped:
             forward = forward + elements_s(kernels, everyone * inputs, dropped)
-        yield Part(f"{name} adapter {index} sums", module, "memory", forward, backward)
+        yield KernelTime(f"{name} adapter {index} sums", module, "memory", forward, backward)
 
 
 def mlp_parts(
@@ -136,7 +136,7 @@ def mlp_parts(
     gated: bool,
     module: str,
     split: RankShape,
-) -> Iterator[Part]:
+) -> Iterator[KernelTime]:
     """Yield an MLP applied to all tokens; `module` also names its parts."""
     gates, inner = 2 if gated else 1, width / split.tensor
     n, first = split.tokens, gates * inner

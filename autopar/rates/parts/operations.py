@@ -108,7 +108,7 @@ def split_of(job: Job) -> RankShape:
     )
 
 
-class Part(NamedTuple):
+class KernelTime(NamedTuple):
     """Seconds of one operation of a layer, for one micro-batch on one rank."""
 
     name: str
@@ -142,7 +142,7 @@ def element_part(
     elements: Real,
     *,
     gated: bool = False,
-) -> Part:
+) -> KernelTime:
     """Return the part of an operation with the stack's bytes per element."""
     # The stack counts bytes in 16 bits; fp32 moves twice as many.
     width = max(1.0, ELEMENT_BYTES[job.precision] / ELEMENT_BYTES["bf16"])
@@ -150,7 +150,7 @@ def element_part(
         width * machine.stack.element_bytes(operation, backward=side, gated=gated)
         for side in (False, True)
     )
-    return Part(
+    return KernelTime(
         name,
         module,
         "memory",
@@ -167,7 +167,7 @@ def product_part(
     times: LinearTimes,
     weights: Real,
     dtype: str,
-) -> Part:
+) -> KernelTime:
     forward, inner, outer = times
     if job.row_scales and ELEMENT_BYTES[dtype] < ELEMENT_BYTES["bf16"]:
         rate = machine.stack.figures.cast["row_scales_rate"]
@@ -177,7 +177,7 @@ def product_part(
         outer = np.zeros_like(outer)
     elif moved:
         outer = outer + elements_s(machine.kernels, weights, moved, kind="optimizer")
-    return Part(name, module, "gemm", forward, inner, outer)
+    return KernelTime(name, module, "gemm", forward, inner, outer)
 
 
 def accumulation_bytes(machine: Machine, job: Job) -> float:
@@ -193,7 +193,7 @@ def cast_parts(
     dtype: str,
     inputs: Real | None,
     outputs: Real | None,
-) -> Iterator[Part]:
+) -> Iterator[KernelTime]:
     """Yield the quantisation of a GEMM's inputs (forward) and of its output gradient (backward).
 
     inputs, outputs : number of elements; None if the preceding kernel wrote them in low precision.
@@ -207,7 +207,7 @@ def cast_parts(
         else cast_s(machine.kernels, elements, dtype=dtype, bytes_per_element=moved)
         for elements in (inputs, outputs)
     )
-    yield Part(f"{name} cast", module, "cast", forward, backward)
+    yield KernelTime(f"{name} cast", module, "cast", forward, backward)
 
 
 def as_number(value: Real) -> Any:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from autopar.price.step import KnownLayers, StageTime, ends_seconds, own_times
 from autopar.rates.layer import LayerTimes
-from autopar.rates.parts.operations import Part
+from autopar.rates.parts.operations import KernelTime
 from autopar.run.job import Block, Job
 from autopar.run.strategy import Chunk
 
@@ -132,9 +132,9 @@ def _filled(
     )
 
 
-def _halves(times: LayerTimes) -> tuple[list[Part], list[Part]]:
+def _halves(times: LayerTimes) -> tuple[list[KernelTime], list[KernelTime]]:
     """Return the parts of attention and of the MLP, each from its norm to its residual sum."""
-    attention, mlp = list[Part](), list[Part]()
+    attention, mlp = list[KernelTime](), list[KernelTime]()
     norms = [part for part in times.parts if part.module == "layernorm"]
     sums = [part for part in times.parts if part.module == "residual"]
     for part in times.parts:

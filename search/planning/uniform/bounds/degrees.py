@@ -27,7 +27,13 @@ from autopar.rates.layer import (
 )
 from autopar.rates.measured import together_s
 from autopar.rates.parts.experts import expert_sends
-from autopar.rates.parts.operations import CommunicationTime, Machine, Part, RankShape, split_of
+from autopar.rates.parts.operations import (
+    CommunicationTime,
+    KernelTime,
+    Machine,
+    RankShape,
+    split_of,
+)
 from autopar.records import replace
 from autopar.run.architecture import Attention, Experts, Mlp
 from autopar.run.job import Block, Job as StepJob
@@ -150,7 +156,7 @@ class ModelTimeBounds:
     def _priced(
         self,
         job: StepJob,
-        parts: Sequence[Part],
+        parts: Sequence[KernelTime],
         size: int,
         held: F64 | None = None,
         **sends: CommunicationTime,
@@ -182,7 +188,7 @@ class ModelTimeBounds:
         return _Time(device, host)
 
     def _rings(
-        self, jobs: Sequence[StepJob], attention: Attention, core: Part
+        self, jobs: Sequence[StepJob], attention: Attention, core: KernelTime
     ) -> CommunicationTime:
         if jobs[0].cp == 1:
             return CommunicationTime()
@@ -317,7 +323,7 @@ def _routing(job: StepJob, ep: int, etp: int, routed: F64) -> StepJob:
     return replace(job, ep=ep, etp=etp, tp=1, cp=1, micro_batch=1, seq=routed)  # type: ignore[arg-type]
 
 
-def _sum_s(parts: Sequence[Part]) -> F64:
+def _sum_s(parts: Sequence[KernelTime]) -> F64:
     return np.asarray(sum(part.forward_s + part.input_s + part.weight_s for part in parts))
 
 
