@@ -27,7 +27,7 @@ from autopar.rates.layer import (
 )
 from autopar.rates.measured import together_s
 from autopar.rates.parts.data_parallel import (
-    Group,
+    ReplicaGroup,
     data_shards,
     dense_group,
     expert_group,
@@ -157,7 +157,7 @@ class _Stage(NamedTuple):
 
     terms: dict[str, float]
     total_s: float
-    weights: Mapping[Group, float]
+    weights: Mapping[ReplicaGroup, float]
     """Number of parameters per rank, by replica group."""
     forward: Mapping[str, float]
     weight: Mapping[str, float]
@@ -523,7 +523,7 @@ def _stage(
     mtp : number of MTP layers, whose transformer layers are among the blocks.
     """
     terms = dict.fromkeys(TERMS, 0.0)
-    weights: dict[Group, float] = {}
+    weights: dict[ReplicaGroup, float] = {}
     host = loaded = 0.0
     forward = dict.fromkeys(TERMS, 0.0)
     weight = dict.fromkeys(TERMS, 0.0)
@@ -631,7 +631,7 @@ def _split(job: Job, tp: int | None, cp: int | None) -> Job:
     return replace(job, tp=tp, cp=cp, dp=dp, micro_batch=job.micro_batch * job.dp // dp)
 
 
-def _hold(weights: dict[Group, float], group: Group, number: float) -> None:
+def _hold(weights: dict[ReplicaGroup, float], group: ReplicaGroup, number: float) -> None:
     if number:
         weights[group] = weights.get(group, 0.0) + number
 

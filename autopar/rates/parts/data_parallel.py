@@ -16,7 +16,7 @@ from autopar.run.job import Block, Job, adapter_parameters, parameters
 from autopar.training.adapters import base_bytes
 
 
-class Group(NamedTuple):
+class ReplicaGroup(NamedTuple):
     """Ranks that hold the same weights, `stride` apart, and their sharding."""
 
     experts: bool
@@ -28,16 +28,16 @@ class Group(NamedTuple):
     zero: int
 
 
-def dense_group(job: Job) -> Group:
+def dense_group(job: Job) -> ReplicaGroup:
     """Return the ranks that hold the same weights outside experts."""
     shards = data_shards(job)
-    return Group(False, shards, _data_ranks(job) // shards, job.tp, job.zero)
+    return ReplicaGroup(False, shards, _data_ranks(job) // shards, job.tp, job.zero)
 
 
-def expert_group(job: Job) -> Group:
+def expert_group(job: Job) -> ReplicaGroup:
     """Return the ranks that hold the same experts."""
     shards = expert_shards(job)
-    return Group(True, shards, _expert_ranks(job) // shards, job.ep * job.etp, job.zero)
+    return ReplicaGroup(True, shards, _expert_ranks(job) // shards, job.ep * job.etp, job.zero)
 
 
 def gradient_bytes(machine: Machine, job: Job) -> float:
@@ -91,7 +91,7 @@ def _scatter_s(machine: Machine, job: Job, weights: float) -> float:
     return _sum_s(machine, size, dense_group(job)) / _network(machine)
 
 
-def _sum_s(machine: Machine, size_bytes: float, group: Group) -> float:
+def _sum_s(machine: Machine, size_bytes: float, group: ReplicaGroup) -> float:
     """Return the seconds of a gradient reduction: reduce-scatter within shards, then all-reduce.
 
     The all-reduce sums each rank's shard over all replicas.
@@ -160,7 +160,7 @@ def table_traffic_s(machine: Machine, job: Job, weights: float) -> float:
 
 
 def reduction_s(
-    machine: Machine, job: Job, held: Mapping[Group, float]
+    machine: Machine, job: Job, held: Mapping[ReplicaGroup, float]
 ) -> tuple[float, float, float, float]:
     """Return seconds of a stage's gradient reduction and weight all-gather, then bytes of both.
 
@@ -185,7 +185,7 @@ def reduction_s(
     return summed, gathered, summed_bytes, gathered_bytes
 
 
-def update_s(machine: Machine, job: Job, held: Mapping[Group, float]) -> float:
+def update_s(machine: Machine, job: Job, held: Mapping[ReplicaGroup, float]) -> float:
     """Return the seconds of the optimizer on a rank; `held` as in `reduction_s`."""
     if _trains_nothing(job) or not job.optimizer:
         return 0.0
