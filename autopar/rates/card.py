@@ -36,7 +36,7 @@ from autopar.errors import DocumentError, InputError
 from autopar.rates.collectives import (
     NOMINAL,
     TRANSFER_SYNCHRONISE_S,
-    Exchange,
+    FusedDispatcher,
     GroupShape,
     Network,
     SiteFactors,
@@ -505,10 +505,10 @@ def _network(card: CardDocument) -> Network:
     )
 
 
-def _exchange(found: _MoeExchange | None) -> Exchange | None:
+def _exchange(found: _MoeExchange | None) -> FusedDispatcher | None:
     if found is None:
         return None
-    return Exchange(
+    return FusedDispatcher(
         base_s=(found.dispatch_base_s, found.combine_base_s),
         sm_bytes_per_s=(found.dispatch_sm_bytes_per_s, found.combine_sm_bytes_per_s),
         token_s=(found.dispatch_token_s, found.combine_token_s),

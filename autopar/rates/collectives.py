@@ -99,7 +99,7 @@ NOMINAL = (_LL, _LL128, _SIMPLE)
 """LL, LL128 and Simple with the figures of NCCL's own tables."""
 
 
-class Exchange(Record):
+class FusedDispatcher(Record):
     """Speed of dispatch and combine with a fused dispatcher (DeepEP, HybridEP).
 
     A multiprocessor needs `token_s` per copied token and copies its bytes at `sm_bytes_per_s`.
@@ -143,7 +143,7 @@ class Network(Record):
     protocols: tuple[Protocol, Protocol, Protocol] = NOMINAL
     p2p_base_s: float = 8e-6
     p2p_net_base_s: float = 12e-6
-    exchange: Exchange | None = None
+    exchange: FusedDispatcher | None = None
     """Constants of a fused dispatcher; None: estimated from all-to-alls."""
 
 
