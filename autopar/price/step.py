@@ -185,7 +185,7 @@ _STEP_ONLY = frozenset(
 """Job fields that affect the step but not the times of a single layer."""
 
 
-class KnownLayers:
+class LayerTimeCache:
     """Cache of the times of layers, embedding and head on one machine, shared by all jobs."""
 
     def __init__(self, machine: Machine) -> None:
@@ -289,7 +289,7 @@ def _together(one: CommunicationTime, other: CommunicationTime) -> Communication
     return CommunicationTime(*map(sum, zip(one, other, strict=True)))
 
 
-def own_times(job: Job, block: Block, known: KnownLayers) -> LayerTimes:
+def own_times(job: Job, block: Block, known: LayerTimeCache) -> LayerTimes:
     """Return the kernels and communication of one layer of a block, with the block's degrees."""
     return known.times(_own(job, block), block)
 
@@ -323,7 +323,7 @@ def forward_seconds(machine: Machine, job: Job, times: LayerTimes) -> float:
     return sum(_forward_terms(machine, job, times, _least_exposed_experts(job)).values())
 
 
-def ends_seconds(job: Job, known: KnownLayers) -> tuple[float, float]:
+def ends_seconds(job: Job, known: LayerTimeCache) -> tuple[float, float]:
     """Return device seconds per micro-batch of (embedding, head and loss).
 
     The second includes the parts of MTP layers besides their transformer layers.
@@ -347,7 +347,7 @@ def stage_transfer_s(machine: Machine, job: Job) -> float:
     return _transfer_s(machine, job)
 
 
-def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> StepTime:
+def step_time(machine: Machine, job: Job, known: LayerTimeCache | None = None) -> StepTime:
     """Return the time of a training step of a job on a machine; raises InputError.
 
     T = (pipeline + exposed reduction) (1 + 0.0013 log2(nodes)) + optimizer. The pipeline depends on
@@ -358,7 +358,7 @@ def step_time(machine: Machine, job: Job, known: KnownLayers | None = None) -> S
     """
     _check(job)
     if known is None:
-        known = KnownLayers(machine)
+        known = LayerTimeCache(machine)
     # most stages of a pipeline are equal
     alike: dict[object, _Stage] = {}
     stages = []
@@ -513,7 +513,7 @@ def _stage(
     job: Job,
     blocks: tuple[Block, ...],
     mtp: int,
-    known: KnownLayers,
+    known: LayerTimeCache,
     *,
     embeds: bool,
     heads: bool,

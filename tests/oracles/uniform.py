@@ -18,7 +18,7 @@ from autopar.price.account import account_of, host_bytes_of
 from autopar.price.assessment import Target
 from autopar.price.job import job_of_run
 from autopar.price.oom_risk import CONTEXT_BYTES, kind_of, reserve_share
-from autopar.price.step import KnownLayers, step_time
+from autopar.price.step import LayerTimeCache, step_time
 from autopar.rates.accuracy import load_accuracy
 from autopar.rates.card import load_card
 from autopar.rates.parts.operations import machine_of
@@ -270,7 +270,7 @@ def priced(uniform: UniformSearch, fixed: Constraints) -> tuple[Priced, ...]:
     """Return every launch with its exact price."""
     prices, job = uniform.prices, uniform.job
     machine = uniform.target.machine
-    known = KnownLayers(machine)
+    known = LayerTimeCache(machine)
     found = []
     for choice in every_choice(prices, fixed):
         try:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from autopar.errors import InputError
-from autopar.price.step import TERMS, KnownLayers, seconds_of_times, step_time
+from autopar.price.step import TERMS, LayerTimeCache, seconds_of_times, step_time
 from autopar.rates.layer import layer_times
 from autopar.rates.parts.operations import Machine, machine_of
 from autopar.records import replace
@@ -57,7 +57,7 @@ def test_a_layer_is_the_sum_of_its_halves(seed: int, precision: Any) -> None:
     """The cached parts of a layer, experts by their tokens, take as long as the whole layer."""
     machine, job = any_case(seed)
     job = replace(job, precision=precision)
-    known = KnownLayers(machine)
+    known = LayerTimeCache(machine)
     for block in job.blocks:
         try:
             whole = layer_times(machine, job, replace(block, number=1))

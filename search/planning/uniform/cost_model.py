@@ -21,7 +21,7 @@ from autopar.price.account import Account, account_of
 from autopar.price.assessment import Assessment, Target, Timing, assess
 from autopar.price.job import job_of_run
 from autopar.price.step import (
-    KnownLayers,
+    LayerTimeCache,
     again_seconds,
     ends_seconds,
     forward_seconds,
@@ -97,7 +97,7 @@ class UniformCostModel:
         self.link_bytes_per_s = (
             host_of(target.machine).link_bytes_per_s if self.hosted.words else math.inf
         )
-        self.known = KnownLayers(target.machine)
+        self.known = LayerTimeCache(target.machine)
         self._units: dict[object, DegreeTimes] = {}
         self._bounds: dict[object, MemoryBounds] = {}
         self._layers: dict[object, dict[object, object]] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from autopar.price.step import KnownLayers, StageTime, ends_seconds, own_times
+from autopar.price.step import LayerTimeCache, StageTime, ends_seconds, own_times
 from autopar.rates.layer import LayerTimes
 from autopar.rates.parts.operations import KernelTime
 from autopar.run.job import Block, Job
@@ -48,7 +48,7 @@ def layer_pieces(
     blocks: Sequence[Block],
     stage: StageTime,
     pieces: Mapping[str, Sequence[Piece]],
-    known: KnownLayers,
+    known: LayerTimeCache,
     chunks: Sequence[Chunk],
     transfer_bytes: float,
 ) -> dict[tuple[str, int], tuple[Piece, ...]]:

@@ -19,7 +19,7 @@ from autopar.pipeline.schedules import SCHEDULES
 from autopar.price.assessment import Assessment, Target
 from autopar.price.job import job_of_run
 from autopar.price.peak import micro_batch_group
-from autopar.price.step import KnownLayers, StageTime, StepTime, held_blocks
+from autopar.price.step import LayerTimeCache, StageTime, StepTime, held_blocks
 from autopar.records import Record
 from autopar.run.plan import Plan, Prediction
 from autopar.run.run import Run
@@ -167,7 +167,7 @@ def launch_timeline(assessment: Assessment, target: Target) -> Timeline:
     moved, notes = _replayed(run, step, seconds)
     apart = _OnceApart(run, step)
     job = job_of_run(run)
-    blocks, known = held_blocks(job), KnownLayers(target.machine)
+    blocks, known = held_blocks(job), LayerTimeCache(target.machine)
     ranks = run.split.tp * run.split.cp * strategy.dp
     # A micro-batch of the steady state, if there is one.
     detailed = min(strategy.micro_batches - 1, strategy.pp)
