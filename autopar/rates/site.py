@@ -361,7 +361,7 @@ _STEPS = 60
 """Bisection steps of the logarithm of that range, more than the digits of a factor."""
 
 
-class Fitted(NamedTuple):
+class FittedFactor(NamedTuple):
     """A fitted factor over the card's figure, with its error."""
 
     value: float
@@ -391,7 +391,7 @@ def fit_factors(
     *,
     gpus_per_node: int,
     adapter_bytes_per_s: float | None = None,
-) -> tuple[Fitted | None, Fitted | None]:
+) -> tuple[FittedFactor | None, FittedFactor | None]:
     """Return the bandwidth factors inside and across domains; None without a large message.
 
     Each factor makes `collective_time_s` equal to the measured time, summed over all large
@@ -436,7 +436,7 @@ def _fitted(
     network: Network,
     rows: Sequence[tuple[CollectiveTime, GroupShape]],
     site: Callable[[float], SiteFactors],
-) -> Fitted | None:
+) -> FittedFactor | None:
     if not rows:
         return None
     took = np.array([row.time_s for row, _ in rows])
@@ -462,7 +462,7 @@ def _fitted(
             high = middle
     factor = min(_MOST, math.exp(high))
     apart = np.abs(prices(factor) / took - 1.0)
-    return Fitted(value=factor, spread=min(_MOST, float(np.quantile(apart, 0.9))))
+    return FittedFactor(value=factor, spread=min(_MOST, float(np.quantile(apart, 0.9))))
 
 
 # --------------------------------------------------------------------------------------------------
