@@ -32,7 +32,7 @@ from autopar.records import (
     whole_number,
 )
 from autopar.run.model import LayerSpec, ModelSpec, OtherTime, ShardedTime
-from autopar.run.runtime import Hiding
+from autopar.run.runtime import OverlapFactors
 from autopar.sources import NAMED_BY_FILES, STACK_ROLE, Source
 
 # --------------------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ class Sidecar(Record):
     """Memory bandwidth of one device."""
     stack: _StackName | None = None
     """Software stack whose kernels and overheads the numbers describe (`autopar stacks`)."""
-    hiding: Hiding | None = None
+    hiding: OverlapFactors | None = None
     """Other overlap factors of that stack, for an estimated overlap coefficient."""
     domain_gpus: _Size | None = None
     """GPUs of a cluster joined by intra-node links, where these join whole racks."""

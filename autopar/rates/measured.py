@@ -15,7 +15,7 @@ from msgspec import field
 from numpy.typing import NDArray
 
 from autopar.records import Record, replace
-from autopar.run.runtime import Hiding
+from autopar.run.runtime import OverlapFactors
 from autopar.sources import Source
 from autopar.statistics import rising_fit
 from autopar.units import MIB, format_message
@@ -196,7 +196,7 @@ class HardwareProfile(Record, eq=False):
     """Bandwidth of a transfer between neighbouring pipeline stages, by number of stages."""
     overlap_coefficient: float = 1.0
     """Slow-down of computation and communication while both run; >= 1."""
-    hiding: Hiding | None = None
+    hiding: OverlapFactors | None = None
     """Other overlap factors of an engine, for estimates; None: measured files, which use only the
     overlap coefficient."""
     curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)

@@ -23,7 +23,7 @@ from autopar.documents.json import (
 )
 from autopar.rates.constants import Figure, constants
 from autopar.records import Record, some_text
-from autopar.run.runtime import Hiding
+from autopar.run.runtime import OverlapFactors
 from autopar.sources import STACK_ROLE, Source
 
 FORMAT = "autopar-stack"
@@ -156,12 +156,12 @@ class Stack(Record):
         return min(2.0, 1.0 + self.figures.overlap["fully_sharded"])
 
     @property
-    def hiding(self) -> Hiding:
+    def hiding(self) -> OverlapFactors:
         """Other overlap factors and overheads, for pricing plans from estimated profiles."""
         shares, host = self.figures.overlap, self.figures.host
         states, reduced = self.figures.optimizer["bytes"], self.figures.gradient["reduce_bytes"]
         # Gradients are read twice: for their norm and to be scaled.
-        return Hiding(
+        return OverlapFactors(
             tensor=shares["tensor"],
             regather=shares["regather"],
             sharded_network=shares["sharded_network"],

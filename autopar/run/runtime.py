@@ -354,7 +354,7 @@ class Runtime(Record):
 # Overlap of communication, computation and host code.
 
 
-class Hiding(Record):
+class OverlapFactors(Record):
     """Overlap and overhead factors of a software stack, next to the documented overlap coefficient.
 
     The values come from a stack (`autopar.rates.stack`).

@@ -23,7 +23,7 @@ from autopar.run.model import (
     ShardedTime,
     TimePoint,
 )
-from autopar.run.runtime import Hiding
+from autopar.run.runtime import OverlapFactors
 from search.planning.cost.tables import LayerRows, PricedRows
 from search.planning.cost.vocabulary import VocabRows
 from search.request.options import SearchOptions
@@ -67,7 +67,7 @@ def calibrated(
     return model, hardware
 
 
-def calibrated_host(hiding: Hiding, options: SearchOptions) -> Hiding:
+def calibrated_host(hiding: OverlapFactors, options: SearchOptions) -> OverlapFactors:
     """Return the overlap factors with host overhead multiplied by the computation factor."""
     if options.calibration is None:
         return hiding

@@ -1,8 +1,8 @@
 """Overlap of communication with compute: by one coefficient, or by factors of a software stack.
 
 Measured files only give the slowdown of compute and communication that overlap. Estimates use the
-overlap factors of the engine's software stack (`autopar.run.runtime.Hiding`), and are priced like
-steps in `autopar.price.step`. Compute and messages are in `search.planning.cost.time`.
+overlap factors of the engine's software stack (`autopar.run.runtime.OverlapFactors`), and are
+priced like steps in `autopar.price.step`. Compute and messages are in `search.planning.cost.time`.
 Source: cost-model.md sections 3, 5 and 7.
 """
 
@@ -19,7 +19,7 @@ from autopar.rates.measured import HostCalls, host_calls, together_s
 from autopar.records import Record, replace
 from autopar.run.model import ModelProfile, ModelSpec
 from autopar.run.plan import PipelineType
-from autopar.run.runtime import Hiding
+from autopar.run.runtime import OverlapFactors
 from search.planning.cost.tables import Pricing, Rows, sum_of
 from search.request.options import SearchOptions
 
@@ -81,7 +81,7 @@ def overlapped_backward_s(
 
 
 def tensor_seen_s(
-    seconds: Sequence[F64], hiding: Hiding, options: SearchOptions
+    seconds: Sequence[F64], hiding: OverlapFactors, options: SearchOptions
 ) -> tuple[F64, F64]:
     """Return the exposed seconds of a layer's tensor-parallel collectives, (forward, backward).
 
@@ -99,7 +99,7 @@ def tensor_seen_s(
     return seen * (gather + scatter), seen * (scatter + hiding.regather * gather)
 
 
-def reduction_seen_s(comm_s: F64, microbatch_s: F64, hiding: Hiding) -> F64:
+def reduction_seen_s(comm_s: F64, microbatch_s: F64, hiding: OverlapFactors) -> F64:
     """Return the exposed seconds of a reduction overlapped with the last micro-batch.
 
     max(0, y - gradients*w) + reduction*y of a reduction y and a micro-batch of w seconds.
@@ -152,7 +152,9 @@ class Alone(NamedTuple):
     """Host seconds of routing tokens to experts."""
 
 
-def _host_waited_s(device_s: F64, rows: Rows, raw: Alone, pricing: Pricing, hiding: Hiding) -> F64:
+def _host_waited_s(
+    device_s: F64, rows: Rows, raw: Alone, pricing: Pricing, hiding: OverlapFactors
+) -> F64:
     """Return the exposed host overhead of a layer, both directions, in seconds."""
 
     megatron = "sp" if pricing.options.sequence_parallel else "tp"
@@ -169,7 +171,7 @@ def _host_waited_s(device_s: F64, rows: Rows, raw: Alone, pricing: Pricing, hidi
     return waited
 
 
-def estimated_time(raw: Alone, rows: Rows, pricing: Pricing, hiding: Hiding) -> LayerTime:
+def estimated_time(raw: Alone, rows: Rows, pricing: Pricing, hiding: OverlapFactors) -> LayerTime:
     """Return the seconds of every row of an estimate by category.
 
     ZeRO-3's communication runs at the stack's share of the network and overlaps with all other time
@@ -242,7 +244,7 @@ def sends_seen_s(sends_s: F64, stages: I64, pricing: Pricing, pipeline_type: Pip
 # Estimated times without host overhead.
 
 
-def without_host(model: ModelProfile, spec: ModelSpec, hiding: Hiding) -> ModelProfile:
+def without_host(model: ModelProfile, spec: ModelSpec, hiding: OverlapFactors) -> ModelProfile:
     """Return an estimated profile with device times only, host overhead removed.
 
     This is the inverse of what `layer_cells` combines. Layers are then priced together with their

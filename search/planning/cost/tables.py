@@ -44,7 +44,7 @@ from autopar.arrays import F64, I64, Bool
 from autopar.rates.measured import HardwareProfile
 from autopar.records import Record, replace
 from autopar.run.plan import LayerStrategy, PipelineType, VocabStrategy, ZeroDefault, data_degree
-from autopar.run.runtime import Hiding
+from autopar.run.runtime import OverlapFactors
 from search.planning.cost.communication import Groups
 from search.planning.cost.state_layouts import Recipe
 from search.planning.space import Table
@@ -328,7 +328,7 @@ class Pricing(Record, eq=False):
     options: SearchOptions
     recipe: Recipe
     """Bytes per parameter and activation of `options`."""
-    hiding: Hiding | None = None
+    hiding: OverlapFactors | None = None
     """Overlap factors of `hardware` if the model's times are estimates too; None: measured."""
 
 

@@ -15,7 +15,7 @@ from autopar.arrays import F64, I64
 from autopar.records import Record
 from autopar.run.model import LayerSpec, ModelSpec, OtherMemory, padded_vocab_size
 from autopar.run.plan import PipelineType, VocabStrategy, data_degree, vocab_problems
-from autopar.run.runtime import Hiding
+from autopar.run.runtime import OverlapFactors
 from search.planning.cost.communication import Asking, Message
 from search.planning.cost.fits import OtherFits
 from search.planning.cost.memory import (
@@ -477,7 +477,7 @@ def _estimated_time(
     sent: tuple[F64, F64],
     rows: Rows,
     pricing: Pricing,
-    hiding: Hiding,
+    hiding: OverlapFactors,
 ) -> LayerTime:
     """Return the times of all rows of an estimate by category, in seconds.
 
