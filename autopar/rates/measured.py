@@ -349,17 +349,17 @@ def partial_spread(hardware: HardwareProfile) -> str | None:
 # Host overhead that runs concurrently with the device.
 
 
-class HostCalls(NamedTuple):
+class CollectiveCounts(NamedTuple):
     """Number of collectives that the host launches for a layer."""
 
     forward: int
     backward: int
 
 
-_CALLS: dict[str, HostCalls] = {
-    "sp": HostCalls(4, 6),
-    "tp": HostCalls(2, 2),
-    "ulysses": HostCalls(4, 4),
+_CALLS: dict[str, CollectiveCounts] = {
+    "sp": CollectiveCounts(4, 6),
+    "tp": CollectiveCounts(2, 2),
+    "ulysses": CollectiveCounts(4, 4),
 }
 """Collectives of a sharded layer.
 
@@ -368,9 +368,9 @@ after each half; ulysses: all-to-alls of queries, keys, values and the result.
 """
 
 
-def host_calls(kind: str) -> HostCalls:
+def host_calls(kind: str) -> CollectiveCounts:
     """Return the collectives of a layer sharded in this way; 0 for kinds without times."""
-    return _CALLS.get(kind, HostCalls(0, 0))
+    return _CALLS.get(kind, CollectiveCounts(0, 0))
 
 
 _Real = float | NDArray[np.float64]

@@ -14,7 +14,7 @@ import numpy as np
 
 from autopar.arrays import F64
 from autopar.rates.layer import embedding_times, head_times, layer_parts
-from autopar.rates.measured import HostCalls, host_calls, together_s
+from autopar.rates.measured import CollectiveCounts, host_calls, together_s
 from autopar.rates.parts.operations import KernelTime, Machine, RankShape
 from autopar.rates.parts.optimizer import optimizer_time_s
 from autopar.records import replace
@@ -88,7 +88,7 @@ def layer_cells(
         for row, degree in enumerate(degrees):
             if degree == 1 and name == "ulysses":
                 continue  # whole layers are equal under both
-            calls = host_calls(name) if degree > 1 else HostCalls(0, 0)
+            calls = host_calls(name) if degree > 1 else CollectiveCounts(0, 0)
             forward_s = _with_host(machine, forward[row], calls.forward, block, "forward_s")
             backward_s = _with_host(machine, backward[row], calls.backward, block, "backward_s")
             own = held / (1 if name == "ulysses" else degree)

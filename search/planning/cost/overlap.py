@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.arrays import F64, I64
-from autopar.rates.measured import HostCalls, host_calls, together_s
+from autopar.rates.measured import CollectiveCounts, host_calls, together_s
 from autopar.records import Record, replace
 from autopar.run.model import ModelProfile, ModelSpec
 from autopar.run.plan import PipelineType
@@ -256,7 +256,7 @@ def without_host(model: ModelProfile, spec: ModelSpec, hiding: OverlapFactors) -
         ahead, back = (experts + s for s in (hiding.host_forward_s, hiding.host_backward_s))
         cells = []
         for cell in layer.sharded_times:
-            calls = host_calls(cell.kind) if cell.degree > 1 else HostCalls(0, 0)
+            calls = host_calls(cell.kind) if cell.degree > 1 else CollectiveCounts(0, 0)
             forward_s = ahead + calls.forward * hiding.host_collective_s
             backward_s = back + calls.backward * hiding.host_collective_s
             cells.append(
