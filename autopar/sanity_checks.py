@@ -2,8 +2,8 @@
 
 Times grow with batch and length, and memory per rank falls with the degree. For any model or
 machine, both change at least and at most by a power of the ratio of sizes. A value that breaks such
-a law with most others is wrong, and one wrong value can decide a plan. Readers turn `Doubt`s into
-notes and errors, `profile-show --validate` into findings.
+a law with most others is wrong, and one wrong value can decide a plan. Readers turn
+`SuspiciousValue`s into notes and errors, `profile-show --validate` into findings.
 
 Limits are chosen on measured files (tests/unit/documents/test_plausible.py). A reported value is
 beyond anything in them; a refused value breaks a law by a factor of ten.
@@ -62,7 +62,7 @@ class Law(Record):
     it."""
 
 
-class Doubt(Record):
+class SuspiciousValue(Record):
     """One unlikely or impossible value."""
 
     key: str
@@ -77,7 +77,9 @@ class Doubt(Record):
     """Factor by which it exceeds the plausible range."""
 
 
-def contradictions(cells: Iterable[Figure], law: Law, *, most: float = IMPOSSIBLE) -> list[Doubt]:
+def contradictions(
+    cells: Iterable[Figure], law: Law, *, most: float = IMPOSSIBLE
+) -> list[SuspiciousValue]:
     """Return the cells that contradict the others, worst first; of only two cells, the pair.
 
     Cells of value 0 are ignored, because a difference may be 0.
@@ -85,7 +87,7 @@ def contradictions(cells: Iterable[Figure], law: Law, *, most: float = IMPOSSIBL
     most : factor beyond the law from which a value is impossible
     """
     left = sorted((cell for cell in cells if cell.y > 0), key=lambda cell: cell.x)
-    found: list[Doubt] = []
+    found: list[SuspiciousValue] = []
     while broken := _broken(left, law):
         worst = _culprit(left, broken, law)
         bad = left.pop(worst)
@@ -99,7 +101,7 @@ def contradictions(cells: Iterable[Figure], law: Law, *, most: float = IMPOSSIBL
         beside = " and ".join(cell.key for cell in sorted(near, key=lambda cell: cell.x))
         which = "" if len(left) > 1 else " (one of the two is wrong)"
         found.append(
-            Doubt(
+            SuspiciousValue(
                 key=bad.key,
                 problem=(
                     f"{bad.written:.4g}{_unit(bad)}, {beside} "
@@ -112,9 +114,9 @@ def contradictions(cells: Iterable[Figure], law: Law, *, most: float = IMPOSSIBL
     return sorted(found, key=lambda doubt: -doubt.factor)
 
 
-def once(doubts: Iterable[Doubt]) -> list[Doubt]:
+def once(doubts: Iterable[SuspiciousValue]) -> list[SuspiciousValue]:
     """Return the strongest doubt about every key, for cells that are on several curves."""
-    found: dict[str, Doubt] = {}
+    found: dict[str, SuspiciousValue] = {}
     for doubt in doubts:
         if doubt.key not in found or doubt.factor > found[doubt.key].factor:
             found[doubt.key] = doubt
@@ -123,7 +125,7 @@ def once(doubts: Iterable[Doubt]) -> list[Doubt]:
 
 def doubtful_table(
     table: Iterable[tuple[str, float, str, Figure]], by_degree: Law, by_length: Law
-) -> list[Doubt]:
+) -> list[SuspiciousValue]:
     """Return the figures of a table by tokens and degree that contradict each other.
 
     table : (lengths, their sum, degree as written, cell whose x is the degree). Memory of a rank
@@ -205,7 +207,7 @@ def _roughness(cells: Sequence[Figure], law: Law) -> float:
 
 def doubtful_rate(
     key: str, value: str, flop_per_s: float, peak: float, device: str
-) -> Doubt | None:
+) -> SuspiciousValue | None:
     """Return the doubt about a forward that exceeds the peak of the device, or None.
 
     value : time as in the file, with its unit
@@ -213,7 +215,7 @@ def doubtful_rate(
     """
     if flop_per_s <= peak:
         return None
-    return Doubt(
+    return SuspiciousValue(
         key=key,
         problem=(
             f"{value}, which means {flop_per_s / 1e12:.4g} TFLOP/s, more than the "
@@ -225,7 +227,7 @@ def doubtful_rate(
     )
 
 
-def doubtful_parameters(key: str, written: float, counted: float) -> Doubt | None:
+def doubtful_parameters(key: str, written: float, counted: float) -> SuspiciousValue | None:
     """Return the doubt about a layer's parameters, None if they match the architecture.
 
     written, counted : MiB of `parameter_size` in the file, and of the architecture with the same
@@ -240,7 +242,7 @@ def doubtful_parameters(key: str, written: float, counted: float) -> Doubt | Non
         remedy = "Use --parameter-bytes 2, as in this file"
     elif size is not None:
         remedy = f"Write the file with 4 bytes per parameter instead of {size}"
-    return Doubt(
+    return SuspiciousValue(
         key=key,
         problem=f"{written:.5g} MiB, but a layer of this model has {counted:.5g} MiB",
         # File and model may each be wrong, so the value is reported and still used for planning.
@@ -251,7 +253,7 @@ def doubtful_parameters(key: str, written: float, counted: float) -> Doubt | Non
 
 def doubtful_bandwidths(
     cells: Iterable[Figure], *, pairs_may_be_faster: bool = False
-) -> Iterator[Doubt]:
+) -> Iterator[SuspiciousValue]:
     """Yield doubts about groups that are much faster or slower than groups of the next size.
 
     cells : groups that use the same links, with their size as x
@@ -266,7 +268,7 @@ def doubtful_bandwidths(
     yield from contradictions(left, Law(least=-1.0, most=1.0, slack=_BUMP), most=math.inf)
 
 
-def doubtful_link(cell: Figure, memory_bytes_per_s: float | None) -> Doubt | None:
+def doubtful_link(cell: Figure, memory_bytes_per_s: float | None) -> SuspiciousValue | None:
     """Return the doubt about a bandwidth (y in bytes/s) beyond any link or the device's memory."""
     limit, what = _FASTEST_LINK_BYTES_PER_S, "any link"
     if memory_bytes_per_s is not None and memory_bytes_per_s < limit:
@@ -274,7 +276,7 @@ def doubtful_link(cell: Figure, memory_bytes_per_s: float | None) -> Doubt | Non
         limit, what = memory_bytes_per_s, "the memory of the device"
     if cell.y <= limit:
         return None
-    return Doubt(
+    return SuspiciousValue(
         key=cell.key,
         problem=f"{cell.written:.4g}{_unit(cell)}, more than {what} ({limit / 1e9:.4g} GB/s)",
         remedy="Measure it again: it is probably in another unit, such as Gbit/s",
@@ -289,7 +291,7 @@ class Caution(str):
     __slots__ = ()
 
 
-def notes_of(path: Path, doubts: Iterable[Doubt]) -> tuple[str, ...]:
+def notes_of(path: Path, doubts: Iterable[SuspiciousValue]) -> tuple[str, ...]:
     """Return one note for every file with doubts.
 
     Raises

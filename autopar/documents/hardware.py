@@ -40,9 +40,9 @@ from autopar.errors import DocumentError
 from autopar.rates.measured import Curve, HardwareProfile
 from autopar.records import Record, replace
 from autopar.sanity_checks import (
-    Doubt,
     Figure,
     Law,
+    SuspiciousValue,
     contradictions,
     doubtful_bandwidths,
     doubtful_link,
@@ -469,7 +469,7 @@ def hardware_doubts(
     memory_bytes_per_s: float | None = None,
     *,
     unit: str = "",
-) -> Iterator[Doubt]:
+) -> Iterator[SuspiciousValue]:
     """Yield values of a hardware file that are unlikely, or contradict others in it.
 
     memory_bytes_per_s : memory bandwidth of a device; None if unknown. unit : unit printed after
@@ -483,10 +483,10 @@ def hardware_doubts(
         yield from _bandwidth_doubts(entries, shape, memory_bytes_per_s, unit)
 
 
-def _coefficient_doubts(entries: Sequence[HardwareEntry]) -> Iterator[Doubt]:
+def _coefficient_doubts(entries: Sequence[HardwareEntry]) -> Iterator[SuspiciousValue]:
     for entry in entries:
         if entry.value > _BUSY:
-            yield Doubt(
+            yield SuspiciousValue(
                 key=entry.key,
                 problem=f"{entry.written:.4g}; usual are 1.1 to 1.3",
                 remedy="The hosts may have been busy: measure it again",
@@ -498,7 +498,7 @@ def _bandwidth_doubts(
     shape: tuple[int, int],
     memory_bytes_per_s: float | None,
     unit: str,
-) -> Iterator[Doubt]:
+) -> Iterator[SuspiciousValue]:
     """Yield doubts about bandwidths that exceed any link or memory, or contradict other groups."""
     num_nodes, gpus_per_node = shape
     families: dict[tuple[bool, bool], list[Figure]] = {}
@@ -524,14 +524,14 @@ def _bandwidth_doubts(
         yield from doubtful_bandwidths(cells, pairs_may_be_faster=inside and consecutive)
 
 
-def _time_doubts(entries: Sequence[HardwareEntry]) -> Iterator[Doubt]:
+def _time_doubts(entries: Sequence[HardwareEntry]) -> Iterator[SuspiciousValue]:
     """Yield times of collectives in another unit, and those that contradict other sizes."""
     curves: dict[tuple[str, int], list[Figure]] = {}
     for entry in entries:
         rate = (entry.size_bytes or 0) / entry.value
         # Seconds written instead of ms look a thousand times too fast.
         if rate > _MAX_BYTES_PER_S:
-            yield Doubt(
+            yield SuspiciousValue(
                 key=entry.key,
                 problem=(
                     f"{entry.written:g}, expected the time of one operation in ms "

@@ -38,9 +38,9 @@ from autopar.run.model import (
 )
 from autopar.sanity_checks import (
     Caution,
-    Doubt,
     Figure,
     Law,
+    SuspiciousValue,
     doubtful_parameters,
     doubtful_table,
     notes_of,
@@ -266,7 +266,7 @@ def read_memory(
     return layers, others, (*notes, *reader.notes, *suspicious)
 
 
-def memory_doubts(path: Path, document: MemoryDocument) -> list[Doubt]:
+def memory_doubts(path: Path, document: MemoryDocument) -> list[SuspiciousValue]:
     """Return the figures that contradict one another, for a file of an unknown model."""
     tables = {key: v for key, v in document.root.items() if not _RAW.regex.fullmatch(key)}
     readers = (_Reader(path, None, with_sp, 4) for with_sp in (False, True))
@@ -322,9 +322,9 @@ class _Reader:
             if match:
                 type_of_model(self.path, key, match["type"], self.spec)
 
-    def doubts(self, tables: Mapping[str, Any]) -> list[Doubt]:
+    def doubts(self, tables: Mapping[str, Any]) -> list[SuspiciousValue]:
         """Return the figures of this variant that contradict each other or the architecture."""
-        found: list[Doubt] = []
+        found: list[SuspiciousValue] = []
         for key, table in tables.items():
             if key.endswith("_sp") != bool(self.suffix):
                 continue
@@ -345,7 +345,7 @@ class _Reader:
 
     def _layer_doubts(
         self, key: str, table: Mapping[str, LayerEntry], layer: LayerSpec | None
-    ) -> Iterator[Doubt]:
+    ) -> Iterator[SuspiciousValue]:
         sizes = {text: {"": entry.parameter_size} for text, entry in table.items()}
         kept = {text: dict(entry.tp_activation_per_bsz_dict.root) for text, entry in table.items()}
         saved = {
@@ -362,7 +362,7 @@ class _Reader:
             at = f"{_join(key, text)}{name}.checkpoint"
             if whole is not None and own > whole * _SLACK:
                 problem = f"{own:.5g} MiB, more than the whole layer's {whole:.5g} MiB ('1')"
-                yield Doubt(key=at, problem=problem, factor=own / whole)
+                yield SuspiciousValue(key=at, problem=problem, factor=own / whole)
             elif layer is not None:
                 # The input has 2 or 4 bytes per element; a decoder also saves the encoder's output.
                 seq = int(text) if text else layer.seq_length
@@ -371,7 +371,7 @@ class _Reader:
                 factor = max(least / own, own / most)
                 if factor > _SLACK:
                     problem = f"{own:.5g} MiB, less than the input of a layer, {least:.5g} MiB"
-                    yield Doubt(key=at, problem=problem, factor=factor)
+                    yield SuspiciousValue(key=at, problem=problem, factor=factor)
         if layer is not None and layer.num_heads and layer.ffn_hidden_size:
             counted = parameter_count(layer) * self.parameter_bytes / MIB
             for text, value in sizes.items():

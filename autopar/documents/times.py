@@ -24,7 +24,15 @@ from autopar.run.model import (
     ShardedTime,
     TimePoint,
 )
-from autopar.sanity_checks import Caution, Doubt, Figure, Law, contradictions, notes_of, once
+from autopar.sanity_checks import (
+    Caution,
+    Figure,
+    Law,
+    SuspiciousValue,
+    contradictions,
+    notes_of,
+    once,
+)
 from autopar.units import MS, format_count
 
 # --------------------------------------------------------------------------------------------------
@@ -196,7 +204,7 @@ def other_times_of(times: Sequence[OtherTime]) -> list[OtherTime]:
     ]
 
 
-def sidecar_doubts(sidecar: Sidecar) -> list[Doubt]:
+def sidecar_doubts(sidecar: Sidecar) -> list[SuspiciousValue]:
     """Return the times of layers in a sidecar that contradict one another."""
     by_type: dict[int, list[ShardedTime]] = {}
     for entry in sidecar.layer_times:
@@ -204,7 +212,7 @@ def sidecar_doubts(sidecar: Sidecar) -> list[Doubt]:
     return [doubt for kind, times in by_type.items() for doubt in _doubts(kind, times)]
 
 
-def _doubts(kind: int, times: Sequence[ShardedTime]) -> Iterator[Doubt]:
+def _doubts(kind: int, times: Sequence[ShardedTime]) -> Iterator[SuspiciousValue]:
     """Yield the measured times of a layer type that contradict those of other sizes and degrees."""
     for name in ("forward_s", "backward_s", "recompute_s"):
         curves: dict[tuple[object, ...], list[Figure]] = {}
@@ -392,7 +400,7 @@ def read_times(path: Path, document: ComputationDocument, spec: ModelSpec) -> Ti
     return layers, others, (*notes, *notes_of(path, reader.doubts()))
 
 
-def computation_doubts(path: Path, document: ComputationDocument) -> list[Doubt]:
+def computation_doubts(path: Path, document: ComputationDocument) -> list[SuspiciousValue]:
     """Return the times that contradict one another, for a file of an unknown model.
 
     Errors as in `read_times`.
@@ -477,9 +485,9 @@ class _Reader:
         )
         return layers, others, tuple(self.notes)
 
-    def doubts(self) -> list[Doubt]:
+    def doubts(self) -> list[SuspiciousValue]:
         """Return the times that contradict those of other batches and lengths."""
-        found: list[Doubt] = []
+        found: list[SuspiciousValue] = []
         tables: list[tuple[int | None, dict[_Key, float]]] = [
             (kind, {(b, (s,)): ms for (b, s), ms in points.items()})
             for kind, points in enumerate(self.layers)

@@ -50,7 +50,7 @@ from autopar.documents.times import (
 )
 from autopar.errors import DocumentError
 from autopar.records import Record
-from autopar.sanity_checks import Doubt
+from autopar.sanity_checks import SuspiciousValue
 from autopar.units import GB, divisors, format_count, format_seconds, format_size
 from profiler.environment import comparable
 from profiler.hardware.documents import KINDS, MIN_SP_TIME_SIZES, derive
@@ -230,7 +230,7 @@ def _of_model(path: Path) -> Iterator[Finding]:
     known = kind_of(path)
     kind = known[0] if known is not None else None
     problems: tuple[DocumentError, ...] = ()
-    doubts: list[Doubt] = []
+    doubts: list[SuspiciousValue] = []
     sidecar: Sidecar | None = None
     empty, make = False, MAKE_MEMORY
     try:

@@ -40,7 +40,7 @@ from autopar.documents.sidecar import (
 from autopar.errors import AutoparError, DocumentError, InputError
 from autopar.rates.measured import OPERATIONS, bus_bytes_per_s
 from autopar.records import Record
-from autopar.sanity_checks import Doubt
+from autopar.sanity_checks import SuspiciousValue
 from autopar.statistics import (
     Summary,
     latency_bandwidth_fit,
@@ -112,7 +112,7 @@ def error_finding(error: DocumentError, severity: Severity = "error") -> Finding
     return Finding(severity=severity, sentence=str(error), key=error.key)
 
 
-def doubt_finding(path: Path, doubt: Doubt) -> Finding:
+def doubt_finding(path: Path, doubt: SuspiciousValue) -> Finding:
     """Return the finding of an unlikely value of a file."""
     severity: Severity = "error" if doubt.impossible or doubt.certain else "warning"
     return finding(severity, path, doubt.key, f"the value is {doubt.problem}", doubt.remedy)
