@@ -39,7 +39,7 @@ _BRIDGE = 15.0
 """Factor by which pairs may be faster than larger groups: bridges connect pairs, PCIe the rest."""
 
 
-class Figure(Record):
+class CurvePoint(Record):
     """One value of a file and its position on a curve."""
 
     key: str
@@ -78,7 +78,7 @@ class SuspiciousValue(Record):
 
 
 def contradictions(
-    cells: Iterable[Figure], law: Law, *, most: float = IMPOSSIBLE
+    cells: Iterable[CurvePoint], law: Law, *, most: float = IMPOSSIBLE
 ) -> list[SuspiciousValue]:
     """Return the cells that contradict the others, worst first; of only two cells, the pair.
 
@@ -124,7 +124,7 @@ def once(doubts: Iterable[SuspiciousValue]) -> list[SuspiciousValue]:
 
 
 def doubtful_table(
-    table: Iterable[tuple[str, float, str, Figure]], by_degree: Law, by_length: Law
+    table: Iterable[tuple[str, float, str, CurvePoint]], by_degree: Law, by_length: Law
 ) -> list[SuspiciousValue]:
     """Return the figures of a table by tokens and degree that contradict each other.
 
@@ -132,7 +132,7 @@ def doubtful_table(
         falls with the degree, by at most the degree: the first law applies to the figure times the
         degree.
     """
-    curves: dict[tuple[str, str], list[Figure]] = {}
+    curves: dict[tuple[str, str], list[CurvePoint]] = {}
     for lengths, tokens, degree, cell in table:
         shared = replace(cell, y=cell.y * cell.x)
         curves.setdefault(("degree", lengths), []).append(shared)
@@ -144,11 +144,11 @@ def doubtful_table(
     )
 
 
-def _unit(cell: Figure) -> str:
+def _unit(cell: CurvePoint) -> str:
     return f" {cell.unit}" if cell.unit else ""
 
 
-def _allowed(cell: Figure, others: Sequence[Figure], law: Law) -> tuple[float, float]:
+def _allowed(cell: CurvePoint, others: Sequence[CurvePoint], law: Law) -> tuple[float, float]:
     """Return the smallest and the largest value of a cell that the others allow, without slack."""
     lows, highs = [], []
     for other in others:
@@ -162,7 +162,7 @@ def _allowed(cell: Figure, others: Sequence[Figure], law: Law) -> tuple[float, f
     return max(lows, default=0.0), min(highs, default=math.inf)
 
 
-def _between(cell: Figure, near: Sequence[Figure], law: Law) -> float:
+def _between(cell: CurvePoint, near: Sequence[CurvePoint], law: Law) -> float:
     """Return the value of a cell on the log-log line through two others."""
     a, b = near
     slope = math.log(b.y / a.y) / math.log(b.x / a.x) if a.x != b.x else law.least
@@ -170,7 +170,7 @@ def _between(cell: Figure, near: Sequence[Figure], law: Law) -> float:
     return float(a.y * (cell.x / a.x) ** slope)
 
 
-def _broken(cells: Sequence[Figure], law: Law) -> list[tuple[int, int, float]]:
+def _broken(cells: Sequence[CurvePoint], law: Law) -> list[tuple[int, int, float]]:
     """Return the pairs that break a law by more than its slack, with the log of the excess."""
     found = []
     for (i, a), (j, b) in combinations(enumerate(cells), 2):
@@ -183,7 +183,9 @@ def _broken(cells: Sequence[Figure], law: Law) -> list[tuple[int, int, float]]:
     return found
 
 
-def _culprit(cells: Sequence[Figure], broken: Sequence[tuple[int, int, float]], law: Law) -> int:
+def _culprit(
+    cells: Sequence[CurvePoint], broken: Sequence[tuple[int, int, float]], law: Law
+) -> int:
     """Return the index of the cell without which the others agree best."""
 
     def left(index: int) -> tuple[float, float]:
@@ -196,7 +198,7 @@ def _culprit(cells: Sequence[Figure], broken: Sequence[tuple[int, int, float]], 
     return min(involved, key=left)
 
 
-def _roughness(cells: Sequence[Figure], law: Law) -> float:
+def _roughness(cells: Sequence[CurvePoint], law: Law) -> float:
     """Return the roughness of a curve: changes of its log-log slope, and slopes outside the law."""
     slopes = [
         math.log(b.y / a.y) / math.log(b.x / a.x) if b.x > a.x else 0.0 for a, b in pairwise(cells)
@@ -252,7 +254,7 @@ def doubtful_parameters(key: str, written: float, counted: float) -> SuspiciousV
 
 
 def doubtful_bandwidths(
-    cells: Iterable[Figure], *, pairs_may_be_faster: bool = False
+    cells: Iterable[CurvePoint], *, pairs_may_be_faster: bool = False
 ) -> Iterator[SuspiciousValue]:
     """Yield doubts about groups that are much faster or slower than groups of the next size.
 
@@ -268,7 +270,7 @@ def doubtful_bandwidths(
     yield from contradictions(left, Law(least=-1.0, most=1.0, slack=_BUMP), most=math.inf)
 
 
-def doubtful_link(cell: Figure, memory_bytes_per_s: float | None) -> SuspiciousValue | None:
+def doubtful_link(cell: CurvePoint, memory_bytes_per_s: float | None) -> SuspiciousValue | None:
     """Return the doubt about a bandwidth (y in bytes/s) beyond any link or the device's memory."""
     limit, what = _FASTEST_LINK_BYTES_PER_S, "any link"
     if memory_bytes_per_s is not None and memory_bytes_per_s < limit:

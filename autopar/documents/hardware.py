@@ -40,7 +40,7 @@ from autopar.errors import DocumentError
 from autopar.rates.measured import Curve, HardwareProfile
 from autopar.records import Record, replace
 from autopar.sanity_checks import (
-    Figure,
+    CurvePoint,
     Law,
     SuspiciousValue,
     contradictions,
@@ -501,7 +501,7 @@ def _bandwidth_doubts(
 ) -> Iterator[SuspiciousValue]:
     """Yield doubts about bandwidths that exceed any link or memory, or contradict other groups."""
     num_nodes, gpus_per_node = shape
-    families: dict[tuple[bool, bool], list[Figure]] = {}
+    families: dict[tuple[bool, bool], list[CurvePoint]] = {}
     for entry in entries:
         # Strided groups have members on every node, neighbours only where a node is too small.
         inside = num_nodes == 1 or (
@@ -509,7 +509,7 @@ def _bandwidth_doubts(
             and entry.consecutive
             and entry.group_size <= gpus_per_node
         )
-        cell = Figure(
+        cell = CurvePoint(
             key=entry.key,
             x=float(entry.group_size),
             y=entry.value,
@@ -526,7 +526,7 @@ def _bandwidth_doubts(
 
 def _time_doubts(entries: Sequence[HardwareEntry]) -> Iterator[SuspiciousValue]:
     """Yield times of collectives in another unit, and those that contradict other sizes."""
-    curves: dict[tuple[str, int], list[Figure]] = {}
+    curves: dict[tuple[str, int], list[CurvePoint]] = {}
     for entry in entries:
         rate = (entry.size_bytes or 0) / entry.value
         # Seconds written instead of ms look a thousand times too fast.
@@ -542,7 +542,7 @@ def _time_doubts(entries: Sequence[HardwareEntry]) -> Iterator[SuspiciousValue]:
                 factor=math.inf,
             )
             continue
-        cell = Figure(
+        cell = CurvePoint(
             key=entry.key,
             x=float(entry.size_bytes or 1),
             y=entry.value,

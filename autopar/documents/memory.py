@@ -38,7 +38,7 @@ from autopar.run.model import (
 )
 from autopar.sanity_checks import (
     Caution,
-    Figure,
+    CurvePoint,
     Law,
     SuspiciousValue,
     doubtful_parameters,
@@ -446,14 +446,14 @@ class _Reader:
 
 def _cells_of(
     key: str, name: str, table: Mapping[str, Mapping[str, float]]
-) -> Iterator[tuple[str, float, str, Figure]]:
+) -> Iterator[tuple[str, float, str, CurvePoint]]:
     """Yield (lengths, tokens, degree or name, cell) of a table; x of a cell is its degree."""
     for text, values in table.items():
         tokens = float(sum(seqs_of(text)) if text else 1)
         for degree, value in values.items():
             at = f"{_join(key, text)}{name}" + (f".{degree}" if degree else "")
             share = float(degree) if degree.isdecimal() else 1.0
-            figure = Figure(key=at, x=share, y=value, written=value, unit="MiB")
+            figure = CurvePoint(key=at, x=share, y=value, written=value, unit="MiB")
             yield text, tokens, degree, figure
 
 

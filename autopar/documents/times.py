@@ -26,7 +26,7 @@ from autopar.run.model import (
 )
 from autopar.sanity_checks import (
     Caution,
-    Figure,
+    CurvePoint,
     Law,
     SuspiciousValue,
     contradictions,
@@ -215,7 +215,7 @@ def sidecar_doubts(sidecar: Sidecar) -> list[SuspiciousValue]:
 def _doubts(kind: int, times: Sequence[ShardedTime]) -> Iterator[SuspiciousValue]:
     """Yield the measured times of a layer type that contradict those of other sizes and degrees."""
     for name in ("forward_s", "backward_s", "recompute_s"):
-        curves: dict[tuple[object, ...], list[Figure]] = {}
+        curves: dict[tuple[object, ...], list[CurvePoint]] = {}
         laws: dict[tuple[object, ...], Law] = {}
         for t in times:
             value = getattr(t, name)
@@ -230,7 +230,7 @@ def _doubts(kind: int, times: Sequence[ShardedTime]) -> Iterator[SuspiciousValue
                 # t ranks take between 1/t of the time and all of it.
                 (("d", t.batch, t.seq_length, t.kind), t.degree, value * t.degree, _BY_DEGREE),
             ):
-                cell = Figure(key=key, x=float(x), y=y, written=value, unit="s")
+                cell = CurvePoint(key=key, x=float(x), y=y, written=value, unit="s")
                 curves.setdefault(curve, []).append(cell)
                 laws[curve] = law
         yield from once(
@@ -493,14 +493,14 @@ class _Reader:
             for kind, points in enumerate(self.layers)
         ]
         for kind, points in (*tables, (None, self.others)):
-            curves: dict[tuple[str, Any], list[Figure]] = {}
+            curves: dict[tuple[str, Any], list[CurvePoint]] = {}
             for (batch, seqs), ms in points.items():
                 name = "other" if kind is None else kind
                 canonical = f"layertype_{name}_bsz{batch}_seq{seqs_text(seqs)}"
                 size = (batch, seqs) if kind is None else (batch, seqs[0])
                 key = self.keys.get((kind, size), canonical)
                 # ms per sample of the file to ms of the whole batch, to which the laws apply.
-                cell = Figure(
+                cell = CurvePoint(
                     key=key, x=float(batch), y=ms * batch, written=ms, unit="ms per sample"
                 )
                 curves.setdefault(("batch", seqs), []).append(cell)

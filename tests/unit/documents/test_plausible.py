@@ -28,7 +28,7 @@ from autopar.rates import check_rates, estimate_hardware
 from autopar.records import replace
 from autopar.run.model import LayerProfile, ModelProfile, ModelSpec, TimePoint
 from autopar.sanity_checks import (
-    Figure,
+    CurvePoint,
     doubtful_bandwidths,
     doubtful_link,
     doubtful_parameters,
@@ -360,8 +360,10 @@ def test_parameters_that_are_not_those_of_the_model(
 def test_pairs_with_a_bridge_are_not_accused() -> None:
     """On PCIe machines pairs are an order of magnitude faster, and that is no mistake."""
 
-    def group(size: int, bytes_per_s: float) -> Figure:
-        return Figure(key=f"size {size}", x=size, y=bytes_per_s, written=bytes_per_s / 1e9, unit="")
+    def group(size: int, bytes_per_s: float) -> CurvePoint:
+        return CurvePoint(
+            key=f"size {size}", x=size, y=bytes_per_s, written=bytes_per_s / 1e9, unit=""
+        )
 
     bridged = [group(2, 200e9), group(4, 18e9), group(8, 16e9)]
     assert list(doubtful_bandwidths(bridged, pairs_may_be_faster=True)) == []
