@@ -25,7 +25,7 @@ Engine = Literal["megatron", "torchtitan", "deepspeed", "galvatron"]
 """Engines that implement pipeline schedules."""
 
 
-class Facts(Record):
+class ScheduleProperties(Record):
     """Properties of a schedule, apart from its execution order."""
 
     title: str
@@ -43,8 +43,8 @@ class Facts(Record):
     source: str
 
 
-SCHEDULES: dict[Schedule, Facts] = {
-    "1f1b": Facts(
+SCHEDULES: dict[Schedule, ScheduleProperties] = {
+    "1f1b": ScheduleProperties(
         title="1F1B",
         least_chunks=1,
         most_chunks=1,
@@ -53,7 +53,7 @@ SCHEDULES: dict[Schedule, Facts] = {
         engines=("megatron", "torchtitan", "deepspeed", "galvatron"),
         source="arXiv 1806.03377",
     ),
-    "gpipe": Facts(
+    "gpipe": ScheduleProperties(
         title="GPipe",
         least_chunks=1,
         most_chunks=1,
@@ -62,7 +62,7 @@ SCHEDULES: dict[Schedule, Facts] = {
         engines=("torchtitan", "galvatron"),
         source="arXiv 1811.06965",
     ),
-    "interleaved": Facts(
+    "interleaved": ScheduleProperties(
         title="interleaved 1F1B",
         least_chunks=2,
         most_chunks=None,
@@ -71,7 +71,7 @@ SCHEDULES: dict[Schedule, Facts] = {
         engines=("megatron", "torchtitan"),
         source="arXiv 2104.04473, section 2.2",
     ),
-    "looped_bfs": Facts(
+    "looped_bfs": ScheduleProperties(
         title="looped breadth-first",
         least_chunks=2,
         most_chunks=None,
@@ -80,7 +80,7 @@ SCHEDULES: dict[Schedule, Facts] = {
         engines=("torchtitan",),
         source="arXiv 2211.05953",
     ),
-    "interleaved_zero_bubble": Facts(
+    "interleaved_zero_bubble": ScheduleProperties(
         title="interleaved zero-bubble",
         least_chunks=2,
         most_chunks=None,
@@ -89,7 +89,7 @@ SCHEDULES: dict[Schedule, Facts] = {
         engines=("torchtitan",),
         source="arXiv 2401.10241, ZB1P, as torch 2.13 interleaves it",
     ),
-    "zero_bubble_v": Facts(
+    "zero_bubble_v": ScheduleProperties(
         title="ZBV",
         least_chunks=2,
         most_chunks=2,
@@ -98,7 +98,7 @@ SCHEDULES: dict[Schedule, Facts] = {
         engines=("torchtitan",),
         source="arXiv 2401.10241, section 6, as in torch 2.13",
     ),
-    "dual_pipe_v": Facts(
+    "dual_pipe_v": ScheduleProperties(
         title="DualPipeV",
         least_chunks=2,
         most_chunks=2,
