@@ -35,7 +35,7 @@ OUTPUTS = frozenset({"all", "html", "json", "out", "output-config-path", "peers"
 """Options of all commands that name output files or folders; not part of a question."""
 
 
-class Running:
+class ActiveCommand:
     """A running command: its question, its messages, and its answer once given."""
 
     def __init__(self, command: str, *, asked: bool = False) -> None:
@@ -61,18 +61,18 @@ class Running:
         return self.asked
 
 
-_RUNNING: ContextVar[Running | None] = ContextVar("running", default=None)
+_RUNNING: ContextVar[ActiveCommand | None] = ContextVar("running", default=None)
 
 
-def running_now() -> Running | None:
+def running_now() -> ActiveCommand | None:
     """Return the command that this process is running, or None."""
     return _RUNNING.get()
 
 
 @contextlib.contextmanager
-def running(command: str, *, asked: bool = False) -> Iterator[Running]:
+def running(command: str, *, asked: bool = False) -> Iterator[ActiveCommand]:
     """Make a command the current one, to which answers belong, until the block ends."""
-    found = Running(command, asked=asked)
+    found = ActiveCommand(command, asked=asked)
     token = _RUNNING.set(found)
     try:
         yield found
