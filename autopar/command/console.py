@@ -187,7 +187,7 @@ class Console:
 
         outer = self
 
-        class Shown(RichConsole):
+        class EscapingConsole(RichConsole):
             """A rich console that escapes control characters, and whose reader may leave."""
 
             def render_str(self, text: str, **others: Any) -> Text:
@@ -202,7 +202,7 @@ class Console:
         stream = self._stream
         if not self._on_terminal:
             stream = cast("TextIO", _Trimmed(self._stream))
-        console = Shown(file=stream, width=self.width, highlight=False)
+        console = EscapingConsole(file=stream, width=self.width, highlight=False)
         console.quiet = self._quiet
         return console
 
