@@ -134,7 +134,7 @@ class ClusterResult(Record):
     reason: str
 
 
-class AgainstEntry(Record):
+class WhyNotPlanEntry(Record):
     """Another plan compared with the explained one, or the reason why there is none."""
 
     launch: LaunchEntry | None
@@ -147,7 +147,7 @@ class AgainstEntry(Record):
     """Additional seconds per sample of each term."""
 
 
-class WhyNotEntry(AgainstEntry):
+class WhyNotEntry(WhyNotPlanEntry):
     """The fastest plan under a constraint."""
 
     rule: str
@@ -161,9 +161,9 @@ class LaunchAnswer(LaunchDocument):
     """Suggestions if no plan fits, smallest change of the training first."""
     clusters_tried: list[ClusterResult] = field(default_factory=list)
     """Clusters tried with `--goal cost` and `fewest-gpus`."""
-    best: AgainstEntry | None = None
+    best: WhyNotPlanEntry | None = None
     """For `explain`: the fastest plan of its engine."""
-    one_more_gib: AgainstEntry | None = None
+    one_more_gib: WhyNotPlanEntry | None = None
     """For `explain`: the fastest plan if every GPU had one GiB more."""
     why_not: list[WhyNotEntry] = field(default_factory=list)
 
