@@ -324,7 +324,7 @@ class _Search:
                 # the slowest recomputation needs the least memory
                 assert one.options is not None, "a layout has options"
                 # once it is expanded, the rest of the layout follows it
-                one = one._replace(at=max(one.at, one.options.slowest))
+                one = one._replace(at=max(one.at, one.options.last_without_offload))
             self.open(one)
         self.queue = [*others, *self.queue]
         heapq.heapify(self.queue)
@@ -444,8 +444,8 @@ class _Search:
             if len(self.openings.copies(entry.choice)) > 1:
                 # the remaining policies may be faster with more replicas
                 least = self.copied_s(entry.choice, step)
-            which = self.openings.no_faster(options, entry.at)
-            options, at = options.behind(entry.at, which, least), 0
+            which = self.openings.recomputes_superset(options, entry.at)
+            options, at = options.dominated(entry.at, which, least), 0
         self.push(
             float(options.values[at]),
             _LAYOUT,
@@ -537,7 +537,7 @@ class _Search:
             choice = replace(entry.choice, dp_replicate=number)
             if self.openings.device and self.openings.fits(entry.unit, choice):
                 self.price(choice, entry.unit)
-            elif self.openings.may_host(choice.recompute):
+            elif self.openings.can_offload(choice.recompute):
                 self.open_sets(choice, entry.unit)
 
     def take(self, entry: _QueueEntry) -> None:
@@ -551,7 +551,7 @@ class _Search:
         for stage in stages:
             peak = self.prices.account(choice, stage, run).peak_bytes
             if self.target.odds(run, peak) > self.target.oom_risk:
-                if self.openings.may_host(choice.recompute):
+                if self.openings.can_offload(choice.recompute):
                     # less offload is no slower, so sets with more are pushed only now
                     self.open_sets(choice, entry.unit)
                 return

@@ -72,7 +72,7 @@ class ActivationPolicies(NamedTuple):
     """Indices into `OffloadBounds.words`, or `DEVICE` or `_OPEN`."""
 
     @property
-    def slowest(self) -> int:
+    def last_without_offload(self) -> int:
         """Index of the last policy without offload, whose bytes are the most certain.
 
         Without such a policy, the index of the last one.
@@ -84,7 +84,7 @@ class ActivationPolicies(NamedTuple):
         """Return the policies at these indices."""
         return ActivationPolicies(self.values[some], self.places[some], self.sets[some])
 
-    def behind(self, at: int, which: Bool, least: float) -> ActivationPolicies:
+    def dominated(self, at: int, which: Bool, least: float) -> ActivationPolicies:
         """Return the policies after index `at` in order; those in `which` are at least `least`."""
         values = np.where(
             which[at + 1 :], np.maximum(self.values[at + 1 :], least), self.values[at + 1 :]
@@ -634,7 +634,7 @@ class CandidateExpander:
         order = np.argsort(values, kind="stable")
         return ActivationPolicies(values[order], places[order], sets[order])
 
-    def no_faster(self, options: ActivationPolicies, at: int) -> Bool:
+    def recomputes_superset(self, options: ActivationPolicies, at: int) -> Bool:
         """Return which policies recompute all modules that one of them does: they are not faster.
 
         This holds whether they recompute more or offload activations.
@@ -669,7 +669,7 @@ class CandidateExpander:
             return ActivationPolicy(recompute, NONE if one == DEVICE else None)
         return ActivationPolicy(recompute, self.prices.hosted.words[one])
 
-    def least_spread(self, unit: DegreeTimes, choice: Candidate) -> float:
+    def min_stage_bytes(self, unit: DegreeTimes, choice: Candidate) -> float:
         """Return a lower bound of the bytes of some stage, for any activation policy."""
         sizes, freed = self.prices.spread_bytes(unit, choice)
         least = float(sizes.min())
@@ -681,7 +681,7 @@ class CandidateExpander:
     # ----------------------------------------------------------------------------------------------
     # Activation offload
 
-    def may_host(self, recompute: str) -> bool:
+    def can_offload(self, recompute: str) -> bool:
         """Return True if modules may be offloaded with a recomputation policy."""
         words = self.prices.words
         return recompute in words and bool(self.hosted[words.index(recompute)])

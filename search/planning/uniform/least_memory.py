@@ -132,7 +132,7 @@ class _Search:
             for choice in self.openings.stages(degree):
                 for zero in self.openings.zeros(choice):
                     sharded = self.openings.sharded(choice, zero)
-                    least = self.openings.least_spread(unit, sharded)
+                    least = self.openings.min_stage_bytes(unit, sharded)
                     self.push(least, 2, sharded, unit=unit)
 
     def open_stages(self, entry: _QueueEntry) -> None:
