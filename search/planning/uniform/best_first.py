@@ -136,7 +136,7 @@ class _SearchBudget(NamedTuple):
     cpu_s: float | None
     counts: int | None
 
-    def over(self, counted: int) -> bool:
+    def exhausted(self, counted: int) -> bool:
         """Return True if a limit is exceeded after `counted` memory counts."""
         if self.counts is not None and counted >= self.counts:
             return True
@@ -296,25 +296,25 @@ class _Search:
         """
         late = False
         for entry in self.entries():
-            if not late and limit.over(self.counted):
+            if not late and limit.exhausted(self.counted):
                 late, self.complete = True, False
                 if not self.found:
                     self.least_s = entry.seconds
-            if late and end.over(self.counted):
+            if late and end.exhausted(self.counted):
                 break
             if entry.level < _DEGREES and _family(entry.choice) in self.found:
                 continue
             if late:
-                self.dive(entry, end)
+                self.find_any_feasible(entry, end)
             else:
                 self.open(entry)
             if len(self.found) >= self.top or (late and self.found):
                 break
 
-    def dive(self, entry: _QueueEntry, end: _SearchBudget) -> None:
+    def find_any_feasible(self, entry: _QueueEntry, end: _SearchBudget) -> None:
         """Search any plan of an entry that fits, the finest candidates first."""
         others, self.queue = self.queue, [entry]
-        while self.queue and not self.found and not end.over(self.counted):
+        while self.queue and not self.found and not end.exhausted(self.counted):
             at = min(
                 range(len(self.queue)),
                 key=lambda at: (self.queue[at].level, self.queue[at].seconds),
@@ -331,22 +331,22 @@ class _Search:
 
     def open(self, entry: _QueueEntry) -> None:
         """Expand an entry, or accept it if it is a plan."""
-        if entry.level in self.finer:
+        if entry.level in self.expanders:
             self.open_finer(entry)
         elif entry.level == _LAYOUT:
             self.open_layout(entry)
         elif entry.level == _SETS:
-            self.hold_sets(entry)
+            self.bound_offload_sets(entry)
         elif entry.level == _COPIES:
             self.open_copies(entry)
         else:
-            self.take(entry)
+            self.accept(entry)
 
     # ----------------------------------------------------------------------------------------------
     # Degrees, stages, chunks
 
     @cached_property
-    def finer(self) -> dict[int, Callable[[_QueueEntry], None]]:
+    def expanders(self) -> dict[int, Callable[[_QueueEntry], None]]:
         """Expansion by level; it depends on the entry and the memory budget only."""
         return {
             _DEGREES: self.open_degrees,
@@ -366,7 +366,7 @@ class _Search:
                 heapq.heappush(self.queue, entry._replace(seconds=least, number=self.pushed))
             return
         self.least_pushed = math.inf
-        self.finer[entry.level](entry)
+        self.expanders[entry.level](entry)
         if not within:
             self.known[entry.level, entry.choice] = self.room, max(entry.seconds, self.least_pushed)
 
@@ -417,17 +417,17 @@ class _Search:
         options = entry.options
         recompute, offload = self.openings.saving(options, entry.at)
         if offload is None:
-            self.push_behind(entry, options)
+            self.push_dominated(entry, options)
             choice = replace(entry.choice, recompute=recompute)
             self.open_sets(choice, entry.unit)
             return
         choice = replace(entry.choice, recompute=recompute, offload=offload)
         step = self.price(choice, entry.unit)
-        self.push_behind(entry, options, step)
+        self.push_dominated(entry, options, step)
         if step is not None and offload == NONE:
             self.push_copies(choice, step, entry)
 
-    def push_behind(
+    def push_dominated(
         self, entry: _QueueEntry, options: ActivationPolicies, step: StepTime | None = None
     ) -> None:
         """Push the policies of a layout after the current one, whose step time is given.
@@ -504,7 +504,7 @@ class _Search:
         if len(new):
             self.push(float(options.values[0]), _SETS, key, unit=unit, options=options)
 
-    def hold_sets(self, entry: _QueueEntry) -> None:
+    def bound_offload_sets(self, entry: _QueueEntry) -> None:
         """Push offload sets with the price without offload, which is their lower bound."""
         choice, options = entry.choice, entry.options
         if options is None:  # from a bound of an earlier search
@@ -540,7 +540,7 @@ class _Search:
             elif self.openings.can_offload(choice.recompute):
                 self.open_sets(choice, entry.unit)
 
-    def take(self, entry: _QueueEntry) -> None:
+    def accept(self, entry: _QueueEntry) -> None:
         """Accept a plan with a step time, if it fits."""
         choice = entry.choice
         run = self.prices.run(choice)
@@ -571,7 +571,9 @@ class _Search:
         assessment = self.prices.assessed(choice, run, self.target, stages)
         return PricedRun(choice=choice, run=run, assessment=assessment)
 
-    def nearest(self, deadline: float | None) -> tuple[PricedRun | None, MemoryShortage | None]:
+    def least_memory_plan(
+        self, deadline: float | None
+    ) -> tuple[PricedRun | None, MemoryShortage | None]:
         """Return the plan that needs the least memory, and its missing memory."""
         if self.too_much is not None:
             host, solution = self.too_much
@@ -600,7 +602,7 @@ class _Search:
         """Return the result of the search, with the smallest plan if nothing fits."""
         least, shortage = None, None
         if smallest and not self.found and self.complete:
-            least, shortage = self.nearest(deadline)
+            least, shortage = self.least_memory_plan(deadline)
         return VariantResult(
             engine=self.engine,
             solutions=tuple(self.found.values()),
