@@ -77,7 +77,7 @@ class Price(Record):
     """Reasons why the plan is illegal or does not fit, each with its arithmetic."""
     host_bytes: float = 0.0
     """Host memory needed per GPU, bytes."""
-    host_room_bytes: float | None = None
+    host_capacity_bytes: float | None = None
     """Host memory available per GPU, bytes; None if unknown."""
     basis: tuple[str, ...]
     """Basis of the figures and of their 90 % interval."""
@@ -97,7 +97,7 @@ class Price(Record):
         """True if the plan is legal and fits in memory."""
         return self.verdict == "fits"
 
-    def terms_against(self, other: Price) -> dict[str, float]:
+    def term_differences(self, other: Price) -> dict[str, float]:
         """Return per term the additional seconds per sequence over another plan."""
         return {
             name: self.terms_s.get(name, 0.0) / self.global_batch

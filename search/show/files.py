@@ -219,7 +219,7 @@ def _against(baseline: SearchResult, found: ConstrainedResult) -> dict[str, Any]
     other = None if result is None else priced_of_result(result)
     best = priced_of_result(baseline)
     if other is not None and best is not None:
-        more = other.price.terms_against(best.price)
+        more = other.price.term_differences(best.price)
         # Sorted by loss, largest first.
         terms = dict(sorted(more.items(), key=lambda item: -item[1]))
     return {
@@ -464,7 +464,7 @@ def against_entry(
         "reason": None,
         "rules": None,
         "gain": other.samples_per_s / one.best.samples_per_s - 1.0,
-        "terms_s_per_sample": price_of(other.assessment, one.target).terms_against(
+        "terms_s_per_sample": price_of(other.assessment, one.target).term_differences(
             price_of(one.best.assessment, one.target)
         ),
     }

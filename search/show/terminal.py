@@ -358,7 +358,7 @@ def show_memory(console: Console, price: Price, note: str = "") -> None:
     budget += f", {price.reserve_bytes / GIB:.3g} GiB of it for {price.reserve_of}"
     print_line(console, "; ".join(filter(None, (budget, note, wide))), style="dim")
     if price.host_bytes:
-        there = price.host_room_bytes
+        there = price.host_capacity_bytes
         room = "" if there is None else f" of {format_bytes(there)}"
         line = f"Host memory: {format_bytes(price.host_bytes)}{room} per GPU"
         print_line(console, line, style="dim")
@@ -581,7 +581,7 @@ def _show_term_differences(
     console: Console, names: tuple[str, str], one: Price, other: Price
 ) -> None:
     """Print the terms of time per sequence in which two plans differ most."""
-    terms = other.terms_against(one)
+    terms = other.term_differences(one)
     differ = sorted(terms.items(), key=lambda item: -abs(item[1]))[:_SHOWN_TERMS]
     rows = [(time_name(name), value) for name, value in differ if abs(value) >= _LEAST_S]
     if not rows or not one.terms_s:

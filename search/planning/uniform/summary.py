@@ -221,7 +221,7 @@ def price_of(assessment: Assessment, target: Target) -> Price:
         oom_risk=target.oom_risk,
         verdict=verdict,
         host_bytes=assessment.host_bytes,
-        host_room_bytes=target.host_room_bytes,
+        host_capacity_bytes=target.host_room_bytes,
         basis=tuple(basis),
         interval=interval,
         notes=tuple(notes),

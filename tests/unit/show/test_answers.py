@@ -58,7 +58,7 @@ def test_terms_add_up_to_the_step_and_to_the_peak(answer: Answer) -> None:
 
 
 def test_a_plan_is_as_long_as_itself(answer: Answer) -> None:
-    assert set(answer.best.price.terms_against(answer.best.price).values()) == {0.0}
+    assert set(answer.best.price.term_differences(answer.best.price).values()) == {0.0}
 
 
 def test_the_fastest_comes_first(answer: Answer) -> None:
