@@ -168,7 +168,9 @@ def check_bounds(one: Priced, uniform: UniformSearch) -> None:
         at = int(choice.recompute.removeprefix("block "))
         lower_s, lower_bytes = block_s[at], block_bytes[at]
         assert spread[-1] <= peak
-        part = layer_times.partly_s(rows.again, max(0.0, float(spread[-2]) - peak) / most[-2])
+        part = layer_times.partial_recompute_s(
+            rows.again, max(0.0, float(spread[-2]) - peak) / most[-2]
+        )
         assert found.spread_s(choice, (pipeline,), float(part), sends) <= step_s
         # more layers of a chunk that are made again take more time and less memory
         assert (np.diff(block_s) >= 0).all()

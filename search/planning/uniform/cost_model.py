@@ -58,10 +58,10 @@ from search.planning.uniform.bounds.layer_times import (
     MicroBatchTimes,
     SublayerTimes,
     attention_of,
-    both_s,
     degrees_of,
-    layers_of,
+    layer_total_s,
     rows_of,
+    stage_layer_counts,
 )
 from search.planning.uniform.layout import Arrangement
 from search.planning.uniform.memory import (
@@ -446,7 +446,7 @@ class UniformCostModel:
         self, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement
     ) -> tuple[F64, F64]:
         plain, full = slice(-2, -1), slice(-1, None)
-        layers = layers_of(unit, arrangement)
+        layers = stage_layer_counts(unit, arrangement)
         both = (self.rows_s(unit, choice).device_s, unit.host_s)
         by_word = [rows[:-2] @ layers.T for rows in both]
         by_block = [
@@ -474,7 +474,7 @@ class UniformCostModel:
         sharded = self.rows_s(unit, choice)
         device[:, first] += sharded.first_s
         device[:, last] += sharded.last_s
-        times = both_s(device, host) + send
+        times = layer_total_s(device, host) + send
         if splits:
             pipeline = (number * times + begin).max(axis=1)
         else:

@@ -25,7 +25,7 @@ from search.planning.uniform.bounds.layer_times import (
     DegreeTimes,
     MicroBatchTimes,
     arrangement_of,
-    partly_s,
+    partial_recompute_s,
 )
 from search.planning.uniform.bounds.offload import (
     hosted_s,
@@ -534,7 +534,7 @@ class CandidateExpander:
         found = np.where(fits, table.whole_s[:, :-2], np.inf).min(axis=1, initial=np.inf)
         if self.blocks_are_free:
             lacking = np.maximum(0.0, table.bytes[:, -2] - room)
-            partly = partly_s(table.again, lacking / table.freed[:, -2])
+            partly = partial_recompute_s(table.again, lacking / table.freed[:, -2])
             found = np.where(table.bytes[:, -1] <= room, np.minimum(found, partly), found)
         if self.hosted.any():
             # if the fastest recomputation fits, offload is not faster

@@ -154,20 +154,20 @@ def rows_of(
         max(0.0, float(((rows[-1] - rows[-2]) / freed).min())) for rows in (device_s, unit.host_s)
     ]
     again = np.array([device[-2], host[-2], *more])
-    both = both_s(device, host)
+    both = layer_total_s(device, host)
     longer = (unit.device_s[:-2] >= traffic_s).all(axis=1)
     share = np.where(longer, 1.0, visible)
     return MicroBatchTimes(device_s, first, last, device, host, both, again, traffic_s, share)
 
 
-def partly_s(again: F64, freed_bytes: Real) -> F64:
+def partial_recompute_s(again: F64, freed_bytes: Real) -> F64:
     """Return whole-model seconds if enough layers are recomputed to save `freed_bytes` less.
 
     again : `MicroBatchTimes.again`, shape [..., 4]; freed_bytes : a number, or an array of shape
     [...].
     """
     device, host = (again[..., at] + freed_bytes * again[..., at + 2] for at in (0, 1))
-    return both_s(device, host)
+    return layer_total_s(device, host)
 
 
 def arrangement_of(unit: DegreeTimes, choice: Candidate) -> Arrangement:
@@ -176,12 +176,12 @@ def arrangement_of(unit: DegreeTimes, choice: Candidate) -> Arrangement:
     return arranged(choice.chunks, unit.kinds, apart=SCHEDULES[choice.schedule].splits)
 
 
-def layers_of(unit: DegreeTimes, arrangement: Arrangement) -> F64:
+def stage_layer_counts(unit: DegreeTimes, arrangement: Arrangement) -> F64:
     """Return layers by stage and type, shape [stages, layer types], MTP layers with the head."""
     layers = arrangement.layers.astype(np.float64)
     layers[arrangement.ends[1]] += unit.further
     return layers
 
 
-def both_s(device_s: F64, host_s: F64) -> F64:
+def layer_total_s(device_s: F64, host_s: F64) -> F64:
     return np.asarray(together_s(device_s, host_s))

@@ -17,7 +17,11 @@ from autopar.arrays import F64
 from autopar.rates.measured import together_s
 from autopar.rates.parts.data_parallel import beside_traffic_s
 from search.engines.candidate import Candidate
-from search.planning.uniform.bounds.layer_times import DegreeTimes, MicroBatchTimes, layers_of
+from search.planning.uniform.bounds.layer_times import (
+    DegreeTimes,
+    MicroBatchTimes,
+    stage_layer_counts,
+)
 from search.planning.uniform.cost_model import UniformCostModel
 from search.planning.uniform.layout import Arrangement
 
@@ -69,7 +73,7 @@ def hosted_s(
     copied = np.maximum(0.0, lacking) / (times * unit.bounds.padding)
     forward = layers @ unit.forward_s
     seen = _copies_s(prices, copied, forward, unit.device_s[:-2] @ layers.T - forward)
-    every = layers_of(unit, arrangement)
+    every = stage_layer_counts(unit, arrangement)
     device, host = (rows[:-2] @ every.T for rows in (sharded.device_s, unit.host_s))
     device += seen * sharded.more[:, None]
     return prices.pipeline_s(unit, choice, arrangement, device, host)
@@ -102,7 +106,7 @@ def sets_s(
     word: int,
 ) -> F64:
     """Return `stages_s` by set of offloaded modules, for one recomputation policy."""
-    layers = layers_of(unit, arrangement)
+    layers = stage_layer_counts(unit, arrangement)
     copied = prices.hosted.has @ unit.bounds.gone.copied[word]
     device, host = unit.device_s[word], unit.host_s[word]
     forward = np.minimum(unit.forward_s, device)
