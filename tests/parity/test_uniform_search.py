@@ -157,12 +157,12 @@ def check_bounds(one: Priced, uniform: UniformSearch) -> None:
         lower_s = expansion.sets_s(found, unit, choice, arrangement, at)[hosted]
         lower_bytes = expansion.sets_bytes(found, unit, choice, arrangement, at)[hosted]
         # some set that frees as much takes no longer, and none leaves less
-        assert expansion.hosted_s(found, unit, choice, arrangement, limits)[at] <= lower_s * (
+        assert expansion.offload_time_s(found, unit, choice, arrangement, limits)[at] <= lower_s * (
             1 + 1e-9
         )
         assert expansion.least_hosted_bytes(found, unit, choice, arrangement)[at] <= peak
         freed = np.maximum(0.0, (spread - peak) / most)[:-2]
-        part = float(expansion.whole_hosted_s(found, unit, [rows], freed[None])[0, at])
+        part = float(expansion.offload_model_time_s(found, unit, [rows], freed[None])[0, at])
         assert found.spread_s(choice, (pipeline,), part, sends) <= step_s
     elif choice.recompute.startswith("block "):
         at = int(choice.recompute.removeprefix("block "))
@@ -408,10 +408,10 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         expansion, "sets_bytes", lambda old: scaled(old, 1.05)
     ),
     "bounds of models on the host are too high": (
-        expansion, "whole_hosted_s", lambda old: scaled(old, 1.2)
+        expansion, "offload_model_time_s", lambda old: scaled(old, 1.2)
     ),
     "bounds of stages on the host are too high": (
-        expansion, "hosted_s", lambda old: scaled(old, 1.05)
+        expansion, "offload_time_s", lambda old: scaled(old, 1.05)
     ),
     "sets on the host leave too much": (
         expansion, "least_hosted_bytes", lambda old: scaled(old, 1.2)

@@ -28,12 +28,12 @@ from search.planning.uniform.bounds.layer_times import (
     partial_recompute_s,
 )
 from search.planning.uniform.bounds.offload import (
-    hosted_s,
     hosted_spread_bytes,
     least_hosted_bytes,
+    offload_model_time_s,
+    offload_time_s,
     sets_bytes,
     sets_s,
-    whole_hosted_s,
 )
 from search.planning.uniform.cost_model import Pipeline, UniformCostModel
 from search.planning.uniform.layout import layouts
@@ -545,7 +545,9 @@ class CandidateExpander:
                 freed = np.maximum(0.0, table.bytes[some, :-2] - most[some])
                 freed /= table.freed[some, :-2]
                 rows = [table.rows[at] for at in some]
-                hosted = np.where(may[some], whole_hosted_s(self.prices, unit, rows, freed), np.inf)
+                hosted = np.where(
+                    may[some], offload_model_time_s(self.prices, unit, rows, freed), np.inf
+                )
                 found[some] = np.minimum(found[some], hosted.min(axis=1))
         np.minimum.at(least, table.staging.at, found)
         return least
@@ -598,7 +600,9 @@ class CandidateExpander:
         hosted = np.full(len(may), np.inf)
         if lacks.any():
             arrangement = arrangement_of(unit, choice)
-            found = hosted_s(self.prices, unit, choice, arrangement, most) / choice.global_batch
+            found = (
+                offload_time_s(self.prices, unit, choice, arrangement, most) / choice.global_batch
+            )
             hosted[lacks] = found[lacks]
         if sizes.seconds is None:
             arrangement = arrangement_of(unit, choice)

@@ -29,7 +29,7 @@ _ROUNDING = 1.0 - 1e-9
 """Rounding factor: sums in another order must not exceed the exact ones."""
 
 
-def whole_hosted_s(
+def offload_model_time_s(
     prices: UniformCostModel, unit: DegreeTimes, rows: Sequence[MicroBatchTimes], freed_bytes: F64
 ) -> F64:
     """Return lower bounds of whole-model seconds with `freed_bytes` offloaded, by policy.
@@ -55,7 +55,7 @@ def _copies_s(
     return found
 
 
-def hosted_s(
+def offload_time_s(
     prices: UniformCostModel,
     unit: DegreeTimes,
     choice: Candidate,
