@@ -146,7 +146,7 @@ def check_bounds(one: Priced, uniform: UniformSearch) -> None:
     step_s, peak = one.seconds * choice.global_batch, max(one.peaks)
     word_s, block_s = found.stages_s(unit, choice, arrangement)
     word_bytes, block_bytes = found.least_bytes(unit, choice, arrangement)
-    spread, most = found.spread_bytes(unit, choice)
+    spread, most = found.balanced_stage_bound_bytes(unit, choice)
     sends, pipeline = found.transfer_s(unit, choice), (choice.schedule, choice.vpp)
     rows = found.rows_s(unit, choice)
     if choice.offload != NONE:
@@ -163,7 +163,7 @@ def check_bounds(one: Priced, uniform: UniformSearch) -> None:
         assert expansion.least_hosted_bytes(found, unit, choice, arrangement)[at] <= peak
         freed = np.maximum(0.0, (spread - peak) / most)[:-2]
         part = float(expansion.offload_model_time_s(found, unit, [rows], freed[None])[0, at])
-        assert found.spread_s(choice, (pipeline,), part, sends) <= step_s
+        assert found.balanced_stage_bound_s(choice, (pipeline,), part, sends) <= step_s
     elif choice.recompute.startswith("block "):
         at = int(choice.recompute.removeprefix("block "))
         lower_s, lower_bytes = block_s[at], block_bytes[at]
@@ -171,7 +171,7 @@ def check_bounds(one: Priced, uniform: UniformSearch) -> None:
         part = layer_times.partial_recompute_s(
             rows.again, max(0.0, float(spread[-2]) - peak) / most[-2]
         )
-        assert found.spread_s(choice, (pipeline,), float(part), sends) <= step_s
+        assert found.balanced_stage_bound_s(choice, (pipeline,), float(part), sends) <= step_s
         # more layers of a chunk that are made again take more time and less memory
         assert (np.diff(block_s) >= 0).all()
         assert (np.diff(block_bytes) <= 0).all()
@@ -179,7 +179,10 @@ def check_bounds(one: Priced, uniform: UniformSearch) -> None:
         at = found.words.index(choice.recompute)
         lower_s, lower_bytes = word_s[at], word_bytes[at]
         assert spread[at] <= peak
-        assert found.spread_s(choice, (pipeline,), float(rows.whole_s[at]), sends) <= step_s
+        assert (
+            found.balanced_stage_bound_s(choice, (pipeline,), float(rows.whole_s[at]), sends)
+            <= step_s
+        )
     assert found.least_s(choice, float(rows.whole_s[-2])) <= step_s
     assert lower_s <= step_s
     assert lower_bytes <= peak
@@ -304,7 +307,7 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
     "bounds of whole models are too high": (
         cost_model.UniformCostModel, "least_s", lambda old: scaled(old, 1.3)
     ),
-    "bounds of stages are too high": (cost_model.UniformCostModel, "spread_s",
+    "bounds of stages are too high": (cost_model.UniformCostModel, "balanced_stage_bound_s",
         lambda old: scaled(old, 1.05)),
     "bounds of layouts are too high": (cost_model.UniformCostModel, "stages_s",
         lambda old: scaled(old, 1.05)),
@@ -312,7 +315,7 @@ MUTATIONS: dict[str, tuple[object, str, Callable[[Callable[..., object]], object
         cost_model.UniformCostModel, "least_bytes", lambda old: scaled(old, 1.05)
     ),
     "bytes of stages are too high": (
-        cost_model.UniformCostModel, "spread_bytes", lambda old: scaled(old, 1.5)
+        cost_model.UniformCostModel, "balanced_stage_bound_bytes", lambda old: scaled(old, 1.5)
     ),
     "transfers count twice": (cost_model.UniformCostModel, "transfer_s", lambda old: scaled(old,
         2.0)),

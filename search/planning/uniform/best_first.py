@@ -396,7 +396,7 @@ class _Search:
         for choice in self.openings.laid(unit, entry.choice):
             sends = self.prices.transfer_s(unit, choice)
             pipeline = (choice.schedule, choice.vpp)
-            seconds = self.prices.spread_s(choice, (pipeline,), entry.whole_s, sends)
+            seconds = self.prices.balanced_stage_bound_s(choice, (pipeline,), entry.whole_s, sends)
             self.push(seconds / choice.global_batch, _CHUNKS, choice, unit=unit)
 
     def open_chunks(self, entry: _QueueEntry) -> None:
@@ -568,7 +568,7 @@ class _Search:
 
     def solution(self, choice: Candidate, run: Run, stages: Sequence[int]) -> PricedRun:
         """Return a candidate with its price."""
-        assessment = self.prices.assessed(choice, run, self.target, stages)
+        assessment = self.prices.price_run(choice, run, self.target, stages)
         return PricedRun(choice=choice, run=run, assessment=assessment)
 
     def least_memory_plan(

@@ -148,7 +148,7 @@ class UniformCostModel:
     def _one_stage(self) -> tuple[tuple[Chunk, ...], ...]:
         return chunks_of_sizes([self.job.model.num_layers], 1, mtp=self.job.model.mtp)
 
-    def plain(self, choice: Candidate) -> Candidate:
+    def single_stage(self, choice: Candidate) -> Candidate:
         """Return a candidate with one stage and the fewest data-parallel ranks of its degrees."""
         inner = choice.tp * choice.cp
         dp = math.lcm(inner, choice.ep * choice.etp) // inner
@@ -167,7 +167,7 @@ class UniformCostModel:
         key = (precision, zero)
         if key not in self._trains:
             compiled = self.engine.compiled
-            one = self.plain(Candidate(precision=precision, zero=zero, compiled=compiled))
+            one = self.single_stage(Candidate(precision=precision, zero=zero, compiled=compiled))
             try:
                 self.engine.launch(replace(self.job, world=1), one)
                 self._trains[key] = True
@@ -180,7 +180,7 @@ class UniformCostModel:
         key = degrees_of(choice)
         found = self._units.get(key)
         if found is None:
-            found = self._units[key] = self._unit(self.plain(choice))
+            found = self._units[key] = self._unit(self.single_stage(choice))
         return found
 
     @cached_property
@@ -411,7 +411,7 @@ class UniformCostModel:
         rounds = choice.global_batch / (choice.micro_batch * replicas)
         return self.stragglers * rounds * whole_s * _ROUNDING
 
-    def rounds(self, choice: Candidate, pipelines: Sequence[Pipeline]) -> float:
+    def min_pipeline_slots(self, choice: Candidate, pipelines: Sequence[Pipeline]) -> float:
         """Return a lower bound of step time over the micro-batch time of an average stage.
 
         pipelines : schedules and chunks that the candidate may have. The bubble is shortest with
@@ -421,11 +421,11 @@ class UniformCostModel:
         number = self.micro_batches(choice) + (choice.pp - 1) * min(bubbles)
         return self.stragglers * number * _ROUNDING
 
-    def spread_s(
+    def balanced_stage_bound_s(
         self, choice: Candidate, pipelines: Sequence[Pipeline], whole_s: float, sends_s: float
     ) -> float:
         """Return `least_s` of a candidate with stages, as if all stages took equally long."""
-        return self.rounds(choice, pipelines) * (whole_s / choice.pp + sends_s)
+        return self.min_pipeline_slots(choice, pipelines) * (whole_s / choice.pp + sends_s)
 
     def stages_s(
         self, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement
@@ -577,7 +577,7 @@ class UniformCostModel:
     # ----------------------------------------------------------------------------------------------
     # Memory
 
-    def room_bytes(
+    def max_peak_bytes(
         self, unit: DegreeTimes, choice: Candidate, room: MemoryBudget, *, again: bool
     ) -> float:
         """Return the largest peak allocated that fits, bytes; again : True with recomputation."""
@@ -635,7 +635,7 @@ class UniformCostModel:
         ranks = self.job.world // (choice.pp * choice.dp_replicate)
         return ranks // choice.tp, ranks // (choice.ep * choice.etp)
 
-    def spread_bytes(self, unit: DegreeTimes, choice: Candidate) -> tuple[F64, F64]:
+    def balanced_stage_bound_bytes(self, unit: DegreeTimes, choice: Candidate) -> tuple[F64, F64]:
         """Return `many_spread_bytes` of one number of stages and sharding."""
         states = np.array([self.states_of(unit, choice)])
         found, most = self.many_spread_bytes(unit, np.array([choice.pp]), states)
@@ -699,7 +699,7 @@ class UniformCostModel:
             found = self._accounts[key] = account_of(run, stage)
         return found
 
-    def assessed(
+    def price_run(
         self, choice: Candidate, run: Run, target: Target, stages: Sequence[int]
     ) -> Assessment:
         """Return the assessment of a candidate, with the memory of some stages."""

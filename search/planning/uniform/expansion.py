@@ -111,8 +111,8 @@ class StageCandidate(NamedTuple):
     stages: tuple[int, ...]
     rounds: F64
     sends_s: F64
-    """Lower bounds by number of stages, for `UniformCostModel.rounds` and for the seconds of
-    sends."""
+    """Lower bounds by number of stages, for `UniformCostModel.min_pipeline_slots` and for the
+    seconds of sends."""
     shardings: tuple[tuple[int, int, int], ...]
     """(stages, ZeRO stage, HSDP replicas) of every combination."""
     zeros: tuple[int, ...]
@@ -440,7 +440,8 @@ class CandidateExpander:
         if found is None:
             unit, one = self.prices.unit(choice), replace(choice, zero=zero)
             plain, again = (
-                self.prices.room_bytes(unit, one, self.room, again=again) for again in (False, True)
+                self.prices.max_peak_bytes(unit, one, self.room, again=again)
+                for again in (False, True)
             )
             found = self._limits[key] = (np.where(self._plain, plain, again), again)
         return found
@@ -507,7 +508,9 @@ class CandidateExpander:
         prices = self.prices
         return StageCandidate(
             stages=tuple(one.pp for one, _ in staged),
-            rounds=np.array([prices.rounds(one, pipelines) for one, pipelines in staged]),
+            rounds=np.array(
+                [prices.min_pipeline_slots(one, pipelines) for one, pipelines in staged]
+            ),
             sends_s=np.array(
                 [
                     min(prices.transfer_s(unit, replace(one, vpp=vpp)) for _, vpp in pipelines)
@@ -675,7 +678,7 @@ class CandidateExpander:
 
     def min_stage_bytes(self, unit: DegreeTimes, choice: Candidate) -> float:
         """Return a lower bound of the bytes of some stage, for any activation policy."""
-        sizes, freed = self.prices.spread_bytes(unit, choice)
+        sizes, freed = self.prices.balanced_stage_bound_bytes(unit, choice)
         least = float(sizes.min())
         if self.hosted.any():
             hosted = hosted_spread_bytes(unit, sizes[None], freed[None])[0]

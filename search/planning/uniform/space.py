@@ -337,8 +337,8 @@ class UniformSearchSpace:
         """Return lower bounds of the peak stage's bytes, for any stages and sharding.
 
         They contain model states, and the input of each layer for the live micro-batches of a
-        stage, as in `UniformCostModel.spread_bytes`. If norms of MoE layers can be offloaded, their
-        inputs may all be on the host.
+        stage, as in `UniformCostModel.balanced_stage_bound_bytes`. If norms of MoE layers can be
+        offloaded, their inputs may all be on the host.
         """
         job, engine = self.prices.job, self.prices.engine
         tp, cp, size, scattered = (column[at] for column in self._columns)
@@ -385,7 +385,7 @@ class UniformSearchSpace:
         if found is None:
             choice = Candidate(tp=1, precision=way.precision, zero=zero)
             run = self.prices.engine.launch(
-                replace(self.prices.job, world=1), self.prices.plain(choice)
+                replace(self.prices.job, world=1), self.prices.single_stage(choice)
             )
             # frozen weights have no states; their own bytes are ignored
             frozen = run.runtime.adapters is not None
