@@ -164,7 +164,9 @@ class Constraints(Record):
 _Value = TypeVar("_Value")
 
 
-def kept(values: Iterable[_Value], fixed: tuple[_Value, ...] | None) -> tuple[_Value, ...]:
+def allowed_values(
+    values: Iterable[_Value], fixed: tuple[_Value, ...] | None
+) -> tuple[_Value, ...]:
     """Return the values that a constraint allows, in their order; None allows all."""
     return tuple(value for value in values if fixed is None or value in fixed)
 
@@ -268,7 +270,7 @@ TRAINING = (
 """Rules on adapters and optimizer; the engines check the others."""
 
 
-def trained(run: Run, training: TrainingSettings, engine: str) -> Run:
+def with_training(run: Run, training: TrainingSettings, engine: str) -> Run:
     """Return a run with training settings; raises RuleError where its engine lacks them."""
     if training == TrainingSettings():
         return run

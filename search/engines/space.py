@@ -38,8 +38,8 @@ from search.engines.candidate import (
     Precision,
     TrainingSettings,
     offload_of,
-    trained,
     with_recompute,
+    with_training,
 )
 
 
@@ -297,7 +297,7 @@ def torch_run(
         seq_length=job.seq,
         gpu=job.gpu,
     )
-    return legal(trained(run, job.training, engine))
+    return legal(with_training(run, job.training, engine))
 
 
 TORCH_EXPERTS = ExpertKernels(dispatcher="alltoall", grouped=True)

@@ -18,7 +18,7 @@ from autopar.run.runtime import (
     default_attention,
 )
 from autopar.run.strategy import OffloadModule
-from search.engines.candidate import FULL, NONE, Candidate, Dispatcher, trained
+from search.engines.candidate import FULL, NONE, Candidate, Dispatcher, with_training
 from search.engines.megatron.rules import SPACE as SPACE_RULES
 from search.engines.space import (
     BY_LAYER,
@@ -117,7 +117,7 @@ def _megatron(job: EngineContext, choice: Candidate) -> Run:
         seq_length=job.seq,
         gpu=job.gpu,
     )
-    return legal(trained(run, job.training, "megatron"))
+    return legal(with_training(run, job.training, "megatron"))
 
 
 SPACE = EngineSpace(

@@ -49,7 +49,14 @@ from autopar.run.job import Block, Job as StepJob, Recomputation, parameters
 from autopar.run.run import Run
 from autopar.run.strategy import Chunk, chunks_of_sizes, recomputing
 from autopar.units import divisors
-from search.engines.candidate import NONE, Candidate, Constraints, Precision, kept, recomputation_of
+from search.engines.candidate import (
+    NONE,
+    Candidate,
+    Constraints,
+    Precision,
+    allowed_values,
+    recomputation_of,
+)
 from search.engines.space import EngineContext, EngineSpace, run_of
 from search.planning.uniform.bounds.layer_times import (
     DegreeTimes,
@@ -331,9 +338,9 @@ class UniformCostModel:
             most = self.job.model.num_layers if self.engine.schedules else 1
             found = self._stages[key] = tuple(
                 pp
-                for pp in kept(divisors(self.job.world // inner), fixed.pp)
+                for pp in allowed_values(divisors(self.job.world // inner), fixed.pp)
                 if pp <= most
-                and kept((self.job.world // (inner * pp),), fixed.dp)
+                and allowed_values((self.job.world // (inner * pp),), fixed.dp)
                 and self.job.world // pp % expert == 0
                 and choice.global_batch % (choice.micro_batch * self.job.world // (inner * pp)) == 0
                 and self.micro_batches(replace(choice, pp=pp)) >= pp

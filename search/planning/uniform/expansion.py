@@ -19,7 +19,7 @@ from autopar.arrays import F64, I64, Bool
 from autopar.pipeline.schedules import SCHEDULES, Engine, Schedule, schedule_problem
 from autopar.records import replace
 from autopar.units import divisors
-from search.engines.candidate import FULL, NONE, Candidate, Constraints, kept
+from search.engines.candidate import FULL, NONE, Candidate, Constraints, allowed_values
 from search.engines.space import overlaps_one, runs
 from search.planning.uniform.bounds.layer_times import (
     DegreeTimes,
@@ -151,12 +151,13 @@ class CandidateExpander:
         self.fixed = fixed
         self.room = room
         self.words = np.array(
-            [bool(kept((word,), fixed.recompute)) for word in prices.words], dtype=bool
+            [bool(allowed_values((word,), fixed.recompute)) for word in prices.words], dtype=bool
         )
-        self.device = bool(kept((NONE,), fixed.offload))
+        self.device = bool(allowed_values((NONE,), fixed.offload))
         """True if all activations may stay on the device."""
         self.sets = np.array(
-            [bool(kept((word,), fixed.offload)) for word in prices.hosted.words], dtype=bool
+            [bool(allowed_values((word,), fixed.offload)) for word in prices.hosted.words],
+            dtype=bool,
         )
         hosted = self.words & bool(self.sets.any())
         hosted[prices.modules.full] = False
@@ -200,7 +201,7 @@ class CandidateExpander:
         both = (False, True) if may and not (experts and overlaps_one(self.job.gpu)) else (False,)
         wanted = self.fixed.tp_overlap
         # without tensor ranks there is no communication
-        return both if wanted is None or tp == 1 else kept(both, (wanted,))
+        return both if wanted is None or tp == 1 else allowed_values(both, (wanted,))
 
     def stages(self, choice: Candidate) -> Iterator[Candidate]:
         """Yield the candidate with each allowed number of stages."""
@@ -219,7 +220,7 @@ class CandidateExpander:
         found = self._sharded.get(key)
         if found is None:
             sharded = self.engine.zero if pp == 1 else self.engine.zero_with_stages
-            left = kept(sharded, self.fixed.zero)
+            left = allowed_values(sharded, self.fixed.zero)
             found = tuple(zero for zero in left if self.prices.has(choice.precision, zero))
             self._sharded[key] = found
         if single and self.fixed.zero is None:
@@ -237,14 +238,14 @@ class CandidateExpander:
         of_experts = self.job.world // (choice.ep * choice.etp * choice.pp)
         wanted = self.fixed.dp_replicate
         if choice.zero not in self.engine.replicated or wanted == (1,):
-            return kept((1,), wanted)
+            return allowed_values((1,), wanted)
         experts = self.job.model.experts is not None
         inner = (choice.tp, choice.cp, choice.cp_kind, choice.ep, choice.etp)
         key = (*inner, choice.pp, choice.zero)
         if key not in self._copies:
             self._copies[key] = tuple(
                 number
-                for number in kept(divisors(data), wanted)
+                for number in allowed_values(divisors(data), wanted)
                 # as many replicas as ranks would shard nothing
                 if number == 1
                 or (
@@ -298,16 +299,16 @@ class CandidateExpander:
     def _legal(self, choice: Candidate) -> tuple[Pipeline, ...]:
         """Return each legal schedule and number of chunks of a candidate with stages."""
         if choice.pp == 1:
-            named = bool(kept(("1f1b",), self.fixed.schedule))
-            return (("1f1b", 1),) if named and kept((1,), self.fixed.vpp) else ()
+            named = bool(allowed_values(("1f1b",), self.fixed.schedule))
+            return (("1f1b", 1),) if named and allowed_values((1,), self.fixed.vpp) else ()
         most = self.job.model.num_layers // choice.pp
         number = self.prices.micro_batches(choice)
         key = (choice.pp, number)
         if key not in self._orders:
             self._orders[key] = tuple(
                 (schedule, vpp)
-                for schedule in kept(self.engine.schedules, self.fixed.schedule)
-                for vpp in kept(_chunks_of(schedule, most), self.fixed.vpp)
+                for schedule in allowed_values(self.engine.schedules, self.fixed.schedule)
+                for vpp in allowed_values(_chunks_of(schedule, most), self.fixed.vpp)
                 if schedule_problem(
                     schedule,
                     stages=choice.pp,

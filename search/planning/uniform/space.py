@@ -20,7 +20,7 @@ from autopar.run.job import Block, Job as StepJob, parameters
 from autopar.run.rules import ANY, EXPERT_WIDTH, HEADS, RING, WHOLE_EXPERTS, Rule, kept as keeps
 from autopar.run.strategy import ContextKind
 from autopar.units import divisors
-from search.engines.candidate import Candidate, Constraints, kept
+from search.engines.candidate import Candidate, Constraints, allowed_values
 from search.engines.space import job_values, runs, values_of
 from search.planning.uniform.bounds.degrees import AttentionDegrees, ExpertDegrees, ModelTimeBounds
 from search.planning.uniform.cost_model import UniformCostModel
@@ -201,8 +201,8 @@ class UniformSearchSpace:
             [
                 bool(
                     one.micro_batch in sizes
-                    and kept((one.tp,), fixed.tp)
-                    and kept((one.cp,), fixed.cp)
+                    and allowed_values((one.tp,), fixed.tp)
+                    and allowed_values((one.cp,), fixed.cp)
                     # without context ranks there is no communication
                     and (one.cp == 1 or one.cp_kind in kinds)
                 )
@@ -269,11 +269,11 @@ class UniformSearchSpace:
         overlap = way.overlap if fixed.overlap_experts is None else fixed.overlap_experts
         several = way.ep > 1
         return bool(
-            kept((way.ep,), fixed.ep)
-            and kept((way.etp,), fixed.etp)
-            and kept((way.precision,), fixed.precision)
+            allowed_values((way.ep,), fixed.ep)
+            and allowed_values((way.etp,), fixed.etp)
+            and allowed_values((way.precision,), fixed.precision)
             # without expert ranks there is nothing to dispatch
-            and (not several or kept((way.dispatcher,), fixed.dispatcher))
+            and (not several or allowed_values((way.dispatcher,), fixed.dispatcher))
             and (not several or way.overlap == overlap)
         )
 
@@ -345,7 +345,7 @@ class UniformSearchSpace:
         element = self.prices.base(Candidate(precision=way.precision)).element_bytes
         saved = size * job.seq / cp / scattered * job.model.hidden * element
         least = np.full(len(at), np.inf)
-        sets = kept(engine.offload(job.model), fixed.offload)
+        sets = allowed_values(engine.offload(job.model), fixed.offload)
         hosted = any("attn_norm" in one for one in sets)
         weights = [
             (count, *parameters(block), not (hosted and isinstance(block.mlp, Experts)))
@@ -354,7 +354,9 @@ class UniformSearchSpace:
         layers = sum(count for count, _, _, _ in weights)
         for pp in stages:
             live = np.arange(pp, 0, -1, dtype=np.float64)
-            for zero in kept(engine.zero if pp == 1 else engine.zero_with_stages, fixed.zero):
+            for zero in allowed_values(
+                engine.zero if pp == 1 else engine.zero_with_stages, fixed.zero
+            ):
                 if not self.prices.has(way.precision, zero):
                     continue
                 whole, shared = self._states(way, zero, staged=pp > 1)
