@@ -124,8 +124,8 @@ def check_degrees(asked: Question, uniform: UniformSearch) -> None:
     known = {}
     for place in range(len(degrees.seconds)):
         choice = uniform.space.choice(
-            uniform.space.ways[degrees.way[place]],
-            uniform.space.laid[degrees.laid[place]],
+            uniform.space.expert_degrees[degrees.way[place]],
+            uniform.space.attention_degrees[degrees.laid[place]],
             int(degrees.batch[place]),
         )
         key = (*cost_model.degrees_of(choice), choice.global_batch)

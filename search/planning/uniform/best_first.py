@@ -275,7 +275,9 @@ class _Search:
         at = np.flatnonzero(size <= most)
         for place in at[np.argsort(seconds[at], kind="stable")]:
             choice = self.space.choice(
-                self.space.ways[way[place]], self.space.laid[laid[place]], int(batch[place])
+                self.space.expert_degrees[way[place]],
+                self.space.attention_degrees[laid[place]],
+                int(batch[place]),
             )
             yield float(seconds[place]), choice
 

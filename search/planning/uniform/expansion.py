@@ -376,16 +376,19 @@ class CandidateExpander:
 
     def _number(self, space: UniformSearchSpace, degrees: DegreeArrays) -> int:
         # some engines do not support every sharding with every context-parallel communication
-        kinds = sorted({one.cp_kind for one in space.laid})
+        kinds = sorted({one.cp_kind for one in space.attention_degrees})
         laid = np.array(
-            [(one.tp, one.cp, one.micro_batch, kinds.index(one.cp_kind)) for one in space.laid]
+            [
+                (one.tp, one.cp, one.micro_batch, kinds.index(one.cp_kind))
+                for one in space.attention_degrees
+            ]
         )[degrees.laid]
         # engines that combine any degrees of experts depend on their product only
         whole = self.engine.expert_tensor is None
         ways = np.array(
             [
                 (*((one.ep * one.etp, 1) if whole else (one.ep, one.etp)), one.overlap)
-                for one in space.ways
+                for one in space.expert_degrees
             ]
         )[degrees.way]
         rows = np.column_stack([laid, ways, degrees.batch])

@@ -84,8 +84,8 @@ class _Search:
                     size,
                     3,
                     self.space.choice(
-                        self.space.ways[degrees.way[place]],
-                        self.space.laid[degrees.laid[place]],
+                        self.space.expert_degrees[degrees.way[place]],
+                        self.space.attention_degrees[degrees.laid[place]],
                         int(degrees.batch[place]),
                     ),
                 )

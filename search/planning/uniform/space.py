@@ -69,7 +69,7 @@ class UniformSearchSpace:
     # Values of each degree
 
     @cached_property
-    def laid(self) -> tuple[AttentionDegrees, ...]:
+    def attention_degrees(self) -> tuple[AttentionDegrees, ...]:
         """Attention shardings, with micro-batch size and context-parallel communication."""
         engine, job = self.prices.engine, self.prices.job
         tensor = self._degrees_that_keep(HEADS, "tp")
@@ -108,7 +108,7 @@ class UniformSearchSpace:
         return self._exchanges[key]
 
     @cached_property
-    def ways(self) -> tuple[ExpertDegrees, ...]:
+    def expert_degrees(self) -> tuple[ExpertDegrees, ...]:
         """Expert shardings, with precision and dispatch settings."""
         engine, job = self.prices.engine, self.prices.job
         experts = job.model.experts
@@ -119,7 +119,9 @@ class UniformSearchSpace:
             if engine.expert_tensor is None:
                 splits = self._degrees_that_keep(EXPERT_WIDTH, "etp")
             else:
-                splits = sorted({n for one in self.laid for n in engine.expert_tensor(one.tp)})
+                splits = sorted(
+                    {n for one in self.attention_degrees for n in engine.expert_tensor(one.tp)}
+                )
         found = []
         for precision, ep, etp in product(engine.precisions(job.gpu), expert, splits):
             dispatchers = engine.dispatchers(job.gpu)[: None if ep > 1 else 1]
@@ -196,7 +198,7 @@ class UniformSearchSpace:
         if broad not in self._degrees:
             self._degrees[broad] = self._every(broad)
         found = self._degrees[broad]
-        ways = np.array([self._left(way, fixed) for way in self.ways], dtype=bool)
+        ways = np.array([self._left(way, fixed) for way in self.expert_degrees], dtype=bool)
         laid = np.array(
             [
                 bool(
@@ -206,7 +208,7 @@ class UniformSearchSpace:
                     # without context ranks there is no communication
                     and (one.cp == 1 or one.cp_kind in kinds)
                 )
-                for one in self.laid
+                for one in self.attention_degrees
             ]
         )
         left = ways[found.way] & laid[found.laid]
@@ -218,7 +220,7 @@ class UniformSearchSpace:
         # dispatcher
         groups: dict[object, list[tuple[int, tuple[int, ...], I64]]] = {}
         sizes: dict[object, F64] = {}
-        for number, way in enumerate(self.ways):
+        for number, way in enumerate(self.expert_degrees):
             if not self._left(way, fixed):
                 continue
             key = (way.ep, way.etp, way.overlap)
@@ -261,9 +263,11 @@ class UniformSearchSpace:
     ) -> tuple[list[AttentionDegrees], I64]:
         """Return attention shardings with distinct keys, and each sharding's index among these."""
         first: dict[object, int] = {}
-        like = [first.setdefault(of(one), len(first)) for one in self.laid]
+        like = [first.setdefault(of(one), len(first)) for one in self.attention_degrees]
         places = {number: place for place, number in reversed([*enumerate(like)])}
-        return [self.laid[places[number]] for number in range(len(first))], np.array(like)
+        return [self.attention_degrees[places[number]] for number in range(len(first))], np.array(
+            like
+        )
 
     def _left(self, way: ExpertDegrees, fixed: Constraints) -> bool:
         overlap = way.overlap if fixed.overlap_experts is None else fixed.overlap_experts
@@ -295,7 +299,12 @@ class UniformSearchSpace:
 
     @cached_property
     def _whole(self) -> ModelTimeBounds:
-        return ModelTimeBounds(self.prices.target.machine, self.laid, self.ways, self._fastest_base)
+        return ModelTimeBounds(
+            self.prices.target.machine,
+            self.attention_degrees,
+            self.expert_degrees,
+            self._fastest_base,
+        )
 
     def _fastest_base(self, choice: Candidate) -> StepJob:
         """Return a job of one data rank, with TP overlap if some tensor degree allows it."""
@@ -304,27 +313,29 @@ class UniformSearchSpace:
     @cached_property
     def _beside(self) -> bool:
         engine, job = self.prices.engine, self.prices.job
-        return any(engine.overlaps_tensor(job, tp) for tp in {one.tp for one in self.laid})
+        return any(
+            engine.overlaps_tensor(job, tp) for tp in {one.tp for one in self.attention_degrees}
+        )
 
     @cached_property
     def _columns(self) -> tuple[F64, ...]:
         """Tensor and context degree, micro-batch size, sequence-parallel ranks; one array each."""
         rows = [
             (*one[:3], one.tp if self.prices.base(Candidate(tp=one.tp)).sequence_parallel else 1)
-            for one in self.laid
+            for one in self.attention_degrees
         ]
         return tuple(np.array(rows, dtype=np.float64).T)
 
     @cached_property
     def _inner(self) -> F64:
-        return np.array([one.tp * one.cp / one.micro_batch for one in self.laid])
+        return np.array([one.tp * one.cp / one.micro_batch for one in self.attention_degrees])
 
     def _bound_s(self, way: int, at: I64) -> F64:
         """Return `UniformCostModel.least_s` per sequence for many attention shardings."""
         found = self._seconds.get(way)
         if found is None:
-            every = np.arange(len(self.laid))
-            whole = self._whole.seconds(self.ways[way], self._timed, every)
+            every = np.arange(len(self.attention_degrees))
+            whole = self._whole.seconds(self.expert_degrees[way], self._timed, every)
             # b / (m w / (t c)) micro-batches of the whole model, per each of b sequences
             found = self.prices.stragglers * whole * self._inner / self.prices.job.world
             self._seconds[way] = found
