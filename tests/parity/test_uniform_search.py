@@ -488,7 +488,7 @@ def test_other_budgets_are_answered_alike(monkeypatch: pytest.MonkeyPatch) -> No
     assert [answers(one, repeat(fresh(one))) for one in asked_ones] == alone
 
     # the test sees bounds that are taken where they do not hold
-    monkeypatch.setattr(MemoryBudget, "within", lambda self, other: True)
+    monkeypatch.setattr(MemoryBudget, "fits_in", lambda self, other: True)
     wrong = [answers(one, repeat(fresh(one))) for one in asked_ones]
     assert sum(a != b for a, b in zip(wrong, alone, strict=True)) > 10
 

@@ -375,7 +375,7 @@ class _Search:
     def bound(self, level: int, choice: Candidate) -> tuple[bool, float]:
         """Return (reusable, lower bound in s) from an earlier search with at least this budget."""
         room, least = self.known.get((level, choice), (None, 0.0))
-        return room is not None and self.room.within(room), least
+        return room is not None and self.room.fits_in(room), least
 
     def open_degrees(self, entry: _QueueEntry) -> None:
         """Push the numbers of stages of some degrees that may fit."""

@@ -715,7 +715,9 @@ class CandidateExpander:
             may[self.prices.hosted.words.index(word)] = False
         seconds = sets_s(self.prices, unit, choice, arrangement, at) / choice.global_batch
         found = self._ordered_sets(unit, at, may, seconds)
-        rows = (self.prices.hosted.has @ unit.bounds.gone.copied[at])[found.sets]
+        rows = (self.prices.hosted.has @ unit.bounds.offloaded_activation_bytes.copied[at])[
+            found.sets
+        ]
         less = (rows[:, None] <= rows[None]).all(axis=2) & ~np.eye(len(rows), dtype=bool)
         return found.only(np.flatnonzero(~less.any(axis=0)))
 
@@ -731,14 +733,16 @@ class CandidateExpander:
         """Return lower bounds of the peak stage's bytes by offload set, and the limits."""
         sizes = sets_bytes(self.prices, unit, choice, arrangement_of(unit, choice), word)
         limits, _ = self.limits(choice)
-        leaves = (self.prices.hosted.has @ unit.bounds.gone.copied[word]).any(axis=1)
+        leaves = (self.prices.hosted.has @ unit.bounds.offloaded_activation_bytes.copied[word]).any(
+            axis=1
+        )
         most = np.where(leaves, self.room.bytes_of("offloaded") * _MORE, limits[word])
         return sizes, most
 
     def _ordered_sets(
         self, unit: DegreeTimes, word: int, may: Bool, values: F64
     ) -> ActivationPolicies:
-        copied = self.prices.hosted.has @ unit.bounds.gone.copied[word]
+        copied = self.prices.hosted.has @ unit.bounds.offloaded_activation_bytes.copied[word]
         # of sets that offload the same bytes keep one, and none that offloads nothing
         seen = {(0.0,) * copied.shape[1]} if self.device else set()
         found: list[int] = []

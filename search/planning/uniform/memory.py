@@ -107,7 +107,7 @@ class MemoryBudget:
         least = min(reserve_share(kind, self._risk) for kind in _LAUNCH_KINDS)
         return max(0.0, self._left) / (1.0 + least)
 
-    def within(self, other: MemoryBudget) -> bool:
+    def fits_in(self, other: MemoryBudget) -> bool:
         """Return True if every plan that fits this budget fits `other`."""
         return self._left <= other._left and self._risk <= other._risk
 
@@ -346,7 +346,7 @@ class MemoryBounds:
     # Activation offload
 
     @cached_property
-    def gone(self) -> OffloadedBytes:
+    def offloaded_activation_bytes(self) -> OffloadedBytes:
         """Bytes that modules offload, by policy, module and layer type."""
         of = {_is_mixture(at): self._gone(at) for at in reversed(self._layers)}
         copied, blocks = (
@@ -392,18 +392,18 @@ class MemoryBounds:
     @cached_property
     def leaves(self) -> F64:
         """Largest bytes that all modules free on the device, shape [policies, layer types]."""
-        found: F64 = self.gone.blocks.sum(axis=1)
+        found: F64 = self.offloaded_activation_bytes.blocks.sum(axis=1)
         return found
 
     @cached_property
     def padding(self) -> float:
         """Largest ratio of freed block bytes to tensor bytes of a module, at least 1."""
-        gone = self.gone
+        gone = self.offloaded_activation_bytes
         some = gone.copied > 0
         return float((gone.blocks[some] / gone.copied[some]).max(initial=1.0))
 
     @cached_property
-    def made(self) -> F64:
+    def forward_bytes(self) -> F64:
         """Lower bound of bytes that the backward of a layer allocates, shape [layer types].
 
         Without recomputation.

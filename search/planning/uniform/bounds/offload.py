@@ -107,7 +107,7 @@ def sets_s(
 ) -> F64:
     """Return `stages_s` by set of offloaded modules, for one recomputation policy."""
     layers = stage_layer_counts(unit, arrangement)
-    copied = prices.hosted.has @ unit.bounds.gone.copied[word]
+    copied = prices.hosted.has @ unit.bounds.offloaded_activation_bytes.copied[word]
     device, host = unit.device_s[word], unit.host_s[word]
     forward = np.minimum(unit.forward_s, device)
     seen = _copies_s(prices, copied, forward, device - forward)
@@ -125,14 +125,14 @@ def sets_bytes(
     word: int,
 ) -> F64:
     """Return lower bounds of the peak stage's bytes by offload set, for one policy."""
-    gone, has = unit.bounds.gone, prices.hosted.has
+    gone, has = unit.bounds.offloaded_activation_bytes, prices.hosted.has
     copied, blocks = has @ gone.copied[word], has @ gone.blocks[word]
     found = []
     for one in prices.stage_bytes(unit, choice, arrangement):
         size = one.words[word] - blocks @ one.live
         if one.kind is not None:
             # the backward of a layer needs its own offloaded activations on the device again
-            more = unit.bounds.made[one.kind] + copied[:, one.kind] - one.forward
+            more = unit.bounds.forward_bytes[one.kind] + copied[:, one.kind] - one.forward
             size += np.where(copied.any(axis=1), np.maximum(0.0, more), 0.0)
         found.append(size)
     least: F64 = np.max(found, axis=0) * _ROUNDING
