@@ -275,11 +275,11 @@ def _portable(asked: Mapping[str, object], json_path: str | None) -> dict[str, o
 
 def _batch_lines(found: UniformResult) -> list[str]:
     """Return a message if the batch is uneven over ranks and the next even one is faster."""
-    from search.planning.uniform.answer import better_batch
+    from search.planning.uniform.answer import faster_batch
 
     best, job = found.fastest, found.question.job
     assert best is not None, "there is a launch"
-    other = working("looking at the next batch", lambda: better_batch(found))
+    other = working("looking at the next batch", lambda: faster_batch(found))
     if other is None:
         return []
     shared = _shared(best.choice.global_batch, job.world)

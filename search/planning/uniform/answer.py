@@ -164,7 +164,7 @@ def open_launches(
     for name, typed in of_experts.items():
         if model.experts is None and typed:
             raise OptionError(f"--{name}: {spec.name} has no experts", remedy=f"Remove --{name}")
-    world, domain = joined_gpus(card, nodes, per_node)
+    world, domain = cluster_and_domain_gpus(card, nodes, per_node)
     seq = spec.layers[0].seq_length
     if BATCH_OPTIONS & request.given.keys():
         batches = global_batches(options)
@@ -209,7 +209,7 @@ def open_launches(
     )
 
 
-def joined_gpus(card: Card, nodes: int, per_node: int) -> tuple[int, int]:
+def cluster_and_domain_gpus(card: Card, nodes: int, per_node: int) -> tuple[int, int]:
     """Return (GPUs of a cluster, GPUs that one domain of the card's links joins)."""
     from autopar.rates.card import nodes_joined
 
@@ -321,7 +321,7 @@ def _solved(
         elif not solved.solutions and solved.smallest is None:
             solved, reason = None, _no_layout(question)
         elif not solved.solutions:
-            reason = _why_none(question, solved)
+            reason = _shortage(question, solved)
     except RuleError as error:
         reason, broken = str(error), error.broken
     except InputError as error:
@@ -399,7 +399,7 @@ def _without_host(
     return solved.solutions[0] if solved.solutions else None
 
 
-def _why_none(question: UniformRequest, solved: VariantResult) -> str:
+def _shortage(question: UniformRequest, solved: VariantResult) -> str:
     """Return the missing memory of the smallest plan of an engine, as a sentence."""
     smallest, shortage = solved.smallest, solved.shortage
     assert smallest is not None, "there is a launch that does not fit"
@@ -451,7 +451,7 @@ _WORTH = 1.01
 """Minimum ratio of throughputs to suggest another batch."""
 
 
-def better_batch(found: UniformResult) -> PricedRun | None:
+def faster_batch(found: UniformResult) -> PricedRun | None:
     """Return the best engine's plan for the next larger batch that divides evenly over ranks.
 
     None if the batch divides evenly, or if the gain is below 1 %. The time limit is that of the
