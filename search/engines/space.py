@@ -75,7 +75,7 @@ def nvlinked(gpu: str) -> bool:
     return _UNLINKED.match(gpu.upper()) is None
 
 
-def overlaps_one(gpu: str) -> bool:
+def can_overlap_tp(gpu: str) -> bool:
     """Return True if a device cannot overlap both tensor-parallel and expert communication.
 
     Before Blackwell, TP overlap needs a single launch queue, so that a transfer starts before its
@@ -172,7 +172,7 @@ def job_values(job: EngineContext) -> dict[str, Any]:
         "mtp": model.mtp,
         "gpu": job.gpu,
         "nvlinked": nvlinked(job.gpu),
-        "one_queue": overlaps_one(job.gpu),
+        "one_queue": can_overlap_tp(job.gpu),
     }
 
 
