@@ -41,7 +41,7 @@ from search.planning.layered.parts import as_engine
 from search.planning.session import Session, check_known, open_session, read_plan_for
 from search.planning.uniform.answer import UniformRequest, evaluated, target_of
 from search.planning.uniform.files import StoredLaunch
-from search.planning.uniform.imports import taken_over
+from search.planning.uniform.imports import converted
 from search.request.options import SearchOptions
 from search.request.request import Request, model_spec
 
@@ -185,7 +185,7 @@ def _of_other(
     question = stored.question
     own = engine_space(stored.engine, compiled=stored.choice.compiled)
     usual = run_of(own, question.job, stored.choice)
-    found = taken_over(question, stored.run, usual, stored.choice, engine)
+    found = converted(question, stored.run, usual, stored.choice, engine)
     before = assess(stored.run, target_of(question, own))
     there = engine_space(engine, compiled=found.choice.compiled)
     after = assess(found.run, target_of(question, there))

@@ -248,7 +248,7 @@ _OF_JOB = ("model.", "steps", "runtime.experts.")
 """Settings that belong to no engine: model sizes, length of the run, token routing."""
 
 
-def taken_over(
+def converted(
     question: UniformRequest, run: Run, usual: Run, choice: Candidate, engine: str
 ) -> ConvertedRun:
     """Return the nearest run of another engine, with equal degrees, stages and batch.
