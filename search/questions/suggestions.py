@@ -14,7 +14,7 @@ from autopar.records import Record, replace
 from search.engines.space import EngineSpace
 from search.planning.space import next_batch
 from search.planning.uniform.answer import UniformRequest, cluster_and_domain_gpus, target_of
-from search.planning.uniform.infeasibility import obstacle
+from search.planning.uniform.infeasibility import violated_rule
 
 if TYPE_CHECKING:
     from search.planning.uniform.best_first import PricedRun
@@ -94,7 +94,7 @@ def _found(words: str, asked: UniformRequest) -> Suggestion | None:
 
     counts = max(1, _LAYERS // asked.spec.num_layers)
     for engine in asked.engines:
-        if obstacle(engine, asked.job, asked.fixed) is not None:
+        if violated_rule(engine, asked.job, asked.fixed) is not None:
             continue
         try:
             solved = UniformSearch(engine, asked.job, target_of(asked, engine)).solve(

@@ -27,7 +27,7 @@ from search.engines.candidate import Constraints, TrainingSettings
 from search.engines.space import EngineContext, EngineSpace
 from search.engines.table import spaces
 from search.planning.uniform.best_first import UniformSearch
-from search.planning.uniform.infeasibility import obstacle
+from search.planning.uniform.infeasibility import violated_rule
 from tests.often import often
 from tests.oracles.uniform import small_model
 
@@ -107,7 +107,7 @@ def _no_layout(fixed: Constraints) -> bool:
 def test_there_is_an_obstacle_where_the_search_has_no_launch(seed: int) -> None:
     """There is none elsewhere. Its statement is true, and its advice has a launch."""
     engine, job, fixed = _drawn(seed)
-    found = obstacle(engine, job, fixed)
+    found = violated_rule(engine, job, fixed)
     there = _is_there(engine, job, fixed)
     if found is None:
         assert there or _no_layout(fixed)

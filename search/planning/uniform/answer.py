@@ -18,7 +18,7 @@ from search.engines.candidate import NONE, Candidate, Constraints
 from search.engines.space import EngineContext, EngineSpace
 from search.engines.table import engine_space, spaces, variants
 from search.planning.space import global_batches, next_batch
-from search.planning.uniform.infeasibility import obstacle
+from search.planning.uniform.infeasibility import violated_rule
 from search.request.degrees import fixed_of, training_of
 from search.request.options import Shares
 from search.request.profiles import card_shape
@@ -311,7 +311,7 @@ def _solved(
     try:
         if question.fixed.compiled not in (None, engine.compiled):
             raise InputError(_not_compiled(question, engine))
-        illegal = obstacle(engine, question.job, question.fixed)
+        illegal = violated_rule(engine, question.job, question.fixed)
         if illegal is not None:
             raise RuleError((illegal,))
         space = spaces[engine] = UniformSearch(engine, question.job, target)

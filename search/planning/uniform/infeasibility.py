@@ -65,7 +65,7 @@ _NEAREST = 2
 """Largest number of values in a suggestion."""
 
 
-def obstacle(engine: EngineSpace, job: EngineContext, fixed: Constraints) -> Notice | None:
+def violated_rule(engine: EngineSpace, job: EngineContext, fixed: Constraints) -> Notice | None:
     """Return the rule that excludes all plans of a job, with a suggestion; None if one is legal.
 
     Its arithmetic belongs to one combination of the fixed values; no other combination is legal
