@@ -134,7 +134,7 @@ def _check_goal(request: Request) -> None:
 
 def _evaluate(request: Request, path: str, raw: Mapping[str, object]) -> int:
     """Price the plan of a file, with typed options replacing its own; print and write it."""
-    from search.planning.choose import refuse_options_of_plans, with_rules
+    from search.planning.choose import refuse_options_of_plans, with_pinned_degrees
     from search.planning.uniform.imports import holds_launch
     from search.questions.given import GivenLaunch, GivenPlan, given_launch, given_plan
     from search.show.terminal import show_given
@@ -154,11 +154,11 @@ def _evaluate(request: Request, path: str, raw: Mapping[str, object]) -> int:
     else:
         from autopar.documents.plan import PlanDocument
 
-        with_rules(request)
+        with_pinned_degrees(request)
         document = PlanDocument.read(path)
         # A strategy file contains only the plan.
         stored = stored_request(path, document, raw, notice)
-        request = with_rules(build_request({**stored, **raw}))
+        request = with_pinned_degrees(build_request({**stored, **raw}))
         request = replace(request, engine=None)
         given = given_plan(path, request, notice, document)
         _paths(request, given.session)

@@ -216,7 +216,7 @@ def refuse_options_of_plans(path: str, request: Request) -> None:
 def _layered(request: Request, why: str = "") -> SearchChoice:
     """Return the route of per-layer plans only."""
     engine = request.engine
-    if engine is None and (request.output.frontier or not sweeps(request)):
+    if engine is None and (request.output.frontier or not searches_all_engines(request)):
         engine = "none"
     if engine == "none":
         engines: tuple[Engine, ...] = ()
@@ -228,7 +228,7 @@ def _layered(request: Request, why: str = "") -> SearchChoice:
     return SearchChoice(layered=engines, why=f"{found}: {why}" if why else "", reason=why)
 
 
-def sweeps(request: Request) -> bool:
+def searches_all_engines(request: Request) -> bool:
     """Return True if a request without `--engine` means the best of all engines.
 
     Estimated times depend on the kernels of each engine. Measured times, and those of a named
@@ -273,7 +273,7 @@ def chosen(request: Request, route: SearchChoice | None = None) -> Chosen:
 
 def _per_layer(request: Request, route: SearchChoice) -> Chosen:
     """Return the best per-layer plan of the engines of a route, or independent of engines."""
-    request = with_rules(request, route.reason)
+    request = with_pinned_degrees(request, route.reason)
     if not route.layered:
         return Chosen(request=replace(request, engine=None), why=route.why)
     if request.output.frontier:
@@ -293,7 +293,7 @@ def _plans(
     why = f"its plans have no degrees for {' and '.join(parts)}" if parts else ""
     try:
         # degrees that the user gave become rules of per-layer plans
-        asked = with_rules(request)
+        asked = with_pinned_degrees(request)
     except OptionError as error:
         why, asked = why or error.short, request
     if why:
@@ -304,7 +304,7 @@ def _plans(
     return choose_any(asked, engines, shares)
 
 
-def with_rules(request: Request, why: str = "") -> Request:
+def with_pinned_degrees(request: Request, why: str = "") -> Request:
     """Return the request with its fixed degrees as rules of per-layer plans.
 
     why : `SearchChoice.reason`. Raises OptionError for degrees that per-layer plans do not support.

@@ -20,7 +20,7 @@ from search.commands.search import run
 from search.engines.plans import ExporterSpace, space_of
 from search.engines.table import EXPORTERS
 from search.planning import choose as choosing
-from search.planning.choose import SearchChoice, chosen, sweeps
+from search.planning.choose import SearchChoice, chosen, searches_all_engines
 from search.planning.layered.parts import Chosen, choose
 from search.planning.session import open_session
 from search.planning.uniform.files import is_launch
@@ -417,7 +417,7 @@ def test_a_degree_is_a_rule_for_plans_beside_launches() -> None:
 def test_when_all_engines_are_asked(changes: dict[str, object], expected: bool) -> None:
     """Where times are estimated, and nobody says what is searched or whose software it is."""
     raw = {name: value for name, value in {**LLAMA, **changes}.items() if value is not None}
-    assert sweeps(build_request(raw)) is expected
+    assert searches_all_engines(build_request(raw)) is expected
 
 
 def test_a_reserve_is_given_in_one_way() -> None:
