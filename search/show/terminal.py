@@ -514,7 +514,7 @@ def show_explained(
     if others:
         _show_title(console, answer)
         for asked in others:
-            show_against(console, asked, best or answer.best, "this plan" if same else "fastest")
+            show_why_not(console, asked, best or answer.best, "this plan" if same else "fastest")
         if not verbose:
             options = [f"autopar search ... {one.options}" for one in others[:1] if one.options]
             console.print()
@@ -522,11 +522,11 @@ def show_explained(
             return
         console.print()
     show_given(console, answer, path=path, explained=True)
-    show_against(console, fastest, answer.best)
+    show_why_not(console, fastest, answer.best)
     show_more(console, gains)
 
 
-def show_against(console: Console, asked: Asked, one: Priced, name: str = "this plan") -> None:
+def show_why_not(console: Console, asked: Asked, one: Priced, name: str = "this plan") -> None:
     """Print the comparison of another plan with `one`, and the terms that differ most.
 
     name : short name of `one`.

@@ -53,11 +53,11 @@ from search.show.frontier import show_frontier
 from search.show.summary import SCREEN_WIDTH
 from search.show.terminal import (
     plan_runs,
-    show_against,
     show_answer,
     show_categories,
     show_given,
     show_more,
+    show_why_not,
 )
 from tests.unit.cli_results import (
     HARDWARE,
@@ -161,7 +161,7 @@ def why_not(rule: str, baseline: SearchResult, asked: ConstrainedResult) -> str:
     """Return what is printed of the best plan under a rule."""
     best, (other, reason) = priced_of_result(baseline), found_or_reason(asked, baseline, 24 * GIB)
     asked = Asked(rule, other, reason)
-    return printed(show_against, asked, best)
+    return printed(show_why_not, asked, best)
 
 
 def test_why_not_of_what_the_best_plan_does_or_nothing_can() -> None:
