@@ -448,7 +448,7 @@ MODELS: Mapping[str, Model] = {
 def execute(question: Question, files: AnswerSpec, *, frontier: bool = False) -> int:
     """Search, print and write everything requested, and return the exit code."""
     from search.closed_form.session import Session
-    from search.show.closed_form import none_sentence
+    from search.show.closed_form import infeasible_sentence
 
     if files.plot is not None:
         from autopar.command.show import require_matplotlib
@@ -465,7 +465,7 @@ def execute(question: Question, files: AnswerSpec, *, frontier: bool = False) ->
         found = any(answer.best for answer in session.answers)
         if not found and not session.stopped:
             raise InfeasibleError(
-                none_sentence(session.answers, question.name, question.system, question.unit)
+                infeasible_sentence(session.answers, question.name, question.system, question.unit)
             )
         if points is not None:
             # A stopped search keeps its partial file.

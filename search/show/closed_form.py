@@ -221,7 +221,7 @@ def show_sweep(
     _print_rows(console, ("best", "execution"), letters, words_last=True)
 
 
-def none_sentence(answers: Sequence[Answer], name: str, system: str, unit: str) -> str:
+def infeasible_sentence(answers: Sequence[Answer], name: str, system: str, unit: str) -> str:
     """Return a sentence why nothing can run and what may help.
 
     The reasons are those of the search that considered most executions.
