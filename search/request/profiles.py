@@ -408,7 +408,7 @@ def is_measured_only(name: str) -> bool:
     return False
 
 
-def measured_shape(
+def cluster_shape(
     nodes: int | None,
     gpus: int | None,
     world: int | None,

@@ -23,10 +23,10 @@ from search.request.profiles import (
     DiscoveredProfiles,
     card_shape,
     card_with_shape,
+    cluster_shape,
     find_places,
     is_bare_card,
     is_measured_only,
-    measured_shape,
     named_card,
 )
 
@@ -399,7 +399,7 @@ def measured_hardware(inputs: InputSpec, name: str | None) -> HardwareProfile:
         # Files that are not named are searched in the folder of the first named one.
         first = next(iter(given.values()))
         folder = first if first.is_dir() else first.parent
-    num_nodes, gpus_per_node = measured_shape(
+    num_nodes, gpus_per_node = cluster_shape(
         inputs.num_nodes, inputs.num_gpus_per_node, inputs.world_size, _shapes_of(folder, inputs)
     )
     sp_time = given.get("--sp-time-path")
