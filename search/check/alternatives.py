@@ -175,7 +175,7 @@ _KNOBS: Mapping[Move, Callable[[Run], Iterator[_Offer]]] = {
 }
 
 
-def _offers(run: Run, moves: Set[Move]) -> Iterator[Run]:
+def _single_changes(run: Run, moves: Set[Move]) -> Iterator[Run]:
     """Yield the legal runs that differ from a run by one knob."""
     for move, knob in _KNOBS.items():
         for offer in knob(run) if move in moves else ():
@@ -210,7 +210,7 @@ def neighbours_of(
     best: dict[int, Neighbour] = {}
     for knobs in range(1, _MOST_CHANGES + 1):
         found = list[tuple[Run, Timing]]()
-        for run in [run for entry in front for run in _offers(entry.run, moves)]:
+        for run in [run for entry in front for run in _single_changes(entry.run, moves)]:
             if _key(run) not in seen:
                 seen.add(_key(run))
                 found.append((run, timing_of(run, target)))

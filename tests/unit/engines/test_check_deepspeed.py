@@ -19,7 +19,7 @@ from autopar.price.account import account_of
 from autopar.price.sharded_peak import instants
 from autopar.records import replace
 from autopar.run.run import Run, resplit_run
-from search.check.alternatives import _offers
+from search.check.alternatives import _single_changes
 from search.commands import check
 from search.engines.huggingface.models import flavour, model_named
 from search.engines.reader import CheckedFile
@@ -216,7 +216,7 @@ def test_auto_is_what_the_script_says(document: dict[str, Any], stage: int, chec
 def test_other_stages_are_next_to_a_run(checked: Read) -> None:
     run = checked(AUTO2, None, _script(nodes="--num_nodes=2")).run
     assert run is not None
-    assert {one.split.zero for one in _offers(run, frozenset({"optimizer"}))} == {1, 3}
+    assert {one.split.zero for one in _single_changes(run, frozenset({"optimizer"}))} == {1, 3}
 
 
 def test_a_larger_stage_never_needs_more(checked: Read) -> None:
