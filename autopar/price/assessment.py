@@ -33,18 +33,18 @@ class Target(Record):
         """Memory of a device in bytes."""
         return self.machine.card.memory_bytes
 
-    def odds(self, run: Run, peak_bytes: float) -> float:
+    def oom_probability(self, run: Run, peak_bytes: float) -> float:
         """Return the probability that a device runs out of memory at this predicted peak."""
         return odds_of_more(run, peak_bytes, self.capacity_bytes)
 
     @property
-    def host_room_bytes(self) -> float | None:
+    def host_capacity_bytes(self) -> float | None:
         """Host memory in bytes per device; None if the card does not give it."""
         return self.machine.card.more.get("host.memory_bytes")
 
     def host_fits(self, host_bytes: float) -> bool:
         """Return True if the host memory per device suffices or is unknown."""
-        return self.host_room_bytes is None or host_bytes <= self.host_room_bytes
+        return self.host_capacity_bytes is None or host_bytes <= self.host_capacity_bytes
 
 
 class Assessment(Record, dict=True):

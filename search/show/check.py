@@ -125,7 +125,7 @@ def _verdict_text(
     )
     if assessment.odds_of_oom > target.oom_risk and full.peak_bytes < target.capacity_bytes:
         text += f" (limit {format_odds(target.oom_risk)})"
-    host, room = assessment.host_bytes, target.host_room_bytes
+    host, room = assessment.host_bytes, target.host_capacity_bytes
     if host:
         text += f"; host memory {host / GIB:.2f} GiB per GPU"
         text += "" if room is None else f", {room / GIB:.2f} available"
@@ -627,7 +627,7 @@ def _show_stages(console: Console, assessment: Assessment, target: Target) -> No
             f"{one.states_bytes / GIB:.2f}",
             f"{one.peak_bytes / GIB:.2f}",
             _in_gib(_reserved(assessment, one)),
-            format_odds(target.odds(run, one.peak_bytes)),
+            format_odds(target.oom_probability(run, one.peak_bytes)),
         )
     console.print(table)
     notes = [
@@ -641,7 +641,7 @@ def _show_stages(console: Console, assessment: Assessment, target: Target) -> No
         notes.append(f"wider than most, because few measured runs have {few}")
     print_line(console, "; ".join(notes), style="dim")
     if assessment.host_bytes:
-        room = target.host_room_bytes
+        room = target.host_capacity_bytes
         available = "" if room is None else f" of {format_bytes(room)} available"
         print_line(
             console, f"host memory per GPU: {format_bytes(assessment.host_bytes)}{available}"

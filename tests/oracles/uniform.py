@@ -54,7 +54,7 @@ class Priced:
         return self.fits_device(target) and self.host <= _host_room(target)
 
     def fits_device(self, target: Target) -> bool:
-        return target.odds(self.run, max(self.peaks)) <= target.oom_risk
+        return target.oom_probability(self.run, max(self.peaks)) <= target.oom_risk
 
 
 def _host_room(target: Target) -> float:

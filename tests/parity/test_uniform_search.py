@@ -76,7 +76,7 @@ def check(asked: Question, uniform: UniformSearch) -> VariantResult:
     assert same.fits(asked.target)
     assert solution.assessment.fullest.peak_bytes == max(same.peaks)
     assert solution.assessment.odds_of_oom == pytest.approx(
-        asked.target.odds(same.run, max(same.peaks))
+        asked.target.oom_probability(same.run, max(same.peaks))
     )
     assert solved.smallest is None
     return solved
@@ -110,7 +110,7 @@ def check_host(asked: Question, solved: VariantResult) -> None:
     assert solved.shortage.least_bytes == asked.least_on_host
     assert solved.smallest.assessment.host_bytes == asked.least_on_host
     room = solved.shortage.least_bytes - solved.shortage.missing_bytes
-    assert room == pytest.approx(asked.target.host_room_bytes)
+    assert room == pytest.approx(asked.target.host_capacity_bytes)
     # with so much more memory it fits, and with less of it does not
     for share, found in ((1.001, True), (0.999, False)):
         uniform = with_host(asked.uniform, share * solved.shortage.least_bytes)

@@ -552,7 +552,7 @@ class _Search:
         stages = arrangement_of(entry.unit, choice).at
         for stage in stages:
             peak = self.prices.account(choice, stage, run).peak_bytes
-            if self.target.odds(run, peak) > self.target.oom_risk:
+            if self.target.oom_probability(run, peak) > self.target.oom_risk:
                 if self.openings.can_offload(choice.recompute):
                     # less offload is no slower, so sets with more are pushed only now
                     self.open_sets(choice, entry.unit)
@@ -580,7 +580,7 @@ class _Search:
         if self.too_much is not None:
             host, solution = self.too_much
             of_stages = solution.assessment.host_bytes_at
-            room = self.target.host_room_bytes
+            room = self.target.host_capacity_bytes
             assert room is not None, "a host without a size lacks nothing"
             return solution, MemoryShortage(
                 stage=max(of_stages, key=lambda stage: of_stages[stage]),

@@ -221,7 +221,7 @@ def price_of(assessment: Assessment, target: Target) -> Price:
         oom_risk=target.oom_risk,
         verdict=verdict,
         host_bytes=assessment.host_bytes,
-        host_capacity_bytes=target.host_room_bytes,
+        host_capacity_bytes=target.host_capacity_bytes,
         basis=tuple(basis),
         interval=interval,
         notes=tuple(notes),
@@ -239,6 +239,6 @@ def _stage_price(run: Run, account: Account, target: Target) -> StagePrice:
         peak_bytes=account.peak_bytes,
         reserved_bytes=(low, high),
         budget_bytes=target.capacity_bytes,
-        oom_probability=target.odds(run, account.peak_bytes),
+        oom_probability=target.oom_probability(run, account.peak_bytes),
         terms=tuple(MemoryTerm(one.name, one.num_bytes, one.switch) for one in account.peak),
     )
