@@ -24,7 +24,7 @@ from search.engines.changes import (
     Move,
     changes_of,
     ends_of,
-    laid_out,
+    with_balanced_chunks,
 )
 
 _BEAM = 4
@@ -75,7 +75,7 @@ def _with_degrees(run: Run, *, pp: int | None = None, vpp: int | None = None, **
     if (stages, pieces) != (strategy.pp, strategy.vpp):
         # The schedule depends on the number of model chunks per stage.
         schedule = strategy.schedule if pieces == strategy.vpp else schedule_of_chunks(pieces)
-        own = relaid(own, laid_out(run, stages, pieces), schedule)
+        own = relaid(own, with_balanced_chunks(run, stages, pieces), schedule)
         own = replace(own, group=strategy.group if stages == strategy.pp else 0)
     overlap = replace(run.runtime.overlap, tensor=run.runtime.overlap.tensor and tensor > 1)
     return replace(run, strategy=own, runtime=replace(run.runtime, overlap=overlap))

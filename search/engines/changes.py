@@ -32,7 +32,7 @@ def ends_of(run: Run) -> tuple[int, int]:
     return int(first == max(sizes) - 1), int(last == max(sizes) - 1)
 
 
-def laid_out(run: Run, stages: int, pieces: int) -> tuple[tuple[Chunk, ...], ...]:
+def with_balanced_chunks(run: Run, stages: int, pieces: int) -> tuple[tuple[Chunk, ...], ...]:
     """Return even chunks that count embedding and loss as in the run.
 
     stages : number of pipeline stages. pieces : chunks per stage. Raises InputError where the
@@ -49,7 +49,7 @@ _COUNTED = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipe
 def _evenly(run: Run) -> tuple[tuple[Chunk, ...], ...] | None:
     """Return even chunks for the stages of a run; None where its layers do not divide."""
     try:
-        return laid_out(run, run.strategy.pp, run.strategy.vpp)
+        return with_balanced_chunks(run, run.strategy.pp, run.strategy.vpp)
     except InputError:
         return None
 

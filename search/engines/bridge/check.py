@@ -27,7 +27,7 @@ from search.engines.bridge.read import (
     run_of_settings,
 )
 from search.engines.bridge.recipes import Settings, recompute_settings
-from search.engines.changes import Changes, arguments_of, laid_out
+from search.engines.changes import Changes, arguments_of, with_balanced_chunks
 from search.engines.megatron.check import same_run
 from search.engines.megatron.findings import findings_of
 from search.engines.megatron.rules import broken_rules
@@ -404,7 +404,7 @@ def _turned(run: Run) -> Settings:
 def _even(run: Run) -> object:
     """Return even chunks for the stages of a run; None where its layers do not divide."""
     try:
-        return laid_out(run, run.strategy.pp, run.strategy.vpp)
+        return with_balanced_chunks(run, run.strategy.pp, run.strategy.vpp)
     except InputError:
         return None
 
