@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopar.price.oom_risk import odds_of_ratio
+from autopar.price.oom_risk import probability_of_ratio
 
 __all__ = [
     "COVERAGE",
@@ -169,7 +169,7 @@ def reliability(
         ends = intervals.get(kind, intervals["pooled"])
         for log_capacity in np.linspace(-_REACH, _REACH, _STEPS):
             capacity = math.exp(log_capacity)
-            pairs.append((odds_of_ratio(capacity, ends, reserve), measured > capacity))
+            pairs.append((probability_of_ratio(capacity, ends, reserve), measured > capacity))
     return list(binned(pairs))
 
 

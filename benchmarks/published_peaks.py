@@ -25,7 +25,7 @@ import numpy as np
 
 from autopar.documents.json import write_json
 from autopar.price.account import Account, account_of
-from autopar.price.oom_risk import CONTEXT_BYTES, odds_of_more, reserved_interval
+from autopar.price.oom_risk import CONTEXT_BYTES, oom_probability_at, reserved_interval
 from autopar.run.run import Run
 from autopar.units import GIB, MIB
 from benchmarks import memory_odds as odds
@@ -338,7 +338,9 @@ def reserve_odds(rows: Sequence[Compared]) -> tuple[float, list[odds.Reliable]]:
         inside.append(low <= most <= high)
         for ratio in np.geomspace(0.9, 1.2, 121):
             left = ratio * row.ours_bytes
-            pairs.append((odds_of_more(row.run, row.ours_bytes, left + CONTEXT_BYTES), most > left))
+            pairs.append(
+                (oom_probability_at(row.run, row.ours_bytes, left + CONTEXT_BYTES), most > left)
+            )
     return float(np.mean(inside)), list(odds.binned(pairs))
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from autopar.errors import InputError
 from autopar.price.account import Account, account_of, host_bytes_of
 from autopar.price.job import job_of_run
-from autopar.price.oom_risk import odds_of_any, odds_of_more
+from autopar.price.oom_risk import oom_probability_any_stage, oom_probability_at
 from autopar.price.step import StepTime, step_time
 from autopar.rates.accuracy import Accuracy, RunClass
 from autopar.rates.parts.operations import Machine
@@ -35,7 +35,7 @@ class Target(Record):
 
     def oom_probability(self, run: Run, peak_bytes: float) -> float:
         """Return the probability that a device runs out of memory at this predicted peak."""
-        return odds_of_more(run, peak_bytes, self.capacity_bytes)
+        return oom_probability_at(run, peak_bytes, self.capacity_bytes)
 
     @property
     def host_capacity_bytes(self) -> float | None:
@@ -127,7 +127,7 @@ def assess(
     asked = range(run.strategy.pp) if stages is None else sorted({*stages})
     accounts = tuple(count(run, stage) for stage in asked)
     peaks = [account.peak_bytes for account in accounts]
-    odds = odds_of_any(run, peaks, target.capacity_bytes)
+    odds = oom_probability_any_stage(run, peaks, target.capacity_bytes)
     job, step, untimed = timing or timing_of(run, target)
     if job is None or step is None:
         return Assessment(

@@ -91,7 +91,7 @@ def _scales() -> Iterator[tuple[float, float]]:
 _SCALES = tuple(_scales())
 
 
-def few_runs_of(run: Run) -> tuple[str, ...]:
+def rarely_validated(run: Run) -> tuple[str, ...]:
     """Return the names of this run's features that fewer than five measured runs use."""
     if run.kernels.torch_layers:
         return ()  # errors of torch layers are those of a single engine's runs
@@ -104,7 +104,7 @@ def kind_of(run: Run) -> LaunchKind:
         return "torch layers"
     if run.offloads_activations and _leaves(run):
         return "offloaded"
-    if few_runs_of(run):
+    if rarely_validated(run):
         return "few runs"
     return "dense" if run.model.experts is None else "experts"
 
@@ -114,7 +114,7 @@ def _leaves(run: Run) -> bool:
     return any(offloaded_bytes(at) > 0 for at in {*run.rank_layers})
 
 
-def odds_of_ratio(
+def probability_of_ratio(
     ratio: float,
     ends: tuple[float, float],
     reserve: tuple[float, float, float] | None = RESERVED_RATIOS,
@@ -165,40 +165,42 @@ def _ratio_of(odds: float, kind: LaunchKind) -> float:
     low, high = -2.0, 2.0
     for _ in range(50):
         middle = (low + high) / 2.0
-        above = odds_of_ratio(math.exp(middle), *_errors(kind)) > odds
+        above = probability_of_ratio(math.exp(middle), *_errors(kind)) > odds
         low, high = (middle, high) if above else (low, middle)
     return math.exp((low + high) / 2.0)
 
 
-def odds_of_more(run: Run, peak_bytes: float, capacity_bytes: float) -> float:
+def oom_probability_at(run: Run, peak_bytes: float, capacity_bytes: float) -> float:
     """Return the probability that a device of `capacity_bytes` is too small for a predicted peak.
 
     The CUDA context is subtracted first; the probability is 1 if no memory is left.
     """
-    return odds_of_kind(kind_of(run), peak_bytes, capacity_bytes - CONTEXT_BYTES)
+    return oom_probability_of_kind(kind_of(run), peak_bytes, capacity_bytes - CONTEXT_BYTES)
 
 
-def odds_of_kind(kind: LaunchKind, peak_bytes: float, left_bytes: float) -> float:
+def oom_probability_of_kind(kind: LaunchKind, peak_bytes: float, left_bytes: float) -> float:
     """Return the OOM probability of a kind of run with `left_bytes` outside of the CUDA context."""
     if left_bytes <= 0:
         return 1.0
     if peak_bytes <= 0:
         return 0.0
-    return odds_of_ratio(left_bytes / peak_bytes, *_errors(kind))
+    return probability_of_ratio(left_bytes / peak_bytes, *_errors(kind))
 
 
 def reserve_share(kind: LaunchKind, odds: float) -> float:
     """Return the memory to keep free, over the predicted peak, for a given OOM probability.
 
-    It is the inverse of `odds_of_kind`.
+    It is the inverse of `oom_probability_of_kind`.
     """
     return _ratio_of(odds, kind) - 1.0
 
 
-def odds_of_any(run: Run, peaks_bytes: Iterable[float], capacity_bytes: float) -> float:
+def oom_probability_any_stage(
+    run: Run, peaks_bytes: Iterable[float], capacity_bytes: float
+) -> float:
     """Return the probability that at least one stage with these predicted peaks runs out of memory.
 
     Stages share their error (one allocator, one engine), so the peak stage decides. Raises
     ValueError without a stage.
     """
-    return odds_of_more(run, max(peaks_bytes), capacity_bytes)
+    return oom_probability_at(run, max(peaks_bytes), capacity_bytes)

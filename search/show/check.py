@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autopar.command.console import Console, escape
 from autopar.command.show import make_table, print_heading, print_line, wrapped
 from autopar.pipeline.schedules import SCHEDULES
-from autopar.price.oom_risk import few_runs_of, reserved_interval
+from autopar.price.oom_risk import rarely_validated, reserved_interval
 from autopar.price.sharded_peak import recipe_of_run
 from autopar.rates.accuracy import probability_faster
 from autopar.records import replace
@@ -636,7 +636,7 @@ def _show_stages(console: Console, assessment: Assessment, target: Target) -> No
         if run.kernels.torch_layers
         else "interval from measured peaks of first and last stages",
     ]
-    few = ", ".join(FEATURE_NAMES.get(name, name) for name in few_runs_of(run))
+    few = ", ".join(FEATURE_NAMES.get(name, name) for name in rarely_validated(run))
     if few:
         notes.append(f"wider than most, because few measured runs have {few}")
     print_line(console, "; ".join(notes), style="dim")

@@ -54,7 +54,7 @@ from autopar.documents.strategy import (
 from autopar.errors import InputError
 from autopar.output import safe_name
 from autopar.price.assessment import Assessment, Target
-from autopar.price.oom_risk import few_runs_of, reserved_interval
+from autopar.price.oom_risk import rarely_validated, reserved_interval
 from autopar.rates.measured import HardwareProfile
 from autopar.records import (
     content_of,
@@ -333,7 +333,7 @@ def assessed_entry(
         ],
         "capacity_bytes": target.capacity_bytes,
         "odds_of_oom": assessment.odds_of_oom,
-        "few_measured_runs_have": list(few_runs_of(assessment.run)),
+        "few_measured_runs_have": list(rarely_validated(assessment.run)),
         "step_time_s": None if step is None else step.total_s,
         "step_time_interval_s": None
         if assessment.interval_s is None

@@ -83,5 +83,5 @@ FEATURE_NAMES: Mapping[str, str] = {
     "norms of queries and keys": "QK norms",
     "several instances of the optimizer": "several distributed-optimizer instances",
 }
-"""Name of a feature of `autopar.price.oom_risk.few_runs_of` by its name in documents, where both
-differ."""
+"""Name of a feature of `autopar.price.oom_risk.rarely_validated` by its name in documents, where
+both differ."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from autopar.arrays import F64, I64, Bool
-from autopar.price.oom_risk import LaunchKind, odds_of_kind, reserve_share
+from autopar.price.oom_risk import LaunchKind, oom_probability_of_kind, reserve_share
 from autopar.rates.measured import COMMUNICATOR_BYTES, HardwareProfile
 from autopar.rates.model import ShardKind, backward_bytes
 from autopar.records import Record
@@ -548,7 +548,9 @@ class Reserve(Record):
 
     def odds_of_oom(self, allocated_bytes: int, memory_bytes: float) -> float:
         """Return the probability that a device of `memory_bytes` runs out of memory."""
-        return odds_of_kind(self.kind, allocated_bytes, memory_bytes - self.context_bytes)
+        return oom_probability_of_kind(
+            self.kind, allocated_bytes, memory_bytes - self.context_bytes
+        )
 
     @property
     def sentence(self) -> str:

@@ -18,7 +18,7 @@ from autopar.answer import (
 )
 from autopar.price.account import Account
 from autopar.price.assessment import Assessment, Target
-from autopar.price.oom_risk import few_runs_of, reserved_interval
+from autopar.price.oom_risk import rarely_validated, reserved_interval
 from autopar.rates.accuracy import probability_faster
 from autopar.records import replace
 from autopar.run.run import Run
@@ -227,7 +227,7 @@ def price_of(assessment: Assessment, target: Target) -> Price:
         notes=tuple(notes),
         reserve_bytes=GIB,
         reserve_of="CUDA and NCCL",
-        few_runs=tuple(few_runs_of(run)),
+        few_runs=tuple(rarely_validated(run)),
     )
 
 

@@ -14,7 +14,7 @@ from autopar.documents.catalog import shipped_path
 from autopar.errors import InputError
 from autopar.price.account import account_of
 from autopar.price.assessment import Assessment, Target
-from autopar.price.oom_risk import odds_of_any
+from autopar.price.oom_risk import oom_probability_any_stage
 from autopar.records import replace
 from autopar.units import GIB, format_bytes, format_odds, format_seconds
 from search.planning.layered.summary import one_line
@@ -180,7 +180,7 @@ def _counted(assessment: Assessment, target: Target) -> Assessment:
     known = {account.stage: account for account in assessment.accounts}
     accounts = tuple(known.get(stage) or account_of(run, stage) for stage in range(run.strategy.pp))
     peaks = [account.peak_bytes for account in accounts]
-    odds = odds_of_any(run, peaks, target.capacity_bytes)
+    odds = oom_probability_any_stage(run, peaks, target.capacity_bytes)
     return replace(assessment, accounts=accounts, odds_of_oom=odds)
 
 

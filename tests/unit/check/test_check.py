@@ -18,10 +18,10 @@ from autopar.price.assessment import Assessment, Target, Timing, assess
 from autopar.price.job import job_of_run
 from autopar.price.oom_risk import (
     PEAK_RATIOS,
-    few_runs_of,
     kind_of,
-    odds_of_more,
-    odds_of_ratio,
+    oom_probability_at,
+    probability_of_ratio,
+    rarely_validated,
     reserved_interval,
 )
 from autopar.price.step import step_time
@@ -507,8 +507,8 @@ def test_odds_of_running_out() -> None:
     # the median reserve, and the middle of measured over predicted peaks
     assert middle / (60 * gib) == pytest.approx(1.04 * math.sqrt(math.prod(PEAK_RATIOS["dense"])))
     for end, odds in ((low, 0.95), (middle, 0.5), (high, 0.05)):
-        assert odds_of_more(run, 60 * gib, end + gib) == pytest.approx(odds)
-    assert odds_of_more(run, 60 * gib, gib) == 1.0
+        assert oom_probability_at(run, 60 * gib, end + gib) == pytest.approx(odds)
+    assert oom_probability_at(run, 60 * gib, gib) == 1.0
 
 
 def test_odds_are_students_beside_a_normal_reserve() -> None:
@@ -518,12 +518,14 @@ def test_odds_are_students_beside_a_normal_reserve() -> None:
     for distance in (-0.3, -0.02, 0.0, 0.01, 0.05, 0.3):
         t = distance / scale
         student = 0.5 - t / (2.0 * math.sqrt(2.0 + t * t))
-        assert odds_of_ratio(math.exp(distance), ends, None) == pytest.approx(student, abs=1e-6)
+        assert probability_of_ratio(math.exp(distance), ends, None) == pytest.approx(
+            student, abs=1e-6
+        )
     reserve = (math.exp(0.01), math.exp(0.04), math.exp(0.07))
     exact = (math.exp(-1e-9), math.exp(1e-9))
     for distance in (0.0, 0.04, 0.1):
         normal = NormalDist(0.04, 0.06 / (2 * NormalDist().inv_cdf(0.95)))
-        found = odds_of_ratio(math.exp(distance), exact, reserve)
+        found = probability_of_ratio(math.exp(distance), exact, reserve)
         assert found == pytest.approx(1.0 - normal.cdf(distance), abs=1e-6)
 
 
@@ -533,7 +535,7 @@ def test_odds_are_as_wide_as_the_errors_of_measured_runs() -> None:
     runs = [read_run(arguments, world_size=64).run for arguments in (LLAMA, MIXTURE, low)]
     ends = [reserved_interval(run, 1e10) for run in runs]
     assert [*map(kind_of, runs)] == ["dense", "experts", "few runs"]
-    assert [*map(few_runs_of, runs)] == [(), (), ("8-bit products",)]
+    assert [*map(rarely_validated, runs)] == [(), (), ("8-bit products",)]
     widths = [high / low for low, high in ends]
     assert widths == sorted(widths)
 
@@ -544,7 +546,7 @@ def test_few_runs_are_of_fewer_than_five_configurations() -> None:
     entries = [price_row(row) for row in read_goldens()]
     runs = {entry.config: entry.read.run for entry in entries if isinstance(entry, Priced)}
     runs |= {row.name: row.run for row in published_peaks() if row.what == "allocated"}
-    seldom = Counter(name for run in runs.values() for name in few_runs_of(run))
+    seldom = Counter(name for run in runs.values() for name in rarely_validated(run))
     assert max(seldom.values()) < 5
     often: dict[str, Callable[[Run], bool]] = {
         "scattered": lambda run: run.split.scattered,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autopar.price.oom_risk import PEAK_RATIOS, odds_of_ratio
+from autopar.price.oom_risk import PEAK_RATIOS, probability_of_ratio
 from autopar.rates.measured import COMMUNICATOR_BYTES
 from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
@@ -309,10 +309,10 @@ def test_reserved() -> None:
     given = reserve_of(SearchOptions(reserve_fraction=0.0, context_bytes=7), toy_spec())
     assert given.reserved_bytes(1000) == 1007
     found = reserve_of(SearchOptions(memory_of="megatron"), toy_spec())
-    assert odds_of_ratio(1 + found.share, PEAK_RATIOS["dense"]) == pytest.approx(0.01)
+    assert probability_of_ratio(1 + found.share, PEAK_RATIOS["dense"]) == pytest.approx(0.01)
     # measured runs are of Megatron-LM
     other = reserve_of(SearchOptions(), toy_spec())
-    assert odds_of_ratio(1 + other.share, PEAK_RATIOS["few runs"]) == pytest.approx(0.01)
+    assert probability_of_ratio(1 + other.share, PEAK_RATIOS["few runs"]) == pytest.approx(0.01)
     assert other.share > found.share + 0.01
     # reserved over allocated: 1.04, 9 of 10 within 1.02 to 1.11; the error of peaks is on top
     deviation = np.log(1.11 / 1.02) / (2 * 1.6448536)
