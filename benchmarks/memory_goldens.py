@@ -196,7 +196,7 @@ def classes_of(entry: Priced) -> Iterator[str]:
         "CP": split.cp > 1,
         "EP": split.ep > 1,
         "ETP": experts and split.etp > 1,
-        "SP": split.scattered,
+        "SP": split.splits_sequence,
         "MTP": run.model.mtp > 0,
         "fp16": runtime.precision.kind == "fp16",
         "fp8": runtime.precision.fp8,

@@ -66,7 +66,8 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
         else (),
         vocab_tp=None if ends.tp == split.tp else ends.tp,
         vocab_zero=None if ends.zero == split.zero else ends.zero,
-        sequence_parallel=ends.scattered or any(one.split.scattered for one in strategy.layers),
+        sequence_parallel=ends.splits_sequence
+        or any(one.split.splits_sequence for one in strategy.layers),
         heads_exchanged=split.exchanges_heads,
         rings=split.rings,
         keys_gathered=split.gathers_keys,

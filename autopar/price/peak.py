@@ -212,7 +212,7 @@ def _head_gradient_bytes(run: Run) -> int:
     It adds to the peak only for a loss without fp32 copies.
     """
     whole = run.tokens * run.model.hidden * run.element_bytes
-    return whole + (stream_bytes(run) if run.split.scattered else 0)
+    return whole + (stream_bytes(run) if run.split.splits_sequence else 0)
 
 
 def kept_logits_bytes(run: Run) -> int:

@@ -183,7 +183,7 @@ def _by_op(at: RankLayer) -> Parts:
         if place % 2 == 0 and not (compiled and last):
             yield f"{name} output", elements * element
     yield from _core(at)
-    if at.split.scattered:
+    if at.split.splits_sequence:
         # sums over tensor ranks after attention and MLP; no backward needs the second
         yield "scattered sums", (1 if compiled else 2) * input_bytes(at)
     if at.layer.experts is not None and at.split.ep > 1:

@@ -79,7 +79,7 @@ def gather_bytes(run: Run, chunks: Sequence[Chunk]) -> int:
     split, model = run.split, run.model
     sizes = [0]
     # layers of Transformer Engine gather into temporary buffers
-    if split.scattered and (run.kernels.own_layers or any(chunk.head for chunk in chunks)):
+    if split.splits_sequence and (run.kernels.own_layers or any(chunk.head for chunk in chunks)):
         sizes.append(run.tokens * model.hidden)
     if run.runtime.experts.dispatcher == "allgather" and mixture_count(run, chunks):
         ranks = split.ep * split.etp

@@ -11,7 +11,7 @@ from autopar.records import Positive, Record, replace
 from autopar.run.architecture import Layer, Model
 from autopar.run.rules import DEGREES, PRECISION, RUN, VOCABULARY_GRID, refuse
 from autopar.run.runtime import Kernels, Precision, Runtime
-from autopar.run.strategy import Recomputation, Split, Strategy, resplit
+from autopar.run.strategy import Recomputation, Split, Strategy, with_split
 
 
 class Word(NamedTuple):
@@ -54,7 +54,7 @@ class Run(Record, dict=True):
     @property
     def scattered_tokens(self) -> int:
         """Tokens per micro-batch between the GEMMs, on one tensor rank."""
-        return self.tokens // self.split.tp if self.split.scattered else self.tokens
+        return self.tokens // self.split.tp if self.split.splits_sequence else self.tokens
 
     @property
     def element_bytes(self) -> int:
@@ -131,7 +131,7 @@ class RankLayer(Record, dict=True, eq=False):
     @cached_property
     def scattered_tokens(self) -> int:
         """Tokens per micro-batch between the GEMMs, on one tensor rank."""
-        return self.tokens // self.split.tp if self.split.scattered else self.tokens
+        return self.tokens // self.split.tp if self.split.splits_sequence else self.tokens
 
     @cached_property
     def precision(self) -> Precision:
@@ -154,7 +154,7 @@ class RankLayer(Record, dict=True, eq=False):
 
 def resplit_run(run: Run, **fields: Any) -> Run:
     """Return a run with some fields of `Split` replaced in all layers."""
-    return replace(run, strategy=resplit(run.strategy, **fields))
+    return replace(run, strategy=with_split(run.strategy, **fields))
 
 
 def legal(run: Run) -> Run:

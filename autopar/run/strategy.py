@@ -74,7 +74,7 @@ class Split(Record):
     """False if the layer computes in 16 bits, whatever the precision of the run."""
 
     @property
-    def scattered(self) -> bool:
+    def splits_sequence(self) -> bool:
         """True if tensor ranks split the sequence between GEMMs (sequence parallelism)."""
         return self.sequence_parallel and self.tp > 1
 
@@ -286,7 +286,7 @@ _OF_ENDS = ("tp", "sequence_parallel", "cp", "cp_kind", "rings", "zero", "replic
 """Fields of a split that embedding and head of a uniform plan share with its layers."""
 
 
-def resplit(strategy: Strategy, **fields: Any) -> Strategy:
+def with_split(strategy: Strategy, **fields: Any) -> Strategy:
     """Return a strategy with some fields of `Split` replaced in all layers.
 
     Embedding and head take those of the fields that apply to them.
@@ -298,7 +298,7 @@ def resplit(strategy: Strategy, **fields: Any) -> Strategy:
     return replace(strategy, layers=layers, ends=replace(strategy.ends, **ends))
 
 
-def relaid(
+def with_stages(
     strategy: Strategy, stages: tuple[tuple[Chunk, ...], ...], schedule: Schedule
 ) -> Strategy:
     """Return a strategy with other stages and the same recomputation policy per chunk."""

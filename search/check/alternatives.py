@@ -17,7 +17,7 @@ from autopar.price.assessment import Assessment, Target, Timing, assess, timing_
 from autopar.price.step import StepTime
 from autopar.records import Record, replace
 from autopar.run.run import Run, legal, resplit_run
-from autopar.run.strategy import Recomputation, recomputing, relaid, resplit
+from autopar.run.strategy import Recomputation, recomputing, with_split, with_stages
 from search.engines.changes import (
     MOVES,
     Changes,
@@ -71,11 +71,11 @@ def _with_degrees(run: Run, *, pp: int | None = None, vpp: int | None = None, **
     stages, pieces = pp or strategy.pp, vpp or strategy.vpp
     tensor = of.get("tp", run.split.tp)
     # Sequence parallelism costs no time, and mixtures of experts require it.
-    own = resplit(strategy, **of, sequence_parallel=tensor > 1)
+    own = with_split(strategy, **of, sequence_parallel=tensor > 1)
     if (stages, pieces) != (strategy.pp, strategy.vpp):
         # The schedule depends on the number of model chunks per stage.
         schedule = strategy.schedule if pieces == strategy.vpp else schedule_of_chunks(pieces)
-        own = relaid(own, with_balanced_chunks(run, stages, pieces), schedule)
+        own = with_stages(own, with_balanced_chunks(run, stages, pieces), schedule)
         own = replace(own, group=strategy.group if stages == strategy.pp else 0)
     overlap = replace(run.runtime.overlap, tensor=run.runtime.overlap.tensor and tensor > 1)
     return replace(run, strategy=own, runtime=replace(run.runtime, overlap=overlap))
@@ -156,7 +156,7 @@ def _optimizer(run: Run) -> Iterator[_Offer]:
 def _overlap(run: Run) -> Iterator[_Offer]:
     overlap = run.runtime.overlap
     # Overlap of tensor-parallel communication with GEMMs needs Transformer Engine layers.
-    runs = run.split.scattered and not run.kernels.own_layers
+    runs = run.split.splits_sequence and not run.kernels.own_layers
     if runs and not overlap.tensor:
         own = replace(overlap, tensor=True)
         yield partial(replace, run, runtime=replace(run.runtime, overlap=own))

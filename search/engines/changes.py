@@ -75,7 +75,7 @@ def arguments_of(run: Run) -> dict[str, str]:
                 found["num-layers-per-virtual-pipeline-stage"] = str(each)
         else:
             found["pipeline-model-parallel-layout"] = "as it is"
-    if split.scattered:
+    if split.splits_sequence:
         found["sequence-parallel"] = ""
     found |= {flag: " ".join(given) for flag, given in recompute_arguments(strategy)}
     if split.zero == 1:

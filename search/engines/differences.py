@@ -200,7 +200,7 @@ def _strategy(run: Run) -> Strategy:
     splits = [
         replace(
             split,
-            sequence_parallel=split.scattered,
+            sequence_parallel=split.splits_sequence,
             cp_kind=split.cp_kind if split.cp > 1 else "ring",
             ep=split.ep if mixed else 1,
             etp=split.etp if mixed else 1,

@@ -244,7 +244,7 @@ def degrees_line(run: Run) -> str:
     """Return the parallel degrees of a run in one line, such as `tp8 pp2 dp4 vp5, ZeRO-1`."""
     strategy, split = run.strategy, run.split
     parts = [" ".join(_degrees(run))]
-    if split.scattered:
+    if split.splits_sequence:
         parts.append("sequence parallel")
     # The default schedules are not printed.
     if strategy.pp > 1 and strategy.schedule not in ("1f1b", "interleaved"):

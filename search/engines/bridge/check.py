@@ -382,7 +382,7 @@ def _turned(run: Run) -> Settings:
         _TP: split.tp,
         "model.pipeline_model_parallel_size": pp,
         "model.context_parallel_size": split.cp,
-        _SP: split.scattered,
+        _SP: split.splits_sequence,
         "model.virtual_pipeline_model_parallel_size": vpp if vpp > 1 else None,
         "model.pipeline_model_parallel_layout": None if even else "as it is",
         "train.micro_batch_size": strategy.micro_batch,

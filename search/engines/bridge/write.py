@@ -196,7 +196,7 @@ def _degrees(run: Run) -> Settings:
         "model.tensor_model_parallel_size": split.tp,
         "model.pipeline_model_parallel_size": pp,
         "model.context_parallel_size": split.cp,
-        "model.sequence_parallel": split.scattered,
+        "model.sequence_parallel": split.splits_sequence,
         "model.virtual_pipeline_model_parallel_size": vpp if vpp > 1 and ends is not None else None,
         "model.pipeline_model_parallel_layout": layout_of(strategy) if ends is None else None,
         "model.account_for_embedding_in_pipeline_split": bool(ends and ends[0]) or None,

@@ -93,7 +93,7 @@ class MegatronWords(Record):
 def same_run(one: Run, other: Run) -> bool:
     """Return whether two runs are equal; sequence parallelism without tensor ranks is ignored."""
     first, second = (
-        resplit_run(run, sequence_parallel=run.split.scattered) for run in (one, other)
+        resplit_run(run, sequence_parallel=run.split.splits_sequence) for run in (one, other)
     )
     return first == second
 

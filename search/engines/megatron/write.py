@@ -255,7 +255,7 @@ def _parallel(run: Run, place: ExportTarget) -> Iterator[Argument]:
     yield _one(Flag.STAGES, run.strategy.pp)
     yield _one(Flag.CONTEXT, split.cp)
     yield from _where(
-        ("sequence-parallel", split.scattered),
+        ("sequence-parallel", split.splits_sequence),
         ("tp-comm-overlap", overlap.tensor and split.tp > 1),
     )
     if split.cp > 1:

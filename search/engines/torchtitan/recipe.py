@@ -345,7 +345,7 @@ def _config(run: Run, place: ExportTarget, policy: str) -> str:
         "data_parallel_shard_degree": strategy.dp // copies,
         "fsdp_reshard_after_forward": f'"{reshard}"',
         "tensor_parallel_degree": split.tp,
-        "enable_sequence_parallel": split.scattered or split.tp == 1,
+        "enable_sequence_parallel": split.splits_sequence or split.tp == 1,
         "context_parallel_degree": split.cp,
         "pipeline_parallel_degree": strategy.pp,
     }

@@ -62,7 +62,7 @@ def names_of(run: Run, device: str) -> TraceNames:
         dialect="torch" if run.kernels.torch_layers else "megatron",
         device=device,
         gradient="f32" if run.runtime.precision.gradient_bytes == 4 else "bf16",
-        scattered=run.split.scattered,
+        scattered=run.split.splits_sequence,
         stages=run.strategy.pp,
     )
 

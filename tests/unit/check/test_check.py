@@ -549,7 +549,7 @@ def test_few_runs_are_of_fewer_than_five_configurations() -> None:
     seldom = Counter(name for run in runs.values() for name in rarely_validated(run))
     assert max(seldom.values()) < 5
     often: dict[str, Callable[[Run], bool]] = {
-        "scattered": lambda run: run.split.scattered,
+        "scattered": lambda run: run.split.splits_sequence,
         "chunks": lambda run: run.strategy.vpp > 1,
         "context": lambda run: run.split.cp > 1,
         "exchanged heads": lambda run: run.split.exchanges_heads,

@@ -71,7 +71,7 @@ def test_three_ways_to_say_the_same(tmp_path: Path) -> None:
     ]
     first = plain.run
     assert first is not None
-    assert (first.split.tp, first.strategy.pp, first.split.scattered) == (4, 2, True)
+    assert (first.split.tp, first.strategy.pp, first.split.splits_sequence) == (4, 2, True)
     for file in files:
         assert file.run is not None
         assert job_of_run(file.run).blocks == job_of_run(first).blocks
@@ -457,7 +457,7 @@ def test_the_small_models_of_a_family_have_recipes(tmp_path: Path) -> None:
         file = recipe_run(tmp_path, f"--recipe qwen3_{name}_pretrain_config -gb 128")
         run = file.run
         assert run is not None
-        assert (run.split.tp, run.strategy.pp, run.split.scattered) == (tp, pp, False)
+        assert (run.split.tp, run.strategy.pp, run.split.splits_sequence) == (tp, pp, False)
         assert (run.strategy.micro_batch, run.split.recompute == "full") == (2, name == "32b")
         assert texts(file) == []
 

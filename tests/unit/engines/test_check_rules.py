@@ -392,7 +392,7 @@ def test_a_flag_without_a_value_takes_none(tmp_path: Path) -> None:
 
     file = checked(tmp_path, DENSE, sequence_parallel="$MORE")
     assert file.run is not None
-    assert file.run.split.scattered
+    assert file.run.split.splits_sequence
     assert [(one.kind, one.text) for one in file.findings] == [
         ("read", "$MORE is known only at run time; using no value")
     ]
