@@ -15,7 +15,7 @@ from autopar.price.peak import Moment, PeakBreakdown, gathered_bytes, peak_of, p
 from autopar.price.sharded_peak import MemoryItem, sharded_moments, sharded_parts
 from autopar.price.states import States, states_of
 from autopar.records import Record, replace
-from autopar.run.run import Run, resplit_run
+from autopar.run.run import Run, run_with_split
 from autopar.run.runtime import ActivationOffload
 
 
@@ -85,7 +85,7 @@ def host_bytes_of(run: Run, account: Account) -> float:
         return 0.0
     optimizer = replace(runtime.optimizer, offload=0.0, offload_master=False, offload_weights=False)
     on_device = replace(runtime, optimizer=optimizer, offload=ActivationOffload())
-    whole = resplit_run(replace(run, runtime=on_device), offload=frozenset())
+    whole = run_with_split(replace(run, runtime=on_device), offload=frozenset())
     there = account_of(whole, account.stage).peak_bytes - account.peak_bytes
     return max(0.0, float(there))
 

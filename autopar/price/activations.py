@@ -34,12 +34,12 @@ def scores(at: RankLayer) -> int:
 
 def input_bytes(at: RankLayer) -> int:
     """Return the bytes of a layer's input on a rank, T'*h*e: all that full recomputation saves."""
-    return at.scattered_tokens * at.layer.hidden * at.element_bytes
+    return at.sequence_parallel_tokens * at.layer.hidden * at.element_bytes
 
 
 def stream_bytes(run: Run) -> int:
     """Return the bytes of a micro-batch's residual stream on a rank, T'*h*e, sent by stages."""
-    return run.scattered_tokens * run.model.hidden * run.element_bytes
+    return run.sequence_parallel_tokens * run.model.hidden * run.element_bytes
 
 
 def saved_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
@@ -136,7 +136,7 @@ def _layer_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
     yield from _attention_parts(at)
     if dropout:
         # one byte per element; one mask after attention, one after the MLP
-        yield "dropout mask", at.scattered_tokens * at.layer.hidden
+        yield "dropout mask", at.sequence_parallel_tokens * at.layer.hidden
     yield "norm input", whole
     if "layernorm" not in recomputed and needs_input(adapters, "fc1", "expert_fc1"):
         # the router is not in 8 bits and needs the 16-bit tensor
@@ -148,7 +148,7 @@ def _layer_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
     elif "mlp" not in recomputed and at.layer.mlp is not None:
         yield from _mlp_parts(at, at.layer.mlp.width)
     if dropout:
-        yield "dropout mask", at.scattered_tokens * at.layer.hidden
+        yield "dropout mask", at.sequence_parallel_tokens * at.layer.hidden
     behind = max(0, at.layer.norms - 2)
     if behind:
         # inputs of the norms after attention and MLP; the residual sums save nothing
@@ -274,7 +274,7 @@ def routed_tokens(at: RankLayer) -> int:
     """Return L, the routed tokens of the busiest rank's experts; a token counts once per expert."""
     experts, kernels = at.layer.experts, at.run.runtime.experts
     assert experts is not None, "asked of mixtures alone"
-    mean = at.scattered_tokens * at.split.etp * experts.per_token
+    mean = at.sequence_parallel_tokens * at.split.etp * experts.per_token
     share = taken_share(routing_skew(at), capacity=kernels.capacity, padded=kernels.padded)
     return math.ceil(mean * share)
 
@@ -315,7 +315,7 @@ def _expert_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
             yield "expert output", routed * hidden * element
         elif not one_kernel:
             yield "expert product", inner
-    yield "router", at.scattered_tokens * experts.number * 9
+    yield "router", at.sequence_parallel_tokens * experts.number * 9
     if experts.shared_width and "shared_experts" not in recomputed:
         yield from _mlp_parts(at, experts.shared_width, "shared expert")
 
@@ -355,7 +355,7 @@ def chunk_parts(run: Run, chunk: Chunk) -> Iterator[tuple[str, int]]:
     """
     whole = stream_bytes(run)
     if chunk.embeds and run.model.dropout > 0:
-        yield "dropout mask", run.scattered_tokens * run.model.hidden
+        yield "dropout mask", run.sequence_parallel_tokens * run.model.hidden
     layers = [run.rank_layers[layer] for layer in chunk.layers]
     # MTP layers follow the last layer, in whichever chunk that is
     layers += [run.mtp_layer] * chunk.mtp

@@ -256,7 +256,7 @@ def dispatched_bytes(run: Run, chunk: Chunk) -> int:
         return 0
     experts, split = last.layer.experts, last.split
     ranks = split.ep * split.etp
-    routed, everyone = routed_tokens(last), last.scattered_tokens * ranks
+    routed, everyone = routed_tokens(last), last.sequence_parallel_tokens * ranks
     if dispatcher == "alltoall":
         exchanged, sorted_by_expert = ranks > 1, experts.number > split.ep
         # Dispatch: permuted, received and sorted tokens, one of the three is saved. Combine:

@@ -47,7 +47,7 @@ def _norm(run: Run, tokens: int, width: int, *, given: bool = False) -> int:
 
 
 def _norm_of_layer(at: RankLayer) -> int:
-    return _norm(at.run, at.scattered_tokens, at.layer.hidden)
+    return _norm(at.run, at.sequence_parallel_tokens, at.layer.hidden)
 
 
 def whole_parts(at: RankLayer) -> Parts:
@@ -249,7 +249,7 @@ def backward_gradients_bytes(at: RankLayer) -> int:
 
 def final_bytes(run: Run) -> int:
     """Return the bytes that the final norm saves, with its output gathered for the head."""
-    norm = _norm(run, run.scattered_tokens, run.model.hidden)
+    norm = _norm(run, run.sequence_parallel_tokens, run.model.hidden)
     if run.runtime.adapters is not None:
         return norm
     return norm + run.tokens * run.model.hidden * run.element_bytes

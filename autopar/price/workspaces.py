@@ -66,7 +66,7 @@ def pipeline_bytes(run: Run) -> int:
     strategy = run.strategy
     if strategy.pp == 1:
         return 0
-    return 2 * strategy.vpp * run.scattered_tokens * run.model.hidden * run.element_bytes
+    return 2 * strategy.vpp * run.sequence_parallel_tokens * run.model.hidden * run.element_bytes
 
 
 def gather_bytes(run: Run, chunks: Sequence[Chunk]) -> int:
@@ -83,7 +83,7 @@ def gather_bytes(run: Run, chunks: Sequence[Chunk]) -> int:
         sizes.append(run.tokens * model.hidden)
     if run.runtime.experts.dispatcher == "allgather" and mixture_count(run, chunks):
         ranks = split.ep * split.etp
-        sizes.append(run.scattered_tokens * ranks * model.hidden if ranks > 1 else 0)
+        sizes.append(run.sequence_parallel_tokens * ranks * model.hidden if ranks > 1 else 0)
     if run.kernels.attention == "local":
         heads = model.attention.heads // split.tp
         sizes.append(run.strategy.micro_batch * heads * (run.seq_length // split.cp) ** 2)
@@ -117,14 +117,14 @@ def routing_bytes(run: Run, chunks: Sequence[Chunk]) -> int:
     experts, kernels, split = run.model.experts, run.runtime.experts, run.split
     if experts is None:
         return 0
-    tokens = run.scattered_tokens
+    tokens = run.sequence_parallel_tokens
     if kernels.dispatcher == "allgather":
         tokens *= split.ep * split.etp
     # one byte per token and expert, and 8 for each token's position
     each = tokens * (experts.number + 8)
     if kernels.fused_permutation:
         # the row map of 2E + 1 integers per token, and its probabilities
-        each += run.scattered_tokens * ((2 * experts.number + 1) * 4 + experts.number * 4)
+        each += run.sequence_parallel_tokens * ((2 * experts.number + 1) * 4 + experts.number * 4)
     return mixture_count(run, chunks) * each
 
 

@@ -52,7 +52,7 @@ class Run(Record, dict=True):
         return self.strategy.micro_batch * self.seq_length // self.split.cp
 
     @property
-    def scattered_tokens(self) -> int:
+    def sequence_parallel_tokens(self) -> int:
         """Tokens per micro-batch between the GEMMs, on one tensor rank."""
         return self.tokens // self.split.tp if self.split.splits_sequence else self.tokens
 
@@ -129,7 +129,7 @@ class RankLayer(Record, dict=True, eq=False):
         return self.run.strategy.micro_batch * self.run.seq_length // self.split.cp
 
     @cached_property
-    def scattered_tokens(self) -> int:
+    def sequence_parallel_tokens(self) -> int:
         """Tokens per micro-batch between the GEMMs, on one tensor rank."""
         return self.tokens // self.split.tp if self.split.splits_sequence else self.tokens
 
@@ -152,7 +152,7 @@ class RankLayer(Record, dict=True, eq=False):
         return RankLayer(run=self.run, layer=self.layer, split=split, offloaded=self.offloaded)
 
 
-def resplit_run(run: Run, **fields: Any) -> Run:
+def run_with_split(run: Run, **fields: Any) -> Run:
     """Return a run with some fields of `Split` replaced in all layers."""
     return replace(run, strategy=with_split(run.strategy, **fields))
 

@@ -16,7 +16,7 @@ from autopar.pipeline.schedules import schedule_of_chunks
 from autopar.price.assessment import Assessment, Target, Timing, assess, timing_of
 from autopar.price.step import StepTime
 from autopar.records import Record, replace
-from autopar.run.run import Run, legal, resplit_run
+from autopar.run.run import Run, legal, run_with_split
 from autopar.run.strategy import Recomputation, recomputing, with_split, with_stages
 from search.engines.changes import (
     MOVES,
@@ -144,10 +144,10 @@ def _optimizer(run: Run) -> Iterator[_Offer]:
     if run.kernels.torch_layers:
         for stage in (1, 2, 3) if run.runtime.states.keeper == "deepspeed" else ():
             if stage != zero:
-                yield partial(resplit_run, run, zero=stage)
+                yield partial(run_with_split, run, zero=stage)
         return
     if zero == 0 and strategy.dp * run.split.cp > 1:
-        yield partial(resplit_run, run, zero=1)
+        yield partial(run_with_split, run, zero=1)
     if not overlap.gradients:
         own = replace(overlap, gradients=True)
         yield partial(replace, run, runtime=replace(run.runtime, overlap=own))

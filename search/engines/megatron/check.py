@@ -13,7 +13,7 @@ from functools import partial
 from autopar.errors import InputError
 from autopar.records import Record, replace, shorten
 from autopar.run.rules import Notice, notice
-from autopar.run.run import Run, resplit_run
+from autopar.run.run import Run, run_with_split
 from search.engines.arguments import words_of
 from search.engines.changes import Changes, changed_words, changes_of
 from search.engines.megatron.findings import findings_of
@@ -93,7 +93,7 @@ class MegatronWords(Record):
 def same_run(one: Run, other: Run) -> bool:
     """Return whether two runs are equal; sequence parallelism without tensor ranks is ignored."""
     first, second = (
-        resplit_run(run, sequence_parallel=run.split.splits_sequence) for run in (one, other)
+        run_with_split(run, sequence_parallel=run.split.splits_sequence) for run in (one, other)
     )
     return first == second
 

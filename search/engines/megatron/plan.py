@@ -17,7 +17,7 @@ from autopar.run.plan import (
     violations,
 )
 from autopar.run.rules import broken
-from autopar.run.run import Run, legal, resplit_run
+from autopar.run.run import Run, legal, run_with_split
 from autopar.run.runtime import ExpertKernels, Zero
 from autopar.run.strategy import Strategy
 from autopar.units import divisors
@@ -400,7 +400,7 @@ def handed(job: Job, plan: Plan) -> tuple[Run, ExportTarget]:
     mixed = degrees.context > 1 and len(set(words)) > 1
     if mixed:
         choice = replace(choice, cp_kind="ring")
-    run = resplit_run(
+    run = run_with_split(
         run_of_choice(OWN, job, choice),
         zero=zero,
         sequence_parallel=choice.tp > 1 and job.sequence_parallel,

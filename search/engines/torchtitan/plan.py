@@ -11,7 +11,7 @@ from autopar.records import replace
 from autopar.run.model import ModelSpec
 from autopar.run.of_plan import uniform_model
 from autopar.run.plan import LayerStrategy, Plan
-from autopar.run.run import Run, resplit_run
+from autopar.run.run import Run, run_with_split
 from search.engines.exporter_types import ExportTarget, UnsupportedFeature
 from search.engines.plans import (
     EVERY_MICROBATCH,
@@ -151,5 +151,5 @@ def handed(job: Job, plan: Plan) -> tuple[Run, ExportTarget]:
         choice = replace(choice, recompute="full")
     run = run_of_choice(OWN, job, choice)
     if not job.sequence_parallel:
-        run = resplit_run(run, sequence_parallel=False)
+        run = run_with_split(run, sequence_parallel=False)
     return run, replace(place_of(job), release="0.3", recomputed=again)

@@ -17,7 +17,7 @@ from autopar.errors import UnsupportedError
 from autopar.pipeline.schedules import TORCH_NAMES
 from autopar.records import replace
 from autopar.run.architecture import LayerGroup, Mlp, Model
-from autopar.run.run import Run, resplit_run
+from autopar.run.run import Run, run_with_split
 from search.engines.exporter_types import Draft, ExportTarget, spec_of
 from search.engines.torchtitan.read import read_titan
 from search.engines.words import ROTARY_BASE, layer_ranges, required, torchrun
@@ -486,7 +486,7 @@ def _read(text: str, run: Run) -> Run:
     # steps, and their precision also holds where nothing is sharded.
     wide = calls["TrainingConfig"]["mixed_precision_param"] == "float32"
     precision = replace(found.runtime.precision, kind="fp32" if wide else "bf16")
-    found = resplit_run(found, sequence_parallel=scattered and found.split.tp > 1)
+    found = run_with_split(found, sequence_parallel=scattered and found.split.tp > 1)
     return replace(found, runtime=replace(found.runtime, precision=precision), steps=run.steps)
 
 

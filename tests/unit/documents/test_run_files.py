@@ -16,7 +16,7 @@ from autopar.errors import DocumentError
 from autopar.records import replace
 from autopar.run.of_plan import run_of_plan
 from autopar.run.plan import Plan, violations
-from autopar.run.run import Run, Word, resplit_run
+from autopar.run.run import Run, Word, run_with_split
 from autopar.training.adapters import Adapters
 from search.engines.candidate import recompute_words
 from search.planning.uniform.files import choice_of, is_launch, read_launch
@@ -100,7 +100,7 @@ def test_a_uniform_plan_is_a_plan_of_alike_layers() -> None:
     for name, why in (("blocks", "replicas"), ("fp8", "fp8 or fp4"), ("hsdp", "replicas")):
         with pytest.raises(DocumentError, match=why):
             PlanDocument.parse(written(RUNS[name], price={}))
-    ulysses = resplit_run(RUNS["dense"], cp=2, cp_kind="a2a")
+    ulysses = run_with_split(RUNS["dense"], cp=2, cp_kind="a2a")
     with pytest.raises(DocumentError, match="ring attention"):
         PlanDocument.parse(written(ulysses, price={}))
 

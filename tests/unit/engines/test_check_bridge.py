@@ -17,7 +17,7 @@ from msgspec.structs import asdict
 from autopar.price.assessment import assess
 from autopar.price.job import job_of_run
 from autopar.records import replace
-from autopar.run.run import resplit_run
+from autopar.run.run import run_with_split
 from benchmarks.ledger_models import known_architecture
 from search.check.alternatives import neighbours_of
 from search.commands import check
@@ -554,7 +554,7 @@ def test_degrees_of_experts_are_written(tmp_path: Path) -> None:
     file = checked(tmp_path, words)
     run = file.run
     assert run is not None
-    wanted = resplit_run(run, ep=16, etp=2, recompute=frozenset({"core_attn"}))
+    wanted = run_with_split(run, ep=16, etp=2, recompute=frozenset({"core_attn"}))
     changes = file.written(wanted)
     assert changes == (
         ("--recompute_modules", "layernorm,moe_act", None),

@@ -18,7 +18,7 @@ import pytest
 from autopar.price.account import account_of
 from autopar.price.sharded_peak import instants
 from autopar.records import replace
-from autopar.run.run import Run, resplit_run
+from autopar.run.run import Run, run_with_split
 from search.check.alternatives import _single_changes
 from search.commands import check
 from search.engines.huggingface.models import flavour, model_named
@@ -320,7 +320,7 @@ def test_changes_are_lines_of_either_file(checked: Read) -> None:
     assert file.written(smaller) == (
         ("--per-device-train-batch-size", "4", "2"), ("--gradient-accumulation-steps", "2", "4"),
     )  # fmt: skip
-    assert file.written(resplit_run(run, zero=3)) == (("zero_optimization.stage", "2", "3"),)
+    assert file.written(run_with_split(run, zero=3)) == (("zero_optimization.stage", "2", "3"),)
     assert file.spelled("zero_optimization.stage", "3") == '"zero_optimization.stage": 3'
     assert file.spelled("--per-device-train-batch-size", "2") == "--per_device_train_batch_size 2"
 
@@ -472,7 +472,7 @@ def test_checkpoints_are_changed_where_they_are_said(accelerated: Read) -> None:
     file = accelerated(FSDP2, LAUNCH)
     run = file.run
     assert run is not None
-    other = resplit_run(run, recompute=frozenset())
+    other = run_with_split(run, recompute=frozenset())
     assert file.written(other) == (("fsdp_config.fsdp_activation_checkpointing", "true", "false"),)
 
 

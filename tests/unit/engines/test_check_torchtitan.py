@@ -23,7 +23,7 @@ from autopar.price.parameters import stage_weights
 from autopar.price.sharded_peak import instants
 from autopar.price.step import step_time
 from autopar.rates.parts.operations import machine_of
-from autopar.run.run import Run, resplit_run
+from autopar.run.run import Run, run_with_split
 from autopar.units import GIB
 from search.commands import check
 from search.engines.huggingface.models import FLAVOURS, flavour
@@ -487,7 +487,7 @@ def test_changes_are_keys_of_the_file(checked: Callable[..., CheckedFile]) -> No
     for text, place in ((RUNS["8B fp8"].text, "training"), (_H200, "parallelism")):
         file = checked(text, 32)
         assert file.run is not None
-        changes = file.written(resplit_run(file.run, tp=2, sequence_parallel=True))
+        changes = file.written(run_with_split(file.run, tp=2, sequence_parallel=True))
         # 2024 has no batch of all ranks, so fewer of them would be fewer sequences
         if place == "training":
             assert changes is None

@@ -17,7 +17,7 @@ from autopar.errors import InputError
 from autopar.records import replace
 from autopar.run.architecture import Mlp, decoder_layers
 from autopar.run.of_plan import uniform_model
-from autopar.run.run import Run, resplit_run
+from autopar.run.run import Run, run_with_split
 from autopar.run.runtime import Precision, Quirks
 from autopar.run.strategy import chunks_of_sizes, even_chunks
 from search.engines.candidate import Candidate
@@ -210,7 +210,7 @@ def test_commands_are_scripts_of_bash(tmp_path: Path, engine: str) -> None:
          "no model of 32 layers of width 4096"),
         ("megatron", searched("megatron"), replace(NODE, model="llama3-70b"),
          "llama3-70b has 80 layers of width 8192"),
-        ("megatron", resplit_run(told(searched("megatron", tp=2), overlap={"tensor": True}),
+        ("megatron", run_with_split(told(searched("megatron", tp=2), overlap={"tensor": True}),
                                  sequence_parallel=False), NODE,
          "--tp-comm-overlap needs --sequence-parallel"),
     ],

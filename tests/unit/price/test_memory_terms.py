@@ -29,7 +29,7 @@ from autopar.price.peak import (
 from autopar.price.states import buffers_of, states_of
 from autopar.records import replace
 from autopar.run.architecture import Experts, LatentAttention, Model
-from autopar.run.run import Run, resplit_run
+from autopar.run.run import Run, run_with_split
 from autopar.run.runtime import (
     Allocator,
     ExpertKernels,
@@ -146,7 +146,7 @@ def test_states_of_a_rank_are_those_of_its_parameters() -> None:
     weights = stage_weights(plain, 0)
     assert states_of(plain, weights).total_bytes == 18 * parameters(plain)
 
-    sharded = resplit_run(plain, zero=1)
+    sharded = run_with_split(plain, zero=1)
     (buffer,) = buffers_of(sharded, weights[0])
     assert 0 <= buffer.elements - parameters(plain) < 128 * 8
     assert buffer.elements % 128 == 0
@@ -154,9 +154,9 @@ def test_states_of_a_rank_are_those_of_its_parameters() -> None:
     assert states.gradients_bytes == 4 * buffer.elements
     assert states.total_bytes == 6 * buffer.elements + 12 * buffer.elements // 8
     assert sum(buffer.spans) <= buffer.elements // 8
-    second = resplit_run(plain, zero=2)
+    second = run_with_split(plain, zero=2)
     assert states_of(second, weights).gradients_bytes == 4 * buffer.elements // 8
-    halves = resplit_run(sharded, replicas=2)
+    halves = run_with_split(sharded, replicas=2)
     assert states_of(halves, weights).moments_bytes == 2 * states.moments_bytes
 
 

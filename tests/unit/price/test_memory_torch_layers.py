@@ -20,7 +20,7 @@ from autopar.price.torch_layers import (
     products,
     whole_parts,
 )
-from autopar.run.run import Run, resplit_run
+from autopar.run.run import Run, run_with_split
 from search.engines.huggingface.models import flavour
 from tests.runs import torch_run
 
@@ -128,6 +128,6 @@ def test_experts_divide_by_their_own_ranks() -> None:
     # fp32 shards of 15.7 billion parameters over 64 ranks, whatever the degree of experts
     assert kept["weights"] == pytest.approx(4 * 15.706e9 / 64, rel=0.02)
     # copies of everything on half of them
-    twice = resplit_run(base, replicas=2)
+    twice = run_with_split(base, replicas=2)
     more = {term.name: term.num_bytes for term in account_of(twice).states}
     assert more["weights"] == pytest.approx(2 * kept["weights"], rel=0.01)

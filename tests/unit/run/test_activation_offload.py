@@ -20,7 +20,7 @@ from autopar.price.step import step_time
 from autopar.rates.parts.operations import machine_of
 from autopar.records import replace
 from autopar.run.architecture import Experts, LatentAttention
-from autopar.run.run import Run, legal, resplit_run
+from autopar.run.run import Run, legal, run_with_split
 from autopar.run.runtime import ActivationOffload, ExpertKernels
 from autopar.run.strategy import OFFLOADED
 from search.engines.megatron.read import read_run
@@ -96,7 +96,7 @@ def test_recomputed_modules_have_nothing_to_offload() -> None:
     whole = run("core_attn", "moe_act", recompute="full")
     assert all(size for _, size in saved_parts(again.rank_layers[-1]))
     chunk = whole.strategy.stages[0][0]
-    plain = resplit_run(whole, offload=frozenset())
+    plain = run_with_split(whole, offload=frozenset())
     assert chunk_saved_bytes(whole, chunk) == chunk_saved_bytes(plain, chunk)
     assert all(block.offloaded_bytes == 0 for block in job_of_run(whole).blocks)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autopar.records import replace
-from autopar.run.run import Run, resplit_run
+from autopar.run.run import Run, run_with_split
 from autopar.run.strategy import even_chunks, recomputing
 from autopar.training.adapters import Adapters
 from autopar.training.launch_settings import settings_of
@@ -59,13 +59,14 @@ SPEED = searched("deepspeed", zero=3, recompute="full")
         ("megatron", MEGATRON),
         ("megatron", told(MEGATRON, states={"bucket": 1 << 22})),
         ("megatron", replace(again(MEGATRON, unit=2), steps=50)),
-        ("megatron", resplit_run(MEGATRON, offload=frozenset({"core_attn"}))),
+        ("megatron", run_with_split(MEGATRON, offload=frozenset({"core_attn"}))),
         ("megatron", told(MEGATRON, optimizer={"moments_bytes": 4, "master_bytes": 2})),
         ("megatron", searched("megatron", zero=3, cp=2, precision="fp8", recompute="full")),
         ("megatron", searched("megatron", "mixtral-8x7b", ep=8, zero=0, recompute="moe_act")),
         ("megatron-bridge", MEGATRON),
         ("torchtitan", TITAN),
-        ("torchtitan", told(again(resplit_run(TITAN, replicas=2, recompute=frozenset()), every=2),
+        ("torchtitan", told(again(run_with_split(TITAN, replicas=2, recompute=frozenset()),
+            every=2),
                             kernels={"compiled": True})),
         ("torchtitan", searched("torchtitan", pp=2, vpp=2, schedule="dual_pipe_v", zero=3)),
         ("deepspeed", SPEED),
