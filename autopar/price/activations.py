@@ -163,7 +163,7 @@ def _linear_input(at: RankLayer, size_bytes: int) -> int:
     Transformer Engine saves the copy that the weight gradient reads, and frees the tensor.
     """
     precision = at.precision
-    if not precision.low:
+    if not precision.low_precision:
         return size_bytes
     return math.ceil(size_bytes // precision.element_bytes * precision.low_bytes)
 
@@ -174,7 +174,7 @@ def _expert_input(at: RankLayer, size_bytes: int) -> int:
     The copies are quantised by rows and by columns.
     """
     grouped = at.run.runtime.experts.grouped
-    return _linear_input(at, size_bytes) * (2 if at.precision.low and grouped else 1)
+    return _linear_input(at, size_bytes) * (2 if at.precision.low_precision and grouped else 1)
 
 
 def _attention_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
@@ -234,7 +234,7 @@ def _attention_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
     # The kernel saves its own output, and the following GEMM the copy that it reads. With
     # all-to-all CP the copy is the tensor received from the other ranks. With gathered keys the
     # kernel's own output consists of two halves.
-    copied = kernel == "flash" or at.precision.low or at.split.cp_kind != "ring"
+    copied = kernel == "flash" or at.precision.low_precision or at.split.cp_kind != "ring"
     if copied and needs_input(run.runtime.adapters, "projection"):
         yield "attention output's copy", _linear_input(at, output)
     # the logarithm of each row's sum, in fp32

@@ -174,7 +174,7 @@ def _blocks(run: Run) -> Iterator[Block]:
 
 
 def _block(run: Run, at: RankLayer, number: int) -> Block:
-    low, split, first = run.runtime.precision.low, at.split, run.split
+    low, split, first = run.runtime.precision.low_precision, at.split, run.split
     recompute: Recomputation = frozenset({"per_op"}) if split.recompute == "op" else split.recompute
     # fully recomputed layers save only their input, so nothing else can be offloaded
     offloaded = recompute != "full" and run.offloads_activations

@@ -164,7 +164,7 @@ def states_of(run: Run, chunks: Sequence[Sequence[Weight]]) -> States:
     for buffer in buffers:
         own = buffer.elements // buffer.replicas
         # low-precision weights have a second, transposed copy; 16-bit weights have two copies
-        low = buffer.quantized if precision.low else 0
+        low = buffer.quantized if precision.low_precision else 0
         eighth = math.ceil(low * precision.low_bytes)
         transposed = 0 if _needs_no_transpose(run) else eighth
         stored = buffer.elements * element

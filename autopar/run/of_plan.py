@@ -270,7 +270,7 @@ def plan_of_run(run: Run) -> Plan:
             "the batch is not a whole number of micro-batches",
             remedy="Change the degrees or the batch",
         )
-    if run.runtime.precision.low or run.runtime.adapters is not None:
+    if run.runtime.precision.low_precision or run.runtime.adapters is not None:
         raise InputError("a per-layer plan has no fp8 or fp4 GEMMs and no adapters")
     ends = strategy.ends
     sizes = tuple(sum(len(chunk.layers) for chunk in stage) for stage in strategy.stages)

@@ -137,7 +137,7 @@ class RankLayer(Record, dict=True, eq=False):
     def precision(self) -> Precision:
         """Precision of the layer: that of the run, or the same with 16-bit GEMMs."""
         own = self.run.runtime.precision
-        return own if self.split.low_precision or not own.low else own.plain
+        return own if self.split.low_precision or not own.low_precision else own.plain
 
     @property
     def element_bytes(self) -> int:

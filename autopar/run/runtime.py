@@ -93,7 +93,7 @@ class Precision(Record):
     """True if only expert GEMMs run in low precision."""
 
     @property
-    def low(self) -> bool:
+    def low_precision(self) -> bool:
         """True if GEMMs use fewer than 16 bits."""
         return self.fp8 or self.fp4
 

@@ -195,7 +195,7 @@ def _layer(run: Run, layer: Layer) -> Layer:
 
 def _strategy(run: Run) -> Strategy:
     strategy, mixed = run.strategy, run.model.experts is not None
-    low = run.runtime.precision.low
+    low = run.runtime.precision.low_precision
     offloads = run.offloads_activations
     splits = [
         replace(

@@ -299,7 +299,7 @@ def _precision(run: Run) -> Iterator[Argument]:
         yield _one("fp4-format", "e2m1")
         yield _one("fp4-recipe", "nvfp4")
         yield from _where(("fp4-param-gather", precision.fp4_weights))
-    if precision.low and any(ends):
+    if precision.low_precision and any(ends):
         yield ("first-last-layers-bf16", ())
         yield _one("num-layers-at-start-in-bf16", ends[0])
         yield _one("num-layers-at-end-in-bf16", ends[1])

@@ -37,7 +37,7 @@ def recipe(run: Run, place: ExportTarget) -> Draft:
     """
     refuse_model(place.model or run.name, beyond(run.model))
     others = {
-        "fp8 GEMMs": run.runtime.precision.low,
+        "fp8 GEMMs": run.runtime.precision.low_precision,
         "compiled layers": run.kernels.compiled,
         "several chunks of a stage": run.strategy.vpp > 1,
         "recomputation of parts of layers": run.strategy.recomputed.kind in ("op", "every"),
