@@ -25,7 +25,7 @@ def attention_of(at: RankLayer) -> Attention:
     return attention
 
 
-def scores(at: RankLayer) -> int:
+def score_count(at: RankLayer) -> int:
     """Return the number of attention scores of one layer on a rank: b*n/t*(s/c)*s."""
     run, split = at.run, at.split
     heads = attention_of(at).heads // split.tp
@@ -44,12 +44,12 @@ def stream_bytes(run: Run) -> int:
 
 def saved_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
     """Yield (part, bytes) of a layer's saved activations on the device, not fully recomputed."""
-    for name, left in left_parts(at):
+    for name, left in device_parts(at):
         if left:
             yield name, left
 
 
-def left_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
+def device_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
     """Yield (part, device bytes) of all parts in module order; offloaded parts may have 0 bytes."""
     gone = dict(_offloaded_parts(at))
     for index, (name, size) in enumerate(_layer_parts(at)):
@@ -222,7 +222,7 @@ def _attention_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
     kernel = run.kernels.attention
     if kernel in ("unfused", "local"):
         yield "attention output", _linear_input(at, output)
-        number = scores(at)
+        number = score_count(at)
         yield "scores", number * element
         if attention.dropout > 0:
             # the scores after dropout, and one mask byte each

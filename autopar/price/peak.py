@@ -16,13 +16,13 @@ from autopar.pipeline.schedules import default_group
 from autopar.price.activations import (
     chunk_parts,
     copied_qkv_bytes,
+    device_parts,
     input_bytes,
     layer_saved_bytes,
-    left_parts,
     offloaded_bytes,
     routed_tokens,
     saved_parts,
-    scores,
+    score_count,
     stream_bytes,
 )
 from autopar.price.allocator import recycled_bytes
@@ -323,7 +323,7 @@ def backward_bytes(run: Run, chunk: Chunk) -> tuple[int, int]:
         # a recomputed MoE layer repeats its dispatch
         moments.append((again + behind + dispatched_bytes(run, chunk), freed))
     if run.kernels.attention in ("unfused", "local"):
-        number = scores(at) * at.element_bytes * run.kernels.quirks.unfused_backward_copies
+        number = score_count(at) * at.element_bytes * run.kernels.quirks.unfused_backward_copies
         freed += sum(_behind_attention(at))
         moments.append((again + in_scores + number, freed))
     return max(moments, key=lambda moment: moment[0] - moment[1])
@@ -351,7 +351,7 @@ def _restored(at: RankLayer) -> tuple[int, int]:
 def _behind_attention(at: RankLayer) -> Sequence[int]:
     """Return the sizes of the parts that a layer saves from its second norm on."""
     # offloaded and empty parts are included, so that the norm's position is correct
-    parts = list(left_parts(at))
+    parts = list(device_parts(at))
     inputs = [place for place, (name, _) in enumerate(parts) if name == "norm input"]
     return [size for _, size in parts[inputs[1] :]]
 
