@@ -170,7 +170,7 @@ def _kept_terms(run: Run, stage: int) -> Iterator[Term]:
         ),
         (
             "stand-ins of weight gradients",
-            workspaces.accumulation_bytes(run, weights),
+            workspaces.dummy_weight_gradient_bytes(run, weights),
             "--no-gradient-accumulation-fusion",
         ),
     )

@@ -128,7 +128,7 @@ def routing_bytes(run: Run, chunks: Sequence[Chunk]) -> int:
     return mixture_count(run, chunks) * each
 
 
-def accumulation_bytes(run: Run, chunks: Sequence[Sequence[Weight]]) -> int:
+def dummy_weight_gradient_bytes(run: Run, chunks: Sequence[Sequence[Weight]]) -> int:
     """Return the bytes of the 16-bit dummy weight gradients: one per distinct shape on the rank."""
     if not (run.kernels.fused_accumulation and run.kernels.quirks.kept_dummies):
         return 0

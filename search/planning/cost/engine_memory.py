@@ -15,8 +15,8 @@ from autopar.price.activations import input_bytes, layer_saved_bytes, stream_byt
 from autopar.price.parameters import head_weight, layer_weights
 from autopar.price.peak import backward_bytes, head_bytes, kept_logits_bytes
 from autopar.price.workspaces import (
-    accumulation_bytes,
     cublas_bytes,
+    dummy_weight_gradient_bytes,
     engine_workspace_bytes,
     rotary_bytes,
 )
@@ -147,7 +147,7 @@ def _layer_memory(layer: LayerSpec, run_of: Callable[[int], Run]) -> LayerMemory
         kept[degree] = float(layer_saved_bytes(at))
         needed, freed = backward_bytes(run, Chunk(False, (0,), 0, False))
         backward[degree] = float(needed - freed)
-        shared[degree] = float(accumulation_bytes(run, [layer_weights(at)]))
+        shared[degree] = float(dummy_weight_gradient_bytes(run, [layer_weights(at)]))
     whole = run_of(1).rank_layers[0]
     return LayerMemory(
         parameter_count=float(sum(weight.elements for weight in layer_weights(whole))),
@@ -189,6 +189,8 @@ def _other_memory(
                 # The gradient sent back also has a buffer. The copies of whole sequences are
                 # counted with the layers.
                 kept[degree] += stream / degree
-            held[degree] = float(accumulation_bytes(head, [[head_weight(head)]])) if end else 0.0
+            held[degree] = (
+                float(dummy_weight_gradient_bytes(head, [[head_weight(head)]])) if end else 0.0
+            )
         found[position] = replace(memory, activation_bytes_per_sample=kept, held_bytes=held)
     return found

@@ -508,7 +508,7 @@ class MemoryBounds:
             + workspaces.engine_workspace_bytes(run)
             + workspaces.gather_bytes(run, [chunk])
             + workspaces.overlap_bytes(run)
-            + workspaces.accumulation_bytes(run, [chunk_weights(run, chunk)])
+            + workspaces.dummy_weight_gradient_bytes(run, [chunk_weights(run, chunk)])
             + workspaces.mask_bytes(run, [chunk])
         )
         if run.model.attention.latent is None:

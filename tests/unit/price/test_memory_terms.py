@@ -277,8 +277,8 @@ def test_stand_ins_of_weight_gradients_are_one_of_a_shape() -> None:
     weights = stage_weights(fused, 0)
     # qkv, proj, both of the MLP, and the words, which are the head here
     elements = (3 + 1 + 4 + 4) * 512 * 512 + 50304 * 512
-    assert workspaces.accumulation_bytes(fused, weights) == 2 * elements
-    assert workspaces.accumulation_bytes(run(), weights) == 0
+    assert workspaces.dummy_weight_gradient_bytes(fused, weights) == 2 * elements
+    assert workspaces.dummy_weight_gradient_bytes(run(), weights) == 0
 
 
 # --------------------------------------------------------------------------------------------------
