@@ -502,7 +502,7 @@ def _in_backward(
         states = [*there, *_made(run, own, at, there)]
         if unit.name == "layer":
             assert unit.layer is not None, "a unit of a layer has it"
-            again = torch_layers.again_bytes(unit.layer)
+            again = torch_layers.recompute_bytes(unit.layer)
             inside = torch_layers.backward_gradients_bytes(unit.layer)
             yield LivePoint(
                 name="backward of a layer",

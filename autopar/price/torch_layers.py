@@ -50,7 +50,7 @@ def _norm_of_layer(at: RankLayer) -> int:
     return _norm(at.run, at.sequence_parallel_tokens, at.layer.hidden)
 
 
-def whole_parts(at: RankLayer) -> Parts:
+def parts_without_recompute(at: RankLayer) -> Parts:
     """Yield (part, bytes) that a layer saves without recomputation."""
     adapters, mlp = at.run.runtime.adapters, at.layer.mlp
     width = at.tokens * at.layer.hidden * at.element_bytes
@@ -131,7 +131,7 @@ def _mixture(at: RankLayer) -> Parts:
         yield from _mlp("shared expert", at, at.tokens, experts.shared_width // at.split.tp)
 
 
-def products(at: RankLayer) -> tuple[tuple[str, int], ...]:
+def gemm_outputs(at: RankLayer) -> tuple[tuple[str, int], ...]:
     """Return (name, output elements) of a layer's GEMMs in the order of its forward.
 
     Router and grouped expert GEMMs are excluded because torchtitan recomputes them.
@@ -177,7 +177,7 @@ def _by_op(at: RankLayer) -> Parts:
     """
     element, compiled = at.element_bytes, at.run.kernels.compiled
     yield "layer input", input_bytes(at)
-    rows = products(at)
+    rows = gemm_outputs(at)
     for place, (name, elements) in enumerate(rows):
         last = place == len(rows) - 1
         if place % 2 == 0 and not (compiled and last):
@@ -197,7 +197,7 @@ def layer_saved_bytes(at: RankLayer) -> int:
         return sum(size for _, size in _by_op(at))
     if at.split.recompute == "full":
         return input_bytes(at)
-    return sum(size for _, size in whole_parts(at))
+    return sum(size for _, size in parts_without_recompute(at))
 
 
 def chunk_saved_bytes(run: Run, chunk: Chunk) -> int:
@@ -212,11 +212,11 @@ def chunk_saved_bytes(run: Run, chunk: Chunk) -> int:
     return total
 
 
-def again_bytes(at: RankLayer) -> int:
+def recompute_bytes(at: RankLayer) -> int:
     """Return the bytes that recomputation allocates in the backward of a layer."""
     if not at.split.recompute:
         return 0
-    whole = sum(size for _, size in whole_parts(at))
+    whole = sum(size for _, size in parts_without_recompute(at))
     if at.split.recompute == "op":
         # saved outputs are not recomputed
         kept = sum(size for _, size in _by_op(at))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from autopar.price.torch_layers import whole_parts
+from autopar.price.torch_layers import parts_without_recompute
 from autopar.run.runtime import Precision
 from autopar.training.adapters import TARGETS, Adapters
 from tests.runs import llama, torch_run
@@ -104,7 +104,7 @@ def counted_bytes(adapters: Adapters | None) -> int:
         precision=Precision(kind="fp32"),
         adapters=adapters,
     )
-    return sum(size for _, size in whole_parts(run.rank_layers[0]))
+    return sum(size for _, size in parts_without_recompute(run.rank_layers[0]))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

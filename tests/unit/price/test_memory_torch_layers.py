@@ -12,13 +12,13 @@ import pytest
 
 from autopar.price.account import account_of
 from autopar.price.torch_layers import (
-    again_bytes,
     backward_gradients_bytes,
     chunk_saved_bytes,
+    gemm_outputs,
     input_bytes,
     loss_bytes,
-    products,
-    whole_parts,
+    parts_without_recompute,
+    recompute_bytes,
 )
 from autopar.run.run import Run, run_with_split
 from search.engines.huggingface.models import flavour
@@ -76,9 +76,9 @@ def test_what_is_made_again_is_what_was_not_kept() -> None:
     for way in ("op", "full"):
         run = _run(recompute=way, compiled=True)
         layer = run.rank_layers[0]
-        whole = sum(size for _, size in whole_parts(layer))
-        assert again_bytes(layer) == whole - _saved(run) * TOKENS
-    assert again_bytes(_run().rank_layers[0]) == 0
+        whole = sum(size for _, size in parts_without_recompute(layer))
+        assert recompute_bytes(layer) == whole - _saved(run) * TOKENS
+    assert recompute_bytes(_run().rank_layers[0]) == 0
 
 
 @pytest.mark.parametrize(("recompute", "residuals"), [(frozenset(), 1), ("full", 2)])
@@ -95,7 +95,7 @@ def test_tensor_ranks_divide_what_is_between_gathers() -> None:
     kept = (H // 2) + (H + ROWS + H + KV + F) // 2 + H // 2
     assert _saved(run) == kept
     assert input_bytes(layer) == TOKENS * H // 2
-    names = [name for name, _ in products(layer)]
+    names = [name for name, _ in gemm_outputs(layer)]
     assert names == ["query", "key", "value", "projection", "gate", "up", "down"]
 
 
