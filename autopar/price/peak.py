@@ -243,7 +243,7 @@ def _last_layer(run: Run, chunk: Chunk) -> RankLayer | None:
     return run.rank_layers[chunk.layers[-1]] if chunk.layers else None
 
 
-def dispatched_bytes(run: Run, chunk: Chunk) -> int:
+def expert_dispatch_bytes(run: Run, chunk: Chunk) -> int:
     """Return the transient bytes of dispatch and combine in a chunk's last MoE layer.
 
     The peak of the forward is in the combine. The caller still references the dispatched input; the
@@ -321,7 +321,7 @@ def backward_bytes(run: Run, chunk: Chunk) -> tuple[int, int]:
     moments = [(again + behind + gradients + input_bytes(at), freed)]
     if again or "moe" in at.split.modules:
         # a recomputed MoE layer repeats its dispatch
-        moments.append((again + behind + dispatched_bytes(run, chunk), freed))
+        moments.append((again + behind + expert_dispatch_bytes(run, chunk), freed))
     if run.kernels.attention in ("unfused", "local"):
         number = score_count(at) * at.element_bytes * run.kernels.quirks.unfused_backward_copies
         freed += sum(_behind_attention(at))
@@ -375,7 +375,7 @@ def _extras(run: Run, chunk: Chunk) -> dict[str, _Extra]:
     own, freed = backward_bytes(run, chunk)
     # final norm and head run after the last experts
     ahead = 2 * stream_bytes(run) if chunk.head else 0
-    forward = [_Extra(dispatched_bytes=dispatched_bytes(run, chunk), freed_bytes=ahead)]
+    forward = [_Extra(dispatched_bytes=expert_dispatch_bytes(run, chunk), freed_bytes=ahead)]
     if chunk.head:
         head = head_bytes(run, chunk.mtp) + deferred_head_bytes(run)
         # an in-place loss has its peak in the head's backward, when its output is no longer sent

@@ -28,7 +28,12 @@ from autopar.price.activations import (
 from autopar.price.allocator import recycled_bytes
 from autopar.price.oom_risk import CONTEXT_BYTES, LaunchKind, kind_of, reserve_share
 from autopar.price.parameters import Weight, chunk_weights, layer_weights
-from autopar.price.peak import backward_bytes, deferred_head_bytes, dispatched_bytes, head_bytes
+from autopar.price.peak import (
+    backward_bytes,
+    deferred_head_bytes,
+    expert_dispatch_bytes,
+    head_bytes,
+)
 from autopar.price.sharded_peak import recipe_of_run
 from autopar.records import Record, replace
 from autopar.run.run import RankLayer, Run
@@ -532,7 +537,7 @@ class MemoryBounds:
             elif has_head:
                 found = float(head_bytes(run, run.model.mtp) + deferred_head_bytes(run))
             else:
-                found = float(dispatched_bytes(run, chunk))
+                found = float(expert_dispatch_bytes(run, chunk))
             self._forwards[key] = found
         return found
 

@@ -19,7 +19,7 @@ from autopar.price.allocator import RESERVED_RATIOS, Pool, recycled_bytes, round
 from autopar.price.parameters import layer_weights, stage_weights
 from autopar.price.peak import (
     backward_bytes,
-    dispatched_bytes,
+    expert_dispatch_bytes,
     head_bytes,
     order,
     peak_of,
@@ -549,8 +549,8 @@ def test_tokens_between_experts(
         )
         for which in (pattern, pattern[::-1])
     )
-    assert dispatched_bytes(mixed, mixed.strategy.stages[0][0]) == copies * 2 * 4096 * 512 * 2
-    assert dispatched_bytes(dense, dense.strategy.stages[0][0]) == 0
+    assert expert_dispatch_bytes(mixed, mixed.strategy.stages[0][0]) == copies * 2 * 4096 * 512 * 2
+    assert expert_dispatch_bytes(dense, dense.strategy.stages[0][0]) == 0
 
 
 def test_mixtures_are_fullest_in_their_forward_where_the_head_is_small() -> None:
