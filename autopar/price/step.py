@@ -224,7 +224,7 @@ class LayerTimeCache:
         if isinstance(block.mlp, Mlp):
             second = self._half(replace(plain, heads_exchanged=False), other)
         else:
-            second = self._half(routed_alone(job, block.mlp), other)
+            second = self._half(routing_job(job, block.mlp), other)
         return LayerTimes(
             parts=(*first.parts, *second.parts),
             tensor=_together(first.tensor, second.tensor),
@@ -270,7 +270,7 @@ class LayerTimeCache:
         return found
 
 
-def routed_alone(job: Job, experts: Experts) -> Job:
+def routing_job(job: Job, experts: Experts) -> Job:
     """Return an equivalent job on one tensor and context rank with as many routed tokens.
 
     The job is returned unchanged if no such job exists, for example with shared experts, whose
@@ -289,7 +289,7 @@ def _together(one: CommunicationTime, other: CommunicationTime) -> Communication
     return CommunicationTime(*map(sum, zip(one, other, strict=True)))
 
 
-def own_times(job: Job, block: Block, known: LayerTimeCache) -> LayerTimes:
+def kernel_times(job: Job, block: Block, known: LayerTimeCache) -> LayerTimes:
     """Return the kernels and communication of one layer of a block, with the block's degrees."""
     return known.times(_own(job, block), block)
 
@@ -306,7 +306,7 @@ def seconds_of_times(machine: Machine, job: Job, times: LayerTimes) -> tuple[Rea
     return sum(found.values()), host
 
 
-def again_seconds(machine: Machine, job: Job, times: LayerTimes, recompute: Recomputation) -> float:
+def recompute_s(machine: Machine, job: Job, times: LayerTimes, recompute: Recomputation) -> float:
     """Return a lower bound of the device seconds that recomputation adds to a layer.
 
     It assumes the expert overlap of a step of many micro-batches, as `seconds_of_times` does.
@@ -323,7 +323,7 @@ def forward_seconds(machine: Machine, job: Job, times: LayerTimes) -> float:
     return sum(_forward_terms(machine, job, times, _least_exposed_experts(job)).values())
 
 
-def ends_seconds(job: Job, known: LayerTimeCache) -> tuple[float, float]:
+def embedding_and_head_s(job: Job, known: LayerTimeCache) -> tuple[float, float]:
     """Return device seconds per micro-batch of (embedding, head and loss).
 
     The second includes the parts of MTP layers besides their transformer layers.
@@ -379,7 +379,7 @@ def step_time(machine: Machine, job: Job, known: LayerTimeCache | None = None) -
 
     window = machine.stack.figures.overlap["gradients"] * pipeline / number
 
-    def visible_s(seconds: float) -> float:
+    def exposed_s(seconds: float) -> float:
         if not job.overlap_gradients:
             return seconds
         return max(0.0, seconds - window) + HIDDEN_REDUCTION * seconds
@@ -387,11 +387,11 @@ def step_time(machine: Machine, job: Job, known: LayerTimeCache | None = None) -
     unlike = alike.values()
     reductions = {id(stage): reduction_s(machine, job, stage.weights) for stage in unlike}
     summed, gathered = max((found[:2] for found in reductions.values()), key=sum)
-    visible = visible_s(summed + gathered)
+    visible = exposed_s(summed + gathered)
     early = 0.0
     if job.reduce_every_micro_batch:
         # updated weights are gathered once, after the last micro-batch
-        early = visible_s(summed)
+        early = exposed_s(summed)
         visible += (number - 1) * early
     tied = 0.0
     # Gradients of the table's copies are summed over the first stage and another one: that of the

@@ -22,10 +22,10 @@ from autopar.price.assessment import Assessment, Target, Timing, assess
 from autopar.price.job import job_of_run
 from autopar.price.step import (
     LayerTimeCache,
-    again_seconds,
-    ends_seconds,
+    embedding_and_head_s,
     forward_seconds,
-    routed_alone,
+    recompute_s,
+    routing_job,
     seconds_of_times,
     stage_transfer_s,
     step_time,
@@ -227,7 +227,7 @@ class UniformCostModel:
         seconds = [self._layer_s(plain, job, at) for at in range(len(kinds.blocks))]
         key = ("ends", plain.tp, plain.cp, plain.micro_batch, plain.precision)
         if key not in self._ends:
-            self._ends[key] = ends_seconds(job, self.known)
+            self._ends[key] = embedding_and_head_s(job, self.known)
         first, last = self._ends[key]
         return DegreeTimes(
             choice=plain,
@@ -265,7 +265,7 @@ class UniformCostModel:
             tokens = replace(alone, heads_exchanged=False)
             second = self._half(tokens, other, (*attention, at, "mlp"))
         else:
-            routed = routed_alone(job, block.mlp)
+            routed = routing_job(job, block.mlp)
             way = (plain.ep, plain.etp, plain.dispatcher, plain.overlap_experts, plain.precision)
             # layers with shared experts use the whole job, as these communicate between tensor
             # ranks
@@ -302,7 +302,7 @@ class UniformCostModel:
         device, host = (np.full(len(self.words) + 2, one) for one in plain)
         # host overhead increases with full recomputation of a layer only
         device[:-2] += self.modules.sums(
-            [again_seconds(machine, job, times, _step_words(one)) for one in self.modules.names]
+            [recompute_s(machine, job, times, _step_words(one)) for one in self.modules.names]
         )
         for row, one in zip((device, host), full, strict=True):
             row[self.modules.full] = row[-1] = one

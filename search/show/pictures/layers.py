@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from autopar.price.step import LayerTimeCache, StageTime, ends_seconds, own_times
+from autopar.price.step import LayerTimeCache, StageTime, embedding_and_head_s, kernel_times
 from autopar.rates.layer import LayerTimes
 from autopar.rates.parts.operations import KernelTime
 from autopar.run.job import Block, Job
@@ -57,12 +57,12 @@ def layer_pieces(
     pieces : pieces by term for each kind of work. Terms outside layers, such as host overhead and
     ZeRO-3 communication, keep their share. Layers fill the rest in proportion to their seconds.
     """
-    queue = [own_times(job, block, known) for block in blocks for _ in range(block.number)]
+    queue = [kernel_times(job, block, known) for block in blocks for _ in range(block.number)]
     visible = {
         term: stage.terms_s[term] / whole if (whole := _sent(queue, term)) else 0.0
         for term in _BETWEEN
     }
-    embedding_s, head_s = ends_seconds(job, known)
+    embedding_s, head_s = embedding_and_head_s(job, known)
     again = _again(queue, stage.terms_s["recompute"])
     found: dict[tuple[str, int], tuple[Piece, ...]] = {}
     # MTP layers are listed and numbered after all other layers.
