@@ -113,7 +113,7 @@ def sharding_s(machine: Machine, job: Job, block: Block, terms: Mapping[str, flo
         own = sum(adapter_parameters(job, block)) / job.tp * gradient_bytes(machine, job)
         traffic += _sum_s(machine, own, dense_group(job))
     device = sum(terms.values())
-    return float(beside_traffic_s(machine, device, traffic)) - device
+    return float(overlapped_traffic_s(machine, device, traffic)) - device
 
 
 def dense_traffic_s(machine: Machine, job: Job, block: Block) -> float:
@@ -141,7 +141,7 @@ def expert_traffic_s(machine: Machine, job: Job, block: Block) -> float:
     return routed / _network(machine)
 
 
-def beside_traffic_s(machine: Machine, device_s: Real, traffic_s: Real) -> Real:
+def overlapped_traffic_s(machine: Machine, device_s: Real, traffic_s: Real) -> Real:
     """Return the time of kernels with concurrent ZeRO-3 communication.
 
     t = max(device, traffic) + x min(device, traffic), for numbers or arrays.

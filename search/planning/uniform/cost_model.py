@@ -32,11 +32,11 @@ from autopar.price.step import (
 )
 from autopar.rates.layer import LayerTimes
 from autopar.rates.parts.data_parallel import (
-    beside_traffic_s,
     dense_group,
     dense_traffic_s,
     expert_group,
     expert_traffic_s,
+    overlapped_traffic_s,
     reduction_s,
     table_traffic_s,
 )
@@ -361,7 +361,7 @@ class UniformCostModel:
             device, traffic, table = unit.device_s, np.zeros(len(unit.number)), 0.0
             if choice.zero == 3:
                 traffic, table = self._least_traffic_s(unit, choice)
-                device = np.asarray(beside_traffic_s(self.target.machine, device, traffic))
+                device = np.asarray(overlapped_traffic_s(self.target.machine, device, traffic))
             visible = min(1.0, self.target.machine.stack.figures.overlap["fully_sharded"])
             found = self._rows[key] = rows_of(unit, device, traffic, table, visible)
         return found

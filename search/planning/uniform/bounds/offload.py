@@ -15,7 +15,7 @@ import numpy as np
 
 from autopar.arrays import F64
 from autopar.rates.measured import together_s
-from autopar.rates.parts.data_parallel import beside_traffic_s
+from autopar.rates.parts.data_parallel import overlapped_traffic_s
 from search.engines.candidate import Candidate
 from search.planning.uniform.bounds.layer_times import (
     DegreeTimes,
@@ -112,7 +112,7 @@ def sets_s(
     forward = np.minimum(unit.forward_s, device)
     seen = _copies_s(prices, copied, forward, device - forward)
     traffic = prices.rows_s(unit, choice).traffic_s
-    rows = np.asarray(beside_traffic_s(prices.target.machine, device + seen, traffic))
+    rows = np.asarray(overlapped_traffic_s(prices.target.machine, device + seen, traffic))
     of_host = np.tile(host @ layers.T, (len(rows), 1))
     return prices.pipeline_s(unit, choice, arrangement, rows @ layers.T, of_host)
 
