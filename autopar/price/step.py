@@ -23,7 +23,7 @@ from autopar.rates.layer import (
     head_times,
     layer_times,
     mtp_times,
-    tensor_sends,
+    tensor_parallel_comm,
 )
 from autopar.rates.measured import together_s
 from autopar.rates.parts.data_parallel import (
@@ -255,7 +255,7 @@ class LayerTimeCache:
         key = (self._sizes(job), job.blocks[-1].hidden)
         found = self._modules.get(key)
         if found is None:
-            sends = tensor_sends(self._machine, job, job.blocks[-1].hidden)
+            sends = tensor_parallel_comm(self._machine, job, job.blocks[-1].hidden)
             seconds = sends.forward_s + sends.backward_s
             found = self._modules[key] = mtp_times(self._machine, job), seconds
         return found

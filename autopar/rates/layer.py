@@ -76,18 +76,18 @@ def layer_times(machine: Machine, job: Job, block: Block) -> LayerTimes:
     """
     tensor, experts, context = CommunicationTime(), CommunicationTime(), CommunicationTime()
     if block.attention is not None:
-        context = context_sends(machine, job, block.attention)
-        tensor = _sum(tensor, tensor_sends(machine, job, block.hidden))
+        context = context_parallel_comm(machine, job, block.attention)
+        tensor = _sum(tensor, tensor_parallel_comm(machine, job, block.hidden))
     if block.mamba is not None:
-        tensor = _sum(tensor, tensor_sends(machine, job, block.hidden))
+        tensor = _sum(tensor, tensor_parallel_comm(machine, job, block.hidden))
     if isinstance(block.mlp, Mlp):
-        tensor = _sum(tensor, tensor_sends(machine, job, block.hidden))
+        tensor = _sum(tensor, tensor_parallel_comm(machine, job, block.hidden))
     elif block.mlp is not None:
         experts = expert_sends(machine, job, block.hidden, block.mlp)
         if block.mlp.shared_width:
-            tensor = _sum(tensor, tensor_sends(machine, job, block.hidden))
+            tensor = _sum(tensor, tensor_parallel_comm(machine, job, block.hidden))
     return LayerTimes(
-        parts=tuple(layer_parts(machine, job, block, split_of(job))),
+        parts=tuple(layer_kernels(machine, job, block, split_of(job))),
         tensor=tensor,
         context=context,
         experts=experts,
@@ -108,7 +108,9 @@ def _sum(one: CommunicationTime, other: CommunicationTime) -> CommunicationTime:
 # Parts
 
 
-def layer_parts(machine: Machine, job: Job, block: Block, split: RankShape) -> Iterator[KernelTime]:
+def layer_kernels(
+    machine: Machine, job: Job, block: Block, split: RankShape
+) -> Iterator[KernelTime]:
     """Yield the kernels of one layer of a block; times are arrays where `split` has arrays.
 
     Tokens, widths and tensor degrees come from `split`; precision, kernels, sequence length,
@@ -338,7 +340,7 @@ def _mamba_parts(
 # Transfers
 
 
-def tensor_sends(machine: Machine, job: Job, hidden: int) -> CommunicationTime:
+def tensor_parallel_comm(machine: Machine, job: Job, hidden: int) -> CommunicationTime:
     """Return the tensor-parallel collectives of one half of a layer.
 
     All-reduces of n h elements. Sequence parallelism has an all-gather before and a reduce-scatter
@@ -361,7 +363,7 @@ _CONTEXT_FRACTION = 0.1
 """Exposed fraction of the shorter of attention and its ring communication."""
 
 
-def context_sends(
+def context_parallel_comm(
     machine: Machine, job: Job, attention: Attention, core_s: tuple[float, float] | None = None
 ) -> CommunicationTime:
     """Return the exposed context-parallel communication; a ring sends twice the bytes backward.

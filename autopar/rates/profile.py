@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from autopar.arrays import F64
-from autopar.rates.layer import embedding_times, head_times, layer_parts
+from autopar.rates.layer import embedding_times, head_times, layer_kernels
 from autopar.rates.measured import CollectiveCounts, host_calls, together_s
 from autopar.rates.parts.operations import KernelTime, Machine, RankShape
 from autopar.rates.parts.optimizer import optimizer_time_s
@@ -84,7 +84,7 @@ def layer_cells(
     held = sum(parameters(block))
     sides: tuple[tuple[_Kind, RankShape], ...] = ((kind, tensor), ("ulysses", ulysses))
     for name, split in sides:
-        forward, backward = _seconds(layer_parts(machine, job, block, split), n)
+        forward, backward = _seconds(layer_kernels(machine, job, block, split), n)
         for row, degree in enumerate(degrees):
             if degree == 1 and name == "ulysses":
                 continue  # whole layers are equal under both

@@ -17,13 +17,13 @@ from autopar.arrays import F64, I64
 from autopar.price.step import seconds_of_times
 from autopar.rates.layer import (
     LayerTimes,
-    context_sends,
+    context_parallel_comm,
     embedding_times,
     head_sends_s,
     head_times,
-    layer_parts,
+    layer_kernels,
     mtp_times,
-    tensor_sends,
+    tensor_parallel_comm,
 )
 from autopar.rates.measured import together_s
 from autopar.rates.parts.experts import expert_sends
@@ -178,7 +178,7 @@ class ModelTimeBounds:
         for kind in {*kinds}:
             at = [place for place, one in enumerate(kinds) if one == kind]
             some = [jobs[place] for place in at]
-            parts = tuple(layer_parts(self._machine, some[0], half, _splits(some)))
+            parts = tuple(layer_kernels(self._machine, some[0], half, _splits(some)))
             core = next(part for part in parts if part.module == "core_attn")
             rings = self._rings(some, half.attention, core)
             found = self._priced(
@@ -197,7 +197,7 @@ class ModelTimeBounds:
         )
         return _stacked(
             [
-                context_sends(
+                context_parallel_comm(
                     self._machine, job, attention, (float(forward[at]), float(backward[at]))
                 )
                 for at, job in enumerate(jobs)
@@ -205,7 +205,7 @@ class ModelTimeBounds:
         )
 
     def _mlp(self, jobs: Sequence[StepJob], half: Block) -> _Time:
-        parts = tuple(layer_parts(self._machine, jobs[0], half, _splits(jobs)))
+        parts = tuple(layer_kernels(self._machine, jobs[0], half, _splits(jobs)))
         return self._priced(jobs[0], parts, len(jobs), tensor=self._tensor(jobs, half.hidden))
 
     def _tensor(self, jobs: Sequence[StepJob], hidden: int) -> CommunicationTime:
@@ -213,7 +213,7 @@ class ModelTimeBounds:
         for job in jobs:
             key = ("tensor", job.tp, job.tokens, job.element_bytes)
             if key not in self._sends:
-                self._sends[key] = tensor_sends(self._machine, job, hidden)
+                self._sends[key] = tensor_parallel_comm(self._machine, job, hidden)
             found.append(self._sends[key])
         return _stacked(found)
 
@@ -270,7 +270,7 @@ class ModelTimeBounds:
         many = replace(settings, ep=ep, etp=etp)  # type: ignore[arg-type]
         few = splits._replace(routed=routed, outside=outside, expert_tensor=etp)
         alone = Block(number=1, hidden=block.hidden, mlp=replace(mlp, shared_width=0))
-        parts = tuple(layer_parts(self._machine, many, alone, few))
+        parts = tuple(layer_kernels(self._machine, many, alone, few))
         sends = [
             expert_sends(self._machine, _routing(settings, *pair, unlike[:, 0]), block.hidden, mlp)
             for pair in pairs
@@ -304,7 +304,7 @@ class ModelTimeBounds:
             dense = Block(
                 number=1, hidden=block.hidden, mlp=Mlp(width=mlp.shared_width, gated=mlp.gated)
             )
-            parts = layer_parts(self._machine, jobs[0], dense, _splits(jobs))
+            parts = layer_kernels(self._machine, jobs[0], dense, _splits(jobs))
             own = [part for part in parts if part.module == "mlp"]
             time = self._priced(jobs[0], own, len(jobs), tensor=self._tensor(jobs, block.hidden))
             found = _Time(time.device_s, time.host_s - self._empty_s(jobs[0]))
