@@ -25,7 +25,7 @@ from autopar.rates.layer import (
     mtp_times,
     tensor_parallel_comm,
 )
-from autopar.rates.measured import together_s
+from autopar.rates.measured import host_device_time_s
 from autopar.rates.parts.data_parallel import (
     ReplicaGroup,
     data_shards,
@@ -587,7 +587,7 @@ def _stage(
     device = sum(terms.values())
     # host overhead, sharding traffic and copies are distributed in proportion to compute
     compute = device - terms["sharding"] - terms["offload"]
-    total = float(together_s(device, host))
+    total = float(host_device_time_s(device, host))
     terms["host"] = total - device
     transfer = _transfer_s(machine, job)
     terms["transfer"] = transfer

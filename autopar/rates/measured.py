@@ -377,7 +377,7 @@ _Real = float | NDArray[np.float64]
 _HOST_POWER = 6.0
 
 
-def together_s(device_s: _Real, host_s: _Real) -> _Real:
+def host_device_time_s(device_s: _Real, host_s: _Real) -> _Real:
     """Return the time of kernels that a host launches: (device^6 + host^6)^(1/6).
 
     Device and host work concurrently: the result is slightly above the longer of the two.

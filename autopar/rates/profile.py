@@ -14,7 +14,7 @@ import numpy as np
 
 from autopar.arrays import F64
 from autopar.rates.layer import embedding_times, head_times, layer_kernels
-from autopar.rates.measured import CollectiveCounts, host_calls, together_s
+from autopar.rates.measured import CollectiveCounts, host_calls, host_device_time_s
 from autopar.rates.parts.operations import KernelTime, Machine, RankShape
 from autopar.rates.parts.optimizer import optimizer_time_s
 from autopar.records import replace
@@ -163,4 +163,4 @@ def _with_host(machine: Machine, device_s: F64, calls: int, block: Block, side: 
     if isinstance(block.mlp, Experts):
         # Half of it in each direction.
         seconds += host["experts_s"] / 2.0
-    return np.asarray(together_s(device_s, seconds))
+    return np.asarray(host_device_time_s(device_s, seconds))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.arrays import F64, I64
-from autopar.rates.measured import CollectiveCounts, host_calls, together_s
+from autopar.rates.measured import CollectiveCounts, host_calls, host_device_time_s
 from autopar.records import Record, replace
 from autopar.run.model import ModelProfile, ModelSpec
 from autopar.run.plan import PipelineType
@@ -167,7 +167,7 @@ def _host_waited_s(
     host = hiding.host_forward_s * (1.0 + raw.again) + hiding.host_backward_s
     host = host + calls * hiding.host_collective_s + raw.routing_s
     # also works with arrays for both arguments
-    waited: F64 = together_s(device_s, host) - device_s
+    waited: F64 = host_device_time_s(device_s, host) - device_s
     return waited
 
 
@@ -273,9 +273,9 @@ def without_host(model: ModelProfile, spec: ModelSpec, hiding: OverlapFactors) -
 
 
 def _alone_s(both_s: float, host_s: float) -> float:
-    """Return the device seconds of a time that `together_s` combined."""
+    """Return the device seconds of a time that `host_device_time_s` combined."""
     # (device^p + host^p)^(1/p) of 1 and 1 is 2^(1/p)
-    power = math.log(2.0) / math.log(float(together_s(1.0, 1.0)))
+    power = math.log(2.0) / math.log(float(host_device_time_s(1.0, 1.0)))
     # times in edited files may be shorter than the host overhead; the result is never 0
     left = max(1.0 - (host_s / both_s) ** power, 1e-30)
     return both_s * float(left ** (1.0 / power))

@@ -25,7 +25,7 @@ from autopar.rates.layer import (
     mtp_times,
     tensor_parallel_comm,
 )
-from autopar.rates.measured import together_s
+from autopar.rates.measured import host_device_time_s
 from autopar.rates.parts.experts import expert_sends
 from autopar.rates.parts.operations import (
     CommunicationTime,
@@ -104,7 +104,7 @@ class ModelTimeBounds:
                 mixture = self._time_of_mixture(ways, block, at)
                 device += count * mixture.device_s
                 host += count * mixture.host_s
-        return np.asarray(together_s(device, host)) * _ROUNDING
+        return np.asarray(host_device_time_s(device, host)) * _ROUNDING
 
     def _jobs_of(self, ways: ExpertDegrees) -> list[StepJob]:
         """Return one job per attention sharding."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from autopar.arrays import F64
 from autopar.pipeline.schedules import SCHEDULES
-from autopar.rates.measured import together_s
+from autopar.rates.measured import host_device_time_s
 from autopar.rates.parts.operations import Real
 from autopar.records import Record
 from autopar.run.job import Block, Job as StepJob
@@ -184,4 +184,4 @@ def stage_layer_counts(unit: DegreeTimes, arrangement: Arrangement) -> F64:
 
 
 def layer_total_s(device_s: F64, host_s: F64) -> F64:
-    return np.asarray(together_s(device_s, host_s))
+    return np.asarray(host_device_time_s(device_s, host_s))

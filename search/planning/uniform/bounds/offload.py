@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autopar.arrays import F64
-from autopar.rates.measured import together_s
+from autopar.rates.measured import host_device_time_s
 from autopar.rates.parts.data_parallel import overlapped_traffic_s
 from search.engines.candidate import Candidate
 from search.planning.uniform.bounds.layer_times import (
@@ -43,7 +43,7 @@ def offload_model_time_s(
     seen = _copies_s(prices, copied, forward, unit.device_s[:-2] @ number - forward)
     device = np.array([one.device_of_all_s[:-2] for one in rows])
     more = np.array([one.more for one in rows])
-    return np.asarray(together_s(device + seen * more, rows[0].host_of_all_s[:-2]))
+    return np.asarray(host_device_time_s(device + seen * more, rows[0].host_of_all_s[:-2]))
 
 
 def _copies_s(
