@@ -86,7 +86,7 @@ def format_figure(value: float, digits: int = 4) -> str:
     return f"{value:,.{digits}g}"
 
 
-def format_odds(share: float) -> str:
+def format_probability(share: float) -> str:
     """Return a probability in percent; no estimate is certain to more than a thousandth."""
     if share < _UNSURE:
         return f"< {_UNSURE * 100:.1f} %"

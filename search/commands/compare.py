@@ -13,7 +13,7 @@ from autopar.command.fields import option
 from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.command.show import make_table, print_item, print_line, print_plain, wrapped
-from autopar.units import GIB, format_bytes, format_count, format_odds, format_seconds
+from autopar.units import GIB, format_bytes, format_count, format_probability, format_seconds
 from search.commands.app import emit, leave, working
 from search.request.options import PANELS
 from search.request.request import FILLS, build_request
@@ -154,7 +154,7 @@ def _show_totals(console: Console, found: Comparison, one: float, two: float) ->
         peaks = (format_bytes(first.peak_bytes), format_bytes(second.peak_bytes))
         table.add_row("peak allocated", *peaks, _signed_gib(more))
     if first.odds_of_oom is not None and second.odds_of_oom is not None:
-        odds = (format_odds(first.odds_of_oom), format_odds(second.odds_of_oom))
+        odds = (format_probability(first.odds_of_oom), format_probability(second.odds_of_oom))
         fails = [str(at) for at, side in ((1, first), (2, second)) if side.fits is False]
         misfit = f"{' and '.join(fails)} {'do' if len(fails) > 1 else 'does'} not fit"
         table.add_row("OOM probability", *odds, misfit if fails else "")

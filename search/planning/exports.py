@@ -22,7 +22,7 @@ from autopar.run.plan import Plan, Prediction, violations
 from autopar.run.run import Run
 from autopar.run.runtime import Engine
 from autopar.training.throughput import Throughput
-from autopar.units import GIB, divisors, format_odds, format_seconds
+from autopar.units import GIB, divisors, format_probability, format_seconds
 from search.engines.differences import losses_of
 from search.engines.exporter_types import ExportTarget, UnsupportedFeature
 from search.engines.files import read_back, title_of, with_script, written
@@ -197,7 +197,7 @@ def _of_other(
             f"{format_seconds(before.step.total_s)} with {own.title}"
         )
     if after.odds_of_oom > question.oom_risk:
-        change += f"; does not fit: OOM probability {format_odds(after.odds_of_oom)}"
+        change += f"; does not fit: OOM probability {format_probability(after.odds_of_oom)}"
     price = {"before": _timed(before, question), "after": _timed(after, question), "why": untimed}
     return found.run, found.losses, change, price
 

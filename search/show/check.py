@@ -17,7 +17,7 @@ from autopar.price.sharded_peak import recipe_of_run
 from autopar.rates.accuracy import probability_faster
 from autopar.records import replace
 from autopar.run.rules import Notice
-from autopar.units import GIB, format_bytes, format_count, format_figure, format_odds
+from autopar.units import GIB, format_bytes, format_count, format_figure, format_probability
 from search.show.files import assessed_entry
 from search.show.summary import SCREEN_HEIGHT
 from search.show.terms import FEATURE_NAMES, memory_name, time_name
@@ -121,10 +121,10 @@ def _verdict_text(
     oom = "OOM probability" if assessment.fits(target) else "OOM"
     text = (
         f"{full.peak_bytes / GIB:.2f} of {format_bytes(target.capacity_bytes)} peak allocated "
-        f"(stage {full.stage}), {oom} {format_odds(assessment.odds_of_oom)}"
+        f"(stage {full.stage}), {oom} {format_probability(assessment.odds_of_oom)}"
     )
     if assessment.odds_of_oom > target.oom_risk and full.peak_bytes < target.capacity_bytes:
-        text += f" (limit {format_odds(target.oom_risk)})"
+        text += f" (limit {format_probability(target.oom_risk)})"
     host, room = assessment.host_bytes, target.host_capacity_bytes
     if host:
         text += f"; host memory {host / GIB:.2f} GiB per GPU"
@@ -520,7 +520,7 @@ def _change_lines(console: Console, before: Assessment, one: Neighbour, *, fits:
     odds = _odds_of_faster(before, after)
     last = format_bytes(after.fullest.peak_bytes)
     if fits:
-        last = "-" if odds is None else format_odds(odds)
+        last = "-" if odds is None else format_probability(odds)
     left = (
         f"  {format_count(one.knobs, 'change'):<16}"
         f"{f'{format_figure(after.step.total_s / scale)} {unit}':>11}  {share:>7}  {last:>11}  "
@@ -627,7 +627,7 @@ def _show_stages(console: Console, assessment: Assessment, target: Target) -> No
             f"{one.states_bytes / GIB:.2f}",
             f"{one.peak_bytes / GIB:.2f}",
             _in_gib(_reserved(assessment, one)),
-            format_odds(target.oom_probability(run, one.peak_bytes)),
+            format_probability(target.oom_probability(run, one.peak_bytes)),
         )
     console.print(table)
     notes = [
@@ -691,13 +691,13 @@ def _show_change(console: Console, file: CheckedFile, before: Assessment, one: N
     parts = [f"{format_figure(after.step.total_s / scale)} {unit}"]
     odds = _odds_of_faster(before, after)
     if odds is not None:
-        parts.append(f"faster with a probability of {format_odds(odds)}")
+        parts.append(f"faster with a probability of {format_probability(odds)}")
     more = after.fullest.peak_bytes - before.fullest.peak_bytes
     parts.append(
         f"peak allocated {format_bytes(after.fullest.peak_bytes)} "
         f"({'+' if more >= 0 else '-'}{format_bytes(abs(more))})"
     )
-    parts.append(f"OOM probability {format_odds(after.odds_of_oom)}")
+    parts.append(f"OOM probability {format_probability(after.odds_of_oom)}")
     print_line(console, ", ".join(parts))
     for line in argument_lines(file, one):
         console.print(escape(f"  {line}"), soft_wrap=True)

@@ -19,7 +19,7 @@ from autopar.units import (
     GIB,
     format_bytes,
     format_figure,
-    format_odds,
+    format_probability,
     format_range_s,
     format_seconds,
 )
@@ -212,7 +212,7 @@ def memory_figures(price: Price) -> list[Figure]:
         more = f"reserved, {budget}"
     return [
         Figure("Peak memory", format_bytes(full.peak_bytes), reserved, more),
-        Figure("OOM probability", format_odds(price.oom_probability)),
+        Figure("OOM probability", format_probability(price.oom_probability)),
     ]
 
 

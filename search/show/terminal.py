@@ -17,7 +17,7 @@ from autopar.command.show import (
     wrapped,
 )
 from autopar.records import replace
-from autopar.units import GIB, format_bytes, format_odds, format_seconds
+from autopar.units import GIB, format_bytes, format_probability, format_seconds
 from search.show.summary import (
     SCREEN_HEIGHT,
     Headline,
@@ -130,7 +130,7 @@ def show_given(
     headline_of(given, "Plan", answer.gpu_hour_price).show(console)
     verdict = price.verdict
     if price.oom_risk is not None:
-        verdict += f"; allowed OOM probability: {format_odds(price.oom_risk)}"
+        verdict += f"; allowed OOM probability: {format_probability(price.oom_risk)}"
     console.print()
     rows = [("Verdict", verdict), *(("Basis", text) for text in price.basis)]
     print_footer(console, rows)
@@ -348,7 +348,7 @@ def show_memory(console: Console, price: Price, note: str = "") -> None:
             format_bytes(one.steady_bytes),
             format_bytes(one.peak_bytes),
             format_bytes(high) if exact else span,
-            format_odds(one.oom_probability),
+            format_probability(one.oom_probability),
             style="bold red" if exact and one.reserved_bytes[1] > one.budget_bytes else None,
         )
     console.print(table)
@@ -408,7 +408,7 @@ def _show_alternatives(console: Console, answer: Answer, room: int | None = None
         odds, peak = one.probability_faster, one.peak_bytes
         table.add_row(
             f"{(best.price.samples_per_s / one.samples_per_s - 1.0) * 100:.2f} %",
-            *["" if odds is None else format_odds(odds)] * likely,
+            *["" if odds is None else format_probability(odds)] * likely,
             *["" if peak is None else format_bytes(peak)] * counted,
             escape(one.words if room is None else shortened(in_table(one.words), _PLAN_COLUMN)),
         )
@@ -603,7 +603,7 @@ _LEAST_S = 1e-6
 
 
 def _show_probability(console: Console, name: str, probability: float) -> None:
-    text = f"{name} is faster with a probability of {format_odds(probability)}"
+    text = f"{name} is faster with a probability of {format_probability(probability)}"
     if _OPEN < probability < 1.0 - _OPEN:
         text = f"The spread of published runs leaves the order of both plans open: {text}"
     console.print()

@@ -16,7 +16,7 @@ from autopar.price.account import account_of
 from autopar.price.assessment import Assessment, Target
 from autopar.price.oom_risk import oom_probability_any_stage
 from autopar.records import replace
-from autopar.units import GIB, format_bytes, format_odds, format_seconds
+from autopar.units import GIB, format_bytes, format_probability, format_seconds
 from search.planning.layered.summary import one_line
 from search.planning.uniform.summary import price_of, priced_of, words_of as line_of
 from search.show.pictures.charts import Point, Series, lines, scatter, table
@@ -251,10 +251,10 @@ def _facts(price: Price) -> Iterator[Fact]:
         value=format_bytes(fullest.peak_bytes),
         note=f"reserved {reserved} of {format_bytes(fullest.budget_bytes)}",
     )
-    allowed = "" if price.oom_risk is None else f"; {format_odds(price.oom_risk)} is allowed"
+    allowed = "" if price.oom_risk is None else f"; {format_probability(price.oom_risk)} is allowed"
     yield Fact(
         label="OOM probability",
-        value=format_odds(price.oom_probability),
+        value=format_probability(price.oom_probability),
         note=f"{price.verdict}{allowed}",
     )
 
@@ -377,9 +377,9 @@ def _alternatives(
                 one.engine,
                 rate,
                 "" if one is best else f"{share * 100:+.2f} %",
-                "" if odds is None else format_odds(odds),
+                "" if odds is None else format_probability(odds),
                 format_bytes(peak),
-                format_odds(price.oom_probability),
+                format_probability(price.oom_probability),
             )
         )
     heads = ("plan", "engine", "tokens/s/GPU", "vs best", "P(faster)", "peak", "OOM probability")
@@ -513,6 +513,6 @@ def _inputs(question: UniformRequest, best: EngineResult) -> Iterator[tuple[str,
     yield "hardware", f"{world}, {format_bytes(question.card.memory_bytes)} each"
     yield "software stack", best.target.machine.stack.name
     yield "site", "none" if question.site is None else question.site.name
-    yield "allowed OOM probability", format_odds(question.oom_risk)
+    yield "allowed OOM probability", format_probability(question.oom_risk)
     if words := job.training.words:
         yield "training", words

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from autopar.records import Record
-from autopar.units import GIB, format_bytes, format_odds, format_seconds
+from autopar.units import GIB, format_bytes, format_probability, format_seconds
 from search.show.pictures.charts import bars, stacks, table
 from search.show.pictures.layers import Piece
 from search.show.pictures.memory import StageMemory
@@ -165,7 +165,7 @@ def _track_table(timeline: Timeline, memory: Sequence[StageMemory]) -> str:
                 format_seconds(sum(lasts.values()) / number),
                 f"{(1 - track.busy_s / timeline.step_s) * 100:.1f} %",
                 format_bytes(stage.peak_bytes),
-                format_odds(stage.odds_of_oom),
+                format_probability(stage.odds_of_oom),
             )
         )
     return table(
@@ -212,7 +212,7 @@ def _memory(page: Page) -> str:
         (
             f"stage {at}",
             stage.fullest,
-            f"{stage.peak_bytes / GIB:.1f} GiB ({format_odds(stage.odds_of_oom)})",
+            f"{stage.peak_bytes / GIB:.1f} GiB ({format_probability(stage.odds_of_oom)})",
         )
         for at, stage in enumerate(page.memory)
     ]
