@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from autopar.command.options import Command
 from autopar.command.run import (
     answer_failure,
+    closed_pipe_exit_code,
     describe_failure,
-    end_of_rank,
     environment_rank,
     make_stdout_usable,
-    reader_left,
+    rank_exit_code,
     say,
 )
 from autopar.errors import InputError
@@ -69,17 +69,17 @@ def run_rank(
             return 0
         return body(raw, rank)
     except BrokenPipeError:
-        return reader_left()
+        return closed_pipe_exit_code()
     except (Exception, KeyboardInterrupt) as error:
         failure = describe_failure(error)
         # An internal error may affect only this rank, so this rank reports it.
         if failure.internal:
             text = f"rank {rank.number}: {failure.text}"
-            return end_of_rank(text, failure.exit_code, command=name, speaks=True)
+            return rank_exit_code(text, failure.exit_code, command=name, speaks=True)
         if isinstance(error, KeyboardInterrupt):
             rank.speaks = rank.number == 0
         answer_failure(error, failure)
-        return end_of_rank(failure.text, failure.exit_code, command=name, speaks=rank.speaks)
+        return rank_exit_code(failure.text, failure.exit_code, command=name, speaks=rank.speaks)
 
 
 def run_measuring(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from msgspec import field
 
-from autopar.command.run import reader_left, visible
+from autopar.command.run import closed_pipe_exit_code, visible
 from autopar.records import Record
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class Console:
     def leave(self) -> None:
         """Stop printing but continue, since files may still be written after the reader left."""
         self._quiet = True
-        reader_left()
+        closed_pipe_exit_code()
 
     @cached_property
     def _writes(self) -> bool:

@@ -68,7 +68,7 @@ def describe_failure(error: BaseException, *, interrupted: str = "interrupted") 
         return Failure("out of host memory. Free some, or use a smaller problem", UNUSABLE)
     if isinstance(error, OSError) and error.errno in _STDOUT_LOST and error.filename is None:
         # Otherwise the interpreter would try to write the rest again and print an error.
-        reader_left()
+        closed_pipe_exit_code()
         return Failure(f"stdout cannot be written ({error.strerror})", UNUSABLE)
     if isinstance(error, OSError) and error.filename is not None:
         where = os.fsdecode(error.filename) if not isinstance(error.filename, int) else "stdout"
@@ -103,7 +103,7 @@ def guarded(
         # A closed pipe shows up here, while it can still be handled.
         sys.stdout.flush()
     except BrokenPipeError:
-        return reader_left()
+        return closed_pipe_exit_code()
     except (Exception, KeyboardInterrupt) as error:
         failure = describe_failure(error, interrupted=interrupted)
         answer_failure(error, failure)
@@ -127,7 +127,7 @@ def answer_failure(error: BaseException, failure: Failure) -> None:
         give(error_document(error, failure.text), failure.exit_code)
         sys.stdout.flush()
     except OSError:  # the message on stderr remains, and nothing is written a second time
-        reader_left()
+        closed_pipe_exit_code()
 
 
 def make_stdout_usable() -> bool:
@@ -171,7 +171,7 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def reader_left() -> int:
+def closed_pipe_exit_code() -> int:
     """Return the exit code after the reader of stdout left, as with `| head`.
 
     Stdout is redirected to the null device, so that the interpreter prints no error when it
@@ -245,7 +245,7 @@ def environment_rank(name: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() else 0
 
 
-def end_of_rank(text: str, code: int, *, command: str, speaks: bool) -> int:
+def rank_exit_code(text: str, code: int, *, command: str, speaks: bool) -> int:
     """Return the exit code of one of several processes, after its message or a short wait."""
     say(text, command=command, speaks=speaks)
     if not speaks:
