@@ -55,7 +55,7 @@ class ActiveCommand:
         """Store the options of a command line as its question."""
         self.question = {name: value for name, value in given.items() if name not in OUTPUTS}
 
-    def hears(self, text: str) -> bool:
+    def record_message(self, text: str) -> bool:
         """Store a message for the head; return True if it must not be printed."""
         self.notices.append(text.removeprefix(f"{self.command}: "))
         return self.asked
@@ -116,7 +116,7 @@ def without_head(data: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key not in HEAD}
 
 
-def give(document: Mapping[str, Any], exit_code: int = 0) -> None:
+def emit_answer(document: Mapping[str, Any], exit_code: int = 0) -> None:
     """Give the answer of `--json -` to stdout, or to the caller within this process."""
     found = headed(document, exit_code)
     now = _RUNNING.get()

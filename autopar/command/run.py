@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from autopar.command.answers import error_document, give, running_now
+from autopar.command.answers import emit_answer, error_document, running_now
 from autopar.errors import INTERRUPTED, TERMINATED, UNUSABLE, AutoparError, fitted, message_of
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def answer_failure(error: BaseException, failure: Failure) -> None:
     if now is None or not now.on_stdout or now.answer is not None:
         return
     try:
-        give(error_document(error, failure.text), failure.exit_code)
+        emit_answer(error_document(error, failure.text), failure.exit_code)
         sys.stdout.flush()
     except OSError:  # the message on stderr remains, and nothing is written a second time
         closed_pipe_exit_code()
@@ -221,7 +221,7 @@ def say(
     if not speaks:
         return
     now = running_now()
-    if now is not None and ((not passing and now.hears(one_line(text))) or now.asked):
+    if now is not None and ((not passing and now.record_message(one_line(text))) or now.asked):
         return
     line = visible(text.rstrip("\n")) if command is None else f"{command}: {_hinted(text)}"
     try:

@@ -15,7 +15,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from autopar.command.answers import give, headed
+from autopar.command.answers import emit_answer, headed
 from autopar.command.console import Column, Console, Table, escape
 from autopar.command.run import say_kept
 from autopar.documents.json import write_json
@@ -136,7 +136,7 @@ def write_result(
     if path is None:
         return True
     if path == "-":
-        give(document, exit_code)
+        emit_answer(document, exit_code)
         return False
     try:
         aside = say_kept(command)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from autopar.command import run as commands
-from autopar.command.answers import answers_stdout, give, headed, without_head
+from autopar.command.answers import answers_stdout, emit_answer, headed, without_head
 from autopar.command.options import Command
 from autopar.errors import INTERRUPTED, DocumentError, InputError, OptionError, did_you_mean
 
@@ -79,7 +79,7 @@ def leave(code: int) -> None:
 def emit(path: str, document: Mapping[str, object], exit_code: int = 0, *, command: str) -> None:
     """Write the result of the planner's `--json` to a file, or to stdout for `-`."""
     if path == "-":
-        give(document, exit_code)
+        emit_answer(document, exit_code)
         return
     write_results({}, path, document, lambda error: error, exit_code=exit_code, command=command)
 
@@ -177,7 +177,7 @@ def write_answer(
 ) -> None:
     """Write the object of `--json` of a closed-form model to a file, or to stdout for `-`."""
     if path == "-":
-        give(document, exit_code)
+        emit_answer(document, exit_code)
     else:
         remedy = "Use another path, or - for stdout"
         write_object(path, headed(document, exit_code), remedy, command=command)
