@@ -121,7 +121,7 @@ class Command(Record, dict=True):
         """
 
         def call() -> int:
-            raw = self.read(arguments, self.say)
+            raw = self.read(arguments, self.warn)
             return 0 if raw is None else execute(raw)
 
         now = running_now()
@@ -131,9 +131,9 @@ class Command(Record, dict=True):
             return call()
         with running(self.name) as now:
             now.on_stdout = answers_stdout(arguments)
-            return commands.guarded(call, self.say, interrupted=interrupted)
+            return commands.guarded(call, self.warn, interrupted=interrupted)
 
-    def say(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         """Write a message to stderr, after the name of the command."""
         commands.say(text, command=self.name)
 

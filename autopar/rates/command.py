@@ -137,7 +137,7 @@ def _execute(raw: dict[str, Any]) -> int:
     for path in paths:
         sys.stdout.write(visible(f"{path}\n"))
     sys.stdout.flush()
-    COMMAND.say("estimated from a card and a software stack, not measured")
+    COMMAND.warn("estimated from a card and a software stack, not measured")
     return 0
 
 

@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _execute(raw: dict[str, Any], arguments: list[str]) -> int:
-    options = build_options(COMMAND.say, **raw)
+    options = build_options(COMMAND.warn, **raw)
     # heavy imports are delayed, so that --help and errors in options are fast
     if not options.model.startswith(("hf:", "py:")):
         from profiler.model.sources import load_source

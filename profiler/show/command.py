@@ -139,11 +139,11 @@ def _load(path: Path, unit: BandwidthUnit | None, *, models: bool = False) -> Fo
                     "wrote for --diff; --validate reads all"
                 ),
             )
-        COMMAND.say(f"profiles of models are not printed: {names}")
+        COMMAND.warn(f"profiles of models are not printed: {names}")
     if folder.problems:
         first, more = folder.problems[0], len(folder.problems) - 1
         if more:
-            COMMAND.say(f"{more} more error{'s' if more > 1 else ''}; --validate lists all")
+            COMMAND.warn(f"{more} more error{'s' if more > 1 else ''}; --validate lists all")
         raise first
     return folder
 
@@ -161,7 +161,7 @@ def _show(asked: ShowOptions) -> int:
     _check_unit(unit, folder)
     if plot is not None:
         save_picture(folder, plot, say_kept(COMMAND.name))
-        COMMAND.say(f"wrote {plot}")
+        COMMAND.warn(f"wrote {plot}")
     if not _answer(asked, folder_document(folder)):
         return 0
     console = make_console(sys.stdout, _WIDTH)
@@ -199,14 +199,14 @@ def _diff(asked: ShowOptions, other: Path) -> int:
         )
     reasons = [reason for pair in found for reason in obstacles(*pair)]
     for reason in reasons if anyway else ():
-        COMMAND.say(f"not comparable: {reason}")
+        COMMAND.warn(f"not comparable: {reason}")
     if reasons and not anyway:
         raise InputError(
             f"{path} and {other} are not comparable: {'; '.join(dict.fromkeys(reasons))}",
             remedy="Compare them with --anyway",
         )
     if not all(a.sidecars or b.sidecars for a, b in found):
-        COMMAND.say("neither has a sidecar, so their machines are unknown")
+        COMMAND.warn("neither has a sidecar, so their machines are unknown")
     compared = [(a, b, compare(a, b, threshold)) for a, b in found]
     regressions = sum(comparison.count("regression") for _, _, comparison in compared)
     exit_code = FAILED if regressions else 0
@@ -226,7 +226,7 @@ def _diff(asked: ShowOptions, other: Path) -> int:
             circumstances=circumstances(a, b),
         )
     if left:
-        COMMAND.say(f"{other} has no counterpart of {', '.join(left)}")
+        COMMAND.warn(f"{other} has no counterpart of {', '.join(left)}")
     return exit_code
 
 

@@ -498,7 +498,7 @@ def _execute(raw: dict[str, Any]) -> int:
         for line in planned_commands(options):
             sys.stdout.write(visible(line) + "\n")
         return 0
-    found = verify(options, COMMAND.say)
+    found = verify(options, COMMAND.warn)
     if write_result(json_path, verify_document(options, found), command=COMMAND.name):
         show_verification(make_console(sys.stdout, _WIDTH), found)
     return 0
