@@ -166,9 +166,9 @@ class Console:
             # Flush to keep the order of stdout and stderr where both are the same file.
             self._stream.flush()
         except BrokenPipeError:
-            self.leave()
+            self.mute()
 
-    def leave(self) -> None:
+    def mute(self) -> None:
         """Stop printing but continue, since files may still be written after the reader left."""
         self._quiet = True
         closed_pipe_exit_code()
@@ -197,7 +197,7 @@ class Console:
             def on_broken_pipe(self) -> None:
                 """Continue without the reader, as with `| head`; rich would end the process."""
                 self.quiet = True
-                outer.leave()
+                outer.mute()
 
         stream = self._stream
         if not self._on_terminal:
