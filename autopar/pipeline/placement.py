@@ -127,7 +127,7 @@ def place_layers(
     return best
 
 
-def alike_counts(
+def equal_layer_counts(
     around_s: Sequence[float], each_s: float, number: int, parts: Sequence[int], *, least: int = 1
 ) -> list[int]:
     """Return the layers of every stage for `number` equal layers of `each_s` seconds.
@@ -238,7 +238,9 @@ class _Ends(Record):
         for part in range(filled):
             own[rank_of(self.schedule, part, self.stages)].append(part)
         each = math.fsum(self.layer_s) / len(self.layer_s)
-        counts = alike_counts(around, each, len(self.layer_s), [*map(len, own)], least=self.least)
+        counts = equal_layer_counts(
+            around, each, len(self.layer_s), [*map(len, own)], least=self.least
+        )
         sizes = [0] * (self.stages * self.chunks)
         for stage, (count, parts) in enumerate(zip(counts, own, strict=True)):
             spread = spread_count(self.schedule, stage, count, len(parts))

@@ -18,7 +18,7 @@ import numpy as np
 from autopar.arrays import F64
 from autopar.errors import InputError
 from autopar.pipeline.orders import part_of
-from autopar.pipeline.placement import alike_counts, spread_count
+from autopar.pipeline.placement import equal_layer_counts, spread_count
 from autopar.pipeline.schedules import SCHEDULES, Schedule
 from autopar.records import Record
 from autopar.run.strategy import Chunk, chunks_of_sizes, even_chunks
@@ -105,7 +105,7 @@ def balanced_sizes(
     around = [0.0] * stages
     around[0] += first_s + sum(seconds - usual for seconds in layer_s[: len(layer_s) // parts])
     around[0 if SCHEDULES[schedule].v_shaped else -1] += last_s
-    counts = alike_counts(around, usual, len(layer_s), [chunks] * stages)
+    counts = equal_layer_counts(around, usual, len(layer_s), [chunks] * stages)
     if max(counts) % chunks:
         return None
     sizes = [0] * parts
