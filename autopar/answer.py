@@ -155,7 +155,7 @@ class Gain(NamedTuple):
     same_plan: bool
 
 
-class Asked(NamedTuple):
+class RequestedPlan(NamedTuple):
     """A plan to compare with, or the reason why there is none."""
 
     rule: str

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from autopar.answer import Asked, Gain
+from autopar.answer import Gain, RequestedPlan
 from autopar.command.fields import option, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say
@@ -137,13 +137,13 @@ def _execute(raw: dict[str, Any]) -> int:
         plan, reason = found_or_reason(found, baseline, budget)
         freed = " and ".join(found.left_out)
         options = f"--pin {shlex.quote(rule)}"
-        others.append(Asked(rule, plan, reason, freed=freed, options=options))
+        others.append(RequestedPlan(rule, plan, reason, freed=freed, options=options))
     fastest = found_or_reason(ConstrainedResult(result=baseline), baseline, budget)
     show_explained(
         console,
         given.answer,
         others,
-        Asked("", *fastest),
+        RequestedPlan("", *fastest),
         gains,
         best=fastest[0],
         path=path,
@@ -213,10 +213,10 @@ def _explain_launch(
         solution: PricedRun | None,
         reason: str,
         freed: Sequence[str] = (),
-    ) -> Asked:
+    ) -> RequestedPlan:
         if solution is None:
-            return Asked(rule, None, reason, freed=" and ".join(freed))
-        return Asked(
+            return RequestedPlan(rule, None, reason, freed=" and ".join(freed))
+        return RequestedPlan(
             rule,
             priced_of(shown, one, solution),
             reason,

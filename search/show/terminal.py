@@ -36,7 +36,7 @@ from search.show.terms import FEATURE_NAMES, memory_name, time_name
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from autopar.answer import Answer, Asked, EngineBest, Gain, Price, Priced, StagePrice
+    from autopar.answer import Answer, EngineBest, Gain, Price, Priced, RequestedPlan, StagePrice
     from autopar.run.plan import LayerStrategy, Plan, Prediction
     from search.planning.uniform.answer import UniformResult as Launches
     from search.questions.suggestions import Suggestion
@@ -497,8 +497,8 @@ _OPEN = 0.05
 def show_explained(
     console: Console,
     answer: Answer,
-    others: Sequence[Asked],
-    fastest: Asked,
+    others: Sequence[RequestedPlan],
+    fastest: RequestedPlan,
     gains: Sequence[Gain],
     *,
     best: Priced | None = None,
@@ -526,7 +526,9 @@ def show_explained(
     show_more(console, gains)
 
 
-def show_why_not(console: Console, asked: Asked, one: Priced, name: str = "this plan") -> None:
+def show_why_not(
+    console: Console, asked: RequestedPlan, one: Priced, name: str = "this plan"
+) -> None:
     """Print the comparison of another plan with `one`, and the terms that differ most.
 
     name : short name of `one`.

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from autopar.answer import Answer, Asked, Gain
+from autopar.answer import Answer, Gain, RequestedPlan
 from autopar.command.console import make_console
 from search.planning.choose import chosen
 from search.planning.layered.summary import summary_of as of_plan
@@ -81,8 +81,8 @@ def test_one_report_has_all_of_it(answer: Answer) -> None:
 
 
 def test_an_explained_plan_is_compared_first(answer: Answer) -> None:
-    none = Asked("pp=3", None, "4 layers have no 3 stages")
-    itself = Asked("", answer.best, "")
+    none = RequestedPlan("pp=3", None, "4 layers have no 3 stages")
+    itself = RequestedPlan("", answer.best, "")
     stream = io.StringIO()
     gains = [Gain("+1 GiB", 1.0, 0.02, same_plan=True)]
     show_explained(make_console(stream, SCREEN_WIDTH), answer, [none], itself, gains)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autopar.answer import Asked
+from autopar.answer import RequestedPlan
 from autopar.command.console import make_console
 from autopar.documents.plan import (
     PLAN_FILE_VERSION,
@@ -160,7 +160,7 @@ def test_explanation_is_the_golden_one(golden: Callable[[str, str], None]) -> No
 def why_not(rule: str, baseline: SearchResult, asked: ConstrainedResult) -> str:
     """Return what is printed of the best plan under a rule."""
     best, (other, reason) = priced_of_result(baseline), found_or_reason(asked, baseline, 24 * GIB)
-    asked = Asked(rule, other, reason)
+    asked = RequestedPlan(rule, other, reason)
     return printed(show_why_not, asked, best)
 
 
