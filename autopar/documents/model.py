@@ -27,7 +27,7 @@ from autopar.documents.memory import (
 from autopar.documents.schemas import ComputationDocument, MemoryDocument
 from autopar.documents.sidecar import (
     SIDECAR_VERSION,
-    Loaded,
+    LoadedFile,
     Sidecar,
     load_with_sidecar,
     sidecar_path,
@@ -184,7 +184,7 @@ def _load(
     model: type[_Document],
     precision: str,
     spec: ModelSpec,
-) -> tuple[Loaded[_Document], tuple[str, ...]]:
+) -> tuple[LoadedFile[_Document], tuple[str, ...]]:
     """Return the file of a model, and notes on how it was chosen."""
     remedy = MAKE_COMPUTATION if kind == "computation" else MAKE_MEMORY
     notes: tuple[str, ...] = ()
@@ -218,7 +218,7 @@ def _precision_note(path: Path, precision: str) -> tuple[str, ...]:
 
 
 def _parameter_bytes(
-    file: Loaded[MemoryDocument], option: Literal[2, 4] | None
+    file: LoadedFile[MemoryDocument], option: Literal[2, 4] | None
 ) -> Literal[2, 4] | None:
     """Return the parameter bytes of the sidecar or of the option, None if neither gives them."""
     recorded = file.sidecar.parameter_bytes if file.sidecar is not None else None

@@ -511,7 +511,7 @@ def _read_sidecar(
 _Document = TypeVar("_Document")
 
 
-class Loaded(Record, Generic[_Document]):
+class LoadedFile(Record, Generic[_Document]):
     """One validated file with its sidecar and the sources of both."""
 
     path: Path
@@ -529,7 +529,7 @@ def load_with_sidecar(
     *,
     remedy: str,
     read: tuple[JsonDocument, _Document] | None = None,
-) -> Loaded[_Document]:
+) -> LoadedFile[_Document]:
     """Return a documented file and its sidecar.
 
     read : the parsed file and its document, if already read. Raises DocumentError, with `remedy`
@@ -543,7 +543,7 @@ def load_with_sidecar(
     sources: tuple[Source, ...]
     source = Source(role=kind, path=str(path), sha256=file.sha256)
     if found is None:
-        return Loaded(path=path, document=document, sidecar=None, sources=(source,))
+        return LoadedFile(path=path, document=document, sidecar=None, sources=(source,))
     sidecar, meta = found
     # Flags of a sidecar also apply to its document.
     source = replace(source, estimated=sidecar.estimated, synthetic=sidecar.synthetic)
@@ -559,7 +559,7 @@ def load_with_sidecar(
         # All files that name a stack have an equal source, so that it is listed once.
         named = Source(role=STACK_ROLE, path=sidecar.stack, notes=(NAMED_BY_FILES,))
         sources = (*sources, replace(named, estimated=sidecar.estimated))
-    return Loaded(path=path, document=document, sidecar=sidecar, sources=sources)
+    return LoadedFile(path=path, document=document, sidecar=sidecar, sources=sources)
 
 
 def write_sidecar(document: Path | str, sidecar: Sidecar) -> Path:
