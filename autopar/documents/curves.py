@@ -37,7 +37,7 @@ from autopar.units import GB, MIB, MS
 # sidecars.
 
 
-class FoundCurves(Record, eq=False):
+class SidecarCurves(Record, eq=False):
     """Curves of one sidecar, or those used for pricing, by their field in `HardwareProfile`."""
 
     curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class FoundCurves(Record, eq=False):
     """Sentences on ignored curves, or on documents that differ from measured times."""
 
 
-def sidecar_curves(document: Path, sidecar: Sidecar, world_size: int) -> FoundCurves:
+def sidecar_curves(document: Path, sidecar: Sidecar, world_size: int) -> SidecarCurves:
     """Return the curves that the planner reads from the sidecar of a hardware file.
 
     Measured operations that no formula uses are ignored; unknown ones give a note. Raises
@@ -87,7 +87,7 @@ def sidecar_curves(document: Path, sidecar: Sidecar, world_size: int) -> FoundCu
             target[data.operation, data.group_size] = _curve(data)
         elif data.operation not in OPERATIONS:
             unknown[data.operation] = None
-    return FoundCurves(
+    return SidecarCurves(
         curves=curves,
         strided_curves=strided,
         p2p_curves=transfers,
@@ -181,7 +181,7 @@ class HardwareFile(Record):
     kind: DocumentKind
     path: Path
     sidecar: Sidecar | None
-    curves: FoundCurves
+    curves: SidecarCurves
     sources: tuple[Source, ...]
 
     @property
@@ -219,7 +219,7 @@ def priced_curves(
     p2p_bytes_per_s: Mapping[int, float],
     documented_times: Mapping[tuple[str, int], Curve],
     world_size: int,
-) -> FoundCurves:
+) -> SidecarCurves:
     """Return the curves used for pricing, and notes on documents that contradict them.
 
     Documented values have priority: bandwidths price all-reduces and transfers, `sp_time` prices
@@ -279,7 +279,7 @@ def priced_curves(
             odd["p2p"] += differences
             if differences:
                 del transfers[stages]
-    return FoundCurves(
+    return SidecarCurves(
         curves=curves,
         strided_curves=strided,
         p2p_curves=transfers,

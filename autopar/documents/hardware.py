@@ -16,8 +16,8 @@ import numpy as np
 
 from autopar.documents.checks import DOCUMENTS, INT, PatternDocument
 from autopar.documents.curves import (
-    FoundCurves,
     HardwareFile,
+    SidecarCurves,
     hardware_sidecar,
     priced_curves,
     sidecar_curves,
@@ -358,7 +358,7 @@ def _load(
             raise DocumentError(path, f"this file does not exist{near}", remedy=MAKE_HARDWARE)
     remedy = f"{MAKE_HARDWARE} (documented name {name})"
     loaded = load_with_sidecar(kind, path, DOCUMENTS[kind], remedy=remedy)
-    curves, sources = FoundCurves(), loaded.sources
+    curves, sources = SidecarCurves(), loaded.sources
     if loaded.sidecar is not None:
         curves = sidecar_curves(path, loaded.sidecar, num_nodes * gpus_per_node)
         first, second, *named = sources
