@@ -115,7 +115,7 @@ def _part_prefix(path: Path) -> str:
     return os.fsencode(f".{path.name}")[:_NAME_BYTES].decode("utf-8", "ignore") + "."
 
 
-class Begun:
+class PendingFile:
     """A file that gets its name with `end`; until then a temporary file holds its content.
 
     A device or a pipe is written to directly.
@@ -222,9 +222,9 @@ def _kept(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def begun(path: Path) -> Iterator[Begun]:
+def begun(path: Path) -> Iterator[PendingFile]:
     """Yield a file to fill and `end`; without `end` it is removed afterwards."""
-    file = Begun(path)
+    file = PendingFile(path)
     try:
         yield file
     # Ctrl-C must not leave a temporary file either.

@@ -17,7 +17,7 @@ from typing import Any, Self, TextIO
 from numpy.typing import NDArray
 
 from autopar.errors import OptionError
-from autopar.output import Aside, Begun
+from autopar.output import Aside, PendingFile
 from search.closed_form.answers import Answer, Each, Watched
 from search.closed_form.native import Halt
 from search.closed_form.questions import Columns, Search
@@ -41,7 +41,7 @@ class PointFile:
         self.rows = 0
         try:
             # Fail before the search, since an invalid path found afterwards would lose all points.
-            self._file = Begun(self._path)
+            self._file = PendingFile(self._path)
         except OSError as error:
             raise self._unwritable(error) from None
         self._binary: Any = self._file.stream
