@@ -67,12 +67,12 @@ def write_files(
                 special.append((path, raw))
                 continue
             with _named(path):
-                made.append(stack.enter_context(begun(path)))
+                made.append(stack.enter_context(pending_file(path)))
                 made[-1].stream.write(raw)
                 made[-1].close()
         # Devices and pipes come last, because writing to them cannot be undone.
         for path, raw in special:
-            with _named(path), begun(path) as file:
+            with _named(path), pending_file(path) as file:
                 file.stream.write(raw)
                 file.close()
         for file in made:
@@ -222,7 +222,7 @@ def _kept(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def begun(path: Path) -> Iterator[PendingFile]:
+def pending_file(path: Path) -> Iterator[PendingFile]:
     """Yield a file to fill and `end`; without `end` it is removed afterwards."""
     file = PendingFile(path)
     try:

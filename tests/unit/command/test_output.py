@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autopar.errors import OptionError
-from autopar.output import begun, refuse_clashes, safe_name, write_files, write_text
+from autopar.output import pending_file, refuse_clashes, safe_name, write_files, write_text
 
 
 def left_in(folder: Path) -> list[str]:
@@ -59,7 +59,7 @@ def test_a_link_that_waits_at_a_temporary_name_is_not_followed(tmp_path: Path) -
     victim.write_text("kept")
     names = set()
     for _ in range(3):
-        with begun(tmp_path / "out.csv") as file:
+        with pending_file(tmp_path / "out.csv") as file:
             names.add(file.part.name)
     assert len(names) == 3
     for name in (".out.csv.part", "out.csv.part", "out.csv.tmp"):
