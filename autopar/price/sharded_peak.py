@@ -374,7 +374,7 @@ def instants(run: Run, stage: int) -> Iterator[LivePoint]:
     These are the forward of the last layer and the loss, with all activations live; the backward of
     each layer, where gradients grow and activations shrink; its end; and the optimizer step.
     """
-    room = _Room(run, stage)
+    room = _LiveTensors(run, stage)
     seen = set[tuple[str, int, tuple[int, ...]]]()
     for moment in moments(run, stage):
         event = moment.event
@@ -389,7 +389,7 @@ def instants(run: Run, stage: int) -> Iterator[LivePoint]:
     yield _at_step(run, room.units, [*stepped, room.inputs])
 
 
-class _Room:
+class _LiveTensors:
     """Live tensors at the events of a stage's step."""
 
     def __init__(self, run: Run, stage: int) -> None:
@@ -658,7 +658,7 @@ def sharded_moments(run: Run, stage: int) -> Callable[[Moment], tuple[MemoryItem
 
     Equals `sharded_parts` without the blocks of other streams, which stay reserved all the time.
     """
-    room = _Room(run, stage)
+    room = _LiveTensors(run, stage)
 
     def at(moment: Moment) -> tuple[MemoryItem, ...]:
         # a chunk without layers and head yields no point
