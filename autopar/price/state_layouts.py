@@ -126,7 +126,7 @@ class StateLayout(Record):
         )
 
 
-class _Asked(Record):
+class _LayoutArguments(Record):
     """Arguments of `recipe_of` with defaults resolved."""
 
     keeper: Keeper
@@ -154,7 +154,7 @@ class _Asked(Record):
 
 
 def _recipe(
-    asked: _Asked,
+    asked: _LayoutArguments,
     source: str,
     *,
     weights: PersistentBytes,
@@ -176,7 +176,7 @@ def _recipe(
     )
 
 
-def _megatron(asked: _Asked) -> StateLayout:
+def _megatron(asked: _LayoutArguments) -> StateLayout:
     """Return the states of Megatron-Core: one gradient buffer, allocated before the first step.
 
     Its distributed optimizer keeps that buffer unsharded, whatever the number of micro-batches;
@@ -210,7 +210,7 @@ def _megatron(asked: _Asked) -> StateLayout:
     )
 
 
-def _fsdp2(asked: _Asked) -> StateLayout:
+def _fsdp2(asked: _LayoutArguments) -> StateLayout:
     """Return the states of `fully_shard`: fp32 shards, gathered as 16-bit units.
 
     ZeRO-1 and ZeRO-2 keep units gathered after the forward (`reshard_after_forward` false). DDP is
@@ -264,7 +264,7 @@ def _fsdp2(asked: _Asked) -> StateLayout:
     )
 
 
-def _replicated(asked: _Asked) -> StateLayout:
+def _replicated(asked: _LayoutArguments) -> StateLayout:
     """Return the states of DistributedDataParallel under autocast: fp32, and 16-bit copies.
 
     Autocast casts a weight once and keeps the copy until the end of the backward. fp32 buckets are
@@ -287,15 +287,15 @@ def _replicated(asked: _Asked) -> StateLayout:
     )
 
 
-def _accelerate(asked: _Asked) -> StateLayout:
+def _accelerate(asked: _LayoutArguments) -> StateLayout:
     return _replicated(asked) if asked.zero == 0 else _fsdp2(asked)
 
 
-def _deepspeed(asked: _Asked) -> StateLayout:
+def _deepspeed(asked: _LayoutArguments) -> StateLayout:
     return (_flat, _partitioned, _partitioned, _stage3)[asked.zero](asked)
 
 
-def _flat(asked: _Asked) -> StateLayout:
+def _flat(asked: _LayoutArguments) -> StateLayout:
     """Return the states of DeepSpeed without ZeRO.
 
     0.19 sums 16-bit gradients in 16 bits (`FP16_Optimizer`), and supports no other sum. Older
@@ -325,7 +325,7 @@ def _flat(asked: _Asked) -> StateLayout:
     )
 
 
-def _bf16_optimizer(asked: _Asked) -> StateLayout:
+def _bf16_optimizer(asked: _LayoutArguments) -> StateLayout:
     """Return the states of `BF16_Optimizer`: 2 + 4 + 12/D, and a 16-bit gradient of each backward.
 
     0.19 uses it for stage 1 with bf16 and `grad_accum_dtype` fp32; earlier releases for bf16
@@ -351,7 +351,7 @@ def _bf16_optimizer(asked: _Asked) -> StateLayout:
     )
 
 
-def _partitioned(asked: _Asked) -> StateLayout:
+def _partitioned(asked: _LayoutArguments) -> StateLayout:
     """Return the states of ZeRO-1 and ZeRO-2: whole weights, everything else sharded.
 
     Gradients of ZeRO-1 stay unsharded until the step. A bucket of `reduce_bucket_size` elements is
@@ -387,7 +387,7 @@ def _partitioned(asked: _Asked) -> StateLayout:
     )
 
 
-def _stage3(asked: _Asked) -> StateLayout:
+def _stage3(asked: _LayoutArguments) -> StateLayout:
     """Return the states of ZeRO-3: all sharded, with a limit on the gathered parameters.
 
     Parameters below `stage3_param_persistence_threshold` elements (vectors) stay unsharded, which
@@ -446,7 +446,7 @@ def _stage3(asked: _Asked) -> StateLayout:
     )
 
 
-def _paddle(asked: _Asked) -> StateLayout:
+def _paddle(asked: _LayoutArguments) -> StateLayout:
     """Return the states of Paddle's O2: 16-bit weights, gradients fp32 with `amp_master_grad`.
 
     `--sharding stage1` shards the optimizer, `stage2` also gradients, `stage3` also weights.
@@ -470,7 +470,7 @@ def _paddle(asked: _Asked) -> StateLayout:
     )
 
 
-def _fsdp1(asked: _Asked) -> StateLayout:
+def _fsdp1(asked: _LayoutArguments) -> StateLayout:
     """Return the states of Galvatron: FSDP of flat parameters, each layer a unit.
 
     Shards are fp32. ZeRO-2 keeps units gathered until the backward; `no_sync` keeps 16-bit
@@ -510,7 +510,7 @@ def _fsdp1(asked: _Asked) -> StateLayout:
     )
 
 
-def _executor(asked: _Asked) -> StateLayout:
+def _executor(asked: _LayoutArguments) -> StateLayout:
     """Return the states of `profile-plan`: Megatron's without ZeRO, FSDP2's with it.
 
     Without ZeRO gradients are summed in the precision of the model.
@@ -530,7 +530,7 @@ def _executor(asked: _Asked) -> StateLayout:
     )
 
 
-_RECIPES: Mapping[Keeper, Callable[[_Asked], StateLayout]] = {
+_RECIPES: Mapping[Keeper, Callable[[_LayoutArguments], StateLayout]] = {
     "megatron": _megatron,
     "megatron-fsdp": _megatron,
     "torchtitan": _fsdp2,
@@ -573,7 +573,7 @@ def recipe_of(
     if keeper == "megatron" and zero > 1:
         # Megatron-FSDP shards gradients and weights
         keeper = "megatron-fsdp"
-    asked = _Asked(
+    asked = _LayoutArguments(
         keeper=cast(Keeper, keeper),
         zero=cast(Zero, zero),
         precision=cast(PrecisionKind, precision),
