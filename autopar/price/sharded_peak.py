@@ -18,7 +18,7 @@ from autopar.price import torch_layers
 from autopar.price.activations import stream_bytes
 from autopar.price.parameters import Weight, ends_weights, frozen_bytes, layer_weights
 from autopar.price.peak import Moment, moments
-from autopar.price.state_layouts import Phase, StateLayout, recipe_of
+from autopar.price.state_layouts import Phase, StateLayout, layout_of
 from autopar.records import Record, replace
 from autopar.run.run import RankLayer, Run
 from autopar.run.runtime import HOPPER, Optimizer, States, Zero
@@ -100,7 +100,7 @@ def _recipe(
     states: States, zero: Zero, optimizer: Optimizer, precision: str, element_bytes: int
 ) -> StateLayout:
     """Return the cached state layout of an engine and optimizer."""
-    recipe = recipe_of(
+    recipe = layout_of(
         states.keeper,
         zero,
         precision,

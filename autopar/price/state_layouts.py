@@ -127,7 +127,7 @@ class StateLayout(Record):
 
 
 class _LayoutArguments(Record):
-    """Arguments of `recipe_of` with defaults resolved."""
+    """Arguments of `layout_of` with defaults resolved."""
 
     keeper: Keeper
     zero: Zero
@@ -544,7 +544,7 @@ _RECIPES: Mapping[Keeper, Callable[[_LayoutArguments], StateLayout]] = {
 KEEPERS: tuple[Keeper, ...] = tuple(_RECIPES)
 
 
-def recipe_of(
+def layout_of(
     keeper: str,
     zero: int,
     precision: str = "bf16",

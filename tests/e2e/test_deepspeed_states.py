@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from autopar.price.state_layouts import recipe_of
+from autopar.price.state_layouts import layout_of
 from autopar.run.runtime import Buckets
 from tests.e2e.test_export_packages import has, loaded
 
@@ -53,7 +53,7 @@ def test_states_are_those_of_the_recipe(
     if wide:
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     found: Any = loaded("states_deepspeed.py", [json.dumps(config)], tmp_path)
-    recipe = recipe_of(
+    recipe = layout_of(
         "deepspeed", stage, "bf16", fp32_gradients=wide or None, buckets=Buckets(reduce=BUCKET)
     )
     size = found["parameters"]

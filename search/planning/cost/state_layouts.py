@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec import field
 
-from autopar.price.state_layouts import StateLayout, recipe_of
+from autopar.price.state_layouts import StateLayout, layout_of
 from autopar.records import Record, replace
 from search.request.options import SearchOptions
 
@@ -110,7 +110,7 @@ def _kinds(options: SearchOptions, *, at_once: bool) -> Iterable[tuple[Kind, Kin
         "zero3": 3,
     }
     for kind, stage in stages.items():
-        found = recipe_of(
+        found = layout_of(
             engine,
             stage,
             options.mixed_precision,
