@@ -8,7 +8,7 @@ from typing import Literal
 
 from autopar.errors import InputError
 from autopar.price.activations import offloaded_bytes
-from autopar.price.sharded_peak import recipe_of_run
+from autopar.price.sharded_peak import layout_of_run
 from autopar.records import replace
 from autopar.run.job import Block, Job, Precision, Recomputation, block_of_layer
 from autopar.run.run import RankLayer, Run
@@ -160,7 +160,7 @@ def _gradient_bytes(run: Run) -> float:
     """Return the bytes of a gradient element in its reduction."""
     if not run.kernels.torch_layers:
         return float(run.runtime.precision.gradient_bytes)
-    recipe = recipe_of_run(run)
+    recipe = layout_of_run(run)
     reduced = [one.each_bytes for one in recipe.passing if one.what == "input of the reduction"]
     return reduced[0] if reduced else recipe.gradients.each_bytes
 

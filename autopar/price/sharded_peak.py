@@ -79,13 +79,13 @@ def _shards(run: Run, *, expert: bool = False) -> int:
     Experts are sharded over fewer ranks, by the expert-parallel degrees.
     """
     strategy, split = run.strategy, run.split
-    if split.zero == 0 and not recipe_of_run(run).moments.sharded:
+    if split.zero == 0 and not layout_of_run(run).moments.sharded:
         return 1
     ranks = strategy.edp if expert else strategy.dp * split.cp
     return max(ranks // split.replicas, 1)
 
 
-def recipe_of_run(run: Run) -> StateLayout:
+def layout_of_run(run: Run) -> StateLayout:
     """Return the bytes per parameter of a run whose engine uses torch layers.
 
     Optimizers other than Adam and optimizer offload are included.
@@ -223,7 +223,7 @@ def _kept(
     """
     whole, own = _elements(units), sum(unit.own for unit in units)
     switch = _switches(run)["states"]
-    for name, kept in recipe_of_run(run).kept:
+    for name, kept in layout_of_run(run).kept:
         if name == "gradients" and not (kept.always or gradients):
             continue
         size = own if kept.sharded or (step and kept.stepped_sharded) else whole
@@ -261,7 +261,7 @@ def _reduced(run: Run) -> float:
     """Return the bytes per element of the reduction's input, 0 if nothing is sharded."""
     return sum(
         entry.each_bytes
-        for entry in recipe_of_run(run).passing
+        for entry in layout_of_run(run).passing
         if entry.what == "input of the reduction"
     )
 
@@ -269,13 +269,13 @@ def _reduced(run: Run) -> float:
 def _waiting(run: Run) -> float:
     """Return the bytes per gradient element kept until the last micro-batch, 0 if none is."""
     return sum(
-        entry.each_bytes for entry in recipe_of_run(run).passing if entry.what == "whole gradients"
+        entry.each_bytes for entry in layout_of_run(run).passing if entry.what == "whole gradients"
     )
 
 
 def _gathered(run: Run, units: Sequence[FsdpUnit]) -> float:
     """Return the bytes of gathered units; unsharded frozen weights are counted elsewhere."""
-    frozen = recipe_of_run(run).weights.sharded
+    frozen = layout_of_run(run).weights.sharded
     each, eighths = run.element_bytes, run.runtime.states.gathered_fp8
     found = 0.0
     for unit, number in _runs(units):
@@ -311,7 +311,7 @@ def _table_passing(run: Run, units: Sequence[FsdpUnit], phase: Phase) -> Iterato
     """Yield the transient memory of other engines, from their state layout."""
     switch = _switches(run)["states"]
     alone = run.strategy.dp * run.split.cp == 1
-    for entry in recipe_of_run(run).passing:
+    for entry in layout_of_run(run).passing:
         sizes = [unit.elements for unit in units]
         if entry.what in ("gathered weights", "output of the gather"):
             # frozen weights are also gathered, in fewer bytes if quantised
@@ -336,7 +336,7 @@ def _other_streams(run: Run, units: Sequence[FsdpUnit], there: Sequence[MemoryIt
     sizes = [of[id(unit)] for unit in units]
     pairs = [sum(sizes[at : at + 2]) for at in range(len(sizes))]
     gathers = max(pairs) - names.get("weights fetched ahead", 0)
-    each = recipe_of_run(run).gradients.each_bytes
+    each = layout_of_run(run).gradients.each_bytes
     gradients = each * sum(unit.own for unit in units) - names.get("gradients", 0)
     return math.ceil(max(gathers, 0.0) + max(gradients, 0.0))
 
@@ -368,7 +368,7 @@ def _saved(run: Run, chunks: Sequence[Chunk], live: Sequence[int]) -> int:
     return saved
 
 
-def instants(run: Run, stage: int) -> Iterator[LivePoint]:
+def live_points(run: Run, stage: int) -> Iterator[LivePoint]:
     """Yield the points of a stage's step at which memory may peak.
 
     These are the forward of the last layer and the loss, with all activations live; the backward of
@@ -562,7 +562,7 @@ def _made(
     run: Run, own: Sequence[FsdpUnit], at: int, there: Sequence[MemoryItem]
 ) -> Iterator[MemoryItem]:
     """Yield the gradients made by the backward before a unit, if none were live at its start."""
-    gradients = dict(recipe_of_run(run).kept)["gradients"]
+    gradients = dict(layout_of_run(run).kept)["gradients"]
     if gradients.always or any(part.name == "gradients" for part in there):
         return
     # a root unit reduces its gradients at the end of the backward
@@ -645,7 +645,7 @@ def sharded_parts(run: Run, stage: int) -> tuple[tuple[MemoryItem, ...], tuple[M
         *_kept(run, units, gradients=False),
         MemoryItem("pipeline inputs", _exchanged(run), "local_batch_size, seq_len"),
     )
-    fullest = max(instants(run, stage), key=lambda instant: instant.num_bytes)
+    fullest = max(live_points(run, stage), key=lambda instant: instant.num_bytes)
     parts = list(_added(fullest.parts))
     if _is_fsdp2(run):
         size = _other_streams(run, units, parts)

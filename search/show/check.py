@@ -13,7 +13,7 @@ from autopar.command.console import Console, escape
 from autopar.command.show import make_table, print_heading, print_line, wrapped
 from autopar.pipeline.schedules import SCHEDULES
 from autopar.price.oom_risk import rarely_validated, reserved_interval
-from autopar.price.sharded_peak import recipe_of_run
+from autopar.price.sharded_peak import layout_of_run
 from autopar.rates.accuracy import probability_faster
 from autopar.records import replace
 from autopar.run.rules import Notice
@@ -197,7 +197,7 @@ def _gradients(run: Run) -> str:
         # With optimizer offload only a part of them is on the device.
         optimizer = replace(run.runtime.optimizer, offload=0.0)
         on_device = replace(run, runtime=replace(run.runtime, optimizer=optimizer))
-        num_bytes = recipe_of_run(on_device).gradients.each_bytes
+        num_bytes = layout_of_run(on_device).gradients.each_bytes
     kind = "fp32" if num_bytes == 4 else run.runtime.precision.kind
     return f"{kind} gradients"
 

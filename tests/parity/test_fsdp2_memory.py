@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pytest
 
-from autopar.price.sharded_peak import LivePoint, instants
+from autopar.price.sharded_peak import LivePoint, live_points
 from autopar.run.run import Run
 from tests.runs import llama, torch_run
 
@@ -209,7 +209,7 @@ def test_states_and_peak_are_the_tracker_s(
         "vocab": vocab, "layers": layers, "ffn": ffn, "checkpoint": checkpoint, "reshard": reshard
     }  # fmt: skip
     after, peak = _tracked(world, **asked)
-    found = list(instants(_run(**asked), 0))
+    found = list(live_points(_run(**asked), 0))
     fullest = max(found, key=lambda instant: sum(_sizes(instant).values()))
     sizes = _sizes(fullest)
 

@@ -34,7 +34,7 @@ from autopar.price.peak import (
     expert_dispatch_bytes,
     head_bytes,
 )
-from autopar.price.sharded_peak import recipe_of_run
+from autopar.price.sharded_peak import layout_of_run
 from autopar.records import Record, replace
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk, OffloadModule, recomputing
@@ -588,7 +588,7 @@ def _torch_states(run: Run, *, staged: bool) -> tuple[float, float]:
         # `torch.distributed.pipelining` reduces gradients after the last micro-batch
         states = replace(runtime.states, each_micro_batch=False)
         run = replace(run, runtime=replace(runtime, states=states))
-    recipe = recipe_of_run(run)
+    recipe = layout_of_run(run)
     # gradients of earlier micro-batches exist at that time, and a pipeline has several
     there = [entry for name, entry in recipe.kept if name != "gradients" or entry.always or staged]
     whole = sum(entry.each_bytes for entry in there if not entry.sharded)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from autopar.price.account import account_of
-from autopar.price.sharded_peak import instants
+from autopar.price.sharded_peak import live_points
 from autopar.records import replace
 from autopar.run.run import Run, run_with_split
 from search.check.alternatives import _single_changes
@@ -192,7 +192,7 @@ def test_a_bucket_is_as_large_as_it_is_given(checked: Read) -> None:
     ):
         run = checked(document, 8, model="llama-2-7b", seq_length=512).run
         assert run is not None
-        parts = [part for instant in instants(run, 0) for part in instant.parts]
+        parts = [part for instant in live_points(run, 0) for part in instant.parts]
         sizes = {part.num_bytes for part in parts if part.name == "buckets of the reduction"}
         (peaks[name],) = sizes
     assert peaks == {"two": 2_000_000_000, "one": 1_000_000_000, "small": 400_000_000}

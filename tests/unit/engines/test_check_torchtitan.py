@@ -20,7 +20,7 @@ from autopar.pipeline import SCHEDULES, TORCH_NAMES, in_flight
 from autopar.price.account import account_of
 from autopar.price.job import job_of_run
 from autopar.price.parameters import stage_weights
-from autopar.price.sharded_peak import instants
+from autopar.price.sharded_peak import live_points
 from autopar.price.step import step_time
 from autopar.rates.parts.operations import machine_of
 from autopar.run.run import Run, run_with_split
@@ -321,7 +321,7 @@ def test_schedules_keep_what_their_order_has_in_flight(
         facts = SCHEDULES[strategy.schedule]
         # the loss is where the model ends
         assert strategy.stages[0 if facts.v_shaped else -1][-1].head
-        instants_of = [list(instants(file.run, stage)) for stage in (1, 6)]
+        instants_of = [list(live_points(file.run, stage)) for stage in (1, 6)]
         saved[name] = [
             max(
                 part.num_bytes

@@ -9,7 +9,7 @@ import pytest
 from autopar.errors import InputError
 from autopar.price.account import account_of
 from autopar.price.job import job_of_run
-from autopar.price.sharded_peak import recipe_of_run
+from autopar.price.sharded_peak import layout_of_run
 from autopar.rates.parts.operations import machine_of
 from autopar.rates.parts.optimizer import Host, exposed_s, host_update_s, optimizer_time_s
 from autopar.run.architecture import Experts
@@ -151,12 +151,12 @@ def test_narrower_states_are_moved_faster() -> None:
 def test_deepspeed_offloads_all_that_the_step_needs() -> None:
     """fp32 weights, moments and gradients go; 16-bit weights stay unless they go as well."""
     options = {"offload": 1.0, "offload_master": True}
-    optimizer = recipe_of_run(fully_sharded("deepspeed", 2, **options))
+    optimizer = layout_of_run(fully_sharded("deepspeed", 2, **options))
     assert (optimizer.weights.each_bytes, optimizer.per_parameter(4)) == (2.0, 2.0)
-    everything = recipe_of_run(fully_sharded("deepspeed", 3, offload_weights=True, **options))
+    everything = layout_of_run(fully_sharded("deepspeed", 3, offload_weights=True, **options))
     assert everything.per_parameter(4) == 0.0
     # ZeRO-Offload++ keeps a part on the device: 2 and 12 bytes of the four ranks' half
-    part = recipe_of_run(fully_sharded("deepspeed", 3, offload=0.5, offload_master=True))
+    part = layout_of_run(fully_sharded("deepspeed", 3, offload=0.5, offload_master=True))
     assert part.per_parameter(4) == pytest.approx((2 + 14 / 2) / 4)
 
 
@@ -175,8 +175,8 @@ def test_eight_bit_moments_by_hand() -> None:
 
 def test_weights_trained_as_they_are() -> None:
     """16 bits of weight, gradient and both moments: 8 bytes a parameter instead of 16."""
-    whole = recipe_of_run(fully_sharded("accelerate", 3))
-    pure = recipe_of_run(fully_sharded("accelerate", 3, master_bytes=0, moments_bytes=4))
+    whole = layout_of_run(fully_sharded("accelerate", 3))
+    pure = layout_of_run(fully_sharded("accelerate", 3, master_bytes=0, moments_bytes=4))
     assert (whole.per_parameter(), pure.per_parameter()) == (16.0, 8.0)
 
 
