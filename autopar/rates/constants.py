@@ -46,7 +46,7 @@ shape of its scales.
 """
 
 
-class Figure(Record):
+class FormulaConstants(Record):
     """Constants of one formula with their quality and the error of the resulting times."""
 
     values: Mapping[str, float]
@@ -60,7 +60,7 @@ class Figure(Record):
 
 
 def constants(bounds: Mapping[str, tuple[float, float]], optional: Mapping[str, float]) -> Meta:
-    """Return the reader of an entry of a formula's constants, which yields a `Figure`.
+    """Return the reader of an entry of a formula's constants, which yields a `FormulaConstants`.
 
     bounds : least and greatest value of each constant. optional : defaults of optional constants.
     """
@@ -72,11 +72,11 @@ def constants(bounds: Mapping[str, tuple[float, float]], optional: Mapping[str, 
     keys = {"value": values, "quality": Quality, "source": source, "spread": spread}
     entry: Any = record_of("Entry", keys)
 
-    def read(value: Any, key: str, found: list[Fault]) -> Figure | None:
+    def read(value: Any, key: str, found: list[Fault]) -> FormulaConstants | None:
         made = taken(entry, value, key, found)
         if made is None:
             return None
-        return Figure(
+        return FormulaConstants(
             values={name: getattr(made.value, name) for name in bounds},
             quality=made.quality,
             source=made.source,
@@ -120,12 +120,12 @@ _ATTENTION = constants(
 _SHARE = constants({"share": (0.02, 1.0)}, {})
 _LAUNCH = constants({"launch_s": (1e-7, 1e-3)}, {})
 
-GemmFigure = Annotated[Figure, _GEMM]
-AttentionFigure = Annotated[Figure, _ATTENTION]
-ShareFigure = Annotated[Figure, _SHARE]
+GemmFigure = Annotated[FormulaConstants, _GEMM]
+AttentionFigure = Annotated[FormulaConstants, _ATTENTION]
+ShareFigure = Annotated[FormulaConstants, _SHARE]
 # The union is inside: msgspec's schema of a record loses annotations within a union.
-_MaybeAttention = Annotated[Figure | None, _ATTENTION]
-_MaybeShare = Annotated[Figure | None, _SHARE]
+_MaybeAttention = Annotated[FormulaConstants | None, _ATTENTION]
+_MaybeShare = Annotated[FormulaConstants | None, _SHARE]
 
 
 class AttentionFigures(Record):
@@ -151,7 +151,7 @@ class KernelsSection(Record):
     attention: dict[str, AttentionFigures]
     memory: dict[MemoryClass, ShareFigure]
     """Fraction of the datasheet's HBM rate by class; `elementwise` is the default for others."""
-    memory_launch: Annotated[Figure, _LAUNCH]
+    memory_launch: Annotated[FormulaConstants, _LAUNCH]
     """Launch time of a memory-bound kernel, in addition to the time of its bytes."""
 
 
@@ -177,9 +177,9 @@ class Kernels(Record):
         narrow = ELEMENT_BYTES[dtype] < ELEMENT_BYTES["bf16"]
         return clock * (low["share"] if low is not None and narrow else 1.0)
 
-    def gemm(self, dtype: str) -> Figure:
+    def gemm(self, dtype: str) -> FormulaConstants:
         """Return the GEMM constants of a precision; InputError lists the precisions of the card."""
-        surfaces: Mapping[Any, Figure] = self.section.gemm
+        surfaces: Mapping[Any, FormulaConstants] = self.section.gemm
         for name in (dtype, _SAME_AS.get(dtype)):
             if name in surfaces:
                 return surfaces[name]

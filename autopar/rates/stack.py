@@ -21,7 +21,7 @@ from autopar.documents.json import (
     load_object,
     read_record,
 )
-from autopar.rates.constants import Figure, constants
+from autopar.rates.constants import FormulaConstants, constants
 from autopar.records import Record, some_text
 from autopar.run.runtime import OverlapFactors
 from autopar.sources import STACK_ROLE, Source
@@ -69,7 +69,7 @@ _OVERLAP = constants(
     {"sharded_network": 1.0, "gradients": 0.45, "regather": 1.3},
 )
 
-BytesFigure = Annotated[Figure, _BYTES]
+BytesFigure = Annotated[FormulaConstants, _BYTES]
 _Text = Annotated[str, some_text()]
 
 
@@ -106,21 +106,21 @@ class StackDocument(Record):
     activations: Literal["eager", "fused"]
     """Saved activations: those of PyTorch's own operations or those of fused kernels."""
     bytes_per_element: _Bytes
-    gradient: Annotated[Figure, _GRADIENT]
+    gradient: Annotated[FormulaConstants, _GRADIENT]
     """Bytes moved per weight to accumulate a micro-batch's gradient, and bytes per reduced element.
     """
-    cast: Annotated[Figure, _CAST]
+    cast: Annotated[FormulaConstants, _CAST]
     """Bytes moved per quantised element, and relative rate of GEMMs with one scale per row."""
-    optimizer: Annotated[Figure, _OPTIMIZER]
+    optimizer: Annotated[FormulaConstants, _OPTIMIZER]
     """Bytes moved per parameter that a rank updates."""
-    host: Annotated[Figure, _HOST]
+    host: Annotated[FormulaConstants, _HOST]
     """Host overheads in seconds, and factors on them.
 
     Overheads of a layer, of a collective, of a layer's routing and of each local expert.
     `partial_graphs` : fraction left with partial CUDA graphs. `merged` : factor for experts whose
     forward and backward run in one schedule.
     """
-    overlap: Annotated[Figure, _OVERLAP]
+    overlap: Annotated[FormulaConstants, _OVERLAP]
     """Overlap of compute and communication.
 
     `tensor` : overlapped fraction of tensor-parallel collectives. `gradients` : hidden part of the
@@ -178,7 +178,7 @@ class Stack(Record):
 
     def element_bytes(self, operation: str, *, backward: bool, gated: bool = False) -> float:
         """Return the bytes moved per element of one operation of `BYTE_CLASSES`."""
-        figure: Figure = getattr(self.figures.bytes_per_element, operation)
+        figure: FormulaConstants = getattr(self.figures.bytes_per_element, operation)
         # Gating fuses a product into the pass over both halves of the first matrix' output.
         factor = figure["gated"] if gated and not backward else 1.0
         return factor * figure["backward" if backward else "forward"]

@@ -15,7 +15,7 @@ import pytest
 from autopar.documents import catalog
 from autopar.errors import DocumentError, InputError
 from autopar.rates.card import load_card
-from autopar.rates.constants import DTYPES, Figure, kernels_of
+from autopar.rates.constants import DTYPES, FormulaConstants, kernels_of
 from autopar.rates.kernels import (
     attention_s,
     gemm_s,
@@ -38,7 +38,7 @@ MEASURED = ("a100-80gb", "h100-80gb", "h200", "b200", "b300", "gb200", "gb300", 
 NOMINAL = ("h100-pcie", "h100-nvl", "h800", "h20", "a10g", "rtx-4090", "mi300x", "mi355x")
 
 
-def figures(name: str) -> dict[str, Figure]:
+def figures(name: str) -> dict[str, FormulaConstants]:
     """Return every figure of a card's kernels by its key."""
     section = kernels_of(load_card(name)).section
     found = {
