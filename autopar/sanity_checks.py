@@ -52,7 +52,7 @@ class CurvePoint(Record):
     unit: str
 
 
-class Law(Record):
+class GrowthLaw(Record):
     """Law of two cells: with r = x_j / x_i > 1, y_j / y_i is between r**least and r**most."""
 
     least: float
@@ -78,7 +78,7 @@ class SuspiciousValue(Record):
 
 
 def contradictions(
-    cells: Iterable[CurvePoint], law: Law, *, most: float = IMPOSSIBLE
+    cells: Iterable[CurvePoint], law: GrowthLaw, *, most: float = IMPOSSIBLE
 ) -> list[SuspiciousValue]:
     """Return the cells that contradict the others, worst first; of only two cells, the pair.
 
@@ -124,7 +124,7 @@ def once(doubts: Iterable[SuspiciousValue]) -> list[SuspiciousValue]:
 
 
 def doubtful_table(
-    table: Iterable[tuple[str, float, str, CurvePoint]], by_degree: Law, by_length: Law
+    table: Iterable[tuple[str, float, str, CurvePoint]], by_degree: GrowthLaw, by_length: GrowthLaw
 ) -> list[SuspiciousValue]:
     """Return the figures of a table by tokens and degree that contradict each other.
 
@@ -148,7 +148,7 @@ def _unit(cell: CurvePoint) -> str:
     return f" {cell.unit}" if cell.unit else ""
 
 
-def _allowed(cell: CurvePoint, others: Sequence[CurvePoint], law: Law) -> tuple[float, float]:
+def _allowed(cell: CurvePoint, others: Sequence[CurvePoint], law: GrowthLaw) -> tuple[float, float]:
     """Return the smallest and the largest value of a cell that the others allow, without slack."""
     lows, highs = [], []
     for other in others:
@@ -162,7 +162,7 @@ def _allowed(cell: CurvePoint, others: Sequence[CurvePoint], law: Law) -> tuple[
     return max(lows, default=0.0), min(highs, default=math.inf)
 
 
-def _between(cell: CurvePoint, near: Sequence[CurvePoint], law: Law) -> float:
+def _between(cell: CurvePoint, near: Sequence[CurvePoint], law: GrowthLaw) -> float:
     """Return the value of a cell on the log-log line through two others."""
     a, b = near
     slope = math.log(b.y / a.y) / math.log(b.x / a.x) if a.x != b.x else law.least
@@ -170,7 +170,7 @@ def _between(cell: CurvePoint, near: Sequence[CurvePoint], law: Law) -> float:
     return float(a.y * (cell.x / a.x) ** slope)
 
 
-def _broken(cells: Sequence[CurvePoint], law: Law) -> list[tuple[int, int, float]]:
+def _broken(cells: Sequence[CurvePoint], law: GrowthLaw) -> list[tuple[int, int, float]]:
     """Return the pairs that break a law by more than its slack, with the log of the excess."""
     found = []
     for (i, a), (j, b) in combinations(enumerate(cells), 2):
@@ -184,7 +184,7 @@ def _broken(cells: Sequence[CurvePoint], law: Law) -> list[tuple[int, int, float
 
 
 def _culprit(
-    cells: Sequence[CurvePoint], broken: Sequence[tuple[int, int, float]], law: Law
+    cells: Sequence[CurvePoint], broken: Sequence[tuple[int, int, float]], law: GrowthLaw
 ) -> int:
     """Return the index of the cell without which the others agree best."""
 
@@ -198,7 +198,7 @@ def _culprit(
     return min(involved, key=left)
 
 
-def _roughness(cells: Sequence[CurvePoint], law: Law) -> float:
+def _roughness(cells: Sequence[CurvePoint], law: GrowthLaw) -> float:
     """Return the roughness of a curve: changes of its log-log slope, and slopes outside the law."""
     slopes = [
         math.log(b.y / a.y) / math.log(b.x / a.x) if b.x > a.x else 0.0 for a, b in pairwise(cells)
@@ -267,7 +267,7 @@ def doubtful_bandwidths(
         # Compared with larger groups below, the pair would make them doubtful.
         if 1.0 < first.y / second.y <= _BRIDGE and first.y / second.y > _BUMP**2:
             left = left[1:]
-    yield from contradictions(left, Law(least=-1.0, most=1.0, slack=_BUMP), most=math.inf)
+    yield from contradictions(left, GrowthLaw(least=-1.0, most=1.0, slack=_BUMP), most=math.inf)
 
 
 def doubtful_link(cell: CurvePoint, memory_bytes_per_s: float | None) -> SuspiciousValue | None:

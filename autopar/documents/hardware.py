@@ -41,7 +41,7 @@ from autopar.rates.measured import Curve, HardwareProfile
 from autopar.records import Record, replace
 from autopar.sanity_checks import (
     CurvePoint,
-    Law,
+    GrowthLaw,
     SuspiciousValue,
     contradictions,
     doubtful_bandwidths,
@@ -457,7 +457,7 @@ def _curves(entries: Sequence[HardwareEntry]) -> dict[tuple[str, int], Curve]:
     }
 
 
-_BY_SIZE = Law(least=0.0, most=1.0, slack=2.0)
+_BY_SIZE = GrowthLaw(least=0.0, most=1.0, slack=2.0)
 """A larger message takes no less time, and at most proportionally more. Measured times break this
 law by 1.1, and libraries change their algorithm with the size."""
 

@@ -39,7 +39,7 @@ from autopar.run.model import (
 from autopar.sanity_checks import (
     Caution,
     CurvePoint,
-    Law,
+    GrowthLaw,
     SuspiciousValue,
     doubtful_parameters,
     doubtful_table,
@@ -197,16 +197,16 @@ PaddleNLP keeps fp32 gradients; its states are 9 times a 2-byte parameter.
 _SLACK = 1.5
 """Factor by which measured tables may break the laws of layers and states; up to 1.125 was observed
 (a padded vocabulary)."""
-_SHARED = Law(least=0.0, most=1.0, slack=_SLACK)
+_SHARED = GrowthLaw(least=0.0, most=1.0, slack=_SLACK)
 """Law of a figure times the degree: a rank holds between its share and all of it."""
-_KEPT = Law(least=1.0, most=2.0, slack=_SLACK)
+_KEPT = GrowthLaw(least=1.0, most=2.0, slack=_SLACK)
 """Activations grow with the tokens, or with pairs of tokens where attention saves its scores."""
-_SAVED = Law(least=1.0, most=1.0, slack=_SLACK)
-_SAME = Law(least=0.0, most=0.0, slack=_SLACK)
-_STATES = Law(least=0.0, most=0.5, slack=_SLACK)
+_SAVED = GrowthLaw(least=1.0, most=1.0, slack=_SLACK)
+_SAME = GrowthLaw(least=0.0, most=0.0, slack=_SLACK)
+_STATES = GrowthLaw(least=0.0, most=0.5, slack=_SLACK)
 """Only learned positions grow with the length."""
-_OTHER_SHARED = Law(least=0.0, most=1.0, slack=2.0)
-_OTHER_KEPT = Law(least=0.0, most=2.0, slack=2.5)
+_OTHER_SHARED = GrowthLaw(least=0.0, most=1.0, slack=2.0)
+_OTHER_KEPT = GrowthLaw(least=0.0, most=2.0, slack=2.5)
 """Peaks are the largest of several lines, minus the layers' part: measured ones break the laws by
 1.54 over degrees, and 1.86 over lengths."""
 

@@ -27,7 +27,7 @@ from autopar.run.model import (
 from autopar.sanity_checks import (
     Caution,
     CurvePoint,
-    Law,
+    GrowthLaw,
     SuspiciousValue,
     contradictions,
     notes_of,
@@ -57,11 +57,11 @@ _LAYERS, _OTHERS = "layer_times", "other_times"
 _NOISE = 1.5
 """Factor by which measured times may break the laws below: up to 1.06 was observed, 1.3 for whole
 forwards on busy hosts."""
-_BY_BATCH = Law(least=0.0, most=1.0, slack=_NOISE)
+_BY_BATCH = GrowthLaw(least=0.0, most=1.0, slack=_NOISE)
 """More samples take no less time, and at most proportionally more."""
-_BY_LENGTH = Law(least=0.0, most=2.0, slack=_NOISE)
+_BY_LENGTH = GrowthLaw(least=0.0, most=2.0, slack=_NOISE)
 """More tokens take no less time; attention grows with their square."""
-_BY_DEGREE = Law(least=0.0, most=1.0, slack=2.0)
+_BY_DEGREE = GrowthLaw(least=0.0, most=1.0, slack=2.0)
 """Law of time times degree. Small shards may be faster than their share: they fit in caches."""
 
 
@@ -216,7 +216,7 @@ def _doubts(kind: int, times: Sequence[ShardedTime]) -> Iterator[SuspiciousValue
     """Yield the measured times of a layer type that contradict those of other sizes and degrees."""
     for name in ("forward_s", "backward_s", "recompute_s"):
         curves: dict[tuple[object, ...], list[CurvePoint]] = {}
-        laws: dict[tuple[object, ...], Law] = {}
+        laws: dict[tuple[object, ...], GrowthLaw] = {}
         for t in times:
             value = getattr(t, name)
             if value is None:
