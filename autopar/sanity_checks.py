@@ -287,7 +287,7 @@ def doubtful_link(cell: CurvePoint, memory_bytes_per_s: float | None) -> Suspici
     )
 
 
-class Caution(str):
+class InputWarning(str):
     """A note that an input is most likely wrong, printed even on a short screen."""
 
     __slots__ = ()
@@ -310,4 +310,4 @@ def notes_of(path: Path, doubts: Iterable[SuspiciousValue]) -> tuple[str, ...]:
         return ()
     first, more = found[0], f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     text = f"suspicious: in {path.name} {first.key} is {first.problem}{more}. {first.remedy}"
-    return (Caution(text),)
+    return (InputWarning(text),)

@@ -25,7 +25,7 @@ from autopar.documents.sidecar import (
 from autopar.errors import DocumentError
 from autopar.rates.measured import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
 from autopar.records import Record
-from autopar.sanity_checks import Caution
+from autopar.sanity_checks import InputWarning
 from autopar.sources import Source, stacks_of
 from autopar.units import GB, MIB, MS
 
@@ -366,7 +366,7 @@ def _worst(differences: list[_Difference]) -> tuple[str, str, str]:
 
 def _edited(path: Path, differences: list[_Difference]) -> str:
     value, expected, more = _worst(differences)
-    return Caution(
+    return InputWarning(
         f"contradiction: in {path.name} {value}, but the times of the sidecars "
         f"are {expected}{more}. The values of the file price these messages, "
         "without latency: measure both again in one run"
@@ -375,7 +375,7 @@ def _edited(path: Path, differences: list[_Difference]) -> str:
 
 def _conflict(bandwidths: Path, times: Path, differences: list[_Difference]) -> str:
     value, expected, more = _worst(differences)
-    return Caution(
+    return InputWarning(
         f"contradiction: in {bandwidths.name} {value}, but {times.name} has "
         f"{expected} for messages of 16 MiB and more{more}. Bandwidths price the "
         "all-reduces of gradients and of tensor parallelism, these times its "

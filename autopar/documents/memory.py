@@ -37,9 +37,9 @@ from autopar.run.model import (
     parameter_count,
 )
 from autopar.sanity_checks import (
-    Caution,
     CurvePoint,
     GrowthLaw,
+    InputWarning,
     SuspiciousValue,
     doubtful_parameters,
     doubtful_table,
@@ -130,7 +130,7 @@ def read_cells(
         )
     if abs(worst - 1.0) <= _AGREE:
         return tables, ()
-    note = Caution(
+    note = InputWarning(
         f"contradiction: {path.name} differs by up to {(worst - 1.0) * 100:+.3g} "
         f"% from its sidecar (activations of {where}). The values of the file "
         "are used; Ulysses and backward values of the sidecar are scaled, the "

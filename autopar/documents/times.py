@@ -25,9 +25,9 @@ from autopar.run.model import (
     TimePoint,
 )
 from autopar.sanity_checks import (
-    Caution,
     CurvePoint,
     GrowthLaw,
+    InputWarning,
     SuspiciousValue,
     contradictions,
     notes_of,
@@ -308,7 +308,7 @@ def _farthest(path: Path, ratios: Sequence[tuple[float, str]]) -> str | None:
     worst, cell = max(ratios, key=lambda item: abs(item[0] - 1.0), default=(1.0, ""))
     if abs(worst - 1.0) <= _AGREE:
         return None
-    return Caution(
+    return InputWarning(
         f"contradiction: {path.name} differs by up to {(worst - 1.0) * 100:+.3g} "
         f"% from its sidecar ({cell}). The forward times of the file are used, "
         "with the other times of the sidecar"

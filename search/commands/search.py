@@ -19,7 +19,7 @@ from autopar.errors import INFEASIBLE, InputError, OptionError
 from autopar.records import (
     replace,
 )
-from autopar.sanity_checks import Caution
+from autopar.sanity_checks import InputWarning
 from search.commands.app import (
     emit,
     files_read,
@@ -399,7 +399,9 @@ def _show_plan(found: Chosen, reached: GoalResult | None) -> int:
     files, says = _files(request, session, result, paths, engines)
     # A first screen has no room for notes, but doubts about inputs must not be missed.
     says += (
-        [] if request.output.verbose else [one for one in result.notes if isinstance(one, Caution)]
+        []
+        if request.output.verbose
+        else [one for one in result.notes if isinstance(one, InputWarning)]
     )
 
     def answer() -> Record:
