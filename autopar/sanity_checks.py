@@ -114,7 +114,7 @@ def contradictions(
     return sorted(found, key=lambda doubt: -doubt.factor)
 
 
-def once(doubts: Iterable[SuspiciousValue]) -> list[SuspiciousValue]:
+def strongest_by_key(doubts: Iterable[SuspiciousValue]) -> list[SuspiciousValue]:
     """Return the strongest doubt about every key, for cells that are on several curves."""
     found: dict[str, SuspiciousValue] = {}
     for doubt in doubts:
@@ -137,7 +137,7 @@ def doubtful_table(
         shared = replace(cell, y=cell.y * cell.x)
         curves.setdefault(("degree", lengths), []).append(shared)
         curves.setdefault(("length", degree), []).append(replace(cell, x=tokens))
-    return once(
+    return strongest_by_key(
         doubt
         for (which, _), cells in curves.items()
         for doubt in contradictions(cells, by_degree if which == "degree" else by_length)

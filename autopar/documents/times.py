@@ -31,7 +31,7 @@ from autopar.sanity_checks import (
     SuspiciousValue,
     contradictions,
     notes_of,
-    once,
+    strongest_by_key,
 )
 from autopar.units import MS, format_count
 
@@ -233,7 +233,7 @@ def _doubts(kind: int, times: Sequence[ShardedTime]) -> Iterator[SuspiciousValue
                 cell = CurvePoint(key=key, x=float(x), y=y, written=value, unit="s")
                 curves.setdefault(curve, []).append(cell)
                 laws[curve] = law
-        yield from once(
+        yield from strongest_by_key(
             doubt for curve, cells in curves.items() for doubt in contradictions(cells, laws[curve])
         )
 
@@ -509,7 +509,7 @@ class _Reader:
             for (which, _), cells in curves.items():
                 law = _BY_BATCH if which == "batch" else _BY_LENGTH
                 found += contradictions(cells, law)
-        return once(found)
+        return strongest_by_key(found)
 
     def _batch(self, text: str | None) -> int:
         if text is None:
