@@ -1,8 +1,8 @@
 """Rules of a run: one row each, with an id, the values that it reads and its arithmetic.
 
 A row is evaluated on numbers, or on numpy arrays for all combinations at once. `broken` lists every
-broken rule, `refuse` raises them, `kept` returns a mask, and `nearest` proposes other values. The
-rules here apply to all engines; `search.engines.NAME.rules` adds those of one engine.
+broken rule, `refuse` raises them, `holds_all` returns a mask, and `nearest` proposes other values.
+The rules here apply to all engines; `search.engines.NAME.rules` adds those of one engine.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def notice(id: str, kind: Kind, message: str, suggestion: str = "", **values: An
     )
 
 
-def once(notices: Iterable[Notice]) -> tuple[Notice, ...]:
+def without_repetitions(notices: Iterable[Notice]) -> tuple[Notice, ...]:
     """Return notices in order, without repetitions of the same id and values."""
     return tuple({one.key: one for one in reversed([*notices])}.values())[::-1]
 
@@ -139,7 +139,7 @@ def _given(rule: Rule, values: Values) -> list[Any] | None:
     return None if any(one is None for one in found) else found
 
 
-def kept(rules: Iterable[Rule], values: Values) -> Any:
+def holds_all(rules: Iterable[Rule], values: Values) -> Any:
     """Return True, or an array of booleans, where all rules hold or cannot be decided."""
     values = _known(values)
     found: Any = True
@@ -191,7 +191,7 @@ def nearest(
     Numbers are ordered by distance, the smaller first; other values keep their order.
     """
     given = values.get(name)
-    found = [one for one in domain if kept(rules, {**values, name: one})]
+    found = [one for one in domain if holds_all(rules, {**values, name: one})]
     if isinstance(given, int):
         found.sort(key=lambda one: (abs(one - given), one))  # type: ignore[operator]
     return tuple(found)

@@ -12,7 +12,7 @@ from msgspec import field
 
 from autopar.errors import DocumentError, InputError
 from autopar.records import Record
-from autopar.run.rules import Notice, RuleError, notice, once
+from autopar.run.rules import Notice, RuleError, notice, without_repetitions
 from autopar.run.run import Run
 from search.engines.arguments import Ignored, UnpricedError
 from search.engines.changes import MOVES, Changes, Move
@@ -145,4 +145,6 @@ def with_problems(found: ReadResult, broken: Sequence[Notice]) -> tuple[Notice, 
     """Return the reasons why a file has no price, and the broken rules, each rule once."""
     ids = {one.id for one in broken}
     unpriced = () if found.unpriced is None else (found.unpriced,)
-    return once((*unpriced, *(one for one in found.problems if one.id not in ids), *broken))
+    return without_repetitions(
+        (*unpriced, *(one for one in found.problems if one.id not in ids), *broken)
+    )

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 from autopar.pipeline.schedules import Schedule
 from autopar.records import Record, replace
 from autopar.run.architecture import Model
-from autopar.run.rules import WHOLE_KEYS, Rule, kept, refuse
+from autopar.run.rules import WHOLE_KEYS, Rule, holds_all, refuse
 from autopar.run.run import Run, legal
 from autopar.run.runtime import (
     BLACKWELL,
@@ -144,7 +144,7 @@ def values_of(job: EngineContext, choice: Candidate) -> dict[str, Any]:
 
 def runs(engine: EngineSpace, job: EngineContext, choice: Candidate) -> bool:
     """Return whether a choice whose degrees divide meets the constraints of an engine."""
-    return bool(kept(engine.rules, values_of(job, choice)))
+    return bool(holds_all(engine.rules, values_of(job, choice)))
 
 
 def job_values(job: EngineContext) -> dict[str, Any]:

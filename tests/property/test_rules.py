@@ -33,7 +33,7 @@ from autopar.run.rules import (
     Rule,
     RuleError,
     broken,
-    kept,
+    holds_all,
     nearest,
     refuse,
 )
@@ -99,7 +99,7 @@ def test_verdicts_are_those_of_plain_branches(seed: int) -> None:
     assert len(found) == len({*found})
     wanted = broken_ids(values, sequence_parallel=values["sequence_parallel"] is True)
     assert {*found} == wanted
-    assert kept(GENERAL, values) == (not wanted)
+    assert holds_all(GENERAL, values) == (not wanted)
     if wanted:
         with pytest.raises(RuleError) as raised:
             refuse(GENERAL, values)
@@ -111,9 +111,9 @@ def test_arrays_agree_with_numbers() -> None:
     combinations = [*product(*AXES.values())]
     assert len(combinations) == 10_080
     columns = dict(zip(AXES, np.array(combinations).T, strict=True))
-    mask = kept(GENERAL, {**MIXTRAL, **columns})
+    mask = holds_all(GENERAL, {**MIXTRAL, **columns})
     single = [
-        kept(GENERAL, {**MIXTRAL, **dict(zip(AXES, one, strict=True))}) for one in combinations
+        holds_all(GENERAL, {**MIXTRAL, **dict(zip(AXES, one, strict=True))}) for one in combinations
     ]
 
     assert mask.tolist() == single

@@ -13,7 +13,7 @@ from typing import Any
 
 from autopar.errors import InputError, did_you_mean
 from autopar.records import Record, replace
-from autopar.run.rules import Kind, Notice, notice, once
+from autopar.run.rules import Kind, Notice, notice, without_repetitions
 from autopar.run.run import Run
 from autopar.run.runtime import BLACKWELL
 from search.engines.arguments import Ignored, words_of
@@ -120,7 +120,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         stack=_STACK,
         world_size=world,
         run=found.run,
-        findings=once(said),
+        findings=without_repetitions(said),
         harmless=tuple(one for one in ignored if one.understood),
         words={one.spelled: (one.value,) for one in file.given},
         written=partial(_written, file, place, found.run),

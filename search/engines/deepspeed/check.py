@@ -15,7 +15,7 @@ from typing import Any
 from autopar.documents.json import load_object
 from autopar.errors import InputError
 from autopar.records import Record, replace
-from autopar.run.rules import Notice, broken, notice, once
+from autopar.run.rules import Notice, broken, notice, without_repetitions
 from autopar.run.run import Run
 from search.engines.arguments import Ignored
 from search.engines.changes import Changes, Move
@@ -166,7 +166,7 @@ def broken_of_deepspeed(
         other = _other(flags, kind)
         if other and _on(values, f"{kind}.enabled") and kind not in flags:
             found += broken(FILE, {"enabled": kind, "other_precision": other})
-    return once(found)
+    return without_repetitions(found)
 
 
 def _other(flags: Mapping[str, tuple[str, ...]], kind: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from autopar.run.rules import Notice, notice, once
+from autopar.run.rules import Notice, notice, without_repetitions
 from autopar.run.run import Run
 from autopar.run.runtime import BLACKWELL
 from search.engines.arguments import Ignored
@@ -127,7 +127,7 @@ def findings_of(
         # An argument with a finding above is not reported twice.
         if not (entry.understood or entry.flag in idle or entry.flag in misspelt)
     ]
-    return once(found)
+    return without_repetitions(found)
 
 
 def _misspelt(words: Words) -> Iterator[tuple[str, str]]:

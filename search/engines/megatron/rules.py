@@ -27,7 +27,7 @@ from autopar.run.rules import (
     Notice,
     Rule,
     broken,
-    once,
+    without_repetitions,
 )
 from autopar.run.run import Run
 from search.engines.megatron.setting import VIRTUAL, Setting, Words, ramp, ramp_start
@@ -548,7 +548,7 @@ def broken_rules(
     found = broken((*RULES, *LAYERS) if problems else RULES, values)
     # The reader may have reported a rule of the table already.
     ids = {one.id for one in found}
-    return once((*(one for one in problems if one.id not in ids), *found))
+    return without_repetitions((*(one for one in problems if one.id not in ids), *found))
 
 
 def _of_run(setting: Setting, run: Run) -> dict[str, Any]:

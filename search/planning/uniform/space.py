@@ -17,7 +17,15 @@ from autopar.arrays import F64, I64, Bool
 from autopar.records import replace
 from autopar.run.architecture import Experts
 from autopar.run.job import Block, Job as StepJob, parameters
-from autopar.run.rules import ANY, EXPERT_WIDTH, HEADS, RING, WHOLE_EXPERTS, Rule, kept as keeps
+from autopar.run.rules import (
+    ANY,
+    EXPERT_WIDTH,
+    HEADS,
+    RING,
+    WHOLE_EXPERTS,
+    Rule,
+    holds_all as keeps,
+)
 from autopar.run.strategy import ContextKind
 from autopar.units import divisors
 from search.engines.candidate import Candidate, Constraints, allowed_values
