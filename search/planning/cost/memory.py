@@ -546,7 +546,7 @@ class Reserve(Record):
             budget -= 1
         return budget
 
-    def odds_of_oom(self, allocated_bytes: int, memory_bytes: float) -> float:
+    def oom_probability(self, allocated_bytes: int, memory_bytes: float) -> float:
         """Return the probability that a device of `memory_bytes` runs out of memory."""
         return oom_probability_of_kind(
             self.kind, allocated_bytes, memory_bytes - self.context_bytes

@@ -549,7 +549,7 @@ def _stages(
                 tail_s=seen.tail_s[j],
                 allocated_bytes=seen.allocated_bytes[j],
                 reserved_bytes=cost.reserve.reserved_bytes(seen.allocated_bytes[j]),
-                odds_of_oom=cost.reserve.odds_of_oom(seen.allocated_bytes[j], memory_bytes),
+                odds_of_oom=cost.reserve.oom_probability(seen.allocated_bytes[j], memory_bytes),
                 budget_bytes=int(memory_bytes),
                 in_flight=seen.in_flight[j],
                 memory_bytes=seen.bytes_by_category[j],

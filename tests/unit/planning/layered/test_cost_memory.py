@@ -328,7 +328,7 @@ def test_the_largest_budget_has_the_odds_that_were_asked_for(risk: float) -> Non
     for memory in (2**34, 24 * 2**30 + 1, 80 * 10**9):
         budget = reserve.budget_bytes(memory)
         assert reserve.reserved_bytes(budget) <= memory < reserve.reserved_bytes(budget + 1)
-        assert reserve.odds_of_oom(budget, memory) == pytest.approx(risk, rel=1e-4)
+        assert reserve.oom_probability(budget, memory) == pytest.approx(risk, rel=1e-4)
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
