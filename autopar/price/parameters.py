@@ -229,7 +229,7 @@ def head_weight(run: Run, *, name: str = "head", shared: bool = False) -> Weight
     return Weight(name=name, shape=shape, linear=name == "head", shared=shared)
 
 
-def ends_weights(run: Run, chunk: Chunk) -> tuple[Weight, ...]:
+def embedding_and_head_weights(run: Run, chunk: Chunk) -> tuple[Weight, ...]:
     """Return the weights of a chunk without its layers: embedding, last norm and head."""
     return chunk_weights(run, Chunk(chunk.embeds, (), 0, chunk.head))
 

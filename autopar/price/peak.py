@@ -26,7 +26,7 @@ from autopar.price.activations import (
     stream_bytes,
 )
 from autopar.price.allocator import recycled_bytes
-from autopar.price.parameters import ends_weights, layer_weights
+from autopar.price.parameters import embedding_and_head_weights, layer_weights
 from autopar.records import Record, replace
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk
@@ -281,7 +281,9 @@ def gathered_bytes(run: Run, stage: int) -> int:
     if run.split.zero != 3:
         return 0
     chunks = run.strategy.stages[stage]
-    around = sum(weight.elements for chunk in chunks for weight in ends_weights(run, chunk))
+    around = sum(
+        weight.elements for chunk in chunks for weight in embedding_and_head_weights(run, chunk)
+    )
     layers = [run.rank_layers[layer] for chunk in chunks for layer in chunk.layers]
     fetched = sum(weight.elements for at in layers[-2:] for weight in layer_weights(at))
     return (around + fetched) * run.element_bytes

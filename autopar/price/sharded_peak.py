@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from autopar.price import torch_layers
 from autopar.price.activations import stream_bytes
-from autopar.price.parameters import Weight, ends_weights, frozen_bytes, layer_weights
+from autopar.price.parameters import Weight, embedding_and_head_weights, frozen_bytes, layer_weights
 from autopar.price.peak import Moment, moments
 from autopar.price.state_layouts import Phase, StateLayout, layout_of
 from autopar.records import Record, replace
@@ -182,7 +182,7 @@ def units_of(run: Run, chunk: Chunk) -> tuple[FsdpUnit, ...]:
     last were one unit, as in transformers, which wraps only its layers.
     """
     joined = _is_joined(run)
-    around = ends_weights(run, chunk)
+    around = embedding_and_head_weights(run, chunk)
     found: list[FsdpUnit] = []
     first = [weight for weight in around if weight.name in ("embedding", "positions")]
     last = [weight for weight in around if weight not in first]
