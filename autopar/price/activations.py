@@ -15,7 +15,7 @@ from autopar.run.architecture import Attention
 from autopar.run.run import RankLayer, Run
 from autopar.run.strategy import Chunk, OffloadModule
 from autopar.training.adapters import needs_input
-from autopar.training.mixtures import taken_share, worst_skew
+from autopar.training.mixtures import processed_share, worst_skew
 
 
 def attention_of(at: RankLayer) -> Attention:
@@ -275,7 +275,7 @@ def routed_tokens(at: RankLayer) -> int:
     experts, kernels = at.layer.experts, at.run.runtime.experts
     assert experts is not None, "asked of mixtures alone"
     mean = at.sequence_parallel_tokens * at.split.etp * experts.per_token
-    share = taken_share(routing_skew(at), capacity=kernels.capacity, padded=kernels.padded)
+    share = processed_share(routing_skew(at), capacity=kernels.capacity, padded=kernels.padded)
     return math.ceil(mean * share)
 
 

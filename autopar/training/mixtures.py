@@ -65,7 +65,7 @@ def worst_skew(*, alone: bool, steps: int | None) -> float:
     return _ALONE if alone else _SEVERAL
 
 
-def taken_share(skew: float, *, capacity: float | None = None, padded: bool = False) -> float:
+def processed_share(skew: float, *, capacity: float | None = None, padded: bool = False) -> float:
     """Return the tokens that a rank's experts process, over the mean.
 
     Parameters

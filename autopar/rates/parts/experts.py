@@ -34,7 +34,7 @@ from autopar.rates.parts.operations import (
 from autopar.records import replace
 from autopar.run.architecture import Experts
 from autopar.run.job import Job
-from autopar.training.mixtures import taken_share
+from autopar.training.mixtures import processed_share
 
 _ROUTER_BYTES = 40.0
 """Bytes per token and expert in each direction: scores, their softmax, the selected ones and the
@@ -125,7 +125,7 @@ def expert_parts(
 
 def _taken(job: Job) -> float:
     """Return the tokens of the busiest rank's experts over the mean."""
-    return taken_share(job.skew, capacity=job.capacity, padded=job.padded_capacity)
+    return processed_share(job.skew, capacity=job.capacity, padded=job.padded_capacity)
 
 
 def expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> CommunicationTime:

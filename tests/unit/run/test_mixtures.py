@@ -21,7 +21,7 @@ from autopar.run.runtime import ExpertKernels
 from autopar.training.mixtures import (
     NATURAL_LOSSES,
     NATURAL_SKEW,
-    taken_share,
+    processed_share,
     worst_skew,
 )
 from search.engines.megatron.read import read_run
@@ -139,7 +139,7 @@ def test_capacity_bounds_what_experts_take(
     skew: float, capacity: float | None, padded: bool, share: float
 ) -> None:
     """In time and in memory alike; filled up they compute as much in any case."""
-    assert taken_share(skew, capacity=capacity, padded=padded) == share
+    assert processed_share(skew, capacity=capacity, padded=padded) == share
     run = mixture(ExpertKernels(skew=skew, capacity=capacity, padded=padded))
     assert routed_tokens(run.rank_layers[0]) == math.ceil(4096 * 2 * share)
     job = job_of_run(run)
@@ -161,7 +161,7 @@ def test_the_skew_of_a_run_goes_before_what_is_asked_for() -> None:
 def test_a_capacity_that_takes_nothing() -> None:
     """It is refused."""
     with pytest.raises(InputError, match="above 0"):
-        taken_share(1.0, capacity=0.0)
+        processed_share(1.0, capacity=0.0)
 
 
 def test_worst_steps_of_runs() -> None:
