@@ -16,7 +16,7 @@ from autopar.pipeline.schedules import Schedule, check_schedule
 from autopar.records import Record
 
 
-class Timed(NamedTuple):
+class TimedAction(NamedTuple):
     """An action with its start and end, in seconds since the step began."""
 
     rank: int
@@ -31,7 +31,7 @@ class Replay(Record):
     step_s: float
     in_flight: tuple[float, ...]
     """Peak live micro-batches of every rank; a chunk counts as its share of the rank's chunks."""
-    timeline: tuple[Timed, ...] = ()
+    timeline: tuple[TimedAction, ...] = ()
     """Events in the order in which ranks were visited; empty unless `timeline` was set."""
 
 
@@ -120,7 +120,7 @@ def replay(
     clock = [0.0] * stages
     free: dict[tuple[int, int], float] = {}
     position = [0] * stages
-    events: list[Timed] = []
+    events: list[TimedAction] = []
     left = list(reversed(range(stages)))
     while left:
         rank = left.pop()
@@ -139,7 +139,7 @@ def replay(
             end = clock[rank] = start + duration[kind][rank][chunk]
             position[rank] += 1
             if timeline:
-                events.append(Timed(rank, action, start, end))
+                events.append(TimedAction(rank, action, start, end))
             to = here + 1 if kind == "F" else here - 1
             if kind == "W" or not 0 <= to < parts:
                 continue

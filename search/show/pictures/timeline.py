@@ -14,7 +14,7 @@ from msgspec import field
 
 from autopar.errors import InputError
 from autopar.pipeline.orders import Kind
-from autopar.pipeline.replay import Timed, replay
+from autopar.pipeline.replay import TimedAction, replay
 from autopar.pipeline.schedules import SCHEDULES
 from autopar.price.assessment import Assessment, Target
 from autopar.price.job import job_of_run
@@ -225,7 +225,7 @@ def _phases(stage: StageTime) -> _Phases:
 
 def _replayed(
     run: Run, step: StepTime, seconds: Sequence[_Phases]
-) -> tuple[list[list[Timed]], list[str]]:
+) -> tuple[list[list[TimedAction]], list[str]]:
     """Return the events of every stage, and notes on apportioned times.
 
     Times are seconds from the start of the pipeline, scaled to the pipeline time of the step model.
@@ -243,7 +243,7 @@ def _replayed(
         timeline=True,
     )
     ends_s = step.pipeline_s + strategy.micro_batches * early
-    stages: list[list[Timed]] = [[] for _ in seconds]
+    stages: list[list[TimedAction]] = [[] for _ in seconds]
     for event in found.timeline:
         stages[event.rank].append(event)
     notes = []
@@ -258,8 +258,8 @@ def _replayed(
 
 
 def _ended(
-    stages: list[list[Timed]], replayed_s: float, ends_s: float, notes: list[str]
-) -> list[list[Timed]]:
+    stages: list[list[TimedAction]], replayed_s: float, ends_s: float, notes: list[str]
+) -> list[list[TimedAction]]:
     """Return events scaled so that the last one ends at `ends_s`.
 
     If the replay is too short, only starts are scaled: s' = a s, with the largest a for which every
@@ -455,7 +455,7 @@ def plan_timeline(plan: Plan, prediction: Prediction) -> Timeline:
     ]
     timed = [
         [
-            Timed(at, (event.kind, 0, event.microbatch), event.start_s, event.end_s)  # type: ignore[arg-type]
+            TimedAction(at, (event.kind, 0, event.microbatch), event.start_s, event.end_s)  # type: ignore[arg-type]
             for event in on
         ]
         for at, on in enumerate(events)
@@ -525,7 +525,7 @@ def _plan_shares(
     return found
 
 
-def _tail(prediction: Prediction, at: int, tail: Sequence[Timed]) -> Iterator[Span]:
+def _tail(prediction: Prediction, at: int, tail: Sequence[TimedAction]) -> Iterator[Span]:
     """Yield the spans once per step: exposed gradient reduction, then the optimizer."""
     parts, stage = prediction.waterfall_s, prediction.stages[at]
     for event in tail:
