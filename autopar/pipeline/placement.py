@@ -97,7 +97,7 @@ def place_layers(
             f"{len(layer_s)} layers are fewer than {least_layers} for each of "
             f"{parts} pipeline chunks"
         )
-    ends = _Ends(
+    ends = _PartitionInputs(
         stages=stages,
         chunks=chunks,
         schedule=schedule or schedule_of_chunks(chunks),
@@ -184,7 +184,7 @@ def _tails(parts: int, mtp: int, least: int) -> Iterator[tuple[int, tuple[int, .
             yield 2, (*beside[1:], mtp, 0)
 
 
-class _Ends(Record):
+class _PartitionInputs(Record):
     """Inputs of a partition: layer times, embedding, MTP layers, head, and the pipeline."""
 
     stages: int
