@@ -16,13 +16,13 @@ from typing import Any, ClassVar, Self, TypeVar
 from autopar.documents.json import (
     Fault,
     below,
+    converted,
     faults,
     inlined,
     load_object,
     read_record,
     record_schema,
     short_key,
-    taken,
     unknown_key,
 )
 from autopar.errors import DocumentError, InputError
@@ -70,7 +70,7 @@ class PatternDocument:
         for name, item in value.items():
             rule = next((r for r in cls.rules if r.regex.fullmatch(name)), None)
             if rule is not None:
-                root[name] = taken(rule.value, item, below(key, name), found)
+                root[name] = converted(rule.value, item, below(key, name), found)
             elif not name.startswith("_"):
                 found.append((below(key, name), unknown_key(name, cls.known_keys(value))))
         return cls(root)

@@ -204,8 +204,8 @@ def own_reader(
 ) -> Meta:
     """Return the annotation of a field that a function reads, of any Python type.
 
-    read : function with the arguments of `taken`. like : type of the JSON value. expected : that
-    type in words.
+    read : function with the arguments of `converted`. like : type of the JSON value. expected :
+    that type in words.
     """
     words = {} if expected is None else {"expected": expected}
     # Made on demand, because a schema takes long to make and few are needed.
@@ -253,7 +253,7 @@ def read_record(
         else:
             return made
     found: list[Fault] = []
-    held: _Kind = taken(kind, data, "", found)
+    held: _Kind = converted(kind, data, "", found)
     if not found:
         return held
     key, problem = min(found, key=lambda fault: _order(kind, fault, data))
@@ -304,11 +304,11 @@ def default_of(one: FieldInfo) -> Any:
 def faults(kind: Any, value: Any) -> list[Fault]:
     """Return all errors of a JSON value of the given type."""
     found: list[Fault] = []
-    taken(kind, value, "", found)
+    converted(kind, value, "", found)
     return found
 
 
-def taken(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
+def converted(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
     """Return the value of type `kind` made from a JSON value; errors are added to `found`."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
@@ -319,13 +319,13 @@ def taken(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
             return None
         one = kinds[0] if len(kinds) == 1 else _tagged(kinds, value)
         if one is not None:
-            return taken(one, value, key, found)
+            return converted(one, value, key, found)
     elif origin in (list, tuple) and isinstance(value, list | tuple):
         items = enumerate(value)
-        return origin(taken(inner[0], item, f"{key}[{place}]", found) for place, item in items)
+        return origin(converted(inner[0], item, f"{key}[{place}]", found) for place, item in items)
     elif origin is dict and isinstance(value, Mapping):
         return {
-            taken(inner[0], name, below(key, name), found): taken(
+            converted(inner[0], name, below(key, name), found): converted(
                 inner[1], item, below(key, name), found
             )
             for name, item in value.items()
@@ -361,11 +361,11 @@ def _taken_annotated(kind: Any, value: Any, key: str, found: list[Fault]) -> Any
     # Errors inside come first, each with its own key.
     whole = get_origin(inner) or inner
     if _is_record(whole) and isinstance(value, Mapping):
-        return taken(inner, value, key, found)
+        return converted(inner, value, key, found)
     if whole not in (list, tuple, dict):
         return _taken_plain(kind, value, key, found)
     number = len(found)
-    made = taken(inner, value, key, found)
+    made = converted(inner, value, key, found)
     if len(found) == number:
         _taken_plain(Annotated[(whole, *metas)], value, key, found)
     return made
@@ -402,7 +402,7 @@ def _taken_object(
     for name, one in known.items():
         here, before = below(key, called[name]), len(found)
         if called[name] in value:
-            values[one.name] = taken(one.type, value[called[name]], here, found)
+            values[one.name] = converted(one.type, value[called[name]], here, found)
         elif one.required:
             found.append((here, _MISSING + expected_of(one.type)))
         if len(found) > before:

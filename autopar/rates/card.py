@@ -25,12 +25,12 @@ from autopar.documents.checks import published
 from autopar.documents.json import (
     Fault,
     JsonDocument,
+    converted,
     expected_of,
     headed,
     load_object,
     own_reader,
     read_record,
-    taken,
 )
 from autopar.errors import DocumentError, InputError
 from autopar.rates.collectives import (
@@ -175,7 +175,7 @@ def _range(
     entry: Any = record_of("Entry", {"value": Annotated[kind, bounds], **_OTHERS}, no_others)
 
     def read(value: Any, key: str, found: list[Fault]) -> float | None:
-        made = taken(entry, value, key, found)
+        made = converted(entry, value, key, found)
         return None if made is None else made.value
 
     shape = f'{{"value": {expected}, "source" or "basis": where it is from}}'

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
-from autopar.documents.json import Fault, own_reader, taken
+from autopar.documents.json import Fault, converted, own_reader
 from autopar.errors import DocumentError, InputError
 from autopar.records import Record, number, record_of
 
@@ -73,7 +73,7 @@ def constants(bounds: Mapping[str, tuple[float, float]], optional: Mapping[str, 
     entry: Any = record_of("Entry", keys)
 
     def read(value: Any, key: str, found: list[Fault]) -> FormulaConstants | None:
-        made = taken(entry, value, key, found)
+        made = converted(entry, value, key, found)
         if made is None:
             return None
         return FormulaConstants(

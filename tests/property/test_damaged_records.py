@@ -16,7 +16,7 @@ from msgspec import to_builtins
 import autopar.documents.strategy as strategies
 from autopar.documents import sidecar
 from autopar.documents.checks import DOCUMENTS, PatternDocument
-from autopar.documents.json import Fault, faults, read_record, taken
+from autopar.documents.json import Fault, converted, faults, read_record
 from autopar.documents.plan import PlanDocument, ResultDocument, RunDocument
 from autopar.documents.schemas import json_schemas
 from autopar.errors import DocumentError
@@ -197,7 +197,7 @@ def test_what_is_read_at_once_is_what_the_walk_reads(
         if not isinstance(document, dict):
             continue
         found: list[Fault] = []
-        walked = taken(kind, copy.deepcopy(document), "", found)
+        walked = converted(kind, copy.deepcopy(document), "", found)
         if found:
             with pytest.raises(DocumentError) as caught:
                 read_record(kind, "f.json", copy.deepcopy(document))
