@@ -49,7 +49,7 @@ _SLOW = 1.1
 """Time of a rank's GEMMs over the median rank's above which the rank is reported as slow."""
 
 
-class Asked(records.Record):
+class SiteDescription(records.Record):
     """Content of a site file that is not measured."""
 
     name: str
@@ -87,7 +87,7 @@ def collective_times(
 
 
 def figures(
-    measurements: Mapping[str, Measurement], asked: Asked
+    measurements: Mapping[str, Measurement], asked: SiteDescription
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the content of the site file, and notes on missing or unusual values."""
     by_name = {m.operation: m for m in measurements.values() if m.status == "ok"}
@@ -179,7 +179,9 @@ _NO_LARGE = (
 )
 
 
-def _put_products(data: dict[str, Any], m: Measurement, asked: Asked, entry: Any) -> list[str]:
+def _put_products(
+    data: dict[str, Any], m: Measurement, asked: SiteDescription, entry: Any
+) -> list[str]:
     """Add GEMM rate and clock to `data`; return notes."""
     side = math.isqrt(round(float(m.size_bytes) / ELEMENT_BYTES[asked.dtype]))
     notes = []
@@ -256,7 +258,7 @@ class SiteRecord(ClusterRecord):
         "gemm_seconds": "seconds of GEMMs",
     }
 
-    def __init__(self, options: SiteOptions, metadata: Metadata, asked: Asked) -> None:
+    def __init__(self, options: SiteOptions, metadata: Metadata, asked: SiteDescription) -> None:
         """Open the record of a site; raises the errors of `Record`."""
         self.path = site_path(options.out, asked.name)
         self._site = asked

@@ -31,7 +31,7 @@ from profiler.measure import policy_of
 from profiler.processes import Session, open_session
 from profiler.progress import Watch
 from profiler.record import read_document
-from profiler.site.documents import Asked, SiteRecord, site_metadata, site_path
+from profiler.site.documents import SiteDescription, SiteRecord, site_metadata, site_path
 from profiler.site.driver import SiteDriver, forecast_site
 from profiler.site.options import (
     GEMM,
@@ -102,7 +102,7 @@ def _measure_all(
     return 0 if record is None else _summary(record, options, asked, spec)
 
 
-def _asked(session: Session, options: SiteOptions) -> Asked:
+def _asked(session: Session, options: SiteOptions) -> SiteDescription:
     info = session.infos[0]
     name = options.name or default_name(info.device, session.cluster)
     # A resumed run keeps the card of the earlier run unless the user names another.
@@ -112,7 +112,7 @@ def _asked(session: Session, options: SiteOptions) -> Asked:
     card = None if card_name is None else load_card(card_name)
     if card is not None and card_name is not None and not Path(card_name).is_file():
         card_name = card.path.stem  # replaces an alias by the card's name
-    return Asked(
+    return SiteDescription(
         name=name,
         card=card,
         card_name=card_name,
@@ -159,7 +159,9 @@ def _middle(samples_s: Sequence[float]) -> float:
 # The summary.
 
 
-def _summary(record: SiteRecord, options: SiteOptions, asked: Asked, spec: ModelSpec) -> int:
+def _summary(
+    record: SiteRecord, options: SiteOptions, asked: SiteDescription, spec: ModelSpec
+) -> int:
     """Print the figures next to the card's, and the file paths; return 1 if cells failed."""
     _, notes = record.derived()
     if record.path.exists():

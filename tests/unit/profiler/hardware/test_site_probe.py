@@ -21,7 +21,7 @@ from autopar.records import replace
 from autopar.units import MIB
 from profiler.environment import Metadata
 from profiler.hardware.options import Cell, Cluster
-from profiler.site.documents import Asked, SiteRecord, figures
+from profiler.site.documents import SiteDescription, SiteRecord, figures
 from profiler.site.driver import repetitions, settled
 from profiler.site.options import (
     GEMM,
@@ -80,9 +80,9 @@ def measured(cell: Cell, cluster: Cluster) -> Measurement:
     )
 
 
-def asked(cluster: Cluster, **changes: Any) -> Asked:
+def asked(cluster: Cluster, **changes: Any) -> SiteDescription:
     """Return what a file says beside the measurements."""
-    said = Asked(
+    said = SiteDescription(
         name="mine",
         card=A100,
         card_name="a100-80gb",
