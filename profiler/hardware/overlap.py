@@ -55,7 +55,7 @@ class Track(Record):
         return tuple(b - a for a, b in pairwise((self.start_s, *self.ends_s)))
 
 
-class Played(Record):
+class LaneTimes(Record):
     """Times of both lanes in one window."""
 
     compute: Track
@@ -90,7 +90,7 @@ class Lanes(Protocol):
     can_stop: bool
     """True if blocks can stop early."""
 
-    def play(self, queues: Queues) -> Played:
+    def play(self, queues: Queues) -> LaneTimes:
         """Return the times of both lanes after both have ended."""
         ...
 
@@ -163,7 +163,7 @@ class ThreadLanes:
         self._compute = compute
         self._communicate = communicate
 
-    def play(self, queues: Queues) -> Played:
+    def play(self, queues: Queues) -> LaneTimes:
         """Return the times of both lanes; re-raises an exception of either lane."""
         gate = threading.Barrier(2)
         ends: list[float] = []
@@ -206,7 +206,7 @@ class ThreadLanes:
         thread.join()
         if failures:
             raise failures[0]
-        return Played(
+        return LaneTimes(
             compute=Track(start_s=start_s, ends_s=tuple(blocks_s)),
             communication=Track(start_s=starts[0], ends_s=tuple(ends)),
         )
@@ -248,7 +248,7 @@ class StreamLanes:
         self._gate_unit_s = self._seconds_of(gate)
         self._issue_s = 0.0
 
-    def play(self, queues: Queues) -> Played:
+    def play(self, queues: Queues) -> LaneTimes:
         """Return the times of both lanes from device events, relative to the end of the gate."""
         self._cuda.synchronize(self._device)
         opened = self._event()
@@ -281,7 +281,9 @@ class StreamLanes:
         # The next gate is as long as issuing took this time.
         self._issue_s = (time.perf_counter() - began) / max(operations, 1)
         self._cuda.synchronize(self._device)
-        return Played(compute=_track(opened, blocks), communication=_track(opened, communications))
+        return LaneTimes(
+            compute=_track(opened, blocks), communication=_track(opened, communications)
+        )
 
     def _event(self) -> Any:
         return self._cuda.Event(enable_timing=True)
@@ -679,7 +681,7 @@ class _Phases:
             self.samples_s[name].append(_mean(track) * scale)
         self.samples_s["both"].append(makespan_s / plan.communications)
 
-    def _play(self, queues: Queues) -> Played:
+    def _play(self, queues: Queues) -> LaneTimes:
         self.agree(0.0)  # no rank is still in the previous phase
         return self.lanes.play(queues)
 
@@ -713,7 +715,7 @@ class _Phases:
         )
         return None
 
-    def _weigh(self, played: Played) -> None:
+    def _weigh(self, played: LaneTimes) -> None:
         quickest_s = self.quickest_s
         shared_s, shareable_s = evidence(
             played.compute,

@@ -13,8 +13,8 @@ from hypothesis import given, strategies as st
 from profiler.hardware.overlap import (
     LEAST_SHARED,
     QUANTITIES,
+    LaneTimes,
     OverlapSamples,
-    Played,
     Queues,
     ThreadLanes,
     Track,
@@ -70,7 +70,7 @@ class Machine:
         self.turns = turns
         self.played: list[Queues] = []
 
-    def play(self, queues: Queues) -> Played:
+    def play(self, queues: Queues) -> LaneTimes:
         """Return the times of both queues, one event after the other."""
         self.played.append(queues)
         length = {True: GEMM_S * queues.gemms_per_block, False: MESSAGE_S}
@@ -97,7 +97,7 @@ class Machine:
                         ends[kind].append(now_s)
                         left[kind] -= 1
                         work[kind] = length[kind]
-        return Played(
+        return LaneTimes(
             compute=Track(start_s=0.0, ends_s=tuple(ends[True])),
             communication=Track(start_s=0.0, ends_s=tuple(ends[False])),
         )
