@@ -365,7 +365,7 @@ class OutOfMemoryError(AutoparError):
 
 
 @contextmanager
-def met(
+def joined_ranks(
     backend: str,
     device: torch.device,
     cube: Cube,
@@ -476,7 +476,7 @@ def run_plan(
     weights of the reference. Then `num_timed_steps` steps are timed, and the memory of one more
     step is counted.
 
-    timeout_s : seconds for each step. predicted_bytes : memory by stage, as in `met`.
+    timeout_s : seconds for each step. predicted_bytes : memory by stage, as in `joined_ranks`.
 
     Raises
     ------
@@ -495,7 +495,9 @@ def run_plan(
             remedy=f"Start torchrun with {job.plan.world_size} ranks",
         )
     _check_zero(job, cube, device)
-    with met(name, device, cube, timeout_s=timeout_s, predicted_bytes=predicted_bytes) as begin:
+    with joined_ranks(
+        name, device, cube, timeout_s=timeout_s, predicted_bytes=predicted_bytes
+    ) as begin:
         result = run_in_world(
             job,
             device=device,
