@@ -495,12 +495,12 @@ def _make(
     from torch import nn
 
     from profiler.measure import torch_dtype
-    from profiler.model.layers.blocks import made_of
+    from profiler.model.layers.blocks import tensor_defaults
 
     element = torch_dtype(dtype)
 
     def make(where: torch.device | str) -> Any:
-        with made_of(element, where):
+        with tensor_defaults(element, where):
             return blamed(f"{text}: the factory", lambda: factory(num_layers, seq_length, element))
 
     made = made_here(make, _module_of, device)
@@ -559,10 +559,10 @@ def _batches(
     import torch
     from torch.utils._pytree import tree_leaves
 
-    from profiler.model.layers.blocks import made_of
+    from profiler.model.layers.blocks import tensor_defaults
 
     def make_batch(batch: int, seq_length: int) -> Any:
-        with made_of(element, device):
+        with tensor_defaults(element, device):
             made = blamed(f"{text}: make_batch", lambda: own(batch, seq_length))
         expected = torch.device(device).type
         for one in tree_leaves(made):

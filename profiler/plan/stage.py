@@ -14,7 +14,7 @@ from autopar.run.model import ModelSpec
 from profiler.measure import torch_dtype
 from profiler.model.counting import local_tensor
 from profiler.model.layers.attention import Norm, has_norm_biases
-from profiler.model.layers.blocks import build_layer, made_of
+from profiler.model.layers.blocks import build_layer, tensor_defaults
 from profiler.model.layers.experts import EXPERT_WEIGHTS
 from profiler.model.layers.sharding import Checkpoint, Sharding
 from profiler.model.layers.vocab import build_vocab, take_encoder_norm
@@ -469,7 +469,7 @@ class _Builder:
         """Return the norm after the last encoder layer, with the layout of that layer."""
         layout = layer_layout(self.job, self.groups.cube, index)
         kind = self.spec.layers[self._types[index]]
-        with made_of(self.dtype, self.device):
+        with tensor_defaults(self.dtype, self.device):
             norm = Norm(kind.hidden_size, bias=has_norm_biases(kind))
         return self._part("encoder_norm", (norm,), norm, layout, shapes(norm), (1,))
 

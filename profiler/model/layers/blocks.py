@@ -26,7 +26,7 @@ from profiler.model.layers.sharding import Sharding
 
 
 @contextlib.contextmanager
-def made_of(dtype: torch.dtype, device: torch.device | str) -> Iterator[None]:
+def tensor_defaults(dtype: torch.dtype, device: torch.device | str) -> Iterator[None]:
     """Create new tensors with this dtype and on this device while the context is active."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -72,7 +72,7 @@ def build_layer(
     context = ContextGroup(
         degree=sharding.context_degree, group=context_group, exchange=sharding.context_exchange
     )
-    with made_of(dtype, device):
+    with tensor_defaults(dtype, device):
         return _Layer(spec, sharding, on, context, expert_group)
 
 
@@ -99,7 +99,7 @@ def layer_inputs(
                 f"degree {sharding.degree} does not divide the sequence length {length}",
                 remedy="Use a divisor",
             )
-    with made_of(dtype, device):
+    with tensor_defaults(dtype, device):
         return tuple(
             torch.randn(
                 sharding.local_seq_length(length), batch, spec.hidden_size, requires_grad=True

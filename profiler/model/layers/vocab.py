@@ -16,7 +16,7 @@ from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
 from autopar.run.model import ModelSpec, padded_vocab_size
 from profiler.model.layers.attention import Norm, has_norm_biases
-from profiler.model.layers.blocks import build_layer, made_of
+from profiler.model.layers.blocks import build_layer, tensor_defaults
 from profiler.model.layers.parallel import (
     ColumnParallel,
     TensorGroup,
@@ -65,7 +65,7 @@ def build_vocab(
                 f"{spec.learned_positions} learned positions",
                 remedy="Use a shorter sequence",
             )
-    with made_of(dtype, device):
+    with tensor_defaults(dtype, device):
         return _Vocab(spec, part, on, context)
 
 
@@ -113,7 +113,7 @@ def vocab_inputs(
         return torch.randn(length // degree if split else length, batch, hidden, requires_grad=True)
 
     own, *encoder = _lengths(spec)
-    with made_of(dtype, device):
+    with tensor_defaults(dtype, device):
         source = activations if part == "last" else tokens
         labels = [] if part == "first" else [tokens(own)]
         return (source(own), *labels, *(source(length) for length in encoder))
