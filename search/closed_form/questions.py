@@ -206,7 +206,7 @@ _CHUNK = 50_000
 """Rows formatted at a time."""
 
 
-class Asked(Record):
+class SearchSettings(Record):
     """Search options common to both models."""
 
     top: int = 10
@@ -221,7 +221,7 @@ class Asked(Record):
 class Search(ABC):
     """One search of a question: its label, its execution, and the columns of its points."""
 
-    asked: Asked
+    asked: SearchSettings
     values: tuple[float, ...] = ()
     """Values of the axes of a sweep."""
     figures: ClassVar[Mapping[str, str]]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from search.closed_form.answers import Answer
     from search.closed_form.calculon import System
     from search.closed_form.files import Known
-    from search.closed_form.questions import Asked, Axis, Search
+    from search.closed_form.questions import Axis, Search, SearchSettings
     from search.closed_form.session import PointFile, Session
     from search.closed_form.tensor2d import Strategy
 
@@ -124,11 +124,11 @@ class AskedSpec:
     )
     threads: int = option(1, help="number of threads", panel=_ASK, low=1, high=1024)
 
-    def of(self, setting: tuple[float, ...], *, plot: bool) -> Asked:
+    def of(self, setting: tuple[float, ...], *, plot: bool) -> SearchSettings:
         """Return the question for one setting of a sweep, or for () without a sweep."""
-        from search.closed_form.questions import Asked
+        from search.closed_form.questions import SearchSettings
 
-        return Asked(
+        return SearchSettings(
             top=self.top or (1 if setting else 10),
             objective=self.objective,
             compat=self.compat,

@@ -25,7 +25,7 @@ from autopar.records import replace
 from search.closed_form import MOST_KEPT, MOST_PROCESSORS, MOST_SEARCHES, calculon, tensor2d
 from search.closed_form.calculon.exploration import Space, explore, peers
 from search.closed_form.files import calculon_system, load_execution, tensor2d_system
-from search.closed_form.questions import Asked, CalculonSearch
+from search.closed_form.questions import CalculonSearch, SearchSettings
 from search.closed_form.session import Session
 from search.closed_form.tensor2d.exploration import fastest_placement, survey
 from search.closed_form.tuners import tune
@@ -382,7 +382,7 @@ def test_a_session_ends_in_the_middle_of_a_part() -> None:
         application=calculon.Application(**sizes),
         system=load_document(calculon.System, room),
         space=Space(num_procs=8, max_batch=5040),
-        asked=Asked(frontier=True),
+        asked=SearchSettings(frontier=True),
     )
     session = Session(searches=[search])
     session.start()

@@ -17,7 +17,7 @@ from autopar.records import replace
 from search.closed_form.answers import Answer, Watched
 from search.closed_form.calculon import Application, System
 from search.closed_form.calculon.exploration import Space
-from search.closed_form.questions import Asked, CalculonSearch, Tensor2dSearch
+from search.closed_form.questions import CalculonSearch, SearchSettings, Tensor2dSearch
 from search.closed_form.session import PointFile
 from search.closed_form.tensor2d import (
     Model,
@@ -54,7 +54,7 @@ def calculon_rows(
         application=APP,
         system=MACHINE,
         space=Space(num_procs=num_procs, max_batch=4, fixed_batch=not compat, uneven=not compat),
-        asked=Asked(top=3, compat=compat),
+        asked=SearchSettings(top=3, compat=compat),
     )
     columns = search.columns(statistics=statistics)
     with PointFile(str(path), "--all") as points:
@@ -130,7 +130,7 @@ def test_every_tensor2d_point(tmp_path: Path, strategy: Any, statistics: bool) -
         system=GPU,
         num_gpus=8,
         batch=8,
-        asked=Asked(top=3, frontier=True),
+        asked=SearchSettings(top=3, frontier=True),
     )
     columns = search.columns(statistics=statistics)
     with PointFile(str(path), "--all") as points:
@@ -180,7 +180,7 @@ def test_all_statistics_of_the_published_model() -> None:
         system=GPU,
         num_gpus=8,
         batch=8,
-        asked=Asked(compat=True),
+        asked=SearchSettings(compat=True),
     )
     columns = search.columns(statistics=True)
     found: list[float] = []
