@@ -17,7 +17,7 @@ Each = Callable[[NDArray[Any], NDArray[Any]], None]
 """Callback that receives (executions, their figures) of feasible points, in parts."""
 
 
-class Watched(Record):
+class SearchCallbacks(Record):
     """Callbacks of a running search; None for unused ones."""
 
     each: Each | None = None
@@ -30,7 +30,7 @@ class Watched(Record):
     """A `native.Halt` that aborts the running part."""
 
 
-NOBODY = Watched()
+NOBODY = SearchCallbacks()
 
 
 class Part(Record):

@@ -26,7 +26,7 @@ from autopar.documents.json import read_record
 from autopar.errors import OptionError, nearest
 from autopar.records import Record, replace
 from search.closed_form import MOST_SEARCHES, calculon, tensor2d
-from search.closed_form.answers import NOBODY, Answer, Watched
+from search.closed_form.answers import NOBODY, Answer, SearchCallbacks
 from search.closed_form.calculon.documents import (
     CHOICES,
     WHOLE_NUMBERS,
@@ -233,7 +233,7 @@ class Search(ABC):
         """Label of the search, for progress and headings."""
 
     @abstractmethod
-    def run(self, watched: Watched = NOBODY) -> Answer:
+    def run(self, watched: SearchCallbacks = NOBODY) -> Answer:
         """Return the result of the search; the best points have all statistics."""
 
     @abstractmethod
@@ -279,7 +279,7 @@ class CalculonSearch(Search):
         """Number of processors, as text."""
         return f"{self.space.num_procs} processors"
 
-    def run(self, watched: Watched = NOBODY) -> Answer:
+    def run(self, watched: SearchCallbacks = NOBODY) -> Answer:
         """Return the result of `calculon.explore`."""
         asked = asdict(self.asked) | asdict(watched)
         found = explore(self.application, self.system, self.space, **asked)
@@ -312,7 +312,7 @@ class Tensor2dSearch(Search):
         """GPUs and strategy, as text."""
         return f"{self.num_gpus} GPUs, {self.strategy}"
 
-    def run(self, watched: Watched = NOBODY) -> Answer:
+    def run(self, watched: SearchCallbacks = NOBODY) -> Answer:
         """Return the result of `tensor2d.survey`, always complete: it takes less than a second."""
         asked = asdict(self.asked) | {"each": watched.each, "halt": watched.halt}
         where = self.strategy, self.model, self.num_gpus, self.batch, self.system

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from autopar.errors import OptionError
 from autopar.output import Aside, PendingFile
-from search.closed_form.answers import Answer, Each, Watched
+from search.closed_form.answers import Answer, Each, SearchCallbacks
 from search.closed_form.native import Halt
 from search.closed_form.questions import Columns, Search
 
@@ -162,7 +162,7 @@ class Session:
                     return
                 self.label = search.label
                 each = None if self.points is None else self._writer(search, self.points)
-                watched = Watched(
+                watched = SearchCallbacks(
                     each=each,
                     progress=self._progress,
                     stop=lambda: self.stopped,

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from search.closed_form.answers import Answer, Point, Watched
+from search.closed_form.answers import Answer, Point, SearchCallbacks
 from search.closed_form.questions import Search
 from search.commands.explore import AnswerSpec, Question, execute
 
@@ -40,7 +40,7 @@ def test_a_file_that_lacks_points_has_no_name(
         label = "1 processor"
         values = ()
 
-        def run(self, watched: Watched) -> Answer:
+        def run(self, watched: SearchCallbacks) -> Answer:
             assert watched.each is not None
             assert watched.stop is not None
             stopped.append(watched.stop)

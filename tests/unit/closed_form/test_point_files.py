@@ -14,7 +14,7 @@ import pytest
 from autopar.documents.checks import load_document
 from autopar.errors import OptionError
 from autopar.records import replace
-from search.closed_form.answers import Answer, Watched
+from search.closed_form.answers import Answer, SearchCallbacks
 from search.closed_form.calculon import Application, System
 from search.closed_form.calculon.exploration import Space
 from search.closed_form.questions import CalculonSearch, SearchSettings, Tensor2dSearch
@@ -59,7 +59,9 @@ def calculon_rows(
     columns = search.columns(statistics=statistics)
     with PointFile(str(path), "--all") as points:
         answer = search.run(
-            Watched(each=lambda x, o: [points.write(part) for part in columns(x, o)].clear())
+            SearchCallbacks(
+                each=lambda x, o: [points.write(part) for part in columns(x, o)].clear()
+            )
         )
     with path.open(newline="") as file:
         return answer, list(csv.DictReader(file))
@@ -135,7 +137,9 @@ def test_every_tensor2d_point(tmp_path: Path, strategy: Any, statistics: bool) -
     columns = search.columns(statistics=statistics)
     with PointFile(str(path), "--all") as points:
         answer = search.run(
-            Watched(each=lambda x, o: [points.write(part) for part in columns(x, o)].clear())
+            SearchCallbacks(
+                each=lambda x, o: [points.write(part) for part in columns(x, o)].clear()
+            )
         )
     with path.open(newline="") as file:
         rows = [document(row) for row in csv.DictReader(file)]
@@ -185,7 +189,9 @@ def test_all_statistics_of_the_published_model() -> None:
     columns = search.columns(statistics=True)
     found: list[float] = []
     answer = search.run(
-        Watched(each=lambda x, o: [found.extend(map(float, c["t"])) for c in columns(x, o)].clear())
+        SearchCallbacks(
+            each=lambda x, o: [found.extend(map(float, c["t"])) for c in columns(x, o)].clear()
+        )
     )
 
     assert min(found) == answer.best[0].time_s
