@@ -91,7 +91,7 @@ def execution_keys(name: str) -> tuple[Path, dict[str, object]]:
 # A shipped name, a `config.json` or a `model.json` can thus replace an application file.
 
 
-class Known(Record):
+class KnownModel(Record):
     """An application, and the model spec that it was made from."""
 
     name: str
@@ -158,7 +158,7 @@ def model_of(spec: ModelSpec) -> Model:
     )
 
 
-def load_application(name: str) -> Known:
+def load_application(name: str) -> KnownModel:
     """Return the application of a file, or of a model spec by its file or shipped name.
 
     Raises InputError (DocumentError: file, key, value, remedy).
@@ -166,9 +166,9 @@ def load_application(name: str) -> Known:
     # Only applications have the key `hidden`.
     written = _written_model(name, Application, "hidden")
     if written is not None:
-        return Known(name=Path(name).stem, application=written)
+        return KnownModel(name=Path(name).stem, application=written)
     spec = load_spec(name)
-    return Known(name=spec.name, application=application_of(spec), spec=spec)
+    return KnownModel(name=spec.name, application=application_of(spec), spec=spec)
 
 
 def load_model(name: str) -> tuple[str, Model]:
@@ -194,7 +194,9 @@ def _written_model(name: str, kind: type[_Sizes], own_key: str) -> _Sizes | None
     return read_record(kind, Path(name), data)
 
 
-def load_execution(name: str, known: Known, *, compat: bool) -> tuple[Execution, list[str], Path]:
+def load_execution(
+    name: str, known: KnownModel, *, compat: bool
+) -> tuple[Execution, list[str], Path]:
     """Return the execution of a file or a shipped name, its assumed keys, and its path.
 
     Raises InputError (DocumentError: file, key, value, remedy).

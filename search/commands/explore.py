@@ -28,7 +28,7 @@ from search.commands.what_if import COMMAND as COMMAND, execute as execute_what_
 if TYPE_CHECKING:
     from search.closed_form.answers import Answer
     from search.closed_form.calculon import System
-    from search.closed_form.files import Known
+    from search.closed_form.files import KnownModel
     from search.closed_form.questions import Axis, Search, SearchSettings
     from search.closed_form.session import PointFile, Session
     from search.closed_form.tensor2d import Strategy
@@ -316,7 +316,7 @@ def _require_datatype(name: str, system: System, datatype: str) -> None:
         )
 
 
-def _space_fields(space: CalculonSpaceSpec, known: Known, *, compat: bool) -> dict[str, Any]:
+def _space_fields(space: CalculonSpaceSpec, known: KnownModel, *, compat: bool) -> dict[str, Any]:
     from search.closed_form.files import structure_of
 
     for option_name, chosen, word in (
@@ -345,7 +345,7 @@ def _space_fields(space: CalculonSpaceSpec, known: Known, *, compat: bool) -> di
 
 
 def _calculon_notes(
-    given: Collection[str], known: Known, fields: Mapping[str, Any], *, compat: bool
+    given: Collection[str], known: KnownModel, fields: Mapping[str, Any], *, compat: bool
 ) -> dict[str, list[str]]:
     from search.closed_form.calculon import Quirks
 

@@ -24,7 +24,7 @@ from search.show.terms import memory_name, time_name
 
 if TYPE_CHECKING:
     from search.closed_form.answers import Answer, Part, Point
-    from search.closed_form.files import Known
+    from search.closed_form.files import KnownModel
     from search.closed_form.native import Objective
     from search.closed_form.tuners import TuningResult
     from search.closed_form.validation import Check
@@ -560,7 +560,7 @@ def show_lists(console: Console, lists: Mapping[str, Sequence[str]]) -> None:
 
 def show_execution(
     console: Console,
-    known: Known,
+    known: KnownModel,
     x: calculon.Execution,
     system: calculon.System,
     s: Mapping[str, Any],
