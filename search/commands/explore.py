@@ -98,7 +98,7 @@ class Tensor2dSpaceSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskedSpec:
+class ClosedFormSearchSpec:
     """Options of a search: number, objective and settings of the reported executions."""
 
     top: int | None = option(
@@ -201,7 +201,7 @@ _SHARED = ("application", "system", "num-procs", "top", "objective", "compat", "
 _CALCULON = Command(
     name=_NAME,
     usage="calculon [OPTIONS]",
-    fills=(CalculonSpaceSpec, AskedSpec, TunerSpec, AnswerSpec),
+    fills=(CalculonSpaceSpec, ClosedFormSearchSpec, TunerSpec, AnswerSpec),
     intro="""Search every execution of the Calculon model: degrees, chunks, micro-batches,
 recompute, communication, sharding, overlap, offload and network tiers.
 
@@ -214,7 +214,7 @@ Exit codes: 0 done, 2 invalid input, 3 no execution is possible, 130 interrupted
 _TENSOR2D = Command(
     name=_NAME,
     usage="tensor2d [OPTIONS]",
-    fills=(Tensor2dSpaceSpec, AskedSpec, AnswerSpec),
+    fills=(Tensor2dSpaceSpec, ClosedFormSearchSpec, AnswerSpec),
     intro="""Search every candidate after arXiv 2410.00273: degrees, micro-batches, panels, and how
 many ranks of each group share a fast domain.
 
@@ -263,7 +263,7 @@ def _calculon(raw: dict[str, Any]) -> int:
     from search.closed_form.questions import CalculonSearch, parse_axis, variants
 
     values = read_values(_CALCULON.rows, raw)
-    asked, files = make(AskedSpec, values), make(AnswerSpec, values)
+    asked, files = make(ClosedFormSearchSpec, values), make(AnswerSpec, values)
     space = make(CalculonSpaceSpec, values)
     known = load_application(space.application)
     system = calculon_system(space.system)
@@ -378,7 +378,7 @@ def _tensor2d(raw: dict[str, Any]) -> int:
     from search.closed_form.tensor2d import Quirks
 
     values = read_values(_TENSOR2D.rows, raw)
-    asked, files = make(AskedSpec, values), make(AnswerSpec, values)
+    asked, files = make(ClosedFormSearchSpec, values), make(AnswerSpec, values)
     space = make(Tensor2dSpaceSpec, values)
     strategies = _strategies(space.strategy)
     name, model = load_model(space.model)
@@ -632,7 +632,7 @@ def _tune(raw: Mapping[str, Any]) -> int:
                 f"--{name} cannot be combined with --space (the file lists all points)"
             )
     values = read_values(_CALCULON.rows, raw)
-    asked, tuner = make(AskedSpec, values), make(TunerSpec, values)
+    asked, tuner = make(ClosedFormSearchSpec, values), make(TunerSpec, values)
     files = make(AnswerSpec, values)
     processors = _numbers(values["num-procs"]) if "num-procs" in values else (None,)
     if len(processors) > 1:
