@@ -137,7 +137,7 @@ class ExporterSpace(Record):
     """Software stack used for step times; None: the default stack."""
 
 
-class Near(Record):
+class NearestPlan(Record):
     """Nearest plan that an engine can run, and its settings in the engine."""
 
     plan: Plan
@@ -166,7 +166,7 @@ def _lowered(engine: EngineRecord, job: Job) -> ExportedPlan:
     assert engine.near is not None, "it runs the nearest plan"
     assert engine.handed is not None, "which is a uniform plan"
     assert engine.write is not None, "that is written"
-    near: Near = engine.near(job)
+    near: NearestPlan = engine.near(job)
     run, place = engine.handed(job, near.plan)
     draft: Draft = engine.write(run, place)
     return ExportedPlan(

@@ -25,7 +25,7 @@ from search.engines.plans import (
     ZERO3,
     ExporterSpace,
     Job,
-    Near,
+    NearestPlan,
     choice_of_plan,
     different,
     run_of_choice,
@@ -75,7 +75,7 @@ SPACE = ExporterSpace(
 )
 
 
-def near(job: Job) -> Near:
+def near(job: Job) -> NearestPlan:
     """Return the nearest plan that DeepSpeed can run.
 
     Raises InputError for a plan with stages, and if no plan near this one is legal.
@@ -97,7 +97,7 @@ def near(job: Job) -> Near:
         notes.append(
             "gradients are reduced in every micro-batch, as predicted with --no-async-grad-reduce"
         )
-    return Near(
+    return NearestPlan(
         plan=plan,
         losses=(*losses, *whole_sequences(job, plan, _TITLE)),
         notes=tuple(notes),

@@ -24,7 +24,7 @@ from search.engines.plans import (
     ZERO3,
     ExporterSpace,
     Job,
-    Near,
+    NearestPlan,
     choice_of_plan,
     different,
     exchange_degree,
@@ -89,7 +89,7 @@ SPACE = ExporterSpace(
 )
 
 
-def near(job: Job) -> Near:
+def near(job: Job) -> NearestPlan:
     """Return the nearest plan that accelerate can run.
 
     Raises InputError for a plan with stages, and if no plan near this one is legal.
@@ -107,7 +107,7 @@ def near(job: Job) -> Near:
         "fp32_gradients": job.precision == "fp32" or not (of_deepspeed or _sharded(plan)),
     }
     who = f"{'DeepSpeed' if of_deepspeed else 'FSDP2'}, as {_TITLE} sets it up,"
-    return Near(
+    return NearestPlan(
         plan=plan,
         losses=(*losses, *whole_sequences(job, plan, _TITLE)),
         notes=summed_in_precision(job, runs, who),

@@ -51,7 +51,7 @@ from search.engines.plans import (
     ZERO3,
     ExporterSpace,
     Job,
-    Near,
+    NearestPlan,
     choice_of_plan,
     different,
     further_parts,
@@ -309,7 +309,7 @@ SPACE = ExporterSpace(
 )
 
 
-def near(job: Job) -> Near:
+def near(job: Job) -> NearestPlan:
     """Return the nearest plan that Megatron-LM can run.
 
     Raises InputError where pretrain_gpt.py cannot build the model, or no near plan is legal.
@@ -330,7 +330,7 @@ def near(job: Job) -> Near:
     if degrees.tensor > 1:
         runs["sequence_parallel"] = _with_experts(job).sequence_parallel
     space = (*UNIFORM, *(ONE_STAGE if fully_sharded else ()))
-    return Near(
+    return NearestPlan(
         plan=plan,
         losses=losses,
         notes=(*moved, *_data_notes(job, plan, zero)),

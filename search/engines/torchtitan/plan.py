@@ -23,7 +23,7 @@ from search.engines.plans import (
     ExporterSpace,
     ExporterSubspace,
     Job,
-    Near,
+    NearestPlan,
     choice_of_plan,
     different,
     further_parts,
@@ -92,7 +92,7 @@ def _refuse_spec(spec: ModelSpec) -> None:
     refuse_model(spec.name, beyond(uniform_model(spec)))
 
 
-def near(job: Job) -> Near:
+def near(job: Job) -> NearestPlan:
     """Return the nearest plan that torchtitan can run.
 
     Raises UnsupportedError if torchtitan lacks the model. Raises InputError if the model has tied
@@ -127,7 +127,7 @@ def near(job: Job) -> Near:
         notes.append(
             "gradients are reduced in every micro-batch, as predicted with --no-async-grad-reduce"
         )
-    return Near(
+    return NearestPlan(
         plan=plan,
         losses=tuple(losses),
         notes=tuple(notes),
