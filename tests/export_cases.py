@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autopar.run.model import LayerSpec, ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
-from search.engines.plans import Job
+from search.engines.plans import ExportJob
 
 __all__ = ["HETEROGENEOUS", "SMALL", "job", "legal_plans"]
 
@@ -53,10 +53,12 @@ Stages differ in length, and embedding and head have a separate degree.
 """
 
 
-def job(plan: Plan, spec: ModelSpec = SMALL, *, model: str = "small", **fields: object) -> Job:
+def job(
+    plan: Plan, spec: ModelSpec = SMALL, *, model: str = "small", **fields: object
+) -> ExportJob:
     """Return the job of a plan on nodes of 8 GPUs, or on one smaller node."""
     gpus = min(8, plan.world_size)
-    return Job(
+    return ExportJob(
         plan=plan,
         spec=spec,
         model=model,

@@ -33,7 +33,7 @@ SearchFields = tuple[tuple[str, Any], ...]
 """Pairs (field of `SearchOptions`, value), in the order of the command line."""
 
 
-class Job(Record):
+class ExportJob(Record):
     """Plan with model, cluster and training settings for an export."""
 
     plan: Plan
@@ -88,7 +88,7 @@ class ExportedPlan(Record):
     """Run that the files describe; None for engines with per-layer plans."""
 
 
-Lower = Callable[[Job], ExportedPlan]
+Lower = Callable[[ExportJob], ExportedPlan]
 """Function that exports a plan. It raises InputError, one sentence, where no near plan exists."""
 
 
@@ -161,7 +161,7 @@ def lower_for(engine: str) -> Lower:
     return lower
 
 
-def _lowered(engine: EngineRecord, job: Job) -> ExportedPlan:
+def _lowered(engine: EngineRecord, job: ExportJob) -> ExportedPlan:
     """Return the export of a plan to an engine with one set of degrees, by the engine's writer."""
     assert engine.near is not None, "it runs the nearest plan"
     assert engine.handed is not None, "which is a uniform plan"
@@ -264,7 +264,7 @@ def choice_of_plan(plan: Plan, *, zero: int, context: ContextKind = "ring") -> C
 
 
 def run_of_choice(
-    space: EngineSpace, job: Job, choice: Candidate, model: Model | None = None
+    space: EngineSpace, job: ExportJob, choice: Candidate, model: Model | None = None
 ) -> Run:
     """Return the run of a choice made from a plan, in the precision of the job.
 
@@ -285,7 +285,7 @@ def run_of_choice(
     return replace(made, runtime=replace(made.runtime, precision=precision))
 
 
-def place_of(job: Job) -> ExportTarget:
+def place_of(job: ExportJob) -> ExportTarget:
     """Return the machines and the model of a job."""
     return ExportTarget(
         num_nodes=job.num_nodes,
@@ -317,7 +317,7 @@ UNIFORM: SearchFields = (("fine_grained_mode", False),)
 ONE_STAGE: SearchFields = (("max_pp_deg", 1),)
 
 
-def different(job: Job, plan: Plan, runs: Mapping[str, bool]) -> dict[str, bool]:
+def different(job: ExportJob, plan: Plan, runs: Mapping[str, bool]) -> dict[str, bool]:
     """Return the options whose value in the engine differs from that of the priced job.
 
     With one micro-batch per step, the time of the gradient reduction makes no difference; in fp32,

@@ -18,7 +18,7 @@ from autopar.records import Record, replace
 from autopar.run.model import ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, data_degree, violations
 from search.engines.exporter_types import UnsupportedFeature
-from search.engines.plans import Job
+from search.engines.plans import ExportJob
 from search.engines.words import per_value
 
 DataMode = Literal["ddp", "zero1", "zero2", "zero3"]
@@ -72,11 +72,13 @@ def kv_heads_problems(shape: LayerStrategy, spec: ModelSpec) -> tuple[str, ...]:
     )
 
 
-def nearest(job: Job, reach: EngineCapabilities) -> tuple[Plan, tuple[UnsupportedFeature, ...]]:
+def nearest(
+    job: ExportJob, reach: EngineCapabilities
+) -> tuple[Plan, tuple[UnsupportedFeature, ...]]:
     """Return the nearest plan that the engine can express, and the losses.
 
-    A plan of several tensor degrees gets `Job.tensor_degree`, else the largest legal degree. If one
-    layer has ZeRO-3 or is checkpointed, all layers are, so that neither increases memory.
+    A plan of several tensor degrees gets `ExportJob.tensor_degree`, else the largest legal degree.
+    If one layer has ZeRO-3 or is checkpointed, all layers are, so that neither increases memory.
 
     Raises InputError where no degree is legal.
     """
@@ -96,7 +98,7 @@ def nearest(job: Job, reach: EngineCapabilities) -> tuple[Plan, tuple[Unsupporte
     )
 
 
-def _shapes(job: Job, reach: EngineCapabilities) -> Iterator[LayerStrategy]:
+def _shapes(job: ExportJob, reach: EngineCapabilities) -> Iterator[LayerStrategy]:
     """Yield the shapes to try, in order of preference."""
     plan = job.plan
     present = {_shape(layer, reach) for layer in plan.layers}
@@ -131,7 +133,7 @@ def _shape(layer: LayerStrategy, reach: EngineCapabilities) -> LayerStrategy:
     return LayerStrategy(tp=tp, ulysses=layer.ulysses and reach.ulysses and tp > 1, cp=cp)
 
 
-def _plans(job: Job, reach: EngineCapabilities, shape: LayerStrategy) -> Iterator[Plan]:
+def _plans(job: ExportJob, reach: EngineCapabilities, shape: LayerStrategy) -> Iterator[Plan]:
     """Yield the plans of one shape, which differ in embedding and head only."""
     plan = job.plan
     ranks = plan.world_size // plan.num_stages
@@ -227,7 +229,7 @@ def _losses(
             yield loss(key, said(plan), said(near))
 
 
-def refuse_stages(job: Job, title: str, how: str) -> None:
+def refuse_stages(job: ExportJob, title: str, how: str) -> None:
     """Raise UnsupportedError for a plan of several stages; how : text that ends the message."""
     plan = job.plan
     if plan.num_stages > 1:
@@ -247,7 +249,7 @@ def keeps_whole_sequences(plan: Plan) -> bool:
     return plan.layers[0].tp > 1 and not plan.layers[0].ulysses
 
 
-def summed_in_precision(job: Job, runs: Mapping[str, bool], who: str) -> tuple[str, ...]:
+def summed_in_precision(job: ExportJob, runs: Mapping[str, bool], who: str) -> tuple[str, ...]:
     """Return the note on an engine that sums gradients in bf16 or fp16 where the plan has fp32.
 
     This is no loss: degrees and sharding are unchanged, and the lower memory and time are priced.
@@ -269,7 +271,7 @@ def summed_in_precision(job: Job, runs: Mapping[str, bool], who: str) -> tuple[s
     return (note,)
 
 
-def whole_sequences(job: Job, near: Plan, title: str) -> tuple[UnsupportedFeature, ...]:
+def whole_sequences(job: ExportJob, near: Plan, title: str) -> tuple[UnsupportedFeature, ...]:
     """Return the loss for an engine without sequence parallelism; empty where it has no effect."""
     if not (job.sequence_parallel and keeps_whole_sequences(near)):
         return ()

@@ -28,7 +28,7 @@ from search.engines.exporter_types import ExportTarget, UnsupportedFeature
 from search.engines.files import read_back, title_of, with_script, written
 from search.engines.plans import (
     ExportedPlan,
-    Job,
+    ExportJob,
     Lower,
     as_typed,
     lower_for,
@@ -91,7 +91,7 @@ class Export(Record):
             yield f"{loss.field}: {loss.what}" if self.kind == "plan" else loss.what
 
 
-def plan_export(choice: Choice, job: Job) -> Export:
+def plan_export(choice: Choice, job: ExportJob) -> Export:
     """Return the export of a per-layer plan; raises InputError if the engine refuses the files."""
     lowered, engine = choice.lowered, engine_named(choice.lowered.engine)
     losses = lowered.losses
@@ -275,7 +275,7 @@ class Choice(Record):
         return self.after is not None and not (self.after.legal and self.after.fits)
 
 
-def choose(job: Job, lower: Lower, first: ExportedPlan, price: Price | None) -> Choice:
+def choose(job: ExportJob, lower: Lower, first: ExportedPlan, price: Price | None) -> Choice:
     """Return the exported form of a plan: the plan itself, or the best near one if it is lossy.
 
     Parameters
@@ -308,7 +308,7 @@ def choose(job: Job, lower: Lower, first: ExportedPlan, price: Price | None) -> 
     )
 
 
-def advised(job: Job, engine: str, error: UnsupportedError) -> InputError:
+def advised(job: ExportJob, engine: str, error: UnsupportedError) -> InputError:
     """Return the error of one engine with advice on other engines that accept the job."""
     whole, near = list[str](), list[str]()
     for other in EXPORTERS:
@@ -440,7 +440,7 @@ def _price(prediction: Prediction) -> dict[str, object]:
 
 def job_of(
     path: str, document: PlanDocument, request: Request, notice: Callable[[str], None]
-) -> tuple[Job, Session | None]:
+) -> tuple[ExportJob, Session | None]:
     """Return (job to export, session that prices it); the session is None without hardware.
 
     notice : receives a sentence on each assumption.
@@ -478,7 +478,7 @@ def job_of(
             f"illegal plan for {spec.name}: {problems[0]}{more}",
             remedy="Run autopar-search --evaluate to list all reasons",
         )
-    job = Job(
+    job = ExportJob(
         plan=plan,
         spec=spec,
         model=inputs.model or spec.name,

@@ -13,7 +13,7 @@ from autopar.run.model import LayerSpec, ModelSpec
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
 from search.engines.differences import without_effect
 from search.engines.files import read_back
-from search.engines.plans import ExportedPlan, Job
+from search.engines.plans import ExportedPlan, ExportJob
 
 __all__ = [
     "SMALL",
@@ -68,18 +68,18 @@ def uniform_plan(
     return replace(plan, **changes)  # type: ignore[arg-type]
 
 
-def job_of(plan: Plan, spec: ModelSpec = SMALL, **changes: object) -> Job:
+def job_of(plan: Plan, spec: ModelSpec = SMALL, **changes: object) -> ExportJob:
     """Return the job of a plan on nodes of at most 4 GPUs."""
     per_node = min(plan.world_size, 4)
     nodes, rest = divmod(plan.world_size, per_node)
     if rest:
         nodes, per_node = 1, plan.world_size
-    job = Job(plan=plan, spec=spec, model=spec.name, num_nodes=nodes, gpus_per_node=per_node)
+    job = ExportJob(plan=plan, spec=spec, model=spec.name, num_nodes=nodes, gpus_per_node=per_node)
     return replace(job, **changes)  # type: ignore[arg-type]
 
 
 @st.composite
-def jobs(draw: st.DrawFn, max_stages: int = 3) -> Job:
+def jobs(draw: st.DrawFn, max_stages: int = 3) -> ExportJob:
     """Draw a job of a legal plan of SMALL; half of them have one strategy for all layers."""
     stages = draw(st.integers(1, max_stages))
     ranks = draw(st.sampled_from([1, 2, 4, 6, 8, 12]))
@@ -121,7 +121,9 @@ def jobs(draw: st.DrawFn, max_stages: int = 3) -> Job:
     return job
 
 
-def lowered_or_refused(lower: Callable[[Job], ExportedPlan], job: Job) -> ExportedPlan | None:
+def lowered_or_refused(
+    lower: Callable[[ExportJob], ExportedPlan], job: ExportJob
+) -> ExportedPlan | None:
     """Return what an exporter makes of a job, None where it has nothing near it."""
     try:
         return lower(job)
@@ -139,7 +141,9 @@ def check_read_back(lowered: ExportedPlan) -> None:
     assert without_effect(runs) == without_effect(lowered.runs)
 
 
-def check_lowered(lower: Callable[[Job], ExportedPlan], job: Job, lowered: ExportedPlan) -> None:
+def check_lowered(
+    lower: Callable[[ExportJob], ExportedPlan], job: ExportJob, lowered: ExportedPlan
+) -> None:
     """Fail unless the nearest plan is legal, as large, and every change of it is a loss."""
     plan, near = job.plan, lowered.plan
     assert not violations(near, job.spec, sequence_parallel=job.sequence_parallel)

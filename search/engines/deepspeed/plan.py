@@ -24,7 +24,7 @@ from search.engines.plans import (
     UNIFORM,
     ZERO3,
     ExporterSpace,
-    Job,
+    ExportJob,
     NearestPlan,
     choice_of_plan,
     different,
@@ -75,7 +75,7 @@ SPACE = ExporterSpace(
 )
 
 
-def near(job: Job) -> NearestPlan:
+def near(job: ExportJob) -> NearestPlan:
     """Return the nearest plan that DeepSpeed can run.
 
     Raises InputError for a plan with stages, and if no plan near this one is legal.
@@ -106,7 +106,7 @@ def near(job: Job) -> NearestPlan:
     )
 
 
-def handed(job: Job, plan: Plan) -> tuple[Run, ExportTarget]:
+def handed(job: ExportJob, plan: Plan) -> tuple[Run, ExportTarget]:
     """Return the run of a plan from `near` and its place.
 
     With ZeRO, gradient reduction overlaps the backward pass. Gradients are accumulated in fp32 if

@@ -21,7 +21,7 @@ from autopar.records import KeyFault, Record, replace, shorten
 from autopar.run.model import ModelSpec, head_dim
 from autopar.run.plan import Plan
 from search.engines.exporter_types import Imported
-from search.engines.plans import ExportedPlan, ExporterSpace, Job, further_parts, has_one_kind
+from search.engines.plans import ExportedPlan, ExporterSpace, ExportJob, further_parts, has_one_kind
 from search.engines.text import Configuration, dump_yaml
 from search.engines.words import ROTARY_BASE, inert, one_line, required, torchrun
 
@@ -281,7 +281,7 @@ SPACE = ExporterSpace(priced={"default_dp_type": "any"})
 """Search space of Galvatron: every plan, with any default for layers without ZeRO-3."""
 
 
-def lower(job: Job) -> ExportedPlan:
+def lower(job: ExportJob) -> ExportedPlan:
     """Return the files of a plan for Galvatron, without loss."""
     files = {_STRATEGY: strategy_text(job.plan), _TRAIN: _train(job)}
     notes = [
@@ -381,7 +381,7 @@ def _pipeline(plan: Plan) -> str:
     return "gpipe" if plan.pipeline_type == "gpipe" else "pipedream_flush"
 
 
-def _train(job: Job) -> str:
+def _train(job: ExportJob) -> str:
     plan, spec = job.plan, replace(job.spec, name=inert(job.spec.name))
     data = plan.world_size // plan.num_stages
     document = {
@@ -501,7 +501,7 @@ _ASKED = {
 _MODEL_CONFIG = "set MODEL_CONFIG to a file of the model in the names of GalvatronModelArgs"
 
 
-def _launch(job: Job) -> str:
+def _launch(job: ExportJob) -> str:
     asked = dict(_ASKED)
     if _lacks_base(job.spec):
         asked["ROTARY_BASE"] = ROTARY_BASE
@@ -585,7 +585,7 @@ def _old_model(spec: ModelSpec) -> list[str]:
     ]
 
 
-def _shell(job: Job) -> str:
+def _shell(job: ExportJob) -> str:
     """Return the launch script for v2.4."""
     plan, found = job.plan, _old_size(job.spec)
     arguments = [

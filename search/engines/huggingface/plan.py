@@ -23,7 +23,7 @@ from search.engines.plans import (
     UNIFORM,
     ZERO3,
     ExporterSpace,
-    Job,
+    ExportJob,
     NearestPlan,
     choice_of_plan,
     different,
@@ -89,7 +89,7 @@ SPACE = ExporterSpace(
 )
 
 
-def near(job: Job) -> NearestPlan:
+def near(job: ExportJob) -> NearestPlan:
     """Return the nearest plan that accelerate can run.
 
     Raises InputError for a plan with stages, and if no plan near this one is legal.
@@ -122,7 +122,7 @@ def _sharded(plan: Plan) -> bool:
     return (zero_stage(plan) > 0 and plan.world_size > layer.tp) or layer.cp > 1
 
 
-def handed(job: Job, plan: Plan) -> tuple[Run, ExportTarget]:
+def handed(job: ExportJob, plan: Plan) -> tuple[Run, ExportTarget]:
     """Return the run of a plan from `near` and its place."""
     of_deepspeed = exchange_degree(plan) > 1
     zero = zero_stage(plan) if of_deepspeed or _sharded(plan) else 0

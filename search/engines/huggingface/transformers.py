@@ -19,7 +19,7 @@ from autopar.run.run import Run
 from autopar.training.adapters import Adapters, Target
 from search.engines.exporter_types import ExportTarget, spec_of
 from search.engines.huggingface.models import Decoder, model_named
-from search.engines.plans import Job, place_of
+from search.engines.plans import ExportJob, place_of
 from search.engines.words import one_line, required
 
 _FOLDER = "model"
@@ -66,7 +66,7 @@ def _sizes(model: Model) -> tuple[object, ...]:
             attention.kv_heads, model.experts and model.experts.number)  # fmt: skip
 
 
-def script_place(job: Job, title: str) -> tuple[Model, ExportTarget]:
+def script_place(job: ExportJob, title: str) -> tuple[Model, ExportTarget]:
     """Return the model of a plan's run and the place of the run.
 
     A script can build any model. If no supported `config.json` describes it, such as an encoder, a
@@ -81,7 +81,7 @@ def script_place(job: Job, title: str) -> tuple[Model, ExportTarget]:
     return model, place
 
 
-def _stand_in(job: Job) -> Model:
+def _stand_in(job: ExportJob) -> Model:
     spec = job.spec
     layer, width = spec.layers[-1], 64
     # Every degree divides the world size, so this number of heads is always legal.

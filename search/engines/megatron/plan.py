@@ -50,7 +50,7 @@ from search.engines.plans import (
     UNIFORM,
     ZERO3,
     ExporterSpace,
-    Job,
+    ExportJob,
     NearestPlan,
     choice_of_plan,
     different,
@@ -117,7 +117,7 @@ _MOVED = (
 )
 
 
-def _nearest(job: Job) -> tuple[Plan, MegatronDegrees, tuple[UnsupportedFeature, ...]]:
+def _nearest(job: ExportJob) -> tuple[Plan, MegatronDegrees, tuple[UnsupportedFeature, ...]]:
     """Return the nearest plan to a plan of `checkpoints_first`, its degrees and the losses.
 
     Raises InputError where no near plan with these stages and this batch is legal.
@@ -210,7 +210,7 @@ def _recomputed(plan: Plan) -> Counter[int]:
     return Counter(stage for strategy, stage in stages if strategy.checkpoint)
 
 
-def _with_degrees(plan: Plan, job: Job) -> tuple[Plan, MegatronDegrees]:
+def _with_degrees(plan: Plan, job: ExportJob) -> tuple[Plan, MegatronDegrees]:
     """Return a plan with one tensor and one context degree that is legal here and in the engine.
 
     Raises InputError where no degrees are legal.
@@ -269,7 +269,7 @@ def _shared_degrees(layers: Sequence[LayerStrategy]) -> MegatronDegrees | None:
     return MegatronDegrees(tensor=tensor, context=context, exchange=max(exchanges, default=1))
 
 
-def _runs(plan: Plan, degrees: MegatronDegrees, job: Job) -> bool:
+def _runs(plan: Plan, degrees: MegatronDegrees, job: ExportJob) -> bool:
     """Return whether a plan is legal, including the engine's stricter rules on heads and tokens."""
     sp = job.sequence_parallel
     # Megatron-LM applies the rules of ring context parallelism to all-to-all as well.
@@ -309,7 +309,7 @@ SPACE = ExporterSpace(
 )
 
 
-def near(job: Job) -> NearestPlan:
+def near(job: ExportJob) -> NearestPlan:
     """Return the nearest plan that Megatron-LM can run.
 
     Raises InputError where pretrain_gpt.py cannot build the model, or no near plan is legal.
@@ -339,19 +339,19 @@ def near(job: Job) -> NearestPlan:
     )
 
 
-def _with_experts(job: Job) -> Job:
+def _with_experts(job: ExportJob) -> ExportJob:
     """Return a job with sequence parallelism for models with experts, which require it."""
     experts = any(layer.num_experts for layer in job.spec.layers)
     return replace(job, sequence_parallel=job.sequence_parallel or experts)
 
 
-def _at_once(job: Job, plan: Plan) -> bool:
+def _at_once(job: ExportJob, plan: Plan) -> bool:
     """Return whether a plan has ZeRO-2 that reduces gradients in every micro-batch."""
     each = plan.num_microbatches == 1 or not job.async_grad_reduce
     return each and plan.default_dp_type == "zero2"
 
 
-def _zero(job: Job, plan: Plan) -> Zero:
+def _zero(job: ExportJob, plan: Plan) -> Zero:
     """Return the ZeRO stage of a plan in Megatron-LM.
 
     ZeRO-1 is the distributed optimizer of Megatron-LM. So is ZeRO-2 with one reduction per step,
@@ -365,7 +365,7 @@ def _zero(job: Job, plan: Plan) -> Zero:
     return 2 if _at_once(job, plan) and plan.num_stages == 1 else 1
 
 
-def _data_notes(job: Job, plan: Plan, zero: Zero) -> Iterator[str]:
+def _data_notes(job: ExportJob, plan: Plan, zero: Zero) -> Iterator[str]:
     if zero == 0 and not job.async_grad_reduce:
         yield "gradients are reduced once per step, not in every micro-batch"
     if zero > 1 and job.async_grad_reduce and plan.num_microbatches > 1:
@@ -380,7 +380,7 @@ def _data_notes(job: Job, plan: Plan, zero: Zero) -> Iterator[str]:
         )
 
 
-def handed(job: Job, plan: Plan) -> tuple[Run, ExportTarget]:
+def handed(job: ExportJob, plan: Plan) -> tuple[Run, ExportTarget]:
     """Return the run of a plan that `near` returned, and its place."""
     job = _with_experts(job)
     degrees = _shared_degrees(plan.layers)

@@ -29,7 +29,7 @@ from search.engines.plans import (
     ExportedPlan,
     ExporterSpace,
     ExporterSubspace,
-    Job,
+    ExportJob,
     different,
     further_parts,
     has_one_kind,
@@ -106,7 +106,7 @@ def import_paddlenlp(
 # The nearest plan that the strategy file can express.
 
 
-def lower(job: Job) -> ExportedPlan:
+def lower(job: ExportJob) -> ExportedPlan:
     """Return the files of a plan, or of the nearest plan that the strategy file can express.
 
     Raises UnsupportedError for a model with blocks other than Llama's. Raises InputError if no plan
@@ -132,7 +132,7 @@ def lower(job: Job) -> ExportedPlan:
     )
 
 
-def _nearest(job: Job) -> tuple[Plan, tuple[UnsupportedFeature, ...]]:
+def _nearest(job: ExportJob) -> tuple[Plan, tuple[UnsupportedFeature, ...]]:
     before = job.plan
     problems: tuple[str, ...] = ()
     for plan in _plans(before):
@@ -290,7 +290,7 @@ def _model(spec: ModelSpec) -> list[str]:
     return words + [f"--{name} {value}" for name, value in sizes.items()]
 
 
-def _parallel(job: Job, plan: Plan) -> list[str]:
+def _parallel(job: ExportJob, plan: Plan) -> list[str]:
     """Return the parallelism arguments: the degrees of embedding and head, and the batch.
 
     The strategy file contains the degrees of layers. The other arguments are those of
@@ -330,7 +330,7 @@ def _parallel(job: Job, plan: Plan) -> list[str]:
     ]
 
 
-def _launch(job: Job, plan: Plan) -> str:
+def _launch(job: ExportJob, plan: Plan) -> str:
     path = required("PADDLENLP_PATH", "set PADDLENLP_PATH to a checkout of PaddleNLP")
     launcher = "python -u -m paddle.distributed.launch"
     devices = ",".join(map(str, range(job.gpus_per_node)))
@@ -369,7 +369,7 @@ def _launch(job: Job, plan: Plan) -> str:
     return home + shell_lines(command)
 
 
-def _notes(job: Job, plan: Plan) -> list[str]:
+def _notes(job: ExportJob, plan: Plan) -> list[str]:
     trainer = "another trainer script than in train_qwen_fine_grained.sh"
     notes = [
         f"set PADDLENLP_PATH to a checkout of PaddleNLP and DATA_DIR; PADDLENLP_TRAINER: {trainer}",

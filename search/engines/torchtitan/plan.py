@@ -22,7 +22,7 @@ from search.engines.plans import (
     ZERO3,
     ExporterSpace,
     ExporterSubspace,
-    Job,
+    ExportJob,
     NearestPlan,
     choice_of_plan,
     different,
@@ -92,7 +92,7 @@ def _refuse_spec(spec: ModelSpec) -> None:
     refuse_model(spec.name, beyond(uniform_model(spec)))
 
 
-def near(job: Job) -> NearestPlan:
+def near(job: ExportJob) -> NearestPlan:
     """Return the nearest plan that torchtitan can run.
 
     Raises UnsupportedError if torchtitan lacks the model. Raises InputError if the model has tied
@@ -136,7 +136,7 @@ def near(job: Job) -> NearestPlan:
     )
 
 
-def handed(job: Job, plan: Plan) -> tuple[Run, ExportTarget]:
+def handed(job: ExportJob, plan: Plan) -> tuple[Run, ExportTarget]:
     """Return the run of a plan from `near` and its place, for a recipe of release 0.3."""
     if job.precision == "fp16":
         job = replace(job, precision="bf16")

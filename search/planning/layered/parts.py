@@ -24,7 +24,7 @@ from autopar.records import Record, replace
 from autopar.run.plan import Plan
 from autopar.run.runtime import Engine
 from autopar.units import GIB, divisors
-from search.engines.plans import ExporterSpace, ExporterSubspace, Job, lower_for, space_of
+from search.engines.plans import ExporterSpace, ExporterSubspace, ExportJob, lower_for, space_of
 from search.engines.table import ALIKE, EXPORTERS
 from search.planning.layered.prediction import SearchResult
 from search.planning.layered.summary import one_line
@@ -411,7 +411,7 @@ def _rate(
 ) -> float | str:
     """Return the throughput of a plan as an engine runs it in samples/s, or why it does not."""
     session = sessions.of(options)
-    job = Job(
+    job = ExportJob(
         plan=plan,
         spec=session.spec,
         model=request.inputs.model or session.spec.name,

@@ -18,7 +18,7 @@ from autopar.records import replace
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy
 from autopar.run.run import Run
 from autopar.run.runtime import Engine, Trainer
-from search.engines.plans import ExportedPlan, Job, lower_for
+from search.engines.plans import ExportedPlan, ExportJob, lower_for
 from search.engines.table import EXPORTERS
 from search.planning.choose import TRAINERS
 from tests.often import often
@@ -54,7 +54,7 @@ def check_run(near: Plan, run: Run) -> None:
         assert split.zero == (3 if layer.zero3 else stages[near.default_dp_type])
 
 
-def check_drawn(engine: str, job: Job) -> None:
+def check_drawn(engine: str, job: ExportJob) -> None:
     lower = lower_for(engine)
     lowered = lowered_or_refused(lower, job)
     if lowered is not None and lowered.runs is not None:
@@ -63,13 +63,13 @@ def check_drawn(engine: str, job: Job) -> None:
 
 
 @often(60, 250, st.sampled_from(["accelerate", "deepspeed"]), jobs(max_stages=1))
-def test_lowered_plans_are_legal_and_every_change_is_a_loss(engine: str, job: Job) -> None:
+def test_lowered_plans_are_legal_and_every_change_is_a_loss(engine: str, job: ExportJob) -> None:
     """The files' degrees are those of the plan that the exporter returns."""
     check_drawn(engine, job)
 
 
 @often(40, 150, jobs())
-def test_lowered_plans_of_stages_are_legal(job: Job) -> None:
+def test_lowered_plans_of_stages_are_legal(job: ExportJob) -> None:
     """The same with stages, which torchtitan has."""
     check_drawn("torchtitan", job)
 

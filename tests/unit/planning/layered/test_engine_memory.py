@@ -17,7 +17,7 @@ from autopar.price.account import account_of
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
 from autopar.run.run import Run
 from search.engines.megatron.read import arguments_of_configuration, read_run
-from search.engines.plans import Job, lower_for
+from search.engines.plans import ExportJob, lower_for
 from search.engines.text import read_configuration
 from search.planning.cost.engine_memory import with_megatron_memory
 from search.planning.cost.memory import COMMUNICATOR_BYTES
@@ -80,7 +80,7 @@ def communicators_bytes(plan: Plan, stage: int) -> int:
 
 def handed(plan: Plan, asked: Session, model: str, gpu: str, folder: Path) -> Run:
     """Return the run that a plan is handed over as, read from its file."""
-    job = Job(
+    job = ExportJob(
         plan=plan,
         spec=asked.spec,
         model=model,
