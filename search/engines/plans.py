@@ -192,7 +192,7 @@ def space_of(engine: str) -> ExporterSpace:
     return space
 
 
-def further_parts(spec: ModelSpec) -> tuple[str, ...]:
+def unsupported_modules(spec: ModelSpec) -> tuple[str, ...]:
     """Return the names of model parts that no plan can be exported with.
 
     Plan writers support heads, MLPs and equal experts, and reject a model with other parts.
@@ -285,7 +285,7 @@ def run_of_choice(
     return replace(made, runtime=replace(made.runtime, precision=precision))
 
 
-def place_of(job: ExportJob) -> ExportTarget:
+def target_of(job: ExportJob) -> ExportTarget:
     """Return the machines and the model of a job."""
     return ExportTarget(
         num_nodes=job.num_nodes,

@@ -21,7 +21,13 @@ from autopar.records import KeyFault, Record, replace, shorten
 from autopar.run.model import ModelSpec, head_dim
 from autopar.run.plan import Plan
 from search.engines.exporter_types import Imported
-from search.engines.plans import ExportedPlan, ExporterSpace, ExportJob, further_parts, has_one_kind
+from search.engines.plans import (
+    ExportedPlan,
+    ExporterSpace,
+    ExportJob,
+    has_one_kind,
+    unsupported_modules,
+)
 from search.engines.text import Configuration, dump_yaml
 from search.engines.words import ROTARY_BASE, inert, one_line, required, torchrun
 
@@ -451,7 +457,7 @@ def _has_config(spec: ModelSpec) -> bool:
     first = spec.layers[0]
     known = first.num_heads is not None and first.ffn_hidden_size is not None
     # Galvatron's model configuration has no keys for query-key norms or newer modules.
-    said = known and not first.qk_norms and not further_parts(spec)
+    said = known and not first.qk_norms and not unsupported_modules(spec)
     return has_one_kind(spec) and first.causal and said and spec.vocab_size is not None
 
 

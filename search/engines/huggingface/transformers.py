@@ -19,7 +19,7 @@ from autopar.run.run import Run
 from autopar.training.adapters import Adapters, Target
 from search.engines.exporter_types import ExportTarget, spec_of
 from search.engines.huggingface.models import Decoder, model_named
-from search.engines.plans import ExportJob, place_of
+from search.engines.plans import ExportJob, target_of
 from search.engines.words import one_line, required
 
 _FOLDER = "model"
@@ -72,7 +72,7 @@ def script_place(job: ExportJob, title: str) -> tuple[Model, ExportTarget]:
     A script can build any model. If no supported `config.json` describes it, such as an encoder, a
     decoder with the same number of layers replaces it.
     """
-    place = place_of(job)
+    place = target_of(job)
     try:
         model = uniform_model(job.spec)
         _config(model, job.seq_length, place, title)

@@ -54,11 +54,11 @@ from search.engines.plans import (
     NearestPlan,
     choice_of_plan,
     different,
-    further_parts,
     has_one_kind,
-    place_of,
     run_of_choice,
     search_fields,
+    target_of,
+    unsupported_modules,
 )
 from search.engines.text import Configuration
 from search.engines.uniform_approximation import losses_between
@@ -71,7 +71,7 @@ def _check(spec: ModelSpec) -> None:
             f"{spec.name} has layers of several types, but Megatron-LM's "
             "pretrain_gpt.py builds models with one type of decoder layer"
         )
-    parts = further_parts(spec)
+    parts = unsupported_modules(spec)
     if parts:
         raise UnsupportedError(
             f"{spec.name} has {' and '.join(parts)}, which cannot be exported "
@@ -420,7 +420,7 @@ def handed(job: ExportJob, plan: Plan) -> tuple[Run, ExportTarget]:
         experts=ExpertKernels(),
         overlap=replace(runtime.overlap, gradients=job.async_grad_reduce),
     )
-    place = place_of(job)
+    place = target_of(job)
     if mixed:
         place = replace(place, exchanges=words, exchange_degree=degrees.exchange)
     return legal(replace(run, runtime=runtime)), place

@@ -31,8 +31,8 @@ from search.engines.plans import (
     ExporterSubspace,
     ExportJob,
     different,
-    further_parts,
     has_one_kind,
+    unsupported_modules,
 )
 from search.engines.text import Configuration
 from search.engines.words import NODE_RANK, layer_ranges, per_value, required, shell_lines
@@ -242,7 +242,7 @@ def _check(spec: ModelSpec) -> None:
         "an MLP that is not gated": _is_known(spec) and not layer.gated_mlp,
         "biases": _is_known(spec) and layer.biases,
         "learned positions": spec.learned_positions > 0,
-        **dict.fromkeys(further_parts(spec), True),
+        **dict.fromkeys(unsupported_modules(spec), True),
         "norms other than RMSNorm": _is_known(spec) and layer.norm_parameters_per_hidden != 2,
     }
     names = [name for name, present in found.items() if present]

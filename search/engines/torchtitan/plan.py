@@ -26,10 +26,10 @@ from search.engines.plans import (
     NearestPlan,
     choice_of_plan,
     different,
-    further_parts,
-    place_of,
     run_of_choice,
     search_fields,
+    target_of,
+    unsupported_modules,
 )
 from search.engines.torchtitan.recipe import VERSION, beyond, refuse_model
 from search.engines.torchtitan.space import SPACE as OWN
@@ -86,7 +86,7 @@ def _refuse_spec(spec: ModelSpec) -> None:
             "no vocabulary size": spec.vocab_size is None,
             "no number of heads": layer.num_heads is None,
             "no width of the MLP": layer.ffn_hidden_size is None,
-            **dict.fromkeys(further_parts(spec), True),
+            **dict.fromkeys(unsupported_modules(spec), True),
         },
     )
     refuse_model(spec.name, beyond(uniform_model(spec)))
@@ -152,4 +152,4 @@ def handed(job: ExportJob, plan: Plan) -> tuple[Run, ExportTarget]:
     run = run_of_choice(OWN, job, choice)
     if not job.sequence_parallel:
         run = run_with_split(run, sequence_parallel=False)
-    return run, replace(place_of(job), release="0.3", recomputed=again)
+    return run, replace(target_of(job), release="0.3", recomputed=again)
