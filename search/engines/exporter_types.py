@@ -75,7 +75,7 @@ class Draft(Record):
     """`config.json` with the sizes to read back where the script builds the model; None: unused."""
 
 
-class WrittenLaunch(Record):
+class ExportedRun(Record):
     """Exported run: files and launch command for one engine, with the losses."""
 
     engine: str

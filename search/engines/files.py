@@ -15,7 +15,7 @@ from autopar.run.architecture import refuse_unlike
 from autopar.run.run import Run
 from search.engines.differences import losses_of
 from search.engines.engine import Engine
-from search.engines.exporter_types import Draft, ExportTarget, WrittenLaunch
+from search.engines.exporter_types import Draft, ExportedRun, ExportTarget
 from search.engines.reader import CheckedFile
 from search.engines.table import engine_named, read_checked
 
@@ -37,7 +37,7 @@ def title_of(engine: Engine, draft: Draft) -> str:
     return f"{engine.title} {draft.version}" if engine.titled_by_release else engine.title
 
 
-def written(run: Run, *, engine: str, place: ExportTarget) -> WrittenLaunch:
+def written(run: Run, *, engine: str, place: ExportTarget) -> ExportedRun:
     """Return the files and the launch command with which an engine trains a run.
 
     Parameters
@@ -66,7 +66,7 @@ def written(run: Run, *, engine: str, place: ExportTarget) -> WrittenLaunch:
             f"cannot export LoRA for {title}: it has no adapter arguments",
             remedy="Use --engine accelerate or deepspeed",
         )
-    return WrittenLaunch(
+    return ExportedRun(
         engine=engine,
         engine_version=draft.version,
         files=draft.files,
@@ -112,7 +112,7 @@ def read_back(draft: Draft, run: Run, title: str) -> Run:
     return runs
 
 
-def checked(draft: Draft | WrittenLaunch, run: Run) -> CheckedFile:
+def checked(draft: Draft | ExportedRun, run: Run) -> CheckedFile:
     """Return the result of `autopar check` for files, written to a temporary folder."""
     texts = with_script(draft.files, draft.launch)
     stand_in = draft.stand_in if isinstance(draft, Draft) else None
