@@ -28,7 +28,7 @@ from search.request.request import FILLS, Request, build_request, stored_request
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
-    from search.engines.exporter_types import Imported
+    from search.engines.exporter_types import ImportedPlan
     from search.planning.exports import Export
 
 # --------------------------------------------------------------------------------------------------
@@ -413,7 +413,7 @@ def _import(own: ExportSpec, engine: str, request: Request) -> int:
     source = read_configuration(own.plan)
     imports = engine_named(engine).imports
     assert imports is not None, "one of IMPORTERS"
-    imported: Imported = imports(
+    imported: ImportedPlan = imports(
         source, world_size=world_size_of(request), num_layers=num_layers_of(request)
     )
     notes = (*source.notes, *imported.notes)

@@ -47,7 +47,7 @@ class Engine(Record):
     plans: Callable[[], Any] | None = None
     """Function () -> `Space` of plans that the engine runs unchanged, which `--engine` searches."""
     imports: Callable[..., Any] | None = None
-    """Function (Configuration, world_size, num_layers) -> `Imported` plan."""
+    """Function (Configuration, world_size, num_layers) -> `ImportedPlan` plan."""
 
     @property
     def exports(self) -> bool:

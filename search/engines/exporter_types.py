@@ -95,7 +95,7 @@ class ExportedRun(Record):
     """Run that is read back from the files; equal to the exported run where nothing is lost."""
 
 
-class Imported(Record):
+class ImportedPlan(Record):
     """Plan that was read from the configuration of an engine."""
 
     plan: Plan

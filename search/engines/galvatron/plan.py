@@ -20,7 +20,7 @@ from autopar.errors import DocumentError
 from autopar.records import KeyFault, Record, replace, shorten
 from autopar.run.model import ModelSpec, head_dim
 from autopar.run.plan import Plan
-from search.engines.exporter_types import Imported
+from search.engines.exporter_types import ImportedPlan
 from search.engines.plans import (
     ExportedPlan,
     ExporterSpace,
@@ -104,7 +104,7 @@ class _GlobalMode(Record, forbid_unknown_fields=False):
 
 def import_galvatron(
     source: Configuration, *, world_size: int | None = None, num_layers: int | None = None
-) -> Imported:
+) -> ImportedPlan:
     """Return the plan that a Galvatron configuration describes.
 
     Parameters
@@ -145,7 +145,7 @@ def _say_gradients(values: Mapping[str, Any], notes: list[str]) -> None:
 
 def _strategy(
     path: Path, document: Mapping[str, Any], world: int | None, notes: list[str]
-) -> Imported:
+) -> ImportedPlan:
     sharded = document.get("embed_sdp") in (1, "1", True)
     if sharded and "vocab_sdp" not in document and "tp_sizes_enc" in document:
         notes.append(
@@ -154,7 +154,7 @@ def _strategy(
             "The price includes ZeRO-3"
         )
     plan = read_strategy(document, world_size=world, path=path)
-    return Imported(plan=plan, notes=tuple(notes))
+    return ImportedPlan(plan=plan, notes=tuple(notes))
 
 
 def _values(source: Configuration) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _global(
     num_layers: int | None,
     *,
     from_shell: bool,
-) -> Imported:
+) -> ImportedPlan:
     if not {"pp_deg", "global_tp_deg"} & set(values):
         raise DocumentError(
             source.path,

@@ -23,7 +23,7 @@ from autopar.run.strategy import Strategy
 from autopar.units import divisors
 from search.engines.arguments import LaunchArguments, words_of
 from search.engines.candidate import FULL, NONE
-from search.engines.exporter_types import ExportTarget, Imported, UnsupportedFeature
+from search.engines.exporter_types import ExportTarget, ImportedPlan, UnsupportedFeature
 from search.engines.megatron.arguments import (
     WAYS,
     Flag,
@@ -437,7 +437,7 @@ _EXPERTS = "expert-model-parallel-size"
 
 def import_megatron(
     source: Configuration, *, world_size: int | None = None, num_layers: int | None = None
-) -> Imported:
+) -> ImportedPlan:
     """Return the plan that Megatron-LM arguments describe.
 
     Parameters
@@ -471,7 +471,7 @@ def import_megatron(
         # Megatron-LM has no default.
         words.number(Flag.RECOMPUTED)
     notes = (*_recomputation_notes(strategy), *_pricing_notes(words, strategy))
-    return Imported(plan=_plan(words, strategy), notes=notes)
+    return ImportedPlan(plan=_plan(words, strategy), notes=notes)
 
 
 def _check_ranks(words: LaunchArguments, strategy: Strategy) -> None:

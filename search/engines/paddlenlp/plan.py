@@ -21,7 +21,7 @@ from autopar.errors import DocumentError, InputError, UnsupportedError
 from autopar.records import replace
 from autopar.run.model import ModelSpec, head_dim
 from autopar.run.plan import LayerStrategy, Plan, VocabStrategy, violations
-from search.engines.exporter_types import Imported, UnsupportedFeature
+from search.engines.exporter_types import ImportedPlan, UnsupportedFeature
 from search.engines.plans import (
     REPLICAS,
     SHARDED_OPTIMIZER,
@@ -60,7 +60,7 @@ SPACE = ExporterSpace(
 
 def import_paddlenlp(
     source: Configuration, *, world_size: int | None = None, num_layers: int | None = None
-) -> Imported:
+) -> ImportedPlan:
     """Return the plan of a strategy file or of a launch script that names one.
 
     Strategy files are fine_grained_config.json and optimal_solution.json.
@@ -99,7 +99,7 @@ def import_paddlenlp(
     elif schedule is None and plan.num_stages > 1 and "pipeline_type" not in document:
         notes.append("the file does not name the schedule; using the default 1F1B")
     other = path if source.flags is not None else None
-    return Imported(plan=plan, notes=tuple(notes), strategy_path=other)
+    return ImportedPlan(plan=plan, notes=tuple(notes), strategy_path=other)
 
 
 # --------------------------------------------------------------------------------------------------
