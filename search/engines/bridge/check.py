@@ -20,7 +20,7 @@ from search.engines.arguments import Ignored, words_of
 from search.engines.bridge.keys import ARGUMENTS, FLAG_OF_KEY, KEYS
 from search.engines.bridge.read import (
     BridgeFile,
-    Given,
+    GivenSetting,
     flags_of_settings,
     other_keys,
     read_bridge,
@@ -321,13 +321,13 @@ def _written(file: BridgeFile, place: _Place, before: Run | None, after: Run) ->
     )
 
 
-def _replaced(file: BridgeFile, changed: Settings, settings: Settings) -> tuple[Given, ...]:
+def _replaced(file: BridgeFile, changed: Settings, settings: Settings) -> tuple[GivenSetting, ...]:
     """Return the settings of a file with some keys changed, in the spelling of the file.
 
     An argument that sets several keys is replaced by one setting for each key.
     """
     left = dict(changed)
-    found = list[Given]()
+    found = list[GivenSetting]()
     for one in file.given:
         mine = [key for key in one.settings if key not in one.derived]
         if not left.keys() & mine:
@@ -349,21 +349,21 @@ def _replaced(file: BridgeFile, changed: Settings, settings: Settings) -> tuple[
     return file.ordered(one for one in found if not follows or one.spelled != _SP)
 
 
-def _given(spelled: str, key: str, value: Any) -> Given:
+def _given(spelled: str, key: str, value: Any) -> GivenSetting:
     if spelled.startswith("-") and not isinstance(value, list):
         settings: Settings = {key: value}
         derived = frozenset[str]()
         if key == _TP:
             settings[_SP] = isinstance(value, int) and value > 1
             derived = frozenset({_SP})
-        return Given(
+        return GivenSetting(
             spelled=spelled,
             value="None" if value is None else str(value),
             settings=settings,
             derived=derived,
         )
     shown = f"[{','.join(value)}]" if isinstance(value, list) else _scalar(value)
-    return Given(spelled=spelled, value=shown, settings={key: value})
+    return GivenSetting(spelled=spelled, value=shown, settings={key: value})
 
 
 def _scalar(value: Any) -> str:

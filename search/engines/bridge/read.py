@@ -46,7 +46,7 @@ _PROGRAMS = re.compile(
 _WORD = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[A-Za-z_]\w*(?:\.\w+)*)(?:=(?P<value>.*))?", re.S)
 
 
-class Given(Record):
+class GivenSetting(Record):
     """One setting of a file: a key with its value, or an argument that sets several keys."""
 
     spelled: str
@@ -61,7 +61,7 @@ class BridgeFile(Record):
     """Content of a file: its recipe, its overrides and its machine."""
 
     recipe: Recipe
-    given: tuple[Given, ...]
+    given: tuple[GivenSetting, ...]
     """Settings in order of precedence; later ones override earlier ones."""
     world_size: int | None
     is_document: bool
@@ -81,7 +81,7 @@ class BridgeFile(Record):
         return {key: value for one in self.given for key, value in one.settings.items()}
 
     @property
-    def spelled(self) -> dict[str, Given]:
+    def spelled(self) -> dict[str, GivenSetting]:
         """Setting that counts for each dotted key of the file."""
         return {key: one for one in self.given for key in one.settings}
 
@@ -99,7 +99,7 @@ class BridgeFile(Record):
         found = [(key, own[key]) for key in DATASET_LENGTHS if isinstance(own.get(key), int)]
         return found[0] if found else None
 
-    def ordered(self, given: Iterable[Given]) -> tuple[Given, ...]:
+    def ordered(self, given: Iterable[GivenSetting]) -> tuple[GivenSetting, ...]:
         """Return settings in order of precedence; the last one overrides the others.
 
         In performance scripts, arguments take precedence over overrides (`set_user_overrides` runs
@@ -185,7 +185,7 @@ def _name(word: str) -> str | None:
 
 def _command(source: Configuration, command: Command) -> BridgeFile:
     plain: dict[str, tuple[str, list[str]]] = {}
-    given, others = list[Given](), list[Given]()
+    given, others = list[GivenSetting](), list[GivenSetting]()
     at = 0
     words = command.arguments
     while at < len(words):
@@ -208,7 +208,7 @@ def _command(source: Configuration, command: Command) -> BridgeFile:
         settings = argument_settings(name, values)
         if settings:
             derived = frozenset({"model.sequence_parallel"} & settings.keys())
-            given.append(Given(spelled=spelled, value=" ".join(values), settings=settings,
+            given.append(GivenSetting(spelled=spelled, value=" ".join(values), settings=settings,
                                derived=derived))  # fmt: skip
         elif name not in _SELECTING:
             known = name in ARGUMENTS
@@ -314,7 +314,7 @@ def _recipe_of(
 
 def _document(source: Configuration) -> BridgeFile:
     document = _container(source.document)
-    given = list[Given]()
+    given = list[GivenSetting]()
     for key, value in _flattened(document).items():
         given += _dotted(key, value, _shown(value))
     whole = _is_whole(source.document)
@@ -367,13 +367,13 @@ def _flattened(document: Mapping[str, Any], prefix: str = "") -> Settings:
     return found
 
 
-def _dotted(key: str, value: Any, shown: str) -> Iterator[Given]:
+def _dotted(key: str, value: Any, shown: str) -> Iterator[GivenSetting]:
     if key == "mixed_precision" and isinstance(value, str):
         settings = precision_settings(value)
         if settings is not None:
-            yield Given(spelled=key, value=shown, settings=settings)
+            yield GivenSetting(spelled=key, value=shown, settings=settings)
             return
-    yield Given(spelled=key, value=shown, settings={key: value})
+    yield GivenSetting(spelled=key, value=shown, settings={key: value})
 
 
 def _shown(value: Any) -> str:
