@@ -17,7 +17,7 @@ from search.engines.megatron.rules import broken_before, broken_rules
 from search.engines.megatron.setting import VIRTUAL, Setting, Words, ramp_start
 
 
-class _Idle(NamedTuple):
+class _UnusedFlags(NamedTuple):
     """Flags without effect where `rest` of the values `over` is not 0."""
 
     flags: tuple[str, ...]
@@ -26,20 +26,20 @@ class _Idle(NamedTuple):
     why: str
 
 
-def _without(flag: str, *flags: str, others: tuple[str, ...] = ()) -> _Idle:
+def _without(flag: str, *flags: str, others: tuple[str, ...] = ()) -> _UnusedFlags:
     """Return a row of flags that have no effect unless `flag` or one of `others` is given."""
-    return _Idle(flags, (flag, *others), lambda *given: sum(given) == 0, f"no --{flag}")
+    return _UnusedFlags(flags, (flag, *others), lambda *given: sum(given) == 0, f"no --{flag}")
 
 
-def _alone(flag: str, number: str, *flags: str) -> _Idle:
+def _alone(flag: str, number: str, *flags: str) -> _UnusedFlags:
     """Return a row of flags that have no effect where a degree is 1."""
-    return _Idle(flags, (number,), lambda degree: degree == 1, f"{flag} is 1")
+    return _UnusedFlags(flags, (number,), lambda degree: degree == 1, f"{flag} is 1")
 
 
 _IDLE = (
     _alone("tensor-model-parallel-size", "tp", "sequence-parallel"),
     _alone("tensor-model-parallel-size", "tp", "tp-comm-overlap-cfg", "tp-comm-bootstrap-backend"),
-    _Idle(("expert-tensor-parallel-size", "moe-grouped-gemm", "moe-token-dispatcher-type",
+    _UnusedFlags(("expert-tensor-parallel-size", "moe-grouped-gemm", "moe-token-dispatcher-type",
            "moe-permute-fusion", "moe-router-topk", "moe-shared-expert-intermediate-size",
            "moe-layer-freq", "overlap-moe-expert-parallel-comm", "moe-shared-expert-overlap"),
           ("num-experts",), lambda given: given == 0, "no --num-experts"),
@@ -48,10 +48,10 @@ _IDLE = (
            "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split",
            "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"),
     _alone("context-parallel-size", "cp", "cp-comm-type", "hierarchical-context-parallel-sizes"),
-    _Idle(("recompute-modules",), ("selective",), lambda selective: selective == 0,
+    _UnusedFlags(("recompute-modules",), ("selective",), lambda selective: selective == 0,
           "--recompute-granularity is not selective"),
     # With selective recomputation these flags are illegal, which is a rule.
-    _Idle(("recompute-method", "recompute-num-layers"),
+    _UnusedFlags(("recompute-method", "recompute-num-layers"),
           ("recompute-granularity=full", "selective"),
           lambda full, selective: full + selective == 0, "--recompute-granularity is not full"),
     _without("fp8-format", "fp8-recipe", "fp8-amax-history-len", "fp8-amax-compute-algo",
