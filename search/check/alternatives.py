@@ -35,7 +35,7 @@ _MOST_CHANGES = 6
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
-class Neighbour(Record):
+class ChangedRun(Record):
     """A run with changed arguments and its assessment."""
 
     assessment: Assessment
@@ -47,9 +47,9 @@ class Neighbour(Record):
 class Neighbours(Record):
     """Best runs with one, two and any number of changes; None if no run is better."""
 
-    one: Neighbour | None
-    two: Neighbour | None
-    any: Neighbour | None
+    one: ChangedRun | None
+    two: ChangedRun | None
+    any: ChangedRun | None
     tried: int
 
 
@@ -207,7 +207,7 @@ def neighbours_of(
     written = written or partial(changes_of, None, start)
     seen, front = {_key(start)}, [assessment]
     fastest = _time(assessment) if _fits(assessment, target) else float("inf")
-    best: dict[int, Neighbour] = {}
+    best: dict[int, ChangedRun] = {}
     for knobs in range(1, _MOST_CHANGES + 1):
         found = list[tuple[Run, Timing]]()
         for run in [run for entry in front for run in _single_changes(entry.run, moves)]:
@@ -218,7 +218,7 @@ def neighbours_of(
         front, top, changes = _best(found, target, written, wanted_s)
         if top is not None:
             fastest = _time(top)
-            best[knobs] = Neighbour(assessment=top, changes=changes, knobs=knobs)
+            best[knobs] = ChangedRun(assessment=top, changes=changes, knobs=knobs)
         elif knobs > 1 and fastest < float("inf"):
             break
     return Neighbours(

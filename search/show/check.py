@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from autopar.run.run import Run
     from autopar.run.strategy import Recomputed
     from autopar.training.throughput import Throughput
-    from search.check.alternatives import Neighbour, Neighbours
+    from search.check.alternatives import ChangedRun, Neighbours
     from search.engines.reader import CheckedFile
 
 _LABEL = 12
@@ -510,7 +510,9 @@ def _changes(
     return lines
 
 
-def _change_lines(console: Console, before: Assessment, one: Neighbour, *, fits: bool) -> list[str]:
+def _change_lines(
+    console: Console, before: Assessment, one: ChangedRun, *, fits: bool
+) -> list[str]:
     after = one.assessment
     assert after.step is not None, "a suggested run has a step time"
     unit, scale = _time_unit(after.step.total_s)
@@ -553,9 +555,9 @@ def _named_settings(run: Run) -> Iterator[tuple[str, str]]:
     yield "recompute", "no recompute" if recompute == "none" else f"recompute {recompute}"
 
 
-def _distinct(neighbours: Neighbours) -> list[Neighbour]:
+def _distinct(neighbours: Neighbours) -> list[ChangedRun]:
     """Return the suggested runs, each once, the smallest change first."""
-    found: list[Neighbour] = []
+    found: list[ChangedRun] = []
     for one in (neighbours.one, neighbours.two, neighbours.any):
         if one is not None and one not in found:
             found.append(one)
@@ -682,7 +684,7 @@ def _show_times(console: Console, assessment: Assessment) -> None:
         print_line(console, _share("HFU, with recomputed FLOP", found.hfu, low, high))
 
 
-def _show_change(console: Console, file: CheckedFile, before: Assessment, one: Neighbour) -> None:
+def _show_change(console: Console, file: CheckedFile, before: Assessment, one: ChangedRun) -> None:
     """Print the arguments of a suggested run with its time and memory."""
     after = one.assessment
     assert after.step is not None, "a suggested run has a step time"
@@ -703,7 +705,7 @@ def _show_change(console: Console, file: CheckedFile, before: Assessment, one: N
         console.print(escape(f"  {line}"), soft_wrap=True)
 
 
-def argument_lines(file: CheckedFile, one: Neighbour) -> list[str]:
+def argument_lines(file: CheckedFile, one: ChangedRun) -> list[str]:
     """Return the changed arguments of a suggested run as lines with - and + in front."""
     lines = []
     for flag, before, after in one.changes:
@@ -758,7 +760,7 @@ def check_document(
 
 
 def _neighbour(
-    file: CheckedFile, one: Neighbour, before: Assessment, target: Target
+    file: CheckedFile, one: ChangedRun, before: Assessment, target: Target
 ) -> dict[str, Any]:
     odds = _odds_of_faster(before, one.assessment)
     return {

@@ -34,7 +34,7 @@ from benchmarks.memory_goldens import Priced, intervals_of, price_row, read_gold
 from benchmarks.published_peaks import published_peaks
 from benchmarks.published_recipes import RECIPES, Recipe, target as place
 from search.check import alternatives
-from search.check.alternatives import Neighbour, Neighbours, neighbours_of
+from search.check.alternatives import ChangedRun, Neighbours, neighbours_of
 from search.commands import check
 from search.engines.megatron.read import read_run
 from search.engines.table import read_checked
@@ -366,7 +366,7 @@ def test_what_the_environment_has_to_say(
 # Neighbours.
 
 
-def changed(arguments: Mapping[str, Any], neighbour: Neighbour) -> dict[str, Any]:
+def changed(arguments: Mapping[str, Any], neighbour: ChangedRun) -> dict[str, Any]:
     """Return arguments as somebody would write them who follows the advice."""
     found = dict(arguments)
     for flag, before, after in neighbour.changes:
