@@ -44,7 +44,7 @@ class ChangedRun(Record):
     """Number of changes; an argument together with its dependent arguments counts as one."""
 
 
-class Neighbours(Record):
+class BestChanges(Record):
     """Best runs with one, two and any number of changes; None if no run is better."""
 
     one: ChangedRun | None
@@ -192,7 +192,7 @@ def neighbours_of(
     target: Target,
     written: Callable[[Run], Changes | None] | None = None,
     moves: Set[Move] = MOVES,
-) -> Neighbours:
+) -> BestChanges:
     """Return the fastest runs that fit with one, two and any number of changes.
 
     written : function that returns the changes of the run's file for another run, or None if the
@@ -221,7 +221,7 @@ def neighbours_of(
             best[knobs] = ChangedRun(assessment=top, changes=changes, knobs=knobs)
         elif knobs > 1 and fastest < float("inf"):
             break
-    return Neighbours(
+    return BestChanges(
         one=best.get(1),
         two=best.get(2),
         any=best[max(best)] if best else None,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from autopar.rates.accuracy import Accuracy
     from autopar.rates.card import Card
     from autopar.rates.site import Site
-    from search.check.alternatives import Neighbours
+    from search.check.alternatives import BestChanges
     from search.engines.reader import CheckedFile
     from search.show.pictures.files import Pictures
 
@@ -141,7 +141,7 @@ def _execute(raw: dict[str, Any]) -> int:
         option = "--html" if asked.html is not None else "--trace"
         raise OptionError(f"{option} needs one launch script, got {len(asked.files)} files")
     documents: list[dict[str, Any]] = []
-    shown: list[tuple[CheckedFile, Target, Assessment | None, Neighbours | None]] = []
+    shown: list[tuple[CheckedFile, Target, Assessment | None, BestChanges | None]] = []
     patches: list[str] = []
     says = unread = False
     for path in asked.files:
@@ -194,7 +194,7 @@ def _execute(raw: dict[str, Any]) -> int:
 
 
 def _patch(
-    file: CheckedFile, neighbours: Neighbours | None, read: Callable[[str], CheckedFile]
+    file: CheckedFile, neighbours: BestChanges | None, read: Callable[[str], CheckedFile]
 ) -> str:
     """Return the last suggested change of a file as a patch; empty if there is none.
 
@@ -251,7 +251,7 @@ def _require_model(name: str) -> None:
 
 def _priced(
     file: CheckedFile, target: Target, *, neighbours: bool
-) -> tuple[Assessment | None, Neighbours | None]:
+) -> tuple[Assessment | None, BestChanges | None]:
     """Return the price of a run that can be executed, and faster plans next to it."""
     from autopar.price.assessment import assess
     from search.check.alternatives import neighbours_of

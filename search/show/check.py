@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from autopar.run.run import Run
     from autopar.run.strategy import Recomputed
     from autopar.training.throughput import Throughput
-    from search.check.alternatives import ChangedRun, Neighbours
+    from search.check.alternatives import BestChanges, ChangedRun
     from search.engines.reader import CheckedFile
 
 _LABEL = 12
@@ -50,7 +50,7 @@ def show_check(
     file: CheckedFile,
     target: Target,
     assessment: Assessment | None,
-    neighbours: Neighbours | None,
+    neighbours: BestChanges | None,
     *,
     verbose: bool = False,
     strict: bool = False,
@@ -491,7 +491,7 @@ def _important_first(findings: Iterable[Notice]) -> list[Notice]:
 
 
 def _changes(
-    console: Console, assessment: Assessment, neighbours: Neighbours | None, *, fits: bool
+    console: Console, assessment: Assessment, neighbours: BestChanges | None, *, fits: bool
 ) -> list[str]:
     """Return the lines of suggested changes."""
     if neighbours is None:
@@ -555,7 +555,7 @@ def _named_settings(run: Run) -> Iterator[tuple[str, str]]:
     yield "recompute", "no recompute" if recompute == "none" else f"recompute {recompute}"
 
 
-def _distinct(neighbours: Neighbours) -> list[ChangedRun]:
+def _distinct(neighbours: BestChanges) -> list[ChangedRun]:
     """Return the suggested runs, each once, the smallest change first."""
     found: list[ChangedRun] = []
     for one in (neighbours.one, neighbours.two, neighbours.any):
@@ -568,7 +568,7 @@ def _next(
     console: Console,
     file: CheckedFile,
     assessment: Assessment | None,
-    neighbours: Neighbours | None,
+    neighbours: BestChanges | None,
     *,
     fits: bool,
     verbose: bool,
@@ -599,7 +599,7 @@ def _show_details(
     file: CheckedFile,
     target: Target,
     assessment: Assessment | None,
-    neighbours: Neighbours | None,
+    neighbours: BestChanges | None,
 ) -> None:
     """Print all settings, memory and time by term, and the arguments of the changes."""
     if file.run is not None:
@@ -731,7 +731,7 @@ def check_document(
     file: CheckedFile,
     target: Target,
     assessment: Assessment | None,
-    neighbours: Neighbours | None,
+    neighbours: BestChanges | None,
 ) -> dict[str, Any]:
     """Return the report as a JSON object, in seconds, bytes and shares."""
     document: dict[str, Any] = {

@@ -34,7 +34,7 @@ from benchmarks.memory_goldens import Priced, intervals_of, price_row, read_gold
 from benchmarks.published_peaks import published_peaks
 from benchmarks.published_recipes import RECIPES, Recipe, target as place
 from search.check import alternatives
-from search.check.alternatives import ChangedRun, Neighbours, neighbours_of
+from search.check.alternatives import BestChanges, ChangedRun, neighbours_of
 from search.commands import check
 from search.engines.megatron.read import read_run
 from search.engines.table import read_checked
@@ -482,7 +482,7 @@ def test_memory_that_is_not_counted_changes_no_advice(
         return all_[:4], None, ()
 
     monkeypatch.setattr(alternatives, "assess", counted_price)
-    found = list[Neighbours]()
+    found = list[BestChanges]()
     for patched in (False, True):
         if patched:
             monkeypatch.setattr(alternatives, "_best", eager)
