@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from autopar.answer import Answer as Record, EngineBest, Priced
     from autopar.command.console import Console
     from autopar.training.throughput import Throughput
-    from search.planning.layered.parts import Chosen
+    from search.planning.layered.parts import ChosenPlans
     from search.planning.layered.prediction import SearchResult
     from search.planning.session import Session
     from search.planning.uniform.answer import UniformResult
@@ -342,7 +342,7 @@ def _pictures(request: Request, read: Sequence[str | None]) -> Pictures:
     return found
 
 
-def _show_plan(found: Chosen, reached: GoalResult | None) -> int:
+def _show_plan(found: ChosenPlans, reached: GoalResult | None) -> int:
     """Search the per-layer plan with its alternatives, print and write it; return the exit code.
 
     reached : the cluster chosen for a goal

@@ -16,7 +16,7 @@ from autopar.errors import InputError, OptionError
 from autopar.records import Record, replace
 from autopar.run.runtime import Engine
 from search.engines.table import ENGINES, EXPORTERS
-from search.planning.layered.parts import Chosen, choose, choose_any
+from search.planning.layered.parts import ChosenPlans, choose, choose_any
 from search.request.degrees import DegreeOptions, rules_of
 from search.request.options import SPACE_PANEL, Shares
 from search.request.profiles import card_shape, find_site_of, named_card
@@ -246,7 +246,7 @@ def searches_all_engines(request: Request) -> bool:
 # Best of uniform and per-layer plans.
 
 
-def chosen(request: Request, route: SearchChoice | None = None) -> Chosen:
+def chosen(request: Request, route: SearchChoice | None = None) -> ChosenPlans:
     """Return the plans that answer a request; raises InputError, InfeasibleError.
 
     All engines share the time limit; one more share is for the follow-up searches of the best
@@ -262,7 +262,7 @@ def chosen(request: Request, route: SearchChoice | None = None) -> Chosen:
     shares = Shares(question.seconds, len(question.engines) + len(route.layered) + 1)
     found = answer(question, shares)
     lines = [best_of(question, one) for one in found.engines]
-    layered = Chosen(request=request)
+    layered = ChosenPlans(request=request)
     if route.layered:
         layered = _plans(request, question, route.layered, shares)
         lines += layered.lines
@@ -271,11 +271,11 @@ def chosen(request: Request, route: SearchChoice | None = None) -> Chosen:
     return replace(layered, launches=replace(found, lines=every), lines=every)
 
 
-def _per_layer(request: Request, route: SearchChoice) -> Chosen:
+def _per_layer(request: Request, route: SearchChoice) -> ChosenPlans:
     """Return the best per-layer plan of the engines of a route, or independent of engines."""
     request = with_pinned_degrees(request, route.reason)
     if not route.layered:
-        return Chosen(request=replace(request, engine=None), why=route.why)
+        return ChosenPlans(request=replace(request, engine=None), why=route.why)
     if request.output.frontier:
         raise OptionError(
             "--engine cannot be combined with --frontier", remedy="Remove one of them"
@@ -287,7 +287,7 @@ def _per_layer(request: Request, route: SearchChoice) -> Chosen:
 
 def _plans(
     request: Request, question: UniformRequest, engines: tuple[Engine, ...], shares: Shares
-) -> Chosen:
+) -> ChosenPlans:
     """Return the fastest per-layer plans of engines at the batch of uniform plans, or why none."""
     parts = _modern_parts(question.spec)
     why = f"its plans have no degrees for {' and '.join(parts)}" if parts else ""
@@ -298,7 +298,7 @@ def _plans(
         why, asked = why or error.short, request
     if why:
         lines = tuple(EngineBest(engine=one, samples_per_s=None, reason=why) for one in engines)
-        return Chosen(request=request, lines=lines)
+        return ChosenPlans(request=request, lines=lines)
     if not BATCH_OPTIONS & request.given.keys():
         asked = extended(asked, {"settle_bsz": question.job.global_batches[0]})
     return choose_any(asked, engines, shares)

@@ -72,7 +72,7 @@ class _TooLargeError(InfeasibleError):
         super().__init__(why)
 
 
-class Chosen(Record):
+class ChosenPlans(Record):
     """Plans that answer a request."""
 
     request: Request
@@ -133,7 +133,7 @@ class _Sessions:
         return self._opened[key]
 
 
-def choose(request: Request) -> Chosen:
+def choose(request: Request) -> ChosenPlans:
     """Return the request whose search finds the fastest of the best plans of an engine's parts.
 
     Options of the request are never changed: if they leave the engine no plan, an error reports it.
@@ -145,20 +145,20 @@ def choose(request: Request) -> Chosen:
     engine = cast(Engine, request.engine)
     request = as_engine(request, engine)
     if not space_of(engine).parts:  # the engine runs every plan
-        return Chosen(request=request)
+        return ChosenPlans(request=request)
     best, tried = _best_part(request, engine, _Sessions(request))
     notice = (
         f"{engine}: of {tried} searches the fastest plan without losses, "
         f"{best.samples_per_s:.5g} samples/s, is that of {_typed(request, best.request)}"
     )
-    return Chosen(request=best.request, notices=(notice,), result=best.result)
+    return ChosenPlans(request=best.request, notices=(notice,), result=best.result)
 
 
 def choose_any(
     request: Request,
     engines: Sequence[Engine] = cast(tuple[Engine, ...], EXPORTERS),
     shares: Shares | None = None,
-) -> Chosen:
+) -> ChosenPlans:
     """Return the request that finds the fastest plan of several engines, and each engine's best.
 
     Engines are sorted by throughput, those without a plan last. If none has a plan, the request is
@@ -215,9 +215,9 @@ def choose_any(
     # the sort is stable: equally fast engines keep the order of EXPORTERS
     lines.sort(key=lambda line: -(line.samples_per_s or 0.0))
     if best is None:
-        return Chosen(request=replace(request, engine=None), lines=tuple(lines))
+        return ChosenPlans(request=replace(request, engine=None), lines=tuple(lines))
     asked = replace(best.request, engine=chosen)
-    return Chosen(request=asked, lines=tuple(lines), result=best.result)
+    return ChosenPlans(request=asked, lines=tuple(lines), result=best.result)
 
 
 def _whole_space(request: Request, sessions: _Sessions) -> _Found:

@@ -21,7 +21,7 @@ from search.engines.plans import ExporterSpace, space_of
 from search.engines.table import EXPORTERS
 from search.planning import choose as choosing
 from search.planning.choose import SearchChoice, chosen, searches_all_engines
-from search.planning.layered.parts import Chosen, choose
+from search.planning.layered.parts import ChosenPlans, choose
 from search.planning.session import open_session
 from search.planning.uniform.files import is_launch
 from search.request.request import Request, build_request
@@ -32,7 +32,7 @@ COMMAND = ["--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--global-batc
 RAW = {"model": "llama2-7b", "hardware": "a100-80gb:1x8", "global-batch-size": "32"}
 
 
-def choice_of(engine: str, **changes: object) -> Chosen:
+def choice_of(engine: str, **changes: object) -> ChosenPlans:
     """Return what is chosen for the common command line with options changed."""
     return choose(build_request({**RAW, **changes, "engine": engine}))
 
@@ -329,7 +329,7 @@ def test_a_plan_whose_layers_differ_has_to_win_by_more_than_prices_differ(
 ) -> None:
     """Then its report and its files are the answer, with the launch and the gain over it."""
 
-    def scaled(request: Request, route: SearchChoice | None = None) -> Chosen:
+    def scaled(request: Request, route: SearchChoice | None = None) -> ChosenPlans:
         found = chosen(request, route)
         lines = with_rates(found.lines, faster)
         assert found.launches is not None
