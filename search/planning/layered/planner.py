@@ -32,7 +32,7 @@ from search.planning.layered.core import (
 )
 from search.planning.layered.prediction import (
     Alternative,
-    Searched,
+    SearchedPlan,
     SearchResult,
     SearchStats,
     predict,
@@ -449,11 +449,11 @@ class Planner:
             ),
         )
 
-    def _searched(self, built: _Built, solution: TableSolution) -> Searched | None:
+    def _searched(self, built: _Built, solution: TableSolution) -> SearchedPlan | None:
         """Return the plan in the rows of its search, None if these were not kept."""
         if built.priced is None:
             return None
-        return Searched(
+        return SearchedPlan(
             priced=built.priced,
             table=int(built.tables.candidate_table[solution.candidate]),
             strategy_index=solution.strategy_index,

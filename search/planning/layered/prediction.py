@@ -216,7 +216,7 @@ def widest_cell(cost: CostModel, drawn: F64) -> WidestCell | None:
 # Prediction of a plan.
 
 
-class Searched(Record, eq=False):
+class SearchedPlan(Record, eq=False):
     """Plan found by a search, in the tables that were priced for the search."""
 
     priced: PricedTables
@@ -238,7 +238,7 @@ class _Priced(Record, eq=False):
 
 
 def predict(
-    cost: CostModel, plan: Plan, memory_bytes: float, searched: Searched | None = None
+    cost: CostModel, plan: Plan, memory_bytes: float, searched: SearchedPlan | None = None
 ) -> Prediction:
     """Return the prediction of any plan for the cost model's cluster, legal or not.
 
@@ -390,7 +390,7 @@ def probabilities_faster(
     )
 
 
-def _looked_up(cost: CostModel, plan: Plan, searched: Searched) -> _Priced | None:
+def _looked_up(cost: CostModel, plan: Plan, searched: SearchedPlan) -> _Priced | None:
     """Return the plan in the rows of its search, None if these are not sufficient."""
     # with spread, replicas need a table of this plan, and both ends are priced separately
     if cost.has_computation_spread or cost.hardware.has_spread:
