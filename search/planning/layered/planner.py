@@ -137,7 +137,7 @@ FRONTIER_STEPS = 64
 """Maximum number of points of `Planner.frontier`."""
 
 
-class _Built(Record, eq=False):
+class _PricedSpace(Record, eq=False):
     """Priced search space of some batch sizes."""
 
     space: SearchSpace
@@ -200,7 +200,7 @@ class Planner:
         _check(self.options, hardware)
         self.rules = parse_rules(self.options.pin, self.options.forbid)
         _check_rules(self.rules, spec)
-        self._built: dict[tuple[int, ...], _Built] = {}
+        self._built: dict[tuple[int, ...], _PricedSpace] = {}
         self._cost = CostModel(spec, profile, hardware, self.options)
 
     def solve(
@@ -249,7 +249,7 @@ class Planner:
         return None if limit is None else start + limit
 
     def _solution(
-        self, built: _Built, memory: float, top: int, until: float | None
+        self, built: _PricedSpace, memory: float, top: int, until: float | None
     ) -> TableSolution:
         solution = solve_tables(
             built.tables,
@@ -303,7 +303,7 @@ class Planner:
         """Return a cost model that collects notes on one plan only."""
         return self._cost.for_one_plan()
 
-    def _tables(self, batches: tuple[int, ...], until: float | None) -> _Built:
+    def _tables(self, batches: tuple[int, ...], until: float | None) -> _PricedSpace:
         built = self._built.get(batches)
         if built is None:
             built = self._build(batches, until)
@@ -312,7 +312,7 @@ class Planner:
                 self._built[batches] = built
         return built
 
-    def _build(self, batches: tuple[int, ...], until: float | None) -> _Built:
+    def _build(self, batches: tuple[int, ...], until: float | None) -> _PricedSpace:
         space = build_space(
             self.options,
             world_size=self.hardware.world_size,
@@ -343,7 +343,7 @@ class Planner:
             tables, unpriced = self._price_until(space, now + _PRICED_SHARE * (until - now))
             tables = finite(restrict(tables, space, self.rules))
         kept = priced is not None and tables.valid.size <= _MOST_KEPT_ROWS
-        return _Built(
+        return _PricedSpace(
             space=space,
             priced=priced if kept else None,
             tables=tables,
@@ -380,7 +380,7 @@ class Planner:
         candidates = [(place[n], m) for n, m in space.candidates if n in place]
         return joined(parts, candidates), len(order) - done
 
-    def _plan(self, built: _Built, choice: TableChoice | TableSolution) -> Plan:
+    def _plan(self, built: _PricedSpace, choice: TableChoice | TableSolution) -> Plan:
         tables = built.tables
         n = int(tables.candidate_table[choice.candidate])
         m = int(tables.candidate_microbatches[choice.candidate])
@@ -398,7 +398,7 @@ class Planner:
 
     def _result(
         self,
-        built: _Built,
+        built: _PricedSpace,
         solution: TableSolution,
         memory: float,
         wall: float,
@@ -449,7 +449,7 @@ class Planner:
             ),
         )
 
-    def _searched(self, built: _Built, solution: TableSolution) -> SearchedPlan | None:
+    def _searched(self, built: _PricedSpace, solution: TableSolution) -> SearchedPlan | None:
         """Return the plan in the rows of its search, None if these were not kept."""
         if built.priced is None:
             return None
@@ -461,7 +461,7 @@ class Planner:
         )
 
     def _alternatives(
-        self, built: _Built, best: Plan | None, solution: TableSolution
+        self, built: _PricedSpace, best: Plan | None, solution: TableSolution
     ) -> Sequence[Alternative]:
         if best is None:
             return ()
@@ -492,7 +492,7 @@ class Planner:
         return found
 
     def _infeasibility(
-        self, built: _Built, solution: TableSolution, memory: float, *, explained: bool = True
+        self, built: _PricedSpace, solution: TableSolution, memory: float, *, explained: bool = True
     ) -> Infeasibility | None:
         if solution.status != "infeasible":
             return None
@@ -524,7 +524,7 @@ class Planner:
             ),
         )
 
-    def _excluded(self, built: _Built) -> str | None:
+    def _excluded(self, built: _PricedSpace) -> str | None:
         """Return the one option without which some plan would be legal, in words, else None."""
         batches = tuple(
             sorted({int(b) for b in _batches(built.tables)}) or global_batches(self.options)
@@ -585,7 +585,7 @@ def _num_rows(space: SearchSpace, spec: ModelSpec) -> int:
     return len(space.strategies) * len(space.tables) * len(spec.layers)
 
 
-def _unfinished(built: _Built, solution: TableSolution) -> Iterator[str]:
+def _unfinished(built: _PricedSpace, solution: TableSolution) -> Iterator[str]:
     """Yield why the search ended early, and which parts it skipped."""
     early = "the time limit ended the search early: "
     if solution.too_large:
