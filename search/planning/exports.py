@@ -91,7 +91,7 @@ class Export(Record):
             yield f"{loss.field}: {loss.what}" if self.kind == "plan" else loss.what
 
 
-def plan_export(choice: Choice, job: ExportJob) -> Export:
+def plan_export(choice: ExportCandidate, job: ExportJob) -> Export:
     """Return the export of a per-layer plan; raises InputError if the engine refuses the files."""
     lowered, engine = choice.lowered, engine_named(choice.lowered.engine)
     losses = lowered.losses
@@ -256,7 +256,7 @@ _SEEN_BYTES = 0.05 * GIB
 """Changes in memory below this round to less than the one displayed decimal, bytes."""
 
 
-class Choice(Record):
+class ExportCandidate(Record):
     """Exported form of a per-layer plan, with prices and the reason for its tensor degree."""
 
     lowered: ExportedPlan
@@ -275,7 +275,9 @@ class Choice(Record):
         return self.after is not None and not (self.after.legal and self.after.fits)
 
 
-def choose(job: ExportJob, lower: Lower, first: ExportedPlan, price: Price | None) -> Choice:
+def choose(
+    job: ExportJob, lower: Lower, first: ExportedPlan, price: Price | None
+) -> ExportCandidate:
     """Return the exported form of a plan: the plan itself, or the best near one if it is lossy.
 
     Parameters
@@ -284,7 +286,7 @@ def choose(job: ExportJob, lower: Lower, first: ExportedPlan, price: Price | Non
     price : prices a plan like the search; None if no hardware is known.
     """
     if price is None:
-        return Choice(lowered=first, before=None, after=None, how="")
+        return ExportCandidate(lowered=first, before=None, after=None, how="")
     before = price(job.plan, {})
     if not first.losses:
         return _only(first, before, price)
@@ -300,7 +302,7 @@ def choose(job: ExportJob, lower: Lower, first: ExportedPlan, price: Price | Non
     if not offers:
         return _only(first, before, price)
     degree, best, after = min(offers.values(), key=lambda offer: _rank(offer[2]))
-    return Choice(
+    return ExportCandidate(
         lowered=best,
         before=before,
         after=after,
@@ -325,14 +327,14 @@ def advised(job: ExportJob, engine: str, error: UnsupportedError) -> InputError:
     return InputError(error.problem, remedy=f"{advice}{more}")
 
 
-def _only(lowered: ExportedPlan, before: Prediction, price: Price) -> Choice:
+def _only(lowered: ExportedPlan, before: Prediction, price: Price) -> ExportCandidate:
     """Return the choice of a single candidate, without a price if the inputs cannot price it."""
     after, why = None, ""
     try:
         lowered, after = _as_kept(lowered, price)
     except InputError as error:
         why = str(error)
-    return Choice(lowered=lowered, before=before, after=after, how="", not_priced=why)
+    return ExportCandidate(lowered=lowered, before=before, after=after, how="", not_priced=why)
 
 
 def _add(offers: _Offers, degree: int, offer: ExportedPlan, price: Price) -> None:
@@ -399,7 +401,7 @@ def change_sentence(before: Prediction, after: Prediction) -> str:
     return f"{text}, {change / GIB:+.1f} GiB on stage {stage}"
 
 
-def _changes(choice: Choice) -> list[str]:
+def _changes(choice: ExportCandidate) -> list[str]:
     """Return the effect of the engine's changes, empty if it runs the plan as given."""
     lowered = choice.lowered
     if not (lowered.losses or lowered.as_run):
@@ -414,7 +416,7 @@ def _changes(choice: Choice) -> list[str]:
     return [f"as the engine runs it{how}: {change}"]
 
 
-def _prices(choice: Choice) -> Mapping[str, object] | None:
+def _prices(choice: ExportCandidate) -> Mapping[str, object] | None:
     if choice.before is None:
         return None
     if choice.after is None:
