@@ -245,7 +245,7 @@ def _of_plan(own: ExportSpec, raw: Mapping[str, Any]) -> tuple[Export, list[Path
     """Return the export of a per-layer plan, and the files that were read."""
     from autopar.documents.plan import PlanDocument
     from search.engines.plans import lower_for
-    from search.planning.exports import advised, choose, job_of, plan_export, pricer_of
+    from search.planning.exports import choose, job_of, plan_export, pricer_of, recommended_export
 
     path, engine = own.plan, str(own.to)
     document = PlanDocument.read(path)
@@ -259,7 +259,7 @@ def _of_plan(own: ExportSpec, raw: Mapping[str, Any]) -> tuple[Export, list[Path
     try:
         lowered = lower(job)
     except UnsupportedError as error:
-        raise advised(job, engine, error) from None
+        raise recommended_export(job, engine, error) from None
     # A refusal depends on the losses, not on the price.
     refused = lowered.losses and not own.allow_approx
     price = None if session is None or refused else pricer_of(session, request)

@@ -310,7 +310,7 @@ def choose(
     )
 
 
-def advised(job: ExportJob, engine: str, error: UnsupportedError) -> InputError:
+def recommended_export(job: ExportJob, engine: str, error: UnsupportedError) -> InputError:
     """Return the error of one engine with advice on other engines that accept the job."""
     whole, near = list[str](), list[str]()
     for other in EXPORTERS:

@@ -19,7 +19,7 @@ from search.engines.galvatron.plan import strategy_text
 from search.engines.plans import as_typed, different, lower_for
 from search.engines.table import EXPORTERS
 from search.planning import exports
-from search.planning.exports import advised
+from search.planning.exports import recommended_export
 from search.request.request import ROWS
 from tests.export_cases import HETEROGENEOUS, SMALL, job
 
@@ -285,7 +285,7 @@ def test_a_refusal_names_engines_that_take_the_plan(name: str, engine: str, stag
     try:
         lower_for(engine)(asked)
     except UnsupportedError as error:
-        said = str(advised(asked, engine, error))
+        said = str(recommended_export(asked, engine, error))
         found = re.search(r"[.] Export to (.+?) instead( with --allow-approx)?", said)
         assert found is not None, said
         named = re.split(", | or ", found[1])
@@ -299,5 +299,7 @@ def test_nobody_else_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then that is said, or what else can be done."""
     monkeypatch.setattr(exports, "EXPORTERS", ("megatron",))
     for remedy, said in (("", "No other engine supports it"), ("Search again", "Search again")):
-        error = advised(job(ZERO3), "megatron", UnsupportedError("it is odd", remedy=remedy))
+        error = recommended_export(
+            job(ZERO3), "megatron", UnsupportedError("it is odd", remedy=remedy)
+        )
         assert str(error) == f"it is odd. {said}"
