@@ -132,7 +132,7 @@ def with_stragglers(times: LayerTime, pricing: Pricing) -> LayerTime:
     return LayerTime(forward=parts[0], backward=parts[1], step=parts[2])
 
 
-class Alone(NamedTuple):
+class IsolatedTimes(NamedTuple):
     """Seconds of a layer's compute and communication without any overlap, (n,)."""
 
     forward: F64
@@ -153,7 +153,7 @@ class Alone(NamedTuple):
 
 
 def _host_waited_s(
-    device_s: F64, rows: Rows, raw: Alone, pricing: Pricing, hiding: OverlapFactors
+    device_s: F64, rows: Rows, raw: IsolatedTimes, pricing: Pricing, hiding: OverlapFactors
 ) -> F64:
     """Return the exposed host overhead of a layer, both directions, in seconds."""
 
@@ -171,7 +171,9 @@ def _host_waited_s(
     return waited
 
 
-def estimated_time(raw: Alone, rows: Rows, pricing: Pricing, hiding: OverlapFactors) -> LayerTime:
+def estimated_time(
+    raw: IsolatedTimes, rows: Rows, pricing: Pricing, hiding: OverlapFactors
+) -> LayerTime:
     """Return the seconds of every row of an estimate by category.
 
     ZeRO-3's communication runs at the stack's share of the network and overlaps with all other time

@@ -20,7 +20,7 @@ from autopar.statistics import latency_bandwidth_fit, rising_fit
 from search.planning.cost.communication import Asking, Groups, Message
 from search.planning.cost.fits import ComputeFits
 from search.planning.cost.overlap import (
-    Alone,
+    IsolatedTimes,
     LayerTime,
     estimated_time,
     overlap_s,
@@ -505,7 +505,7 @@ def layer_time(
     reduce = scattered + reduced
     updated = optimizer_s(parameters, rows, pricing, optimizer)
     if pricing.hiding is not None:
-        raw = Alone(
+        raw = IsolatedTimes(
             forward=compute,
             backward=backward,
             recompute=recompute,
