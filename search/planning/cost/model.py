@@ -62,7 +62,12 @@ from search.planning.cost.memory import (
     to_bytes,
     token_bytes,
 )
-from search.planning.cost.overlap import LayerTime, sends_seen_s, stragglers_share, without_host
+from search.planning.cost.overlap import (
+    LayerTime,
+    exposed_transfer_s,
+    stragglers_share,
+    without_host,
+)
 from search.planning.cost.state_layouts import Recipe
 from search.planning.cost.tables import (
     POSITIONS,
@@ -341,7 +346,7 @@ class CostModel:
             shared_bytes=_by_type([r.shared for r in rows]),
             redistribute_forward_s=change_forward,
             redistribute_backward_s=change_backward,
-            send_s=sends_seen_s(
+            send_s=exposed_transfer_s(
                 send_s(
                     layouts,
                     sharded_bytes,

@@ -80,7 +80,7 @@ def overlapped_backward_s(
 # Source: cost-model.md "Traffic of estimates"; the terms are those of `autopar.price.step`.
 
 
-def tensor_seen_s(
+def exposed_tensor_s(
     seconds: Sequence[F64], hiding: OverlapFactors, options: SearchOptions
 ) -> tuple[F64, F64]:
     """Return the exposed seconds of a layer's tensor-parallel collectives, (forward, backward).
@@ -99,7 +99,7 @@ def tensor_seen_s(
     return seen * (gather + scatter), seen * (scatter + hiding.regather * gather)
 
 
-def reduction_seen_s(comm_s: F64, microbatch_s: F64, hiding: OverlapFactors) -> F64:
+def exposed_reduction_s(comm_s: F64, microbatch_s: F64, hiding: OverlapFactors) -> F64:
     """Return the exposed seconds of a reduction overlapped with the last micro-batch.
 
     max(0, y - gradients*w) + reduction*y of a reduction y and a micro-batch of w seconds.
@@ -212,9 +212,9 @@ def estimated_time(
     # reductions other than ZeRO-3's run once, overlapped with a whole micro-batch
     microbatch = device + waited
     summed = np.where(rows.zero3, 0.0, raw.reduce)
-    seen = scattered + reduction_seen_s(summed, microbatch, hiding)
+    seen = scattered + exposed_reduction_s(summed, microbatch, hiding)
     gathered = np.where(rows.whole_weights, raw.gather, 0.0)
-    whole = scattered + reduction_seen_s(summed + gathered, microbatch, hiding)
+    whole = scattered + exposed_reduction_s(summed + gathered, microbatch, hiding)
     times = LayerTime(
         forward={**forward_parts, "zero3": with_forward - ahead},
         backward={
@@ -229,7 +229,9 @@ def estimated_time(
     return with_stragglers(times, pricing)
 
 
-def sends_seen_s(sends_s: F64, stages: I64, pricing: Pricing, pipeline_type: PipelineType) -> F64:
+def exposed_transfer_s(
+    sends_s: F64, stages: I64, pricing: Pricing, pipeline_type: PipelineType
+) -> F64:
     """Return the transfers between stages as the step formula counts them, (N, K, Y) seconds.
 
     A stage of an estimate waits for a whole message in each direction. The step formula counts (p -

@@ -23,9 +23,9 @@ from search.planning.cost.overlap import (
     IsolatedTimes,
     LayerTime,
     estimated_time,
+    exposed_tensor_s,
     overlap_s,
     overlapped_backward_s,
-    tensor_seen_s,
 )
 from search.planning.cost.tables import ActivationLayout, Pricing, Rows
 
@@ -510,7 +510,7 @@ def layer_time(
             backward=backward,
             recompute=recompute,
             again=again,
-            tensor=tensor_seen_s(tensor_s, pricing.hiding, options) if tensor_s else None,
+            tensor=exposed_tensor_s(tensor_s, pricing.hiding, options) if tensor_s else None,
             ulysses=ulysses,
             ring=(ring_forward, ring_backward),
             reduce=reduce,

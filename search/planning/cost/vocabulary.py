@@ -30,7 +30,7 @@ from search.planning.cost.memory import (
     token_bytes,
     unit_bytes,
 )
-from search.planning.cost.overlap import LayerTime, overlap_s, reduction_seen_s, with_stragglers
+from search.planning.cost.overlap import LayerTime, exposed_reduction_s, overlap_s, with_stragglers
 from search.planning.cost.state_layouts import Recipe
 from search.planning.cost.tables import (
     POSITIONS,
@@ -493,9 +493,9 @@ def _estimated_time(
     gathered3, scattered3 = (np.where(rows.zero3, visible * y, 0.0) for y in (gather, reduce))
     microbatch = sum_of(forward) + sum_of(backward)
     summed = np.where(rows.zero3, 0.0, reduce)
-    seen = scattered3 + reduction_seen_s(summed, microbatch, hiding)
+    seen = scattered3 + exposed_reduction_s(summed, microbatch, hiding)
     gathered = np.where(rows.whole_weights, gather, 0.0)
-    whole = scattered3 + reduction_seen_s(summed + gathered, microbatch, hiding)
+    whole = scattered3 + exposed_reduction_s(summed + gathered, microbatch, hiding)
     times = LayerTime(
         forward={**forward, "zero3": gathered3},
         backward={**backward, "zero3": nothing, "sync": nothing if late else seen},
