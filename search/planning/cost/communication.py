@@ -167,7 +167,7 @@ Asking: TypeAlias = Generator[list["Message"], list[F64], _Found]
 """Price that requests the times of all its messages once, then continues with them."""
 
 
-def together(groups: Groups, *prices: Asking[Any]) -> list[Any]:
+def batched_prices(groups: Groups, *prices: Asking[Any]) -> list[Any]:
     """Return the result of each price, with the messages of all of them looked up at once."""
     asked = [next(price) for price in prices]
     seconds = iter(groups.seconds_of([message for messages in asked for message in messages]))
@@ -413,7 +413,7 @@ class Groups:
         self._arrays: tuple[F64, I64] | None = None
         self._bus: F64 | None = None
 
-    def anew(self, note: Callable[[str], None]) -> Groups:
+    def without_notes(self, note: Callable[[str], None]) -> Groups:
         """Return the same groups under the same numbers, with nothing noted yet."""
         other = Groups(self._hardware, note, self.documented)
         other._numbers = self._numbers | self._index

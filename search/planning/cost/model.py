@@ -29,7 +29,7 @@ from search.planning.cost.calibrated import (
     calibrated_vocab,
     calibration_doubts,
 )
-from search.planning.cost.communication import Asking, Groups, Message, together
+from search.planning.cost.communication import Asking, Groups, Message, batched_prices
 from search.planning.cost.fits import (
     NUM_REPLICAS,
     OTHER,
@@ -226,7 +226,7 @@ class CostModel:
         other = copy(self)
         other._origin = self
         other._said = said = self._said_always.copy()
-        other.groups = self.groups.anew(said.note)
+        other.groups = self.groups.without_notes(said.note)
         other._pricing = replace(self._pricing, groups=other.groups)
         return other
 
@@ -310,7 +310,7 @@ class CostModel:
         fixed = stage_fixed_bytes(stages, samples, widest, self.hardware, self.model.rank_bytes)
         sharded_bytes = self._sent(samples * stages)
         vocab_costs: VocabRows
-        *distinct, vocab_costs, (change_forward, change_backward) = together(
+        *distinct, vocab_costs, (change_forward, change_backward) = batched_prices(
             self.groups,
             *(layers[k] for k in first),
             self._vocab_rows(self._vocab, vocab, tables, price_illegal=price_illegal),
@@ -382,7 +382,7 @@ class CostModel:
     ) -> LayerRows:
         """Return one layer type priced in every table with every strategy, by category."""
         axes = _Axes(strategies, tables, price_illegal=price_illegal)
-        found: LayerRows = together(self.groups, self._layer_price(layer_type, axes))[0]
+        found: LayerRows = batched_prices(self.groups, self._layer_price(layer_type, axes))[0]
         return found
 
     def _layer_price(self, layer_type: int, axes: _Axes) -> Asking[LayerRows]:
@@ -482,7 +482,7 @@ class CostModel:
     ) -> VocabRows:
         """Return embedding and head priced in every table with every strategy, by category."""
         price = self._vocab_rows(self._vocab, vocab, tables, price_illegal=price_illegal)
-        found: VocabRows = together(self.groups, price)[0]
+        found: VocabRows = batched_prices(self.groups, price)[0]
         self._note_vocab(found)
         return found
 
@@ -543,7 +543,7 @@ class CostModel:
             rows_per_replica=max(1, len(rows.batch)),
         )
         price = self._layer_time(layer, repeated(rows), fits)
-        seconds: LayerTime = together(self.groups, price)[0]
+        seconds: LayerTime = batched_prices(self.groups, price)[0]
         result = []
         for part in (seconds.forward, seconds.backward, seconds.step):
             full = np.full((NUM_REPLICAS, len(strategies)), np.inf)
@@ -565,7 +565,7 @@ class CostModel:
         fits = self._vocab.fits
         drawn = DrawnOtherFits(forward=fits.forward, backward=fits.backward, draws=self.other_draws)
         # one table per replica, whose number selects the replica of the fits
-        found: VocabRows = together(
+        found: VocabRows = batched_prices(
             self.groups,
             self._vocab_rows(
                 replace(self._vocab, fits=drawn), vocab, [table] * NUM_REPLICAS, price_illegal=True

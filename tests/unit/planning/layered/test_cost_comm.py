@@ -258,7 +258,7 @@ def test_messages_of_many_kinds_cost_what_each_alone_costs() -> None:
     ]
     assert not groups.silent
     again: list[str] = []
-    other = groups.anew(again.append)
+    other = groups.without_notes(again.append)
     assert [other.index(size, 1) for size in (4, 2, 1)] == group.tolist()
     other.note_messages(asked)
     assert again == notes

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autopar.run.plan import LayerStrategy, VocabStrategy
-from search.planning.cost.communication import Groups, together
+from search.planning.cost.communication import Groups, batched_prices
 from search.planning.cost.tables import ActivationLayout
 from search.planning.cost.time import (
     Exchange,
@@ -32,7 +32,7 @@ def costs(*layouts: ActivationLayout) -> tuple[np.ndarray, np.ndarray]:
     stages = np.array([1, 1], dtype=np.int64)
     groups = Groups(toy_hardware(), print)
     price = redistribution(layouts, X, stages, 8, groups)
-    forward, backward = together(groups, price)[0]
+    forward, backward = batched_prices(groups, price)[0]
     assert forward.shape == (2, 1, len(layouts), len(layouts))
     np.testing.assert_allclose(forward[1], forward[0] / 4)
     return forward[0, 0], backward[0, 0]
@@ -170,7 +170,7 @@ def test_a_group_of_the_whole_stage_has_one_order() -> None:
     assert not backward.any()
     groups, stages = Groups(toy_hardware(), print), np.array([4, 2], dtype=np.int64)
     layouts = [layout(2), layout(2, strided=True)]
-    pipelined, _ = together(groups, redistribution(layouts, X, stages, 8, groups))[0]
+    pipelined, _ = batched_prices(groups, redistribution(layouts, X, stages, 8, groups))[0]
     assert pipelined[0, 0, 0, 1] == 0.0
     assert pipelined[1, 0, 0, 1] == pytest.approx(a2a(4, 2e6))
 
@@ -181,6 +181,6 @@ def test_an_unknown_bandwidth_of_the_stage_leaves_equal_layouts_free() -> None:
     groups = Groups(hardware, lambda _: None)
     layouts = [layout(2), layout(2, strided=True)]
     stages = np.array([1, 1], dtype=np.int64)
-    forward, _ = together(groups, redistribution(layouts, X, stages, 16, groups))[0]
+    forward, _ = batched_prices(groups, redistribution(layouts, X, stages, 16, groups))[0]
 
     np.testing.assert_array_equal(forward[0, 0], [[0.0, np.inf], [np.inf, 0.0]])
