@@ -40,7 +40,7 @@ from search.engines.table import EXPORTERS, engine_named, engine_space
 from search.planning.layered.parts import as_engine
 from search.planning.session import Session, check_known, open_session, read_plan_for
 from search.planning.uniform.answer import UniformRequest, evaluated, target_of
-from search.planning.uniform.files import StoredLaunch
+from search.planning.uniform.files import StoredRun
 from search.planning.uniform.imports import converted
 from search.request.options import SearchOptions
 from search.request.request import Request, model_spec
@@ -132,7 +132,7 @@ def plan_export(choice: ExportCandidate, job: ExportJob) -> Export:
     )
 
 
-def launch_export(stored: StoredLaunch, engine: str) -> Export:
+def launch_export(stored: StoredRun, engine: str) -> Export:
     """Return the export of a uniform plan, for its own engine or for another one.
 
     Raises InputError if the engine does not support such plans or this one.
@@ -179,7 +179,7 @@ def launch_export(stored: StoredLaunch, engine: str) -> Export:
 
 
 def _of_other(
-    stored: StoredLaunch, engine: str
+    stored: StoredRun, engine: str
 ) -> tuple[Run, tuple[UnsupportedFeature, ...], str, Mapping[str, object]]:
     """Return (nearest run of another engine, losses, change in words, price record)."""
     question = stored.question

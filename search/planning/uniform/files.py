@@ -109,7 +109,7 @@ def choice_of(run: Run) -> Candidate:
     )
 
 
-class StoredLaunch(Record):
+class StoredRun(Record):
     """Run read from a file: a uniform plan of autopar, or a configuration of an engine."""
 
     engine: str
@@ -238,7 +238,7 @@ def _batch(question: UniformRequest, stored: int, typed: Mapping[str, object]) -
     return question.job.global_batches[0] if typed_batch else stored
 
 
-def _read_run(where: Path, document: RunDocument, typed: Mapping[str, object]) -> StoredLaunch:
+def _read_run(where: Path, document: RunDocument, typed: Mapping[str, object]) -> StoredRun:
     """Return the uniform plan of a document, on the cluster of the user if one is given."""
     run = document.run
     if run.runtime.engine not in get_args(Trainer):
@@ -263,7 +263,7 @@ def _read_run(where: Path, document: RunDocument, typed: Mapping[str, object]) -
     try:
         legal(run)
         choice = choice_of(run)
-        found = StoredLaunch(
+        found = StoredRun(
             engine=run.runtime.engine, question=own, request=stored, choice=choice, run=run
         )
         if not typed:
@@ -285,7 +285,7 @@ def _read_run(where: Path, document: RunDocument, typed: Mapping[str, object]) -
     )
 
 
-def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> StoredLaunch:
+def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> StoredRun:
     """Return the uniform plan of a file; raises InputError if its engine cannot run it.
 
     typed : given options, which replace those stored in the file.
@@ -332,7 +332,7 @@ def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> 
     )
     usual = run_of(engine_space(document.launch.engine), question.job, choice)
     _check(where, document, question, choice, {*(typed or {})})
-    return StoredLaunch(
+    return StoredRun(
         engine=document.launch.engine,
         question=question,
         request=request,

@@ -36,12 +36,12 @@ from search.engines.space import EngineSpace, run_of
 from search.engines.table import engine_of, engine_space, read_checked, variants
 from search.engines.text import read_configuration
 from search.planning.uniform.answer import UniformRequest, open_launches
-from search.planning.uniform.files import StoredLaunch, choice_of, is_launch, read_launch
+from search.planning.uniform.files import StoredRun, choice_of, is_launch, read_launch
 from search.request.profiles import named_card
 from search.request.request import build_request
 
 
-def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> StoredLaunch:
+def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> StoredRun:
     """Return the uniform plan in a script or configuration file of an engine.
 
     source : name of the engine, None to detect it; raw : given options of the question, which
@@ -69,7 +69,7 @@ def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> S
         raise DocumentError(path, f"no plan of a search matches it: {error}") from None
     settings = settings_of(without_effect(run), without_effect(usual))
     found = with_settings(usual, settings, Path(path))
-    return StoredLaunch(
+    return StoredRun(
         engine=engine,
         question=question,
         choice=choice,
@@ -90,9 +90,7 @@ def holds_launch(path: str) -> bool:
     return is_launch(path) if path.endswith(".json") else True
 
 
-def launch_in(
-    path: str, given: Mapping[str, object], notice: Callable[[str], None]
-) -> StoredLaunch:
+def launch_in(path: str, given: Mapping[str, object], notice: Callable[[str], None]) -> StoredRun:
     """Return the uniform plan of such a file, with its question.
 
     given : options as given; for a file of an engine they name the cluster. notice : receives
