@@ -27,7 +27,7 @@ from search.engines.space import EngineContext, EngineSpace
 from search.planning.uniform.bounds.layer_times import DegreeTimes, arrangement_of
 from search.planning.uniform.cost_model import UniformCostModel
 from search.planning.uniform.expansion import DEVICE, ActivationPolicies, CandidateExpander
-from search.planning.uniform.least_memory import smallest_launch
+from search.planning.uniform.least_memory import least_memory_plan
 from search.planning.uniform.memory import MemoryBudget
 from search.planning.uniform.space import UniformSearchSpace
 
@@ -589,7 +589,7 @@ class _Search:
                 host=True,
             )
         until = time.process_time() + _MOST_S if deadline is None else deadline
-        found = smallest_launch(self.space, self.degrees, self.openings, until)
+        found = least_memory_plan(self.space, self.degrees, self.openings, until)
         if found is None:
             return None, None
         solution = self.solution(found.choice, found.run, found.stages)

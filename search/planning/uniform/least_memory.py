@@ -43,7 +43,7 @@ class _QueueEntry(NamedTuple):
     at: int = 0
 
 
-def smallest_launch(
+def least_memory_plan(
     space: UniformSearchSpace, degrees: DegreeArrays, openings: CandidateExpander, deadline: float
 ) -> LeastMemoryPlan | None:
     """Return the plan with the smallest peak; None if the engine runs none.
