@@ -41,11 +41,12 @@ class Engine(Record):
     lower: Callable[..., Any] | None = None
     """Function (Job of a plan) -> `ExportedPlan`, for engines that run per-layer plans."""
     near: Callable[..., Any] | None = None
-    """Function (Job of a plan) -> `Near`, for engines with one set of degrees."""
+    """Function (Job of a plan) -> `NearestPlan`, for engines with one set of degrees."""
     handed: Callable[..., Any] | None = None
-    """Function (Job, plan of its `Near`) -> (Run, Place)."""
+    """Function (Job, plan of its `NearestPlan`) -> (Run, ExportTarget)."""
     plans: Callable[[], Any] | None = None
-    """Function () -> `Space` of plans that the engine runs unchanged, which `--engine` searches."""
+    """Function () -> `ExporterSpace` of plans that the engine runs unchanged, which `--engine`
+    searches."""
     imports: Callable[..., Any] | None = None
     """Function (Configuration, world_size, num_layers) -> `ImportedPlan` plan."""
 
