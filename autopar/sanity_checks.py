@@ -3,7 +3,7 @@
 Times grow with batch and length, and memory per rank falls with the degree. For any model or
 machine, both change at least and at most by a power of the ratio of sizes. A value that breaks such
 a law with most others is wrong, and one wrong value can decide a plan. Readers turn
-`SuspiciousValue`s into notes and errors, `profile-show --validate` into findings.
+`SuspiciousValue` records into notes and errors, `profile-show --validate` into findings.
 
 Limits are chosen on measured files (tests/unit/documents/test_plausible.py). A reported value is
 beyond anything in them; a refused value breaks a law by a factor of ten.

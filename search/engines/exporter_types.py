@@ -1,7 +1,7 @@
 """Records for the export and import of runs, common to all engines.
 
-A `Run` contains what memory and time depend on. A `ExportTarget` contains the machines and the name
-of the model. The exported files ask for the paths of data and weights.
+A `Run` contains what memory and time depend on. An `ExportTarget` contains the machines and the
+name of the model. The exported files ask for the paths of data and weights.
 """
 
 from __future__ import annotations
