@@ -95,7 +95,7 @@ def test_bottom_up_notes_what_it_prices_otherwise(question: PlanQuestion) -> Non
     (one,) = columns(question, layers=sharded, **wide)["bottom_up"].notes
     assert one == "gradients of ZeRO-3 are scattered in every micro-batch, not once a step"
     (other,) = columns(question, vocab=VocabStrategy(tp=4))["bottom_up"].notes
-    assert other == "redistribution between layers of other degrees is left out"
+    assert other == "redistribution between layers of different degrees is ignored"
     late = replace(question, async_grad_reduce=False)
     assert columns(late, layers=sharded, **wide)["bottom_up"].notes == ()
 

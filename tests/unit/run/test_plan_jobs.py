@@ -259,15 +259,15 @@ def test_expert_degrees_are_those_of_all_layers() -> None:
     [
         (
             plan((32, LayerStrategy(tp=4, ulysses=True))),
-            "only the planner prices Ulysses sequence parallelism",
+            "only the planner prices Ulysses sequence parallelism, not bottom-up",
         ),
         (
             plan(vocab=VocabStrategy(tp=4, ulysses=True)),
-            "only the planner prices Ulysses sequence parallelism",
+            "only the planner prices Ulysses sequence parallelism, not bottom-up",
         ),
         (
             plan((32, LayerStrategy(tp=4, strided=True))),
-            "only the planner prices tensor groups",
+            "only the planner prices tensor groups of ranks that are no neighbours, not bottom-up",
         ),
     ],
 )
