@@ -36,7 +36,7 @@ class Rule(NamedTuple):
     message: str
     """Message template with the values and `rest` in braces."""
     suggestion: str = ""
-    """What to change, as a sentence without a period."""
+    """Suggested change, a sentence without a period."""
     source: str = ""
     """Source of the rule: file and release of the engine, or paper."""
     level: Level = "illegal"
@@ -58,7 +58,7 @@ class Notice(Record):
     """Formatted message without a period; programs should read `id` and `values` instead."""
     values: Mapping[str, Any] = field(default_factory=dict)
     remedy: str = ""
-    """What to change, as a sentence without a period; empty if unknown."""
+    """Suggested change, a sentence without a period; empty if unknown."""
 
     @property
     def text(self) -> str:

@@ -602,6 +602,6 @@ def _(lab: Lab) -> None:
     assert not list(lab.folder.rglob("*.meta.json"))
     note, neighbours = plan["notes"]
     assert neighbours.startswith("suspicious: in allreduce_bandwidth_1nodes_8gpus_per_node.json")
-    assert "is 16 GB/s, but sp_time_1nodes_8gpus_per_node.json says" in note
+    assert "is 16 GB/s, but sp_time_1nodes_8gpus_per_node.json" in note
     assert note.endswith("these times its sequence parallelism")
     assert "sidecar" not in note

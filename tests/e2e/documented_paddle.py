@@ -113,7 +113,7 @@ def _(lab: Lab) -> None:
     for operation in ("allreduce", "p2p", "all2all", "overlap"):
         assert operation in out
     said = lab.during(run, "allreduce_sp", expected=2).err
-    assert "the operation 'allreduce_sp' is unknown" in said
+    assert "unknown operation 'allreduce_sp'" in said
 
 
 @TABLE.works("json files in configs", "ranks")
@@ -340,7 +340,7 @@ def _(lab: Lab) -> None:
     assert line in told["defaults_used"]
     assert line not in off["defaults_used"]
     said = found(lab, *BASE, "--sequence-parallel", 1, expected=2)
-    assert "search with --no-sequence-parallel" in said
+    assert "--no-sequence-parallel" in said
     # the plan file says it, and so do what explains and exports it
     lab.ask("autopar-search", *LINE, *BASE, "--output_config_path", "s.json")
     plan = "autopar_plan_s.json"
@@ -600,7 +600,7 @@ def _(lab: Lab) -> None:
 
     assert _autopar_core.__file__
     answer = lab.ask("autopar-search", *GPT, *BASE, "--output_config_path", "none", "--verbose")
-    assert "of CPU time" in answer.out
+    assert "CPU time: " in answer.out
     best = lab.rate()
     for degree in (2, 4):
         words = (*BASE, "--fine_grained_mode", 0, "--pin", f"tp={degree}")

@@ -7,6 +7,7 @@ the rest of that page.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -128,7 +129,7 @@ def _(lab: Lab) -> None:
 def _(lab: Lab) -> None:
     """The budget that a refusal names is the smallest: a hundredth of a GiB less does not do."""
     said = lab.said("--settle_bsz", 32, "--memory_constraint", 3, expected=3)
-    smallest = float(said.rsplit(" ", 1)[1])
+    smallest = float(re.findall(r"--memory-constraint ([0-9.]+)", said)[-1])
     assert smallest == 4.19
     assert lab.search("--settle_bsz", 32, "--memory_constraint", smallest)["fits"]
     lab.search("--settle_bsz", 32, "--memory_constraint", smallest - 0.01, expected=3)
@@ -357,7 +358,7 @@ def _(lab: Lab) -> None:
     write(lab.path(MODEL, MEMORY), memory_file(""))
     assert any("--no-sequence-parallel" in line for line in lab.search(*BASE)["defaults_used"])
     said = lab.said(*BASE, "--sequence-parallel", expected=2)
-    assert "search with --no-sequence-parallel or measure again" in said
+    assert "--no-sequence-parallel" in said
 
 
 @TABLE.works("fine_grained_mode 0/1")
@@ -427,7 +428,7 @@ def _(lab: Lab) -> None:
     ]
     assert rates == sorted(rates, reverse=True)
     far = (*BASE, "--seq_length", 8192, "--profile_mode", "sequence")
-    assert "pass --extrapolate" in lab.said(*far, expected=2)
+    assert "--extrapolate" in lab.said(*far, expected=2)
     assert lab.search(*far, "--extrapolate", *SIXTEEN)["fits"]
 
 

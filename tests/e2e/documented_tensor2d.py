@@ -385,7 +385,7 @@ def _(lab: Lab) -> None:
 def _(lab: Lab) -> None:
     words = ("--model", "gpt-6.7b", "--system", "a100", "--strategy", "1d", "--num-gpus", 64)
     said = lab.ask("autopar-explore", "tensor2d", *words, expected=2).err
-    assert "--batch is missing" in said
+    assert "missing argument --batch" in said
 
 
 @TABLE.works("sweeps")

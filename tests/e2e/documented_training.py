@@ -157,7 +157,7 @@ def _(lab: Lab) -> None:
     size = found["layertype_0"]["32"]["parameter_size"]
     assert size == pytest.approx(4 * parameters / 2**20)
     answer = lab.torch(*words, "--set_model_config_manually", 0)
-    assert "--hidden_size 128 is not used: --set_model_config_manually 0 takes" in answer.err
+    assert "--hidden_size 128 is not used: --set_model_config_manually 0" in answer.err
     assert lab.path("pm", "memory_profiling_bf16_hidden_64_head_4.json").is_file()
     # the executor: the same words, the same sizes
     plan = ("--world-size", 2, "--global_train_batch_size", 4, "--mode", "static", "--json", "-")
@@ -188,7 +188,7 @@ def _(lab: Lab) -> None:
 )
 def _(lab: Lab) -> None:
     out = lab.ask("profile-plan", "--help", "all").out
-    assert "an executor for checking, not a trainer" in " ".join(out.split())
+    assert "saves no checkpoint" in " ".join(out.split())
 
 
 @TABLE.works("NUM_NODES, NUM_GPUS_PER_NODE, MASTER_ADDR, MASTER_PORT, NODE_RANK")
@@ -486,7 +486,7 @@ def _(lab: Lab) -> None:
     assert "${MODEL_CONFIG:?" in lab.path("g", "launch.sh").read_text(encoding="utf-8")
     for engine in ("megatron", "torchtitan", "paddlenlp"):
         answer = lab.ask("autopar-export", "autopar_plan_s.json", "--to", engine, expected=2)
-        assert "export to galvatron, deepspeed or accelerate instead" in answer.err
+        assert "galvatron, deepspeed or accelerate" in answer.err
     for engine in ("deepspeed", "accelerate"):
         lab.ask("autopar-export", "autopar_plan_s.json", "--to", engine, "--out", "none")
 

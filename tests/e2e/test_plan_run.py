@@ -47,7 +47,7 @@ def test_documented_command(run: Run, tmp_path: Path) -> None:
     options = ["--seq", "32", "--mode", "run", "--steps", "2", "--backend", "gloo"]
     done = run(tmp_path, 4, "plan.json", "--model", "config.json", *options, "--json", "found.json")
     assert done.code == 0, done.stderr
-    assert done.stdout.count("checked steps") == 1
+    assert done.stdout.count("Steps compared with one process") == 1
     found = json.loads((tmp_path / "found.json").read_text("utf-8"))
     for key in ("loss", "grad_norm", "reference_loss", "reference_grad_norm"):
         assert len(found[key]) == 2

@@ -54,14 +54,16 @@ def sentence(ask: Ask) -> Callable[..., str]:
     def call(*arguments: object) -> str:
         out, err = ask(*arguments, expected=2)
         assert out == ""
-        (line,) = err.splitlines()
-        return line
+        line, *hint = err.splitlines()
+        assert all(one.startswith("hint: ") for one in hint)
+        assert len(hint) <= 1
+        return "\n".join([line, *hint])
 
     return call
 
 
 def test_help_says_what_is_shown() -> None:
-    assert "regressions" in run("--help").stdout
+    assert "--threshold" in run("--help").stdout
 
 
 def test_shows_without_torch() -> None:

@@ -132,7 +132,7 @@ def _changed(
     }
     if not remedy:
         return None
-    if remedy.startswith("leave "):
+    if remedy.startswith("Remove "):
         for option in re.findall(r"--([a-z-]+)", remedy):
             switches = {"moe-overlap": "overlap_experts", "no-moe-overlap": "overlap_experts"}
             name = {**names, **switches}.get(option, option.replace("-", "_"))
@@ -143,9 +143,9 @@ def _changed(
         return job, replace(fixed, overlap_experts="--no" not in remedy)
     if "tp-overlap" in remedy:
         return job, replace(fixed, tp_overlap="--no" not in remedy)
-    found = re.fullmatch(r"--([a-z-]+) (.*) (does|do)", remedy)
+    found = re.fullmatch(r"Use --([a-z-]+) (.*)", remedy)
     assert found is not None, remedy
-    option, texts, _ = found.groups()
+    option, texts = found.groups()
     name = names.get(option, option.replace("-", "_"))
     values = [word.strip("'") for word in texts.split(" or ")]
     # each value works, so the last one is taken

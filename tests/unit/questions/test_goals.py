@@ -62,7 +62,7 @@ def test_goals_are_exact_over_what_was_tried(capsys: Capture) -> None:
     assert shape == fitting[0]
     assert tried == {one: pytest.approx(alone[one]) for one in tried}
     assert [*tried] == [*shapes][: [*shapes].index(shape) + 1]
-    assert "goal fewest GPUs; " in said
+    assert "Goal fewest GPUs; " in said
 
     wanted = max(value for value in alone.values() if value is not None) * 0.9
     shape, tried, said = chosen(capsys, "--goal", "fewest-gpus", "--tokens-per-s", f"{wanted:.0f}")
@@ -73,7 +73,7 @@ def test_goals_are_exact_over_what_was_tried(capsys: Capture) -> None:
     shape, tried, said = chosen(capsys, "--goal", "cost", "--price", "2")
     assert [*tried] == [*shapes]
     assert shape == max(fitting, key=lambda one: (alone[one] or 0.0) / shapes[one])
-    assert "goal cheapest per token; " in said
+    assert "Goal cheapest per token; " in said
     assert "$" in said
 
 

@@ -84,10 +84,10 @@ def test_what_lies_on_the_host_is_said_beside_the_memory(
     words += ["--engine", "megatron", "--global-batch-size", "64", "--verbose"]
     words += ["--output-config-path", "none"]
     assert search_command.run([*words, "--offload-optimizer", "1"]) == 0
-    (line,) = (one for one in capsys.readouterr().out.splitlines() if "lie on the host" in one)
-    assert line.endswith("more of each GPU lie on the host, which has 238.42 GiB for each")
+    (line,) = (one for one in capsys.readouterr().out.splitlines() if "Host memory: " in one)
+    assert line.endswith(" of 238.42 GiB per GPU")
     assert search_command.run([*words, "--offload-activations", "none"]) == 0
-    assert "lie on the host" not in capsys.readouterr().out
+    assert "Host memory" not in capsys.readouterr().out
 
 
 def test_they_are_said_where_every_trainer_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +95,7 @@ def test_they_are_said_where_every_trainer_is_asked(capsys: pytest.CaptureFixtur
     words = [word for key, value in SMALL.items() for word in (f"--{key}", value)]
     assert search_command.run(words) == 3
     out, err = capsys.readouterr()
-    assert err.startswith("autopar-search: no launch or plan of llama2-7b ")
+    assert err.startswith("autopar-search: no plan fits: llama2-7b ")
     assert err.count("\n") == 1
     lines = out.splitlines()
     assert max(map(len, lines)) <= 80
