@@ -146,7 +146,7 @@ def check_plan(inputs: Inputs, folder: Path, mode: str, *options: str) -> None:
 
     check_cell_to_measure_again(inputs, prediction["widest_cell"]["name"])
     explained = command("autopar-explain", folder, "autopar_plan_strategy.json")
-    _, _, again = " ".join(explained.split()).partition("what to measure again ")
+    _, _, again = " ".join(explained.split()).partition("Largest source of uncertainty ")
     assert again.startswith(prediction["widest_cell"]["name"])
 
 
