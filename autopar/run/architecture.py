@@ -1,7 +1,7 @@
 """Model architecture: layers in execution order, embedding and head.
 
-Sizes are elements of one replica, before any degree divides them. Nothing here depends on the
-engine; kernels, dispatchers and precision are in `autopar.run.runtime`.
+Sizes are elements of the unsharded model. Nothing here depends on the engine; kernels, dispatchers
+and precision are in `autopar.run.runtime`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from autopar.errors import InputError
 from autopar.records import Count, Few, Positive, Record, number, replace, whole_number
 
 HeadNorms = Literal["none", "head", "all"]
-"""Norms of queries and keys: none, weights of one head's width, or one weight over all heads."""
+"""Norms of queries and keys: none, per head with shared weights (`head`), or over all heads
+together (`all`)."""
 Positions = Literal["learned", "rotary", "none"]
 Norm = Literal["layer", "rms"]
 _Share = Annotated[float, number(0.0, 1.0)]
@@ -49,10 +50,10 @@ class Attention(Record, tag_field="kind", tag="attention"):
     """Sliding window: tokens that a query attends to, itself included; None for full attention."""
     causal: bool = True
     rotary_share: _Share = 1.0
-    """Fraction of a head's width with rotary positions; 0 for none."""
+    """Fraction of the head dimension with rotary positions; 0 for no rotary positions."""
     head_norms: HeadNorms = "none"
-    """Norms of queries and keys; with latent attention, of the compressed queries, keys and
-    values."""
+    """Norms of queries and keys; with latent attention, norms of the compressed queries and of the
+    compressed keys and values."""
     sinks: bool = False
     """True if the softmax of every head includes one trained score (attention sink)."""
     qkv_biases: bool = False
@@ -66,7 +67,7 @@ class Attention(Record, tag_field="kind", tag="attention"):
 
     @property
     def key_value(self) -> int:
-        """Width of keys and values of all key-value heads."""
+        """Total width of the keys and values of all key-value heads."""
         return self.kv_heads * (self.width + self.value_width)
 
     @property
@@ -98,7 +99,7 @@ class Mamba(Record, tag_field="kind", tag="mamba"):
 
     @property
     def inner(self) -> int:
-        """Width of all heads."""
+        """Inner width: total width of all heads."""
         return self.heads * self.width
 
 
@@ -141,12 +142,13 @@ class Layer(Record):
     """True for a decoder layer with cross-attention to the output of the preceding layer group."""
     norm: Norm = "rms"
     norms: Few = 2
-    """Norms of the hidden size: 4 with one after attention and MLP each, 1 in parallel layers."""
+    """Number of norms over the hidden size: usually 2; 4 with norms also after attention and MLP; 1
+    if attention and MLP are parallel."""
     biases: bool = False
     """True if linear layers, except the router, have biases."""
     seq_length: Positive | None = None
-    """Tokens per sequence if they differ from those of the run (encoders); None for those of the
-    run."""
+    """Sequence length of the layer in tokens, such as that of an encoder; None for the sequence
+    length of the run."""
 
     @property
     def attention(self) -> Attention | None:
@@ -160,7 +162,7 @@ class Layer(Record):
 
     @property
     def gates(self) -> int:
-        """Number of matrices before the activation function of the MLP."""
+        """Number of input matrices of the MLP: 2 (gate and up) if it is gated, else 1."""
         return 2 if self.mlp is not None and self.mlp.gated else 1
 
     @property
@@ -184,19 +186,19 @@ class Model(Record, dict=True):
     repeat: Positive = 1
     """Number of repetitions of the sequence of groups, for alternating layer types."""
     vocab: Positive
-    """Unpadded rows of the embedding."""
+    """Vocabulary size without padding."""
     vocab_divisor: Positive = 128
-    """The padded vocabulary is a multiple of this times the tensor degree."""
+    """The vocabulary is padded to a multiple of this number times the tensor degree."""
     tied: bool = False
     """True if embedding and head are one matrix."""
     positions: Positions = "rotary"
     max_positions: Count = 0
-    """Rows of the learned position embedding."""
+    """Rows of the learned position embedding; 0 for none."""
     rotary_base: _Factor | None = None
     rotary_scaling: _Factor | None = None
     """Scaling factor of Llama 3.1 for low frequencies; None for no scaling."""
     extra_embedding: Count = 0
-    """Parameters before the first layer in addition to the tables."""
+    """Parameters before the first layer in addition to token and position embeddings."""
     extra_head: Count = 0
     """Parameters after the last layer in addition to final norm and head."""
     mtp: Few = 0
@@ -228,7 +230,7 @@ class Model(Record, dict=True):
 
     @property
     def last(self) -> Layer:
-        """The last layer; MTP layers are equal to it."""
+        """The last layer; MTP layers have the same architecture."""
         return self.layers[-1].layer
 
     @property
@@ -251,7 +253,7 @@ class Model(Record, dict=True):
 
     @cached_property
     def dense_width(self) -> int:
-        """Width of the first dense MLP; of an expert if there is no dense MLP."""
+        """Width of the first dense MLP, or of an expert if all MLPs are MoE; 0 without any MLP."""
         dense = (one.mlp for one in self.kinds if isinstance(one.mlp, Mlp))
         first = next(dense, self.experts)
         return 0 if first is None else first.width
@@ -263,7 +265,7 @@ class Model(Record, dict=True):
 
 
 def grouped(layers: tuple[Layer, ...]) -> tuple[tuple[LayerGroup, ...], int]:
-    """Return layers as groups, and the number of repetitions of these groups.
+    """Return (groups of equal layers, number of repetitions of these groups).
 
     The shortest repeated sequence is used: 24 pairs of two layer types become two groups of one
     layer, repeated 24 times.
@@ -297,8 +299,9 @@ def decoder_layers(
 
     Parameters
     ----------
-    layer : a dense layer, with its window if any
-    mixtures : one boolean per layer, True if its MLP is `experts`
+    layer : a layer with a dense MLP, and a sliding window if any layer has one
+    mixtures : one boolean per layer, True for MoE
+    experts : MLP of MoE layers
     whole_every : period of full-attention layers; 0 if all layers have the window
     """
     kinds = {}
@@ -343,10 +346,10 @@ def windows_of(model: Model) -> tuple[int | None, int]:
 
 
 def refuse_unlike(model: Model) -> None:
-    """Raise InputError for layers that engines with one set of sizes cannot express.
+    """Raise InputError if a uniform plan is impossible because layers differ too much.
 
-    These engines are Megatron-LM and those with layers of torch. They accept decoder-only models
-    whose layers differ only in experts and window.
+    Uniform plans need a decoder-only model. Each layer has attention and an MLP, and layers differ
+    only in MoE or dense MLP and in the sliding window.
     """
     for layer in model.kinds:
         attention = layer.attention

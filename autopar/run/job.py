@@ -1,8 +1,7 @@
-"""Job: model, degrees and training settings of a step to be priced.
+"""Job: model, degrees and training settings of one step, the input of time estimates.
 
-A `Job` holds blocks of a model, their sizes, and the degrees, precision and recomputation of a run,
-named as in engines. It contains no times, no machine and no software stack: see
-`autopar.rates.card`, `site` and `stack`.
+A `Job` contains the layers of a model in blocks, and the degrees, precision and recomputation of a
+run. Times, machine and software stack are in `autopar.rates.card`, `site` and `stack`.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ Module = Literal[
     "shared_experts",
     "per_op",
 ]
-"""Modules of recomputation, named as in Megatron-Core. torchtitan's `per_op` recomputes everything
-but attention and every other GEMM."""
+"""Modules that can be recomputed, named as in Megatron-Core. `per_op` is torchtitan's selective
+mode, which recomputes everything except attention and every second GEMM."""
 FP32_STATES = 12.0
-"""Bytes per parameter of two moments and a weight in fp32, the default of `Job.state_bytes`."""
+"""Bytes per parameter of two fp32 moments and an fp32 weight; default of `Job.state_bytes`."""
 Recomputation = frozenset[Module] | Literal["full"]
 
 
@@ -49,20 +48,22 @@ class Block(Record):
     mamba: Mamba | None = None
     mlp: Mlp | Experts | None = None
     cross_tokens: int | None = None
-    """Tokens of the other sequence, such as an encoder's, for cross-attention; None for none."""
+    """Tokens of the sequence that cross-attention reads, such as the encoder output; None without
+    cross-attention."""
     num_norms: int | None = None
-    """Number of norms per layer; None for one before each part. Other values: one in all, or also
-    one after each part."""
+    """Number of norms per layer; None for one before each part. It is 1 if parts run in parallel,
+    and twice the number of parts with norms before and after each."""
     recompute: Recomputation | None = None
-    """Recomputation of the block; None for the value of the job, as in the following fields."""
+    """Recomputation of the block; None for that of the job. `precision`, `zero`, `tp` and `cp` have
+    the same default."""
     precision: Precision | None = None
     offloaded_bytes: float = 0.0
     """Offloaded activation bytes of one layer and micro-batch, per rank."""
     zero: int | None = None
     tp: int | None = None
     cp: int | None = None
-    """Tensor and context degrees of the block; None for the job's. Redistribution between blocks of
-    different degrees is not part of a step."""
+    """Tensor and context degrees of the block; None for those of the job. The time of
+    redistribution between blocks with different degrees is not estimated."""
 
     @property
     def sums(self) -> int:
@@ -72,7 +73,7 @@ class Block(Record):
 
     @property
     def norms(self) -> int:
-        """Norms of the hidden size."""
+        """Number of norms over the hidden size per layer."""
         return self.sums if self.num_norms is None else self.num_norms
 
 
@@ -95,24 +96,25 @@ class Job(Record):
     dp: int = 1
     ep: int = 1
     etp: int = 1
-    """Expert tensor degree: ranks that split an expert and gather the tokens sent to any of
-    them."""
+    """Expert tensor degree: number of ranks that shard each expert. All of them receive the tokens
+    sent to any of them."""
     vpp: int = 1
     """Virtual pipeline size: model chunks per stage."""
     schedule: Schedule | None = None
     """Pipeline schedule; None: 1F1B, interleaved if a stage has several chunks."""
     stage_layers: tuple[int, ...] = ()
-    """Layers of every stage; empty for an even partition by `stage_blocks`."""
+    """Number of layers of every stage; empty for an even partition by `stage_blocks`."""
     vocab_tp: int | None = None
     """Tensor degree of embedding and head; None for `tp`."""
     vocab_zero: int | None = None
     """ZeRO stage of embedding and head; None for `zero`."""
     sequence_parallel: bool = False
     zero: int = 0
-    """ZeRO stage: data-parallel ranks shard 1 optimizer, 2 gradients, 3 weights as well."""
+    """ZeRO stage: data-parallel ranks shard nothing (0), optimizer states (1), also gradients (2),
+    also weights (3)."""
     replicas: int = 1
-    """Number of HSDP replicas or distributed-optimizer instances. Neighbouring ranks shard, and
-    gradients are also summed over replicas."""
+    """Number of HSDP replicas or distributed-optimizer instances. Neighbouring ranks
+    form a sharding group; gradients are also reduced over the replicas."""
     reshard: bool = True
     """True if ZeRO-3 gathers weights again for the backward."""
     precision: Precision = "bf16"
@@ -120,12 +122,12 @@ class Job(Record):
     attention_kernel: str | None = None
     """One of the card's attention kernels, or "unfused"; None for the default of the stack."""
     ring_balanced: bool = True
-    """True if context-parallel ranks have equal shares of a causal triangle."""
+    """True if context-parallel ranks have equal work in causal attention (zigzag order)."""
     heads_exchanged: bool = False
     """True if context-parallel ranks exchange heads for tokens around attention (Ulysses)."""
     rings: int = 1
-    """Ring size in addition to the exchange of heads: number of neighbour groups that exchange
-    heads."""
+    """Ring size if context parallelism combines all-to-all with ring attention: number of groups of
+    neighbouring ranks that exchange heads. 1: no combination."""
     keys_gathered: bool = False
     """True if context-parallel ranks all-gather keys and values before attention."""
     low_precision_attention: bool = False
@@ -137,20 +139,21 @@ class Job(Record):
     router_fp32: bool = False
     """True if router probabilities are fp32; with `allgather` the combined output is fp32, too."""
     capacity: float | None = None
-    """Capacity of an expert over the mean number of tokens; None if no token is dropped."""
+    """Capacity factor: maximum tokens of an expert over the mean; None if no token is dropped."""
     padded_capacity: bool = False
     """True if each expert is padded to its full capacity."""
     overlap_experts: bool = False
     """True if dispatch and combine overlap with the computation of another micro-batch."""
     overlap_tensor: bool = True
-    """True if tensor-parallel collectives overlap with GEMMs, as far as the stack can."""
+    """True if tensor-parallel collectives overlap with GEMMs, by the fraction that the software
+    stack defines."""
     overlap_gradients: bool = True
     reduce_every_micro_batch: bool = False
     """True if gradients are reduced over data-parallel ranks after each micro-batch, not once per
     step."""
     gathered_bytes: float | None = None
-    """Bytes per weight of a layer that data-parallel ranks gather; None: those of its computation,
-    at least 16 bits."""
+    """Bytes per weight when data-parallel ranks all-gather a layer; None: 2, or
+    4 in fp32."""
     gradient_bytes: float | None = None
     """Bytes per element of the data-parallel gradient reduction; None for the default of the
     stack."""
@@ -160,7 +163,7 @@ class Job(Record):
     optimizer_bytes: float | None = None
     """Bytes moved per parameter that a rank updates; None for the default of the stack."""
     row_scales: bool = False
-    """True if fp8 has one scale per row, which libraries run slower than one per tensor."""
+    """True if fp8 uses one scale per row; such GEMMs are slower than with one scale per tensor."""
     experts_only: bool = False
     """True if only expert GEMMs run in low precision."""
     frozen: bool = False
@@ -174,10 +177,11 @@ class Job(Record):
     optimizer_offload: float = 0.0
     """Fraction of the optimizer states kept and updated on the host."""
     offloaded_master: bool = False
-    """True if fp32 weights of that fraction are on the host, too, and 16-bit weights are copied
-    back."""
+    """True if the fp32 weights of the fraction `optimizer_offload` are in host memory as well;
+    updated 16-bit weights are copied to the device."""
     overlap_offload: bool = False
-    """True if host copies of one part overlap with the update of another."""
+    """True if copies between host and device of some optimizer states overlap with the update of
+    others."""
     host_adam: HostAdam = "torch"
     offloaded_weights: bool = False
     """True if weights are in host memory and are copied for each forward and backward."""
@@ -205,10 +209,10 @@ class Job(Record):
 
 
 def blocks_of(spec: ModelSpec) -> tuple[Block, ...]:
-    """Return the groups of equal layers of a model spec, in execution order.
+    """Return the blocks of a model spec, groups of consecutive equal layers, in execution order.
 
-    There is one per layer type if all its layers see equally many tokens and types do not
-    alternate. Raises InputError for properties that blocks cannot express.
+    A layer type is one block, unless layer types alternate or only some of its layers have a
+    sliding window. Raises InputError if heads or MLP width are unknown.
     """
     alike = zip(spec.layer_types, layer_blocks(spec), strict=True)
     runs = ((block, len(list(run))) for (_, block), run in groupby(alike))
@@ -218,8 +222,8 @@ def blocks_of(spec: ModelSpec) -> tuple[Block, ...]:
 def layer_blocks(spec: ModelSpec) -> tuple[Block, ...]:
     """Return one single-layer block per layer of a model, in execution order.
 
-    Layers of a type with a window can include periodic full-attention layers. Raises InputError
-    like `blocks_of`.
+    A layer type with a sliding window can include periodic full-attention layers, whose blocks have
+    no window. Raises InputError if heads or MLP width are unknown.
     """
     made: dict[tuple[int, Layer], Block] = {}
     found = []
@@ -235,7 +239,7 @@ def layer_blocks(spec: ModelSpec) -> tuple[Block, ...]:
 def block_of_layer(layer: Layer, cross_tokens: int | None = None) -> Block:
     """Return one layer as a block of a job, without recomputation or other per-layer settings.
 
-    cross_tokens : tokens of the other sequence, where the layer has cross-attention
+    cross_tokens : tokens of the sequence that cross-attention reads; None without cross-attention
     """
     parts = len(layer.mixers) + (layer.mlp is not None) + layer.cross
     return Block(
@@ -250,7 +254,7 @@ def block_of_layer(layer: Layer, cross_tokens: int | None = None) -> Block:
 
 
 def _attention(layer: Layer) -> Attention | None:
-    """Return the attention of a layer; for MLA with keys and values of every head."""
+    """Return the attention of a layer; MLA gets as many key-value heads as query heads."""
     attention = layer.attention
     if attention is None or attention.latent is None or attention.kv_heads == attention.heads:
         return attention
@@ -258,7 +262,7 @@ def _attention(layer: Layer) -> Attention | None:
 
 
 def type_blocks(spec: ModelSpec) -> tuple[tuple[Block, ...], ...]:
-    """Return the distinct blocks of each layer type: two if only some layers have a window."""
+    """Return the blocks of each layer type: two if only some layers have a window, else one."""
     layers = tuple(zip(spec.layer_types, layer_blocks(spec), strict=True))
     found = []
     for kind in range(len(spec.layers)):
@@ -298,9 +302,9 @@ def parameters(block: Block) -> tuple[float, float]:
 
 
 def projection_targets(attention: Attention) -> tuple[tuple[tuple[Target, float], ...], ...]:
-    """Return the adapter targets of each matrix of `attention_matrices`, with their output widths.
+    """Return (adapter target, output width) pairs for each matrix of `attention_matrices`.
 
-    Latents of keys and values are one matrix, which adapters of either target.
+    With latent attention, matrices of keys and values together are listed under the target `key`.
     """
     latent = attention.latent
     if latent is None:
@@ -348,7 +352,7 @@ def adapter_parameters(job: Job, block: Block) -> tuple[float, float]:
 
 
 def attention_matrices(hidden: int, attention: Attention) -> tuple[tuple[int, int], ...]:
-    """Return (outputs, inputs) of the projections before attention."""
+    """Return the (output, input) widths of the projections before attention."""
     latent = attention.latent
     if latent is None:
         return ((attention.query + attention.key_value, hidden),)
@@ -376,11 +380,11 @@ def mamba_inputs(mamba: Mamba) -> int:
 
 
 def stage_blocks(job: Job) -> tuple[tuple[Block, ...], ...]:
-    """Return the blocks of every pipeline stage, in whole layers.
+    """Return the blocks of every pipeline stage.
 
-    Unless the job sets the layers of each stage, the stages with embedding and head get fewer
-    layers when they do not divide evenly. Equal layers of a stage are one block, wherever they are
-    in it. Raises InputError if a stage would have no layer.
+    Without `Job.stage_layers`, layers are divided evenly; middle stages get the remainder first,
+    because the first and the last stage have embedding and head. Three or more blocks of a stage
+    are merged where their layers are equal. Raises InputError for fewer layers than stages.
     """
     queue = [(block, block.number) for block in job.blocks]
     stages = []
@@ -421,7 +425,7 @@ def _merged(blocks: Sequence[Block]) -> tuple[Block, ...]:
 
 
 def mtp_blocks(job: Job) -> tuple[Block, ...]:
-    """Return the layers of one MTP module: one layer like the last of the model.
+    """Return the blocks of one MTP layer, which has the architecture of the last layer.
 
     If the last layer of a hybrid model has no attention, the last layer with attention precedes it
     (DeepSeek-V3, arXiv 2412.19437, section 2.2; Megatron-Core's specs of MTP).

@@ -1,8 +1,8 @@
 """Model architecture (ModelSpec) and measurements of a model (ModelProfile).
 
 Legality checks (heads, widths) and estimates need a ModelSpec. A ModelProfile holds the content of
-the two documented model files in base units. `autopar.documents.spec` reads and writes ModelSpec,
-`autopar.documents.model` ModelProfile.
+Galvatron's computation and memory files in base units. `autopar.documents.spec` reads and writes
+ModelSpec, `autopar.documents.model` ModelProfile.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class LayerSpec(Record):
     seq_length: _Size
     hidden_size: _Size
     num_heads: _Size | None = None
-    """Number of query heads; None if unknown (only in documented files), which skips divisibility
-    checks."""
+    """Number of query heads. None if unknown, only in files of Galvatron; divisibility checks are
+    then skipped."""
     num_kv_heads: _Size | None = None
     head_dim: _Size | None = None
     ffn_hidden_size: _Size | None = None
@@ -92,8 +92,8 @@ class LayerSpec(Record):
     """Widths of multi-head latent attention; None for heads of `head_dim`. With it, `qk_norms` are
     the norms of the compressed queries and of the compressed keys and values."""
     window: _Size | None = None
-    """Sliding window: most tokens that a query attends to, itself included; None for full
-    attention."""
+    """Sliding window: maximum number of tokens that a query attends to, itself included; None for
+    full attention."""
     whole_every: _SizeOrZero = 0
     """Period of full-attention layers among sliding-window layers of this type; 0 if all have the
     window."""
@@ -127,12 +127,12 @@ class ModelSpec(Record):
     """Base of rotary positions; None without rotary positions, if unknown, or if frequencies are
     scaled in a way that `rotary_scaling_factor` does not describe."""
     rotary_scaling_factor: _Ratio | None = None
-    """Scaling factor of low rotary frequencies in Llama 3.1 and later; None for no scaling. Low are
-    frequencies of more than 8192 tokens per turn, with a transition from 2048."""
+    """Scaling factor of low rotary frequencies in Llama 3.1 and later; None for no
+    scaling. Wavelengths above 8192 tokens are scaled fully, those from 2048 tokens partly."""
     make_vocab_size_divisible_by: _Size = 128
     extra_embedding_parameters: _Parameters = 0
-    """Parameters before the first layer in addition to the tables (token types, position
-    biases)."""
+    """Parameters before the first layer in addition to token and position embeddings, such as token
+    types and position biases."""
     extra_head_parameters: _Parameters = 0
     """Parameters after the last layer in addition to final norm and output matrix (MLM
     transform)."""
@@ -163,7 +163,7 @@ class ModelSpec(Record):
 
 
 class TimePoint(Record):
-    """Measured forward time of one unsharded layer on one GPU, for `batch` samples together."""
+    """Forward time of one unsharded layer on one GPU, seconds for all `batch` samples."""
 
     batch: int
     seq_length: int
@@ -205,7 +205,8 @@ class OtherTime(Record):
     """Sequence lengths of all layer types."""
     forward_s: Seconds
     backward_s: Seconds | None = None
-    """Seconds of the backward; None if only forwards were measured (planner: twice the forward)."""
+    """Seconds of the backward; None if only forwards were measured. The planner then assumes twice
+    the forward."""
     forward_low_s: Seconds | None = None
     forward_high_s: Seconds | None = None
     """5th and 95th percentile of the samples, seconds; None if no sidecar file contains them."""
@@ -231,8 +232,8 @@ class LayerMemory(Record):
     ulysses_backward_bytes_per_sample: Mapping[int, float] = field(default_factory=dict)
     """Transient bytes per sample and rank of the backward, by Ulysses degree above 1."""
     shared_bytes: Mapping[int, float] = field(default_factory=dict)
-    """Bytes per rank shared by all layers of this type, whatever their number and batch, by tensor
-    degree. Empty: one gathered input, if the stage has a buffer for it."""
+    """Bytes per rank of buffers that all layers of this type share, by tensor degree; independent
+    of batch and number of layers. Empty: one gathered input, if the stage has a buffer for it."""
 
 
 class OtherMemory(Record):
@@ -243,7 +244,7 @@ class OtherMemory(Record):
     sharding."""
     activation_bytes_per_sample: Mapping[int, float]
     held_bytes: Mapping[int, float] = field(default_factory=dict)
-    """Further bytes per rank, independent of the batch; empty for none."""
+    """Additional bytes per rank that do not depend on the batch; empty for none."""
 
 
 class LayerProfile(Record):
@@ -253,7 +254,7 @@ class LayerProfile(Record):
     memory: Mapping[int, LayerMemory]
     """Memory by sequence length."""
     sharded_times: tuple[ShardedTime, ...] = ()
-    """Further times from a sidecar file: separate backward, sharded layers, recomputation."""
+    """Additional times from a sidecar file: separate backward, sharded layers, recomputation."""
 
 
 class ModelProfile(Record):
@@ -262,22 +263,22 @@ class ModelProfile(Record):
     layers: tuple[LayerProfile, ...]
     other_times: tuple[OtherTime, ...]
     other_memory: Mapping[str, Mapping[tuple[int, ...], OtherMemory]]
-    """By position (stage 'only', 'first' or 'last'), then by sequence lengths of the layer
-    types."""
+    """Memory of embedding, head and loss by position of their stage ('only', 'first' or 'last'),
+    then by sequence lengths of the layer types."""
     sequence_parallel: bool
     """True if the memory tables were measured with Megatron sequence parallelism."""
     precision: str = "bf16"
     estimated: bool = False
     synthetic: bool = False
-    """True if the numbers are synthetic: they exercise the code and describe no machine."""
+    """True if the numbers are made up for tests and describe no real machine."""
     logits_peak_bytes_per_sample: float = 0.0
-    """Extra bytes per sample while the loss runs, not divided by the vocabulary degree. Measured
-    tables already contain this peak; estimated ones add it here."""
+    """Extra bytes per sample while the loss runs, not divided by the vocabulary degree. 0 for
+    measured tables, which include this peak."""
     rank_bytes: float = 0.0
     """Bytes on every rank for workspaces and tables of the engine, independent of its layers."""
     sources: tuple[Source, ...] = ()
     notes: tuple[str, ...] = ()
-    """Values that the reader derived or skipped, in plain words."""
+    """Sentences about values that the reader derived or skipped."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -304,17 +305,17 @@ def layer_norms(layer: LayerSpec) -> int:
 
 
 def final_norm_parameters(layer: LayerSpec) -> int:
-    """Return the parameters of a stack's final norm, equal to one norm of `layer`."""
+    """Return the parameter count of a final norm, which has the size of one norm of `layer`."""
     return layer.norm_parameters_per_hidden // layer_norms(layer) * layer.hidden_size
 
 
 def parameter_count(layer: LayerSpec) -> int:
-    """Return the exact number of parameters of one layer.
+    """Return the exact parameter count of one layer.
 
-    Attention has h(a + 2k)d + adh (twice with cross-attention), the MLP 2hf or 3hf. Biases, norms
-    and 2d for query and key norms are added. Here a heads and k key-value heads have width d. With
-    E experts: E MLPs, a router of hE (plus E biases) and the shared expert. Latent attention is
-    counted by `_latent_parameters`. Raises InputError when a or f is unknown.
+    With hidden size h, MLP width f, and a query and k key-value heads of width d, attention has
+    h(a + 2k)d + adh (twice with cross-attention), and the MLP 2hf, or 3hf if gated. Biases and
+    norms are added. E experts have E MLPs, a router of hE (plus E biases) and the shared expert.
+    Latent attention is counted by `_latent_parameters`. Raises InputError if a or f is unknown.
     """
     attention = attention_weights(layer)
     if layer.ffn_hidden_size is None:
@@ -371,7 +372,10 @@ def _latent_parameters(layer: LayerSpec, latent: LatentSpec, heads: int, width: 
 
 
 def padded_vocab_size(spec: ModelSpec, vocab_degree: int = 1) -> int:
-    """Return the vocabulary size padded to a multiple of its divisor times `vocab_degree`."""
+    """Return the vocabulary size padded to a multiple of its divisor times `vocab_degree`.
+
+    Raises InputError if the vocabulary size is unknown.
+    """
     if spec.vocab_size is None:
         raise InputError(
             f"model {spec.name!r}: the vocabulary size is unknown",
@@ -399,9 +403,10 @@ def embedding_parameter_counts(spec: ModelSpec, vocab: int) -> tuple[int, int]:
 
 
 def mtp_parameter_count(spec: ModelSpec) -> int:
-    """Return the parameters of all MTP layers, which share the tables of the model.
+    """Return the parameter count of all MTP layers, without the shared embedding and head.
 
-    Each has 2*h*h, three norms and a layer like the last one (arXiv 2412.19437, section 2.2).
+    Each has a projection of 2*h*h, three norms and one layer like the last (arXiv 2412.19437,
+    section 2.2).
     """
     last = spec.layers[-1]
     projection = 2 * last.hidden_size**2 + 3 * final_norm_parameters(last)
@@ -409,7 +414,7 @@ def mtp_parameter_count(spec: ModelSpec) -> int:
 
 
 def model_parameter_count(spec: ModelSpec, *, mtp: bool = True) -> int:
-    """Return the parameters of a whole model with its unpadded vocabulary.
+    """Return the parameter count of a model with its unpadded vocabulary.
 
     mtp : True to include the MTP layers
 

@@ -1,7 +1,7 @@
-"""Conversion between plans and runs: the planner has plans, their files have runs.
+"""Conversion between `Plan`, the type of the planner, and `Run`, the type stored in files.
 
-A plan is the strategy of a run with one split per layer. Properties that a plan cannot hold raise
-an error that names them.
+A plan contains only the strategy of a run, layer by layer. Settings that a plan cannot express
+raise InputError.
 """
 
 from __future__ import annotations
@@ -96,9 +96,10 @@ def layers_of_spec(spec: ModelSpec) -> tuple[Layer, ...]:
 
 
 def uniform_model(spec: ModelSpec) -> Model:
-    """Return a model with only the settings that engines with one set of sizes can read.
+    """Return the model of a spec for uniform plans, reduced to settings that affect them.
 
-    Raises InputError like `model_of_spec`, or if layers differ in more than experts and window.
+    Name, rotary base and scaling are removed, and `_as_told` reduces each layer. Raises InputError
+    like `model_of_spec` and `refuse_unlike`.
     """
     model = model_of_spec(spec)
     refuse_unlike(model)
@@ -107,7 +108,10 @@ def uniform_model(spec: ModelSpec) -> Model:
 
 
 def _as_told(layer: Layer) -> Layer:
-    """Return a layer without sinks, gates and router biases: no effect on memory or time."""
+    """Return a layer without attention sinks, shared-expert gate and router biases.
+
+    They affect neither memory nor time. Norms over all heads become norms per head.
+    """
     attention, experts = layer.attention, layer.experts
     if attention is not None:
         head_norms: HeadNorms = "none" if attention.head_norms == "none" else "head"
@@ -190,11 +194,11 @@ def run_of_plan(
 
     Parameters
     ----------
-    engine, gpu : names
-    sequence_parallel, precision, fp32_gradients, async_grad_reduce : options of a search with
-        which the plan is priced
-    cp_kind, overlap : further settings with which it is priced
-    keeper : layout of the model states; None for that of the engine
+    engine, gpu : names of the engine and of the GPU model
+    sequence_parallel, precision, fp32_gradients, async_grad_reduce : search options that the
+        prediction of the plan assumes
+    cp_kind, overlap : other settings that it assumes
+    keeper : software that stores the model states; None for `engine`
 
     Raises
     ------
@@ -256,7 +260,7 @@ def _split_of_layer(
 def plan_of_run(run: Run) -> Plan:
     """Return the strategy of a run as a plan.
 
-    Raises InputError for properties that a plan cannot hold.
+    Raises InputError for settings that a plan cannot express, such as fp8 GEMMs or HSDP replicas.
     """
     strategy = run.strategy
     splits = strategy.each_layer

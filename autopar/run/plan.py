@@ -34,7 +34,7 @@ PipelineType = Schedule
 ZeroDefault = Literal["ddp", "zero1", "zero2"]
 """States that data-parallel ranks shard without ZeRO-3: none, optimizer, or also gradients."""
 ZERO_DEFAULTS: tuple[ZeroDefault, ...] = ("ddp", "zero1", "zero2")
-"""Their names by ZeRO stage, 0 to 2."""
+"""Values of `ZeroDefault` by ZeRO stage, 0 to 2."""
 Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
 """Modules of selective recomputation, named as in Megatron-Core."""
 
@@ -123,7 +123,7 @@ class VocabStrategy(Record, order=True):
 
 
 class Plan(Record):
-    """All settings of a training step that a launch script needs."""
+    """Per-layer plan: one strategy per layer, pipeline stages, schedule and batch."""
 
     world_size: int
     num_stages: int
@@ -153,7 +153,7 @@ class Plan(Record):
         )
 
     def stage_of_chunk(self, chunk: int) -> int:
-        """Return the stage of a chunk: round-robin, or there and back for V-shaped schedules."""
+        """Return the stage of a model chunk; V-shaped schedules reverse every second round."""
         return rank_of(self.pipeline_type, chunk, self.num_stages)
 
     def data_degree(self, layer: int) -> int:
@@ -175,7 +175,7 @@ class Plan(Record):
 
 
 class LayerRun(Record):
-    """Consecutive layers of one stage with the same type and strategy, priced together."""
+    """Predicted time and memory of consecutive layers of one stage with equal type and strategy."""
 
     first_layer: int
     num_layers: int
@@ -217,7 +217,7 @@ class StagePrediction(Record):
 
 
 class WidestCell(Record):
-    """The measured time whose spread affects the step time most."""
+    """Measured time that contributes most to the variance of the step time."""
 
     name: str
     """Name in plain words, e.g. `backward of layer type 0, batch 4, sequence length 2048`."""
@@ -230,7 +230,7 @@ PUBLISHED_RUNS = "published runs"
 
 
 class Prediction(Record):
-    """Priced plan: step time T (the objective), its parts, and the step time of a replay."""
+    """Predicted step time (the objective) and memory of a plan, with the step time of a replay."""
 
     step_time_s: float
     samples_per_s: float
@@ -243,8 +243,8 @@ class Prediction(Record):
     waterfall_s: Mapping[str, float] = field(default_factory=dict)
     """Step time split into named parts, seconds; the sum is `step_time_s`."""
     step_time_interval_s: tuple[float, float] | None = None
-    """Step times with all communication at its 5th and at its 95th percentile, widened by those of
-    the replicas of computation; None if no spread was measured."""
+    """Step times in seconds with all communication at its 5th and at its 95th percentile, widened
+    by the spread of computation; None if no spread was measured."""
     interval_of: tuple[str, ...] = ("communication",)
     """Basis of the interval: measured spread of communication, computation or both, or
     `PUBLISHED_RUNS` if nothing was measured here."""
@@ -269,10 +269,11 @@ class Infeasibility(Record):
 
 
 def data_degree(world_size: int, num_stages: int, group: int) -> int:
-    """Return the data-parallel degree next to groups of `group` tensor and context ranks, or 0.
+    """Return the data-parallel degree, world_size / (num_stages * group), or 0.
 
-    Degrees fill a stage: group * data * stages equals the world size. The result is 0 if they
-    cannot.
+    group : tensor degree times context degree
+
+    The result is 0 if the division has a remainder.
     """
     degree, rest = divmod(world_size, num_stages * group)
     return 0 if rest else degree
@@ -303,7 +304,8 @@ def width_problems(
 
     Unknown sizes break no rule.
 
-    heads_only : True if the MLP consists of experts, which have their own degree
+    ulysses : True if `degree` is a Ulysses degree, which splits heads and not the MLP
+    heads_only : True if the MLP consists of experts with a separate tensor degree
     """
     return broken(WIDTHS, _widths(layer, degree, ulysses=ulysses, heads_only=heads_only))
 
@@ -409,7 +411,7 @@ def _placed(one: Notice, where: str) -> Notice:
 
 
 def _layers(ranges: list[tuple[int, int]]) -> str:
-    """Return ranges of layers as text, at most four of them."""
+    """Return the first four ranges of layers as text."""
     shown = [str(a) if a == b else f"{a}-{b}" for a, b in ranges[:4]]
     shown += ["..."] if len(ranges) > 4 else []
     one = len(ranges) == 1 and ranges[0][0] == ranges[0][1]
@@ -461,10 +463,11 @@ def _structure(plan: Plan, spec: ModelSpec) -> Iterator[Notice]:
 
 
 def refinements(plan: Plan) -> tuple[str, ...]:
-    """Return, as texts, the features of a plan beyond those that all code supports.
+    """Return descriptions of the features of a plan that some engines and file formats lack.
 
-    Supported by all are degrees, ZeRO, full checkpoints, 1F1B and GPipe. Code that prices or writes
-    plans without further features raises errors with these texts.
+    Tensor, context, data and pipeline degrees, ZeRO-2 and ZeRO-3, full recomputation, 1F1B and
+    GPipe are basic features and not listed. Code that supports only basic features raises errors
+    with these descriptions.
     """
     layers = plan.layers
     found = [f"expert degree {e}" for e in sorted({s.ep for s in layers} - {1})]
@@ -495,9 +498,9 @@ def _runs(plan: Plan, spec: ModelSpec) -> Iterator[tuple[int, int, int, LayerStr
 
 
 def _ranks(plan: Plan, strategy: LayerStrategy) -> Iterator[Notice]:
-    """Yield notices where degrees do not fill a stage or ranks get fractions of samples.
+    """Yield notices if degrees do not divide the ranks, or ranks the samples of a micro-batch.
 
-    Experts fill the stage with a separate grid.
+    Expert degrees are checked in the same way, separately from tensor and context degrees.
     """
     t, c, p = strategy.tp, strategy.cp, plan.num_stages
     own = strategy.ep > 1 or strategy.etp is not None
@@ -509,6 +512,6 @@ def _ranks(plan: Plan, strategy: LayerStrategy) -> Iterator[Notice]:
 
 
 def _samples(plan: Plan, data: int) -> tuple[Notice, ...]:
-    """Return notices where data-parallel ranks get fractions of the samples of a micro-batch."""
+    """Return a notice if the samples of a micro-batch are not a multiple of `data` ranks."""
     values = {"micro_batches": plan.num_microbatches, "global_batch": plan.global_batch, "dp": data}
     return broken(LAYER_BATCH, values)

@@ -62,12 +62,12 @@ class Notice(Record):
 
     @property
     def text(self) -> str:
-        """The problem with its remedy."""
+        """Problem and remedy as one text."""
         return with_remedy(self.problem, self.remedy)
 
     @property
     def entry(self) -> dict[str, Any]:
-        """JSON object of the notice, without its kind, since such lists have one kind."""
+        """JSON object of the notice without its kind; JSON output lists notices by kind."""
         return {"id": self.id, "values": {**self.values}, "text": self.text}
 
     @property
@@ -77,7 +77,7 @@ class Notice(Record):
 
 
 class RuleError(InputError):
-    """Error of a run that breaks rules; `broken` holds one notice per rule."""
+    """Error for a run that breaks rules; `broken` contains one notice per broken rule."""
 
     def __init__(self, broken: Sequence[Notice]) -> None:
         self.broken = tuple(broken)
@@ -91,7 +91,7 @@ class RuleError(InputError):
 
 
 def notice(id: str, kind: Kind, message: str, suggestion: str = "", **values: Any) -> Notice:
-    """Return a notice of two templates, both formatted with `values`."""
+    """Return a notice; `message` and `suggestion` are templates formatted with `values`."""
     return Notice(
         id=id,
         kind=kind,
@@ -102,7 +102,7 @@ def notice(id: str, kind: Kind, message: str, suggestion: str = "", **values: An
 
 
 def without_repetitions(notices: Iterable[Notice]) -> tuple[Notice, ...]:
-    """Return notices in order, without repetitions of the same id and values."""
+    """Return notices with distinct ids and values, in the order of their last occurrences."""
     return tuple({one.key: one for one in reversed([*notices])}.values())[::-1]
 
 
@@ -119,12 +119,12 @@ DERIVED: Mapping[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
     "dp_shard": (("world", "tp", "cp", "pp", "dp_replicate"),
                  lambda world, tp, cp, pp, replicate: world // (tp * cp * pp * replicate)),
 }  # fmt: skip
-"""Derived value -> the values that it is computed from, and the function; 0 if they do not
-divide."""
+"""Derived value -> (values that it is computed from, function). `dp` is 0 if the degrees do not
+divide the world size."""
 
 
 def _known(values: Values) -> Values:
-    """Return the values together with those derived from them."""
+    """Return the values, with those of `DERIVED` added where they can be computed."""
     found = dict(values)
     for name, (over, made) in DERIVED.items():
         given = [found.get(one) for one in over]
@@ -140,7 +140,10 @@ def _given(rule: Rule, values: Values) -> list[Any] | None:
 
 
 def holds_all(rules: Iterable[Rule], values: Values) -> Any:
-    """Return True, or an array of booleans, where all rules hold or cannot be decided."""
+    """Return True, or a boolean array for array values, where no rule is broken.
+
+    Rules that read an unknown value count as satisfied.
+    """
     values = _known(values)
     found: Any = True
     for rule in rules:
@@ -186,9 +189,9 @@ _Value = TypeVar("_Value")
 def nearest(
     rules: Sequence[Rule], values: Values, name: str, domain: Iterable[_Value]
 ) -> tuple[_Value, ...]:
-    """Return the values of `name` in `domain` that keep all rules, nearest to the given one first.
+    """Return the values of `domain` for `name` that break no rule, nearest to the current first.
 
-    Numbers are ordered by distance, the smaller first; other values keep their order.
+    Integers are ordered by distance, the smaller first; other values keep the order of `domain`.
     """
     given = values.get(name)
     found = [one for one in domain if holds_all(rules, {**values, name: one})]
@@ -234,7 +237,7 @@ EVEN_LAYERS = Rule(
 
 
 BATCH = (
-    # dp is 0 for an uneven grid, which is another rule.
+    # dp is 0 for an uneven grid, which another rule reports.
     Rule("batch.whole", ("global_batch", "micro_batch", "dp"),
          lambda batch, micro, dp: batch % (micro * dp + (dp == 0)) + (batch < 1),
          "global batch({global_batch}) % (micro batch({micro_batch}) * dp({dp})) = {rest} != 0"),
@@ -272,12 +275,16 @@ WIDTHS = (
 )  # fmt: skip
 
 # --------------------------------------------------------------------------------------------------
-# Sequence: a ring rank holds two pieces, an early and a late one, to balance causal attention.
-# Tensor ranks split the sequence only with sequence parallelism.
+# Sequence: a context-parallel rank holds two pieces, an early and a late one, to balance causal
+# attention. Tensor ranks split the sequence only with sequence parallelism.
 
 
 def _sequence(place: str, tp: str, ulysses: str, cp: str) -> tuple[Rule, ...]:
-    """Return the sequence rules of `place`, with the names of its degrees."""
+    """Return the rules on the sequence length of layers, or of embedding and head.
+
+    place : prefix of the rule ids
+    tp, ulysses, cp : names of the degrees
+    """
     both = ("seq_length", cp, tp, "sequence_parallel")
     start = "seq_length({seq_length}) % "
     return (

@@ -31,14 +31,15 @@ class Run(Record, dict=True):
     seq_length: Positive
     """Sequence length, tokens."""
     gpu: str
-    """Name of the device, which determines default kernels."""
+    """Name of the GPU model, which determines default kernels."""
     steps: Positive | None = None
-    """Number of steps; None for thousands. The most uneven routing among them determines memory."""
+    """Number of training steps; None for several thousand. The step with the most uneven expert
+    routing determines peak memory."""
     unread: tuple[Word, ...] = ()
 
     @property
     def split(self) -> Split:
-        """Split of the first layer; in a uniform run, of all layers except for memory savings."""
+        """Split of the first layer; the degrees are those of all layers in a uniform run."""
         return self.strategy.first
 
     @property
@@ -53,7 +54,7 @@ class Run(Record, dict=True):
 
     @property
     def sequence_parallel_tokens(self) -> int:
-        """Tokens per micro-batch between the GEMMs, on one tensor rank."""
+        """Tokens per micro-batch on one tensor rank, outside of tensor-parallel GEMMs."""
         return self.tokens // self.split.tp if self.split.splits_sequence else self.tokens
 
     @property
@@ -84,7 +85,7 @@ class Run(Record, dict=True):
         return tuple(found)
 
     def _alike(self) -> Iterator[tuple[int, Layer, Split, bool]]:
-        """Yield (count, layer, split, is offloaded whole) per run of consecutive equal layers."""
+        """Yield (count, layer, split, is fully offloaded) per run of consecutive equal layers."""
         model, first = self.model, self.runtime.offload.layers
         splits = iter(self.strategy.layers)
         left, at = 0, 0
@@ -102,14 +103,17 @@ class Run(Record, dict=True):
 
     @cached_property
     def mtp_layer(self) -> RankLayer:
-        """An MTP layer on one rank: like the last layer, in the precision of the run."""
+        """An MTP layer on one rank: the last layer, in the precision of the run.
+
+        It is never recomputed in full, only in `recomputed_modules`.
+        """
         last = self.rank_layers[-1]
         split = replace(last.split, recompute=self.recomputed_modules, low_precision=True)
         return RankLayer(run=self, layer=last.layer, split=split)
 
     @property
     def recomputed_modules(self) -> frozenset[Any]:
-        """Recomputed modules of the layers that are not recomputed whole."""
+        """Recomputed modules of the layers without full recomputation."""
         groups = self.strategy.layers
         return next((one.split.modules for one in groups if one.split.modules), frozenset())
 
@@ -130,12 +134,12 @@ class RankLayer(Record, dict=True, eq=False):
 
     @cached_property
     def sequence_parallel_tokens(self) -> int:
-        """Tokens per micro-batch between the GEMMs, on one tensor rank."""
+        """Tokens per micro-batch on one tensor rank, outside of tensor-parallel GEMMs."""
         return self.tokens // self.split.tp if self.split.splits_sequence else self.tokens
 
     @cached_property
     def precision(self) -> Precision:
-        """Precision of the layer: that of the run, or the same with 16-bit GEMMs."""
+        """Precision of the layer: that of the run, or with 16-bit GEMMs as `split` requires."""
         own = self.run.runtime.precision
         return own if self.split.low_precision or not own.low_precision else own.plain
 
@@ -145,7 +149,7 @@ class RankLayer(Record, dict=True, eq=False):
         return self.run.runtime.precision.element_bytes
 
     def recomputing(self, recompute: Recomputation) -> RankLayer:
-        """Return the layer with another recomputation."""
+        """Return the layer with its recomputation replaced by `recompute`."""
         if recompute == self.split.recompute:
             return self
         split = replace(self.split, recompute=recompute)
@@ -158,7 +162,7 @@ def run_with_split(run: Run, **fields: Any) -> Run:
 
 
 def legal(run: Run) -> Run:
-    """Return a uniform run; raises RuleError with all general rules that it breaks."""
+    """Return a uniform run; raises RuleError with all engine-independent rules that it breaks."""
     strategy, split, runtime, model = run.strategy, run.split, run.runtime, run.model
     placed = [layer for stage in strategy.stages for chunk in stage for layer in chunk.layers]
     precision, optimizer, offload = runtime.precision, runtime.optimizer, runtime.offload

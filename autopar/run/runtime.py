@@ -14,7 +14,7 @@ from autopar.training.adapters import Adapters
 Engine = Literal["galvatron", "megatron", "torchtitan", "deepspeed", "accelerate", "paddlenlp"]
 """Engines that plans are written for: values of `--engine` and names in `search.engines.table`."""
 Trainer = Literal["megatron", "torchtitan", "deepspeed", "accelerate"]
-"""Engines with one set of degrees, whose uniform plans are searched and stored in files."""
+"""Engines for which uniform plans are searched and stored in files."""
 Keeper = Literal[
     "megatron",
     "megatron-fsdp",
@@ -26,7 +26,7 @@ Keeper = Literal[
     "galvatron",
     "executor",
 ]
-"""Software that holds the model states: an engine, or one of two modes of an engine. `ddp` is
+"""Software that stores the model states: an engine, or a mode of one. `ddp` is
 DistributedDataParallel under autocast, used by torchtitan until 0.2 and by accelerate."""
 Zero = Literal[0, 1, 2, 3]
 HostAdam = Literal["torch", "deepspeed"]
@@ -50,9 +50,9 @@ class Buckets(Record):
     reuse: Count = 1_000_000_000
     """`stage3_max_reuse_distance`"""
     sub_group: Count = 1_000_000_000
-    """`sub_group_size`: for the shard of a rank."""
+    """`sub_group_size`: parameters of the shard of a rank that are updated together."""
     contiguous: bool = True
-    """`contiguous_gradients`: gradients are copied to a bucket that is allocated at once."""
+    """`contiguous_gradients`: gradients are copied to one contiguous bucket."""
     overlap: bool | None = None
     """`overlap_comm`, which adds a second bucket at stages 1 and 2; None: only at stage 3."""
     reduce_scatter: bool = True
@@ -66,7 +66,8 @@ BUCKETS = Buckets()
 
 
 PrecisionRecipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
-"""Scaling of fp8: per tensor from its history or its values, per block of 128 or of 32 elements."""
+"""Scaling of fp8: per tensor with scales from earlier values (`delayed`) or from current values
+(`tensorwise`), per block of 128 (`blockwise`) or of 32 elements (`mxfp8`)."""
 
 
 class Precision(Record):
@@ -85,8 +86,8 @@ class Precision(Record):
     """True if weights are stored in 4 bits (`--fp4-param-gather`)."""
     gradients_bf16: bool = False
     gradients_fp32: bool = False
-    """True to sum gradients in fp32 (`--accumulate-allreduce-grads-in-fp32`); not a default of
-    fp16."""
+    """True if gradients are summed in fp32 (`--accumulate-allreduce-grads-in-fp32`), which is not
+    the default with fp16."""
     row_scales: bool = False
     """True if fp8 has one scale per row."""
     experts_only: bool = False
@@ -194,8 +195,8 @@ AttentionKernel = Literal["fused", "flash", "unfused", "local"]
 LayerModule = Literal["te", "megatron", "torchtitan", "transformers"]
 """Implementation of layers: Transformer Engine, Megatron-LM, torchtitan or transformers."""
 Loss = Literal["none", "native", "te", "whole", "compiled", "chunked"]
-"""Cross-entropy: Megatron-LM's unfused (`none`), native fused or Transformer Engine's; torch's on
-fp32 logits, plain, compiled or in chunks of tokens."""
+"""Cross-entropy of Megatron-LM: unfused (`none`), fused (`native`) or Transformer Engine's (`te`).
+Of PyTorch on fp32 logits: eager (`whole`), `compiled`, or in chunks of tokens (`chunked`)."""
 
 
 class Quirks(Record):
@@ -210,13 +211,13 @@ class Quirks(Record):
     saved_expert_output: bool = False
     """True if grouped experts save their output instead of the weighted activation."""
     compiled_experts: bool = False
-    """True for grouped experts older than Transformer Engine's, which are compiled."""
+    """True if grouped experts are compiled ones that preceded Transformer Engine's."""
     unfused_backward_copies: Count = 4
     """Number of copies of the scores in the backward pass of unfused attention."""
     fused_loss_copies: Count = 5
     """Number of copies of the 16-bit logits in the native fused cross-entropy."""
     regathered_experts: bool = True
-    """True if gathered tokens of split experts are saved a second time."""
+    """True if experts with tensor parallelism save their gathered tokens twice."""
     stage_outputs: bool = False
     """True if the last stage keeps the logits of all micro-batches (torch before 2.9)."""
 
@@ -363,8 +364,8 @@ class OverlapFactors(Record):
     tensor: _Share
     """Fraction of tensor-parallel communication that overlaps with GEMMs, forward and backward."""
     regather: Annotated[float, number(1.0, 2.0)]
-    """Sequence-parallel all-gathers of a backward over one. The second all-gather, of the input for
-    the weight gradient, is only partly additional."""
+    """Time of both sequence-parallel all-gathers of a backward over the time of one. The second, of
+    the input for the weight gradient, is partly overlapped."""
     sharded_network: Annotated[float, number(0.02, 1.0)]
     """Fraction of the network rate that ZeRO-3 communication reaches."""
     gradients: _Share
@@ -379,7 +380,7 @@ class OverlapFactors(Record):
     """Fraction of an estimated optimizer step that reads gradients, by bytes per element; gradients
     are unsharded with ZeRO-1 and 2."""
     host_forward_s: SecondsOrZero
-    """Host overhead of a layer's forward in seconds, concurrent with device and collectives."""
+    """Host overhead of a layer's forward in seconds; it runs concurrently with the device."""
     host_backward_s: SecondsOrZero
     host_collective_s: SecondsOrZero
     """Host overhead of launching one collective, seconds."""

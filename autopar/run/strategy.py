@@ -1,7 +1,7 @@
-"""How a model is split: degrees of every layer, pipeline stages, schedule and batch.
+"""Parallel strategy of a run: degrees of every layer, pipeline stages, schedule and batch.
 
-A uniform plan has one `SplitGroup`, a per-layer plan several. The rules decide which combinations
-are legal, not these types.
+A uniform plan has one `SplitGroup`, a per-layer plan several. These types also represent illegal
+combinations; `autopar.run.rules` rejects them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ ContextKind = Literal["ring", "all-gather", "a2a"]
 """Context-parallel communication: ring attention, all-gather of keys and values, or all-to-all
 (Ulysses)."""
 Recomputation = frozenset[Module] | Literal["full", "op"]
-"""Recomputed in the backward pass: modules of a layer (empty for none), the whole layer (`full`),
-or all but attention and every other GEMM (`op`, torchtitan's selective mode)."""
+"""Parts recomputed in the backward pass: modules of a layer (empty for none), the whole layer
+(`full`), or everything except attention and every second GEMM (`op`, torchtitan)."""
 
 
 _SOME = Meta(min_length=1)
@@ -55,7 +55,8 @@ class Split(Record):
     """Context degree."""
     cp_kind: ContextKind = "ring"
     rings: Positive = 1
-    """Ring size when context ranks also exchange heads, within groups of `cp / rings` ranks."""
+    """Ring size if context parallelism combines ring attention with all-to-all in groups of
+    `cp / rings` ranks; 1 for no combination."""
     ep: Positive = 1
     """Expert degree."""
     etp: Positive = 1
@@ -172,7 +173,7 @@ class Strategy(Record, dict=True):
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches per step in one pipeline; 0 if there is no whole one."""
+        """Micro-batches per step in one pipeline; 0 for an incomplete one or an uneven grid."""
         return self.global_batch // (self.micro_batch * self.dp) if self.dp else 0
 
     @cached_property
@@ -190,7 +191,7 @@ class Recomputed(NamedTuple):
     number: int = 0
     """Number of layers for `block` and `every`; layers per unit for `full`."""
     modules: frozenset[Module] = frozenset()
-    """Recomputed modules of the layers that are not recomputed whole."""
+    """Recomputed modules of the layers without full recomputation."""
 
 
 def _recomputed(strategy: Strategy) -> Recomputed:
@@ -236,14 +237,14 @@ def recomputing(
     every: int | None = None,
     others: Recomputation = frozenset(),
 ) -> Strategy:
-    """Return a strategy with another recomputation.
+    """Return a strategy with `recompute` in all layers, or in the selected layers of each chunk.
 
     Parameters
     ----------
     unit : layers per unit of full recomputation
-    first : number of first layers of each chunk; None: no limit
-    every : period of the recomputed layers of each chunk; None: all
-    others : recomputation of the remaining layers
+    first : select only the first `first` layers of each chunk; None: no limit
+    every : select only every `every`-th layer of each chunk; None: all
+    others : recomputation of the layers that are not selected
     """
     chosen = {
         layer
@@ -289,7 +290,7 @@ _OF_ENDS = ("tp", "sequence_parallel", "cp", "cp_kind", "rings", "zero", "replic
 def with_split(strategy: Strategy, **fields: Any) -> Strategy:
     """Return a strategy with some fields of `Split` replaced in all layers.
 
-    Embedding and head take those of the fields that apply to them.
+    Fields that apply to embedding and head are replaced there as well.
     """
     layers = merged(
         replace(group, split=replace(group.split, **fields)) for group in strategy.layers
@@ -319,7 +320,7 @@ def uniform_layers(num_layers: int, split: Split) -> tuple[tuple[SplitGroup, ...
 def with_wide_ends(strategy: Strategy, first: int, last: int) -> Strategy:
     """Return a uniform strategy with 16-bit computation in its first and last layers.
 
-    first, last : number of such layers at each end
+    first, last : number of 16-bit layers at the beginning and at the end
     """
     layers, split = strategy.num_layers, strategy.first
     first = min(first, layers)
@@ -333,7 +334,8 @@ def with_wide_ends(strategy: Strategy, first: int, last: int) -> Strategy:
 def wide_ends(strategy: Strategy) -> tuple[int, int]:
     """Return the numbers of 16-bit layers at the beginning and at the end of a model.
 
-    Raises InputError if other layers compute in 16 bits.
+    If all layers compute in 16 bits, half of them count as each end. Raises InputError if 16-bit
+    layers are not at the ends.
     """
     groups = [(group.split.low_precision, group.count) for group in strategy.layers]
     if all(low for low, _ in groups):
@@ -350,7 +352,7 @@ def wide_ends(strategy: Strategy) -> tuple[int, int]:
 
 
 def data_degree(strategy: Strategy, split: Split) -> int:
-    """Return the data-parallel degree of layers with `split`; 0 if degrees do not divide."""
+    """Return the data-parallel degree for `split`; 0 if degrees do not divide the GPUs."""
     return _degree(strategy.gpus, strategy.pp * split.tp * split.cp)
 
 
@@ -409,7 +411,7 @@ def chunks_of_sizes(
     Parameters
     ----------
     mtp : MTP layers of the last chunk, or of each chunk
-    schedule : decides the stage of each chunk; None: round-robin over the stages
+    schedule : pipeline schedule, which assigns chunks to stages; None: round-robin
     """
     parts = len(sizes)
     found: list[list[Chunk]] = [[] for _ in range(stages)]
