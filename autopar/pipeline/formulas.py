@@ -52,8 +52,8 @@ def step_s(
     group, ahead : as in `autopar.pipeline.orders.actions`.
 
     Exact for GPipe and breadth-first. V-shaped schedules use a replay of 2 p micro-batches plus the
-    time of the slowest stage for each further one. Fewer than p micro-batches are replayed. Raises
-    InputError if the schedule cannot run.
+    time of the slowest stage for each additional one. Fewer than p micro-batches are replayed.
+    Raises InputError if the schedule cannot run.
     """
     p, m, v = len(forward_s), micro_batches, chunks
     if not p == len(input_s) == len(weight_s):
@@ -97,10 +97,11 @@ def bubble_s(
     stages: int,
     chunks: int = 1,
 ) -> float:
-    """Return the idle seconds of equal stages, for at least 2 p micro-batches and free messages.
+    """Return the pipeline bubble of p equal stages in seconds per step, without message times.
 
-    Times are seconds of a micro-batch on a stage. GPipe and 1F1B: (p - 1)(F + B); interleaved 1 / v
-    of it (arXiv 2104.04473, section 2.2). Interleaved zero-bubble: (p - 1) max(F, I, F + I - W) / v
+    Valid from 2 p micro-batches. Arguments are seconds of a micro-batch on a stage: F, I, W, and
+    B = I + W. GPipe and 1F1B: (p - 1)(F + B); interleaved: 1 / v of it (arXiv 2104.04473, section
+    2.2). Interleaved zero-bubble: (p - 1) max(F, I, F + I - W) / v
     (arXiv 2401.10241 gives F + I - W). Other schedules use `step_s`.
     """
     behind = stages - 1
@@ -134,7 +135,7 @@ def _sweep_s(seconds: Sequence[float], m: int, v: int) -> float:
     """Return the exact seconds of a sweep: m micro-batches pass v chunks of all stages in turn.
 
     A critical path goes through v - w rounds of all stages and waits for a slow one for
-    m (1 + w) - 1 further micro-batches, w from 0 to v - 1. Its length is linear in w.
+    m (1 + w) - 1 more micro-batches, w from 0 to v - 1. Its length is linear in w.
     """
     rounds, slowest = sum(seconds) / v, max(seconds) / v
     return max(v * rounds + (m - 1) * slowest, rounds + (m * v - 1) * slowest)
@@ -148,7 +149,7 @@ def _v_shaped_s(
     m: int,
     send_s: float,
 ) -> float:
-    """Return the replayed time of 2 p micro-batches plus the slowest stage for each further one.
+    """Return the replayed time of 2 p micro-batches, plus the slowest stage for each other one.
 
     The critical path through the steady state of a rank grows by that rank's time with every
     micro-batch. A step is therefore the maximum of straight lines over the number of micro-batches:
@@ -250,10 +251,10 @@ class _Rounds(Record):
             return b_until[start + 1] - b_until[end + 1] - (start - end) * self.lag * rate
 
         def way(start: int, end: int, rate: float, others: float, *, entering: bool) -> float:
-            """Return the seconds that moving between two ranks adds to staying, at `rate` per pair.
+            """Return the seconds that a path from `start` to `end` adds to staying on a rank.
 
-            Pairs before the first rank's steady state, or after the last rank's, are met on other
-            ranks.
+            A pair takes `rate` seconds. Before the first rank's steady state, or after the last
+            rank's, a path can only stay on other ranks, at `others` seconds per pair.
             """
             found = up(start, end, rate) if end >= start else down(start, end, rate)
             if not self.wraps or start == end:
@@ -350,9 +351,8 @@ def in_flight(
 ) -> tuple[float, ...]:
     """Return the peak number of live micro-batches of every stage.
 
-    A live micro-batch has saved activations on the stage. A chunk counts as its share of the
-    stage's chunks, from its forward to its backward; a split backward frees with its weight
-    gradient.
+    A live micro-batch has saved activations on the stage. A chunk counts as 1 / chunks,
+    from its forward to its backward, or to its weight gradient if backwards are split.
 
     group : consecutive micro-batches per chunk, 0 for the default.
     ahead : additional warm-up forwards.

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from autopar.pipeline.schedules import SCHEDULES, Schedule, default_group
 
 Kind = Literal["F", "B", "I", "W"]
-"""Work of an action: forward, whole backward, or its input and weight gradients separately."""
+"""Work of an action: forward (F), whole backward (B), input gradient (I), weight gradient (W)."""
 
 
 class Action(NamedTuple):
@@ -79,6 +79,7 @@ def actions(
     """Return the actions of a rank in one step, in execution order.
 
     group : consecutive micro-batches per chunk, 0 for the default.
+    ahead : additional warm-up forwards.
 
     A pipeline of one stage and one chunk runs one micro-batch after the other under any schedule.
     Deadlocks are not detected here, see `autopar.pipeline.schedules.schedule_problem`.
@@ -128,7 +129,8 @@ def _pairs(
 ) -> Iterator[Action]:
     """Yield the warm-up, the pairs of one forward and one backward, and the remaining backwards.
 
-    delay : backwards between a backward and its weight gradient; None: not split.
+    delay : number of backwards between an input gradient and its weight gradient; None: backwards
+        are not split.
     """
     yield from forwards[:warmup]
     for at, backward in enumerate(backwards):

@@ -1,7 +1,7 @@
 """Partition of layers over pipeline chunks that minimises the time of the longest stage.
 
-The longest stage sets the pace of a pipeline. Layers are cut, in the order of the model, into as
-many parts as all stages have chunks. The embedding precedes them; MTP layers and the head follow.
+The longest stage sets the pace of a pipeline. Layers are divided, in the order of the model,
+into parts, one per model chunk. The embedding precedes them; MTP layers and the head follow.
 Step times of a given partition are in `autopar.pipeline.formulas`.
 """
 
@@ -31,8 +31,8 @@ class Placement(Record):
     stage_s: tuple[float, ...]
     """Seconds of a micro-batch on every stage."""
     exact: bool
-    """True if no other candidate partition has a shorter longest stage. False if the partition is
-    the best that moves of single layers found."""
+    """True if no other allowed partition has a shorter longest stage; False if the partition was
+    found by moves of single layers."""
 
     @property
     def longest_s(self) -> float:
@@ -51,7 +51,11 @@ def stage_seconds(
     head_s: float = 0.0,
     mtp_s: float = 0.0,
 ) -> tuple[float, ...]:
-    """Return the seconds of a micro-batch on every stage, with embedding, MTP layers and head."""
+    """Return the seconds of a micro-batch on every stage, with embedding, MTP layers and head.
+
+    sizes, mtp : numbers of layers and of MTP layers of every part, in the order of the model.
+    layer_s, mtp_s : seconds of every layer, and of one MTP layer.
+    """
     found = [0.0] * stages
     first = 0
     for part, (size, further) in enumerate(zip(sizes, mtp, strict=True)):
@@ -82,8 +86,8 @@ def place_layers(
     embedding_s, head_s : seconds of the embedding and of the head.
     mtp, mtp_s : number of MTP layers, and seconds of one. All of them share a part between the last
         layer and the head.
-    least_layers : minimum layers of a part. With 0 parts may be empty, and embedding, MTP layers
-        and head may have separate parts, the last two of the pipeline at most (Megatron-LM's
+    least_layers : minimum layers of a part. If it is 0, parts may be empty, and embedding, MTP
+        layers and head may have separate parts, the last two of the pipeline at most (Megatron-LM's
         layout).
 
     Exact with one chunk per stage, and with equal layers. Unequal layers in several chunks are
@@ -130,7 +134,7 @@ def place_layers(
 def equal_layer_counts(
     around_s: Sequence[float], each_s: float, number: int, parts: Sequence[int], *, least: int = 1
 ) -> list[int]:
-    """Return the layers of every stage for `number` equal layers of `each_s` seconds.
+    """Return the number of layers of every stage, for `number` equal layers of `each_s` seconds.
 
     around_s : seconds of every stage without layers.
     parts : number of parts of every stage that hold layers.
@@ -155,7 +159,7 @@ def equal_layer_counts(
 
 
 def spread_count(schedule: Schedule, stage: int, count: int, parts: int) -> list[int]:
-    """Return the layers of each part of a stage, `count` in total.
+    """Return the number of layers of each part of a stage, `count` in total.
 
     On the first stage later parts are longer, on the last one earlier parts, because the others
     hold embedding and head. In V-shaped schedules the first stage holds both.
@@ -171,7 +175,8 @@ def spread_count(schedule: Schedule, stage: int, count: int, parts: int) -> list
 def _tails(parts: int, mtp: int, least: int) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yield (number of final parts without layers, MTP layers of each part).
 
-    MTP layers share the head's part, or precede it with layers or alone; or the head is alone.
+    The last part has the head, with or without layers. MTP layers share that part or the part
+    before it.
     """
     beside = (0,) * (parts - 1)
     yield 0, (*beside, mtp)
@@ -211,7 +216,7 @@ class _PartitionInputs(Record):
         )
 
     def cut(self, bare: int, mtp: Sequence[int], *, alike: bool) -> list[int] | None:
-        """Return the layers of every part, none on the last `bare`; None if layers are too few."""
+        """Return the layer count of every part, 0 in the last `bare`; None for too few layers."""
         parts = self.stages * self.chunks
         filled = parts - bare
         if len(self.layer_s) < filled * self.least or filled < 1:
@@ -224,7 +229,7 @@ class _PartitionInputs(Record):
         return self._improved(self._alike(around, filled), mtp, filled)
 
     def _around(self, mtp: Sequence[int]) -> list[float]:
-        """Return the seconds of every stage without layers."""
+        """Return the seconds of embedding, MTP layers and head on every stage."""
         found = [0.0] * self.stages
         for part, further in enumerate(mtp):
             found[rank_of(self.schedule, part, self.stages)] += further * self.mtp_s
@@ -297,7 +302,7 @@ class _PartitionInputs(Record):
         return [*best, *[0] * (self.stages - filled)]
 
     def _improved(self, sizes: list[int], mtp: Sequence[int], filled: int) -> list[int]:
-        """Return the partition after moving single layers between parts, which shifts cuts."""
+        """Return the partition after moves of single layers that shorten the longest stage."""
         best, seen = sizes, self.stage_s(sizes, mtp)
         for _ in range(_MOVES):
             rank = seen.index(max(seen))

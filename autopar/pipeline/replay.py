@@ -1,4 +1,4 @@
-"""Event simulation of one pipelined step, from the dependencies alone, without formulas.
+"""Event simulation of one pipelined step, from the dependencies between actions.
 
 A rank runs its work in the order of its schedule (`autopar.pipeline.orders`). A forward waits for
 the preceding model chunk, an input gradient for the following one. A message between two ranks
@@ -40,7 +40,10 @@ Seconds = Sequence[float] | Sequence[Sequence[float]]
 
 
 def by_chunk(seconds: Seconds, chunks: int, name: str) -> list[list[float]]:
-    """Return the seconds of each chunk of each rank; a single number is divided evenly."""
+    """Return the seconds of each chunk of each rank; a single number is divided evenly.
+
+    Raises InputError, with the argument `name`, if a rank has another number of chunks.
+    """
     found = []
     for each in seconds:
         row = [each / chunks] * chunks if isinstance(each, int | float) else [*each]
@@ -71,7 +74,8 @@ def replay(
     send_s : seconds of a message between two model chunks on different ranks.
     overlapped : True if messages do not occupy ranks and each link carries one at a time in each
         direction; otherwise the sender waits until its message has arrived.
-    ahead : additional warm-up forwards.
+    group, ahead : as in `autopar.pipeline.orders.actions`.
+    timeline : True to return the events.
 
     Raises InputError if the schedule cannot run or lengths differ.
     """

@@ -139,7 +139,7 @@ SHORT_NAMES: dict[Schedule, str] = {
 
 
 def schedule_named(text: str) -> Schedule | None:
-    """Return the schedule of a name of torch, torchtitan or autopar; None if unknown."""
+    """Return the schedule for a name in torch, torchtitan or autopar; None if unknown."""
     return _BY_SPELLING.get(text.lower())
 
 
@@ -151,8 +151,8 @@ def schedule_of_chunks(chunks: int) -> Schedule:
 def default_group(stages: int, micro_batches: int) -> int:
     """Return the default number of consecutive micro-batches per chunk.
 
-    The number of stages if it divides the micro-batches. Otherwise torch's rule: as many rounds as
-    would be complete, each of them longer (`microbatches_per_round`).
+    It is the number of stages if that divides the micro-batches. Otherwise it follows torch's rule
+    (`microbatches_per_round`): the number of complete rounds stays, and each round is longer.
     """
     return micro_batches // max(1, micro_batches // stages)
 
@@ -166,7 +166,7 @@ def schedule_problem(
     group: int = 0,
     engine: Engine | None = None,
 ) -> str | None:
-    """Return why a pipeline cannot run this way, with the arithmetic; None if it can.
+    """Return the reason why a schedule cannot run, with its arithmetic; None if it can.
 
     group : consecutive micro-batches per chunk, 0 for the default.
     engine : engine whose rules apply; None for the rules that every order needs.
