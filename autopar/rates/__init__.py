@@ -1,4 +1,4 @@
-"""Estimated profiles: typed documents made in memory from a datasheet card and a model spec.
+"""Estimated hardware and model profiles, computed from a datasheet card and a model spec.
 
 Nothing here is measured. Every result has `estimated=True` and names its card as its source;
 `docs/concepts/estimates.md` compares the estimates with published measurements.
@@ -22,7 +22,7 @@ __all__ = [
     "parse_hardware",
 ]
 _OF_CARDS = frozenset({"Card", "estimate_hardware", "load_card", "parse_hardware"})
-"""Names in `autopar.rates.card`, a module that counting bytes does not need to import."""
+"""Names that are imported from `autopar.rates.card`; the others are in `autopar.rates.model`."""
 
 
 def __getattr__(name: str) -> Any:

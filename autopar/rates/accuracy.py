@@ -1,9 +1,9 @@
 """Errors of estimated step times against published runs, and the 90 % interval of an estimate.
 
 `python -m benchmarks.ledger --write` writes `hardware_configs/accuracy/published.json`. It contains
-the spread of measured over estimated time for every class of runs: stack, experts or none, site
-figures known or not. From it, an estimate gets its interval and a comparison of two plans its
-probability. Nothing here prices a plan.
+the spread of measured over estimated time for every class of runs. A class is a software stack, MoE
+or dense models, and known or unknown site figures. The spread determines the interval of an
+estimate and the probability that one of two plans is faster.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ COVERAGE = 0.90
 """Fraction of runs whose measured time is in the interval of their estimate."""
 
 _FEW_SOURCES = 3
-"""Number of sources from which a class is used on its own.
+"""Minimum number of sources of a class whose interval is used unchanged.
 
-Fewer sources show the errors on their clusters, not on the next one. When held out, nearly all of
-BLOOM's runs were outside of an interval from two tuned clusters.
+Errors on one or two clusters do not describe others: nearly all runs of BLOOM were outside of an
+interval from two tuned clusters.
 """
 _MOST = 100.0
 """Largest ratio of measured and estimated time in either direction."""
@@ -51,7 +51,7 @@ class RunClass(Record):
     rows: _Count
     sources: _Count
     low: _Ratio
-    """Lower end of the interval of measured over estimated time."""
+    """Lower end of the 90 % interval of measured over estimated time; `high` is the upper end."""
     high: _Ratio
     plan_spread: _Spread
     """Standard deviation of ln(measured / estimated) among plans of one model on one cluster."""
@@ -83,11 +83,11 @@ class Accuracy(Record):
     path: Path
 
     def of(self, stack: str, *, experts: bool, site_known: bool) -> RunClass:
-        """Return the class of a job: of its stack and experts if there is one, else the widest.
+        """Return the class of runs whose errors apply to a job.
 
-        Of several matching classes the widest counts; without any, the widest with or without
-        experts. A class with runs of fewer than three sources is extended to the widest interval of
-        similar classes.
+        Classes of the same stack and the same use of experts are preferred, then classes with the
+        same use of experts. Of several classes the one with the widest interval is returned. If it
+        has fewer than three sources, it gets the widest interval of similar classes.
         """
         same = [c for c in self.classes if c.stack == stack and c.experts == experts]
         exact = [c for c in same if c.site_known == site_known]
@@ -109,10 +109,11 @@ def _width(entry: RunClass) -> float:
 
 
 def class_of_sources(sources: Iterable[Source], *, experts: bool) -> RunClass:
-    """Return the class of estimates made from these documents; raises InputError.
+    """Return the class of runs whose errors apply to estimates made from `sources`.
 
-    The stack is the source with that role; estimates that name none are in the widest class. A site
-    with only nominal figures counts as unknown.
+    Sources of one stack give a class of that stack; without a stack, or with several, the widest
+    class is returned. A site with only nominal figures counts as unknown. Raises InputError if the
+    shipped file is unusable.
     """
     sources = tuple(sources)
     stacks = stacks_of(sources)
@@ -136,16 +137,16 @@ def load_accuracy() -> Accuracy:
 
 
 def read_accuracy(path: Path) -> Accuracy:
-    """Return the errors of a file; raises DocumentError with file, key and value."""
+    """Return the classes of an accuracy file; raises DocumentError if it is invalid."""
     document = read_record(AccuracyDocument, path, load_object(path).data)
     return Accuracy(classes=document.classes, path=path)
 
 
 def probability_faster(one_s: float, other_s: float, plan_spread: float) -> float:
-    """Return the probability that the plan of `one_s` is the faster one.
+    """Return the probability that a plan estimated at `one_s` is faster than one at `other_s`.
 
-    Errors of machine and engine are in both estimates and cancel. Each plan has a further error of
-    its own, with standard deviation `plan_spread` in the logarithm.
+    Errors of machine and engine are equal in both estimates and cancel. In addition, each estimate
+    has an independent error: `plan_spread` is the standard deviation of its logarithm.
     """
     if plan_spread == 0.0:
         return 0.5 if one_s == other_s else float(one_s < other_s)
@@ -154,7 +155,7 @@ def probability_faster(one_s: float, other_s: float, plan_spread: float) -> floa
 
 
 _ENOUGH = 19
-"""Smallest number of values that contains both quantiles."""
+"""Minimum number of values for which both quantiles are within the range of the values."""
 # fmt: off
 _STUDENT = (
     6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833,
@@ -167,7 +168,7 @@ _STUDENT = (
 def quantile_interval(
     ratios: Sequence[float], weights: Sequence[float] | None = None
 ) -> tuple[float, float]:
-    """Return the ends of the 90 % interval for the next of these ratios.
+    """Return the ends of the 90 % prediction interval for another ratio of the same kind.
 
     The ends are the quantiles at (n + 1) p of n values. With weights, they are where the cumulative
     weight is p of the total plus one mean weight. Fewer than 19 values do not reach the quantiles;

@@ -1,9 +1,9 @@
 """Card: the datasheet of one device and its network, with the efficiency that software reaches.
 
 Datasheet numbers (with `source`) and efficiency assumptions (with `basis`) are separate entries of
-`hardware_configs/cards/*.json`, so that either can be replaced without touching the other. The card
-is the only place for a number of a device: estimates and the systems of the closed-form models are
-made from it.
+`hardware_configs/cards/*.json`, so that either can be replaced without touching the other. All
+numbers of a device are in its card; estimates and the systems of the closed-form models are derived
+from it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class Card(Record):
     """GPUs joined by `intra_node` links across several nodes; None where the links join one node.
     """
     more: Mapping[str, float]
-    """Numbers that only closed-form models need, by "section.key"; each is optional in a card."""
+    """Optional numbers by "section.key" in base units, such as "host.bytes_per_s"; read by
+    closed-form models and estimates of offload."""
     kernels: KernelsSection | None
     """Constants of kernel times; None for a custom card without them."""
     path: Path
@@ -151,11 +152,12 @@ def _range(
     unit: str = "",
     whole: bool = False,
 ) -> Meta:
-    """Return the reader of an entry {"value", "source" or "basis"} of a card, which yields its
-    value.
+    """Return the `Meta` that reads a card entry {"value", "source" or "basis"} as its value.
 
-    least, most : limits, far wider than devices differ and narrower than units differ. mistaken :
-    factors to base units of the units that users confuse with the right one.
+    least, most : limits, far wider than devices differ and narrower than units differ
+    mistaken : units that users confuse with `unit`, with their factors to it
+    unit : base unit in messages
+    whole : True for an integer
     """
     unit_of = f" in {unit}" if unit else ""
     expected = f"a {'whole ' if whole else ''}number from {least:.6g} to {most:.6g}{unit_of}"
@@ -183,7 +185,7 @@ def _range(
 
 
 def _guess(value: object, least: float, most: float, mistaken: Mapping[str, float]) -> str:
-    """Return the unit that an out-of-range value seems to be in, and the value to write."""
+    """Return a hint with the likely unit of an out-of-range value and the value to write, or ""."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ""
     # Written with "not <" so that NaN is rejected as well.
@@ -227,8 +229,7 @@ class _Device(Record):
     num_sms: Annotated[int, _SMS]
     fp8_flop_per_s: Annotated[float | None, _PEAK] = None
     vector_fp16_flop_per_s: Annotated[float | None, _PEAK] = None
-    """Peak outside the matrix units, like the next field; for fp32 it is `fp32_flop_per_s` itself.
-    """
+    """Peak of the vector units in fp16, FLOP/s; in fp32 it is `fp32_flop_per_s`."""
     vector_bf16_flop_per_s: Annotated[float | None, _PEAK] = None
 
 
@@ -342,7 +343,7 @@ class _Host(Record):
     bytes_per_s: Annotated[float, _rate(1e8, 1e13)]
     """Rate of the link between device and host."""
     memory_bytes_per_s: Annotated[float | None, _rate(1e8, 1e13)] = None
-    """Rate of the host memory itself, which limits the host's processors."""
+    """Rate of the host memory, which limits optimizer updates on the host, bytes/s."""
     efficiency: Annotated[float, _EFFICIENCY]
 
 
@@ -371,7 +372,7 @@ class CardDocument(Record):
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Check the header; raises an error for a document of another kind."""
+        """Return `data` after a check of its header; raises an error for another document type."""
         return headed(data, FORMAT, "a device card")
 
 
@@ -394,12 +395,12 @@ _OPTIONAL = {
 
 
 def load_card(name: str) -> Card:
-    """Return a card by name, alias or path; raises InputError with file, key and value."""
+    """Return a card by name, alias or path; raises InputError if it is unknown or invalid."""
     return read_card(load_object(catalog.find_card(name)))
 
 
 def read_card(document: JsonDocument) -> Card:
-    """Return the card of a document; raises DocumentError with file, key and value."""
+    """Return the card of a document; raises DocumentError if a key is missing or invalid."""
     path = document.path
     card = read_record(CardDocument, path, document.data)
     device, efficiency, overhead = card.device, card.efficiency, card.overhead
@@ -534,13 +535,16 @@ def _more(card: CardDocument) -> Iterator[tuple[str, float]]:
 
 
 _CURVE_BYTES = np.array([float(MIB << k) for k in range(11)])
-"""Message sizes of the documented collective times: 1, 2, 4, ... 1024 MiB."""
+"""Message sizes of collective times in Galvatron's files, bytes: 1, 2, 4, ... 1024 MiB."""
 _REFERENCE = slice(4, 10)
-"""Sizes over which a documented bandwidth is averaged: 16 to 512 MiB (nccl-tests' average)."""
+"""Indices of 16 to 512 MiB, over which bandwidths in Galvatron's files are averaged."""
 
 
 def parse_hardware(text: str) -> tuple[str, int, int]:
-    """Return (card, number of nodes, GPUs per node) of `CARD:NxG`, for example `h100:4x8`."""
+    """Return (card, number of nodes, GPUs per node) of `CARD:NxG`, for example `h100:4x8`.
+
+    Raises InputError for text in another form.
+    """
     match = re.fullmatch(r"(.+):([0-9]{1,6})[xX]([0-9]{1,4})", text)
     if match is None or not int(match[2]) or not int(match[3]):
         number = re.fullmatch(r"([^:]+):([1-9][0-9]{0,3})", text)
@@ -574,7 +578,7 @@ def estimate_hardware(
     Bandwidths and times at 1, 2, 4, ... 1024 MiB are given for every divisor of the world size, for
     consecutive and for strided groups. Known link factors of `site` replace the card's. The overlap
     coefficient of `stack` replaces the card's, and the other overlap factors of the stack become
-    `hiding`. Raises InputError.
+    `hiding`. Raises InputError for an unknown card, or more GPUs per node than it connects.
     """
     device = load_card(card)
     if num_nodes < 1 or gpus_per_node < 1:
@@ -604,7 +608,7 @@ def estimate_hardware(
                 kind = curves if consecutive else strided
                 kind.update({(name, size): curve for name, curve in found.items()})
     transfer = _transfer(network, factors, crosses=world > domain)
-    # Message size over total time: a documented bandwidth includes the latency.
+    # Message size over total time: bandwidths in Galvatron's files include the latency.
     p2p_bytes_per_s = float(np.mean((transfer.sizes_bytes / transfer.times_s)[_REFERENCE]))
     return HardwareProfile(
         num_nodes=num_nodes,
@@ -651,7 +655,7 @@ def _transfer(network: Network, factors: SiteFactors, *, crosses: bool) -> Curve
 
 
 class _Priced:
-    """Times of all groups of one kind; each distinct group shape is computed once."""
+    """Collective times on one network, computed once per operation and group shape."""
 
     def __init__(self, network: Network, factors: SiteFactors) -> None:
         self._network = network
@@ -679,7 +683,10 @@ def _mean_busbw(curve: Curve, size: int) -> float:
 
 
 def _group_shapes(world: int, domain: int, size: int, *, consecutive: bool) -> Sequence[GroupShape]:
-    """Return the distinct shapes of all groups of a kind; groups can straddle domains unevenly."""
+    """Return the distinct shapes of all consecutive, or all strided, groups of `size` ranks.
+
+    Groups can straddle domains unevenly.
+    """
     # Ranks are numbered node by node, so that the rank number gives the domain.
     step = 1 if consecutive else world // size
     starts = range(0, world, size) if consecutive else range(world // size)

@@ -4,8 +4,8 @@ This gives communication times for clusters with a card but no measurement. Grou
 their *shape*: ranks, ranks per NVLink domain, and domains. Formulas follow NCCL's own cost model
 (src/graph/tuning.cc): every protocol has a latency per step of its ring or tree and a fraction of
 the bandwidth of the slowest link, and the fastest protocol is taken. All groups of a kind run at
-the same time, as in training. Groups do not share links, because every GPU has its own NVLink ports
-and its own share of the adapters.
+the same time, as in training. Groups do not share links, because every GPU has separate NVLink
+ports and an equal share of the adapters.
 
 Sizes are in bytes and defined as in `autopar.rates.measured.OPERATIONS` and nccl-tests. All-reduce:
 the tensor; all-gather: the gathered tensor; reduce-scatter: the scattered tensor; all-to-all: the
@@ -188,10 +188,10 @@ def collective_time_s(
 ) -> float | F64:
     """Return the seconds of a collective of `size_bytes`, all groups running at once.
 
-    Shapes: a number gives a number, an array of any shape an array. `operation` is a key of
-    `autopar.rates.measured.COLLECTIVES`; raises KeyError for another. One rank needs no time. The
-    fastest of three protocols counts, and the faster of ring and tree for an all-reduce across
-    domains, as NCCL chooses.
+    The result is a number or an array, like `size_bytes`, and 0 for one rank. Like NCCL, it assumes
+    the fastest of three protocols, and the faster of ring and tree for an all-reduce across
+    domains. `operation` is a member of `autopar.rates.measured.COLLECTIVES`; raises KeyError for
+    another.
     """
     size = np.asarray(size_bytes, dtype=np.float64)
     if operation == "all2all":
@@ -206,7 +206,10 @@ def collective_time_s(
 def _ring_s(
     network: Network, operation: str, size: F64, shape: GroupShape, site: SiteFactors
 ) -> F64:
-    """Return base + (steps - across) l_in + across l_net + volume / (bus share); tuning.cc."""
+    """Return the seconds of a ring with its fastest protocol.
+
+    Time = base + (steps - across) l_in + across l_net + volume / (bus share); NCCL's tuning.cc.
+    """
     rounds = _RING_ROUNDS[operation]
     if shape.ranks == 1:
         return np.zeros_like(size)
@@ -229,7 +232,7 @@ def _ring_s(
 
 
 def _tree_s(network: Network, size: F64, shape: GroupShape, site: SiteFactors) -> F64:
-    """Return the seconds of chains inside domains and a double binary tree over them."""
+    """Return the seconds of a tree all-reduce: chains in domains, a double binary tree across."""
     depth = math.ceil(math.log2(shape.nodes))
     inside, across = _rates(network, "allreduce", shape, site)
     # Inside a domain a chain sends as many bytes as a ring.
@@ -282,11 +285,11 @@ def _all2all_s(network: Network, size: F64, shape: GroupShape, site: SiteFactors
 
 
 def _filled_s(latency_s: float, moving_s: F64, fill_s: float) -> F64:
-    """Return latency + moving + 2 sqrt(fill moving), in seconds.
+    """Return the seconds of a pipelined transfer, latency + moving + 2 sqrt(fill moving).
 
-    With c chunks in a pipeline of depth d, starting costs l c and draining d moving / c. The sum is
-    least at c = sqrt(d moving / l), where both are sqrt(d l moving), so that fill is d l. Measured
-    bandwidths rise in this way up to one GiB.
+    With c chunks in a pipeline of depth d and a latency l per chunk, starting costs l c and
+    draining d moving / c. The sum is least at c = sqrt(d moving / l), where both are sqrt(d l
+    moving), so that fill is d l. Measured bandwidths rise in this way up to one GiB.
     """
     if fill_s == 0.0:
         return latency_s + moving_s

@@ -102,7 +102,7 @@ def _execute(raw: dict[str, Any]) -> int:
     cluster = estimate_hardware(
         card, num_nodes=num_nodes, gpus_per_node=gpus_per_node, stack=trainer, site=site
     )
-    # The documented memory file has tables of both variants, and its sidecar has layers of both.
+    # Galvatron's memory file and its sidecar contain both variants.
     with_sp, without_sp = (
         estimate_model(
             spec,
@@ -146,7 +146,7 @@ def _files_below(folder: str) -> list[Path]:
 
 
 def _with_layers_of(profile: ModelProfile, other: ModelProfile) -> ModelProfile:
-    """Return `profile` with the sharded layer times of the other variant added."""
+    """Return `profile` with the layer times of `other` without sequence parallelism added."""
     layers = tuple(
         replace(
             layer,

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from autopar.rates.card import Card
 
 Quality = Literal["measured", "derived", "nominal"]
-"""Fitted to measured kernels; carried over from such kernels or from training runs; or assumed."""
+"""Origin: `measured` (fitted to measured kernels), `derived` (from other kernels or from training
+runs), or `nominal` (assumed)."""
 Dtype = Literal["bf16", "fp16", "fp32", "fp8", "fp8_block", "mxfp8", "nvfp4"]
 """Precision of a GEMM's inputs; fp8 has one scale per tensor, fp8_block per 128 x 128 block."""
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
@@ -39,7 +40,7 @@ ELEMENT_BYTES: Mapping[str, float] = {
 }
 """Bytes of one element by precision, without block scales, which add 3 to 12 %."""
 _SAME_AS: Mapping[str, str] = {"fp16": "bf16", "mxfp8": "fp8_block"}
-"""Precisions priced with the constants of another where a card has none for them.
+"""Precision -> precision whose constants are used if the card has none for it.
 
 Tensor cores run both 16-bit formats at one rate, and MXFP8 differs from 128-blocks only in the
 shape of its scales.
@@ -60,9 +61,10 @@ class FormulaConstants(Record):
 
 
 def constants(bounds: Mapping[str, tuple[float, float]], optional: Mapping[str, float]) -> Meta:
-    """Return the reader of an entry of a formula's constants, which yields a `FormulaConstants`.
+    """Return the `Meta` that reads the constants of a formula as `FormulaConstants`.
 
-    bounds : least and greatest value of each constant. optional : defaults of optional constants.
+    bounds : (least, greatest) value of each constant
+    optional : defaults of optional constants
     """
     kinds = {key: Annotated[float, number(*ends)] for key, ends in bounds.items()}
     source = Annotated[str, Meta(min_length=1, extra={"expected": "source of the value"})]
@@ -142,7 +144,7 @@ class KernelsSection(Record):
     clock: ShareFigure
     """Sustained rate of a run over the rate of a short benchmark."""
     low_precision_clock: _MaybeShare = None
-    """Further factor for GEMMs in 8 bits or fewer; None: 1."""
+    """Additional clock factor for GEMMs in 8 bits or fewer; None for 1."""
     gemm: dict[Dtype, GemmFigure]
     grouped_gemm: ShareFigure
     """Rate of a grouped GEMM over that of a batched GEMM of the same shape."""
@@ -167,7 +169,7 @@ class Kernels(Record):
 
     @property
     def clock(self) -> float:
-        """Sustained rate over the rate of a short benchmark; the measured tables use 1."""
+        """Sustained GEMM rate of a run over that of a short benchmark, 0 to 1."""
         return self.section.clock["share"]
 
     def product_clock(self, dtype: str, clock: float) -> float:
@@ -178,7 +180,7 @@ class Kernels(Record):
         return clock * (low["share"] if low is not None and narrow else 1.0)
 
     def gemm(self, dtype: str) -> FormulaConstants:
-        """Return the GEMM constants of a precision; InputError lists the precisions of the card."""
+        """Return the GEMM constants of a precision; raises InputError if the card has none."""
         surfaces: Mapping[Any, FormulaConstants] = self.section.gemm
         for name in (dtype, _SAME_AS.get(dtype)):
             if name in surfaces:
@@ -187,7 +189,7 @@ class Kernels(Record):
         raise InputError(f"card {self.card!r} has no GEMM times of {dtype!r}, only of {known}")
 
     def attention(self, kernel: str) -> AttentionFigures:
-        """Return an attention kernel; InputError lists the kernels of the card."""
+        """Return the constants of an attention kernel; raises InputError if the card has none."""
         if kernel in self.section.attention:
             return self.section.attention[kernel]
         known = ", ".join(self.section.attention)

@@ -50,8 +50,8 @@ _SPLIT_MEMORY_SHARE = 0.8
 _LONG_S = 1e-3
 """Kernel length in seconds above which a kernel draws full power and the clock falls."""
 _SUSTAINED_SLOWDOWN = 0.4
-"""Fraction of that slow-down which remains in a run, where the clock has fallen before the kernel
-begins; fitted to published runs with small and large GEMMs."""
+"""Fraction of the slow-down of long kernels that applies in a run, where the clock is low already;
+fitted to published runs with small and large GEMMs."""
 _ALIGNMENT = 8
 _MISALIGNED = 2.95
 """Slowdown of weights with a dimension that is no multiple of 8: vTrain's head of 50,257 rows."""
@@ -135,7 +135,7 @@ def gemm_s(
     z ln(1 + t / 1 ms), since a long kernel lowers the clock. With `sustained` z is reduced to 0.4
     z, because a run has lowered the clock already; this does not depend on `clock`. With `cast`,
     low precisions include the quantisation of x, as in the tables that the constants were fitted
-    to. Raises InputError.
+    to. Raises InputError if the card lacks the precision.
     """
     m, n, k, batch = _floats(m, n, k, batch)
     run = _Run(dtype, clock, sustained)
@@ -158,7 +158,8 @@ def linear_s(
 
     The gradients of (m, n, k) are the GEMMs (m, k, n) and (n, k, m). The latter reads both inputs
     transposed and runs at 0.94 of the rate. `cast` adds one quantisation of the input and one of
-    the output's gradient, which both gradients share. Raises InputError.
+    the output's gradient, which both gradients share. Raises InputError if the card lacks the
+    precision.
     """
     m, n, k = _floats(tokens, outputs, inputs)
     one, run = np.ones_like(m), _Run(dtype, clock, sustained)
@@ -190,7 +191,8 @@ def grouped_gemm_s(
     block-scaled precisions). fused : True for kernels that run an expert's whole MLP in one launch.
 
     The time is that of a batched GEMM over the card's relative rate of grouped ones: pointers are
-    read per group, and tiles of different groups share no operand. Raises InputError.
+    read per group, and tiles of different groups share no operand. Raises InputError if the card
+    lacks the precision.
     """
     rows, groups, n, k = _floats(rows, groups, n, k)
     rows = np.ceil(rows / pad) * pad
@@ -216,7 +218,7 @@ def grouped_linear_s(
     """Return the seconds of the experts' linear layers: forward, input and weight gradient.
 
     Like `linear_s` for each group. The inner dimension of weight gradients is the small number of
-    rows of a group; they run at 0.8 of the rate. Raises InputError.
+    rows of a group; they run at 0.8 of the rate. Raises InputError if the card lacks the precision.
     """
     m, groups, n, k = _floats(rows, groups, outputs, inputs)
     m = np.ceil(m / pad) * pad
@@ -255,7 +257,7 @@ def _three(
 def _single_three(
     surface: _Surface, run: _Run, m: float, n: float, k: float, batch: float
 ) -> tuple[float, float, float]:
-    """Return the three GEMM times of one layer, for the cost of computing one of them alone."""
+    """Return the seconds of the three GEMMs of a layer, computed in one call and cached."""
     shapes = np.array([[m, n, k, batch], [m, k, n, batch], [n, k, m, batch]])
     forward, inner, outer = _block(surface, [*shapes.T.copy()], run).tolist()
     return forward, inner, outer
@@ -373,9 +375,10 @@ _UNFUSED_MISALIGNED = 10.0
 def attention_pairs(
     seq_q: ArrayLike, seq_kv: ArrayLike, *, causal: bool = True, window: ArrayLike | None = None
 ) -> F64:
-    """Return the mean number of keys that a query sees; times the queries it gives the pairs.
+    """Return the mean number of keys that a query attends to.
 
-    Causal queries are the last `seq_q` of `seq_kv` tokens. A window of w tokens limits it to w.
+    Multiplied by the number of queries, it is the number of pairs of queries and keys. Causal
+    queries are the last `seq_q` of `seq_kv` tokens. A window of w tokens limits it to w.
     """
     queries, keys = _floats(seq_q, seq_kv)
     # On the diagonal of the causal mask half of the keys are visible.
@@ -406,7 +409,8 @@ def attention_s(
     dv) backward, where h is the masked part of diagonal blocks and the prologue, in keys. Time =
     max(all + tail longest block, longest block) / (R f(d) clock), times (1 + z ln(1 + t / 1 ms)),
     or bytes / HBM if longer, + t0. f = (d/128)^a, with one exponent each for narrow and wide heads.
-    `kv_heads` and `head_dim_v` (MLA) change bytes and FLOP only. Raises InputError.
+    `kv_heads` and `head_dim_v` (MLA) change bytes and FLOP only. Raises InputError if the card
+    lacks the kernel.
     """
     figures = kernels.attention(kernel)
     figure = figures.forward if phase == "forward" else figures.backward
@@ -458,7 +462,8 @@ def ring_attention_s(
 
     Each of `ranks` steps is one kernel over 1/ranks of the queries and keys. Balanced rings give
     every rank the same number of pairs; otherwise the last rank has (2 - 1/ranks) of the mean. One
-    step is causal, the others see all keys (half of them when balanced). Raises InputError.
+    step is causal, the others see all keys (half of them when balanced). Raises InputError if the
+    card lacks the kernel.
     """
     batch, heads, length, ranks = _floats(batch, heads, seq_length, ranks)
     part = length / ranks
@@ -500,7 +505,8 @@ def unfused_attention_s(
     """Return the seconds of unfused attention, which writes its scores.
 
     2 batched GEMMs forward, 4 backward. All s^2 scores are computed. Softmax, mask and dropout move
-    10.1 (12.4 backward) bytes per score; causal masks save nothing. Raises InputError.
+    10.1 (12.4 backward) bytes per score; causal masks save nothing. Raises InputError if the card
+    lacks the precision.
     """
     batch, heads, length, width = _floats(batch, heads, seq_length, head_dim)
     many = batch * heads

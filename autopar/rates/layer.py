@@ -1,4 +1,4 @@
-"""Device and communication times of one layer, of embedding and head, and before MTP layers.
+"""Kernel and communication times of one layer, of embedding and head, and of MTP projections.
 
 A layer is a list of *parts*: the kernels of one operation with their forward, input-gradient and
 weight-gradient seconds. Each part names its module, so that recomputation can repeat any of them.
@@ -65,14 +65,14 @@ class LayerTimes(NamedTuple):
     weight_cast_s: float
     """Quantisation of the weights, seconds per step."""
     held: Real | None
-    """Local experts, whose routing and launches add host overhead; None for dense layers."""
+    """Number of local experts, for the host overhead of routing and launches; None if dense."""
 
 
 def layer_times(machine: Machine, job: Job, block: Block) -> LayerTimes:
-    """Return the times of one layer of a block for one micro-batch; raises InputError.
+    """Return the times of one layer of a block for one micro-batch on one rank.
 
-    Sizes per rank: tokens n = micro-batch seq / cp, widths over tp; norms and residuals n / tp with
-    sequence parallelism.
+    A rank has n = micro-batch seq / cp tokens and 1 / tp of the widths. Norms and residuals have
+    n / tp tokens with sequence parallelism. Raises InputError if the card lacks a kernel.
     """
     tensor, experts, context = CommunicationTime(), CommunicationTime(), CommunicationTime()
     if block.attention is not None:
@@ -114,7 +114,7 @@ def layer_kernels(
     """Yield the kernels of one layer of a block; times are arrays where `split` has arrays.
 
     Tokens, widths and tensor degrees come from `split`; precision, kernels, sequence length,
-    context and expert degrees from `job`. Raises InputError.
+    context and expert degrees from `job`. Raises InputError if the card lacks a kernel.
     """
     if block.attention is not None:
         yield from _attention_parts(machine, job, block.hidden, block.attention, split)
@@ -213,9 +213,10 @@ def _core_s(
     backward: bool,
     keys: int | None = None,
 ) -> F64:
-    """Return the seconds of softmax(q k) v on a rank.
+    """Return the seconds of core attention, softmax(q k^T) v, on a rank.
 
-    keys : tokens of the other sequence in cross-attention; None for self-attention.
+    backward : True for the backward
+    keys : tokens of the sequence that cross-attention reads; None for self-attention
     """
     phase: Phase = "backward" if backward else "forward"
     exchanged = _exchanging(job)
@@ -291,7 +292,7 @@ def _core_s(
 def _cross_parts(
     machine: Machine, job: Job, hidden: int, attention: Attention, split: RankShape, keys: int
 ) -> Iterator[KernelTime]:
-    """Yield the parts of cross-attention to `keys` tokens, including its own projections."""
+    """Yield the parts of cross-attention to `keys` tokens, including its projections."""
     n, t = split.tokens, split.tensor
     # A rank has an equal fraction of both sequences.
     others = n * (keys / job.seq)
@@ -341,11 +342,12 @@ def _mamba_parts(
 
 
 def tensor_parallel_comm(machine: Machine, job: Job, hidden: int) -> CommunicationTime:
-    """Return the tensor-parallel collectives of one half of a layer.
+    """Return the time of the tensor-parallel collectives of attention or MLP of a layer.
 
-    All-reduces of n h elements. Sequence parallelism has an all-gather before and a reduce-scatter
-    after, and the reverse in the backward. There a second all-gather serves the weight gradient
-    (Korthikanti et al. 2022, section 4.2); the stack's `regather` is the time of both over one.
+    Without sequence parallelism: an all-reduce of n h elements forward, and one backward. With it:
+    an all-gather before and a reduce-scatter after, and the reverse in the backward. There a second
+    all-gather serves the weight gradient (Korthikanti et al. 2022, section 4.2). The stack's
+    `regather` is the time of both all-gathers over one.
     """
     if job.tp == 1:
         return CommunicationTime()
@@ -366,13 +368,14 @@ _CONTEXT_FRACTION = 0.1
 def context_parallel_comm(
     machine: Machine, job: Job, attention: Attention, core_s: tuple[float, float] | None = None
 ) -> CommunicationTime:
-    """Return the exposed context-parallel communication; a ring sends twice the bytes backward.
+    """Return the exposed time of the context-parallel communication of one layer.
 
-    Ulysses has four all-to-alls each way, of queries, keys, values and the output, none overlapped.
-    With several groups of neighbours, a ring over the groups is added. `keys_gathered` has an
-    all-gather of keys and values before attention and again before its backward. A reduce-scatter
-    of their gradients follows the backward. None of it is overlapped (Transformer Engine's
-    AttnFuncWithCPAndKVAllGather; arXiv 2407.21783, section 3.3.2).
+    - Ring attention: messages overlap with attention; the backward sends twice the bytes.
+    - Ulysses: four all-to-alls each way, of queries, keys, values and the output, not overlapped.
+      With `job.rings` above 1, a ring over the groups is added.
+    - `keys_gathered`: an all-gather of keys and values before attention and again before its
+      backward. A reduce-scatter of their gradients follows. None of them overlaps (Transformer
+      Engine's AttnFuncWithCPAndKVAllGather; arXiv 2407.21783, section 3.3.2).
 
     core_s : seconds of attention forward and backward; None: computed here.
     """
@@ -414,9 +417,10 @@ def _exchanging(job: Job) -> int:
 
 
 def _exchange_sends(machine: Machine, job: Job, attention: Attention) -> CommunicationTime:
-    """Return the all-to-alls of n q/t, n k/t, n v/t and n o/t elements, and of their gradients.
+    """Return the time of the all-to-alls of Ulysses, forward and backward.
 
-    Every rank has at least one key-value head (arXiv 2309.14509, section 3.2).
+    They move n q/t, n k/t, n v/t and n o/t elements, and their gradients. Every rank has at least
+    one key-value head (arXiv 2309.14509, section 3.2).
     """
     groups, ranks = max(attention.kv_heads, job.tp), _exchanging(job)
     keys, values = groups * attention.width, groups * attention.value_width
@@ -437,7 +441,7 @@ def _exchange_sends(machine: Machine, job: Job, attention: Attention) -> Communi
 def embedding_times(
     machine: Machine, job: Job, tokens: Real | None = None
 ) -> tuple[KernelTime, ...]:
-    """Return the embedding look-up of a micro-batch and the accumulation of its gradient.
+    """Return kernel times of the embedding: look-up of a micro-batch and gradient accumulation.
 
     tokens : tokens per rank; None for those of the job.
     """
@@ -457,7 +461,7 @@ def embedding_times(
 
 
 def head_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[KernelTime, ...]:
-    """Return final norm, head and loss of a micro-batch; `tokens` as in `embedding_times`.
+    """Return kernel times of final norm, head and loss; `tokens` as in `embedding_times`.
 
     The head stays in 16 bits; its columns are padded to 128 per rank.
     """
@@ -486,10 +490,10 @@ def head_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[
 
 
 def mtp_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[KernelTime, ...]:
-    """Return norms and projection before an MTP layer; `tokens` as in `embedding_times`.
+    """Return kernel times before an MTP layer; `tokens` as in `embedding_times`.
 
-    Norms of the token's embedding and of the hidden state, and one projection of both together to
-    the hidden size. Its final norm belongs to its head (`head_times`). DeepSeek-V3, arXiv
+    The token's embedding and the hidden state are normalised, concatenated and projected to the
+    hidden size. The final norm of the MTP layer is part of `head_times`. DeepSeek-V3, arXiv
     2412.19437, section 2.2.
     """
     hidden = job.blocks[-1].hidden

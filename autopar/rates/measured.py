@@ -1,7 +1,7 @@
 """HardwareProfile: bandwidths and times of a cluster, in base units, from any source.
 
-The four documented files (all-reduce and point-to-point bandwidth, overlap coefficient, collective
-times) become one typed document here; `documents.hardware` reads and writes them.
+Galvatron's four hardware files (all-reduce and point-to-point bandwidth, overlap coefficient,
+collective times) become one record here; `documents.hardware` reads and writes them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _whole(num_ranks: int) -> float:
 
 
 def _others_share(num_ranks: int) -> float:
-    # Every rank sends all parts of a tensor in n parts except its own.
+    # Every rank sends n - 1 of the n parts of a tensor.
     return (num_ranks - 1) / num_ranks
 
 
@@ -129,7 +129,7 @@ class Curve(Record, eq=False, dict=True):
         return float(self.times_s[0]) - rise * first
 
     def rising(self) -> Curve:
-        """Return the curve with times, percentiles and latency that never fall as messages grow.
+        """Return the curve smoothed so that times and percentiles never fall as messages grow.
 
         Medians of a busy machine scatter. A plan that sends more bytes must not win because the
         samples of its size were lucky.
@@ -200,7 +200,7 @@ class HardwareProfile(Record, eq=False):
     """Other overlap factors of an engine, for estimates; None: measured files, which use only the
     overlap coefficient."""
     curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)
-    """Times by (operation, size of a consecutive group); documented files contain `allreduce` and
+    """Times by (operation, size of a consecutive group); Galvatron's files contain `allreduce` and
     `all2all`, sidecars all of `COLLECTIVES`."""
     strided_curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)
     """Times by (operation, size of a group of ranks i, i+W/g, i+2W/g, ...), from sidecars."""
@@ -210,8 +210,8 @@ class HardwareProfile(Record, eq=False):
     sequence_curves: Mapping[int, Curve] = field(default_factory=dict)
     """All-reduce times by size of a consecutive group, used only for sequence parallelism.
 
-    They price its all-gathers and reduce-scatters if an `sp_time` file is from another run than the
-    bandwidths.
+    They give the times of its all-gathers and reduce-scatters if an `sp_time` file is from another
+    run than the bandwidths.
     """
     domain_gpus: int | None = None
     """GPUs joined by intra-node links across several nodes, as in a rack; None: those of one node.
@@ -219,12 +219,12 @@ class HardwareProfile(Record, eq=False):
     memory_bytes: float | None = None
     """Memory of one device in bytes; None if unknown."""
     memory_bytes_per_s: float | None = None
-    """Memory bandwidth of one device; None if unknown, then optimizer and look-up cost 0."""
+    """Memory bandwidth of one device; None if unknown: optimizer and look-up take 0 s."""
     name: str = "measured"
     estimated: bool = False
     """True if the numbers come from a datasheet and not from a measurement."""
     synthetic: bool = False
-    """True if the numbers only exercise the code and describe no real machine."""
+    """True if the numbers are made up for tests and describe no real machine."""
     sources: tuple[Source, ...] = ()
     notes: tuple[str, ...] = ()
     """Irregularities of the files, as sentences."""
@@ -287,7 +287,7 @@ class HardwareProfile(Record, eq=False):
 
 def _ratio(curve: Curve, speed: Speed, bytes_per_s: float, factor: float) -> float:
     """Return percentile over median at the size whose bandwidth is nearest to `bytes_per_s`."""
-    # The documented value is a bus bandwidth, so the curve is converted to one.
+    # Galvatron's files contain bus bandwidths, so the curve is converted to them.
     rates = factor * curve.sizes_bytes / curve.times_s
     # In logarithms, half and double of the entry are equally far from it.
     nearest = int(np.argmin(np.abs(np.log(rates / bytes_per_s))))
@@ -369,7 +369,7 @@ after each half; ulysses: all-to-alls of queries, keys, values and the result.
 
 
 def host_calls(kind: str) -> CollectiveCounts:
-    """Return the collectives of a layer sharded in this way; 0 for kinds without times."""
+    """Return the collective counts of a layer sharded by `kind` (a key of `_CALLS`); else 0."""
     return _CALLS.get(kind, CollectiveCounts(0, 0))
 
 

@@ -14,9 +14,9 @@ from autopar.arrays import F64
 from autopar.rates.constants import ELEMENT_BYTES, Kernels, MemoryClass
 
 _EMBEDDING_BYTES = 8.0
-"""Per element of the result: 2 bytes read, 2 written, and 4 for the mask and the sum over ranks."""
+"""Bytes per element of the result: 2 read, 2 written, and 4 for the mask and the sum over ranks."""
 _PERMUTE_BYTES = {"forward": 8.0, "backward": 12.0}
-"""Per element of tokens sent to experts, counted from the kernels of Megatron-Core."""
+"""Bytes per element of tokens sent to experts, counted from the kernels of Megatron-Core."""
 
 
 def memory_bound_s(
@@ -66,7 +66,7 @@ def cast_s(
     The result is 0 for a precision of 16 bits or more. Without `bytes_per_element`, an element of e
     bytes moves 2 + e bytes at the rate of the quantising kernels in the card's tables. Otherwise
     `bytes_per_element` move at the elementwise rate: 4 in Transformer Engine, which also writes the
-    transpose, 7 in torchtitan. Raises InputError.
+    transpose, 7 in torchtitan. Raises InputError if the card lacks the precision.
     """
     figure, size = kernels.gemm(dtype), ELEMENT_BYTES[dtype]
     many = np.asarray(elements, dtype=np.float64)

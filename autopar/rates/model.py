@@ -1,4 +1,4 @@
-"""ModelProfile from a model spec and a card: memory and times counted from the architecture."""
+"""Estimated ModelProfile of a model spec on a card: memory and times from the architecture."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def activation_bytes(
 ) -> float:
     """Return the saved activations of one layer per sample at a tensor degree, in bytes.
 
-    The formula is above. `memory_seq_length` is the length of the sequence that cross-attention
-    reads.
+    The formulas are in the comment above. `memory_seq_length` is the length of the sequence that
+    cross-attention reads. Raises InputError if heads or MLP width are unknown.
     """
     if kernels not in ("eager", "fused"):
         raise InputError(f"kernels must be 'eager' or 'fused', got {kernels!r}")
@@ -289,7 +289,7 @@ def backward_bytes(
     *,
     element_bytes: float = 2.0,
 ) -> float:
-    """Return the bytes above `kept_bytes` that one sample's backward needs on a rank.
+    """Return the transient bytes of a layer's backward per sample and rank, above `kept_bytes`.
 
     kept_bytes : saved activations of the layer per sample on that rank. Used only if heads or MLP
     width are unknown: half of it, and at degrees above 1 one whole activation more.
@@ -344,7 +344,7 @@ def _mixture(
     gradients: float,
     attention: float,
 ) -> float:
-    """Return the peak of a mixture of experts in units of one activation, without visit weights."""
+    """Return the transient peak of an MoE layer in units of X, without router weights."""
     # With gated MLPs, outputs of the experts are freed when their gradients arrive.
     gone = visited if layer.gated_mlp else 0.0
     if kind == "tp":
@@ -370,9 +370,9 @@ def _mixture(
 def check_rates(
     profile: ModelProfile, spec: ModelSpec, hardware: HardwareProfile
 ) -> tuple[str, ...]:
-    """Return notes on measured forwards that are faster than the device computes.
+    """Return notes on measured forward times that exceed the peak FLOP/s of the device.
 
-    The device is the card in the hardware's name; otherwise the fastest card.
+    The device is the card whose name the hardware profile starts with, else the fastest card.
 
     Raises
     ------
@@ -408,7 +408,8 @@ def check_rates(
 def layer_flop(layer: LayerSpec, seq_length: int, memory_seq_length: int) -> float:
     """Return the FLOP of one sample's forward: GEMMs, and scores, half of them if causal.
 
-    `memory_seq_length` is the length of the sequence that cross-attention reads. Raises InputError.
+    `memory_seq_length` is the length of the sequence that cross-attention reads. Raises InputError
+    if heads or MLP width are unknown.
     """
     if layer.num_heads is None or layer.ffn_hidden_size is None:
         raise InputError("heads and MLP width are unknown", remedy="Add --model with a model spec")
@@ -434,7 +435,7 @@ def layer_flop(layer: LayerSpec, seq_length: int, memory_seq_length: int) -> flo
 
 
 def _pairs(layer: LayerSpec, seq_length: int) -> float:
-    """Return the pairs of a query and a visible key, as the mean over the layers of a type."""
+    """Return the number of pairs of a query and a visible key, averaged over layers of a type."""
     every = seq_length * seq_length * (0.5 if layer.causal else 1.0)
     if layer.window is None or layer.window >= seq_length:
         return every
@@ -483,7 +484,7 @@ def estimate_model(
     `seq_lengths` apply to all layer types; the default is each type's own length. `stack` names the
     software stack that defines kernels, host overheads and saved activations. Without it, `kernels`
     selects PyTorch's own kernels or fused ones. Known figures of `site` replace the card's. Raises
-    InputError.
+    InputError for unknown names and incomplete specs.
     """
     from autopar.rates.card import load_card  # the planner needs the counts alone
     from autopar.rates.parts.operations import machine_of

@@ -28,7 +28,7 @@ _Kind = Literal["sp", "tp", "ulysses"]
 def cells_job(
     name: str, blocks: tuple[Block, ...], vocab: int, seq_length: int, precision: str
 ) -> Job:
-    """Return a job with the settings of cells except sizes; precision is bf16, fp16 or fp32."""
+    """Return the job that cells are computed from, at batch 1; precision is bf16, fp16 or fp32."""
     return Job(
         name=name,
         blocks=blocks,
@@ -50,10 +50,12 @@ def layer_cells(
     degrees: Sequence[int],
     sequence_parallel: bool,
 ) -> tuple[list[TimePoint], list[ShardedTime]]:
-    """Return forward times of whole layers, and every cell with its backward and optimizer step.
+    """Return (forward times of unsharded layers, all times by degree and batch) of a layer type.
 
-    batches : samples per tensor group; degrees : sizes of tensor groups and Ulysses groups, with 1
-    among them. A checkpointed layer runs its forward again.
+    batches : samples per tensor group
+    degrees : sizes of tensor groups and Ulysses groups, including 1
+
+    The recomputation time of a checkpointed layer is its forward time.
     """
     kind: _Kind = "sp" if sequence_parallel else "tp"
     whole: list[TimePoint] = []
@@ -117,7 +119,7 @@ _Cell = TypeVar("_Cell", TimePoint, ShardedTime)
 
 
 def mean_cells(kinds: Sequence[Sequence[_Cell]], numbers: Sequence[int]) -> list[_Cell]:
-    """Return the mean cells of a layer type from its kinds of layers, `numbers` layers of each."""
+    """Return the cells of a layer type: means over its kinds of layers, weighted by `numbers`."""
     total = sum(numbers)
     found = []
     for same in zip(*kinds, strict=True):

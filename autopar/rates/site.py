@@ -3,7 +3,7 @@
 Two clusters with the same card differ in the sustained clock of their GPUs and in the bandwidth
 that links and adapters reach. A site file contains these figures with their quality and, if
 `autopar profile site` wrote it, the measurements behind them. Everything except its name is
-optional: the card's figure is used for a missing one. The measurements themselves are not here.
+optional: the card's figure is used for a missing one. The benchmarks are in `profiler.site`.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class SiteDocument(Record):
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Check the header; raises an error for a document of another kind."""
+        """Return `data` after a check of its header; raises an error for another document type."""
         return headed(data, FORMAT, "a site")
 
     def __post_init__(self) -> None:
@@ -207,7 +207,7 @@ class SiteDocument(Record):
 
 
 PARTS = ("clock", "memory_share", "in_node", "cross_node", "adapter_bytes_per_s", "host")
-"""Groups of figures that a site may know; the possible members of `Site.known`."""
+"""Groups of figures that a site can define; the possible members of `Site.known`."""
 
 
 class Site(Record):
@@ -271,7 +271,7 @@ class Site(Record):
     def require_card(self, card: Card) -> None:
         """Raise DocumentError if the cluster's devices are not those of `card`.
 
-        The factors of a site are relative to its card. A site that names no card goes with any.
+        The factors of a site are relative to its card. A site without a card can be used with any.
         """
         if self.card is None or self.card == card.name:
             return
@@ -299,12 +299,12 @@ def _with_adapters(network: Network, adapter_bytes_per_s: float | None) -> Netwo
 
 
 def load_site(name: str) -> Site:
-    """Return a site by name or path; raises InputError with file, key and value."""
+    """Return a site by name or path; raises InputError if it is unknown or invalid."""
     return read_site(load_object(catalog.find_site(name)))
 
 
 def read_site(document: JsonDocument) -> Site:
-    """Return the site of a document; raises DocumentError with file, key and value."""
+    """Return the site of a document; raises DocumentError if a key is missing or invalid."""
     path = document.path
     found = read_record(SiteDocument, path, document.data)
     gemm, host = found.gemm, found.host
@@ -414,7 +414,7 @@ def fit_factors(
 def collective_s(
     card: Card, row: CollectiveTime, gpus_per_node: int, adapter_bytes_per_s: float | None = None
 ) -> float:
-    """Return the seconds of a measured collective by the card alone; arguments as `fit_factors`."""
+    """Return the seconds that a card predicts for a measured collective; see `fit_factors`."""
     network = _with_adapters(card.network, adapter_bytes_per_s)
     return collective_time_s(
         network, row.operation, row.size_bytes, _shape(card, row, gpus_per_node)
@@ -501,9 +501,9 @@ class StepTime(NamedTuple):
 def step_time_s(site: Site, work: StepWork) -> StepTime | None:
     """Return the seconds of a training step from a site's absolute figures, without overlap.
 
-    FLOP / sustained rate + bytes / copy rate + measured collectives + host overhead. A CPU is its
-    own host, whereas a GPU works while the host does. None if one of these figures was not
-    measured.
+    FLOP / sustained rate + bytes / copy rate + measured collectives + host overhead. Host
+    overhead is concurrent with the kernels of a GPU, but not with those of a CPU. None if one of
+    these figures was not measured.
     """
     rate, copied = site.gemm_flop_per_s, site.copy_bytes_per_s
     forward_s, backward_s = site.host_forward_s, site.host_backward_s

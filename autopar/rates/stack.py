@@ -132,7 +132,7 @@ class StackDocument(Record):
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Check the header; raises an error for a document of another kind."""
+        """Return `data` after a check of its header; raises an error for another document type."""
         return headed(data, FORMAT, "a stack")
 
 
@@ -150,14 +150,14 @@ class Stack(Record):
     def overlap_coefficient(self) -> float:
         """Mutual slow-down factor of compute and concurrent ZeRO-3 traffic, 1 to 2.
 
-        max + x min of the two is k min + the remainder of the longer, with k = 1 + x; at 2 nothing
-        is hidden.
+        Both together take max + x min, where x is `fully_sharded`. That equals k min plus the
+        remainder of the longer, with k = 1 + x. At k = 2 nothing is hidden.
         """
         return min(2.0, 1.0 + self.figures.overlap["fully_sharded"])
 
     @property
     def hiding(self) -> OverlapFactors:
-        """Other overlap factors and overheads, for pricing plans from estimated profiles."""
+        """Overlap factors and host overheads for predictions from estimated profiles."""
         shares, host = self.figures.overlap, self.figures.host
         states, reduced = self.figures.optimizer["bytes"], self.figures.gradient["reduce_bytes"]
         # Gradients are read twice: for their norm and to be scaled.
@@ -185,12 +185,12 @@ class Stack(Record):
 
 
 def load_stack(name: str) -> Stack:
-    """Return a stack by name or path; raises InputError with file, key and value."""
+    """Return a stack by name or path; raises InputError if it is unknown or invalid."""
     return read_stack(load_object(catalog.find_document("stacks", "stack", name)))
 
 
 def read_stack(document: JsonDocument) -> Stack:
-    """Return the stack of a document; raises DocumentError with file, key and value."""
+    """Return the stack of a document; raises DocumentError if a key is missing or invalid."""
     path = document.path
     stack = read_record(StackDocument, path, document.data)
     return Stack(

@@ -21,7 +21,7 @@ class ReplicaGroup(NamedTuple):
 
     experts: bool
     shards: int
-    """Sharding degree: number of neighbours among these ranks that share states."""
+    """Sharding degree: number of neighbouring ranks over which states are sharded."""
     copies: int
     """Number of replicas of the sharded states."""
     stride: int
@@ -153,7 +153,7 @@ def overlapped_traffic_s(machine: Machine, device_s: Real, traffic_s: Real) -> R
 def table_traffic_s(machine: Machine, job: Job, weights: float) -> float:
     """Return the exposed seconds of ZeRO-3 communication of embedding or head, per micro-batch.
 
-    Embedding or head is one more unit and is gathered once.
+    Each is a separate FSDP unit, gathered once per micro-batch.
     """
     moved = _gather_s(machine, job, weights, job.element_bytes) + _scatter_s(machine, job, weights)
     return machine.stack.figures.overlap["fully_sharded"] * moved
@@ -164,8 +164,9 @@ def reduction_s(
 ) -> tuple[float, float, float, float]:
     """Return seconds of a stage's gradient reduction and weight all-gather, then bytes of both.
 
-    held : parameters of a rank by group. Bytes are those of a whole tensor, before the reduction
-    and after the all-gather.
+    held : parameters of a rank by group
+
+    Bytes are those of unsharded tensors, before the reduction and after the all-gather.
     """
     grads = gradient_bytes(machine, job)
     summed = gathered = summed_bytes = gathered_bytes = 0.0

@@ -40,7 +40,7 @@ _ROUTER_BYTES = 40.0
 """Bytes per token and expert in each direction: scores, their softmax, the selected ones and the
 routing maps, in fp32 and int32 (counted from Megatron-Core's router)."""
 _UNFUSED_PERMUTE = 2.7
-"""Permutation time without over with a fused dispatcher, from published steps of MoE models."""
+"""Permutation time without a fused dispatcher over that with one, from published MoE steps."""
 
 
 def expert_parts(
@@ -124,7 +124,7 @@ def expert_parts(
 
 
 def _taken(job: Job) -> float:
-    """Return the tokens of the busiest rank's experts over the mean."""
+    """Return the tokens that the busiest expert rank processes over the mean."""
     return processed_share(job.skew, capacity=job.capacity, padded=job.padded_capacity)
 
 

@@ -45,7 +45,7 @@ def linear_parts(
     inputs: Real,
     beside: Beside = (),
 ) -> Iterator[KernelTime]:
-    """Yield a linear layer's GEMMs, its gradient accumulation and its casts.
+    """Yield kernel times of a linear layer: GEMMs, gradient accumulation and casts.
 
     beside : possible targets of adapters; if given, parts of adapters and of the dequantisation of
     the frozen matrix are yielded as well.
@@ -94,8 +94,8 @@ def adapter_parts(
 ) -> Iterator[KernelTime]:
     """Yield the GEMMs and sums of a matrix's adapters, in 16 bits.
 
-    groups : number of local experts with one adapter each, `tokens` being per expert; None: one
-    matrix for all tokens.
+    groups : number of local experts with one adapter each, where `tokens` is per expert; None: one
+    adapter for all tokens.
     """
     adapters, kernels = job.adapters, machine.kernels
     if adapters is None:
@@ -137,7 +137,7 @@ def mlp_parts(
     module: str,
     split: RankShape,
 ) -> Iterator[KernelTime]:
-    """Yield an MLP applied to all tokens; `module` also names its parts."""
+    """Yield kernel times of a dense MLP or shared expert; part names start with `module`."""
     gates, inner = 2 if gated else 1, width / split.tensor
     n, first = split.tokens, gates * inner
     up: Beside = [("fc1", inner)] * gates

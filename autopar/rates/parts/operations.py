@@ -41,7 +41,7 @@ class Machine(Record):
 def machine_of(card: Card, stack: Stack, site: Site | None = None) -> Machine:
     """Return a machine with a card's devices; known figures of a site replace the card's.
 
-    Raises DocumentError if the card has no kernel times or the site has another card.
+    Raises DocumentError if the card has no kernel times or the site was measured on another card.
     """
     kernels = kernels_of(card)
     clock, factors = kernels.clock, SiteFactors()
@@ -143,7 +143,7 @@ def element_part(
     *,
     gated: bool = False,
 ) -> KernelTime:
-    """Return the part of an operation with the stack's bytes per element."""
+    """Return the kernel time of a memory-bound operation, with the stack's bytes per element."""
     # The stack counts bytes in 16 bits; fp32 moves twice as many.
     width = max(1.0, ELEMENT_BYTES[job.precision] / ELEMENT_BYTES["bf16"])
     forward, backward = (

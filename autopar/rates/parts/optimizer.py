@@ -16,10 +16,10 @@ from autopar.run.runtime import HostAdam
 
 
 def optimizer_time_s(machine: Machine, job: Job, own: float, resident: float) -> float:
-    """Return the seconds of an update of `own` parameters with `resident` gradients.
+    """Return the seconds of an update of `own` parameters that reads `resident` gradients.
 
-    Updates on the host are added: they begin when gradients are available, and the device has
-    little to do at that time.
+    Host updates of offloaded states are added: they begin when gradients are available, and the
+    device has little to do at that time.
     """
     figures = machine.stack.figures
     gradient = job.gradient_bytes or figures.gradient["reduce_bytes"]
@@ -51,7 +51,7 @@ def optimizer_time_s(machine: Machine, job: Job, own: float, resident: float) ->
 
 
 def host_of(machine: Machine) -> Host:
-    """Return a GPU's share of its host; raises DocumentError if the card has no host figures."""
+    """Return link and memory rates of a GPU's host; raises DocumentError if the card has none."""
     card = machine.card
     return Host(
         link_bytes_per_s=card.need("host.bytes_per_s", "offloading")
