@@ -663,6 +663,7 @@ class _Priced:
         self._times: dict[tuple[str, GroupShape], NDArray[np.float64]] = {}
 
     def curve(self, operation: str, shapes: Sequence[GroupShape]) -> Curve:
+        """Return the times of the slowest of these groups by message size."""
         # Groups of a kind run at the same time, and the slowest decides.
         times = np.max([self._of(operation, shape) for shape in shapes], axis=0)
         return Curve(sizes_bytes=_CURVE_BYTES, times_s=times)

@@ -114,7 +114,7 @@ def activation_bytes(
 
     # 4 bytes per token: fp32 mean and deviation of a LayerNorm, one number of an RMSNorm.
     around = num_norms * (s * h * e + 4.0 * s * (2 if layer_norm else 1))
-    # GEMMs save the output of the norms before them; nothing saves the output of a norm behind
+    # GEMMs save the output of the norms before them; nothing saves the output of a norm after
     # them.
     around += min(num_norms, 3 if layer.cross_attention else 2) * s * h * e
     # Eager RMSNorm saves its input in fp32 in addition to the normalised value.

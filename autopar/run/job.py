@@ -113,8 +113,8 @@ class Job(Record):
     """ZeRO stage: data-parallel ranks shard nothing (0), optimizer states (1), also gradients (2),
     also weights (3)."""
     replicas: int = 1
-    """Number of HSDP replicas or distributed-optimizer instances. Neighbouring ranks
-    form a sharding group; gradients are also reduced over the replicas."""
+    """Number of HSDP replicas or distributed-optimizer instances. Neighbouring ranks form a
+    sharding group; gradients are also reduced over the replicas."""
     reshard: bool = True
     """True if ZeRO-3 gathers weights again for the backward."""
     precision: Precision = "bf16"
@@ -152,8 +152,7 @@ class Job(Record):
     """True if gradients are reduced over data-parallel ranks after each micro-batch, not once per
     step."""
     gathered_bytes: float | None = None
-    """Bytes per weight when data-parallel ranks all-gather a layer; None: 2, or
-    4 in fp32."""
+    """Bytes per weight when data-parallel ranks all-gather a layer; None: 2, or 4 in fp32."""
     gradient_bytes: float | None = None
     """Bytes per element of the data-parallel gradient reduction; None for the default of the
     stack."""

@@ -127,8 +127,8 @@ class ModelSpec(Record):
     """Base of rotary positions; None without rotary positions, if unknown, or if frequencies are
     scaled in a way that `rotary_scaling_factor` does not describe."""
     rotary_scaling_factor: _Ratio | None = None
-    """Scaling factor of low rotary frequencies in Llama 3.1 and later; None for no
-    scaling. Wavelengths above 8192 tokens are scaled fully, those from 2048 tokens partly."""
+    """Scaling factor of low rotary frequencies in Llama 3.1 and later; None for no scaling.
+    Wavelengths above 8192 tokens are scaled fully, those from 2048 tokens partly."""
     make_vocab_size_divisible_by: _Size = 128
     extra_embedding_parameters: _Parameters = 0
     """Parameters before the first layer in addition to token and position embeddings, such as token

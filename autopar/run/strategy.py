@@ -173,7 +173,7 @@ class Strategy(Record, dict=True):
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches per step in one pipeline; 0 for an incomplete one or an uneven grid."""
+        """Micro-batches per step in one pipeline; 0 if the batch is too small or dp is 0."""
         return self.global_batch // (self.micro_batch * self.dp) if self.dp else 0
 
     @cached_property

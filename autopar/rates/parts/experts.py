@@ -46,6 +46,7 @@ _UNFUSED_PERMUTE = 2.7
 def expert_parts(
     machine: Machine, job: Job, hidden: int, mlp: Experts, split: RankShape
 ) -> Iterator[KernelTime]:
+    """Yield kernel times of an MoE block: experts, permutation, router and shared expert."""
     n = split.routed
     own = n * mlp.per_token * _taken(job)
     # Ranks that share an expert (expert tensor parallelism) each have all of its tokens.
@@ -162,11 +163,11 @@ def expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Commu
 
 
 def _gathered_sends(machine: Machine, job: Job, width: int) -> CommunicationTime:
-    """Return the cost of an all-gather dispatch and a reduce-scatter combine.
+    """Return the time of dispatch by all-gather and combine by reduce-scatter.
 
-    An all-gather of t h (EP ETP - 1) elements before the experts and a reduce-scatter of as many
-    after, in fp32 where probabilities are, for any number of experts per token. The backward is the
-    reverse (Megatron-Core moe/token_dispatcher.py, MoEAllGatherTokenDispatcher).
+    The all-gather moves t h (EP ETP - 1) elements, for any number of experts per token. So does the
+    reduce-scatter, in fp32 if router probabilities are fp32. The backward is the reverse
+    (Megatron-Core moe/token_dispatcher.py, MoEAllGatherTokenDispatcher).
     """
     ranks = job.ep * job.etp
     if ranks == 1:
@@ -186,9 +187,9 @@ def _gathered_sends(machine: Machine, job: Job, width: int) -> CommunicationTime
 
 
 def _shared_expert_s(machine: Machine, job: Job, width: int, mlp: Experts) -> float:
-    """Return the seconds of communication of an expert that is shared by several ranks.
+    """Return the seconds of expert-tensor-parallel communication of one layer.
 
-    An all-gather before the expert and a reduce-scatter after it.
+    An all-gather precedes the experts, and a reduce-scatter follows them.
     """
     if job.etp == 1:
         return 0.0

@@ -168,6 +168,7 @@ def product_part(
     weights: Real,
     dtype: str,
 ) -> KernelTime:
+    """Return the GEMM times of a linear layer, with gradient accumulation of its weights."""
     forward, inner, outer = times
     if job.row_scales and ELEMENT_BYTES[dtype] < ELEMENT_BYTES["bf16"]:
         rate = machine.stack.figures.cast["row_scales_rate"]
@@ -181,6 +182,7 @@ def product_part(
 
 
 def accumulation_bytes(machine: Machine, job: Job) -> float:
+    """Return the bytes moved per weight and micro-batch to accumulate its gradient."""
     if job.accumulation_bytes is not None:
         return job.accumulation_bytes
     return machine.stack.figures.gradient["accumulation_bytes"]

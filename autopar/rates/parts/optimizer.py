@@ -103,7 +103,7 @@ def weights_cast_s(machine: Machine, job: Job, block: Block) -> float:
 
 
 class Host(Record):
-    """A GPU's share of its host, in bytes/s."""
+    """Rates of host link and host memory available to one GPU."""
 
     link_bytes_per_s: float
     """Copy rate of the link to the host, each direction."""
