@@ -1,7 +1,8 @@
 """Other spellings of options from `aliases.toml`, and suggestions for unknown options.
 
-Names are written with hyphens; the name of an option of a command is never an alias there. The
-options themselves are fields of the dataclasses that commands fill, see `fields`.
+Names are spelled with hyphens. A word that is the name of an option of the command always means
+that option, even if it is an alias elsewhere. Options are defined as fields of dataclasses, see
+`fields`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from autopar.errors import nearest
 from autopar.records import Record
 
 _LIKE, _LIKE_OWN = 0.7, 0.6
-"""Minimum similarity (0 to 1) of an unknown name to any spelling, and to an option name. Two
-letters are a large part of a short name."""
+"""Minimum similarity (0 to 1) of an unknown name to any spelling, and to an option name. The second
+is lower, because two wrong letters are a large part of a short name."""
 
 
 class Family(Record):
-    """Handling, in some commands, of options of other programs that these commands lack."""
+    """Treatment of options of other programs that a command does not define."""
 
     ignored: Mapping[str, str] = field(default_factory=dict)
     """Option that is accepted and ignored together with its value -> reason. A name that ends in a
@@ -32,7 +33,7 @@ class Family(Record):
     lists: frozenset[str] = frozenset()
     """Ignored options with any number of values."""
     planned: Mapping[str, str] = field(default_factory=dict)
-    """Option that sets a result of the search -> remedy, with `{n}` for the given number."""
+    """Option whose value the search determines -> remedy, with `{n}` for the given number."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Option without an equivalent -> reason."""
     only_one: Mapping[str, str] = field(default_factory=dict)
@@ -45,22 +46,22 @@ class AliasTables(Record):
     aliases: Mapping[str, tuple[str, ...]]
     """Other name -> option names; the first one that the command has is used. `=` sets a value."""
     ambiguous: Mapping[str, tuple[tuple[str, str], ...]]
-    """Name with several meanings -> each option and its count."""
+    """Name with several meanings -> (option, explanation of its value such as `per node`)."""
     short: Mapping[str, str]
-    """Word after a single hyphen -> name."""
+    """Word after a single hyphen -> name of the option or alias."""
     joined: frozenset[str]
-    """Names whose value may be several words."""
+    """Options whose value may be several words, which are joined with `+`."""
     hints: Mapping[str, tuple[str, str]]
     """Unknown name -> (option that the command must have for the suggestion, suggestion)."""
     elsewhere: Mapping[str, str]
     """Option of another command -> command line that uses it."""
     values: Mapping[tuple[str, str], str]
-    """(option as typed or as in the command, other spelling of a value) -> value."""
+    """(option name or alias, other spelling of a value) -> value."""
     manual: Mapping[str, tuple[str, ...]]
-    """Switch of Galvatron -> sizes that it controls."""
+    """Switch of Galvatron -> size options that count only if the switch is 1."""
     families: Mapping[str, Family]
-    """Family name given by a command -> handling of options of other programs. It takes precedence
-    over the aliases."""
+    """Name (`Command.family`) -> treatment of options of other programs; it takes precedence over
+    aliases."""
 
 
 @cache

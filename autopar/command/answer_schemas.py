@@ -1,7 +1,7 @@
-"""Head of an answer, and the documents after it by command, with keys that plan files lack.
+"""Schema of `--json` answers: a common head, then the document of the command.
 
-Launch and plan files are read strictly, so their schema has no keys of a search. This module joins
-the schema of the head and these documents into the schema of answers, in one file.
+Unknown keys are errors in launch and plan files, so the keys that only answers contain, such as
+those of the search, are defined here and not in the schemas of the files.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _ANSWER_EXAMPLE: dict[str, Any] = {
 
 @published("answer", example=_ANSWER_EXAMPLE)
 class AnswerDocument(Entry, forbid_unknown_fields=False):
-    """Output of `--json` of every command: these keys, then `error` or those of the command.
+    """Output of `--json` of every command: these keys, then `error` or the keys of the command.
 
     The other keys depend on the command (`allOf`): `LaunchAnswer` or `PlanAnswer` of autopar-search
     and autopar-explain, an `exploration` of autopar-explore;
@@ -96,23 +96,23 @@ class EffortEntry(Record):
     """Upper bound of the gain of any other plan, as a fraction; `Infinity` if none was found in
     time."""
     timed: int
-    """Number of candidates whose step time was priced."""
+    """Number of candidates whose step time was estimated."""
     counted: int
     """Number of candidates whose memory was counted."""
 
 
 class SearchedEntry(EngineEntry):
-    """Result line of an engine, with all plans found if its uniform plans were searched."""
+    """Result of one engine; with `launches` and `search` if its uniform plans were searched."""
 
     stack: str | None = None
-    """Software stack of its kernels."""
+    """Name of the software stack of the estimate."""
     launches: list[LaunchEntry] = field(default_factory=list)
     """The fastest plan, then plans with other degrees."""
     search: EffortEntry | None = None
 
 
 class RemedyEntry(Record):
-    """A suggestion that makes a plan fit when none fits."""
+    """Suggested change of options with which a plan fits, and the fastest plan under it."""
 
     options: str
     """Options of the suggestion, as typed."""
@@ -125,12 +125,12 @@ class RemedyEntry(Record):
 
 
 class ClusterResult(Record):
-    """A part of the cluster that was tried for a goal, and its fastest plan."""
+    """Part of the cluster searched for `--goal`, with the throughput of its fastest plan."""
 
     hardware: str
     gpus: int
     tokens_per_s: float | None
-    """Tokens/s of all its GPUs; null if no plan fits or is legal."""
+    """Throughput of the fastest plan, tokens/s over all GPUs; null if no plan fits or is legal."""
     reason: str
 
 
@@ -142,9 +142,9 @@ class WhyNotPlanEntry(Record):
     rules: list[BrokenRuleEntry] | None = None
     """Rules that exclude all plans."""
     gain: float | None
-    """Its samples/s over those of the explained plan, minus 1."""
+    """Relative gain in samples/s over the explained plan, as a fraction."""
     terms_s_per_sample: dict[str, float]
-    """Additional seconds per sample of each term."""
+    """Seconds per sample by term in excess of the explained plan."""
 
 
 class WhyNotEntry(WhyNotPlanEntry):
@@ -203,13 +203,13 @@ _FORMS = (
     (("autopar-search", "autopar-explain"), (LaunchAnswer, PlanAnswer)),
     (("autopar-explore",), (ExplorationDocument,)),
 )
-"""Commands, and the documents after the head of their answers."""
+"""(commands, record types of their documents); other commands have no schema after the head."""
 
 
 def with_forms(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of answers, with the documents of all commands after the head.
+    """Return the JSON schema of answers: the head, then the document of each command.
 
-    answer : the schema of the head. An error has no document: it ends the object.
+    answer : schema of the head. Answers with the key `error` contain no document.
     """
     definitions = dict(answer["$defs"])
     rules = []

@@ -1,8 +1,8 @@
-"""JSON object of `--json`: a common head for answers and errors of all commands, and its receiver.
+"""Answers of `--json`: their common head, and their output to stdout or to a Python caller.
 
-The document of the command follows the head. An answer is written to stdout or to a file. For a
-command called within this process (`autopar.command.python_api`), the caller receives the answer
-and no message is printed.
+An answer is the head (`HEAD`), then the document of the command or its error. For a command called
+within this process (`autopar.command.python_api`), the caller receives the answer and the messages,
+and nothing is printed.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ OUTPUTS = frozenset({"all", "html", "json", "out", "output-config-path", "peers"
 
 
 class ActiveCommand:
-    """A running command: its question, its messages, and its answer once given."""
+    """State of a running command: its options, its messages and its JSON answer."""
 
     def __init__(self, command: str, *, asked: bool = False) -> None:
         self.command = command
         self.asked = asked
         """True if a caller in this process receives answer and messages; nothing is printed."""
         self.question: dict[str, Any] = {}
-        """Given options by name, without those of output files."""
+        """Given options by name, without those that name output files."""
         self.notices: list[str] = []
-        """Messages next to the answer, without the name of the command."""
+        """Messages of the command, without its name at the beginning."""
         self.answer: dict[str, Any] | None = None
-        """Answer given to stdout or to the caller; None until then."""
+        """Answer written to stdout or passed to the caller; None before `emit_answer`."""
         self.on_stdout = False
         """True if the command line requests the answer on stdout."""
 
     def asks(self, given: Mapping[str, Any]) -> None:
-        """Store the options of a command line as its question."""
+        """Store the given options as `question`, without those that name output files."""
         self.question = {name: value for name, value in given.items() if name not in OUTPUTS}
 
     def record_message(self, text: str) -> bool:
@@ -71,7 +71,10 @@ def running_now() -> ActiveCommand | None:
 
 @contextlib.contextmanager
 def running(command: str, *, asked: bool = False) -> Iterator[ActiveCommand]:
-    """Make a command the current one, to which answers belong, until the block ends."""
+    """Make a command the active one, which collects messages and the answer, until the block ends.
+
+    asked : True if a caller in this process receives answer and messages; nothing is printed
+    """
     found = ActiveCommand(command, asked=asked)
     token = _RUNNING.set(found)
     try:
@@ -83,7 +86,8 @@ def running(command: str, *, asked: bool = False) -> Iterator[ActiveCommand]:
 def headed(document: Mapping[str, Any], exit_code: int = 0) -> dict[str, Any]:
     """Return the answer of the running command: the head, then the document.
 
-    Infinite numbers become the text "Infinity", since JSON has none.
+    Without a running command, the document is returned without a head. Infinite numbers become the
+    text "Infinity", since JSON has none.
 
     exit_code : exit code of the command
     """
@@ -110,14 +114,14 @@ def is_answer(data: Mapping[str, Any]) -> bool:
 
 
 def without_head(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document of an answer without its head; other objects are returned as they are."""
+    """Return the document of an answer without its head; other objects are returned unchanged."""
     if not is_answer(data):
         return dict(data)
     return {key: value for key, value in data.items() if key not in HEAD}
 
 
 def emit_answer(document: Mapping[str, Any], exit_code: int = 0) -> None:
-    """Give the answer of `--json -` to stdout, or to the caller within this process."""
+    """Write the answer of `--json -` to stdout, or pass it to the caller within this process."""
     found = headed(document, exit_code)
     now = _RUNNING.get()
     if now is not None:
@@ -154,11 +158,11 @@ _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (AutoparError, "failure"),
     (KeyboardInterrupt, "interrupted"),
 )
-"""Kinds of errors, from the narrowest; all others are `internal`."""
+"""(error class, `kind` in the answer), subclasses first; other errors are `internal`."""
 
 
 def error_document(error: BaseException, text: str) -> dict[str, Any]:
-    """Return the document after the head for a command that ends without an answer.
+    """Return the document `{"error": ...}` of a command that ends with an error.
 
     text : the message on stderr
     """

@@ -1,8 +1,9 @@
 """Console of results, at most 100 columns: rich on a terminal, plain text elsewhere.
 
 Pipes and files need no colours, and importing rich takes longer than a search of the planner. So
-this module writes plain text itself unless it has to be wrapped, cut or decoded; then rich writes
-it. Both write the same characters. `show` decides on the content.
+this module formats text itself except for terminals, markup, unusual characters, and tables or
+words wider than a line, which rich formats. Both write the same characters. Headings, sentences and
+tables are made in `show`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 WIDTH = 100
 """Maximum width of a result in columns, and the width without a terminal."""
 _LEAST = 70
+"""Minimum width of a result on a narrow terminal, columns."""
 _PLAIN = re.compile(r"[ -Z^-~\n█░]*")
 """Characters that take one cell each and have no meaning in rich markup (no `[`, no backslash)."""
 _CODE = re.compile(r":\S+:")
@@ -45,11 +47,12 @@ class Column(Record, kw_only=False):
 
 
 class Table(Record, kw_only=False):
-    """Cells in columns under a heading line, as rich markup: see `escape`."""
+    """Table for a console. Headings and cells are rich markup; pass other text through `escape`."""
 
     columns: tuple[Column, ...]
     spaced: bool = False
-    """True for three blanks between columns instead of two, and for folding long cells."""
+    """True for three blanks between columns instead of two, and to wrap long cells instead of
+    cutting them."""
     ruled: bool = True
     """True for a line under the headings."""
     rows: list[tuple[tuple[str, ...], str | None]] = field(default_factory=list)
@@ -111,7 +114,10 @@ class Table(Record, kw_only=False):
 
 
 class Console:
-    """Output of results; colours and styles appear only on terminals."""
+    """Console for results; colours and styles appear only on terminals.
+
+    piped : width without a terminal, columns
+    """
 
     def __init__(self, stream: TextIO, piped: int = WIDTH) -> None:
         self._stream = stream
@@ -141,8 +147,9 @@ class Console:
 
         Parameters
         ----------
+        style : rich style of the output, such as `bold`; ignored without a terminal
         markup : True if `[...]` in a text is markup; pass other text through `escape`
-        soft_wrap : True to keep the length of lines
+        soft_wrap : True to print long lines without breaking them
         """
         plain = self._plain(what, soft_wrap) if self._writes else None
         if plain is not None:
@@ -169,7 +176,7 @@ class Console:
             self.mute()
 
     def mute(self) -> None:
-        """Stop printing but continue, since files may still be written after the reader left."""
+        """Discard further output after the pipe was closed; the command may still write files."""
         self._quiet = True
         closed_pipe_exit_code()
 
@@ -188,14 +195,15 @@ class Console:
         outer = self
 
         class EscapingConsole(RichConsole):
-            """A rich console that escapes control characters, and whose reader may leave."""
+            """A rich console that escapes control characters and survives a closed pipe."""
 
             def render_str(self, text: str, **others: Any) -> Text:
-                """Return a text without control characters, which names may contain."""
+                """Return rendered markup with control characters of file and model names
+                escaped."""
                 return super().render_str(visible(text), **others)
 
             def on_broken_pipe(self) -> None:
-                """Continue without the reader, as with `| head`; rich would end the process."""
+                """Continue after the reader closed the pipe; rich would end the process."""
                 self.quiet = True
                 outer.mute()
 

@@ -1,7 +1,8 @@
-"""`autopar cards --like CARD ...`: a custom card that differs from a shipped one in some figures.
+"""`autopar cards --like CARD ...`: a custom card with some values of another card replaced.
 
-Figures are given in the units of the list of cards. The written card marks them as given by hand,
-or with their source, and keeps the other figures with their sources.
+Options are in the units of the list of cards. In the written card, replaced values have the source
+of `--source`, or the basis "given by hand"; the other values are copied together with their
+sources.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ _KEYS = {
     "between": ("inter_node", "bytes_per_s"),
     "host_memory": ("host", "memory_bytes"),
 }
-"""Section and key of a card by option."""
+"""Option -> section and key of a card file."""
 _WHOLE = {"memory", "gpus_per_node", "host_memory"}
+"""Options whose values are rounded to integers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardSpec:
-    """Options of a custom card; sizes in bytes, rates in bytes/s per GPU and direction."""
+    """Options of a custom card, in bytes, bytes/s per GPU (links: per direction) and FLOP/s."""
 
     like: str | None = option(
         None, help="shipped card or card file to start from", panel=_PANEL, metavar="CARD"
@@ -87,15 +89,15 @@ class CardSpec:
 
 
 def is_asked(spec: CardSpec) -> bool:
-    """Return True if a card is to be written instead of listing the shipped ones."""
+    """Return True if any option of a custom card is given; the command then prints no list."""
     return spec != CardSpec()
 
 
 def like_card(spec: CardSpec) -> dict[str, Any]:
     """Return the document of the custom card.
 
-    Raises OptionError for missing options, and InputError for an invalid card. The name is that of
-    the file; aliases are dropped, because they belong to the shipped card.
+    Its name is the file name without suffix. Aliases are dropped, because they belong to the base
+    card. Raises OptionError for missing options, and InputError for an invalid card.
     """
     from autopar.documents.catalog import find_card
     from autopar.documents.json import load_object, read_record
@@ -148,9 +150,10 @@ def _scale_peaks(device: dict[str, Any], bf16: float) -> None:
 
 
 def write_card(spec: CardSpec, *, command: str) -> dict[str, Any]:
-    """Write the card, keep an existing file, and return the document; raises InputError.
+    """Write the custom card to `--out` and return its document.
 
-    A message explains how to use the card.
+    Other content of an existing file is kept as `NAME.bak-N`. A message explains how to use the
+    card. Raises errors like `like_card`, and OptionError if the file cannot be written.
     """
     from autopar.command.run import say, say_kept
     from autopar.documents.json import write_json

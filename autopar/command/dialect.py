@@ -1,7 +1,7 @@
-"""Rewriting of command lines: any spelling of an option becomes the one that typer parses.
+"""Rewriting of command lines: other spellings of options become the one that typer parses.
 
 Supported are hyphens and underscores, `--name value`, `--name=value`, `name=value`, `-name` and
-`group.name=value`, names and values of other programs, absent values, and lists of words.
+`group.name=value`, names and values of other programs, omitted values, and lists of words.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ def normalise(
 ) -> tuple[list[str], list[str]]:
     """Return (arguments in the spelling of `rows`, notices about options without an effect).
 
+    family : treatment of options of other programs
+
     Raises
     ------
     OptionError
@@ -40,8 +42,8 @@ def normalise(
 def own_name(written: str, table: Mapping[str, Row], family: Family = _NO_FAMILY) -> str:
     """Return the name of an option in `table`, with `=value` for an alias that sets a value.
 
-    Returns the given name if there is none. The group, as in
-    `--parallelism.tensor_parallel_degree`, may be absent.
+    An unknown name is returned in lower case with hyphens. A group before the name, as in
+    `--parallelism.tensor_parallel_degree`, is ignored.
     """
     name = _plain(written)
     for spelling in (name, name.rpartition(".")[2]):
@@ -55,13 +57,13 @@ def own_name(written: str, table: Mapping[str, Row], family: Family = _NO_FAMILY
 
 
 def own_names(raw: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """Return stored options by the current names of `rows`; unknown ones keep their names."""
+    """Return stored options with aliases and former names replaced by the names of `rows`."""
     table = {row.name: row for row in rows}
     return {own_name(name, table): value for name, value in raw.items()}
 
 
 class _Rewriter:
-    """A command line during rewriting."""
+    """State of the rewriting of one command line."""
 
     def __init__(self, arguments: Sequence[str], rows: Sequence[Row], family: Family) -> None:
         self.table = {row.name: row for row in rows}
@@ -75,7 +77,7 @@ class _Rewriter:
         """True after `--`, where no word is an option."""
         self.queue, switches = self._without_switches([self._long(word) for word in arguments])
         self.unused = self._unused_sizes(switches) if switches else {}
-        """Size option that a switch replaces with the size of the model -> reason."""
+        """Size option that is ignored in favour of the size of the model -> reason."""
 
     def rewrite(self) -> tuple[list[str], list[str]]:
         """Return the words and notices of the whole command line."""
@@ -95,7 +97,7 @@ class _Rewriter:
         self.words.append(word)
 
     def _long(self, word: str) -> str:
-        """Return `-tp` and `-o` with two hyphens; negative numbers and unknown words stay."""
+        """Return an option such as `-tp` or `-o` with two hyphens; other words are unchanged."""
         found = _SHORT.fullmatch(word)
         if found is None:
             return word
@@ -106,7 +108,7 @@ class _Rewriter:
         return f"--{self.known.short.get(name, found[1])}{found[2] or ''}"
 
     def _without_switches(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, bool]]:
-        """Return the arguments without the switches of Galvatron, and the switches."""
+        """Return (other arguments, switch of Galvatron -> True if on); raises OptionError."""
         queue, left = list(arguments), list[str]()
         switches: dict[str, bool] = {}
         while queue:
@@ -124,7 +126,7 @@ class _Rewriter:
         return left, switches
 
     def _unused_sizes(self, switches: Mapping[str, bool]) -> dict[str, str]:
-        """Return the size options that sizes of the model replace, each with the reason."""
+        """Return size option -> reason, for options ignored in favour of sizes of the model."""
         written = [name for name, _ in map(_split, self.queue) if name is not None]
         names = {own_name(name, self.table, self.family) for name in written}
         # Profile files without a model: the command line is the only source of sizes.
@@ -194,7 +196,10 @@ class _Rewriter:
             self._take_word(value)
 
     def _value(self, row: Row, written: str, value: str | None) -> str:
-        """Return the value of an option in its own spelling; without `=`, it is the next word."""
+        """Return the value in the spelling of `row`; None takes the next words of the queue.
+
+        Raises OptionError if there is no value.
+        """
         name = _plain(written)
         joined = name in self.known.joined
         if value is None:
@@ -278,7 +283,7 @@ def _split(token: str) -> tuple[str | None, str | None]:
 
 
 def _is_truth(text: str) -> bool:
-    """Return True if the word after a flag is its value; a wrong integer counts, too."""
+    """Return True if a word is the value of a flag; any integer counts, so that 2 is an error."""
     return text.lower() in _ON | _OFF or re.fullmatch(r"[+-]?[0-9]+", text) is not None
 
 
@@ -295,6 +300,6 @@ def _ignored(name: str, family: Family) -> str | None:
 
 
 def _may_mean(name: str, table: Mapping[str, Row]) -> tuple[tuple[str, str], ...]:
-    """Return the options that an ambiguous name may mean, each with its count; empty if none."""
+    """Return (option, explanation) of every meaning of an ambiguous name; empty if unambiguous."""
     found = alias_tables().ambiguous.get(name, ())
     return found if all(one in table for one, _ in found) else ()

@@ -32,7 +32,7 @@ _Made = TypeVar("_Made")
 
 
 class Row(Record, kw_only=False):
-    """One option of a command: metadata of a field with its name, kind and default."""
+    """One option of a command, made from a dataclass field and its metadata."""
 
     name: str
     """Name on the command line, without the two hyphens."""
@@ -49,7 +49,7 @@ class Row(Record, kw_only=False):
     """Exclusive lower bound of a number."""
     high: float | None = None
     too_high: Callable[[float], str] | None = None
-    """Function that returns a question about a number above `high`, which may be in another
+    """Function that returns the error text for a number above `high`, such as a hint at its
     unit."""
     scale: float = 1.0
     """Factor from the unit of the command line, also of the bounds, to the base unit of the
@@ -59,16 +59,16 @@ class Row(Record, kw_only=False):
     expects: str | None = None
     """Text of errors in place of the bounds; may contain `{low}`, `{above}`, `{high}`."""
     parse: Callable[[str], Any] | None = None
-    """Function that reads a text which is no plain number, word or list of them."""
+    """Function that converts the typed text; None for numbers, words and lists of them."""
     shown: str | None = None
     """Text of the default; None shows the value, empty shows nothing."""
     metavar: str | None = None
     brief: str | None = None
     """One-line help on the first screen; None for the beginning of `help`."""
     also: str = ""
-    """Former name, for users who search the help for it."""
+    """Former name of the option, shown in the help."""
     alone: str | None = None
-    """Value if none follows the option."""
+    """Value of the option if it is given without one; None: a value is required."""
     most_used: bool = False
     positional: bool = False
     optional: bool = False
@@ -209,9 +209,9 @@ def missing(row: Row) -> OptionError:
 
 
 def read_values(rows: Sequence[Row], raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return option name -> value in base units of the given options.
+    """Return the given options as option name -> value in base units; others are omitted.
 
-    raw : option name -> text, bool, list of texts, or a value of another type
+    raw : option name -> text, bool, list of texts, or a converted value; None is not given
 
     Raises
     ------
@@ -237,7 +237,7 @@ def read_values(rows: Sequence[Row], raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_given(given: Mapping[str, Any], *classes: type) -> dict[str, Any]:
-    """Return option name -> value in base units of the given options of dataclasses.
+    """Return given options of dataclasses as option name -> value in base units.
 
     given : option, with hyphens or underscores -> text or value. Raises errors like `read_values`.
     """
@@ -246,13 +246,16 @@ def read_given(given: Mapping[str, Any], *classes: type) -> dict[str, Any]:
 
 
 def make(cls: type[_Made], values: Mapping[str, Any], **more: Any) -> _Made:
-    """Return a dataclass filled with the values of its options and with other fields.
+    """Return an instance of a dataclass of options; options that are not given get their defaults.
 
+    Parameters
+    ----------
     values : option name -> value, as returned by `read_values`
+    more : values by field name, which take precedence over `values`
 
     Raises
     ------
-    OptionError: an option without a default is not given, or a value is refused.
+    OptionError: an option without a default is not given, or a value is invalid.
     """
     fields = dict(more)
     for row in rows_of(cls):
@@ -265,7 +268,7 @@ def make(cls: type[_Made], values: Mapping[str, Any], **more: Any) -> _Made:
 
 
 def validate(options: object) -> None:
-    """Check every option of a dataclass; called by `__post_init__`.
+    """Check and convert every option of a dataclass in place; called by `__post_init__`.
 
     A word of the command line for another value, such as `pipedream_flush`, is replaced by that
     value. NumPy numbers and lists for tuple fields are converted.
@@ -330,12 +333,12 @@ def _checked_number(row: Row, value: Any) -> int | float:
 
 
 def convert(row: Row, text: str) -> Any:
-    """Return the value of an option, in base units.
+    """Return the value of a typed text, in base units.
 
     Raises
     ------
     OptionError
-        The text is no value of the row; the message gives the expected values.
+        The text is no valid value of the option; the message gives the valid ones.
     """
     if row.kind == "choice":
         # GB/s is not Gb/s: case is ignored only for words without upper case.
@@ -369,7 +372,10 @@ _UNITS = {"g": 2**30, "gib": 2**30, "m": 2**20, "mib": 2**20, "gb": 10**9, "mb":
 
 
 def _in_gib(row: Row, text: str) -> str:
-    """Return a hint with a size in GiB, if the option counts GiB and the text has a unit."""
+    """Return a hint with the size in GiB if a text such as `80GB` has a unit; else an empty text.
+
+    Only for options in GiB.
+    """
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([A-Za-z]{1,3})", text)
     if found is None or row.scale != 2**30 or found[2].lower() not in _UNITS:
         return ""
@@ -388,7 +394,10 @@ def _integer(row: Row, text: str) -> int:
 
 
 def _in_full(row: Row, text: str) -> str:
-    """Return a hint with both meanings of `128k`, in powers of 1024 and of 1000."""
+    """Return a hint with both meanings of a text such as `128k`, 128 * 1024 and 128 * 1000.
+
+    Other texts return an empty hint.
+    """
     found = re.fullmatch(r"([0-9]{1,6})([kKmM])", text)
     if found is None:
         return ""
@@ -433,7 +442,10 @@ def _no_choice(row: Row, value: object) -> OptionError:
 
 
 def written(row: Row, value: Any) -> Any:
-    """Return a value as `read_values` reads it: typed text, a bool, or a list of texts."""
+    """Return the typed form of a value in base units: text, bool or list of texts.
+
+    It is the inverse of `read_values`.
+    """
     if row.flaglike:
         return bool(value)
     if row.kind == "texts":
@@ -446,7 +458,10 @@ def written(row: Row, value: Any) -> Any:
 
 
 def words_of(row: Row, raw: Any) -> list[str]:
-    """Return the words of a command line that set an option to a value of `written`."""
+    """Return the words of a command line that set an option, quoted for a shell.
+
+    raw : value in the form that `written` returns
+    """
     import shlex
 
     if row.flaglike:

@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str], what: What) -> int:
-    """Run one of the lists with these arguments and return its exit code."""
+    """Run the list command `what` with these arguments and return its exit code."""
     listed = _LISTS[what]
     return listed.command.run(arguments, lambda raw: _print(listed, raw))
 
@@ -164,7 +164,7 @@ def card_rows() -> list[dict[str, Any]]:
 def site_rows() -> list[dict[str, Any]]:
     """Return card, factors and adapters of every shipped site, in base units.
 
-    None means the value of the card.
+    None: not measured, so that the value of the card is used.
     """
     from autopar.documents.catalog import site_names
     from autopar.rates.site import load_site
@@ -215,11 +215,11 @@ _OLDER = frozenset(
         *("deepseek-v2-lite", "mistral-7b", "t5-3b"),
     }
 )
-"""Models that `autopar models` lists with `--all` alone."""
+"""Models that `autopar models` lists only with `--all`."""
 
 
 class _Table(NamedTuple):
-    """Columns, rows of cells, and lines below them."""
+    """Columns, cells and legend of a printed table."""
 
     columns: list[str]
     cells: list[list[str]]
@@ -394,7 +394,7 @@ def _percent(share: float) -> str:
 
 
 class _List(NamedTuple):
-    """One of the lists: its command, its rows and its table."""
+    """A list command, and the functions that make its rows and tables."""
 
     what: What
     command: Command

@@ -45,12 +45,13 @@ class Command(Record, dict=True):
     intro: str
     """Paragraphs of the introduction."""
     fills: tuple[type, ...] = ()
+    """Dataclasses whose fields are the options."""
     usage: str = "[OPTIONS]"
     without: frozenset[str] = frozenset()
-    """Option names of these dataclasses that the command does not offer."""
+    """Names of options of the dataclasses that the command does not have."""
     repeats: tuple[str, ...] = ()
-    """Names of options that may be repeated, each time with another choice. `read` returns lists of
-    texts, which the dataclass reads one at a time."""
+    """Names of options that may be repeated with other values. `read` returns lists of texts, which
+    the command converts one at a time."""
     panels: tuple[str, ...] = ()
     """Headings that come first, in this order; the others follow the order of the fields."""
     family: str = ""
@@ -100,7 +101,7 @@ class Command(Record, dict=True):
 
     @cached_property
     def typed(self) -> DialectCommand:
-        """The command as a typer command, which parses its command lines."""
+        """Typer command that parses the command lines."""
         from autopar.command.parser import typer_command
 
         return typer_command(self)
@@ -112,11 +113,13 @@ class Command(Record, dict=True):
         *,
         interrupted: str = "interrupted",
     ) -> int:
-        """Return the exit code of a command line; any error is one message on stderr.
+        """Run a command line and return its exit code; an error is one message on stderr.
+
+        A Python caller in this process receives the exception instead.
 
         Parameters
         ----------
-        execute : function of the result of `read`
+        execute : function that gets the result of `read` and returns the exit code
         interrupted : message for Ctrl-C
         """
 
@@ -134,13 +137,12 @@ class Command(Record, dict=True):
             return commands.guarded(call, self.warn, interrupted=interrupted)
 
     def warn(self, text: str) -> None:
-        """Write a message to stderr, after the name of the command."""
+        """Write a message to stderr, with the name of the command before it."""
         commands.say(text, command=self.name)
 
     def read(self, arguments: Sequence[str], say: Callable[[str], None]) -> dict[str, Any] | None:
-        """Return option name -> text, bool or list of texts of given options, or None.
-
-        None means that the help was printed.
+        """Return the given options by name, as text, bool or list of texts; None if help was
+        printed.
 
         say : receives messages about options without effect
 
@@ -165,7 +167,7 @@ class Command(Record, dict=True):
 def _refuse_clashes(raw: Mapping[str, Any]) -> None:
     """Raise OptionError if an output file is among the words that name input files.
 
-    Only the command itself knows the files inside an input folder.
+    Files inside an input folder are not checked here, because only the command knows them.
     """
     words = [
         (name, word)
@@ -268,11 +270,11 @@ def _help_text(usage: str, intro: str, rows: Sequence[Row]) -> str:
 _SMALL = frozenset(
     {"what", "how", "where", "to", "is", "it", "of", "the", "a", "said", "does", "not"}
 )
-"""Words of headings that do not distinguish them."""
+"""Words of headings that do not name a group of options."""
 
 
 def _groups(rows: Sequence[Row]) -> dict[str, tuple[str, list[Row]]]:
-    """Return heading and options of every group, by the word that selects it."""
+    """Return word after `--help` -> (heading, options) of every group."""
     panels: dict[str, list[Row]] = {}
     for row in rows:
         panels.setdefault(row.panel, []).append(row)
@@ -355,7 +357,7 @@ def _is_screen(text: str) -> bool:
 
 
 def _cut(text: str, width: int) -> str:
-    """Return as many words of a text as fit."""
+    """Return a text of at most `width` characters; longer ones end with ` ...` after a word."""
     if len(text) <= width:
         return text
     return text[: width - 3].rpartition(" ")[0] + " ..."

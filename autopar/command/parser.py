@@ -1,7 +1,7 @@
-"""Use of typer for command lines: parsing, help as a typer command, shell completion.
+"""Command lines with typer: parsing, help, shell completion, and the group `autopar`.
 
-A command is made from its options, which are fields of dataclasses; `autopar` is the group of all
-commands. Importing typer costs 0.05 s of CPU, so other modules import this one late.
+Typer commands are made from the option rows of `Command`; `autopar` is the group of all commands.
+Importing typer costs 0.05 s of CPU, so other modules import this one late.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ _NAMES: Mapping[str, str] = {
     "stack": "stack_names",
     "site": "site_names",
 }
-"""Option that takes a shipped name -> function of `autopar.documents.catalog` with these names."""
+"""Option whose value may be a shipped name -> function of `autopar.documents.catalog` with the
+names."""
 
 
 class DialectCommand(TyperCommand):
     """A typer command that rewrites its words before typer parses them.
 
-    Values stay texts here, as stored questions keep them, and `fields.read_values` converts them.
-    The conversion of typer would build a pydantic adapter for every option (0.1 s of CPU for a
-    search).
+    Values stay texts here, because plan files store them as typed; `fields.read_values` converts
+    them. The conversion of typer would build a pydantic adapter for every option (0.1 s of CPU for
+    a search).
     """
 
     spec: Command
@@ -55,7 +56,7 @@ class DialectCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Set the texts and flags of the given options as parameters of the context.
 
-        ctx.obj : writes a notice about an option without effect
+        ctx.obj : function that prints a notice about an option without effect
 
         Raises
         ------
@@ -158,6 +159,7 @@ class LazyGroup(TyperGroup):
     """
 
     prefix = ""
+    """First word of a nested group with a blank, such as `profile `; empty for `autopar`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the words that may follow the prefix."""
@@ -165,7 +167,7 @@ class LazyGroup(TyperGroup):
         return list(dict.fromkeys(name.removeprefix(self.prefix).split()[0] for name in names))
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand:
-        """Return a command without options, for lists."""
+        """Return a command with help but without options, for the list of commands."""
         _, _, text = SUBCOMMANDS.get(self.prefix + cmd_name, ("", "", "measure, print and compare"))
         return TyperCommand(cmd_name, help=text, rich_markup_mode=None)
 
@@ -221,7 +223,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "List": ("models", "cards", "sites", "stacks"),
     "Other": ("estimate", "serve"),
 }
-"""Commands of the help by task."""
+"""Task -> commands, in the order of the help."""
 _HELP = """\
 usage: autopar COMMAND [OPTIONS]
 
@@ -292,7 +294,7 @@ def main() -> None:
 
 
 def _script(shell: str) -> str:
-    """Return the completion script that a shell evaluates."""
+    """Return the completion script of a shell; raises OptionError for an unknown shell."""
     # In typer since its first completion, although it is not exported.
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
@@ -303,7 +305,7 @@ def _script(shell: str) -> str:
 
 
 def _unknown(words: Sequence[str]) -> OptionError:
-    """Return the error of first words that name no command."""
+    """Return the error for a command line whose first words name no command."""
     if words[0] == "profile":
         inner = [name.split()[1] for name in SUBCOMMANDS if name.startswith("profile ")]
         return OptionError("autopar profile needs a second word", remedy=f"Use {', '.join(inner)}")

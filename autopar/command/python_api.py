@@ -4,9 +4,9 @@
     answer["launch"]["degrees"], answer.to_frame()
 
 Keywords are the options of the command, or their aliases, with underscores. Invalid input raises
-the error of `autopar.errors` with the message that the command prints. A question without an answer
-returns an answer with `exit_code` 3, whose `notices` give the reason. Nothing is printed, and only
-requested files are written.
+the error of `autopar.errors` with the message that the command prints. A search without a feasible
+plan returns an answer with `exit_code` 3, whose `notices` give the reason. Nothing is printed, and
+only requested files are written.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Answer(Mapping[str, Any]):
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the command: 0 if there is an answer."""
+        """Exit code of the command: 0 for success, 3 if no plan was found."""
         return int(self._document["exit_code"])
 
     @property
@@ -66,11 +66,11 @@ class Answer(Mapping[str, Any]):
         return copy.deepcopy(self._document)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the table: one row per launch, plan, file, combination or entry, best first."""
+        """Return the answer as rows: one per plan, file, combination or entry; plans best first."""
         return rows_of(self._document)
 
     def to_frame(self) -> Any:
-        """Return the table as a pandas.DataFrame; raises InstallError without pandas."""
+        """Return `rows` as a pandas.DataFrame; raises InstallError without pandas."""
         return frame(self.rows())
 
     def __repr__(self) -> str:
@@ -91,7 +91,7 @@ class Answer(Mapping[str, Any]):
 
 
 def shown_table(title: str, rows: Sequence[Mapping[str, Any]], notices: Sequence[str] = ()) -> str:
-    """Return a title, messages and a table as HTML, with all text escaped."""
+    """Return a title, messages and the first 12 rows of a table as HTML, with all text escaped."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     head = "".join(f"<th>{html.escape(_head(name))}</th>" for name in names)
     body = "".join(
@@ -149,7 +149,7 @@ def _short(value: Any) -> str:
 
 
 def rows_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the table of a document; one row if it describes a single thing."""
+    """Return the main list of a document as rows; one row of its scalar values if it has none."""
     for key in (*_LISTS, "terms", "plans", "answers", "searches", "profiles", "changes"):
         if isinstance(document.get(key), list):
             return [_flat(row) for row in document[key]]
@@ -204,7 +204,7 @@ def _plans(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _checked(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of `autopar check`: a file, its number of findings, and its price."""
+    """Return a row of `autopar check`: the scalar values of a file, and its number of findings."""
     return _flat(entry) | {"findings": len(entry.get("findings") or ())}
 
 
@@ -308,7 +308,7 @@ def compare(
 def _of_files(
     command: str, given: Sequence[str | Path | Mapping[str, Any]], **options: Any
 ) -> Answer:
-    """Call a command on files; answers are written to temporary files first."""
+    """Return the answer of a command for files; given answers are written to temporary files."""
     with tempfile.TemporaryDirectory(prefix="autopar") as folder:
         words = []
         for place, one in enumerate(given, 1):

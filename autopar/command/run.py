@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 DEBUG_VARIABLE = "AUTOPAR_DEBUG"
 """Environment variable that enables tracebacks instead of messages."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""C0 without tab and newline, delete, C1, and characters that end lines or change their
+"""Control characters: C0 except tab and newline, DEL, C1, line separators, and marks of text
 direction."""
 _STDOUT_LOST = frozenset({errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT})
-"""Errors of a full or closed stdout; errors of files name their file."""
+"""errno of a full or closed stdout, for errors without a file name."""
 _INTERNAL = 150
-"""Maximum characters of an internal error; the text around it is as long."""
+"""Maximum characters quoted of an internal error; the sentence around it is as long."""
 _GRACE_S = 2.0
 """Seconds that silent ranks wait before they exit. torchrun ends all ranks as soon as one of them
 fails, so the rank that reports needs this time."""
@@ -88,7 +88,7 @@ def describe_failure(error: BaseException, *, interrupted: str = "interrupted") 
 def guarded(
     call: Callable[[], object], say: Callable[[str], None], *, interrupted: str = "interrupted"
 ) -> int:
-    """Return the exit code of a command; any error in it is one message.
+    """Run a command and return its exit code; an error becomes one message.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def guarded(
 
 
 def answer_failure(error: BaseException, failure: Failure) -> None:
-    """Give an error document for a command without an answer, if stdout was to receive one."""
+    """Write the error as JSON to stdout if `--json -` was given and no answer was written."""
     now = running_now()
     # After an answer, even a partial one, no reader could parse a second object.
     if now is None or not now.on_stdout or now.answer is not None:
@@ -131,7 +131,7 @@ def answer_failure(error: BaseException, failure: Failure) -> None:
 
 
 def make_stdout_usable() -> bool:
-    """Make stdout accept any text; return False if it was closed."""
+    """Make stdout accept any text; return False if it was closed, and then discard output."""
     closed = sys.stdout is None
     if closed:
         # Do the work anyway: the command may write files.
@@ -172,10 +172,10 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def closed_pipe_exit_code() -> int:
-    """Return the exit code after the reader of stdout left, as with `| head`.
+    """Discard further stdout after its reader closed the pipe, as with `| head`; return 0.
 
     Stdout is redirected to the null device, so that the interpreter prints no error when it
-    flushes.
+    flushes. The result is the exit code of the command.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
@@ -191,7 +191,7 @@ def one_line(text: str) -> str:
 
 
 def _hinted(text: str) -> str:
-    """Return a text on one line, apart from a long remedy, whose line starts with `hint: `."""
+    """Return a text on one line, except for a long remedy on a second line after `hint: `."""
     return "\nhint: ".join(map(one_line, text.split("\nhint: ", 1)))
 
 
@@ -210,7 +210,8 @@ def say(
 ) -> None:
     """Write one line to stderr immediately; stderr takes all output that is no result.
 
-    Ranks share stderr, so a line is one write.
+    A line is one write, because ranks share stderr. A running command also records the message for
+    its answer; for a Python caller it is only recorded.
 
     Parameters
     ----------
@@ -246,7 +247,14 @@ def environment_rank(name: str) -> int:
 
 
 def rank_exit_code(text: str, code: int, *, command: str, speaks: bool) -> int:
-    """Return the exit code of one of several processes, after its message or a short wait."""
+    """Return the exit code of a rank that failed, after its message or a short wait.
+
+    Parameters
+    ----------
+    text, code : message and exit code
+    speaks : True on the rank that reports; the others wait, because torchrun ends all ranks as soon
+        as one exits
+    """
     say(text, command=command, speaks=speaks)
     if not speaks:
         time.sleep(_GRACE_S)

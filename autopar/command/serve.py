@@ -1,8 +1,8 @@
 """`autopar serve --mcp`: search, check, explain and compare as tools of the Model Context Protocol.
 
 The tools are the functions of `autopar.command.python_api`, and their answers are the objects of
-`--json`. The server uses the official `mcp` package over stdin and stdout, so an agent starts it as
-a process; nothing else is written there.
+`--json`. The server uses the official `mcp` package over stdin and stdout: an agent starts it as a
+process, and stdout contains only protocol messages.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ in bytes."""
 
 
 def _is(text: str) -> Any:
-    """Return the description of a parameter for pydantic, a dependency of `mcp`."""
+    """Return a pydantic field with the description of a tool parameter.
+
+    Without pydantic, a dependency of `mcp`, the text is returned.
+    """
     try:
         from pydantic import Field
     except ImportError:  # no server without mcp
@@ -173,7 +176,7 @@ def server() -> MCPServer[Any]:
     from autopar import __version__
 
     def told(tool: Callable[_P, dict[str, Any]]) -> Callable[_P, dict[str, Any]]:
-        """Return a tool whose errors are the messages of commands."""
+        """Return a tool that raises ToolError with the message that the command would print."""
 
         @wraps(tool)
         def call(*arguments: _P.args, **options: _P.kwargs) -> dict[str, Any]:

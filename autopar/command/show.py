@@ -1,6 +1,6 @@
 """Formatting of results: headings, sentences, tables, numbers, plots.
 
-The reports define the content, this module only the format.
+The content is defined in `search.show` and the other reports.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ def require_matplotlib(option: str) -> None:
 
 @contextlib.contextmanager
 def drawn(option: str) -> Iterator[Any]:
-    """Yield the figure class, within the style in which figures are made and saved."""
+    """Yield the Figure class of matplotlib, and apply the common style until the block ends.
+
+    option : option named in the InstallError without matplotlib
+    """
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
@@ -65,7 +68,9 @@ def drawn(option: str) -> Iterator[Any]:
 
 
 def save_figure(figure: Any, path: Path, option: str, aside: Aside | None = None) -> None:
-    """Write a figure in the format of its suffix; `aside` as in `autopar.output`.
+    """Write a figure in the format of the file suffix; `aside` as in `autopar.output.write_files`.
+
+    option : option that requested the figure, for errors
 
     Raises
     ------
@@ -101,7 +106,7 @@ def save_figures(
     """Write plots into the folder of `--plot`, in each format, and return the files.
 
     drawings : file name without suffix -> function that draws with the figure class
-    aside : as in `autopar.output`
+    aside : as in `autopar.output.write_files`
 
     Raises
     ------
@@ -126,12 +131,18 @@ def save_figures(
 def write_result(
     path: str | None, document: Mapping[str, Any], exit_code: int = 0, *, command: str
 ) -> bool:
-    """Write the answer of `--json` to a file atomically, or to stdout for `-`; None writes nothing.
+    """Write the answer of `--json`; return True if stdout is free for tables.
 
-    An existing file with other content is kept under another name, and a message reports it.
-    Returns True if stdout is free for tables.
+    Other content of an existing file is kept as `NAME.bak-N`, and a message reports it.
 
+    Parameters
+    ----------
+    path : file, written atomically; `-` for stdout, None for no output
     exit_code : exit code of the command, part of the answer
+
+    Raises
+    ------
+    OptionError: the file cannot be written.
     """
     if path is None:
         return True
@@ -205,7 +216,7 @@ def print_pair(console: Console, label: str, text: str) -> None:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Return a text in lines, without breaking percentages or long words such as paths."""
+    """Return the lines of a text wrapped at `width`, with percentages and long words unbroken."""
     kept = _SHARE.sub(lambda found: found[0].replace(" ", _FIXED), text)
     lines = textwrap.wrap(kept, width, break_long_words=False, break_on_hyphens=False)
     return [line.replace(_FIXED, " ") for line in lines] or [""]
@@ -228,7 +239,7 @@ def make_table(
     Parameters
     ----------
     words_last : True if the last column is text as well
-    spaced : True for three blanks between columns instead of two, and for folding long cells
+    spaced : True for three blanks between columns instead of two, and to wrap long cells
     ruled : True for a line under the headings
     """
     last = len(columns) - 1 if words_last else left
@@ -251,7 +262,14 @@ def print_table(
     styles: Sequence[str | None] = (),
     ruled: bool = True,
 ) -> None:
-    """Print rows of a table, each in a style; empty columns are omitted."""
+    """Print a table without its empty columns.
+
+    Parameters
+    ----------
+    left : number of text columns at the left; the others are numbers
+    styles : rich style of each row; None or missing for plain
+    ruled : True for a line under the headings
+    """
     kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
     texts = sum(1 for index in kept if index < left)
     table = make_table(*(columns[i] for i in kept), left=texts, ruled=ruled)
