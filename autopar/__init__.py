@@ -6,14 +6,14 @@
     print(result.prediction.step_time_s)
 
 `search`, `check`, `explain` and `compare` are the commands of these names, with their options as
-keywords and the objects of `--json` as answers; `ask` calls any other command. `plan` answers one
-question. A `Planner` answers many questions about one model and cluster, with the fields of
-`SearchOptions` as keywords.
+keywords and the objects of `--json` as answers; `ask` calls any other command. `plan` runs one
+search for per-layer plans. A `Planner` runs many searches for one model and cluster, with the
+fields of `SearchOptions` as keywords.
 
 Models and clusters are names, or the documents that `read_hardware`, `read_model` and
 `read_model_profile` return. `read_plan` reads plan and strategy files, whatever program wrote them.
-`evaluate_many` prices executions in closed form. Everything is imported on first use, and nothing
-imports torch.
+`evaluate_many` estimates executions with the closed-form model Calculon. Everything is imported on
+first use, and nothing imports torch.
 """
 
 from __future__ import annotations

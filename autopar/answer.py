@@ -1,6 +1,6 @@
-"""The answer of a search: ranked plans, their prices, and the basis of both.
+"""Records of a search result: plans, their time and memory, and the basis of these figures.
 
-The uniform search, the per-layer search and the price of a given plan all fill these records;
+The uniform search, the per-layer search and the estimate of a given plan fill these records;
 reports, pages and documents read them. Nothing is computed or printed here.
 """
 
@@ -30,7 +30,7 @@ class MemoryTerm(NamedTuple):
 
 
 class StagePrice(NamedTuple):
-    """Memory of one pipeline stage, in bytes of one GPU."""
+    """Memory of one pipeline stage, bytes per GPU."""
 
     stage: int
     steady_bytes: float
@@ -46,7 +46,7 @@ class StagePrice(NamedTuple):
 
     @property
     def terms_bytes(self) -> dict[str, float]:
-        """Bytes of the peak by name of the term."""
+        """Peak memory by name of the term, bytes; equal names are added."""
         found: dict[str, float] = {}
         for name, num_bytes, _ in self.terms:
             found[name] = found.get(name, 0.0) + num_bytes
@@ -62,7 +62,7 @@ class Price(Record):
     terms_s: Mapping[str, float]
     """Seconds of a step by term; the sum is the step time."""
     stage_s: tuple[float, ...]
-    """Seconds of every stage; only their ratios matter."""
+    """Time of every stage, seconds; used only to compare stages with each other."""
     global_batch: int
     micro_batches: int
     stages: tuple[StagePrice, ...]
@@ -82,13 +82,13 @@ class Price(Record):
     basis: tuple[str, ...]
     """Basis of the figures and of their 90 % interval."""
     interval: str = ""
-    """90 % interval of the step, with its published runs or measurements; empty for none."""
+    """90 % interval of the step time as text, with the runs that it is based on; empty for none."""
     notes: tuple[str, ...] = ()
-    """Further doubts about the figures."""
+    """Caveats about the figures, one sentence each."""
     reserve_bytes: float
     """Bytes of the peak stage's budget that no tensor can use."""
     reserve_of: str
-    """Use of the reserve."""
+    """Purpose of the reserve, as text."""
     few_runs: tuple[str, ...] = ()
     """Features of the plan that few measured runs use."""
 
@@ -98,7 +98,7 @@ class Price(Record):
         return self.verdict == "fits"
 
     def term_differences(self, other: Price) -> dict[str, float]:
-        """Return per term the additional seconds per sequence over another plan."""
+        """Return the seconds per sequence by term minus those of another plan."""
         return {
             name: self.terms_s.get(name, 0.0) / self.global_batch
             - other.terms_s.get(name, 0.0) / other.global_batch
@@ -112,13 +112,13 @@ class Price(Record):
 
 
 class OtherPrecision(NamedTuple):
-    """Fastest plan of the other kind of precision, compared with the chosen one."""
+    """Comparison with the fastest plan of the other precision: 16 bits, or fp8 and lower."""
 
     precision: str
     gain: float
     """Relative gain in throughput of the chosen plan, as a fraction."""
     terms_s: Mapping[str, float]
-    """Seconds by term that the other plan takes longer, for the batch of the chosen plan."""
+    """Additional seconds per step of the other plan by term, at the batch of the chosen plan."""
 
 
 class Priced(Record):
@@ -134,7 +134,7 @@ class Priced(Record):
     """True if all layers have the same strategy."""
     price: Price
     rows: tuple[tuple[str, str], ...] = ()
-    """Label and text of further figures, such as the effect of a chosen setting."""
+    """(label, text) of additional figures, such as the effect of a chosen setting."""
     other_precision: OtherPrecision | None = None
     """Fastest plan in 16 bits if this one is in lower precision, and vice versa; None: unknown."""
     unequal_stages: str = ""
@@ -151,8 +151,9 @@ class Gain(NamedTuple):
     name: str
     samples_per_s: float
     gain: float
-    """Relative gain of the rate, as a fraction."""
+    """Relative gain in samples/s, as a fraction."""
     same_plan: bool
+    """True if the fastest plan stays the same."""
 
 
 class RequestedPlan(NamedTuple):
@@ -221,7 +222,8 @@ class Answer(Record):
     by_engine: tuple[EngineBest, ...] = ()
     """Best plan of each engine, the fastest first; empty for one engine."""
     tokens: float | None = None
-    """Tokens per sample and GPU, for rates per GPU; None for rates in samples."""
+    """Sequence length over number of GPUs, to convert samples/s to tokens/s/GPU; None: rates are
+    shown in samples/s."""
     gpu_hour_price: float | None = None
     searched: str = ""
     """Size of the search space and proof of optimality, in one line."""
@@ -234,7 +236,7 @@ class Answer(Record):
     assumed: tuple[str, ...] = ()
     """Defaults that were used, one line each."""
     notes: tuple[str, ...] = ()
-    """Doubts about the inputs."""
+    """Caveats about the inputs, one sentence each."""
     inputs: tuple[str, ...] = ()
     """Input files, one line each."""
     effort: str = ""

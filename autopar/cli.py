@@ -2,7 +2,7 @@
 
 This module imports almost nothing, so that Ctrl-C is always handled. `autopar.command.run.guarded`
 cannot handle it while the modules of a command are imported, which takes a third of a second or
-more. The table names the module of each command; a new command is one line there.
+more. `SUBCOMMANDS` lists the module of each command.
 """
 
 from __future__ import annotations

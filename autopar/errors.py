@@ -1,4 +1,4 @@
-"""Base classes of the errors that are meant for users; modules derive further ones.
+"""Base classes of the errors that are meant for users; modules derive more specific ones.
 
     AutoparError                 base; carries the exit code of the command line
     |-- InputError        (2)    a value the user gave is unusable
@@ -12,8 +12,8 @@
     `-- InstallError      (1)    the installation is incomplete; names the command that completes it
 
 A message is `OPTION or FILE: problem. Remedy`: what is wrong with its value, then one thing to
-type. One table lists the exit codes of commands. Programming errors stay `AssertionError`s. This
-module also suggests known words for an unknown word in a message.
+type. `EXIT_CODES` lists the exit codes of commands. Programming errors are `AssertionError`s. This
+module also shortens messages, and suggests known words for an unknown one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EXIT_CODES: Mapping[int, str] = {
 
 
 def with_remedy(problem: str, remedy: str | None) -> str:
-    """Return `problem. Remedy`, or the problem alone without a remedy."""
+    """Return `problem. Remedy`, or only the problem if there is no remedy."""
     if not remedy:
         return problem
     return f"{problem}{'' if problem.endswith(('.', '?')) else '.'} {remedy}"
@@ -86,7 +86,7 @@ class DocumentError(InputError):
 
 
 class VariantError(DocumentError):
-    """A memory file has only tables with sequence parallelism, or only tables without it."""
+    """A memory file has no table for the requested setting of sequence parallelism."""
 
 
 class OptionError(InputError):
@@ -94,7 +94,7 @@ class OptionError(InputError):
 
 
 class UnsupportedError(InputError):
-    """An engine can express neither the model of a plan nor a similar plan.
+    """An engine supports neither a plan, such as its model, nor an approximation of it.
 
     `remedy` is an alternative; it is None if only another engine helps.
     """
@@ -107,7 +107,7 @@ class InfeasibleError(AutoparError):
 
 
 class InfeasibleExecution(InfeasibleError):  # noqa: N818 - the documented public name
-    """An execution of an analytic model that cannot run; `reason` is one sentence.
+    """An execution of a closed-form model is not possible; `reason` is one sentence.
 
     `kind` is 'input' if the execution contradicts itself (exit code 2), and 'infeasible' if this
     application or system cannot run it (3).
@@ -215,11 +215,11 @@ def did_you_mean(
     form: str = "{!r}",
     any_case: bool = False,
 ) -> str:
-    """Return the remedy for an unknown word, `Did you mean 'X'?`; else `otherwise`, or nothing.
+    """Return the remedy `Did you mean 'X'?` for an unknown word; `otherwise` without a similar one.
 
     Parameters
     ----------
-    otherwise : remedy if no known word is similar; none by default
+    otherwise : remedy if no known word is similar; by default an empty text
     form : format of the suggested word
     """
     near = nearest(word, known, cutoff, any_case=any_case)

@@ -90,18 +90,17 @@ class ChoiceEntry(_Entry):
 
 
 class LeadEntry(_Entry):
-    """Lead of the first answer of a group over the second, or the first on other hardware."""
+    """Lead of the best answer of a group over the second, or over the best on other hardware."""
 
     over: int
     """Rank of the other answer."""
     ratio: float
     """Value of the other answer over that of the first, at least 1."""
     intervals_overlap: bool | None = None
-    """True if the 90 % intervals overlap; null if `probability_faster` is known or an interval is
-    not."""
+    """True if the 90 % intervals overlap; null if unknown or if `probability_faster` is given."""
     probability_faster: float | None = None
-    """Probability that the first is faster, for two plans of one cluster and engine with shared
-    errors."""
+    """Probability that the best answer is faster; null unless both have one cluster and engine, so
+    that the errors of the estimates are correlated."""
 
 
 class GroupEntry(_Entry):
@@ -127,7 +126,7 @@ class EffectEntry(_Entry):
 
 @published("exploration", example=_EXAMPLE)
 class ExplorationDocument(_Entry):
-    """Answers of `autopar-explore`, grouped by trained model, each group in order."""
+    """Answers of `autopar-explore`, grouped by model and sequence length, best first in a group."""
 
     format: Literal["autopar-exploration"]
     version: Literal[1]

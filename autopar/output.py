@@ -2,8 +2,8 @@
 
 The content is defined by documents and reports; this module only writes it. Devices and pipes are
 written in place, since renaming a file to `/dev/null` would replace the device. For a symbolic
-link, the target gets the content. If the command can report it, earlier content is kept as
-`NAME.bak-1`.
+link, the target is written. Earlier content is kept as `NAME.bak-1` if the caller passes a callback
+that reports it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def write_files(
 
     Parameters
     ----------
-    aside : keeps existing files of other content and reports them; None replaces them
-    replace : files that are replaced in any case
+    aside : called for each file whose earlier content was kept; None keeps no earlier content
+    replace : files whose earlier content is never kept
     """
     with contextlib.ExitStack() as stack:
         made = []
@@ -97,7 +97,7 @@ def safe_name(text: str, *, most: int = 80) -> str:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Raise OSErrors of the block with this path; otherwise they name no file, or a folder."""
+    """Raise OSErrors of the block again with this path, since they may name no file or a folder."""
     try:
         yield
     except OSError as error:
@@ -116,7 +116,7 @@ def _part_prefix(path: Path) -> str:
 
 
 class PendingFile:
-    """A file that gets its name with `end`; until then a temporary file holds its content.
+    """A file that is written under a temporary name and renamed to its path by `end`.
 
     A device or a pipe is written to directly.
     """
@@ -153,7 +153,7 @@ class PendingFile:
     def end(self, name: Path | None = None, *, aside: Aside | None = None) -> Path:
         """Rename the content to its final path, which is returned, keeping existing permissions.
 
-        A file with the same content is left as it is.
+        With `aside`, an existing file with the same content is left unchanged.
 
         Parameters
         ----------
@@ -196,9 +196,9 @@ def _alike(one: Path, other: Path) -> bool:
 
 
 def _kept(path: Path) -> Path:
-    """Return the path that also holds the content of a file: the first usable `NAME.bak-N`.
+    """Keep the content of a file as the first free `NAME.bak-N`, and return that path.
 
-    Content that is already kept is not kept twice.
+    If one of these files already has the content, its path is returned.
     """
     for number in itertools.count(1):
         kept = path.with_name(f"{path.name}.bak-{number}")
@@ -285,7 +285,7 @@ def _is_special(path: Path) -> bool:
 
 
 def _opened(path: Path) -> int:
-    """Return a descriptor that writes to a special file."""
+    """Return a file descriptor for writing to a device, a pipe or an open descriptor."""
     found = _OPEN.fullmatch(str(path))
     if found is None:
         # Without O_CREAT and O_TRUNC: a path that vanished meanwhile must not become a file.

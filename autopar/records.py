@@ -96,7 +96,7 @@ class Entry(Record, metaclass=_EntryType, dict=True):
 
 
 def content_of(value: Any, *, whole: bool = False) -> Any:
-    """Return the JSON form of a value; entries give the given keys, or all if `whole`."""
+    """Return a value as JSON data; an `Entry` has its given keys, or all keys if `whole`."""
     if isinstance(value, Entry) and not whole:
         return value.content()
     if isinstance(value, Struct):
@@ -112,7 +112,10 @@ def content_of(value: Any, *, whole: bool = False) -> Any:
 def record_of(
     name: str, kinds: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> Any:
-    """Return a record type with these fields; those with a default are optional."""
+    """Return a record type with the fields `kinds` (name -> annotation).
+
+    defaults : name -> default, for optional fields
+    """
     return _RecordType(
         name,
         (Record,),
@@ -120,8 +123,8 @@ def record_of(
     )
 
 
-class KeyFault(ValueError):  # noqa: N818 - a fault of a file, said by a DocumentError
-    """Error of `__post_init__` of a record of a file, with the wrong key and the reason."""
+class KeyFault(ValueError):  # noqa: N818 - a fault of a file, reported by a DocumentError
+    """Error raised by `__post_init__` of a record of a file: the wrong key and the problem."""
 
     def __init__(self, key: str, problem: str) -> None:
         super().__init__(problem)
@@ -129,26 +132,26 @@ class KeyFault(ValueError):  # noqa: N818 - a fault of a file, said by a Documen
 
 
 def whole_number(least: int, most: int | None = None) -> Meta:
-    """Return the bounds of an integer in a file."""
+    """Return msgspec metadata that bounds an integer in a file."""
     above = "" if most is None else f" to {most}"
     return Meta(ge=least, le=most, extra={"expected": f"a whole number from {least}{above}"})
 
 
 Positive = Annotated[int, whole_number(1, 1 << 40)]
 Count = Annotated[int, whole_number(0, 1 << 40)]
-"""Sizes and degrees of a run, far above any real one."""
+"""Bounds of sizes and degrees of a run, far above any real value."""
 Few = Annotated[int, whole_number(0, 64)]
-"""Number of things that are priced one by one, such as norms or MTP layers of a stage."""
+"""Bounds of counts whose items are estimated one by one, such as MTP layers."""
 
 
 def number(least: float, most: float) -> Meta:
-    """Return the bounds of a number in a file; NaN is outside."""
+    """Return msgspec metadata that bounds a number in a file; NaN is out of bounds."""
     words = f"a number from {least:g} to {most:g}".replace("e+", "e")
     return Meta(ge=least, le=most, extra={"expected": words})
 
 
 def some_text() -> Meta:
-    """Return the bounds of a non-empty text in a file."""
+    """Return msgspec metadata for a non-empty text in a file."""
     return Meta(min_length=1, pattern=r"\S", extra={"expected": "a text that is not empty"})
 
 
@@ -166,10 +169,13 @@ def quantity(
     too_large: str,
     too_small: str | None = None,
 ) -> Meta:
-    """Return the bounds of a number with its unit, far outside any real value.
+    """Return msgspec metadata that bounds a quantity, with bounds far outside any real value.
 
-    The error for a value out of bounds names its probable unit: `too_large`, `too_small`.
-    exclusive : True if `minimum` itself is refused
+    Parameters
+    ----------
+    what, unit : noun and unit for errors; an empty unit for a plain number
+    exclusive : True if `minimum` itself is out of bounds
+    too_large, too_small : clause of the error for such a value, such as its probable unit
     """
     unit_of = f" in {unit}" if unit else ""
     bound = f"{'above' if exclusive else 'of at least'} {minimum:g}"
@@ -197,7 +203,10 @@ def quantity(
 
 
 def shorten(value: object, limit: int = 60) -> str:
-    """Return a value for a message: one line, at most about `limit` characters."""
+    """Return a value as one line for a message, with strings cut to `limit` characters.
+
+    The line has at most 2 * `limit` + 3 characters.
+    """
     short = reprlib.Repr()
     short.maxstring = short.maxother = short.maxlong = limit
     short.maxdict = short.maxlist = 3

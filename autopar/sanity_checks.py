@@ -46,7 +46,7 @@ class CurvePoint(Record):
     x: float
     """Batch, tokens, degree or size."""
     y: float
-    """Quantity of the law, such as the time of the whole batch."""
+    """Quantity that the law bounds, such as the time of the whole batch."""
     written: float
     """Value as written in the file."""
     unit: str
@@ -80,9 +80,10 @@ class SuspiciousValue(Record):
 def contradictions(
     cells: Iterable[CurvePoint], law: GrowthLaw, *, most: float = IMPOSSIBLE
 ) -> list[SuspiciousValue]:
-    """Return the cells that contradict the others, worst first; of only two cells, the pair.
+    """Return the cells that contradict the others under a law, worst first.
 
-    Cells of value 0 are ignored, because a difference may be 0.
+    If two cells contradict only each other, one is returned, and its text names the other. Cells of
+    value 0 are ignored, because a difference of measured values may be 0.
 
     most : factor beyond the law from which a value is impossible
     """
@@ -115,7 +116,7 @@ def contradictions(
 
 
 def strongest_by_key(doubts: Iterable[SuspiciousValue]) -> list[SuspiciousValue]:
-    """Return the strongest doubt about every key, for cells that are on several curves."""
+    """Return the most implausible value for every key, since a cell may be on several curves."""
     found: dict[str, SuspiciousValue] = {}
     for doubt in doubts:
         if doubt.key not in found or doubt.factor > found[doubt.key].factor:
@@ -126,11 +127,11 @@ def strongest_by_key(doubts: Iterable[SuspiciousValue]) -> list[SuspiciousValue]
 def doubtful_table(
     table: Iterable[tuple[str, float, str, CurvePoint]], by_degree: GrowthLaw, by_length: GrowthLaw
 ) -> list[SuspiciousValue]:
-    """Return the figures of a table by tokens and degree that contradict each other.
+    """Return the values of a memory table, by tokens and degree, that contradict each other.
 
-    table : (lengths, their sum, degree as written, cell whose x is the degree). Memory of a rank
-        falls with the degree, by at most the degree: the first law applies to the figure times the
-        degree.
+    table : (lengths as written, total tokens, degree as written, cell whose x is the degree).
+        Memory of a rank falls with the degree, by at most the degree: the first law applies to the
+        figure times the degree.
     """
     curves: dict[tuple[str, str], list[CurvePoint]] = {}
     for lengths, tokens, degree, cell in table:
@@ -163,7 +164,10 @@ def _allowed(cell: CurvePoint, others: Sequence[CurvePoint], law: GrowthLaw) -> 
 
 
 def _between(cell: CurvePoint, near: Sequence[CurvePoint], law: GrowthLaw) -> float:
-    """Return the value of a cell on the log-log line through two others."""
+    """Return the value of a cell on the log-log line through two others.
+
+    The slope of the line is limited to the range of the law.
+    """
     a, b = near
     slope = math.log(b.y / a.y) / math.log(b.x / a.x) if a.x != b.x else law.least
     slope = min(max(slope, law.least), law.most)
@@ -210,10 +214,12 @@ def _roughness(cells: Sequence[CurvePoint], law: GrowthLaw) -> float:
 def doubtful_rate(
     key: str, value: str, flop_per_s: float, peak: float, device: str
 ) -> SuspiciousValue | None:
-    """Return the doubt about a forward that exceeds the peak of the device, or None.
+    """Return a suspicious value if a forward pass is faster than the peak of the device, else None.
 
+    Parameters
+    ----------
     value : time as in the file, with its unit
-    peak : FLOP/s of the device
+    flop_per_s, peak : FLOP/s achieved in this time, and peak of the device
     """
     if flop_per_s <= peak:
         return None
@@ -230,7 +236,7 @@ def doubtful_rate(
 
 
 def doubtful_parameters(key: str, written: float, counted: float) -> SuspiciousValue | None:
-    """Return the doubt about a layer's parameters, None if they match the architecture.
+    """Return a suspicious value if the parameters of a layer do not match its model, else None.
 
     written, counted : MiB of `parameter_size` in the file, and of the architecture with the same
         bytes per parameter
@@ -256,10 +262,10 @@ def doubtful_parameters(key: str, written: float, counted: float) -> SuspiciousV
 def doubtful_bandwidths(
     cells: Iterable[CurvePoint], *, pairs_may_be_faster: bool = False
 ) -> Iterator[SuspiciousValue]:
-    """Yield doubts about groups that are much faster or slower than groups of the next size.
+    """Yield the bandwidths that are implausible next to those of other group sizes.
 
     cells : groups that use the same links, with their size as x
-    pairs_may_be_faster : True inside a node
+    pairs_may_be_faster : True inside a node, where bridges may connect pairs of GPUs
     """
     left = sorted(cells, key=lambda cell: cell.x)
     if pairs_may_be_faster and len(left) > 1 and left[0].x == 2.0:
@@ -271,7 +277,10 @@ def doubtful_bandwidths(
 
 
 def doubtful_link(cell: CurvePoint, memory_bytes_per_s: float | None) -> SuspiciousValue | None:
-    """Return the doubt about a bandwidth (y in bytes/s) beyond any link or the device's memory."""
+    """Return a suspicious value if a bandwidth exceeds any link or the device's memory, else None.
+
+    cell : bandwidth as y, bytes/s
+    """
     limit, what = _FASTEST_LINK_BYTES_PER_S, "any link"
     if memory_bytes_per_s is not None and memory_bytes_per_s < limit:
         # A message is read from memory and written to it, so no link is faster.
@@ -294,7 +303,7 @@ class InputWarning(str):
 
 
 def notes_of(path: Path, doubts: Iterable[SuspiciousValue]) -> tuple[str, ...]:
-    """Return one note for every file with doubts.
+    """Return at most one note on a file: its worst suspicious value and the number of others.
 
     Raises
     ------

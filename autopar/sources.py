@@ -12,7 +12,7 @@ STACK_ROLE = "software stack"
 NAMED_BY_FILES = "named by sidecars"
 NAMED_BY_OPTION = "named by --stack"
 NAMED_BY_DEFAULT = "by default"
-"""Notes of such a source: how the software stack was determined."""
+"""Notes of the source of a software stack: how the stack was determined."""
 
 
 class Source(Record):
@@ -28,7 +28,7 @@ class Source(Record):
 
 def stacks_of(sources: Iterable[Source]) -> list[str]:
     """Return the names of the software stacks among sources, in order and without repetition."""
-    # A document has the name of its file without the suffix; a sidecar contains only the name.
+    # The path of a stack file gives the name without suffix; a sidecar contains only the name.
     named = [s.path for s in sources if s.role == STACK_ROLE]
     return list(dict.fromkeys(Path(n).stem if n.endswith(".json") else n for n in named))
 
@@ -39,7 +39,7 @@ def stack_source(sources: Iterable[Source]) -> Source | None:
 
 
 def with_stack_named_by(sources: Iterable[Source], how: str) -> tuple[Source, ...]:
-    """Return the sources, with a note on those that are a software stack."""
+    """Return the sources with the note `how`, such as NAMED_BY_OPTION, on the software stack."""
     return tuple(
         replace(source, notes=(how,)) if source.role == STACK_ROLE else source for source in sources
     )

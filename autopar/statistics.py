@@ -49,7 +49,9 @@ _SHORTEST_S = 1e-12
 def latency_bandwidth_fit(
     sizes_bytes: Sequence[float], times_s: Sequence[float]
 ) -> LatencyBandwidth:
-    """Return the non-negative line through times over sizes, all above 0; one size: latency 0.
+    """Return the non-negative fit of times as latency + size * seconds per byte.
+
+    All sizes and times must be above 0. If all sizes are equal, the latency is 0.
 
     Weights are relative, 1/time: sizes span four decades, and noise grows with the time. With equal
     weights the largest message alone would decide. The latency, which only small messages show,
@@ -81,8 +83,9 @@ def rising_fit(times_s: F64) -> F64:
     """Return the nearest non-decreasing times, shape (n,), for times above 0.
 
     Distance is the sum of squared log ratios, so falling runs become their geometric mean; rising
-    times are returned unchanged. If one row is nowhere below another, neither is its fit. Source:
-    pool adjacent violators, Ayer et al., Ann. Math. Statist. 26 (1955) 641.
+    times are returned unchanged. If every time of a row is at least that of another row, the same
+    holds for the fits. Source: pool adjacent violators, Ayer et al., Ann. Math. Statist. 26 (1955)
+    641.
     """
     blocks: list[tuple[float, int]] = []
     # Logarithms make the mean of a run geometric and weigh a factor equally up and down.
@@ -159,7 +162,10 @@ def nonnegative_fit(design: F64, target: F64, weights: F64 | None = None) -> F64
 
 
 def _solved(matrix: F64, goal: F64, active: tuple[int, ...]) -> tuple[F64, float] | None:
-    """Return the fit of some unknowns and its squared error; None if an effect is negative."""
+    """Return the least-squares fit of the `active` unknowns, and its squared error.
+
+    None if the columns are linearly dependent or a coefficient is negative.
+    """
     columns = matrix[:, active]
     solution: F64
     solution, _, rank, _ = np.linalg.lstsq(columns, goal, rcond=None)  # type: ignore[assignment]
@@ -251,7 +257,7 @@ _POWERS: dict[Term, tuple[int, int]] = {
 
 
 class FittedTimes(Record, eq=False):
-    """Non-negative coefficients of the terms of times, and relative errors of the fit."""
+    """Fit of times: a non-negative coefficient for each term, and the relative errors."""
 
     terms: tuple[Term, ...]
     coefficients: F64
@@ -453,16 +459,19 @@ def relative_spread(low_s: float, middle_s: float, high_s: float) -> float:
 
 
 def warnings_of(samples: Sequence[float]) -> tuple[str, ...]:
-    """Return texts about suspicious samples, given in the order in which they were taken.
+    """Return warnings about samples, given in the order of measurement: scatter, clusters, drift.
 
-    Scatter: the variation is above 0.2.
-    Clusters, from 8 samples: the split of their logarithms with the least inner scatter has at
-    least 3 samples and 15 % on either side. Its centres are a factor of 1.2 apart, and by more than
-    4.5 + 12/n standard deviations (pooled inside the clusters). Halves of one bell curve give 2.65,
-    and small samples scatter around it, which 12/n covers.
-    Drift, from 18 samples: the medians of the first and the last third are a factor of 1.05 apart,
-    and the rank sum of one within the other is 2.85 standard deviations from its mean.
-    Steady noise causes each of the last two in less than one of a hundred cells.
+    Scatter: the coefficient of variation is above 0.2.
+
+    Clusters, from 8 samples: the logarithms are split where the scatter inside the parts is
+    smallest, with at least 3 samples and 15 % in each part. The means of the parts differ by more
+    than a factor of 1.2, and by more than 4.5 + 12/n pooled standard deviations. The halves of a
+    normal distribution differ by 2.65; the term 12/n covers the scatter of small samples.
+
+    Drift, from 18 samples: the medians of the first and the last third differ by more than a factor
+    of 1.05, and the rank sum is at least 2.85 standard deviations from its mean (Mann-Whitney).
+
+    Under stationary noise, clusters and drift are each reported for less than 1 % of the cells.
     """
     values = _values(samples)
     found = []
@@ -511,7 +520,7 @@ def _interval_rank(count: int) -> int:
 
 
 def _clusters(values: NDArray[np.float64]) -> tuple[float, float] | None:
-    """Return the medians of two clusters in seconds; None if there is only one."""
+    """Return the medians of two clusters in seconds, None for one cluster; see `warnings_of`."""
     count = len(values)
     smallest = float(values.min())
     # A time of 0 has no logarithm.
@@ -537,7 +546,10 @@ def _clusters(values: NDArray[np.float64]) -> tuple[float, float] | None:
 
 
 def _drift(values: NDArray[np.float64]) -> tuple[float, float] | None:
-    """Return the medians of the first and the last third in seconds; None if they agree."""
+    """Return the medians of the first and last third in seconds, None without drift.
+
+    `warnings_of` describes the test.
+    """
     if len(values) < _DRIFT_SAMPLES:
         return None
     third = len(values) // 3

@@ -1,8 +1,8 @@
-"""Base units, and the unit conversions of documented files.
+"""Base units, conversion factors, and formats of quantities for display.
 
 Inside the program every quantity is in seconds, bytes, bytes/s or FLOP and has the suffix `_s`,
-`_bytes`, `_bytes_per_s` or `_flop`. Documented files keep their documented units; only readers and
-writers use the factors below.
+`_bytes`, `_bytes_per_s` or `_flop`. File formats may use other units; only their readers and
+writers convert.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 """Bytes in a GiB, the unit of `--memory-constraint`."""
 GB = 10**9
-"""Bytes in a GB, the unit of documented bandwidths (GB/s)."""
+"""Bytes in a GB, the unit of bandwidths in files (GB/s)."""
 _UNSURE = 0.001
 """Probabilities closer to 0 or 1 than this are not distinguished."""
 _LETTERS = ((GIB, "G"), (MIB, "M"), (KIB, "K"))
@@ -66,9 +66,9 @@ def format_magnitude(num_bytes: float) -> str:
 
 
 def format_count(count: int, one: str, several: str | None = None) -> str:
-    """Return a count with its noun, and its verb if there is one: `1 cell`, `3 cells`.
+    """Return a count with its noun in singular or plural: `1 cell`, `3 cells`.
 
-    several : text after every count but 1; by default `one` with an s
+    one, several : text after a count of 1, and after others; by default `one` with an s
     """
     return f"{count} {one if count == 1 else several or f'{one}s'}"
 
@@ -104,9 +104,9 @@ def format_seconds(time_s: float) -> str:
 
 
 def format_range_s(low_s: float, high_s: float, *, like_s: float, digits: int = 4) -> str:
-    """Return two durations in the display unit of a third one, without the unit: `23.69 to 32.94`.
+    """Return a range of durations in the display unit of `like_s`, without unit: `23.69 to 32.94`.
 
-    If both are equal after rounding, the result is one figure.
+    Ends that are equal after rounding give one number.
     """
     scale = {"s": 1.0, "ms": 1e-3, "us": 1e-6}[format_seconds(like_s).rpartition(" ")[2]]
     ends = dict.fromkeys(format_figure(one / scale, digits) for one in (low_s, high_s))
