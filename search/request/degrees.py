@@ -1,8 +1,8 @@
 """Options that fix degrees: `--tp 2 --cp 8 --ep 8 --vpp 2 --zero 1 --recompute mlp`.
 
-Each option takes one value or several; the search picks the fastest plan among them. The search for
-uniform plans (`search.planning.uniform`) obeys all of these options. For per-layer plans, single
-values of options that such plans support become rules, as if passed with `--pin`.
+Each option has one or several allowed values; the search returns the fastest plan among them. The
+search for uniform plans (`search.planning.uniform`) supports all of these options. For per-layer
+plans, a single value becomes a rule, as with `--pin`, if such plans support the option.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _MOST = 1 << 24
 
 
 def _words(name: str, known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """Return a parser of comma-separated words; `any` means all of them. It raises OptionError."""
+    """Return a parser of comma-separated words of `known`; `any` means all of them.
+
+    The parser raises OptionError, which names the option `name`, for another word.
+    """
 
     def read(text: str) -> tuple[str, ...]:
         found = [word.strip().lower() for word in text.split(",")]
@@ -278,10 +281,11 @@ def training_of(options: DegreeOptions) -> TrainingSettings:
 
 
 def rules_of(options: DegreeOptions, why: str = "") -> Mapping[str, object]:
-    """Return the fields of `SearchOptions` that set these constraints for per-layer plans.
+    """Return field of `SearchOptions` -> value that sets these constraints for per-layer plans.
 
-    why : reason for per-layer plans, where another option requires them; empty otherwise. Raises
-    OptionError for options that per-layer plans do not support.
+    why : option or property of the model that requires per-layer plans, for errors; empty for none
+
+    Raises OptionError for options that per-layer plans do not support.
     """
     remedy = "Use --engine megatron, torchtitan, deepspeed or accelerate, with a model and a card"
     if why:
@@ -348,7 +352,10 @@ _OF_TRAINING = ("fp16", "fp32")
 
 
 def with_training_precision(raw: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the options with `--precision fp16` or `fp32` replaced by `--mixed-precision`."""
+    """Return the options with `--precision fp16` or `fp32` replaced by `--mixed-precision`.
+
+    Raises OptionError if both are given and differ.
+    """
     asked = raw.get("precision")
     if not isinstance(asked, str) or asked.lower() not in _OF_TRAINING:
         return raw

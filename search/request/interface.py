@@ -1,6 +1,6 @@
 """Keyword arguments of the Python interface as search options, model and hardware documents.
 
-Module `request` parses command lines and contains the loading and defaults that both share.
+Module `request` reads command lines; its functions for input files and defaults are used here, too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TUPLES = ("pin", "forbid")
 
 
 def search_options(options: Mapping[str, Any]) -> SearchOptions:
-    """Return the search options of keyword arguments.
+    """Return the search options of keyword arguments; raises OptionError for an invalid one.
 
     Keywords are the fields of `SearchOptions`, and `memory_constraint_gib` and `context_gib` in
     GiB. `pin` and `forbid` accept a single rule as a string, `calibration` accepts the path of its

@@ -1,4 +1,4 @@
-"""Search options of the user in base units, validated once, and options of the output.
+"""Options of a search in base units, validated when they are made, and options of its output.
 
 The command line, the Python interface and plan files share `SearchOptions`: its fields are the
 options of `autopar-search`, with their help. `OutputSpec` contains the options of the output.
@@ -212,10 +212,10 @@ class SearchOptions:
         panel=_COST,
         shown="engine of --engine, or fp32 master weights",
     )
-    """Engine whose weights, gradients, optimizer states and buckets are counted.
+    """Engine whose layout of weights, gradients, optimizer states and buckets is counted.
 
-    For Megatron-LM its layers and head are counted, too. None: 16-bit weights with fp32 master
-    weights and gradients, and the layers of the memory file."""
+    For Megatron-LM the activations of layers and head are counted, too, instead of read from the
+    memory file. None: 16-bit weights with fp32 master weights and gradients."""
     sequence_parallel: bool = option(True, help="Megatron sequence parallelism", panel=_COST)
     """True if tensor-parallel layers use sequence parallelism."""
     global_memory_buffer: bool = option(True, help="one gather buffer per stage", panel=_COST)
@@ -277,8 +277,10 @@ class SearchOptions:
 def widest(world: int) -> dict[str, Any]:
     """Return the search-space limits that can be lifted, each with its least restrictive value.
 
-    Not included: `pin`, `pipeline_type`, `strided_tp` and the global batch. The order is the one
-    in which limits are lifted: degrees, strategy types and rules, then the `disable_` switches.
+    Limits are lifted in this order: degrees, strategy types and rules, then the `disable_`
+    switches. `pin`, `pipeline_type`, `strided_tp` and the global batch are not limits.
+
+    world : number of GPUs
     """
     names = [row.name for row in fields(SearchOptions)]
     return {
@@ -298,7 +300,7 @@ def widest(world: int) -> dict[str, Any]:
 
 
 class Shares:
-    """Division of a time limit among consecutive searches.
+    """Division of a time limit, in seconds, among a number of consecutive searches.
 
     Each search gets an equal share of the remaining time, so unused time goes to later searches.
     """
@@ -316,7 +318,10 @@ class Shares:
 
 
 def option_record(options: SearchOptions, memory_bytes: float) -> dict[str, object]:
-    """Return the options that affect the result; the time limit is not one of them."""
+    """Return the options that affect the result by name, for plan files, without the time limit.
+
+    memory_bytes : memory budget that is stored in place of the one of `options`
+    """
     # only the calibration is a document, all other values are plain
     record: dict[str, object] = {row.name: getattr(options, row.name) for row in fields(options)}
     if options.calibration is not None:

@@ -103,7 +103,7 @@ def find_places(
     has_profile: bool,
     has_shape: bool,
 ) -> DiscoveredProfiles:
-    """Return the files in the default folders that replace inputs which are not named.
+    """Return the default folders that are used for inputs that the user did not name.
 
     Measured files are used for both model and cluster, or for neither: a measured model on an
     estimated device is planned only where the user names both.
@@ -179,9 +179,10 @@ def find_places(
 def _own(
     model: ModelSpec, kind: Literal["computation", "memory"], precision: str
 ) -> tuple[list[Path], list[Path]]:
-    """Return (folders, other): with a file of the model, and with sidecars of other sizes.
+    """Return (folders with a profile of the model, folders with one of a model of other sizes).
 
-    File names contain only hidden size and heads; files without a sidecar are accepted.
+    File names contain only hidden size and heads, so the sizes are compared by sidecar; files
+    without a sidecar are accepted.
     """
     from autopar.documents.sidecar import describe_model, read_sidecar  # slow import
 
@@ -225,7 +226,7 @@ def _of_the_device(
 
 
 def _devices(folder: Path, pattern: str) -> set[str]:
-    """Return the device names in the sidecars of matching files, empty without any."""
+    """Return the device names in the sidecars of files that match a pattern; empty for none."""
     from autopar.documents.sidecar import read_sidecar
 
     found = [read_sidecar(path) for path in sorted(folder.glob(pattern))]
@@ -234,7 +235,7 @@ def _devices(folder: Path, pattern: str) -> set[str]:
 
 
 def _only(option: str, what: str, folders: Sequence[Path]) -> str | None:
-    """Return the only folder, None without any; raise OptionError for several."""
+    """Return the only folder, or None if there is none; raise OptionError for several."""
     if len(folders) > 1:
         listed = " and ".join(str(folder) for folder in folders)
         raise OptionError(f"{option} is missing: {what} are in {listed}", remedy="Add one of them")
@@ -400,7 +401,7 @@ def card_with_shape(
 
 
 def is_measured_only(name: str) -> bool:
-    """Return True if a name is that of a folder of measured files and of no described model."""
+    """Return True if a model name has a folder of measured files but no description."""
     try:
         find_model(name)
     except InputError:
@@ -416,8 +417,12 @@ def cluster_shape(
 ) -> tuple[int, int]:
     """Return (nodes, GPUs per node): the only matching shape, else derived from the given sizes.
 
-    Two of the three sizes determine the third; defaults are 1 node and 8 GPUs. Raises OptionError
-    if they contradict each other.
+    Defaults are 1 node and 8 GPUs per node. Raises OptionError if the sizes contradict each other.
+
+    Parameters
+    ----------
+    nodes, gpus, world : nodes, GPUs per node and total GPUs of the user; None is not given
+    shapes : (nodes, GPUs per node) of the available hardware files
     """
     left = [
         shape

@@ -54,9 +54,10 @@ _OF_MODELS = (
     *("model", "num_layers", "seq_length", "hidden_size", "num_heads", "num_kv_heads"),
     *("head_dim", "ffn_hidden_size", "vocab_size", "make_vocab_size_divisible_by"),
 )
-"""Fields of `InputSpec` that do not affect the hardware (`_OF_MODELS`) or the model profile.
+"""Fields of `InputSpec` that concern only the cluster or only the model.
 
-The model profile additionally depends on the card."""
+Cached hardware does not depend on `_OF_MODELS`; a cached model profile depends on the card but not
+on `_OF_CLUSTERS`."""
 _MAKE_TIMES = "Create it with `torchrun -m profiler.hardware` (sp_time_*.json)"
 
 
@@ -222,7 +223,7 @@ def load_placed(
 ) -> tuple[ModelSpec, ModelProfile, HardwareProfile]:
     """Return (spec, profile, hardware) of inputs from `with_places`; errors as `load_inputs`.
 
-    once : cache; returns the result of its second argument, once per equal first argument.
+    once : cache; calls the function (second argument) once per key (first argument)
     """
     from autopar import rates as estimate
 
@@ -250,9 +251,10 @@ def load_placed(
 def _with_stack(
     profile: ModelProfile, hardware: HardwareProfile, inputs: InputSpec, card: str | None
 ) -> tuple[ModelProfile, HardwareProfile]:
-    """Return the documents with the software stack among their sources, and who named it.
+    """Return (profile, hardware) with the software stack among their sources, and how it was named.
 
-    Sidecars of files can name a stack; raises OptionError if --stack names another one.
+    If measured times name a shipped stack in their sidecars, hardware of a card is estimated again
+    with it. Raises OptionError if --stack names another stack than the sidecars.
     """
     from autopar import sources as known
 
@@ -292,7 +294,7 @@ def _with_stack(
 
 
 def with_places(inputs: InputSpec, options: SearchOptions) -> tuple[InputSpec, DiscoveredProfiles]:
-    """Return the inputs completed with measured files of default folders, and these folders."""
+    """Return the inputs, completed with measured files of default folders, and these folders."""
     places = find_places(
         lambda: model_spec(inputs),
         options.mixed_precision,
@@ -342,7 +344,7 @@ def _shipped(options: SearchOptions) -> tuple[ModelSpec, ModelProfile, HardwareP
 
 
 def _hardware(inputs: InputSpec) -> tuple[HardwareProfile, str | None]:
-    """Return (hardware, card name); the card name is None for measured hardware."""
+    """Return (hardware, card name), None as card name of measured hardware; raises OptionError."""
     from autopar import rates as estimate
     from autopar.rates.stack import DEFAULT_STACK, load_stack
 
@@ -387,7 +389,10 @@ def _site(inputs: InputSpec) -> Site | None:
 
 
 def measured_hardware(inputs: InputSpec, name: str | None) -> HardwareProfile:
-    """Return measured hardware: `name` is a folder or a shipped set, None if paths are given."""
+    """Return the hardware profile read from measured files.
+
+    name : folder or shipped set of files; None if paths of files are given in `inputs`
+    """
     from autopar.documents import catalog
     from autopar.documents.hardware import hardware_file_name, read_hardware
 
@@ -573,7 +578,9 @@ def located_request(
     typed: Collection[str] = (),
     notice: Callable[[str], None] | None = None,
 ) -> dict[str, _Value | str]:
-    """Return stored options with paths relative to here; parameters as in `stored_request`.
+    """Return stored options with paths relative to the current folder.
+
+    Parameters are those of `stored_request`.
 
     Raises DocumentError if an input file of the request is not on this machine.
     """
@@ -668,7 +675,7 @@ _SPACE, _COST, _ = PANELS[4:]
 
 @dataclass(frozen=True, kw_only=True)
 class Shorthands:
-    """Options that set several other options or select among them."""
+    """Options that set several other options, or select the plans to search."""
 
     engine: EngineChoice | None = option(
         None,
@@ -699,10 +706,11 @@ class Request(Record):
 
     Plan files store it, so that a search can be repeated."""
     engine: EngineChoice | None = None
-    """Engine to search plans for; see `search.planning.layered.parts` for its meaning."""
+    """Engine of the searched plans, see `search.planning.layered.parts`; None: not given."""
     degrees: DegreeOptions = DegreeOptions()
     found: tuple[str, ...] = ()
-    """Lines on default folders used in place of options, as reported assumptions."""
+    """Default folders used for inputs that were not named, one line each, for the list of
+    defaults."""
 
 
 # Options that affect only output or speed are not stored; options that the engine implies are
@@ -768,11 +776,11 @@ def build_request(raw: Mapping[str, object]) -> Request:
 
 
 def extended(request: Request, changes: Mapping[str, Any]) -> Request:
-    """Return a request with additional options, as if they had been given, too.
+    """Return a request with additional options, as if the user had given them.
 
-    Options that were given keep their values; rules are appended.
+    Given options keep their values, except for lists such as `pin`, which are extended.
 
-    changes : fields of `InputSpec` and `SearchOptions`.
+    changes : field of `InputSpec` or `SearchOptions` -> value
     """
     given = dict(request.given)
     parts: dict[str, Any] = {"inputs": request.inputs, "options": request.options}
