@@ -1,1 +1,1 @@
-"""Questions about several answers: explorations, comparisons, goals, suggestions."""
+"""Evaluations beyond one search: given plans, comparisons, explorations, goals, suggestions."""

@@ -55,7 +55,7 @@ class ComparisonSide(Record):
 
 
 class Comparison(Record):
-    """Values of two sides by name, with the largest difference first."""
+    """Comparison of two sides: (first, second) value by name, largest difference first."""
 
     first: ComparisonSide
     second: ComparisonSide
@@ -102,7 +102,7 @@ def compare(first: ComparisonSide, second: ComparisonSide, notes: Sequence[str] 
 def _pairs(
     first: Mapping[str, float], second: Mapping[str, float]
 ) -> dict[str, tuple[float, float]]:
-    """Return both values by name, with the largest difference first."""
+    """Return name -> (first, second), largest difference first; a missing value is 0."""
     names = dict.fromkeys([*first, *second])
     found = {name: (first.get(name, 0.0), second.get(name, 0.0)) for name in names}
     return dict(sorted(found.items(), key=lambda item: -abs(item[1][1] - item[1][0])))
@@ -117,8 +117,15 @@ def side_of_plan(
 ) -> ComparisonSide:
     """Return the side of a plan file, strategy file, engine configuration or search answer.
 
-    raw : options given by the user. They override those of the file; for an engine configuration
-    they are the only ones. Raises InputError if the plan cannot be read or cannot run.
+    Parameters
+    ----------
+    raw : options given by the user, which override those of the file; an engine configuration
+        contains none
+    notice : receives messages about the inputs
+
+    Raises
+    ------
+    InputError: the plan cannot be read or cannot run.
     """
     from autopar.documents.plan import PlanDocument
     from search.planning.uniform.imports import holds_launch
@@ -184,7 +191,7 @@ TRACE_TERMS = (
 )
 """Terms of a trace in order of priority: time counts for the first term that is active.
 
-Computation comes first, so communication counts only where it is exposed. Time without any active
+Computation has priority, so communication counts only while it is exposed. Time without an active
 term is `idle`.
 """
 _OF_TERM = {
@@ -356,7 +363,8 @@ def _ends(kernels: Sequence[Mapping[str, Any]]) -> _F64:
 
 
 def _exposed(ends: Mapping[str, _F64], start: float, end: float) -> dict[str, float]:
-    """Return the microseconds of a step by term, without time covered by earlier terms."""
+    """Return the microseconds of a step by term, without time covered by terms of higher
+    priority."""
     covered = np.empty((0, 2))
     length, found = 0.0, {}
     for term, own in ends.items():
@@ -419,7 +427,7 @@ def both_sides(
 
 
 def comparison_document(found: Comparison) -> dict[str, Any]:
-    """Return a comparison as the object of `--json`, in seconds and bytes."""
+    """Return the object of `--json` of a comparison; times in seconds, memory in bytes."""
 
     def side(one: ComparisonSide) -> dict[str, Any]:
         return {

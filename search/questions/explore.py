@@ -158,16 +158,17 @@ class Figures(NamedTuple):
     budget_bytes: int
     """Memory budget of the peak stage, bytes."""
     cost_per_mtoken: float | None
-    """Price of a million tokens; None without a price of the hardware."""
+    """Cost of a million tokens in the currency of `--price`; None without a price of the
+    hardware."""
 
 
 class CombinationResult(Record, eq=False):
-    """Result of one combination."""
+    """Result of the search of one combination."""
 
     choice: Combination
     status: Literal["found", "no plan", "not tried"]
     reason: str = ""
-    """Why there is no plan or no search; for a search that ended early, its gap to the best."""
+    """Reason why there is no plan or no search; the optimality gap if a search ended early."""
     request: Request | None = None
     """Request that was searched, with the engine that was chosen."""
     session: Session | None = None
@@ -383,7 +384,10 @@ def price_of(hardware: str | None, prices: Mapping[str, float]) -> float | None:
 
 
 def _figures(price: Price, hardware: str | None, prices: Mapping[str, float]) -> Figures:
-    """Return the figures of a plan; prices : price of a GPU-hour by typed hardware or by card."""
+    """Return the figures of a plan.
+
+    prices : price of a GPU-hour by typed hardware or by card
+    """
     found, full, hour = price.throughput, price.fullest, price_of(hardware, prices)
     assert found is not None, "a searched plan has a step time"
     speed, ends = found.tokens_per_s, found.ends
@@ -409,7 +413,7 @@ def _figures(price: Price, hardware: str | None, prices: Mapping[str, float]) ->
 
 
 def value_of(figures: Figures, by: By) -> float:
-    """Return the ranked value, lower is better: GPU-seconds per token, step seconds or price."""
+    """Return the ranked value, lower is better: GPU-seconds per token, step seconds or cost."""
     if by == "cost":
         assert figures.cost_per_mtoken is not None, "the command asks for every price"
         return figures.cost_per_mtoken
@@ -462,7 +466,8 @@ def grouped(answers: Sequence[CombinationResult], by: By) -> tuple[ComparableGro
 def leads(group: ComparableGroup, by: By) -> tuple[LeadEntry, ...]:
     """Return the lead of the best answer over the second, and over the best on other hardware.
 
-    The second answer may differ only in the engine, while other hardware is another purchase.
+    The second answer may run on the same hardware with another engine; the best one on other
+    hardware is the alternative for a purchase.
     """
     if len(group.ranked) < 2:
         return ()
@@ -494,9 +499,9 @@ def _lead(first: CombinationResult, second: CombinationResult, place: int, by: B
 
 
 def _shared_class(first: CombinationResult, second: CombinationResult) -> RunClass | None:
-    """Return the published runs behind two estimates that differ only in the plan; else None.
+    """Return the published runs that both estimates are based on, if only the plans differ.
 
-    Between clusters or engines the estimation errors do not cancel.
+    None for different clusters or engines, whose estimation errors do not cancel.
     """
     words, others = first.choice.words, second.choice.words
     if any(words[name] != others[name] for name in words if name != "global-batch-size"):

@@ -23,7 +23,9 @@ def add_bandwidth(
 ) -> HardwareProfile:
     """Return the hardware with added bandwidth, bytes/s, on every collective or p2p link.
 
-    In measured curves the bus bandwidth at every message size rises by that amount.
+    In measured curves the bus bandwidth of every message size rises by the same amount.
+
+    collective, p2p : added bus bandwidth of collectives, and of transfers between stages, bytes/s
     """
 
     def collectives(curves: Mapping[tuple[str, int], Curve]) -> Mapping[tuple[str, int], Curve]:
@@ -81,7 +83,10 @@ def _quicker(curve: Curve, bytes_per_s: float, wire: NDArray[np.float64]) -> Cur
 
 
 def gains_of(session: Session, baseline: SearchResult) -> tuple[Gain, ...]:
-    """Return the gains of one more GiB per GPU and of one more GB/s, found by new searches."""
+    """Return the gains of 1 GiB more memory per GPU and of 1 GB/s more bandwidth, by new searches.
+
+    Empty if the baseline has no plan.
+    """
     if baseline.prediction is None:
         return ()
     best = baseline.prediction.samples_per_s

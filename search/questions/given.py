@@ -1,4 +1,4 @@
-"""Prices of given plans, read from a plan, strategy or answer file or from an engine's script.
+"""Time and memory of given plans, read from a plan, strategy or answer file or a launch script.
 
 `autopar-search --evaluate`, `autopar-explain` and `autopar-compare` print them.
 """
@@ -30,7 +30,7 @@ _PRICING_DEFAULTS = (
     *("--hardware", "--time-profiling-path", "--memory-constraint", "--time-profile-mode"),
     *("--sequence-parallel", "--no-sequence-parallel"),
 )
-"""Options whose defaults affect the price of a plan; the file sets others, such as the batch."""
+"""Options whose defaults affect the estimate of a plan; the plan sets others, such as the batch."""
 
 
 class GivenLaunch(Record):

@@ -1,8 +1,8 @@
 """Choice of a cluster for a goal: the cheapest per token or the smallest part of a cluster.
 
 `--hardware CARD:NxG` names the largest cluster. Its parts have a number of nodes that divides N, or
-one node with a number of GPUs that divides G. Other sizes allow only few degrees. Every part is
-searched like a separate cluster, so the choice among them is exact.
+one node with a number of GPUs that divides G; other sizes have few possible degrees. Every part is
+searched as a separate cluster, so the choice among them is exact.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def clusters_of(nodes: int, per_node: int) -> tuple[tuple[int, int], ...]:
 def too_small(question: UniformRequest, spec: ModelSpec) -> str:
     """Return why no run of any engine fits on a cluster; empty if one may fit.
 
-    The lower bound counts weights and moments, which only offload or fewer bits reduce. It is not
-    applied to fine-tuning or other training settings.
+    The lower bound is the memory of weights and Adam moments, sharded over all GPUs. It is not
+    applied to fine-tuning, offload or low-precision moments.
     """
     if question.job.training != TrainingSettings():
         return ""
@@ -144,7 +144,7 @@ def _refuse_rate(tried: Sequence[ClusterResult], wanted: float | None) -> None:
 
 
 def _words(goal: str, wanted: float | None, tried: Sequence[ClusterResult]) -> str:
-    """Return the goal and every searched cluster with its tokens/s/GPU."""
+    """Return a sentence with the goal and the tokens/s/GPU of every searched cluster."""
     what = "cheapest per token" if goal == "cost" else "fewest GPUs"
     reached = f" with {wanted:,.0f} tokens/s" if wanted is not None else ""
     shapes = ", ".join(

@@ -1,7 +1,7 @@
 """Suggestions if no uniform plan fits: changes that make one fit, and its throughput.
 
-Each change is searched with a limit on the number of candidates, and not only of seconds, so that
-the answer is reproducible.
+The search of each change is limited by the number of candidates, not only by time, so that the
+answer is reproducible.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from search.planning.uniform.best_first import PricedRun
 
 _LAYERS = 2000
-"""Limit of layers whose memory is counted per engine, summed over candidates.
+"""Maximum number of layers whose memory is counted per engine, summed over candidates.
 
-Mostly the first candidate fits.
+In most cases the first candidate fits.
 """
 _ENOUGH = 4
 """Maximum number of suggestions."""
@@ -45,8 +45,8 @@ def remedies(question: UniformRequest) -> tuple[Suggestion, ...]:
     """Return changes that make a plan fit, smallest change of the training first.
 
     The order is another batch, no offload, low-precision moments, optimizer offload, LoRA, LoRA on
-    4-bit weights, more nodes. Each change that fits has the first engine of the question whose plan
-    fits.
+    4-bit weights, more nodes. For each change, the first engine with a plan that fits is returned.
+    At most four changes are returned.
     """
     found: list[Suggestion] = []
     for words, asked in _changes(question):
@@ -89,7 +89,10 @@ def _changes(question: UniformRequest) -> Iterator[tuple[str, UniformRequest]]:
 
 
 def _found(words: str, asked: UniformRequest) -> Suggestion | None:
-    """Return the fastest plan of the first engine with a plan that fits; None if none has."""
+    """Return the fastest plan of the first engine whose plan fits under a change, or None.
+
+    words : options that make the change
+    """
     from search.planning.uniform.best_first import UniformSearch
 
     counts = max(1, _LAYERS // asked.spec.num_layers)
