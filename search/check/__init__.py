@@ -1,4 +1,4 @@
-"""Analysis of a user's run: faster alternatives."""
+"""Suggestions for a launch script: faster alternatives, and patches of the file."""
 
 from __future__ import annotations
 

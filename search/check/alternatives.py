@@ -1,8 +1,8 @@
-"""Faster runs near a given run: its model, batch and GPUs with a few arguments changed.
+"""Faster variants of a given run: the same model, batch and GPUs with a few arguments changed.
 
-Each knob offers other values of one argument and adapts dependent arguments. Sequence parallelism
-follows tensor parallelism, and model chunks follow the stages. Legal runs that fit are compared by
-step time, which `autopar.price.assessment` estimates.
+A knob tries other values of one argument and adapts the arguments that depend on it: sequence
+parallelism depends on tensor parallelism, and model chunks on the stages. Legal runs that fit are
+compared by step time, which `autopar.price.assessment` estimates.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ class ChangedRun(Record):
 
 
 class BestChanges(Record):
-    """Best runs with one, two and any number of changes; None if no run is better."""
+    """Fastest runs with one, two and any number of changes; None if no run is faster."""
 
     one: ChangedRun | None
     two: ChangedRun | None
     any: ChangedRun | None
     tried: int
+    """Number of legal runs whose step time was estimated."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -195,9 +196,11 @@ def neighbours_of(
 ) -> BestChanges:
     """Return the fastest runs that fit with one, two and any number of changes.
 
-    written : function that returns the changes of the run's file for another run, or None if the
-    changed file would not describe it. The default returns the changes of Megatron-LM arguments.
-    moves : arguments that may be changed.
+    Parameters
+    ----------
+    written : function (run) -> changes of the file that describe the run, None if no change of the
+        file does; by default changes of Megatron-LM arguments
+    moves : arguments that may be changed
 
     This is a beam search: all single changes are tried from the best runs of each number of
     changes. It ends after two or more changes when the last one saves less than half a percent, so
@@ -234,9 +237,9 @@ def _best(
 ) -> tuple[list[Assessment], Assessment | None, Changes]:
     """Return the next beam, and the fastest acceptable run with its changes.
 
-    An acceptable run fits in memory on all stages, can be written and takes less than `wanted_s`
-    seconds; None if there is none. Memory is counted in the order of step times, only until both
-    results are known.
+    An acceptable run fits in memory on all stages, can be written to the file and takes less than
+    `wanted_s` seconds; None if there is none. Memory is counted in the order of step times, until
+    both results are known.
     """
     fits, others = list[Assessment](), list[Assessment]()
     top: Assessment | None = None

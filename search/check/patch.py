@@ -1,7 +1,7 @@
 """Suggested changes of a launch file as a unified diff.
 
-Settings are replaced, added and removed as text, in the spelling of the file. A patch is accepted
-only if the changed file, read again, describes the suggested run.
+Settings are replaced, added and removed as text, in the spelling of the file. A patch is returned
+only if the changed file, parsed again, describes the suggested run.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _NEXT_TO = ("pipeline-model-parallel-size", "tensor-model-parallel-size", "micro
 def patch_of(
     file: CheckedFile, changes: Changes, wanted: Run, read: Callable[[str], CheckedFile]
 ) -> str | None:
-    """Return a unified diff that turns a file into the run `wanted`; None if none was found.
+    """Return a unified diff after which a file describes the run `wanted`; None if not possible.
 
-    read : function (path) -> the checked content of a file.
+    read : function (path) -> parsed file
     """
     path = Path(file.path)
     try:
@@ -47,7 +47,7 @@ def patch_of(
 
 
 def _describes(name: str, text: str, wanted: Run, read: Callable[[str], CheckedFile]) -> bool:
-    """Return True if a file with this text describes a run."""
+    """Return True if a file with this name and text describes the run `wanted`."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
         path.write_text(text, encoding="utf-8")
@@ -75,7 +75,10 @@ def _changed(text: str, suffix: str, file: CheckedFile, changes: Changes) -> str
 
 
 def _replaced(text: str, key: str, before: str, after: str | None) -> str | None:
-    """Return the text with another value of a setting, or without it; None if not found once."""
+    """Return the text with a setting replaced, or removed for `after` None.
+
+    None if the setting does not occur exactly once.
+    """
     found = list(_setting(key, before).finditer(text))
     if len(found) != 1:
         return None
@@ -117,7 +120,7 @@ def _setting(key: str, value: str | None = None) -> re.Pattern[str]:
 
 
 def _added(text: str, suffix: str, file: CheckedFile, key: str, value: str) -> str | None:
-    """Return the text with one more setting; None if there is no place for it."""
+    """Return the text with an additional setting; None if no position was found for it."""
     flag = file.spelled(key, value)
     if flag.startswith("--") and suffix not in _LEAVES:
         return _with_flag(text, file, flag)
@@ -135,7 +138,10 @@ def _added(text: str, suffix: str, file: CheckedFile, key: str, value: str) -> s
 
 
 def _with_flag(text: str, file: CheckedFile, flag: str) -> str | None:
-    """Return a script with one more flag, behind a flag of the same command that stands once."""
+    """Return a script with an additional flag, after a flag of the command that occurs once.
+
+    None if no flag occurs exactly once.
+    """
     first = [key for key in _NEXT_TO if key in file.words]
     for key in dict.fromkeys((*first, *file.words)):
         words = file.words[key]
@@ -147,7 +153,10 @@ def _with_flag(text: str, file: CheckedFile, flag: str) -> str | None:
 
 
 def _in_json(text: str, section: str, leaf: str) -> str | None:
-    """Return a JSON object with one more member of a section, or of the whole."""
+    """Return a JSON text with an additional member of a section, or of the top level if empty.
+
+    None if the section does not occur exactly once.
+    """
     name = section.rpartition(".")[2]
     opening = rf'"{re.escape(name)}"\s*:\s*\{{' if section else r"\A\s*\{"
     found = list(re.finditer(opening, text))
@@ -164,7 +173,10 @@ def _in_json(text: str, section: str, leaf: str) -> str | None:
 
 
 def _under(text: str, heading: str, leaf: str, *, indented: bool) -> str | None:
-    """Return a text with one more line below a heading; without a heading at the end."""
+    """Return a text with an additional line below a heading, or at the end for an empty heading.
+
+    None if the heading does not occur exactly once.
+    """
     if not heading:
         return text + ("" if text.endswith("\n") or not text else "\n") + f"{leaf}\n"
     found = list(re.finditer(rf"^{heading}[ \t]*\n([ \t]*)", text, re.MULTILINE))
