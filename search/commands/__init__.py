@@ -1,4 +1,7 @@
-"""Commands of the planner: they read options, call the library and print; nothing imports them."""
+"""Commands of the planner: they read options, call the library and print results.
+
+They are imported only as entry points, by name.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Common parts of the planner's commands: long work in a thread, output files, process exit."""
+"""Functions shared by commands: work in a thread with a spinner, output files, process exit."""
 
 from __future__ import annotations
 
@@ -27,9 +27,13 @@ _STOPS = "Ctrl-C stops; --time-limit returns the best found"
 def working(text: str, call: Callable[[], _Result], *, stops: str = _STOPS) -> _Result:
     """Return the result of `call`; shows a spinner with the elapsed time on a terminal's stderr.
 
-    stops : how to end the work, shown next to the spinner
+    The call runs in a separate thread, so that Ctrl-C is handled while C++ code runs. Its exception
+    is raised here.
 
-    The call runs in a separate thread, so that Ctrl-C is handled while the core works.
+    Parameters
+    ----------
+    text : description of the work, shown at the spinner
+    stops : how to end the work, shown next to it
     """
     results: list[_Result] = []
     errors: list[BaseException] = []
@@ -94,17 +98,17 @@ def write_results(
     command: str,
     force: bool = False,
 ) -> None:
-    """Write files and the object of `--json`, all or none; `-` and None are no file.
+    """Write files and the object of `--json`, all or none; nothing is written for `-` and None.
 
-    Existing files with other content are kept under another name, which the command reports.
-    Answers that differ only in the time of the search count as equal.
+    Other content of existing files is kept as `NAME.bak-N`, which the command reports. Answers that
+    differ only in the time of the search count as equal.
 
     Parameters
     ----------
     refusal : returns the error for a file of `files` that cannot be written; for `--json` it is an
         OptionError
     exit_code : exit code of the command, part of the object
-    force : True to replace files without keeping them
+    force : True to replace files without keeping earlier content
     """
     from autopar.output import write_files
 
@@ -130,7 +134,7 @@ def write_results(
 
 
 def _is_same_answer(path: Path, document: Mapping[str, object]) -> bool:
-    """Return True if a file contains the answer of a document, except for the search effort."""
+    """Return True if a file contains the same answer, apart from the search effort."""
     if "search" not in document or not path.is_file():
         return False
     from autopar.documents.json import load_object
@@ -151,7 +155,15 @@ def write_pictures(
     *,
     command: str,
 ) -> None:
-    """Write pages and traces before anything is printed, because the reader of stdout may leave."""
+    """Draw and write HTML pages and traces, and report the files.
+
+    Commands call it before they print, because the reader of stdout may close the pipe.
+
+    Parameters
+    ----------
+    draw : function that returns file contents by path
+    refusal : returns the error for a file that cannot be written
+    """
     files = working("drawing", draw) if pictures.any else {}
     write_results(files, None, {}, pictures.refusal(refusal), command=command)
     for path in files:
@@ -168,7 +180,7 @@ def unwritable(error: OSError) -> DocumentError:
 
 
 def files_read(paths: Iterable[Path | str | None]) -> list[Path]:
-    """Return the existing files among names of inputs, which no output may replace."""
+    """Return the existing files among inputs; outputs must not replace them."""
     return [Path(path) for path in paths if path and Path(path).is_file()]
 
 
@@ -188,7 +200,9 @@ def write_object(
 ) -> None:
     """Write an object to a file atomically; `number_rows` as in `autopar.documents.json`.
 
-    An existing file with other content is kept under another name, which the command reports.
+    Other content of an existing file is kept as `NAME.bak-N`, which the command reports.
+
+    remedy : remedy of the DocumentError if the file cannot be written
     """
     from autopar.documents.json import write_json
 
@@ -201,7 +215,13 @@ def write_object(
 
 
 def refuse_nonsense(system: str, statistics: Mapping[str, Any], total: str) -> None:
-    """Raise InputError if numbers of a system are so extreme that a step has no finite time."""
+    """Raise InputError if the rates of a system are so extreme that a result is not finite.
+
+    Parameters
+    ----------
+    system : name of the system
+    statistics, total : results of a closed-form model, and the key of the step time in them
+    """
     bad = [k for k, v in statistics.items() if isinstance(v, float) and math.isnan(v)]
     if bad or not math.isfinite(statistics[total]):
         raise InputError(
@@ -238,7 +258,7 @@ class PlotOptions:
 
 
 class Model(NamedTuple):
-    """A closed-form model as a subcommand: its options, and the function that runs them."""
+    """Subcommand of a closed-form model: its options, and the function that runs it."""
 
     command: Command
     execute: Callable[[dict[str, Any]], int]
@@ -250,9 +270,9 @@ def run_model(
     models: Mapping[str, Model],
     otherwise: Callable[[dict[str, Any]], int] | None = None,
 ) -> int:
-    """Run the model that the first word names with the remaining words; return its exit code.
+    """Run the closed-form model named by the first word; return the exit code.
 
-    otherwise : function that runs options without a model; None refuses them
+    otherwise : function for a command line of options without a model; None: that is an error
     """
     first, *rest = list(arguments) or ["--help"]
     if first in models:

@@ -176,7 +176,7 @@ def _execute(raw: dict[str, Any]) -> int:
         if asked.diff:
             patches.append(_patch(file, neighbours, read))
     exit_code = UNUSABLE if unread else FAILED if asked.strict and says else 0
-    # Before anything is printed, because the reader of stdout may leave.
+    # Before anything is printed, because the reader of stdout may close the pipe.
     if asked.json is not None:
         write_answer(asked.json, {"launches": documents}, exit_code, command=_NAME)
     if asked.json == "-":
@@ -198,7 +198,7 @@ def _patch(
 ) -> str:
     """Return the last suggested change of a file as a patch; empty if there is none.
 
-    Raises InputError where the settings are not in the text of the file itself.
+    Raises InputError if the file cannot be patched as text, such as settings in another file.
     """
     from autopar.errors import InputError
     from search.check.patch import patch_of
@@ -252,7 +252,11 @@ def _require_model(name: str) -> None:
 def _priced(
     file: CheckedFile, target: Target, *, neighbours: bool
 ) -> tuple[Assessment | None, BestChanges | None]:
-    """Return the price of a run that can be executed, and faster plans next to it."""
+    """Return the time and memory of a file's run, and faster variants of it.
+
+    Both are None for a run with illegal arguments; the variants are None without `neighbours` or
+    without a step time.
+    """
     from autopar.price.assessment import assess
     from search.check.alternatives import neighbours_of
 
@@ -269,7 +273,7 @@ def _priced(
 
 
 class _Place(NamedTuple):
-    """Cluster that runs are priced for, and the allowed OOM probability."""
+    """Cluster for which runs are estimated, and the allowed OOM probability."""
 
     card: Card
     world_size: int | None
@@ -279,7 +283,10 @@ class _Place(NamedTuple):
     oom_risk: float
 
     def with_card(self, name: str | None) -> _Place:
-        """Return the place with the card named in a file; reports which card is used."""
+        """Return the cluster with the card that a file names, and report which card is used.
+
+        name : card of the file; None if it names none
+        """
         from autopar.rates.card import load_card
 
         of_file = ", which the file names" if name is not None else ""
@@ -287,7 +294,7 @@ class _Place(NamedTuple):
         return self if name is None else self._replace(card=load_card(name))
 
     def target(self, stack: str) -> Target:
-        """Return the target that prices runs of a stack; raises InputError for an unknown stack."""
+        """Return the target for estimates with a software stack; raises InputError if unknown."""
         from autopar.price.assessment import Target
         from autopar.rates.parts.operations import machine_of
         from autopar.rates.stack import load_stack

@@ -63,7 +63,7 @@ Exit codes: 0 done, 2 invalid input.
 """,
 )
 _WIDTH = 80
-"""Width without a terminal, like other first screens, in columns."""
+"""Width without a terminal, columns."""
 _FEW = 0.005
 """Fraction of a step or of a peak below which differences of a term are not shown."""
 
@@ -225,7 +225,7 @@ _CELL = 24
 
 
 def _show_degrees(console: Console, degrees: Mapping[str, tuple[Any, Any]]) -> None:
-    """Print the differences, one degree per row; long values get one line per side."""
+    """Print the settings that differ as a table; long values below it, one line per side."""
     console.print()
     said = {
         name.replace("_", " "): [_folded(value) for value in pair] for name, pair in degrees.items()
@@ -242,7 +242,7 @@ def _show_degrees(console: Console, degrees: Mapping[str, tuple[Any, Any]]) -> N
 
 
 def _folded(value: Any) -> str:
-    """Return a degree as text; for layers of chunks, each size with its number of chunks."""
+    """Return a setting as text; a list of chunk sizes as each size with its number of chunks."""
     if isinstance(value, bool) or value is None:
         return "" if value is None else "yes" if value else "no"
     if not isinstance(value, list):

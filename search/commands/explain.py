@@ -155,7 +155,10 @@ def _execute(raw: dict[str, Any]) -> int:
 def _explain_launch(
     path: str, raw: dict[str, Any], why_not: Sequence[str], notice: Callable[[str], None]
 ) -> int:
-    """Explain a uniform plan: its terms, the best plan of its engine, and other plans."""
+    """Explain a uniform plan and compare it with other plans of its engine; return the exit code.
+
+    why_not : constraints such as `tp=8`, each compared with the fastest plan under it
+    """
     from autopar.command.console import make_console
     from autopar.output import refuse_clashes
     from search.planning.choose import refuse_options_of_plans
@@ -273,9 +276,9 @@ def _options_of(rule: str) -> str:
 def _fixed(rule: str, fixed: Constraints) -> Constraints:
     """Return the constraints of a search over uniform plans under a rule such as `tp=8,pp=2`.
 
-    fixed : constraints of the search that found the plan; only its precision is kept
+    fixed : constraints of the search that found the plan; only the precision is taken from them
 
-    Raises OptionError.
+    Raises OptionError for an unknown name or an invalid value.
     """
     from search.request.degrees import DegreeOptions, fixed_of
 
@@ -303,7 +306,7 @@ def _fixed(rule: str, fixed: Constraints) -> Constraints:
 
 
 def _check_rules(rules: Sequence[str]) -> None:
-    """Raise OptionError for a rule that does not follow the grammar."""
+    """Raise OptionError for a rule with a syntax error."""
     from search.planning.space import parse_rules
 
     for rule in rules:

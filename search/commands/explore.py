@@ -1,4 +1,4 @@
-"""autopar-explore: combinations for the planner, and search spaces of two closed-form models.
+"""autopar-explore: combinations of search options, and search spaces of two closed-form models.
 
 `search.commands.what_if` searches combinations. This module searches the space of a closed-form
 model and reports its best executions.
@@ -125,7 +125,13 @@ class ClosedFormSearchSpec:
     threads: int = option(1, help="number of threads", panel=_ASK, low=1, high=1024)
 
     def of(self, setting: tuple[float, ...], *, plot: bool) -> SearchSettings:
-        """Return the question for one setting of a sweep, or for () without a sweep."""
+        """Return the settings of one search.
+
+        Parameters
+        ----------
+        setting : values of the swept fields; () without a sweep
+        plot : True if plots are requested
+        """
         from search.closed_form.questions import SearchSettings
 
         return SearchSettings(
@@ -241,7 +247,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 class Question(Record):
-    """All searches of one command, in the order of its answers."""
+    """Searches of one command line, in the order of the answers."""
 
     name: str
     """Name of the model."""
@@ -446,7 +452,10 @@ MODELS: Mapping[str, Model] = {
 
 
 def execute(question: Question, files: AnswerSpec, *, frontier: bool = False) -> int:
-    """Search, print and write everything requested, and return the exit code."""
+    """Run all searches, write the requested files, print the results, and return the exit code.
+
+    Raises InfeasibleError if no execution is possible.
+    """
     from search.closed_form.session import Session
     from search.show.closed_form import infeasible_sentence
 
@@ -481,7 +490,7 @@ def execute(question: Question, files: AnswerSpec, *, frontier: bool = False) ->
     if not found:
         return INTERRUPTED
     try:
-        # Before the tables, whose reader may leave in the middle.
+        # Before the tables, because the reader of stdout may close the pipe.
         exit_code = INTERRUPTED if session.stopped else 0
         _write(question, session.answers, files, frontier=frontier, exit_code=exit_code)
     finally:

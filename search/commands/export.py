@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def refusal_lines(export: Export) -> Iterator[str]:
-    """Yield the reasons why nothing is written, and a search command for a plan without losses."""
+    """Yield the reasons why nothing is written, and a search command for a supported plan."""
     if export.lossy:
         yield f"{export.engine} does not support all of the {export.kind}:"
         for line in export.loss_lines:
@@ -52,7 +52,7 @@ def refusal_lines(export: Export) -> Iterator[str]:
 
 
 def overfull_lines(export: Export) -> Iterator[str]:
-    """Yield a warning if the written plan does not fit."""
+    """Yield a warning if the written plan does not fit in memory."""
     if export.too_large:
         yield f"WARNING: THE WRITTEN PLAN DOES NOT FIT: {export.too_large}"
         yield from _remedy(export)
@@ -212,7 +212,7 @@ def _execute(raw: dict[str, Any]) -> int:
 
 
 def _export(own: ExportSpec, raw: Mapping[str, Any]) -> int:
-    """Write the files that make an engine run a plan, or refuse."""
+    """Write the files for an engine, or report why not; return the exit code."""
     from autopar.training.throughput import throughput_entry
     from search.planning.exports import export_document
 
@@ -260,7 +260,7 @@ def _of_plan(own: ExportSpec, raw: Mapping[str, Any]) -> tuple[Export, list[Path
         lowered = lower(job)
     except UnsupportedError as error:
         raise recommended_export(job, engine, error) from None
-    # A refusal depends on the losses, not on the price.
+    # A refusal depends on unsupported features, not on the estimate.
     refused = lowered.losses and not own.allow_approx
     price = None if session is None or refused else pricer_of(session, request)
     choice = working("pricing", lambda: choose(job, lower, lowered, price))
@@ -272,7 +272,7 @@ def _of_plan(own: ExportSpec, raw: Mapping[str, Any]) -> tuple[Export, list[Path
 
 
 def _with_own_bytes(export: Export, path: str, document: PlanDocument) -> Export:
-    """Return the export with the original bytes of the strategy file, if Galvatron can read it."""
+    """Return the export with the original text of the strategy file, if Galvatron can read it."""
     from search.engines.galvatron.plan import is_complete
 
     if not is_complete(document.plan or {}):
@@ -355,7 +355,7 @@ def _is_launch(path: str) -> bool:
     return path.endswith(".json") and Path(path).is_file() and is_launch(path)
 
 
-# --- trainer -> launch ----------------------------------------------------------------------------
+# --- engine file -> uniform plan ------------------------------------------------------------------
 
 
 def _import_launch(own: ExportSpec, source: str, raw: Mapping[str, Any]) -> int:

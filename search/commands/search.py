@@ -72,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _answered(raw: Mapping[str, object]) -> int:
-    """Answer with a uniform plan, a per-layer plan, or the better of both."""
+    """Print the fastest uniform or per-layer plan, or a given one; return the exit code."""
     request = build_request(raw)
     if request.output.plot_path is not None:
         request = build_request({**raw, "frontier": True})
@@ -101,7 +101,7 @@ def _answered(raw: Mapping[str, object]) -> int:
         return _show_launches(request, found.launches, reached)
     code = _show_plan(found, reached)
     if found.why and code == 0:
-        # Next to an answer, an unusable input is only one message.
+        # If a plan was found, an unusable input is only reported.
         say(f"{_NAME}: answered with {found.why}")
     return code
 
@@ -133,7 +133,7 @@ def _check_goal(request: Request) -> None:
 
 
 def _evaluate(request: Request, path: str, raw: Mapping[str, object]) -> int:
-    """Price the plan of a file, with typed options replacing its own; print and write it."""
+    """Print and write the estimate of the plan of a file; typed options replace stored ones."""
     from search.planning.choose import refuse_options_of_plans, with_pinned_degrees
     from search.planning.uniform.imports import holds_launch
     from search.questions.given import GivenLaunch, GivenPlan, given_launch, given_plan
@@ -172,7 +172,7 @@ def _evaluate(request: Request, path: str, raw: Mapping[str, object]) -> int:
 
 
 def _show_launches(request: Request, found: UniformResult, reached: GoalResult | None) -> int:
-    """Print the best uniform plan and write it, or print why there is none."""
+    """Print and write the best uniform plan, or print why there is none; return the exit code."""
     from autopar.output import refuse_clashes
     from search.planning.uniform.summary import summary_of
     from search.show.files import launch_file_name, launch_result, launch_text
@@ -206,7 +206,7 @@ def _show_launches(request: Request, found: UniformResult, reached: GoalResult |
 
 
 def _show_none(request: Request, found: UniformResult, document: dict[str, object]) -> int:
-    """Print why no engine has a plan, and suggestions that would make one fit."""
+    """Print why no plan fits, and suggestions with which one fits; return the exit code."""
     from search.questions.suggestions import remedies
     from search.show.files import remedy_entry
     from search.show.terminal import infeasible_lines, remedy_line, show_infeasible
@@ -294,7 +294,7 @@ def _shared(batch: int, world: int) -> str:
 
 
 def _say_batch_of_plan(request: Request, session: Session, result: SearchResult) -> None:
-    """Report, for per-layer plans, that ranks cannot share the batch and a larger one is faster."""
+    """Report if the batch of a per-layer plan is uneven over ranks and a larger one is faster."""
     from search.planning.space import next_batch
 
     batch, world = session.options.settle_bsz, session.hardware.world_size
@@ -332,7 +332,10 @@ def _console() -> Console:
 
 
 def _pictures(request: Request, read: Sequence[str | None]) -> Pictures:
-    """Return the requested pages and traces; raises OptionError if one is another output."""
+    """Return the requested pages and traces; raises OptionError if a file is used twice.
+
+    read : input files, which outputs must not replace
+    """
     from autopar.output import refuse_clashes
     from search.show.pictures.files import pictures_of
 
@@ -435,7 +438,7 @@ def _show_plan(found: ChosenPlans, reached: GoalResult | None) -> int:
 
 
 def _tokens(launches: UniformResult | None) -> float | None:
-    """Return the tokens per sample and GPU, or None if no engine was searched."""
+    """Return sequence length over number of GPUs; None if no uniform plans were searched."""
     return None if launches is None else launches.question.job.seq / launches.question.job.world
 
 
@@ -476,7 +479,7 @@ def _uniform(
 
 
 def _subject(session: Session) -> str:
-    """Return model, number of heads if known, and GPUs, which degrees have to divide."""
+    """Return model, number of heads if known, and GPUs as text; degrees have to divide them."""
     heads = dict.fromkeys(layer.num_heads for layer in session.spec.layers if layer.num_heads)
     known = f" ({' and '.join(map(str, heads))} heads)" if heads else ""
     count = session.hardware.world_size
@@ -486,9 +489,9 @@ def _subject(session: Session) -> str:
 def _solve(
     session: Session, with_frontier: bool, known: SearchResult | None
 ) -> tuple[SearchResult, list[SearchResult] | None]:
-    """Return the result and the frontier.
+    """Return the result of the per-layer search, and the frontier if requested, else None.
 
-    known : result of an earlier search, which is not repeated
+    known : result of an earlier search, which is then not repeated; None to search
     """
     result = known or session.solve()
     result = replace(result, defaults_used=session.defaults + result.defaults_used)

@@ -1,7 +1,7 @@
-"""autopar-explore without a subcommand: combinations, each searched like a plan.
+"""autopar-explore without a subcommand: a search for each combination of option values.
 
-Its options are those of `autopar-search`; some of them may be repeated. The closed-form models of
-the command are in `search.commands.explore`.
+Its options are those of `autopar-search`; those in `AXES` may be repeated. The closed-form models
+of the command are in `search.commands.explore`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ class WhatIfSpec(PlotOptions):
 
     @property
     def prices(self) -> dict[str, float]:
-        """Price of a GPU hour by card, or by hardware as given."""
+        """Price of a GPU-hour by card or by typed hardware.
+
+        Raises OptionError for an invalid price.
+        """
         found: dict[str, float] = {}
         for text in self.price:
             name, _, number = text.rpartition("=")
@@ -88,7 +91,7 @@ _MEASURED = frozenset(
         *("parameter-bytes", "nodes", "gpus-per-node", "gpus"),
     }
 )
-"""Options of profile files, which belong to one cluster, and options of its shape."""
+"""Options of one cluster, its profile files and its shape; not options of this command."""
 COMMAND = Command(
     name=_NAME,
     usage="[OPTIONS] | calculon [OPTIONS] | tensor2d [OPTIONS]",
@@ -114,7 +117,10 @@ are printed).
 
 
 def execute(raw: Mapping[str, Any]) -> int:
-    """Search every combination of a command line, report the answers, return the exit code."""
+    """Search every combination, print and write the answers, and return the exit code.
+
+    Raises InputError if no combination can be searched.
+    """
     from search.questions.explore import check_values, choices, grouped
     from search.show.exploration import show_answers
 
@@ -207,9 +213,9 @@ def _check_prices(
 
 
 def _plan_paths(spec: WhatIfSpec, asked: Sequence[Combination]) -> dict[int, Path]:
-    """Return the strategy file of every combination by its `id`; empty if none are requested.
+    """Return `id` of a combination -> path of its strategy file; empty if none are requested.
 
-    The plan file is next to it.
+    The plan file is in the same folder, see `_own_file`.
     """
     from autopar.command.show import refuse_file
     from search.show.exploration import slugs
@@ -317,7 +323,7 @@ def _write(
 
 
 def _plan_texts(answer: CombinationResult, path: Path) -> dict[Path, str]:
-    """Return the content of the files of an answer, equal to that of `autopar-search`."""
+    """Return path -> text of the files of an answer, as `autopar-search` writes them."""
     from search.show.files import output_texts
 
     assert answer.request is not None
