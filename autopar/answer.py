@@ -68,7 +68,7 @@ class Price(Record):
     stages: tuple[StagePrice, ...]
     """Stages whose memory was counted; a uniform search counts the largest ones."""
     oom_probability: float
-    """OOM probability of the whole run, 0 to 1."""
+    """Probability that any GPU of the run is out of memory, 0 to 1."""
     oom_risk: float | None = None
     """Highest allowed OOM probability; None: the reserved bytes decide whether the plan fits."""
     verdict: str
@@ -122,7 +122,7 @@ class OtherPrecision(NamedTuple):
 
 
 class Priced(Record):
-    """A plan with its price."""
+    """A plan with its time and memory."""
 
     engine: str = ""
     """Name of the engine; empty for any engine."""
@@ -206,7 +206,7 @@ class EngineBest(Record):
 
 
 class Answer(Record):
-    """Result of a search, or the price of a given plan."""
+    """Result of a search, or the estimate of a given plan."""
 
     title: str
     """Model, cluster and batch."""

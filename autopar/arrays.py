@@ -1,6 +1,6 @@
 """Types of numeric arrays shared by cost model, planner and fits.
 
-Meaning and unit of the numbers are documented at each field or argument.
+The note of each field or argument gives meaning and unit of the numbers.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def write_files(
 def safe_name(text: str, *, most: int = 80) -> str:
     """Return a text as a part of a file name, without characters special to a shell.
 
-    Longer texts than `most` characters end with a digest of the whole text. A text without portable
+    Texts of more than `most` characters are cut and end with a digest. A text without portable
     letters and digits becomes a digest.
     """
     found = _UNSAFE.sub("-", text).strip("-.")
@@ -151,7 +151,9 @@ class PendingFile:
         self.stream.close()
 
     def end(self, name: Path | None = None, *, aside: Aside | None = None) -> Path:
-        """Rename the content to its final path, which is returned, keeping existing permissions.
+        """Rename the temporary file to its final path and return that path.
+
+        Permissions of an existing file are kept. A device or a pipe has no temporary file.
 
         With `aside`, an existing file with the same content is left unchanged.
 

@@ -77,9 +77,9 @@ class _EntryType(_RecordType):
 
 
 class Entry(Record, metaclass=_EntryType, dict=True):
-    """A record that knows which fields were given, for documents that are written again.
+    """A record that stores which fields were given, so that a document is written as it was read.
 
-    With `forbid_unknown_fields=False` it also keeps all other given keys.
+    With `forbid_unknown_fields=False` unknown keys are stored and written, too.
     """
 
     @property

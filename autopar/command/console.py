@@ -176,7 +176,7 @@ class Console:
             self.mute()
 
     def mute(self) -> None:
-        """Discard further output after the pipe was closed; the command may still write files."""
+        """Discard all output after the pipe was closed; the command may still write files."""
         self._quiet = True
         closed_pipe_exit_code()
 

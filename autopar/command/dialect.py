@@ -80,7 +80,7 @@ class _Rewriter:
         """Size option that is ignored in favour of the size of the model -> reason."""
 
     def rewrite(self) -> tuple[list[str], list[str]]:
-        """Return the words and notices of the whole command line."""
+        """Return (rewritten words, notices) of the command line; raises OptionError."""
         while self.queue:
             token = self.queue.pop(0)
             written, value = _split(token)

@@ -152,7 +152,7 @@ def _ended_by_sigterm() -> Iterator[None]:
         ended.append(TERMINATED)
         raise SystemExit(TERMINATED)
 
-    # Handlers belong to the main thread; ranks of torchrun have their own.
+    # Only the main thread can set handlers; ranks of torchrun have other handlers.
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
@@ -172,7 +172,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def closed_pipe_exit_code() -> int:
-    """Discard further stdout after its reader closed the pipe, as with `| head`; return 0.
+    """Discard all output to stdout after its reader closed the pipe, as with `| head`; return 0.
 
     Stdout is redirected to the null device, so that the interpreter prints no error when it
     flushes. The result is the exit code of the command.
@@ -229,12 +229,12 @@ def say(
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
     except BrokenPipeError:
-        # The reader, such as `2>&1 | head -1`, left; further output is discarded.
+        # The reader, such as `2>&1 | head -1`, closed the pipe; discard all output from now on.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def say_kept(command: str) -> Callable[[Path, Path], None]:
-    """Return a callback for `autopar.output` that reports a kept file on stderr."""
+    """Return a callback for `autopar.output` that reports on stderr where earlier content is."""
     return lambda path, kept: say(
         f"{command}: {path} had another content, which is kept as {kept.name}"
     )

@@ -255,7 +255,9 @@ def search_one(
     alternatives: bool = False,
     prices: Mapping[str, float] | None = None,
 ) -> CombinationResult:
-    """Return the answer of one combination, as `autopar-search` finds it.
+    """Return the result of the search of one combination, as with `autopar-search`.
+
+    Errors and infeasible combinations are results, too; they are not raised.
 
     Parameters
     ----------

@@ -34,7 +34,7 @@ _PRICING_DEFAULTS = (
 
 
 class GivenLaunch(Record):
-    """A uniform plan of a file with its price."""
+    """A uniform plan of a file, with its time and memory."""
 
     found: Launches
     request: Mapping[str, object]
@@ -73,7 +73,10 @@ class GivenLaunch(Record):
         return pictures.of_answer(self.found, curves=False)
 
     def document(self, asked: Mapping[str, object]) -> dict[str, Any]:
-        """Return the object of `--json`; asked : `request`, with paths as in the file."""
+        """Return the object of `--json`.
+
+        asked : options to store: `request` with paths relative to the JSON file
+        """
         from search.show.files import launch_document
 
         document = content_of(launch_document(self.found, asked), whole=True)
@@ -86,9 +89,13 @@ def given_launch(
     notice: Callable[[str], None],
     gpu_hour_price: float | None = None,
 ) -> GivenLaunch:
-    """Return the uniform plan of a file with its price.
+    """Return the uniform plan of a file, with its time and memory; raises InputError.
 
-    typed : options given by the user, which override those of the file. Raises InputError.
+    Parameters
+    ----------
+    typed : options given by the user, which override those of the file
+    notice : receives messages about the inputs
+    gpu_hour_price : price of a GPU-hour; None for no cost
     """
     from search.engines.table import engine_space
     from search.planning.uniform.answer import UniformResult as Launches, evaluated
@@ -102,7 +109,7 @@ def given_launch(
 
 
 class GivenPlan(Record, eq=False):
-    """A per-layer plan of a file with its price."""
+    """A per-layer plan of a file, with its time and memory."""
 
     path: str
     session: Session
@@ -114,7 +121,7 @@ class GivenPlan(Record, eq=False):
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """Defaults and calibrations that the price is based on."""
+        """Defaults and calibrations that the estimate is based on, one line each."""
         own = [line for line in self.session.defaults if line.startswith(_PRICING_DEFAULTS)]
         return (*own, *self.session.calibrated)
 
@@ -147,7 +154,10 @@ class GivenPlan(Record, eq=False):
         )
 
     def document(self, asked: Mapping[str, object]) -> dict[str, Any]:
-        """Return the object of `--json`; asked : `request`, with paths as in the file."""
+        """Return the object of `--json`.
+
+        asked : options to store: `request` with paths relative to the JSON file
+        """
         from search.request.options import option_record
         from search.show.files import evaluation_document
 
@@ -168,9 +178,12 @@ class GivenPlan(Record, eq=False):
 def given_plan(
     path: str, request: Request, notice: Callable[[str], None], document: PlanDocument
 ) -> GivenPlan:
-    """Return the per-layer plan of a file with its price.
+    """Return the per-layer plan of a file, with its time and memory.
 
-    document : content of the file. notice : function that prints the assumptions of the session.
+    Parameters
+    ----------
+    document : content of the file
+    notice : receives messages about assumptions and changed inputs
     """
     from search.planning.session import evaluate_file, open_session
 

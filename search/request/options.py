@@ -53,7 +53,7 @@ PANELS = (_IN, _MEM, "Degrees", "Fine-tuning", _SPACE, _COST, _OUT)
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """Options of one search; the defaults are those documented for `autopar-search`."""
+    """Options of one search, with the defaults of `autopar-search`, in base units."""
 
     # memory
     memory_constraint_bytes: float = option(

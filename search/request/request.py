@@ -196,7 +196,7 @@ class InputSpec:
 
     @property
     def hardware_paths(self) -> tuple[tuple[str, str | None], ...]:
-        """(option, path) of every documented hardware file; None where it is not given."""
+        """(option, path) of every file of measured bandwidths; the path is None if not given."""
         return (
             ("--allreduce-bandwidth-config-path", self.allreduce_bandwidth_config_path),
             ("--p2p-bandwidth-config-path", self.p2p_bandwidth_config_path),
@@ -645,7 +645,7 @@ def fill_options(
         )
     if not {"profile-mode", "time-profile-mode"} & set(given):
         # Estimated times exist for several batches and contain a launch cost, which the
-        # documented default, a time proportional to the batch, would spread over the samples.
+        # static default, a time proportional to the batch, would spread over the samples.
         several = profile.estimated and _several_batches(profile)
         if several:
             options = replace(options, time_profile_mode="batch")
