@@ -1,8 +1,8 @@
 """Entry points: `autopar COMMAND`, and the separate executables of the commands.
 
-This module imports almost nothing, so that Ctrl-C is always handled. `autopar.command.run.guarded`
-cannot handle it while the modules of a command are imported, which takes a third of a second or
-more. `SUBCOMMANDS` lists the module of each command.
+This module imports almost nothing, so that Ctrl-C is always handled. Importing the modules of a
+command takes a third of a second or more, and `autopar.command.run.guarded` handles Ctrl-C only
+afterwards. `SUBCOMMANDS` lists the module of each command.
 """
 
 from __future__ import annotations

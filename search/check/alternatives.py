@@ -198,8 +198,8 @@ def neighbours_of(
 
     Parameters
     ----------
-    written : function (run) -> changes of the file that describe the run, None if no change of the
-        file does; by default changes of Megatron-LM arguments
+    written : function that returns the changes of the file for a run, None if the file cannot
+        describe the run. The default returns changes of Megatron-LM arguments.
     moves : arguments that may be changed
 
     This is a beam search: all single changes are tried from the best runs of each number of
