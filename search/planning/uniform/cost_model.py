@@ -1,8 +1,8 @@
-"""Step time and memory of a candidate: exact as in `autopar check`, and lower bounds.
+"""Step time and memory of a candidate: exact values as in `autopar check`, and lower bounds.
 
-Exact prices come from `autopar.price.step` and `autopar.price.account`. The bounds are never above
-them and cost a hundredth, so that most candidates need no exact price. Bounds of memory are in
-`search.planning.uniform.memory`, those of all degrees together in
+Exact values come from `autopar.price.step` and `autopar.price.account`. The bounds never exceed
+them and take about 1 % of their CPU time, so most candidates are excluded by bounds. Memory bounds
+are in `search.planning.uniform.memory`, vectorised time bounds of all degrees in
 `search.planning.uniform.bounds.degrees`.
 """
 
@@ -86,13 +86,13 @@ Pipeline = tuple[Schedule, int]
 _ROUNDING = 1.0 - 1e-9
 """Rounding factor: sums in another order must not exceed the exact ones."""
 _MORE = 1.0 + 1e-9
-"""Rounding factor of memory limits."""
+"""Rounding factor of memory limits: sums in another order may exceed them by rounding."""
 _LARGE = 1e9
-"""Factor on the weights of a stage, at which a transfer reaches its highest rate."""
+"""Factor on the weights of a stage, large enough for transfers at peak bandwidth."""
 
 
 class UniformCostModel:
-    """Prices of the candidates of one engine for one job."""
+    """Step times, memory and lower bounds of the candidates of one engine for one job."""
 
     def __init__(self, engine: EngineSpace, job: EngineContext, target: Target) -> None:
         self.engine = engine
@@ -132,7 +132,7 @@ class UniformCostModel:
     # Data shared by candidates
 
     def base(self, choice: Candidate) -> StepJob:
-        """Return a job of one data-parallel rank with the settings of a candidate."""
+        """Return a step job on one stage and `tp` ranks, with the settings of a candidate."""
         settings = (choice.dispatcher, choice.overlap_experts, choice.tp_overlap)
         key = (choice.tp, choice.precision, *settings)
         found = self._bases.get(key)
@@ -183,7 +183,10 @@ class UniformCostModel:
         return self._trains[key]
 
     def unit(self, choice: Candidate) -> DegreeTimes:
-        """Return the unit of a candidate's degrees; raises InputError if the engine rejects it."""
+        """Return the times and sizes that candidates of equal degrees share.
+
+        Raises InputError if the engine rejects the degrees.
+        """
         key = degrees_of(choice)
         found = self._units.get(key)
         if found is None:
@@ -249,10 +252,12 @@ class UniformCostModel:
         )
 
     def _layer_s(self, plain: Candidate, job: StepJob, at: int) -> SublayerTimes:
-        """Return the seconds of a layer of one type, as the sum of attention and MLP.
+        """Return the micro-batch seconds of a layer, as the sum of attention and MLP.
 
         Attention does not depend on the expert sharding. Experts depend on the number of tokens
-        that a rank routes, not on the degrees that set it.
+        that a rank routes, not on the degrees that result in this number.
+
+        at : index of the layer type.
         """
         block = self.kinds.blocks[at]
         if block.attention is None or block.mlp is None:
@@ -288,14 +293,14 @@ class UniformCostModel:
         return self._empty[job.graphs]
 
     def _half(self, job: StepJob, block: Block, key: object) -> SublayerTimes:
-        """Return the seconds of a layer or half a layer; `key` contains all degrees that matter."""
+        """Return the seconds of a layer or sublayer; key : all degrees that determine them."""
         found = self._halves.get(key)
         if found is None:
             found = self._halves[key] = self._by_word(job, self.known.times(job, block))
         return found
 
     def _by_word(self, job: StepJob, times: LayerTimes) -> SublayerTimes:
-        """Return the seconds of a layer by policy; the last two are no and full recomputation."""
+        """Return the seconds of a layer or sublayer by recomputation policy."""
         machine = self.target.machine
         plain = seconds_of_times(machine, job, times)
         full = seconds_of_times(machine, replace(job, recompute="full"), times)
@@ -309,7 +314,10 @@ class UniformCostModel:
         return SublayerTimes(device, host, forward_seconds(machine, job, times))
 
     def _memory(self, plain: Candidate, kinds: tuple[int, ...]) -> MemoryBounds:
-        """Return the memory bounds of a candidate, without overlap of expert communication."""
+        """Return memory bounds of a candidate; they ignore overlap of expert communication.
+
+        kinds : type index of every layer.
+        """
         own = replace(plain, overlap_experts=False)
         key = degrees_of(own)
         found = self._bounds.get(key)
@@ -326,10 +334,10 @@ class UniformCostModel:
         return found
 
     def stages(self, choice: Candidate, fixed: Constraints) -> tuple[int, ...]:
-        """Return the numbers of stages with whole samples and whole experts per rank.
+        """Return the allowed numbers of pipeline stages.
 
-        A pipeline needs at least as many micro-batches as stages: with fewer, stages would never
-        all be busy.
+        Ranks, experts and global batch must divide evenly over them. Pipelines with fewer
+        micro-batches than stages are excluded, as their stages would never all be busy.
         """
         inner, expert = choice.tp * choice.cp, choice.ep * choice.etp
         key = (inner, expert, choice.micro_batch, choice.global_batch, fixed.pp, fixed.dp)
@@ -351,9 +359,10 @@ class UniformCostModel:
     # Bounds
 
     def rows_s(self, unit: DegreeTimes, choice: Candidate) -> MicroBatchTimes:
-        """Return a unit's seconds with the concurrent traffic of sharded weights.
+        """Return micro-batch times with the weight traffic of ZeRO-3, which overlaps with layers.
 
-        The traffic is the least over the allowed numbers of HSDP replicas.
+        Other ZeRO stages have no such traffic. The traffic is the minimum over all numbers of HSDP
+        replicas.
         """
         key = (unit, choice.pp if choice.zero == 3 else 0)
         found = self._rows.get(key)
@@ -367,7 +376,10 @@ class UniformCostModel:
         return found
 
     def _least_traffic_s(self, unit: DegreeTimes, choice: Candidate) -> tuple[F64, float]:
-        """Return the traffic seconds of a layer by type, and those that each table adds."""
+        """Return the ZeRO-3 traffic seconds of a layer by type, and of one embedding table.
+
+        Both are minima over the numbers of HSDP replicas.
+        """
         data = self.job.world // (choice.tp * choice.cp * choice.pp)
         numbers = divisors(data) if choice.zero in self.engine.replicated else [1]
         layers, tables = zip(
@@ -379,9 +391,11 @@ class UniformCostModel:
     def _traffic_s(
         self, unit: DegreeTimes, choice: Candidate, data: int, copies: int
     ) -> tuple[list[float], float]:
-        """Return the seconds of transfers of a layer by type, and those of the tables.
+        """Return the ZeRO-3 traffic seconds of a layer by type, and of all embedding tables.
 
-        Transfers of adapters are ignored, as they are small.
+        Traffic of adapters is ignored, as they are small.
+
+        data : data-parallel size; copies : number of HSDP replicas.
         """
         machine = self.target.machine
         job = None
@@ -409,10 +423,11 @@ class UniformCostModel:
         return [sum(found[at : at + 2]) for at in range(0, len(found) - 1, 2)], found[-1]
 
     def least_s(self, choice: Candidate, whole_s: float) -> float:
-        """Return a lower bound of step time for these degrees with any stages, seconds.
+        """Return a lower bound of step seconds for these degrees, for any number of stages.
 
-        M micro-batches of the whole model are spread evenly over its ranks, without bubble and
-        without exposed data-parallel communication.
+        It assumes no pipeline bubble and no exposed data-parallel communication.
+
+        whole_s : micro-batch seconds of the whole model on `tp * cp` ranks.
         """
         replicas = self.job.world / (choice.tp * choice.cp)
         rounds = choice.global_batch / (choice.micro_batch * replicas)
@@ -421,8 +436,10 @@ class UniformCostModel:
     def min_pipeline_slots(self, choice: Candidate, pipelines: Sequence[Pipeline]) -> float:
         """Return a lower bound of step time over the micro-batch time of an average stage.
 
-        pipelines : schedules and chunks that the candidate may have. The bubble is shortest with
-        the most chunks, and it may be 0 if weight gradients are deferred.
+        The bubble is shortest with the most chunks, and it may be 0 if weight gradients are
+        deferred.
+
+        pipelines : schedules and numbers of chunks that are possible for the candidate.
         """
         bubbles = [0.0 if SCHEDULES[schedule].splits else 1.0 / vpp for schedule, vpp in pipelines]
         number = self.micro_batches(choice) + (choice.pp - 1) * min(bubbles)
@@ -431,18 +448,22 @@ class UniformCostModel:
     def balanced_stage_bound_s(
         self, choice: Candidate, pipelines: Sequence[Pipeline], whole_s: float, sends_s: float
     ) -> float:
-        """Return `least_s` of a candidate with stages, as if all stages took equally long."""
+        """Return a lower bound of step seconds that assumes stages of equal time.
+
+        whole_s : micro-batch seconds of the whole model; sends_s : seconds of sends per micro-batch
+        and stage.
+        """
         return self.min_pipeline_slots(choice, pipelines) * (whole_s / choice.pp + sends_s)
 
     def stages_s(
         self, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement
     ) -> tuple[F64, F64]:
-        """Return lower bounds of step time by policy and by N of `block N`, seconds.
+        """Return lower bounds of step seconds, by recomputation policy and by N of `block N`.
 
-        M times the longest stage, one chunk of each other stage, the exposed gradient reduction and
-        the optimizer. All forwards before all backwards take no less. With deferred weight
-        gradients, a stage begins after the forwards of one chunk on the stages before it, and then
-        runs all its own work.
+        The bound with M micro-batches is the sum of M times the slowest stage, one chunk of each
+        other stage, the exposed gradient reduction and the optimizer. GPipe schedules are not
+        faster. With deferred weight gradients, the pipeline takes at least the work of any one
+        stage after the forwards of one chunk on all earlier stages.
         """
         key = (unit, choice)
         if key not in self._layouts_s:
@@ -468,9 +489,10 @@ class UniformCostModel:
     def pipeline_s(
         self, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement, device: F64, host: F64
     ) -> F64:
-        """Return lower bounds of step time from seconds of the stages' layers, shape [..., stage].
+        """Return lower bounds of step seconds from the layer seconds of each stage, shape [rows].
 
-        The array `device` is changed in place.
+        device, host : device and host seconds of a stage's layers per micro-batch, shape
+        [rows, stages]; `device` is modified in place.
         """
         first, last = arrangement.ends
         number, send = self.micro_batches(choice), self.transfer_s(unit, choice)
@@ -498,7 +520,7 @@ class UniformCostModel:
         return choice.global_batch // (choice.micro_batch * dp)
 
     def transfer_s(self, unit: DegreeTimes, choice: Candidate) -> float:
-        """Return the seconds that sends between stages add to a micro-batch of a stage."""
+        """Return the seconds that sends between stages add to a stage, per micro-batch."""
         if choice.pp == 1:
             return 0.0
         key = (choice.tp, choice.cp, choice.micro_batch, choice.pp, choice.vpp, choice.precision)
@@ -510,9 +532,12 @@ class UniformCostModel:
         return found
 
     def _visible_s(self, unit: DegreeTimes, choice: Candidate, pipeline_s: F64) -> F64 | float:
-        """Return the exposed gradient reduction after a pipeline of this lower bound, seconds.
+        """Return the exposed gradient reduction, seconds.
 
-        The part hidden in the last backward grows with the pipeline time, but by less than that.
+        Adding it to a lower bound of pipeline time gives a lower bound of the sum: the part hidden
+        in the last backward grows with the pipeline time, but more slowly.
+
+        pipeline_s : lower bounds of pipeline seconds.
         """
         degrees = (choice.tp, choice.cp, choice.ep, choice.etp, choice.pp)
         key = (*degrees, choice.zero, choice.precision)
@@ -526,11 +551,11 @@ class UniformCostModel:
         return np.maximum(0.0, found - window) + HIDDEN_REDUCTION * found
 
     def _reduction_s(self, unit: DegreeTimes, choice: Candidate) -> float:
-        """Return the least seconds of gradient reduction and weight gathering of an average stage.
+        """Return a lower bound of the gradient reduction and weight gathering time, seconds.
 
-        They are at the rate of very large tensors, which no tensor exceeds, so that they are linear
-        in the weights and no more than those of the largest stage. The result is the least over the
-        allowed numbers of HSDP replicas.
+        It is that of an average stage at peak bandwidth: then time is linear in the weights, and
+        the largest stage takes no less. The result is the minimum over the numbers of HSDP
+        replicas; 0 with ZeRO-3, or if only adapters are trained.
         """
         if choice.zero == 3 or unit.job.frozen:
             return 0.0
@@ -587,7 +612,7 @@ class UniformCostModel:
     def max_peak_bytes(
         self, unit: DegreeTimes, choice: Candidate, room: MemoryBudget, *, again: bool
     ) -> float:
-        """Return the largest peak allocated that fits, bytes; again : True with recomputation."""
+        """Return the largest peak allocated that fits, bytes; again : True for recomputation."""
         key = (choice.precision, choice.dispatcher, choice.tp_overlap, choice.zero, again)
         run = self._kinds.get(key)
         if run is None:
@@ -643,21 +668,25 @@ class UniformCostModel:
         return ranks // choice.tp, ranks // (choice.ep * choice.etp)
 
     def balanced_stage_bound_bytes(self, unit: DegreeTimes, choice: Candidate) -> tuple[F64, F64]:
-        """Return `many_spread_bytes` of one number of stages and sharding."""
+        """Return the results of `many_spread_bytes` for the stages and sharding of a candidate."""
         states = np.array([self.states_of(unit, choice)])
         found, most = self.many_spread_bytes(unit, np.array([choice.pp]), states)
         return found[0], most[0]
 
     def many_spread_bytes(self, unit: DegreeTimes, stages: I64, states: F64) -> tuple[F64, F64]:
-        """Return lower bounds of the bytes of some stage, for any layer partition.
+        """Return lower bounds of the peak stage's bytes for any layer partition, and their slopes.
 
-        stages, states : shapes [i] and [i, 2], the latter from `states_of`. Both results have the
-        shape [i, row], with the rows of a unit's seconds. Stage i of p has at least p - i live
-        micro-batches of its layers in any schedule; where chunks return up the stages it has i + 1,
-        which is equivalent. Layers have w bytes without activations, and a bytes per micro-batch. A
-        mean of all stages with weights g_i is at least sum_k n_k min_i g_i (w_k + (p - i) a_k), and
-        no higher than the peak stage. The second result is the largest reduction of that mean per
-        byte that a layer does not save.
+        Both results have shape [i, policies + 2], with the policies of `LayerBytes.rows`. The slope
+        is the largest reduction of the bound per byte that a layer does not save.
+
+        The bound is a weighted mean over stages, which the peak stage cannot be below. Stage k of p
+        has at least p - k live micro-batches of its layers in any schedule; V-shaped schedules have
+        k + 1, which is equivalent. The n_t layers of type t have w_t bytes without activations, and
+        a_t bytes of activations per micro-batch. With weights g_k of the stages, the mean is at
+        least sum_t n_t min_k g_k (w_t + (p - k) a_t).
+
+        stages : numbers of stages, shape [i]
+        states : state bytes per parameter from `states_of`, shape [i, 2]
         """
         sizes, number = unit.bounds.sizes, unit.number
         saved, count = sizes.rows, number.sum()
@@ -665,8 +694,8 @@ class UniformCostModel:
         own = sizes.static + states[:, :1] * sizes.dense + states[:, 1:] * sizes.experts
         mean_own = (own @ number / count)[:, None]
         mean_saved = saved @ number / count
-        # of all shares (w + l a) / (mean w + l mean a) of a layer with l live micro-batches, the
-        # least is at an end of the range, because they are monotone in l
+        # the share (w + l a) / (mean w + l mean a) of a layer is monotone in its live micro-batches
+        # l, so its minimum is at an end of the range
         pp = stages[:, None].astype(np.float64)
         live = np.arange(1, stages.max(initial=1) + 1, dtype=np.float64)
         shares = 1.0 / (mean_own[:, :, None] + mean_saved[:, None] * live)
@@ -688,7 +717,7 @@ class UniformCostModel:
         return run_of(self.engine, self.job, choice)
 
     def timed(self, choice: Candidate) -> Timing | None:
-        """Return the timing of a candidate; None if it is rejected or has no step time."""
+        """Return the timing of a candidate; None if it is illegal or has no step time."""
         if choice not in self._timings:
             try:
                 job = self._step_job(self.run(choice))
@@ -709,7 +738,7 @@ class UniformCostModel:
     def price_run(
         self, choice: Candidate, run: Run, target: Target, stages: Sequence[int]
     ) -> Assessment:
-        """Return the assessment of a candidate, with the memory of some stages."""
+        """Return the assessment of a candidate; stages : stages with counted memory."""
         return assess(
             run,
             target,
@@ -724,6 +753,6 @@ class UniformCostModel:
 
 
 def _step_words(recompute: str) -> Recomputation:
-    """Return the recomputation of a candidate in the form that step times use."""
+    """Return a recomputation policy in the representation of `autopar.price.step`."""
     found = recomputation_of(recompute)
     return frozenset({"per_op"}) if found == "op" else found

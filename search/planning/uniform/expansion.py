@@ -1,8 +1,8 @@
 """Expand a set of degrees into stages, chunks, layer layouts, sharding and activation policies.
 
-This module lists the values of each in order, and those that may fit by bounds. The search for the
-fastest is in `search.planning.uniform.best_first`, that for the smallest in
-`search.planning.uniform.least_memory`.
+This module lists the allowed values at each level, without those that cannot fit according to lower
+bounds. The fastest plan is searched in `search.planning.uniform.best_first`, the plan with the
+smallest peak in `search.planning.uniform.least_memory`.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from search.planning.uniform.space import DegreeArrays, UniformSearchSpace
 _MORE, _ROUNDING = 1.0 + 1e-9, 1.0 - 1e-9
 """Rounding factors of memory limits and of bounds, for sums in another order."""
 DEVICE, _OPEN = -1, -2
-"""Values of an offload set: no activation offload; some set, not yet expanded."""
+"""Values in `ActivationPolicies.sets`: no activation offload; any offload set, not yet expanded."""
 _BETTER: dict[Schedule, Schedule] = {"gpipe": "1f1b", "looped_bfs": "interleaved"}
-"""Schedule -> schedule that is never slower and needs less memory, wherever it is legal."""
+"""Schedule -> schedule that, where legal, is never slower and needs less memory."""
 
 
 def _chunks_of(schedule: Schedule, most: int) -> range:
-    """Return the numbers of chunks of a schedule; most : layers of a stage."""
+    """Return the possible numbers of chunks per stage of a schedule; most : layers per stage."""
     facts = SCHEDULES[schedule]
     return range(facts.least_chunks, min(most, facts.most_chunks or most) + 1)
 
@@ -58,24 +58,26 @@ class ActivationPolicy(NamedTuple):
     """Activation policy of a layout: recomputation and offload."""
 
     recompute: str
+    """Recomputation policy: modules joined by +, `full`, `block N` or none."""
     offload: str | None = NONE
-    """Offloaded modules joined by +; None: some set, not yet expanded."""
+    """Offloaded modules joined by +; None: any set, not yet expanded."""
 
 
 class ActivationPolicies(NamedTuple):
-    """Activation policies of a layout, sorted by `values` (bounds of seconds or bytes)."""
+    """Activation policies of a layout, sorted by `values`."""
 
     values: F64
+    """Lower bounds of step seconds per sequence, or of the peak stage's bytes."""
     places: I64
-    """Indices into `UniformCostModel.words`; an index of its length plus N means `block N`."""
+    """Indices into `UniformCostModel.words`; len(words) + N means `block N`."""
     sets: I64
     """Indices into `OffloadBounds.words`, or `DEVICE` or `_OPEN`."""
 
     @property
     def last_without_offload(self) -> int:
-        """Index of the last policy without offload, whose bytes are the most certain.
+        """Index of the last policy without offload, the most likely to fit if sorted by time.
 
-        Without such a policy, the index of the last one.
+        If all policies use offload, the index of the last one.
         """
         plain = np.flatnonzero(self.sets == DEVICE)
         return int(plain[-1]) if len(plain) else len(self.sets) - 1
@@ -85,7 +87,10 @@ class ActivationPolicies(NamedTuple):
         return ActivationPolicies(self.values[some], self.places[some], self.sets[some])
 
     def dominated(self, at: int, which: Bool, least: float) -> ActivationPolicies:
-        """Return the policies after index `at` in order; those in `which` are at least `least`."""
+        """Return the policies after index `at`, with raised bounds and sorted again.
+
+        which : mask of policies that are known to be no faster than `least`.
+        """
         values = np.where(
             which[at + 1 :], np.maximum(self.values[at + 1 :], least), self.values[at + 1 :]
         )
@@ -106,19 +111,19 @@ class _Sizes:
 
 
 class StageCandidate(NamedTuple):
-    """Numbers of stages of some degrees and the shardings of each, for all other choices."""
+    """Numbers of stages and shardings of model states, for one set of degrees."""
 
     stages: tuple[int, ...]
     rounds: F64
+    """Results of `UniformCostModel.min_pipeline_slots` by number of stages."""
     sends_s: F64
-    """Lower bounds by number of stages, for `UniformCostModel.min_pipeline_slots` and for the
-    seconds of sends."""
+    """Lower bounds of `UniformCostModel.transfer_s` by number of stages."""
     shardings: tuple[tuple[int, int, int], ...]
     """(stages, ZeRO stage, HSDP replicas) of every combination."""
     zeros: tuple[int, ...]
     """ZeRO stage of every combination."""
     at: I64
-    """Index of the number of stages, shape [shardings]."""
+    """Index into `stages`, shape [shardings]."""
     pp: I64
     """Number of stages, shape [shardings]."""
     states: F64
@@ -126,24 +131,25 @@ class StageCandidate(NamedTuple):
 
 
 class StageCandidates(NamedTuple):
-    """Numbers of stages of some degrees, with bounds that do not depend on the memory limit."""
+    """Stages and shardings of one set of degrees, with bounds that hold for any memory limit."""
 
     staging: StageCandidate
     bytes: F64
     freed: F64
-    """Results of `UniformCostModel.many_spread_bytes`, both of shape [shardings, rows]."""
+    """Results of `UniformCostModel.many_spread_bytes`, shape [shardings, policies + 2]."""
     hosted: F64
     """Lower bounds of bytes for any activation offload, shape [shardings, policies]."""
     rows: tuple[MicroBatchTimes, ...]
-    """Seconds of each sharding."""
+    """Micro-batch times of each sharding."""
     whole_s: F64
     again: F64
-    """`MicroBatchTimes.whole_s` and `MicroBatchTimes.again` of each, shapes [shardings, rows] and
-    [shardings, 4]."""
+    """`MicroBatchTimes.whole_s` and `MicroBatchTimes.again` of each sharding.
+
+    Shapes [shardings, policies + 2] and [shardings, 4]."""
 
 
 class CandidateExpander:
-    """Values of an engine that the user's constraints allow for a job."""
+    """Expansion of candidates into the values that engine, job and constraints allow."""
 
     def __init__(self, prices: UniformCostModel, fixed: Constraints, room: MemoryBudget) -> None:
         self.prices = prices
@@ -153,8 +159,9 @@ class CandidateExpander:
         self.words = np.array(
             [bool(allowed_values((word,), fixed.recompute)) for word in prices.words], dtype=bool
         )
+        """True for recomputation policies that the constraints allow, shape [policies]."""
         self.device = bool(allowed_values((NONE,), fixed.offload))
-        """True if all activations may stay on the device."""
+        """True if the constraints allow policies without activation offload."""
         self.sets = np.array(
             [bool(allowed_values((word,), fixed.offload)) for word in prices.hosted.words],
             dtype=bool,
@@ -177,7 +184,7 @@ class CandidateExpander:
         self._plain = np.array([word == NONE for word in prices.words], dtype=bool)
 
     def within(self, room: MemoryBudget) -> CandidateExpander:
-        """Return the same values for another memory budget; few values depend on it."""
+        """Return a copy for another memory budget; it shares caches for any memory limit."""
         found = copy(self)
         found.room = room
         found._limits, found._rooms = {}, {}
@@ -187,7 +194,7 @@ class CandidateExpander:
     # Values
 
     def overlaps(self, choice: Candidate) -> tuple[Candidate, ...]:
-        """Return the candidate with and without TP overlap, as far as both are allowed.
+        """Return the candidate without and with TP overlap, as far as allowed.
 
         Overlap takes less time and more memory.
         """
@@ -214,7 +221,7 @@ class CandidateExpander:
         return tuple(zero for zero in zeros if self.copies(replace(choice, zero=zero)))
 
     def _zeros(self, choice: Candidate, pp: int) -> tuple[int, ...]:
-        """Return the allowed ZeRO stages for `pp` pipeline stages, whatever the replicas."""
+        """Return the allowed ZeRO stages for `pp` pipeline stages, for any HSDP replicas."""
         single = self.job.world == choice.tp * pp == choice.ep * choice.etp * pp
         key = (pp == 1, choice.precision)
         found = self._sharded.get(key)
@@ -230,9 +237,9 @@ class CandidateExpander:
         return found
 
     def copies(self, choice: Candidate) -> tuple[int, ...]:
-        """Return the allowed numbers of HSDP replicas, the fewest first.
+        """Return the allowed numbers of HSDP replicas, in ascending order.
 
-        More replicas take no less memory and change neither kernels nor stages.
+        More replicas never need less memory, and change neither kernels nor stages.
         """
         data = self.job.world // (choice.tp * choice.cp * choice.pp)
         of_experts = self.job.world // (choice.ep * choice.etp * choice.pp)
@@ -257,12 +264,12 @@ class CandidateExpander:
         return self._copies[key]
 
     def _runs(self, choice: Candidate) -> bool:
-        """Return True if the engine supports such a sharding with these degrees."""
+        """Return True if the engine runs the candidate, with or without expert overlap."""
         alone = replace(choice, overlap_experts=False)
         return runs(self.engine, self.job, alone)
 
     def pipelines(self, choice: Candidate) -> tuple[Candidate, ...]:
-        """Return the candidate with each schedule and number of chunks that may be the best."""
+        """Return the candidate with each legal, non-dominated schedule and number of chunks."""
         return tuple(
             replace(choice, schedule=schedule, vpp=vpp) for schedule, vpp in self._best(choice)
         )
@@ -276,9 +283,9 @@ class CandidateExpander:
         return self._laid[key]
 
     def extremes(self, choice: Candidate) -> tuple[Pipeline, ...]:
-        """Return schedules with one and two chunks, else the fewest, and with the most.
+        """Return the pipelines with 1 or 2 chunks (else the first), and with the most chunks.
 
-        Sends are shortest with few chunks, bubbles with many.
+        They suffice for lower bounds: sends are shortest with few chunks, bubbles with many.
         """
         key = (choice.pp, self.prices.micro_batches(choice))
         if key not in self._extremes:
@@ -289,6 +296,7 @@ class CandidateExpander:
         return self._extremes[key]
 
     def _best(self, choice: Candidate) -> tuple[Pipeline, ...]:
+        """Return the legal pipelines of a candidate that are not dominated by another schedule."""
         found = {*self._legal(choice)}
         return tuple(
             (schedule, vpp)
@@ -297,7 +305,7 @@ class CandidateExpander:
         )
 
     def _legal(self, choice: Candidate) -> tuple[Pipeline, ...]:
-        """Return each legal schedule and number of chunks of a candidate with stages."""
+        """Return each legal schedule and number of chunks for a candidate's number of stages."""
         if choice.pp == 1:
             named = bool(allowed_values(("1f1b",), self.fixed.schedule))
             return (("1f1b", 1),) if named and allowed_values((1,), self.fixed.vpp) else ()
@@ -321,7 +329,7 @@ class CandidateExpander:
         return self._orders[key]
 
     def layouts(self, unit: DegreeTimes, choice: Candidate) -> tuple[Candidate, ...]:
-        """Return the candidate with its layouts and ZeRO stages, with the fewest HSDP replicas."""
+        """Return the candidate with each layout and ZeRO stage, and the fewest HSDP replicas."""
         key = (unit, choice)
         if key not in self._layouts:
             self._layouts[key] = tuple(self._laid_out(unit, choice))
@@ -365,9 +373,9 @@ class CandidateExpander:
         return self.engine.blocks and free and self.device
 
     def number(self, space: UniformSearchSpace, degrees: DegreeArrays) -> int:
-        """Return the number of candidates: degrees with all stages, chunks and other settings.
+        """Return the number of candidates with these degrees, all stages, chunks and settings.
 
-        Candidates are counted, not enumerated: layouts with equal numbers of chunks are one
+        The number is computed without enumeration. Layouts with equal numbers of chunks are one
         candidate, with the `block N` policies of an even layout.
         """
         if self.fixed not in space.numbers:
@@ -421,11 +429,12 @@ class CandidateExpander:
         return total
 
     def _longest(self, choice: Candidate) -> list[int]:
-        """Return the layers of the longest chunk, by legal schedule and number of chunks."""
+        """Return the layers of the longest chunk for each legal schedule and number of chunks."""
         layers = self.job.model.num_layers
         return [-(-layers // (choice.pp * vpp)) for _, vpp in self._legal(choice)]
 
     def _words_of(self, longest: int) -> int:
+        """Return the number of activation policies; longest : layers of the longest chunk."""
         plain = int(self.words.sum()) if self.device else 0
         hosted = int(self.hosted.sum()) * int(self.sets.sum())
         return plain + hosted + len(self.blocks(longest))
@@ -434,7 +443,7 @@ class CandidateExpander:
     # Policies that may fit
 
     def limits(self, choice: Candidate) -> tuple[F64, float]:
-        """Return the largest peak allocated that fits by policy, and with `block N`, bytes."""
+        """Return the largest peak allocated that fits, bytes: by policy, and for `block N`."""
         return self._limits_of(choice, choice.zero)
 
     def _limits_of(self, choice: Candidate, zero: int) -> tuple[F64, float]:
@@ -451,10 +460,10 @@ class CandidateExpander:
         return found
 
     def hosted_limit(self, limits: F64) -> F64:
-        """Return the largest peak allocated that fits with activation offload by policy, bytes.
+        """Return the largest peak allocated that fits with activation offload, bytes, by policy.
 
-        limits : those without offload. They apply, too, if the user names modules, as none of their
-        tensors may be large enough for offload.
+        limits : limits without offload. If the constraints require offload, these apply too, as all
+        tensors of the required modules may be too small to be offloaded.
         """
         hosted = np.full(limits.shape, self.room.bytes_of("offloaded") * _MORE)
         return hosted if self.device else np.maximum(hosted, limits)
@@ -471,7 +480,7 @@ class CandidateExpander:
         return found
 
     def table(self, unit: DegreeTimes, degree: Candidate) -> StageCandidates:
-        """Return the numbers of stages of some degrees, without bounds that depend on memory."""
+        """Return the stages and shardings of a candidate's degrees, for any memory limit."""
         key = (unit, degree.global_batch)
         if key not in self._tables:
             self._tables[key] = self._table(unit, degree)
@@ -529,9 +538,9 @@ class CandidateExpander:
         )
 
     def least_whole_s(self, unit: DegreeTimes, degree: Candidate, table: StageCandidates) -> F64:
-        """Return lower bounds of whole-model micro-batch seconds, recomputed as needed to fit.
+        """Return lower bounds of whole-model micro-batch seconds for activation policies that fit.
 
-        One value per number of stages; infinite if nothing fits.
+        One value per number of stages; infinite if no policy fits.
         """
         least = np.full(len(table.staging.stages), np.inf)
         if not table.staging.shardings:
@@ -560,7 +569,7 @@ class CandidateExpander:
         return least
 
     def stages_s(self, unit: DegreeTimes, degree: Candidate) -> tuple[tuple[int, ...], F64, F64]:
-        """Return numbers of stages, lower bounds of step seconds of each, and `least_whole_s`."""
+        """Return numbers of stages, lower bounds of step seconds, and `least_whole_s` of each."""
         table = self.table(unit, degree)
         whole, staging = self.least_whole_s(unit, degree, table), table.staging
         average = whole / np.array(staging.stages, dtype=np.float64)
@@ -577,7 +586,7 @@ class CandidateExpander:
         return bool(blocks[int(choice.recompute.removeprefix("block "))] <= again)
 
     def sizes(self, unit: DegreeTimes, choice: Candidate) -> _Sizes:
-        """Return lower bounds of the bytes of a layout."""
+        """Return lower bounds of the peak stage's bytes of a layout, by recomputation policy."""
         key = (unit, choice)
         found = self._sizes.get(key)
         if found is None:
@@ -590,8 +599,8 @@ class CandidateExpander:
     def fastest(self, unit: DegreeTimes, choice: Candidate) -> ActivationPolicies:
         """Return the activation policies of a layout that may fit, by lower bounds of step time.
 
-        Recomputations that do not fit without offload get an open offload set; offload takes
-        longer.
+        Recomputation policies that fit are listed without offload, which would only add time. The
+        others are listed once, with the offload set `_OPEN`, if some set may fit.
         """
         sizes = self.sizes(unit, choice)
         limits, again = self.limits(choice)
@@ -618,7 +627,7 @@ class CandidateExpander:
         return self._ordered(may, free, *sizes.seconds, hosted)
 
     def _hosted_bytes(self, unit: DegreeTimes, choice: Candidate) -> F64:
-        """Return lower bounds of a layout's bytes by policy, for any activation offload."""
+        """Return lower bounds of the peak stage's bytes by policy, for any offload set."""
         sizes = self.sizes(unit, choice)
         if sizes.hosted is None:
             arrangement = arrangement_of(unit, choice)
@@ -637,6 +646,12 @@ class CandidateExpander:
     def _ordered(
         self, may: Bool, numbers: I64, of_words: F64, of_blocks: F64, hosted: F64
     ) -> ActivationPolicies:
+        """Return allowed policies sorted by value.
+
+        may : mask of recomputation policies without offload, with values `of_words`
+        numbers : allowed N of `block N`, with values `of_blocks[N]`
+        hosted : values of recomputation policies with offload; infinite if excluded
+        """
         words, beside = np.flatnonzero(may), np.flatnonzero(hosted < np.inf)
         values = np.concatenate([of_words[words], of_blocks[numbers], hosted[beside]])
         places = np.concatenate([words, len(self.words) + numbers, beside])
@@ -646,24 +661,22 @@ class CandidateExpander:
         return ActivationPolicies(values[order], places[order], sets[order])
 
     def recomputes_superset(self, options: ActivationPolicies, at: int) -> Bool:
-        """Return which policies recompute all modules that one of them does: they are not faster.
+        """Return a mask of the policies that recompute all modules of the policy at index `at`.
 
-        This holds whether they recompute more or offload activations.
+        They are no faster than that policy, with or without offload. All False if that policy is
+        full or `block N` recomputation.
         """
         words = self.prices.words
         place = int(options.places[at])
         if place >= len(words) or words[place] == FULL:
             return np.zeros(len(options.places), dtype=bool)
-        # `block N` is only known to recompute more than the policy without recomputation
+        # `block N` is a superset only of the policy without recomputation
         known = np.append(self._covers[place], words[place] == NONE)
         return known[np.minimum(options.places, len(words))]
 
     @cached_property
     def _covers(self) -> Bool:
-        """True if the second policy recomputes all modules of the first.
-
-        Shape [policies, policies].
-        """
+        """True if the second policy recomputes all modules of the first, shape [first, second]."""
         sets = [
             frozenset() if one == NONE else frozenset(one.split("+")) for one in self.prices.words
         ]
@@ -681,7 +694,7 @@ class CandidateExpander:
         return ActivationPolicy(recompute, self.prices.hosted.words[one])
 
     def min_stage_bytes(self, unit: DegreeTimes, choice: Candidate) -> float:
-        """Return a lower bound of the bytes of some stage, for any activation policy."""
+        """Return a lower bound of the peak stage's bytes, for any layout and activation policy."""
         sizes, freed = self.prices.balanced_stage_bound_bytes(unit, choice)
         least = float(sizes.min())
         if self.hosted.any():
@@ -693,7 +706,7 @@ class CandidateExpander:
     # Activation offload
 
     def can_offload(self, recompute: str) -> bool:
-        """Return True if modules may be offloaded with a recomputation policy."""
+        """Return True if activation offload is allowed with a recomputation policy."""
         words = self.prices.words
         return recompute in words and bool(self.hosted[words.index(recompute)])
 
@@ -702,10 +715,10 @@ class CandidateExpander:
     ) -> ActivationPolicies:
         """Return the offload sets of a policy that may fit, by lower bounds of step time.
 
-        A set that offloads no less of any layer than another set is dropped, as the other is no
+        A set is dropped if another one offloads no more in any layer type, as the other is no
         slower.
 
-        full : sets that turned out not to fit, which no longer hide others.
+        full : sets that exceeded memory when counted; they are excluded and do not hide others.
         """
         at = self.prices.words.index(recompute)
         sizes, most = self._sets_bytes(unit, choice, at)
@@ -730,7 +743,7 @@ class CandidateExpander:
         return self._ordered_sets(unit, at, self.sets, sizes)
 
     def _sets_bytes(self, unit: DegreeTimes, choice: Candidate, word: int) -> tuple[F64, F64]:
-        """Return lower bounds of the peak stage's bytes by offload set, and the limits."""
+        """Return lower bounds of the peak stage's bytes, and the limits, both by offload set."""
         sizes = sets_bytes(self.prices, unit, choice, arrangement_of(unit, choice), word)
         limits, _ = self.limits(choice)
         leaves = (self.prices.hosted.has @ unit.bounds.offloaded_activation_bytes.copied[word]).any(
@@ -743,7 +756,8 @@ class CandidateExpander:
         self, unit: DegreeTimes, word: int, may: Bool, values: F64
     ) -> ActivationPolicies:
         copied = self.prices.hosted.has @ unit.bounds.offloaded_activation_bytes.copied[word]
-        # of sets that offload the same bytes keep one, and none that offloads nothing
+        # keep one of the sets that offload equal bytes; drop sets that offload nothing if policies
+        # without offload are allowed
         seen = {(0.0,) * copied.shape[1]} if self.device else set()
         found: list[int] = []
         for at in np.lexsort((copied @ unit.number, values)):

@@ -1,10 +1,10 @@
-"""Layer partitions: assignments of layers to pipeline stages and chunks that are searched.
+"""Layer partitions in the search: assignments of layers to pipeline stages and chunks.
 
-These are the even partitions that engines make by default, with embedding and head counted as a
-layer or not, and one partition with the shortest longest stage. The latter exists only if the
-layers of the longest stage divide evenly into its chunks. Chunks of a stage take turns, and a
-chunk that is one layer short would make its neighbours wait, which a step time per stage does not
-include. Partitions are priced in `search.planning.uniform.cost_model`.
+The search tries the even default partitions of engines, with embedding and head counted as a layer
+or not, and one balanced partition, which minimises the time of the slowest stage. The balanced
+partition is tried only if the layers of the largest stage divide evenly into its chunks. Uneven
+chunks would make neighbouring stages wait, which a step time computed from whole stages does not
+include. Step times of partitions are computed in `search.planning.uniform.cost_model`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from autopar.records import Record
 from autopar.run.strategy import Chunk, chunks_of_sizes, even_chunks
 
 Layout = tuple[tuple[Chunk, ...], ...]
-"""Chunks of every stage."""
+"""Model chunks of every pipeline stage."""
 _ENDS = ((0, 0), (1, 1), (0, 1), (1, 0))
-"""Numbers of layers that embedding and head count as."""
+"""(embedding, head) sizes assumed in even partitions, layers."""
 _MOST_LAYOUTS = 1 << 14
+"""Cache size, layer partitions."""
 
 
 def layouts(
@@ -41,11 +42,13 @@ def layouts(
     any_layout: bool = True,
     schedule: Schedule = "1f1b",
 ) -> Iterator[Layout]:
-    """Yield the distinct layer partitions to try for these numbers of stages and chunks.
+    """Yield the distinct layer partitions to try for a number of stages and of chunks per stage.
 
-    layer_s : seconds of every layer in execution order; first_s, last_s : those of embedding and
-    head.
-    schedule : only its order of stages is used.
+    layer_s : seconds of every layer in execution order
+    first_s, last_s : seconds of the embedding, and of everything after the last layer
+    mtp : number of MTP modules
+    any_layout : True adds the balanced partition, if the engine supports uneven partitions
+    schedule : only its placement of chunks on stages is used
     """
     number, v_shaped = len(layer_s), SCHEDULES[schedule].v_shaped
     if stages == 1:
@@ -92,15 +95,17 @@ def balanced_sizes(
     chunks: int,
     schedule: Schedule = "1f1b",
 ) -> list[int] | None:
-    """Return the layers of every chunk in execution order that keep the longest stage short.
+    """Return the number of layers of every chunk that minimises the time of the slowest stage.
 
-    None if a chunk would be empty, or if the layers of the longest stage do not divide into its
-    chunks.
+    Chunks are in execution order. None if there are fewer layers than chunks, or if the layers of
+    the largest stage do not divide evenly into its chunks.
+
+    chunks : chunks per stage; other parameters as in `layouts`.
     """
     parts = stages * chunks
     if len(layer_s) < parts:
         return None
-    # seconds of the usual layer; the few others come before the usual ones
+    # median layer time; layers of other types, such as dense layers of MoE models, come first
     usual = sorted(layer_s)[len(layer_s) // 2]
     around = [0.0] * stages
     around[0] += first_s + sum(seconds - usual for seconds in layer_s[: len(layer_s) // parts])
@@ -122,8 +127,8 @@ def balanced_sizes(
 class Arrangement(Record, eq=False):
     """Layer partition as numbers of layers by type; equal stages are stored once.
 
-    `again` counts the layers that `block N` recomputes, the first N of each chunk, for N from 0 to
-    the layers of the longest chunk.
+    The recomputation policy `block N` recomputes the first N layers of each chunk; N is 0 to
+    `longest`.
     """
 
     layers: F64
@@ -135,23 +140,28 @@ class Arrangement(Record, eq=False):
     ends: tuple[int, int]
     """Indices of the stored stages with embedding and with head."""
     at: tuple[int, ...]
-    """First pipeline stage of each stored stage, which has the most live micro-batches."""
+    """Index of the first pipeline stage of each stored stage.
+
+    Of equal stages it has the most live micro-batches."""
     chunks: tuple[F64, ...]
-    """Number of layers of each stored stage, shape [chunks, layer types]."""
+    """Number of layers by stored stage, each of shape [chunks, layer types]."""
     chunks_again: tuple[F64, ...]
-    """Number of layers that `block N` recomputes, shape [N, chunks, layer types]."""
+    """Number of layers that `block N` recomputes, by stored stage.
+
+    Each array has shape [N, chunks, layer types]."""
     final: tuple[tuple[int, ...], ...]
-    """Types of the last layers of the chunks, by stored stage."""
+    """Type index of the last layer of each chunk, by stored stage."""
     longest: int
     """Largest number of layers of a chunk."""
 
 
 @lru_cache(maxsize=_MOST_LAYOUTS)
 def arranged(layout: Layout, kinds: tuple[int, ...], *, apart: bool = False) -> Arrangement:
-    """Return a layer partition by layer type; `kinds` are the type indices of all layers.
+    """Return a layer partition as numbers of layers by type.
 
-    apart : True stores equal stages separately, because the first does not always have the most
-    live micro-batches.
+    kinds : type index of every layer
+    apart : True stores equal stages separately; required by schedules in which the first of equal
+        stages does not always have the most live micro-batches
     """
     number = max(kinds) + 1
     of_stages = [
@@ -193,7 +203,7 @@ def arranged(layout: Layout, kinds: tuple[int, ...], *, apart: bool = False) -> 
 
 @lru_cache(maxsize=_MOST_LAYOUTS)
 def _prefixes(chunk: tuple[int, ...], kinds: int, longest: int) -> F64:
-    """Return counts by type of the first N layers of a chunk, shape [longest + 1, layer types]."""
+    """Return layers by type among the first N of a chunk, shape [longest + 1, layer types]."""
     found = np.zeros((longest + 1, kinds))
     for place in range(longest):
         found[place + 1] = found[place]

@@ -1,7 +1,7 @@
-"""Best-first search for the plan with the smallest peak, if no plan fits.
+"""Best-first search for the plan with the smallest peak memory, used if no plan fits.
 
-Works like `search.planning.uniform.best_first`, on bytes in place of seconds. The result is the
-minimum memory: it shows users how much memory or how many devices are missing.
+The method is that of `search.planning.uniform.best_first`, with bytes in place of seconds. The
+result is the minimum memory; error messages report the missing memory with it.
 """
 
 from __future__ import annotations
@@ -27,33 +27,41 @@ class LeastMemoryPlan(NamedTuple):
     choice: Candidate
     run: Run
     stages: tuple[int, ...]
-    """Stages with counted memory: of equal stages the one with the largest peak."""
+    """Indices of the stages with counted memory; of equal stages the one with the largest peak."""
     least_bytes: float
     """Lower bound of the peak of any plan, bytes."""
 
 
 class _QueueEntry(NamedTuple):
+    """Candidate in the queue."""
+
     size: float
+    """Peak memory or a lower bound of it, bytes."""
     level: int
     """0: counted plan; 1: layout; 2: stages; 3: degrees."""
     number: int
+    """Order of insertion, which decides between equal sizes and levels."""
     choice: Candidate
     unit: DegreeTimes | None = None
     options: ActivationPolicies | None = None
     at: int = 0
+    """Index of the next policy in `options`."""
 
 
 def least_memory_plan(
     space: UniformSearchSpace, degrees: DegreeArrays, openings: CandidateExpander, deadline: float
 ) -> LeastMemoryPlan | None:
-    """Return the plan with the smallest peak; None if the engine runs none.
+    """Return the plan with the smallest peak; None if the engine has no legal plan.
 
-    deadline : CPU seconds of the process, after which the most promising candidate is taken.
+    deadline : process CPU time in seconds, after which only the candidate with the lowest bound is
+        expanded
     """
     return _Search(space, openings).run(degrees, deadline)
 
 
 class _Search:
+    """One search for the plan with the smallest peak."""
+
     def __init__(self, space: UniformSearchSpace, openings: CandidateExpander) -> None:
         self.space = space
         self.openings = openings
@@ -147,7 +155,7 @@ class _Search:
                     self.push(float(options.values[0]), 1, choice, unit=unit, options=options)
 
     def count(self, entry: _QueueEntry) -> None:
-        """Count the memory of the policy of a layout with the lowest remaining bound."""
+        """Count the memory of a layout under its next policy; push it for the policies after."""
         assert entry.unit is not None, "a layout has a unit"
         assert entry.options is not None, "a layout has options"
         recompute, offload = self.openings.saving(entry.options, entry.at)

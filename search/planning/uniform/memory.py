@@ -1,10 +1,10 @@
-"""Lower bounds of allocated bytes of a plan from a few sums, which avoid most exact counts.
+"""Lower bounds of the peak allocated bytes of a plan, computed by a few array sums.
 
-`autopar.price.account` counts exactly. A bound is the memory of a stage at one point of a step, the
-last forward before the first backward. It contains model states without padding, saved activations
-of live micro-batches, steady-state memory, and transient memory of that forward. Where that point
-is the peak, the bound is at most 0.1 % below the count. Allocator blocks are included for
-activations only.
+They make most of the exact counts of `autopar.price.account` unnecessary. A bound is the memory of
+a stage during the last forward before the first backward. It contains model states without padding,
+saved activations of live micro-batches, steady-state memory, and transient memory of that forward.
+If the peak occurs in that forward, the bound is at most 0.1 % below the exact count. Sizes are
+rounded up to allocator blocks for activations only.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class LiveMicroBatches(NamedTuple):
     """Live micro-batches of a stage after a forward pass."""
 
     chunks: F64
-    """Number of live micro-batches, shape [chunks]."""
+    """Number of live micro-batches by model chunk, shape [chunks]."""
     forward: int
-    """Index of the chunk of that forward."""
+    """Index of the model chunk that ran this forward."""
 
 
 @lru_cache(maxsize=1 << 14)
@@ -63,10 +63,12 @@ def live_forwards(
     micro_batches: int,
     ahead: int,
 ) -> LiveMicroBatches:
-    """Return the live micro-batches after a forward of the schedule that leaves the most.
+    """Return the live micro-batches of a stage at their maximum, after a forward pass.
 
-    For 1F1B and interleaved 1F1B, this is the last forward before the first backward. ahead :
-    number of additional forwards, for expert communication that overlaps with another micro-batch.
+    For 1F1B and interleaved 1F1B, this is the last forward before the first backward.
+
+    ahead : additional warm-up forwards, used if expert communication overlaps with another
+        micro-batch
     """
     behind = stages - stage - 1
     if schedule in ("gpipe", "looped_bfs"):
@@ -100,7 +102,7 @@ def live_forwards(
 
 
 class MemoryBudget:
-    """Memory budget: bytes that tensors of a plan may allocate on a device, by kind of plan."""
+    """Bytes that tensors may allocate on a device at an OOM probability limit, by kind of plan."""
 
     def __init__(self, capacity_bytes: float, risk: float) -> None:
         self._left = capacity_bytes - CONTEXT_BYTES
@@ -108,7 +110,7 @@ class MemoryBudget:
 
     @property
     def most_bytes(self) -> float:
-        """Largest peak allocated that fits for some kind of plan, bytes."""
+        """Largest peak allocated that fits, maximum over all kinds of plans, bytes."""
         least = min(reserve_share(kind, self._risk) for kind in _LAUNCH_KINDS)
         return max(0.0, self._left) / (1.0 + least)
 
@@ -117,18 +119,18 @@ class MemoryBudget:
         return self._left <= other._left and self._risk <= other._risk
 
     def bytes_for(self, run: Run) -> float:
-        """Return the largest peak allocated within the OOM probability limit, bytes."""
+        """Return the largest peak allocated of a run within the OOM probability limit, bytes."""
         return self.bytes_of(kind_of(run))
 
     def bytes_of(self, kind: LaunchKind) -> float:
-        """Return the largest peak allocated within the limit for a kind of plan, bytes."""
+        """Return the largest peak allocated within the limit, by kind of plan, bytes."""
         return max(0.0, self._left) / (1.0 + reserve_share(kind, self._risk))
 
 
 class OffloadModules:
-    """Recomputation policies as sets of modules, whose values add up.
+    """Recomputation policies as sets of modules.
 
-    No module contains another.
+    Modules are disjoint: bytes and seconds of a policy are sums over its modules.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -136,19 +138,22 @@ class OffloadModules:
         self.names = tuple(dict.fromkeys(name for one in sets for name in one))
         self._has = np.array([[name in one for name in self.names] for one in sets], dtype=float)
         self.full = np.array([at for at, word in enumerate(words) if word == FULL], dtype=np.int64)
-        """Indices of the policies of full recomputation, which are not sums of modules."""
+        """Indices of full-recomputation policies, which are not sums of modules."""
 
     def sums(self, alone: Sequence[float]) -> F64:
-        """Return by policy the sum of `alone` over its modules; 0 for no and full recomputation."""
+        """Return sums of module values by policy; 0 for no and full recomputation.
+
+        alone : values by module, in the order of `names`.
+        """
         found: F64 = self._has @ np.asarray(alone, dtype=np.float64)
         return found
 
 
 class OffloadBounds:
-    """Sets of modules with activation offload; offloaded bytes of modules add up."""
+    """Sets of modules with activation offload; the bytes of a set are the sum over modules."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        """Store the offload sets of an engine, without the empty set."""
+        """Store the offload sets of an engine except the empty set; words : modules joined by +."""
         self.words = tuple(word for word in words if word != NONE)
         sets = [word.split("+") for word in self.words]
         self.names = cast(
@@ -175,13 +180,15 @@ class StageBytes(NamedTuple):
     blocks: F64
     """Bytes by N of `block N`."""
     live: F64
-    """Layers times their live micro-batches, shape [layer types]."""
+    """Live micro-batches summed over layers, shape [layer types]."""
     most: float
-    """Live micro-batches of the chunk with the most."""
+    """Largest number of live micro-batches of a chunk."""
     forward: float
     """Transient bytes of the forward, in addition to saved activations."""
     kind: int | None
-    """Type of the layer whose backward is first; None for PyTorch layers and before MTP modules."""
+    """Type index of the layer whose backward is first.
+
+    None for PyTorch layers, and on the last stage of models with MTP modules."""
 
 
 class LayerBytes(Record, eq=False):
@@ -190,7 +197,7 @@ class LayerBytes(Record, eq=False):
     saved: F64
     """Bytes of saved activations, shape [policies, layer types]."""
     rows: F64
-    """`saved` with two more rows, no and full recomputation, shape [policies + 2, layer types]."""
+    """`saved`, then no and full recomputation, shape [policies + 2, layer types]."""
     full: F64
     """Bytes of saved activations with full recomputation, shape [layer types]."""
     plain: F64
@@ -208,7 +215,9 @@ class _Layer(NamedTuple):
     """Bytes and parameters of one layer on a rank, for one micro-batch."""
 
     saved: F64
-    """Bytes of saved activations by policy; the last two are no and full recomputation."""
+    """Bytes of saved activations, shape [policies + 2].
+
+    The last two are no and full recomputation."""
     static: float
     dense: float
     experts: float
@@ -216,12 +225,13 @@ class _Layer(NamedTuple):
 
 
 _MIXTURES_ALONE = frozenset({"moe", "moe_act", "shared_experts"})
+"""Modules that dense layers do not have."""
 _BEFORE_MLP = ("core_attn", "mla_up_proj")
-"""Modules before the MLP, equal in MoE and dense layers."""
+"""Modules before the MLP; their bytes are equal in MoE and dense layers."""
 _NOT_HOSTED = frozenset({"mlp", "moe_act", "shared_experts"})
-"""Modules whose recomputation does not reduce the bytes to offload."""
+"""Modules whose recomputation does not reduce the offloaded bytes."""
 _BESIDE_EXPERTS = ("layernorm", "shared_experts")
-"""Modules that do not depend on the expert sharding."""
+"""Modules with bytes that do not depend on the expert sharding."""
 
 
 class MemoryBounds:
@@ -236,12 +246,13 @@ class MemoryBounds:
         variant: Callable[[int], Run],
         known: dict[object, object],
     ) -> None:
-        """Store a run of one stage.
+        """Compute the bytes of one layer of each type.
 
+        run : run with one pipeline stage
         words : recomputation policies
         hosted : offload sets
         kinds : type index of every layer
-        variant : returns the run with another ZeRO stage
+        variant : returns the run with a given ZeRO stage
         known : cache shared by runs that differ only in their expert sharding
         """
         self._run = run
@@ -279,7 +290,10 @@ class MemoryBounds:
         )
 
     def _layer(self, at: RankLayer, number: int) -> _Layer:
-        """Return the sizes of a layer; dense layers are cached for all expert shardings."""
+        """Return the bytes and parameters of a layer; number : its index in the model.
+
+        Those of dense layers are cached for all expert shardings.
+        """
         mixture = _is_mixture(at)
         if not mixture and "dense" in self._known:
             return cast(_Layer, self._known["dense"])
@@ -296,7 +310,7 @@ class MemoryBounds:
         return found
 
     def _by_word(self, at: RankLayer) -> F64:
-        """Return saved bytes of a layer by policy, then without and with full recomputation."""
+        """Return saved activation bytes of a layer by policy, shape [policies + 2]."""
         plain, full = (self._saved(word, at) for word in (NONE, FULL))
         alone = [self._less(plain, name, at) for name in self._words.names]
         found = np.append(plain - self._words.sums(alone), (plain, full))
@@ -304,7 +318,10 @@ class MemoryBounds:
         return found
 
     def _less(self, plain: float, name: str, at: RankLayer) -> float:
-        """Return the saved bytes of a layer that recomputation of one module avoids."""
+        """Return the saved activation bytes of a layer that recomputing one module avoids.
+
+        plain : saved activation bytes of the layer without recomputation.
+        """
         mixture = _is_mixture(at)
         if name == "mlp" if mixture else name in _MIXTURES_ALONE:
             return 0.0
@@ -316,7 +333,10 @@ class MemoryBounds:
         return cast(float, self._known[key])
 
     def _saved(self, word: str, at: RankLayer) -> float:
-        """Return the saved bytes of a layer, as allocator blocks where their sizes are known."""
+        """Return the saved activation bytes of a layer under a recomputation policy.
+
+        Tensors are rounded up to allocator blocks, except those of PyTorch layers.
+        """
         own = at.recomputing(recomputation_of(word))
         if self._torch:
             return float(torch_layers.layer_saved_bytes(own))
@@ -336,6 +356,7 @@ class MemoryBounds:
         )
 
     def _static(self, number: int) -> float:
+        """Return the steady-state buffer bytes of a layer: routing and rotary embedding."""
         chunk = [Chunk(False, (number,), 0, False)]
         found = workspaces.routing_bytes(self._run, chunk)
         if self._run.model.attention.latent is not None:
@@ -343,6 +364,7 @@ class MemoryBounds:
         return float(found)
 
     def _again(self, number: int) -> float:
+        """Return the net bytes that the backward of a fully recomputed layer allocates."""
         own = replace(self._run, strategy=recomputing(self._run.strategy, "full"))
         made, freed = backward_bytes(own, Chunk(False, (number,), 0, False))
         return float(made - freed)
@@ -352,7 +374,7 @@ class MemoryBounds:
 
     @cached_property
     def offloaded_activation_bytes(self) -> OffloadedBytes:
-        """Bytes that modules offload, by policy, module and layer type."""
+        """Offloaded bytes per layer and micro-batch, by policy, module and layer type."""
         of = {_is_mixture(at): self._gone(at) for at in reversed(self._layers)}
         copied, blocks = (
             np.stack([of[_is_mixture(at)][place] for at in self._layers], axis=-1)
@@ -361,7 +383,7 @@ class MemoryBounds:
         return OffloadedBytes(copied, blocks)
 
     def _gone(self, at: RankLayer) -> tuple[F64, F64]:
-        """Return bytes of tensors and of their device blocks, each of shape [policies, modules]."""
+        """Return offloaded tensor and block bytes of a layer, each of shape [policies, modules]."""
         mixture = _is_mixture(at)
         key = ("gone", mixture)
         if not mixture and key in self._known:
@@ -396,22 +418,22 @@ class MemoryBounds:
 
     @cached_property
     def leaves(self) -> F64:
-        """Largest bytes that all modules free on the device, shape [policies, layer types]."""
+        """Device bytes freed per layer by offload of all modules, shape [policies, layer types]."""
         found: F64 = self.offloaded_activation_bytes.blocks.sum(axis=1)
         return found
 
     @cached_property
     def padding(self) -> float:
-        """Largest ratio of freed block bytes to tensor bytes of a module, at least 1."""
+        """Largest ratio of freed block bytes to copied tensor bytes of any module, at least 1."""
         gone = self.offloaded_activation_bytes
         some = gone.copied > 0
         return float((gone.blocks[some] / gone.copied[some]).max(initial=1.0))
 
     @cached_property
     def forward_bytes(self) -> F64:
-        """Lower bound of bytes that the backward of a layer allocates, shape [layer types].
+        """Net bytes that the backward of a layer without recomputation allocates at least.
 
-        Without recomputation.
+        Shape [layer types].
         """
         return np.array([self._made(layer) for _, layer in sorted(self._layer_of.items())])
 
@@ -424,7 +446,11 @@ class MemoryBounds:
     def state_bytes(
         self, zero: int, replicas: int, expert_replicas: int, *, staged: bool
     ) -> tuple[float, float]:
-        """Return the state bytes per trained parameter of dense layers and of experts."""
+        """Return the state bytes per trained parameter of dense layers and of experts.
+
+        replicas, expert_replicas : numbers of ranks that shard the states
+        staged : True with several pipeline stages
+        """
         whole, shared = self._per_element(zero, staged=staged)
         return whole + shared / replicas, whole + shared / expert_replicas
 
@@ -444,9 +470,11 @@ class MemoryBounds:
         zero: int,
         states: tuple[float, float],
     ) -> StageBytes:
-        """Return lower bounds of the bytes of a stage, by its index in the arrangement.
+        """Return lower bounds of the allocated bytes of a stage.
 
-        states : bytes per parameter of dense layers and of experts.
+        place : index of the stage in the arrangement
+        zero : ZeRO stage
+        states : state bytes per trained parameter, of dense layers and of experts
         """
         sizes, counts = self.sizes, arrangement.chunks[place]
         layers = counts.sum(axis=0)
@@ -477,13 +505,16 @@ class MemoryBounds:
         )
 
     def _gathered(self, kind: int) -> float:
-        """Return the bytes of one gathered layer, the least that ZeRO-3 has at a time."""
+        """Return the 16-bit weight bytes of one layer, the minimum that ZeRO-3 gathers at once."""
         return 2.0 * float(self.sizes.dense[kind] + self.sizes.experts[kind])
 
     def _fixed_bytes(
         self, present: F64, first: bool, last: bool, dense: float, experts: float
     ) -> float:
-        """Return the bytes of embedding, head, workspaces and other memory outside layers."""
+        """Return the bytes of embedding, head, MTP modules and buffers of a stage.
+
+        present : True for the layer types of the stage; dense, experts : state bytes per parameter.
+        """
         key = (tuple(present), first, last)
         found = self._fixed.get(key)
         if found is None:
@@ -492,7 +523,7 @@ class MemoryBounds:
         return found + dense * of_dense + experts * of_experts
 
     def _ends(self, first: bool, last: bool) -> tuple[float, float]:
-        """Return (dense, expert) parameters of embedding, head and MTP modules."""
+        """Return the trained (dense, expert) parameters of embedding, head and MTP modules."""
         key = (first, last)
         found = self._tables.get(key)
         if found is None:
@@ -503,6 +534,7 @@ class MemoryBounds:
         return found
 
     def _kept(self, present: F64, first: bool, last: bool) -> float:
+        """Return the steady-state buffer bytes of a stage, such as workspaces and masks."""
         run = self._run
         if self._torch:
             return 0.0
@@ -521,7 +553,7 @@ class MemoryBounds:
         return float(found)
 
     def _forward_bytes(self, kind: int, has_head: bool) -> float:
-        """Return the transient bytes of a chunk's forward, in addition to saved activations."""
+        """Return the transient bytes of a forward, in addition to saved activations."""
         key = (kind, has_head)
         found = self._forwards.get(key)
         if found is None:
@@ -543,7 +575,7 @@ class MemoryBounds:
 
 
 def _elements(weights: Sequence[Weight]) -> tuple[float, float]:
-    """Return the trained parameters as (dense, expert)."""
+    """Return the numbers of trained parameters as (dense, expert)."""
     trained = [weight for weight in weights if weight.trained]
     return (
         float(sum(weight.elements for weight in trained if not weight.expert)),
@@ -558,7 +590,7 @@ def _is_mixture(at: RankLayer) -> bool:
 def states_of_run(run: Run, *, staged: bool) -> tuple[float, float]:
     """Return (replicated, sharded) state bytes per trained parameter at the end of a forward.
 
-    run : a run of one stage; staged : True for the same run with pipeline stages.
+    run : run with one pipeline stage; staged : True for its bytes with several stages.
     """
     if run.kernels.torch_layers:
         return _torch_states(run, staged=staged)
@@ -589,7 +621,7 @@ def _torch_states(run: Run, *, staged: bool) -> tuple[float, float]:
         states = replace(runtime.states, each_micro_batch=False)
         run = replace(run, runtime=replace(runtime, states=states))
     recipe = layout_of_run(run)
-    # gradients of earlier micro-batches exist at that time, and a pipeline has several
+    # gradients of earlier micro-batches exist only if several are accumulated, as in pipelines
     there = [entry for name, entry in recipe.kept if name != "gradients" or entry.always or staged]
     whole = sum(entry.each_bytes for entry in there if not entry.sharded)
     shared = sum(entry.each_bytes for entry in there if entry.sharded)

@@ -1,7 +1,8 @@
-"""Degrees of an engine for a job, with lower bounds of step time and memory.
+"""Legal parallel degrees of an engine for a job, with lower bounds of step time and memory.
 
-These are the legal combinations of tensor, context and expert degrees, micro-batch, precision and
-settings. Stages, layers and recomputation are chosen in `search.planning.uniform.best_first`.
+A combination consists of tensor, context and expert degrees, micro-batch size, global batch,
+precision and dispatcher settings. Pipeline stages, layer partition and recomputation are chosen in
+`search.planning.uniform.best_first`.
 """
 
 from __future__ import annotations
@@ -39,46 +40,50 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT_KINDS: tuple[ContextKind, ...] = ("ring", "a2a")
 """Context-parallel communication types searched by default.
 
-All-gather of keys is seldom faster than both, and would add half as many degrees again."""
+All-gather of keys is seldom faster than ring and all-to-all, and would add 50 % more degrees."""
 
 
 _LAID = ("tp", "cp", "cp_kind")
+"""Fields of `AttentionDegrees` that rules of engines depend on."""
 
 
 class DegreeArrays(NamedTuple):
-    """Many combinations of degrees, as arrays of equal length."""
+    """Combinations of degrees with their lower bounds, as arrays of equal length."""
 
     seconds: F64
-    """Lower bound of step seconds per sequence."""
+    """Lower bounds of step seconds per sequence."""
     bytes: F64
-    """Lower bound of bytes per rank."""
+    """Lower bounds of the peak stage's bytes per rank."""
     way: I64
+    """Indices into `UniformSearchSpace.expert_degrees`."""
     laid: I64
+    """Indices into `UniformSearchSpace.attention_degrees`."""
     batch: I64
+    """Global batch sizes, sequences."""
 
 
 class UniformSearchSpace:
-    """Legal degrees of an engine for a job, for any constraints."""
+    """Legal degrees of one engine for one job, selected by constraints."""
 
     def __init__(self, prices: UniformCostModel) -> None:
         self.prices = prices
         self.micro_batches: tuple[int, ...] = MICRO_BATCHES
         self.context_kinds: tuple[ContextKind, ...] = CONTEXT_KINDS
-        """Defaults and all values requested so far, for both fields."""
+        """Values of both fields: defaults, and all values that constraints requested so far."""
         self._exchanges: dict[tuple[int, int], tuple[ContextKind, ...]] = {}
         self._legal: dict[object, Bool] = {}
         self._seconds: dict[object, F64] = {}
         self._degrees: dict[Constraints, DegreeArrays] = {}
         self._stages: dict[object, tuple[int, ...]] = {}
         self.numbers: dict[Constraints, int] = {}
-        """Number of candidates by constraints; the solver fills it."""
+        """Cache of `CandidateExpander.number` by constraints."""
 
     # ----------------------------------------------------------------------------------------------
     # Values of each degree
 
     @cached_property
     def attention_degrees(self) -> tuple[AttentionDegrees, ...]:
-        """Attention shardings, with micro-batch size and context-parallel communication."""
+        """Attention shardings, with micro-batch size and context-parallel communication type."""
         engine, job = self.prices.engine, self.prices.job
         tensor = self._degrees_that_keep(HEADS, "tp")
         context = self._degrees_that_keep(RING, "cp") if engine.context else [1]
@@ -91,12 +96,12 @@ class UniformSearchSpace:
         )
 
     def _degrees_that_keep(self, rule: Rule, name: str) -> list[int]:
-        """Return the divisors of the world size that keep a rule on one degree."""
+        """Return the divisors of the world size that satisfy a rule on the degree `name`."""
         values, degrees = job_values(self.prices.job), divisors(self.prices.job.world)
         return [one for one in degrees if keeps((rule,), {**values, name: one})]
 
     def _kinds(self, tp: int, cp: int) -> tuple[ContextKind, ...]:
-        """Return the context-parallel communication types of a tensor and a context degree."""
+        """Return the context-parallel communication types allowed with these degrees."""
         engine, job = self.prices.engine, self.prices.job
         if cp == 1:
             return ("ring",)
@@ -107,7 +112,7 @@ class UniformSearchSpace:
                 kind
                 for kind in engine.context
                 if kind in self.context_kinds
-                # some models have heads that do not divide, or attention without ring support
+                # all-to-all needs heads that divide over cp; rings do not support every attention
                 and (
                     (kind == "ring" and (job.model.attention.window is None or alone))
                     or runs(engine, job, Candidate(tp=tp, cp=cp, cp_kind=kind))
@@ -141,7 +146,7 @@ class UniformSearchSpace:
         return tuple(found)
 
     def _admit(self, sizes: Iterable[int], kinds: Iterable[ContextKind]) -> None:
-        """Add requested micro-batch sizes and communication types to all attention shardings."""
+        """Add micro-batch sizes and communication types to the searched ones; clear the caches."""
         if {*sizes} <= {*self.micro_batches} and {*kinds} <= {*self.context_kinds}:
             return
         self.micro_batches = tuple(sorted({*self.micro_batches, *sizes}))
@@ -154,7 +159,7 @@ class UniformSearchSpace:
         self._degrees.clear()
 
     def choice(self, way: ExpertDegrees, laid: AttentionDegrees, batch: int) -> Candidate:
-        """Return the candidate of some degrees."""
+        """Return a candidate with these degrees and the global batch `batch`, on one stage."""
         return Candidate(
             tp=laid.tp,
             cp=laid.cp,
@@ -170,9 +175,10 @@ class UniformSearchSpace:
         )
 
     def _going(self, way: ExpertDegrees, laid: Sequence[AttentionDegrees]) -> Bool:
-        """Return which attention shardings the engine runs with an expert sharding, on one stage.
+        """Return a mask of the attention shardings that are legal with an expert sharding.
 
-        Constraints of overlapped expert communication on stages are checked with the stages.
+        Rules on pipeline stages, such as those of overlapped expert communication, are checked
+        when stages are chosen.
         """
         key = (way.ep, way.etp)
         if key not in self._legal:
@@ -191,11 +197,11 @@ class UniformSearchSpace:
     # Degrees with their bounds
 
     def degrees(self, fixed: Constraints) -> DegreeArrays:
-        """Return the legal degrees that the constraints allow."""
+        """Return the legal degrees that the constraints allow, with their lower bounds."""
         self._admit(fixed.micro_batch or (), fixed.cp_kind or ())
         sizes = MICRO_BATCHES if fixed.micro_batch is None else fixed.micro_batch
         kinds = CONTEXT_KINDS if fixed.cp_kind is None else fixed.cp_kind
-        # bounds and stages depend on these constraints only; the others just select degrees
+        # bounds and stages depend only on these constraints; the others select degrees
         broad = Constraints(
             pp=fixed.pp,
             dp=fixed.dp,
@@ -223,6 +229,7 @@ class UniformSearchSpace:
         return DegreeArrays(*(column[left] for column in found))
 
     def _every(self, fixed: Constraints) -> DegreeArrays:
+        """Return the legal degrees with all tensor and context degrees and micro-batch sizes."""
         found: list[tuple[F64, F64, I64, I64, I64]] = []
         # legality does not depend on precision and dispatcher, bytes do not depend on the
         # dispatcher
@@ -248,7 +255,7 @@ class UniformSearchSpace:
     def _grouped(
         self, way: ExpertDegrees, fixed: Constraints
     ) -> Iterator[tuple[int, tuple[int, ...], I64]]:
-        """Yield batch, numbers of stages and the attention shardings that allow these."""
+        """Yield (global batch, allowed numbers of stages, indices of attention shardings)."""
         attention, laid_as = self._unlike(lambda one: (one.tp, one.cp, one.cp_kind))
         inner, shared_by = self._unlike(lambda one: (one.tp * one.cp, one.micro_batch))
         goes = self._going(way, attention)[laid_as]
@@ -269,7 +276,10 @@ class UniformSearchSpace:
     def _unlike(
         self, of: Callable[[AttentionDegrees], object]
     ) -> tuple[list[AttentionDegrees], I64]:
-        """Return attention shardings with distinct keys, and each sharding's index among these."""
+        """Return one attention sharding per distinct key, and the key's index by sharding.
+
+        of : returns the key of a sharding.
+        """
         first: dict[object, int] = {}
         like = [first.setdefault(of(one), len(first)) for one in self.attention_degrees]
         places = {number: place for place, number in reversed([*enumerate(like)])}
@@ -278,6 +288,7 @@ class UniformSearchSpace:
         )
 
     def _left(self, way: ExpertDegrees, fixed: Constraints) -> bool:
+        """Return True if the constraints allow an expert sharding."""
         overlap = way.overlap if fixed.overlap_experts is None else fixed.overlap_experts
         several = way.ep > 1
         return bool(
@@ -291,7 +302,7 @@ class UniformSearchSpace:
 
     @cached_property
     def blocks(self) -> dict[Block, int]:
-        """Layer types and the number of layers of each in the model."""
+        """Number of layers of each layer type in the model, without MTP modules."""
         found: dict[Block, int] = {}
         for block in self.prices.base(Candidate()).blocks:
             one = replace(block, number=1)
@@ -300,7 +311,7 @@ class UniformSearchSpace:
 
     @cached_property
     def _timed(self) -> dict[Block, int]:
-        """Layer types with the layers of MTP modules, which have the type of the last layer."""
+        """Number of layers of each layer type; MTP layers have the type of the last layer."""
         job = self.prices.base(Candidate())
         last = replace(job.blocks[-1], number=1)
         return {**self.blocks, last: self.blocks[last] + job.mtp}
@@ -315,11 +326,12 @@ class UniformSearchSpace:
         )
 
     def _fastest_base(self, choice: Candidate) -> StepJob:
-        """Return a job of one data rank, with TP overlap if some tensor degree allows it."""
+        """Return a job of one data-parallel rank, with TP overlap if any degree allows it."""
         return self.prices.base(replace(choice, tp_overlap=self._beside))
 
     @cached_property
     def _beside(self) -> bool:
+        """True if the engine supports TP overlap with any of the tensor degrees."""
         engine, job = self.prices.engine, self.prices.job
         return any(
             engine.overlaps_tensor(job, tp) for tp in {one.tp for one in self.attention_degrees}
@@ -327,7 +339,7 @@ class UniformSearchSpace:
 
     @cached_property
     def _columns(self) -> tuple[F64, ...]:
-        """Tensor and context degree, micro-batch size, sequence-parallel ranks; one array each."""
+        """Arrays of tensor degree, context degree, micro-batch size and sequence-parallel ranks."""
         rows = [
             (*one[:3], one.tp if self.prices.base(Candidate(tp=one.tp)).sequence_parallel else 1)
             for one in self.attention_degrees
@@ -336,15 +348,20 @@ class UniformSearchSpace:
 
     @cached_property
     def _inner(self) -> F64:
+        """Ranks of one model replica without stages and experts, divided by micro-batch size."""
         return np.array([one.tp * one.cp / one.micro_batch for one in self.attention_degrees])
 
     def _bound_s(self, way: int, at: I64) -> F64:
-        """Return `UniformCostModel.least_s` per sequence for many attention shardings."""
+        """Return lower bounds of step seconds per sequence, as `UniformCostModel.least_s` does.
+
+        way : index of the expert sharding; at : indices of attention shardings.
+        """
         found = self._seconds.get(way)
         if found is None:
             every = np.arange(len(self.attention_degrees))
             whole = self._whole.seconds(self.expert_degrees[way], self._timed, every)
-            # b / (m w / (t c)) micro-batches of the whole model, per each of b sequences
+            # w ranks with tp t, cp c and micro-batch size m run t c / (m w) micro-batches of the
+            # whole model per sequence of the global batch
             found = self.prices.stragglers * whole * self._inner / self.prices.job.world
             self._seconds[way] = found
         bound: F64 = found[at]
@@ -353,11 +370,13 @@ class UniformSearchSpace:
     def _bound_bytes(
         self, way: ExpertDegrees, at: I64, stages: tuple[int, ...], fixed: Constraints
     ) -> F64:
-        """Return lower bounds of the peak stage's bytes, for any stages and sharding.
+        """Return lower bounds of the peak stage's bytes, by attention sharding.
 
-        They contain model states, and the input of each layer for the live micro-batches of a
-        stage, as in `UniformCostModel.balanced_stage_bound_bytes`. If norms of MoE layers can be
-        offloaded, their inputs may all be on the host.
+        The minimum over the numbers of stages `stages` and all allowed ZeRO stages. The formula is
+        that of `UniformCostModel.many_spread_bytes`, with model states and the layer inputs of live
+        micro-batches. Inputs of MoE layers are not counted if their norms can be offloaded.
+
+        at : indices of attention shardings.
         """
         job, engine = self.prices.job, self.prices.engine
         tp, cp, size, scattered = (column[at] for column in self._columns)
@@ -401,6 +420,7 @@ class UniformSearchSpace:
         return least * (1.0 - 1e-9)
 
     def _states(self, way: ExpertDegrees, zero: int, *, staged: bool) -> tuple[float, float]:
+        """Return (replicated, sharded) state bytes per parameter; (0, 0) for frozen weights."""
         key = ("states", way.precision, zero, staged)
         found = self._seconds.get(key)
         if found is None:
@@ -408,7 +428,7 @@ class UniformSearchSpace:
             run = self.prices.engine.launch(
                 replace(self.prices.job, world=1), self.prices.single_stage(choice)
             )
-            # frozen weights have no states; their own bytes are ignored
+            # frozen weights have no gradients or optimizer states; the bound ignores the weights
             frozen = run.runtime.adapters is not None
             states = (0.0, 0.0) if frozen else states_of_run(run, staged=staged)
             found = self._seconds[key] = np.array(states)

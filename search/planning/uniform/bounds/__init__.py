@@ -1,4 +1,4 @@
-"""Arrays for lower bounds of uniform plans.
+"""Vectorised lower bounds of step time and memory of uniform plans.
 
-Exact prices and the order of the search are in `search.planning.uniform`.
+Exact step times, exact memory and the search order are in `search.planning.uniform`.
 """

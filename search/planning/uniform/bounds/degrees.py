@@ -1,9 +1,9 @@
 """Vectorised lower bounds of micro-batch time for all combinations of degrees.
 
 Thousands of combinations consist of a few hundred attention shardings and as many expert
-shardings. Each of these is priced once by the formulas of `autopar.rates.layer`, and a combination
-is the sum of both. Single plans, their stages and their memory are priced in
-`search.planning.uniform.cost_model`.
+shardings. The time of each sharding is computed once by the formulas of `autopar.rates.layer`, and
+the time of a combination is the sum of both. Step times and memory of single candidates are
+computed in `search.planning.uniform.cost_model`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,11 @@ from autopar.run.strategy import ContextKind
 from search.engines.candidate import Candidate, Dispatcher, Precision
 
 _ROUNDING = 1.0 - 1e-9
-"""Rounding factor: sums of arrays differ in order from those of single plans.
-
-No bound may exceed the exact sum of a plan."""
+"""Rounding factor: sums in another order must not exceed the exact ones."""
 
 
 class AttentionDegrees(NamedTuple):
-    """Sharding of layers without their experts."""
+    """Sharding of attention and dense MLPs, with micro-batch size."""
 
     tp: int
     cp: int
@@ -66,14 +64,14 @@ class ExpertDegrees(NamedTuple):
 
 
 class _Time(NamedTuple):
-    """Seconds of a part of a layer, by sharding."""
+    """Device and host seconds of a part of the model for one micro-batch, by sharding."""
 
     device_s: F64
     host_s: F64
 
 
 class ModelTimeBounds:
-    """Seconds of one micro-batch of the whole model, by sharding."""
+    """Lower bounds of whole-model micro-batch seconds, by attention and expert sharding."""
 
     def __init__(
         self,
@@ -82,7 +80,10 @@ class ModelTimeBounds:
         ways: Sequence[ExpertDegrees],
         base: Callable[[Candidate], StepJob],
     ) -> None:
-        """Store all attention and expert shardings; base : returns a job of one data rank."""
+        """Store all attention shardings `laid` and expert shardings `ways`.
+
+        base : returns the step job of a candidate on one data-parallel rank.
+        """
         self._machine = machine
         self._laid = tuple(laid)
         self._ways = tuple(ways)
@@ -93,9 +94,10 @@ class ModelTimeBounds:
         self._sends: dict[object, CommunicationTime] = {}
 
     def seconds(self, ways: ExpertDegrees, number: dict[Block, int], at: I64) -> F64:
-        """Return the seconds of a micro-batch for the attention shardings at indices `at`.
+        """Return lower bounds of whole-model micro-batch seconds for one expert sharding.
 
-        number : layers of each type in the model.
+        number : number of layers of each type in the model
+        at : indices of attention shardings, one per result
         """
         plain = self._time_of_dense(ways, number)
         device, host = plain.device_s[at].copy(), plain.host_s[at].copy()
@@ -107,7 +109,7 @@ class ModelTimeBounds:
         return np.asarray(host_device_time_s(device, host)) * _ROUNDING
 
     def _jobs_of(self, ways: ExpertDegrees) -> list[StepJob]:
-        """Return one job per attention sharding."""
+        """Return one step job per attention sharding, at the precision of an expert sharding."""
         found = self._jobs.get(ways.precision)
         if found is None:
             found = self._jobs[ways.precision] = []
@@ -129,7 +131,7 @@ class ModelTimeBounds:
     # ----------------------------------------------------------------------------------------------
 
     def _time_of_dense(self, ways: ExpertDegrees, number: dict[Block, int]) -> _Time:
-        """Return the time of all but experts: attention, dense MLPs, embedding and head."""
+        """Return the time of attention, dense MLPs, embedding, head and MTP modules."""
         found = self._dense.get(ways.precision)
         if found is None:
             jobs = self._jobs_of(ways)
@@ -161,6 +163,10 @@ class ModelTimeBounds:
         held: F64 | None = None,
         **sends: CommunicationTime,
     ) -> _Time:
+        """Return the time of kernels and communication for `size` shardings.
+
+        held : experts per rank, None without experts.
+        """
         none = {
             "tensor": CommunicationTime(),
             "context": CommunicationTime(),
@@ -218,7 +224,7 @@ class ModelTimeBounds:
         return _stacked(found)
 
     def _ends(self, jobs: Sequence[StepJob]) -> F64:
-        """Return the device seconds of embedding, head, loss and MTP modules but their layers."""
+        """Return the device seconds of embedding, head, loss and MTP modules without layers."""
         seconds = np.zeros(len(jobs))
         for tp in {job.tp for job in jobs}:
             at = [place for place, job in enumerate(jobs) if job.tp == tp]
@@ -237,7 +243,7 @@ class ModelTimeBounds:
     # ----------------------------------------------------------------------------------------------
 
     def _time_of_mixture(self, ways: ExpertDegrees, block: Block, at: I64) -> _Time:
-        """Return the time of the MLP half of a MoE layer, without the host overhead of a layer."""
+        """Return the time of the MLP of an MoE layer, without the host overhead of a layer."""
         key = (ways, block)
         if key not in self._mixtures:
             self._price_mixtures(ways, block)
@@ -245,12 +251,12 @@ class ModelTimeBounds:
         return _Time(found.device_s[at], found.host_s[at])
 
     def _price_mixtures(self, like: ExpertDegrees, block: Block) -> None:
-        """Price a MoE layer for all expert shardings of one precision and dispatcher, as arrays."""
+        """Compute MoE layer times of all expert shardings of one precision and dispatcher."""
         mlp = block.mlp
         assert isinstance(mlp, Experts), "a mixture has experts"
         jobs = self._jobs_of(like)
         splits = _splits(jobs)
-        # experts depend on the number of tokens that a rank routes, not on the degrees that set it
+        # expert time depends on the tokens that a rank routes, not on the degrees behind them
         rows = np.stack([splits.routed, splits.outside], axis=1)
         unlike, place = np.unique(rows, axis=0, return_inverse=True)
         place = place.ravel()
@@ -297,7 +303,7 @@ class ModelTimeBounds:
     def _shared(
         self, ways: ExpertDegrees, block: Block, mlp: Experts, jobs: Sequence[StepJob]
     ) -> _Time:
-        """Return the time of the shared experts, whose norm belongs to the MoE layer."""
+        """Return the time of shared experts without their norm, which the MoE layer includes."""
         key = ("shared", ways.precision)
         found = self._mixtures.get(key)
         if found is None:
@@ -319,16 +325,17 @@ def _settings(ways: ExpertDegrees) -> Candidate:
 
 
 def _routing(job: StepJob, ep: int, etp: int, routed: F64) -> StepJob:
-    """Return a job of one tensor and context rank; routed : its tokens, a number or an array."""
+    """Return a job with tp 1 and cp 1; routed : routed tokens per rank, a number or an array."""
     return replace(job, ep=ep, etp=etp, tp=1, cp=1, micro_batch=1, seq=routed)  # type: ignore[arg-type]
 
 
 def _sum_s(parts: Sequence[KernelTime]) -> F64:
+    """Return forward and backward seconds of kernels."""
     return np.asarray(sum(part.forward_s + part.input_s + part.weight_s for part in parts))
 
 
 def _splits(jobs: Sequence[StepJob]) -> RankShape:
-    """Return the splits of the micro-batches of many jobs, as arrays."""
+    """Return the tensor shapes per rank of many jobs, as arrays over jobs."""
     found = zip(*map(split_of, jobs), strict=True)
     return RankShape(*(np.array(sizes, dtype=np.float64) for sizes in found))
 

@@ -1,7 +1,6 @@
-"""Data shared by candidates of equal degrees, and their seconds by recomputation policy as arrays.
+"""Layer types, parameter counts and layer times shared by candidates of equal degrees.
 
-Layer types, parameters and seconds of a rank, and layers of stages. The prices are computed in
-`search.planning.uniform.cost_model`.
+Times are arrays over recomputation policies, computed in `search.planning.uniform.cost_model`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from search.planning.uniform.memory import MemoryBounds
 
 
 class MicroBatchTimes(NamedTuple):
-    """Seconds of a micro-batch at one sharding of the weights."""
+    """Seconds of a micro-batch, including ZeRO-3 traffic for one number of stages."""
 
     device_s: F64
     """Device seconds of one layer, shape [policies + 2, layer types], as in `DegreeTimes`.
@@ -31,22 +30,23 @@ class MicroBatchTimes(NamedTuple):
     They include the exposed traffic of sharded weights."""
     first_s: float
     last_s: float
+    """Seconds of the embedding, and of head, loss and MTP modules without their layers."""
     device_of_all_s: F64
     host_of_all_s: F64
     """Device and host seconds of the whole model, shape [policies + 2]."""
     whole_s: F64
     """Combined device and host seconds of the whole model, shape [policies + 2]."""
     again: F64
-    """Whole-model seconds without recomputation and their increase per byte, shape [4].
+    """Whole-model seconds with some layers fully recomputed, as linear functions, shape [4].
 
-    Device and host seconds, then lower bounds of the seconds that full recomputation of layers adds
-    to each, per byte that these layers do not save."""
+    Device and host seconds without recomputation, then lower bounds of the seconds that full
+    recomputation of layers adds to each, per byte of activations that is no longer saved."""
     traffic_s: F64
-    """Lower bound of the traffic seconds concurrent with a layer, shape [layer types]."""
+    """Lower bounds of the ZeRO-3 traffic seconds during a layer, shape [layer types]."""
     more: F64
-    """Lower bound of the added seconds per additional device second, shape [policies], 0 to 1.
+    """Lower bounds of the added seconds per additional device second, shape [policies], 0 to 1.
 
-    Below 1 where the traffic of sharded weights takes longer than a layer."""
+    Below 1 where the ZeRO-3 traffic takes longer than a layer."""
 
 
 class LayerTypes(NamedTuple):
@@ -71,6 +71,7 @@ class SublayerTimes(NamedTuple):
     host_s: F64
     """Device and host seconds, shape [policies + 2]; the last two are no and full recomputation."""
     forward_s: float
+    """Device seconds of the forward."""
 
 
 class LayerParameterCounts(NamedTuple):
@@ -80,6 +81,7 @@ class LayerParameterCounts(NamedTuple):
     """Number of layers of this type in the model."""
     dense: float
     experts: float
+    """Parameters of one layer on a rank, without experts and of experts."""
 
 
 class DegreeTimes(Record, eq=False, dict=True):
@@ -122,7 +124,7 @@ class DegreeTimes(Record, eq=False, dict=True):
 
 
 def degrees_of(choice: Candidate) -> tuple[object, ...]:
-    """Return the settings that candidates of one unit share, as a key."""
+    """Return the settings that candidates of one `DegreeTimes` share, as a cache key."""
     return (
         *attention_of(choice),
         *(choice.ep, choice.etp, choice.dispatcher, choice.overlap_experts),
@@ -130,7 +132,7 @@ def degrees_of(choice: Candidate) -> tuple[object, ...]:
 
 
 def attention_of(choice: Candidate) -> tuple[object, ...]:
-    """Return the settings that the time of a layer without experts depends on, as a key."""
+    """Return the settings that attention and dense MLP times depend on, as a cache key."""
     degrees = choice.tp, choice.tp_overlap, choice.cp, choice.cp_kind
     return *degrees, choice.micro_batch, choice.precision
 
@@ -138,13 +140,15 @@ def attention_of(choice: Candidate) -> tuple[object, ...]:
 def rows_of(
     unit: DegreeTimes, device_s: F64, traffic_s: F64, table_s: float, visible: float
 ) -> MicroBatchTimes:
-    """Return a unit's seconds with other device seconds of its layers.
+    """Return micro-batch times from device seconds of layers that include exposed traffic.
 
-    traffic_s : traffic concurrent with layers, by type; table_s : traffic of an embedding table;
-    visible : exposed share of the shorter of traffic and layer.
+    The result's `whole_s` is a lower bound of any sum over stages, as the combined time of device
+    and host is convex and homogeneous of degree 1.
 
-    No sum over stages is below `whole_s`: the combined time of device and host is convex and
-    homogeneous of degree 1.
+    device_s : device seconds of one layer, shape [policies + 2, layer types]
+    traffic_s : ZeRO-3 traffic seconds during one layer, shape [layer types]
+    table_s : traffic seconds of an embedding table
+    visible : exposed share of the shorter of traffic and layer, 0 to 1
     """
     first, last = unit.first_s + table_s, unit.last_s + table_s
     number = unit.number + unit.further
@@ -161,7 +165,7 @@ def rows_of(
 
 
 def partial_recompute_s(again: F64, freed_bytes: Real) -> F64:
-    """Return whole-model seconds if enough layers are recomputed to save `freed_bytes` less.
+    """Return lower bounds of whole-model seconds if full recomputation frees `freed_bytes`.
 
     again : `MicroBatchTimes.again`, shape [..., 4]; freed_bytes : a number, or an array of shape
     [...].
@@ -171,17 +175,18 @@ def partial_recompute_s(again: F64, freed_bytes: Real) -> F64:
 
 
 def arrangement_of(unit: DegreeTimes, choice: Candidate) -> Arrangement:
-    """Return the layer partition of a candidate by layer types."""
+    """Return the layer partition of a candidate as numbers of layers by type."""
     # deferred weight gradients keep more activations live on later stages, up to those of the first
     return arranged(choice.chunks, unit.kinds, apart=SCHEDULES[choice.schedule].splits)
 
 
 def stage_layer_counts(unit: DegreeTimes, arrangement: Arrangement) -> F64:
-    """Return layers by stage and type, shape [stages, layer types], MTP layers with the head."""
+    """Return numbers of layers, shape [stages, layer types]; MTP layers are with the head."""
     layers = arrangement.layers.astype(np.float64)
     layers[arrangement.ends[1]] += unit.further
     return layers
 
 
 def layer_total_s(device_s: F64, host_s: F64) -> F64:
+    """Return the combined seconds of device and host, which partly overlap."""
     return np.asarray(host_device_time_s(device_s, host_s))

@@ -1,10 +1,11 @@
 """Bounds for activation offload: bytes freed on the device and seconds of exposed copies.
 
-Sets of modules are enumerated once a recomputation policy and a layout are expanded. Before that,
-every set that frees enough bytes is bounded by the time to copy these bytes. Copies of c bytes
-over a link of r bytes/s, during forwards of f and backwards of b seconds, are exposed for
-sum_k n_k (c_k / r - f_k)+ + (c_k / r - b_k)+. With sums C, F, B over the layers of a stage or model
-this is at least (C / r - F)+ + (C / r - B)+, because (.)+ is subadditive.
+Offload sets are enumerated when a layer partition and a recomputation policy are expanded. Before,
+one bound covers all sets that free enough bytes: the time to copy these bytes. Let each of n_k
+layers of type k copy c_k bytes over a link of r bytes/s, during a forward of f_k and a backward of
+b_k seconds. The exposed time is sum_k n_k ((c_k / r - f_k)+ + (c_k / r - b_k)+). With the sums
+C, F, B over the layers of a stage or model, it is at least (C / r - F)+ + (C / r - B)+, because
+(.)+ is subadditive.
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ def offload_model_time_s(
 ) -> F64:
     """Return lower bounds of whole-model seconds with `freed_bytes` offloaded, by policy.
 
-    rows : one entry per sharding; freed_bytes : bytes per micro-batch, shape [shardings, policies],
-    at most those that modules can offload. The result has the same shape.
+    The result has shape [shardings, policies].
+
+    rows : micro-batch times, one per sharding of model states
+    freed_bytes : device bytes freed per micro-batch, shape [shardings, policies]; at most those
+        that modules can offload
     """
     number = unit.number
     forward = unit.forward_s @ number
@@ -49,7 +53,10 @@ def offload_model_time_s(
 def _copies_s(
     prices: UniformCostModel, copied_bytes: F64, forward_s: F64 | float, backward_s: F64
 ) -> F64:
-    """Return the exposed seconds of copies to the host and back."""
+    """Return the exposed seconds of copies to the host and back.
+
+    copied_bytes : bytes in each direction; forward_s, backward_s : seconds that hide the copies.
+    """
     copy = copied_bytes / prices.link_bytes_per_s
     found: F64 = np.maximum(0.0, copy - forward_s) + np.maximum(0.0, copy - backward_s)
     return found
@@ -62,9 +69,9 @@ def offload_time_s(
     arrangement: Arrangement,
     limit_bytes: F64,
 ) -> F64:
-    """Return `stages_s` by recomputation policy with enough activations offloaded to fit.
+    """Return lower bounds of step seconds by policy, with enough activations offloaded to fit.
 
-    limit_bytes : limit of the peak stage by policy; at least `least_hosted_bytes`.
+    limit_bytes : largest peak that fits, by policy; at least `least_hosted_bytes`.
     """
     stages, sharded = prices.stage_bytes(unit, choice, arrangement), prices.rows_s(unit, choice)
     layers = arrangement.layers.astype(np.float64)
@@ -80,9 +87,9 @@ def offload_time_s(
 
 
 def hosted_spread_bytes(unit: DegreeTimes, sizes: F64, freed: F64) -> F64:
-    """Return lower bounds of `many_spread_bytes` by policy, for any activation offload.
+    """Return lower bounds of the peak stage's bytes by policy, for any layers and offload set.
 
-    sizes, freed : results of `many_spread_bytes`, shape [i, row].
+    sizes, freed : results of `UniformCostModel.many_spread_bytes`, shape [i, policies + 2].
     """
     found: F64 = sizes[:, :-2] - freed[:, :-2] * (unit.bounds.leaves @ unit.number)
     return found
@@ -91,7 +98,7 @@ def hosted_spread_bytes(unit: DegreeTimes, sizes: F64, freed: F64) -> F64:
 def least_hosted_bytes(
     prices: UniformCostModel, unit: DegreeTimes, choice: Candidate, arrangement: Arrangement
 ) -> F64:
-    """Return lower bounds of the peak stage's bytes by policy, for any activation offload."""
+    """Return lower bounds of the peak stage's bytes by policy, for any offload set."""
     stages = prices.stage_bytes(unit, choice, arrangement)
     gone = [one.words - unit.bounds.leaves @ one.live for one in stages]
     least: F64 = np.max(gone, axis=0) * _ROUNDING
@@ -105,7 +112,10 @@ def sets_s(
     arrangement: Arrangement,
     word: int,
 ) -> F64:
-    """Return `stages_s` by set of offloaded modules, for one recomputation policy."""
+    """Return lower bounds of step seconds by offload set, for one recomputation policy.
+
+    word : index of the policy.
+    """
     layers = stage_layer_counts(unit, arrangement)
     copied = prices.hosted.has @ unit.bounds.offloaded_activation_bytes.copied[word]
     device, host = unit.device_s[word], unit.host_s[word]
@@ -124,14 +134,17 @@ def sets_bytes(
     arrangement: Arrangement,
     word: int,
 ) -> F64:
-    """Return lower bounds of the peak stage's bytes by offload set, for one policy."""
+    """Return lower bounds of the peak stage's bytes by offload set, for one policy.
+
+    word : index of the recomputation policy.
+    """
     gone, has = unit.bounds.offloaded_activation_bytes, prices.hosted.has
     copied, blocks = has @ gone.copied[word], has @ gone.blocks[word]
     found = []
     for one in prices.stage_bytes(unit, choice, arrangement):
         size = one.words[word] - blocks @ one.live
         if one.kind is not None:
-            # the backward of a layer needs its own offloaded activations on the device again
+            # the backward of a layer first copies its offloaded activations back to the device
             more = unit.bounds.forward_bytes[one.kind] + copied[:, one.kind] - one.forward
             size += np.where(copied.any(axis=1), np.maximum(0.0, more), 0.0)
         found.append(size)
