@@ -1,7 +1,8 @@
-"""Answer to a request by uniform plans: the fastest plan of every engine that has them.
+"""Search of uniform plans for a request: the fastest plan of every requested engine.
 
-Model, cluster and training become a job, each engine is priced with its own software stack, and
-assumptions are returned as sentences. This module prints nothing.
+Model, cluster and training settings of the request become a job. Each engine is estimated with its
+default software stack, or with that of `--stack`. Defaults that were used are returned as
+sentences.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from search.planning.uniform.best_first import PricedRun, UniformSearch, VariantResult
 
 _TOKENS = 4 << 20
-"""Tokens per step if no batch is given, as at the start of training of current models."""
+"""Tokens per step if no batch is given, a usual value at the start of training."""
 
 
 class UniformRequest(Record):
@@ -44,13 +45,17 @@ class UniformRequest(Record):
     num_nodes: int
     gpus_per_node: int
     card: Card
+    """GPU model data, with the memory limit and the GPUs per node of the request."""
     site: Site | None
+    """Probed cluster factors; None: datasheet values of the card."""
     engines: tuple[EngineSpace, ...]
     fixed: Constraints
     oom_risk: float
+    """Largest accepted OOM probability."""
     stack: str | None
+    """Software stack for all engines; None: the default of each engine."""
     top: int
-    """Number of alternatives with other degrees to search, in addition to the fastest plan."""
+    """Number of alternatives with other degrees, in addition to the fastest plan."""
     seconds: float | None = None
     """Time limit of all searches together, seconds; None: until optimality is proven."""
     price: float | None = None
@@ -60,7 +65,7 @@ class UniformRequest(Record):
 
     @property
     def title(self) -> str:
-        """Model, cluster and batch in words."""
+        """Title of an answer: model, cluster and global batch."""
         batches = self.job.global_batches
         batch = str(batches[0]) if len(batches) == 1 else f"{batches[0]} to {batches[-1]}"
         layers = self.spec.num_layers
@@ -79,7 +84,7 @@ class EngineResult(Record):
     reason: str = ""
     """Why there is no plan; empty if there is one."""
     broken: tuple[Notice, ...] = ()
-    """Rules that exclude all plans."""
+    """Violated rules that exclude all plans; empty if there are none."""
     other_precision: PricedRun | None = None
     """Fastest plan in 16 bits, or in lower precision if 16 bits are fastest; None if none is
     allowed."""
@@ -88,12 +93,12 @@ class EngineResult(Record):
 
     @property
     def best(self) -> PricedRun | None:
-        """Fastest plan that fits, None without one."""
+        """Fastest plan that fits; None if nothing fits."""
         return self.solved.solutions[0] if self.solved and self.solved.solutions else None
 
 
 class UniformResult(Record):
-    """Results of a question by engine, fastest first."""
+    """Results of a request by engine, fastest first."""
 
     question: UniformRequest
     engines: tuple[EngineResult, ...]
@@ -119,10 +124,11 @@ class UniformResult(Record):
 def open_launches(
     request: Request, engines: tuple[EngineSpace, ...] | None = None
 ) -> UniformRequest:
-    """Return the question of a request that names model and card.
+    """Return the search input of a request, with all defaults filled in.
 
-    engines : engines to search; by default those of the request. Raises InputError for unusable
-    inputs.
+    Raises InputError if an option or file is missing or invalid.
+
+    engines : engines to search; by default those of the request
     """
     from autopar.rates.card import load_card, require_node
     from autopar.rates.site import load_site
@@ -210,7 +216,7 @@ def open_launches(
 
 
 def cluster_and_domain_gpus(card: Card, nodes: int, per_node: int) -> tuple[int, int]:
-    """Return (GPUs of a cluster, GPUs that one domain of the card's links joins)."""
+    """Return (GPUs of the cluster, GPUs of one scale-up domain, such as NVLink)."""
     from autopar.rates.card import nodes_joined
 
     return nodes * per_node, per_node * nodes_joined(card, nodes, per_node)
@@ -230,13 +236,14 @@ def _fixed(request: Request) -> Constraints:
 def answer(
     question: UniformRequest, shares: Shares | None = None, *, grace_s: float | None = None
 ) -> UniformResult:
-    """Return the fastest plan of every requested engine, with comparisons for the best one.
+    """Return the fastest plan of every requested engine, and alternatives on the fastest engine.
 
-    Alternatives with other degrees are searched only on the engine with the fastest plan. Raises
-    InputError if no engine has a legal plan, whatever the memory.
+    Alternatives are plans with other degrees, another precision, or no activation offload. Raises
+    InputError if no engine has a legal plan, for any memory size.
 
-    shares : division of the time limit, in which each engine is one search
-    grace_s : additional seconds for each engine that has found nothing, by default
+    shares : division of the time limit among searches; default: that of the question, one search
+        per engine
+    grace_s : additional CPU seconds for each engine without a plan at its time limit; default:
         `search.planning.uniform.best_first.GRACE_S`
     """
     from search.planning.uniform.best_first import GRACE_S
@@ -283,7 +290,7 @@ def answer(
 def _variants(question: UniformRequest, engine: EngineSpace) -> tuple[EngineSpace, ...]:
     """Return the variants of an engine that the constraints allow.
 
-    If they allow none, one variant that reports the reason.
+    If they allow none, one variant whose search reports the reason.
     """
     own = variants(engine)
     if question.stack is not None:
@@ -300,9 +307,11 @@ def _solved(
     seconds: float | None,
     grace_s: float,
 ) -> EngineResult:
-    """Return the fastest plans of one variant of an engine, or why there is none.
+    """Return the fastest plans of one variant of an engine, or the reason why there is none.
 
-    spaces : the search space of the variant is added.
+    spaces : searches by engine variant; that of `engine` is added
+    top : number of families of degrees to return
+    seconds, grace_s : CPU time limit, and additional CPU seconds if no plan was found
     """
     from search.planning.uniform.best_first import UniformSearch
 
@@ -330,6 +339,7 @@ def _solved(
 
 
 def _not_compiled(question: UniformRequest, engine: EngineSpace) -> str:
+    """Return the reason why the requested `torch.compile` setting is not available."""
     if question.stack is not None and len(variants(engine)) > 1:
         stack = f"{engine.title}'s layers are those of --stack {engine.stack}"
         return f"{stack}. Remove one of them"
@@ -337,9 +347,9 @@ def _not_compiled(question: UniformRequest, engine: EngineSpace) -> str:
 
 
 def _of_variants(found: Sequence[EngineResult]) -> EngineResult:
-    """Return the result of an engine: that of its fastest variant.
+    """Return the result of the fastest variant of an engine.
 
-    Efforts are summed over variants; the search is complete if those of all variants are.
+    Search statistics are summed over variants; the search is complete if it is for all variants.
     """
 
     def rank(one: EngineResult) -> tuple[bool, float, bool]:
@@ -369,7 +379,7 @@ def _of_variants(found: Sequence[EngineResult]) -> EngineResult:
 def _other_precision(
     question: UniformRequest, best: EngineResult, space: UniformSearch, shares: Shares
 ) -> PricedRun | None:
-    """Return the fastest plan of the other precision class, to report the chosen one's gain."""
+    """Return the fastest 16-bit plan if the best uses lower precision, or vice versa, or None."""
     assert best.best is not None, "there is a launch to compare with"
     chosen = best.best.choice.precision
     allowed = [
@@ -389,7 +399,7 @@ def _without_host(
 ) -> PricedRun | None:
     """Return the fastest plan without activation offload, if the search chose offload.
 
-    Few measured runs use offload, so users need to know its gain before they decide.
+    None otherwise. Few measured runs use offload, so reports give its gain over this plan.
     """
     assert best.best is not None, "there is a launch to compare with"
     if best.best.choice.offload == NONE or question.fixed.offload is not None:
@@ -400,7 +410,7 @@ def _without_host(
 
 
 def _shortage(question: UniformRequest, solved: VariantResult) -> str:
-    """Return the missing memory of the smallest plan of an engine, as a sentence."""
+    """Return a sentence on the missing memory of an engine's smallest plan."""
     smallest, shortage = solved.smallest, solved.shortage
     assert smallest is not None, "there is a launch that does not fit"
     assert shortage is not None, "it lacks memory"
@@ -417,7 +427,7 @@ def _shortage(question: UniformRequest, solved: VariantResult) -> str:
 
 
 def _no_layout(question: UniformRequest) -> str:
-    """Return why legal degrees have no plan: no layer partition satisfies the constraints."""
+    """Return the reason why legal degrees have no layer partition under the constraints."""
     layers, fixed = question.job.model.num_layers, question.fixed
     given = {"--vpp": fixed.vpp, "--schedule": fixed.schedule}
     named = [option for option, values in given.items() if values is not None]
@@ -434,7 +444,7 @@ def _no_layout(question: UniformRequest) -> str:
 
 
 def _none_is_legal(found: Sequence[EngineResult]) -> InputError:
-    """Return the error of the first engine if no engine has a legal plan, whatever the memory."""
+    """Return the error if no engine has a legal plan: the first engine's, naming the others."""
     first, *others = found
     either = ""
     if any(one.reason != first.reason for one in others):
@@ -446,7 +456,9 @@ def _none_is_legal(found: Sequence[EngineResult]) -> InputError:
 
 
 _BETTER_S = 5.0
-"""CPU seconds for the suggestion of another batch, which needs no proof of optimality."""
+"""CPU time limit of the search with another batch, seconds.
+
+A suggestion needs no proof of optimality."""
 _WORTH = 1.01
 """Minimum ratio of throughputs to suggest another batch."""
 
@@ -454,8 +466,8 @@ _WORTH = 1.01
 def faster_batch(found: UniformResult) -> PricedRun | None:
     """Return the best engine's plan for the next larger batch that divides evenly over ranks.
 
-    None if the batch divides evenly, or if the gain is below 1 %. The time limit is that of the
-    first search, at most five seconds.
+    None if the batch divides evenly, if several batches were searched, or if throughput increases
+    by less than 1 %. The time limit is that of the first search, at most five seconds.
     """
     question, best = found.question, found.best
     batches = question.job.global_batches
@@ -478,9 +490,11 @@ def faster_batch(found: UniformResult) -> PricedRun | None:
 def evaluated(
     question: UniformRequest, engine: EngineSpace, choice: Candidate, run: Run
 ) -> EngineResult:
-    """Return the price of one plan of an engine, whether it fits or not; raises InputError.
+    """Return step time and memory of one plan of an engine, whether it fits or not.
 
-    run : run of the candidate on the engine, possibly with other settings.
+    Raises InputError if the plan has no step time.
+
+    run : run of the candidate on the engine; its settings may differ from the engine's defaults.
     """
     from autopar.price.assessment import assess
     from search.planning.uniform.best_first import PricedRun, UniformSearchStats, VariantResult
@@ -497,7 +511,7 @@ def evaluated(
 
 
 def target_of(question: UniformRequest, engine: EngineSpace) -> Target:
-    """Return the target of an engine's plans: cluster, software stack and OOM limit."""
+    """Return the target of an engine's plans: machine, accuracy data and OOM limit."""
     from autopar.price.assessment import Target
     from autopar.rates.accuracy import load_accuracy
     from autopar.rates.parts.operations import machine_of

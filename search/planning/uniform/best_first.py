@@ -1,9 +1,9 @@
 """Exact best-first search for the fastest plans of one engine that fit, by lower bounds.
 
-Every candidate is either priced or excluded by a lower bound of its step time or memory. Candidates
-wait in one queue, ordered by bound. Coarse ones are expanded into finer ones (degrees, stages,
-chunks, layouts with sharding and recomputation). The first exactly priced candidate from the queue
-that fits is the fastest plan.
+Every candidate is either evaluated exactly or excluded by a lower bound of its step time or memory.
+One queue contains all candidates in the order of their bounds. Partial candidates are expanded
+level by level: degrees, stages, chunks, layer layouts with sharding and recomputation. The first
+candidate with an exact step time that leaves the queue and fits is the fastest plan.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from search.planning.uniform.space import UniformSearchSpace
 
 
 class PricedRun(Record):
-    """Plan with its price."""
+    """Candidate with its run, step time and memory."""
 
     choice: Candidate
     run: Run
@@ -41,7 +41,7 @@ class PricedRun(Record):
 
     @property
     def samples_per_s(self) -> float:
-        """Throughput of all GPUs together, sequences per second."""
+        """Throughput of the whole cluster, sequences per second."""
         return self.choice.global_batch / self._step_s
 
     @property
@@ -57,61 +57,62 @@ class PricedRun(Record):
 
 
 class UniformSearchStats(Record):
-    """Statistics of a search."""
+    """Counts of candidates in a search, and its CPU time."""
 
     degrees: int
-    """Legal combinations of degrees, micro-batch and precision."""
+    """Number of legal combinations of degrees, micro-batch size and precision."""
     choices: int = 1
-    """All candidates: combinations with their stages, chunks, sharding and recomputation.
+    """Number of candidates: combinations with stages, chunks, sharding and recomputation.
 
     The engine may reject some of them. Layouts with equal numbers of chunks count once."""
     opened: int
-    """Degrees that were expanded into stages."""
+    """Number of combinations of degrees that were expanded into stages."""
     timed: int
-    """Candidates with an exact step time."""
+    """Number of candidates with an exact step time."""
     counted: int
-    """Candidates with an exact memory count."""
+    """Number of candidates with an exact memory count."""
     cpu_s: float
+    """CPU time, seconds."""
 
 
 class MemoryShortage(Record):
-    """Missing memory of the smallest plan, where no plan fits."""
+    """Missing memory of the smallest plan, if no plan fits."""
 
     stage: int
     """Index of the peak stage."""
     missing_bytes: float
-    """Missing bytes: device peak above the largest one that fits, or host memory above its size."""
+    """Peak minus the largest peak that fits, or host memory minus host capacity, bytes."""
     least_bytes: float
-    """Lower bound of the peak of any plan, bytes; the peak itself if the plan is the smallest.
+    """Lower bound of the peak of any plan, bytes; equal to the peak if the search was complete.
 
-    For host memory: lower bound over all plans that fit on the device."""
+    If host memory is missing: host memory per GPU of the smallest plan."""
     host: bool = False
-    """True if host memory is missing; the plan fits on the device then."""
+    """True if host memory is missing; the plan then fits on the device."""
 
 
 class VariantResult(Record):
-    """Best plans of an engine, fastest first; empty if nothing fits."""
+    """Result of a search for the fastest plans of one engine variant."""
 
     engine: EngineSpace
     solutions: tuple[PricedRun, ...]
-    """Plans of different families of degrees."""
+    """Fastest plan of each family of degrees, fastest first; empty if nothing fits."""
     smallest: PricedRun | None
-    """Plan with the smallest peak found, if nothing fits; None if time was up before.
+    """Plan with the smallest peak found, if nothing fits; None if the search was not complete.
 
     If some plans fit on the device but not on the host, the one with the least host memory."""
     shortage: MemoryShortage | None = None
-    """Missing memory of the smallest plan; None without one."""
+    """Missing memory of `smallest`; None if that is None."""
     least_s: float | None = None
     """Lower bound of step seconds per sequence of any plan that fits; None if none fits."""
     complete: bool = True
-    """True if no better plan is possible; False if time was up."""
+    """True if optimality is proven; False if a limit of the search was reached."""
     effort: UniformSearchStats
 
     @property
     def gap(self) -> float:
-        """Upper bound of the best plan's slowdown over the fastest possible one, as a share.
+        """Upper bound of the relative excess of the best plan's step time over the optimum.
 
-        0 if the search was complete.
+        0 if the search was complete or found nothing.
         """
         if not self.solutions or not self.least_s:
             return 0.0
@@ -119,22 +120,24 @@ class VariantResult(Record):
 
 
 _MOST_S = 5.0
-"""CPU seconds for the smallest plan, where nothing fits."""
+"""CPU time limit of the search for the smallest plan without a user's time limit, seconds."""
 GRACE_S = 5.0
-"""CPU seconds after the time limit to search any plan that fits, where none was found."""
+"""CPU seconds after the time limit to find any plan that fits, if none was found before."""
 _DEGREES, _STAGES, _CHUNKS, _LAYOUT, _SETS, _COPIES, _HOSTED, _EXACT = range(7, -1, -1)
-"""Levels of queue entries, lowest first among equal bounds.
+"""Levels of queue entries; among equal bounds the lowest level comes first.
 
-Exact entries come first, those without offload before others."""
+`_EXACT` and `_HOSTED` entries have an exact step time, without and with activation offload."""
 _ROUNDING = 1.0 - 1e-9
 """Rounding factor: differences of sums must not exceed the exact ones."""
 
 
 class _SearchBudget(NamedTuple):
-    """Limits of a search: CPU seconds and number of memory counts; None for no limit."""
+    """Limits of a search; None for no limit."""
 
     cpu_s: float | None
+    """Process CPU time at which the search ends, seconds."""
     counts: int | None
+    """Number of memory counts."""
 
     def exhausted(self, counted: int) -> bool:
         """Return True if a limit is exceeded after `counted` memory counts."""
@@ -151,8 +154,11 @@ class _QueueEntry(NamedTuple):
     level: int
     choice: Candidate
     number: int
+    """Order of insertion; no two entries are equal."""
     unit: DegreeTimes | None = None
+    """Times shared by candidates of equal degrees; None at the level of degrees."""
     options: ActivationPolicies | None = None
+    """Activation policies at the levels of layouts and offload sets, else None."""
     at: int = 0
     """Index of the current policy in `options`."""
     whole_s: float = 0.0
@@ -160,7 +166,7 @@ class _QueueEntry(NamedTuple):
 
 
 class UniformSearch:
-    """Search space of one engine and job, for any number of searches."""
+    """Searches of one engine for one job, which share caches of bounds and step times."""
 
     def __init__(self, engine: EngineSpace, job: EngineContext, target: Target) -> None:
         self.engine = engine
@@ -169,7 +175,7 @@ class UniformSearch:
         self.prices = UniformCostModel(engine, job, target)
         self.space = UniformSearchSpace(self.prices)
         self.openings: dict[Constraints, CandidateExpander] = {}
-        """Allowed values by constraints, without values that depend on memory."""
+        """Expanders by constraints; their caches that depend on memory are not reused."""
         self.known: dict[Constraints, dict[tuple[int, Candidate], tuple[MemoryBudget, float]]] = {}
         """(level, candidate) -> (memory budget, lower bound of all finer candidates)."""
 
@@ -188,11 +194,12 @@ class UniformSearch:
 
         Raises InputError if the engine runs no plan of this job at all.
 
+        top : number of families
         seconds : CPU time limit, after which the best plan found is returned with its gap
-        grace_s : further CPU seconds to search any plan that fits, if none was found
-        counts : limit of memory counts, so that slow machines find the same plans as fast ones.
-            The grace is as many counts again, and the smallest plan is not searched then.
-        memory_bytes, oom_risk : values of a device in place of the target's
+        grace_s : additional CPU seconds to find any plan that fits, if none was found
+        counts : limit of memory counts, for results that do not depend on the speed of the host. If
+            none was found, as many counts are added. The smallest plan is not searched.
+        memory_bytes, oom_risk : device memory and OOM probability limit in place of the target's
         """
         began = time.process_time()
         target = self.target
@@ -222,14 +229,16 @@ def solve(
 ) -> VariantResult:
     """Return the fastest plans of an engine that fit, the best of each family of degrees.
 
-    seconds : CPU time limit, after which the best plan found is returned with its gap. Raises
-    InputError if the engine runs no plan of this job at all.
+    Raises InputError if the engine runs no plan of this job at all.
+
+    top : number of families
+    seconds : CPU time limit, after which the best plan found is returned with its gap
     """
     return UniformSearch(engine, job, target).solve(fixed, top=top, seconds=seconds)
 
 
 class _Search:
-    """One search in a space."""
+    """One search with given constraints, memory limits and number of families."""
 
     def __init__(
         self, uniform: UniformSearch, target: Target, fixed: Constraints, top: int
@@ -242,11 +251,11 @@ class _Search:
         self.found: dict[object, PricedRun] = {}
         self.opened = self.timed = self.counted = 0
         self.hosted: dict[Candidate, dict[str, bool]] = {}
-        """Layout with a recomputation -> offload sets pushed so far, True if too large."""
+        """Candidate without offload -> offload sets pushed so far -> True if it did not fit."""
         self.copied: set[Candidate] = set()
-        """Candidates whose other numbers of HSDP replicas were pushed."""
+        """Candidates with an entry in the queue for larger numbers of HSDP replicas."""
         self.too_much: tuple[float, PricedRun] | None = None
-        """Plan with the least host memory among those that exceed it, with its bytes; else None."""
+        """(host bytes, plan) with the least host memory of plans that exceed only host memory."""
         self.complete = True
         self.least_s: float | None = None
         known = uniform.openings.setdefault(fixed, CandidateExpander(self.prices, fixed, self.room))
@@ -257,7 +266,7 @@ class _Search:
     # ----------------------------------------------------------------------------------------------
 
     def push(self, seconds: float, level: int, choice: Candidate, **known: object) -> None:
-        """Push a candidate into the queue."""
+        """Push a candidate with its step seconds per sequence, or a lower bound of them."""
         self.pushed += 1
         self.least_pushed = min(self.least_pushed, seconds)
         heapq.heappush(
@@ -269,7 +278,10 @@ class _Search:
     least_pushed = math.inf
 
     def coarse(self) -> Iterator[tuple[float, Candidate]]:
-        """Yield the degrees that may fit, in the order of their bounds."""
+        """Yield (step seconds per sequence, degrees) that may fit, in ascending order.
+
+        The seconds are lower bounds.
+        """
         seconds, size, way, laid, batch = self.degrees
         most = self.room.most_bytes
         at = np.flatnonzero(size <= most)
@@ -282,7 +294,7 @@ class _Search:
             yield float(seconds[place]), choice
 
     def entries(self) -> Iterator[_QueueEntry]:
-        """Yield the queue's candidates by bound, including those pushed meanwhile."""
+        """Yield queue entries by bound, including entries that are pushed during iteration."""
         coarse = self.coarse()
         following = next(coarse, None)
         while self.queue or following:
@@ -292,9 +304,10 @@ class _Search:
             yield heapq.heappop(self.queue)
 
     def run(self, limit: _SearchBudget, end: _SearchBudget) -> None:
-        """Search the best plans until they are found or a limit is exceeded.
+        """Search until `top` families have a plan or a limit is reached.
 
-        After `limit` any plan that fits is accepted, after `end` the search stops.
+        After `limit`, the search continues only if it has no plan, and accepts any plan that fits.
+        After `end`, it stops.
         """
         late = False
         for entry in self.entries():
@@ -314,7 +327,7 @@ class _Search:
                 break
 
     def find_any_feasible(self, entry: _QueueEntry, end: _SearchBudget) -> None:
-        """Search any plan of an entry that fits, the finest candidates first."""
+        """Expand an entry until any plan fits, lowest levels first."""
         others, self.queue = self.queue, [entry]
         while self.queue and not self.found and not end.exhausted(self.counted):
             at = min(
@@ -325,14 +338,14 @@ class _Search:
             if one.level == _LAYOUT:
                 # the slowest recomputation needs the least memory
                 assert one.options is not None, "a layout has options"
-                # once it is expanded, the rest of the layout follows it
+                # skip to this policy; only those after it are pushed again
                 one = one._replace(at=max(one.at, one.options.last_without_offload))
             self.open(one)
         self.queue = [*others, *self.queue]
         heapq.heapify(self.queue)
 
     def open(self, entry: _QueueEntry) -> None:
-        """Expand an entry, or accept it if it is a plan."""
+        """Expand an entry, or accept it if it has an exact step time and fits."""
         if entry.level in self.expanders:
             self.open_finer(entry)
         elif entry.level == _LAYOUT:
@@ -349,7 +362,7 @@ class _Search:
 
     @cached_property
     def expanders(self) -> dict[int, Callable[[_QueueEntry], None]]:
-        """Expansion by level; it depends on the entry and the memory budget only."""
+        """Methods by level; their results depend only on the entry and the memory budget."""
         return {
             _DEGREES: self.open_degrees,
             _STAGES: self.open_stages,
@@ -357,9 +370,9 @@ class _Search:
         }
 
     def open_finer(self, entry: _QueueEntry) -> None:
-        """Expand an entry, or push it again with a higher bound of an earlier search.
+        """Expand an entry, or push it again with a higher bound from an earlier search.
 
-        Less memory excludes more, so a bound found with more memory stays a bound.
+        A bound found with a larger memory budget is valid for a smaller one, which excludes more.
         """
         within, least = self.bound(entry.level, entry.choice)
         if within and least > entry.seconds:
@@ -402,7 +415,7 @@ class _Search:
             self.push(seconds / choice.global_batch, _CHUNKS, choice, unit=unit)
 
     def open_chunks(self, entry: _QueueEntry) -> None:
-        """Push the layouts of a number of chunks, with the recomputations that may fit."""
+        """Push the layouts of a number of chunks, with the activation policies that may fit."""
         unit = entry.unit
         assert unit is not None, "chunks have a unit"
         for choice in self.openings.layouts(unit, entry.choice):
@@ -414,7 +427,7 @@ class _Search:
     # Plans
 
     def open_layout(self, entry: _QueueEntry) -> None:
-        """Price the fastest remaining policy of a layout, or expand its offload sets."""
+        """Compute the step time of a layout's next policy, or expand its offload sets."""
         assert entry.options is not None, "a layout has options"
         options = entry.options
         recompute, offload = self.openings.saving(options, entry.at)
@@ -432,10 +445,13 @@ class _Search:
     def push_dominated(
         self, entry: _QueueEntry, options: ActivationPolicies, step: StepTime | None = None
     ) -> None:
-        """Push the policies of a layout after the current one, whose step time is given.
+        """Push the policies of a layout after the current one, with raised bounds.
 
-        Policies that recompute as much and more are not faster in schedules timed by whole stages.
-        Other schedules are timed by forwards and backwards, which share host overhead.
+        Policies that recompute all modules of the current one are not faster in schedules that are
+        timed by whole stages. Other schedules are timed by forwards and backwards, which share host
+        overhead, so their bounds are not raised.
+
+        step : step time of the current policy; None if there is none.
         """
         at = entry.at + 1
         if at >= len(options.places):
@@ -458,7 +474,7 @@ class _Search:
         )
 
     def push_copies(self, choice: Candidate, step: StepTime, entry: _QueueEntry) -> None:
-        """Push the larger numbers of HSDP replicas with their lower bound."""
+        """Push one entry for all larger numbers of HSDP replicas, once per candidate."""
         fewest, *others = self.openings.copies(choice)
         if choice.dp_replicate != fewest or not others or choice in self.copied:
             return
@@ -467,9 +483,11 @@ class _Search:
         self.push(least, _COPIES, choice, unit=entry.unit)
 
     def copied_s(self, choice: Candidate, step: StepTime) -> float:
-        """Return a lower bound of seconds per sequence for any replicas, from the fewest's step.
+        """Return a lower bound of step seconds per sequence for any number of HSDP replicas.
 
-        0 with ZeRO-3: more replicas also gather weights faster.
+        0 with ZeRO-3, as more replicas also gather weights faster.
+
+        step : step time with the fewest replicas.
         """
         if choice.zero == 3:
             return 0.0
@@ -478,9 +496,10 @@ class _Search:
         return (step.total_s - gone) * _ROUNDING / choice.global_batch
 
     def open_sets(self, choice: Candidate, unit: DegreeTimes | None, seconds: float = 0.0) -> None:
-        """Push the smallest offload sets that may fit where a candidate does not.
+        """Push minimal offload sets that may fit for a candidate that does not fit.
 
-        seconds : lower bound of the candidate; a higher one of an earlier search is pushed first.
+        seconds : lower bound of the candidate's step seconds per sequence. If an earlier search
+            found a higher one, the candidate is pushed again with it instead.
         """
         assert unit is not None, "a layout has a unit"
         key = replace(choice, offload=NONE)
@@ -507,7 +526,7 @@ class _Search:
             self.push(float(options.values[0]), _SETS, key, unit=unit, options=options)
 
     def bound_offload_sets(self, entry: _QueueEntry) -> None:
-        """Push offload sets with the price without offload, which is their lower bound."""
+        """Push offload sets with bounds raised to the step time without offload."""
         choice, options = entry.choice, entry.options
         if options is None:  # from a bound of an earlier search
             self.open_sets(choice, entry.unit, entry.seconds)
@@ -523,7 +542,7 @@ class _Search:
         self.push_copies(choice, timing.step, entry)
 
     def price(self, choice: Candidate, unit: DegreeTimes | None) -> StepTime | None:
-        """Push a plan with its step time and return it; None if it has none."""
+        """Push a candidate with its exact step time and return that; None if it is illegal."""
         timing = self.prices.timed(choice)
         if timing is None or timing.step is None:
             return None
@@ -533,7 +552,7 @@ class _Search:
         return timing.step
 
     def open_copies(self, entry: _QueueEntry) -> None:
-        """Price a plan with more HSDP replicas, as far as these may fit."""
+        """Push step times with more HSDP replicas if these may fit, else their offload sets."""
         assert entry.unit is not None, "a launch has a unit"
         for number in self.openings.copies(entry.choice)[1:]:
             choice = replace(entry.choice, dp_replicate=number)
@@ -543,7 +562,7 @@ class _Search:
                 self.open_sets(choice, entry.unit)
 
     def accept(self, entry: _QueueEntry) -> None:
-        """Accept a plan with a step time, if it fits."""
+        """Count the memory of a candidate with an exact step time and accept it if it fits."""
         choice = entry.choice
         run = self.prices.run(choice)
         self.counted += 1
@@ -560,7 +579,7 @@ class _Search:
         solution = self.solution(choice, run, stages)
         host = solution.assessment.host_bytes
         if not self.target.host_fits(host):
-            # sets that were not pushed contain this one, so they take more host memory
+            # sets that were not pushed contain this one and need more host memory
             if self.too_much is None or host < self.too_much[0]:
                 self.too_much = host, solution
             return
@@ -569,14 +588,17 @@ class _Search:
         self.found[_family(choice)] = solution
 
     def solution(self, choice: Candidate, run: Run, stages: Sequence[int]) -> PricedRun:
-        """Return a candidate with its price."""
+        """Return a candidate with its step time and the memory of these stages."""
         assessment = self.prices.price_run(choice, run, self.target, stages)
         return PricedRun(choice=choice, run=run, assessment=assessment)
 
     def least_memory_plan(
         self, deadline: float | None
     ) -> tuple[PricedRun | None, MemoryShortage | None]:
-        """Return the plan that needs the least memory, and its missing memory."""
+        """Return the plan that needs the least memory, and its missing memory; else Nones.
+
+        deadline : process CPU time in seconds; None: `_MOST_S` seconds from now.
+        """
         if self.too_much is not None:
             host, solution = self.too_much
             of_stages = solution.assessment.host_bytes_at
@@ -601,7 +623,11 @@ class _Search:
         )
 
     def solved(self, began: float, deadline: float | None, *, smallest: bool) -> VariantResult:
-        """Return the result of the search, with the smallest plan if nothing fits."""
+        """Return the result of the search.
+
+        began, deadline : process CPU times in seconds
+        smallest : True to search the smallest plan if nothing fits
+        """
         least, shortage = None, None
         if smallest and not self.found and self.complete:
             least, shortage = self.least_memory_plan(deadline)
@@ -624,5 +650,5 @@ class _Search:
 
 
 def _family(choice: Candidate) -> tuple[object, ...]:
-    """Return the degrees in which alternatives differ; sharding and settings do not count."""
+    """Return the key of a family: degrees without ZeRO stage, micro-batch size and settings."""
     return (choice.pp, choice.tp, choice.cp, choice.ep, choice.etp)

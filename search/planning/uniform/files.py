@@ -1,7 +1,8 @@
-"""Reader of uniform plans: files with a run (`autopar-run`), and the older `autopar-launch`.
+"""Reader of uniform-plan files in the formats `autopar-run` and `autopar-launch`.
 
-`autopar-launch` is the object of `--json` and has degrees instead of a run. Engine settings of a
-plan are made in `search.engines`; files are written in `search.show.files`.
+`autopar-run` files contain a run. The older `autopar-launch` files, which are the output of
+`--json`, contain degrees instead. Files are written by `search.show.files`, and engine
+configurations by `search.engines`.
 """
 
 from __future__ import annotations
@@ -43,11 +44,14 @@ from search.request.degrees import fixed_of
 from search.request.request import ROWS, build_request, located_request
 
 _SAME = frozenset(DegreesEntry.__struct_fields__) & frozenset(Candidate.__struct_fields__)
-"""Fields that a candidate and its entry have in common."""
+"""Fields that `Candidate` and `DegreesEntry` have in common."""
 
 
 def degrees_entry(choice: Candidate, world: int) -> DegreesEntry:
-    """Return all degrees of a candidate, including derived ones."""
+    """Return the entry of a plan file with all degrees of a candidate, including derived ones.
+
+    world : number of GPUs.
+    """
     same: dict[str, Any] = {name: getattr(choice, name) for name in _SAME}
     dp = world // (choice.tp * choice.cp * choice.pp)
     return DegreesEntry(
@@ -66,21 +70,23 @@ _RECIPES: Mapping[str, Precision] = {"blockwise": "fp8-blockwise", "mxfp8": "mxf
 
 
 def _context_kind(split: Split) -> ContextKind:
-    """Return the context-parallel communication type (`ring`, `a2a`, `all-gather`).
+    """Return the context-parallel communication type of a candidate.
 
-    Rings between groups that use all-to-all are a setting of the run, not of the candidate.
+    `ring` also for hierarchical context parallelism, that is all-to-all within groups and rings
+    between them, which is a setting of the run.
     """
     return split.cp_kind if split.cp > 1 and split.rings == 1 else "ring"
 
 
 def _precision(precision: RunPrecision) -> Precision:
+    """Return the precision of a candidate for the precision settings of a run."""
     if precision.fp8:
         return _RECIPES.get(precision.fp8_recipe, "fp8")
     return "nvfp4" if precision.fp4 else "bf16"
 
 
 def choice_of(run: Run) -> Candidate:
-    """Return the candidate nearest to a run, with its degrees and batch."""
+    """Return the candidate with the degrees and batch of a run; other settings are approximated."""
     strategy, split, kernels = run.strategy, run.split, run.kernels
     recomputed, experts = strategy.recomputed, run.runtime.experts
     return Candidate(
@@ -115,7 +121,7 @@ class StoredRun(Record):
     engine: str
     question: UniformRequest
     request: Mapping[str, object]
-    """Options that reproduce the question."""
+    """Options that reproduce `question`, by name."""
     choice: Candidate
     run: Run
     """Run of the candidate on its engine, with the settings of the file."""
@@ -124,7 +130,7 @@ class StoredRun(Record):
 
 
 def is_launch(path: Path | str) -> bool:
-    """Return True if a file contains a uniform plan; an unreadable file does not."""
+    """Return True if a file is in a format of uniform plans; False if it cannot be read."""
     try:
         data = load_object(Path(path)).data
     except InputError:
@@ -145,9 +151,9 @@ def _check(
     choice: Candidate,
     typed: set[str],
 ) -> None:
-    """Raise DocumentError if redundant values of a file contradict each other.
+    """Raise DocumentError if values of a file contradict the plan that was read from it.
 
-    typed : names of given options that replace the file's and may change the plan.
+    typed : names of options that the user passed; values that they may change are not compared.
     """
     assert document.launch is not None, "there is a launch"
     said: dict[str, object] = {}
@@ -177,7 +183,7 @@ def _check(
 
 
 def cluster_of(question: UniformRequest) -> HardwareEntry:
-    """Return the cluster of a question as in a plan file."""
+    """Return the cluster of a question in the representation of plan files."""
     return HardwareEntry(
         card=question.card.name,
         num_nodes=question.num_nodes,
@@ -192,7 +198,10 @@ def _named(hardware: HardwareEntry) -> dict[str, object]:
 def _refuse_contradiction(
     where: Path, said: Mapping[str, object], made: Mapping[str, object]
 ) -> None:
-    """Raise DocumentError for the first value of a file that differs from what others make it."""
+    """Raise DocumentError for the first value of a file that differs from the derived one.
+
+    The first mapping contains the values of the file by key, the second one the derived values.
+    """
     for key, value in said.items():
         if value != made[key]:
             raise DocumentError(
@@ -219,7 +228,7 @@ def _schedule(where: Path, entry: DegreesEntry) -> Schedule:
 
 
 def _refuse_degrees(where: Path, typed: Mapping[str, object]) -> None:
-    """Raise OptionError if the user gives a degree with a plan file, which sets all degrees."""
+    """Raise OptionError if the user passes a degree with a plan file, which sets all degrees."""
     named = [*fixed_of(build_request(typed).degrees).options]
     named += [name for name in ("precision", "cp-kind") if name in typed]
     if named:
@@ -230,7 +239,10 @@ def _refuse_degrees(where: Path, typed: Mapping[str, object]) -> None:
 
 
 def _batch(question: UniformRequest, stored: int, typed: Mapping[str, object]) -> int:
-    """Return the global batch of the file, unless the user gave another one."""
+    """Return the global batch of the file, or that of `--global-batch-size` if it is passed.
+
+    Raises OptionError for `--min-bsz` and `--max-bsz`.
+    """
     for name in ("min-bsz", "max-bsz"):
         if name in typed:
             raise OptionError(f"--{name}: a launch has one global batch; give --global-batch-size")
@@ -239,7 +251,12 @@ def _batch(question: UniformRequest, stored: int, typed: Mapping[str, object]) -
 
 
 def _read_run(where: Path, document: RunDocument, typed: Mapping[str, object]) -> StoredRun:
-    """Return the uniform plan of a document, on the cluster of the user if one is given."""
+    """Return the uniform plan of an `autopar-run` document.
+
+    Raises InputError if it is illegal or contradicts itself.
+
+    typed : options that the user passed, such as another cluster; they replace the stored ones.
+    """
     run = document.run
     if run.runtime.engine not in get_args(Trainer):
         raise DocumentError(
@@ -288,14 +305,14 @@ def _read_run(where: Path, document: RunDocument, typed: Mapping[str, object]) -
 def read_launch(path: Path | str, typed: Mapping[str, object] | None = None) -> StoredRun:
     """Return the uniform plan of a file; raises InputError if its engine cannot run it.
 
-    typed : given options, which replace those stored in the file.
+    typed : options that the user passed; they replace those stored in the file.
     """
     where = Path(path)
     data = load_object(where).data
     if data.get("format") == RUN_FORMAT:
         return _read_run(where, RunDocument.parse(data, where), typed or {})
     if is_answer(data):
-        # other parts of an answer, such as plans of every engine, do not belong to the format
+        # an answer contains more fields than the format, such as plans of every engine
         data = {key: data[key] for key in LaunchDocument.__struct_fields__ if key in data}
         data["engines"] = []
     document = read_record(LaunchDocument, where, data)

@@ -1,8 +1,7 @@
-"""Uniform plans from outside the search: files of an engine, or plans of another engine.
+"""Import of uniform plans from engine configurations, and conversion between engines.
 
-Both become the candidate that a search would return, for a question with model and cluster.
-Settings that a candidate does not contain are stored next to it
-(`autopar.training.launch_settings`).
+The result is a candidate of the search with its model and cluster. Settings that a candidate does
+not contain are stored in the run (`autopar.training.launch_settings`).
 """
 
 from __future__ import annotations
@@ -44,9 +43,12 @@ from search.request.request import build_request
 def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> StoredRun:
     """Return the uniform plan in a script or configuration file of an engine.
 
-    source : name of the engine, None to detect it; raw : given options of the question, which
-    include the cluster. Raises InputError if the file is not of that engine, if the engine rejects
-    it, or if its model is neither given nor known.
+    Raises InputError if the file belongs to another engine, if the engine rejects it, or if its
+    model is neither passed nor a shipped one.
+
+    source : name of the engine; None to detect it
+    path : path of the file
+    raw : options that the user passed; `hardware` with a card is required
     """
     inputs = build_request(raw).inputs
     own = engine_of(read_configuration(path))
@@ -80,10 +82,11 @@ def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> S
 
 
 def holds_launch(path: str) -> bool:
-    """Return True if a file is a launch file, or a script or configuration of an engine.
+    """Return True if a file contains a uniform plan, or is assumed to be a file of an engine.
 
-    JSON files are launch files or per-layer plans. A DeepSpeed configuration is imported through
-    the script that names it.
+    JSON files are opened to find out. All other files except `.gz` are assumed to be scripts or
+    configurations of an engine. DeepSpeed's JSON configurations are imported with the script that
+    refers to them.
     """
     if not Path(path).is_file() or path.endswith(".gz"):
         return False
@@ -91,10 +94,12 @@ def holds_launch(path: str) -> bool:
 
 
 def launch_in(path: str, given: Mapping[str, object], notice: Callable[[str], None]) -> StoredRun:
-    """Return the uniform plan of such a file, with its question.
+    """Return the uniform plan of a plan file, or of a script or configuration of an engine.
 
-    given : options as given; for a file of an engine they name the cluster. notice : receives
-    sentences on how the file was read. Raises InputError.
+    Raises InputError if the file is invalid or contradicts the options.
+
+    given : options that the user passed; for files of engines they must include the cluster
+    notice : called with each note on how a file of an engine was read
     """
     if path.endswith(".json"):
         return read_launch(path, given)
@@ -106,7 +111,7 @@ def launch_in(path: str, given: Mapping[str, object], notice: Callable[[str], No
 
 
 _OF_COMMANDS = frozenset({"evaluate", "verbose", "price"})
-"""Options on the use of a plan, which do not change its question."""
+"""Options of commands that do not change model, cluster or batch."""
 
 
 def _cluster(path: str, hardware: str | None) -> tuple[str, int]:
@@ -134,6 +139,7 @@ def _priced(file: CheckedFile) -> Run:
 
 
 def _notes(file: CheckedFile) -> Iterator[str]:
+    """Yield notes on how a file was read and on settings that were ignored."""
     yield from (one.text for one in file.findings if one.kind == "read")
     unknown = [one.text for one in file.findings if one.kind == "not understood"]
     if unknown:
@@ -151,7 +157,12 @@ def _notes(file: CheckedFile) -> Iterator[str]:
 
 
 def _question(run: Run, model: str | None, path: str) -> dict[str, object]:
-    """Return the options that reproduce a run; raises DocumentError if model sizes differ."""
+    """Return the options that reproduce model, batch and optimizer of a run.
+
+    Raises DocumentError if the sizes of the run and of the named model differ.
+
+    model : name or file of the model; None to find a shipped model of equal sizes.
+    """
     found: dict[str, object] = {
         "model": model or _model_name(run.model, path),
         "seq-length": str(run.seq_length),
@@ -174,7 +185,10 @@ def _question(run: Run, model: str | None, path: str) -> dict[str, object]:
 
 
 def _model_name(model: Model, path: str) -> str:
-    """Return the shipped model with the sizes of `model`, preferably with its vocabulary size."""
+    """Return the name of a shipped model of equal sizes, preferably of equal vocabulary size.
+
+    Raises DocumentError if there is none.
+    """
     near = []
     for name in model_names():
         try:
@@ -192,7 +206,7 @@ def _model_name(model: Model, path: str) -> str:
 
 
 def _sizes(model: Model) -> dict[str, object]:
-    """Return the sizes that identify a model; other properties are settings of a run."""
+    """Return the sizes that identify a model, by their names in messages."""
     attention, experts = model.attention, model.experts
     found: dict[str, object] = {
         "layers": model.num_layers,
@@ -239,20 +253,24 @@ class ConvertedRun(Record):
     choice: Candidate
     run: Run
     losses: tuple[UnsupportedFeature, ...]
-    """Settings that differ on the other engine."""
+    """Features of the original run that the other engine lacks or sets differently."""
 
 
 _OF_JOB = ("model.", "steps", "runtime.experts.")
-"""Settings that belong to no engine: model sizes, length of the run, token routing."""
+"""Prefixes of settings that do not depend on the engine: model, number of steps, routing."""
 
 
 def converted(
     question: UniformRequest, run: Run, usual: Run, choice: Candidate, engine: str
 ) -> ConvertedRun:
-    """Return the nearest run of another engine, with equal degrees, stages and batch.
+    """Return the most similar run of another engine, with its differences.
 
-    usual : the candidate as its own engine runs it by default; `run` may differ from it. Raises
-    UnsupportedError if the other engine lacks or rejects these degrees.
+    Raises UnsupportedError if the other engine does not support the plan's parallelism, or rejects
+    the converted plan.
+
+    run : run to convert; choice : its candidate
+    usual : run of the candidate with the default settings of its original engine
+    engine : name of the other engine
     """
     space = engine_space(engine)
     near, losses = choice, list[UnsupportedFeature]()
@@ -284,6 +302,7 @@ def converted(
 
 
 def _shown(value: object) -> str:
+    """Return a value as text of at most 60 characters."""
     text = "none" if value is None else str(value)
     return text if len(text) < 60 else f"{text[:57]}..."
 
@@ -291,7 +310,7 @@ def _shown(value: object) -> str:
 def _adapted(
     question: UniformRequest, strategy: Strategy, choice: Candidate, space: EngineSpace
 ) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield changes of a candidate that an engine requires, each with the missing feature.
+    """Yield (changed fields, description of the missing feature) for an engine.
 
     Raises UnsupportedError if the engine lacks a dimension of parallelism.
     """
@@ -309,7 +328,7 @@ def _adapted(
             )
     if choice.pp > 1 and choice.schedule not in space.schedules:
         schedule = schedule_of_chunks(choice.vpp)
-        # the layers of each part stay, but parts are on other stages
+        # each model chunk retains its layers, but may be on another stage
         parts = parts_in_order(strategy)
         chunks = chunks_of_sizes(
             [len(chunk.layers) for chunk in parts],

@@ -1,8 +1,8 @@
-"""Reason why an engine has no plan: the first rule that the user's constraints break.
+"""Reason why an engine has no legal plan: a rule that the user's constraints violate.
 
-Fixed values are tried before free ones, and each rule is evaluated as soon as its values are set.
-There is an obstacle only if no combination satisfies all rules. The search for the fastest plan
-that fits among legal ones is in `search.planning.uniform.best_first`.
+A backtracking search tries fixed values before free ones, and evaluates each rule as soon as its
+values are set. A reason is returned only if no combination satisfies all rules. Memory is not
+considered here; see `search.planning.uniform.best_first`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from search.engines.space import EngineContext, EngineSpace, job_values, with_wo
 from search.planning.uniform.space import CONTEXT_KINDS, MICRO_BATCHES
 
 _Values = Mapping[str, Any]
-"""Values of some fields of a candidate, and `dp`."""
+"""Values by field name, for some fields of `Candidate` and for `dp`."""
 
 _ORDER = (
     *(
@@ -60,7 +60,7 @@ _ORDER = (
     *("micro_batch", "etp", "ep", "zero", "dispatcher", "overlap_experts"),
     *("tp_overlap", "dp_replicate"),
 )
-"""Order in which fields are tried: those that many rules depend on come first."""
+"""Order in which fields are tried; fields of many rules come first."""
 _NEAREST = 2
 """Largest number of values in a suggestion."""
 
@@ -68,14 +68,14 @@ _NEAREST = 2
 def violated_rule(engine: EngineSpace, job: EngineContext, fixed: Constraints) -> Notice | None:
     """Return the rule that excludes all plans of a job, with a suggestion; None if one is legal.
 
-    Its arithmetic belongs to one combination of the fixed values; no other combination is legal
-    either. The search decides whether layers can be partitioned into the chunks, as it knows layer
-    times.
+    The message contains the numbers of one combination of fixed values; no other combination is
+    legal either. Layer partitions into chunks are not checked: they depend on layer times, which
+    only the search computes.
     """
     failure = _Trial(engine, job, fixed).failure()
     if failure is None:
         return None
-    # a feature that the engine lacks altogether takes precedence over the user's degrees
+    # if the engine cannot train this job at all, report that instead of the user's degrees
     whatever = _Trial(engine, job, Constraints(precision=engine.precisions(job.gpu))).failure()
     failure = whatever or failure
     name, remedy, nearby = _remedy(engine, job, fixed, failure)
@@ -89,7 +89,7 @@ def violated_rule(engine: EngineSpace, job: EngineContext, fixed: Constraints) -
 
 
 # --------------------------------------------------------------------------------------------------
-# Rules of any run, capabilities of an engine, and its own rules.
+# General rules, capabilities of an engine, and engine-specific rules.
 
 
 GENERAL = (
@@ -128,7 +128,7 @@ GENERAL = (
 
 
 def _capabilities(engine: EngineSpace, job: EngineContext) -> tuple[Rule, ...]:
-    """Return the rules on capabilities of an engine, one per setting."""
+    """Return the rules that restrict settings to the features of an engine."""
     model, gpu, title = job.model, job.gpu, engine.title
 
     def rule(name: str, over: str, lacks: Callable[..., Any], message: str) -> Rule:
@@ -169,7 +169,7 @@ def _capabilities(engine: EngineSpace, job: EngineContext) -> tuple[Rule, ...]:
         Rule("pipeline.single", ("schedule", "schedule_name", "pp"),
              lambda name, _, pp: (name != "1f1b") * (pp == 1),
              "schedule {schedule_name} needs pp 2 or more, got pp({pp})"),
-        # with as many micro-batches as any schedule requires
+        # 2 * pp micro-batches are enough for any schedule
         Rule("pipeline.schedule", ("schedule", "vpp", "pp"),
              lambda name, vpp, pp: schedule(name, pp, vpp, 2 * pp), "{rest}"),
         rule("zero-stages", "zero, pp",
@@ -214,14 +214,14 @@ def _rules(engine: EngineSpace, job: EngineContext) -> tuple[Rule, ...]:
 
 
 def _known(job: EngineContext) -> dict[str, Any]:
-    """Return the values of rules that do not depend on the candidate."""
+    """Return the values in rules that depend only on the job."""
     return {**job_values(job), "largest_batch": max(job.global_batches)}
 
 
 def _untrained(
     engine: EngineSpace, job: EngineContext, precision: Precision, zero: int
 ) -> str | int:
-    """Return why the engine rejects optimizer or adapters, 0 if it does not."""
+    """Return the reason why the engine rejects optimizer or adapters; 0 if it accepts them."""
     chunks = chunks_of_sizes([job.model.num_layers], 1, mtp=job.model.mtp)
     try:
         engine.launch(
@@ -241,7 +241,9 @@ _EVEN = (
          lambda word, number, pp, vpp, layers: (number > 0) * (number >= layers // (pp * vpp)),
          "{recompute} is all of layers({layers}) / (pp({pp}) * vpp({vpp}))"),
 )  # fmt: skip
-"""Rules that ensure a layer partition, with embedding and head counted as layers or not."""
+"""Sufficient conditions for a layer partition, required of suggestions.
+
+Embedding and head may each count as a layer."""
 _MADE_OF: Mapping[str, tuple[str, ...]] = {
     "whole_layers": ("recompute",),
     "recomputed_experts": ("recompute",),
@@ -268,7 +270,7 @@ def _shown(rule: Rule) -> set[str]:
 
 
 def _whole_values(values: _Values) -> dict[str, Any]:
-    """Return values of a candidate with those derived from them."""
+    """Return values of a candidate together with derived values that rules use."""
     found = with_words(values)
     word, name = found.get("recompute"), found.get("schedule")
     if word is not None:
@@ -292,9 +294,9 @@ _LEAST = {
     "tp_overlap": False,
     "dp_replicate": 1,
 }
-"""Least restrictive values of free fields."""
+"""Least restrictive value of fields that need no other value if they are free."""
 _SWITCHES = {"overlap_experts": "moe-overlap", "tp_overlap": "tp-overlap"}
-"""Option names of fields that are on or off."""
+"""Boolean field -> option name."""
 _NEEDS = {"dp": ("tp", "cp", "pp"), "vpp": ("pp",), "schedule": ("pp",), "etp": ("tp",)}
 """Free field -> fields that determine its possible values."""
 
@@ -303,27 +305,27 @@ class _Failure(Record):
     """Reason why no combination is legal."""
 
     notice: Notice
-    """Rule broken by the combination that satisfies the most rules."""
+    """Violated rule of the combination with the most fields set."""
     given: tuple[str, ...]
-    """Fixed fields of that rule, then those of all other broken rules."""
+    """Fixed fields of that rule, then of all other violated rules; the global batch is last."""
     named: Mapping[str, Notice]
-    """Fixed field -> broken rule that depends on it."""
+    """Fixed field -> violated rule that depends on it."""
 
 
 class _Broken(NamedTuple):
-    """Rule that a combination breaks."""
+    """Rule that a combination violates."""
 
     place: int
-    """Index of the last tried field of the rule."""
+    """Index in `_Trial.order` of the last field of the rule."""
     rule: Rule
     notice: Notice
 
 
 class _Trial:
-    """Search for one combination that satisfies all rules.
+    """Backtracking search for one combination that satisfies all rules.
 
-    If no value of the later fields works and no broken rule depends on a field, other values of
-    this field would not help either, and are skipped.
+    If the later fields have no legal values and no violated rule depends on the current field, its
+    other values are skipped, as they would not help.
     """
 
     def __init__(
@@ -342,10 +344,13 @@ class _Trial:
         self.values: dict[str, Any] = {}
         self.deepest: _Broken | None = None
         self.broken: dict[str, _Broken] = {}
-        """Field -> broken rule that depends on it, at the deepest place."""
+        """Field -> violated rule that depends on it, with the largest `place`."""
 
     def _asked(self, place: int, rules: Sequence[Rule]) -> list[Rule]:
-        """Return the rules whose last field is at a place, those with few fields first."""
+        """Return the rules with their last field at a place, in order of their number of fields.
+
+        place : index in `order`.
+        """
         name, known = self.order[place], {*self.order[: place + 1]}
         # rules that depend on the job only are evaluated first
         found = [
@@ -355,14 +360,14 @@ class _Trial:
         return sorted(found, key=lambda rule: len(_fields_of(rule)))
 
     def failure(self) -> _Failure | None:
-        """Return why no combination is legal, None if one is."""
+        """Return the reason why no combination is legal; None if one is."""
         if self._blamed(0) is None:
             return None
         assert self.deepest is not None, "a combination that fails breaks a rule"
         names = _fields_of(self.deepest.rule)
         others = [name for name in _ORDER if name in self.broken]
         given = [name for name in dict.fromkeys((*names, *others)) if name in self.fixed]
-        # the batch comes last: there is always one, and degrees are given on purpose
+        # the batch comes last: it is always set, while users choose degrees deliberately
         given.sort(key=lambda name: name == "global_batch")
         deepest = self._whole(self.deepest)
         made = {part for name in names for part in _NEEDS.get(name, ())}
@@ -373,7 +378,7 @@ class _Trial:
         return _Failure(notice=deepest, given=tuple(given), named=named)
 
     def _whole(self, broken: _Broken) -> Notice:
-        """Return the notice of a broken rule with the free fields that were tried in vain."""
+        """Return the notice of a violated rule, naming free fields with no legal value."""
         shown = {*_fields_of(broken.rule)} & _shown(broken.rule)
         if "dp" in shown and "dp" not in self.fixed:
             shown |= {*_NEEDS["dp"]}
@@ -382,7 +387,10 @@ class _Trial:
         return replace(broken.notice, problem=broken.notice.problem + helps)
 
     def _blamed(self, place: int) -> set[str] | None:
-        """Return the fields before a place that rule out all later values; None if some work."""
+        """Return the fields before a place that exclude all values of the later fields.
+
+        None if a legal combination exists. place : index in `order`.
+        """
         if place == len(self.order):
             return None
         name = self.order[place]
@@ -390,7 +398,7 @@ class _Trial:
         for value in self.fixed.get(name) or self._free(name):
             self.values[name] = value
             found = self._breaks(place)
-            # a rule of the job only gives an empty set, as no field can change it
+            # the set is empty if the violated rule depends only on the job
             found = self._blamed(place + 1) if found is None else found
             if found is None:
                 return None
@@ -401,7 +409,7 @@ class _Trial:
         return blamed - {name}
 
     def _breaks(self, place: int) -> set[str] | None:
-        """Return the fields of the first broken rule at a place, None if all rules hold."""
+        """Return the fields of the first violated rule at a place; None if all rules hold."""
         values = {**self.known, **_whole_values(self.values)}
         for rule in self.rules[place]:
             (notice, *_) = broken((rule,), values) or (None,)
@@ -416,7 +424,7 @@ class _Trial:
         return None
 
     def _free(self, name: str) -> Sequence[Any]:
-        """Return the possible values of a free field, given those of the fields before it."""
+        """Return the possible values of a field without constraint, given the earlier fields."""
         engine, job, values = self.engine, self.job, self.values
         if name == "dp":
             return (job.world // (values["tp"] * values["cp"] * values["pp"]),)
@@ -437,7 +445,7 @@ class _Trial:
 
 
 def _fixed(job: EngineContext, fixed: Constraints) -> dict[str, tuple[Any, ...]]:
-    """Return the values that the user allows, by field with a constraint."""
+    """Return constrained field -> values that the user allows."""
     found = {name: getattr(fixed, name) for name in _ORDER if name != "global_batch"}
     found |= {name: None if found[name] is None else (found[name],) for name in _SWITCHES}
     found["global_batch"] = job.global_batches
@@ -445,7 +453,7 @@ def _fixed(job: EngineContext, fixed: Constraints) -> dict[str, tuple[Any, ...]]
 
 
 def _domain(engine: EngineSpace, job: EngineContext, name: str) -> Sequence[Any]:
-    """Return all possible values of a field."""
+    """Return all values of a field that may be suggested."""
     ranks = {
         "tp": True,
         "cp": bool(engine.context),
@@ -479,7 +487,7 @@ def _domain(engine: EngineSpace, job: EngineContext, name: str) -> Sequence[Any]
 
 
 def _batches(job: EngineContext) -> list[int]:
-    """Return global batches near those of a job that divide over many data-parallel ranks."""
+    """Return multiples of each divisor of the world size next to the job's global batches."""
     found = set()
     for batch in job.global_batches:
         for part in divisors(job.world):
@@ -492,6 +500,7 @@ def _batches(job: EngineContext) -> list[int]:
 
 
 def _option(name: str) -> str:
+    """Return the name of a field in messages."""
     words = {"micro_batch": "micro-batch", "global_batch": "global batch"}
     return words.get(name, name.replace("_", "-"))
 
@@ -516,9 +525,10 @@ def _typed(name: str, values: Sequence[Any]) -> str:
 def _remedy(
     engine: EngineSpace, job: EngineContext, fixed: Constraints, failure: _Failure
 ) -> tuple[str | None, str, list[Any]]:
-    """Return (field, option with the nearest values that allow a plan, these values).
+    """Return (field, suggestion of its nearest values that allow a plan, these values).
 
-    If there are none: None, the options to omit and an empty list.
+    If no change of one field allows a plan, return (None, suggestion of options to remove, []); the
+    suggestion is empty if the engine cannot train the job.
     """
     for name in failure.given:
         found: list[Any] = []
@@ -545,6 +555,7 @@ def _remedy(
 def _with(
     job: EngineContext, fixed: Constraints, name: str, value: Any
 ) -> tuple[EngineContext, Constraints]:
+    """Return job and constraints with one field set to a value."""
     if name == "global_batch":
         return replace(job, global_batches=(value,)), fixed
     values: Any = value if name in _SWITCHES else (value,)
@@ -554,9 +565,9 @@ def _with(
 def _near(
     engine: EngineSpace, job: EngineContext, name: str, given: Sequence[Any]
 ) -> Sequence[Any]:
-    """Return the alternative values of a field, those nearest to the given one first.
+    """Return alternative values of a field, nearest to the given one first.
 
-    They satisfy the rules that depend on this field alone.
+    They satisfy the rules that depend only on this field.
     """
     others = [value for value in _domain(engine, job, name) if value not in given]
     if name == "recompute":

@@ -146,7 +146,7 @@ class UniformSearchSpace:
         return tuple(found)
 
     def _admit(self, sizes: Iterable[int], kinds: Iterable[ContextKind]) -> None:
-        """Add micro-batch sizes and communication types to the searched ones; clear the caches."""
+        """Add micro-batch sizes and communication types to the searched values."""
         if {*sizes} <= {*self.micro_batches} and {*kinds} <= {*self.context_kinds}:
             return
         self.micro_batches = tuple(sorted({*self.micro_batches, *sizes}))

@@ -1,4 +1,4 @@
-"""The answer of a uniform search as the record that reports, pages and documents share."""
+"""Conversion of uniform search results into `autopar.answer.Answer`, the input of all reports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def summary_of(found: Launches) -> Answer:
-    """Return the record of a uniform search, or of one uniform plan that was priced."""
+    """Return the answer of a uniform search, or of the evaluation of one uniform plan."""
     one = found.engines[0]
     solved = one.solved
     assert solved is not None, "the fastest engine has a plan"
@@ -68,19 +68,19 @@ def summary_of(found: Launches) -> Answer:
 
 
 def _number(plans: int) -> str:
-    """Return a number of plans in at most 12 characters."""
+    """Return a number of plans as text, in billions from 10^9."""
     billion = 10**9
     return f"{plans:,}" if plans < billion else f"{plans / billion:,.1f} billion"
 
 
 def words_of(question: UniformRequest, solution: PricedRun) -> str:
-    """Return a uniform plan in one line."""
+    """Return the degrees and settings of a uniform plan as one line of text."""
     job = question.job
     return solution.choice.line(job.world, experts=job.model.experts is not None)
 
 
 def best_of(question: UniformRequest, one: EngineResult) -> EngineBest:
-    """Return the best plan of an engine, or the smallest one and the reason where none fits."""
+    """Return the best plan of an engine, or if none fits, the reason and the smallest plan."""
     from search.planning.uniform.files import degrees_entry
 
     if one.best is not None:
@@ -104,7 +104,7 @@ def best_of(question: UniformRequest, one: EngineResult) -> EngineBest:
 
 
 def priced_of(found: Launches, one: EngineResult, solution: PricedRun | None = None) -> Priced:
-    """Return a uniform plan of an engine with its price; by default its fastest."""
+    """Return a uniform plan of an engine with time and memory; by default the fastest plan."""
     solution = solution or one.best
     assert solution is not None, "the engine has a plan"
     rows = []
@@ -130,6 +130,7 @@ def priced_of(found: Launches, one: EngineResult, solution: PricedRun | None = N
 
 
 def _alternatives(found: Launches, one: EngineResult) -> list[Alternative]:
+    """Return the other plans of an engine, each with the probability that the best is faster."""
     assert one.solved is not None, "the engine has a plan"
     first, *others = one.solved.solutions
     runs = first.assessment.runs
@@ -143,6 +144,7 @@ def _alternatives(found: Launches, one: EngineResult) -> list[Alternative]:
 
 
 def _other_precision(solution: PricedRun, other: PricedRun) -> OtherPrecision:
+    """Return the throughput gain and the saved step seconds of a plan over another precision."""
     own, its = solution.assessment.step, other.assessment.step
     assert own is not None, "a solution has a step time"
     assert its is not None, "every solution has one"
@@ -156,6 +158,7 @@ def _other_precision(solution: PricedRun, other: PricedRun) -> OtherPrecision:
 
 
 def _unequal_stages(solution: PricedRun) -> str:
+    """Return the layers of every stage and chunk as text; empty if all chunks are equal."""
     stages = [[len(chunk[1]) for chunk in stage] for stage in solution.choice.chunks]
     if len(stages) == 1 or len({size for stage in stages for size in stage}) == 1:
         return ""
@@ -163,14 +166,14 @@ def _unequal_stages(solution: PricedRun) -> str:
 
 
 def _micro_batches(fixed: Constraints) -> str:
-    """Return the micro-batches that were searched."""
+    """Return the searched micro-batch sizes as text."""
     if fixed.micro_batch is None:
         return f"micro-batch sizes of powers of two up to {MICRO_BATCHES[-1]}"
     return f"micro-batch sizes {', '.join(map(str, sorted({*fixed.micro_batch})))}"
 
 
 def _not_searched(found: Launches, one: EngineResult) -> tuple[str, ...]:
-    """Return the kinds of uniform plans that were not searched."""
+    """Return the kinds of uniform plans that were not searched, as text."""
     fixed, engine = found.question.fixed, one.engine
     kinds = []
     has = engine.precisions(found.question.card.name)
@@ -189,7 +192,7 @@ def _not_searched(found: Launches, one: EngineResult) -> tuple[str, ...]:
 
 
 def price_of(assessment: Assessment, target: Target) -> Price:
-    """Return an assessment as the record that reports share."""
+    """Return step time, interval and memory of an assessment as a record for reports."""
     run, step, runs = assessment.run, assessment.step, assessment.runs
     verdict = "fits" if assessment.fits(target) else "does not fit"
     if not target.host_fits(assessment.host_bytes):
