@@ -1,6 +1,7 @@
-"""Arguments of a launch command: lookup, checks, and a record of the arguments that were used.
+"""Arguments of a launch command, with checked lookups and a record of the flags looked up.
 
-The readers of the engines interpret the words. Arguments that no reader uses are reported.
+The reader of each engine interprets the words of a flag. `autopar check` reports flags that the
+reader did not look up.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from search.engines.text import flags_of_document
 
 
 class UnpricedError(DocumentError):
-    """Error for a launch that may be valid but has a feature that cannot be priced."""
+    """Error for a run that may be valid, but whose time or memory cannot be estimated."""
 
 
 class Ignored(Record):
@@ -27,7 +28,7 @@ class Ignored(Record):
     understood: bool
     """True if the argument is known to change neither memory nor time."""
     concern: str | None = None
-    """Topic of the argument in a word or two; None: unknown argument."""
+    """Topic of the argument, such as `checkpoints`; None: unknown argument."""
 
 
 _NONE_AT_ZERO = frozenset({"mtp-num-layers", "num-experts"})
@@ -35,7 +36,7 @@ _NONE_AT_ZERO = frozenset({"mtp-num-layers", "num-experts"})
 
 
 class LaunchArguments(Record):
-    """Words by flag without leading hyphens, with a record of the flags that were looked up."""
+    """Words by flag, without leading hyphens, and the set of flags that were looked up."""
 
     source: str
     """Name of the source, for error messages."""
@@ -44,11 +45,11 @@ class LaunchArguments(Record):
     """Flags that were looked up; the methods below fill it."""
 
     def fail(self, flag: str, problem: str, remedy: str | None = None) -> DocumentError:
-        """Return the error for an unusable flag."""
+        """Return the error for a flag with an invalid or missing value."""
         return DocumentError(self.source, problem, key=f"--{flag}", remedy=remedy)
 
     def unpriced(self, flag: str, problem: str, remedy: str) -> UnpricedError:
-        """Return the error for a valid flag that cannot be priced."""
+        """Return the error for a valid flag whose effect on time or memory cannot be estimated."""
         return UnpricedError(self.source, problem, key=f"--{flag}", remedy=remedy)
 
     def has(self, flag: str) -> bool:
@@ -73,7 +74,10 @@ class LaunchArguments(Record):
         return words[0]
 
     def choice(self, flag: str, known: tuple[str, ...], default: str) -> str:
-        """Return the word of a flag, which must be one of `known`; raises DocumentError else."""
+        """Return the word of a flag, or `default` if the flag is not given.
+
+        Raises DocumentError for a word not in `known`, or UnpricedError for a shell variable.
+        """
         found = self.text(flag, default)
         if found not in known:
             if is_open(found):
@@ -84,7 +88,12 @@ class LaunchArguments(Record):
     def number(
         self, flag: str, default: int | None = None, *, most: int | None = None, digits: int = 9
     ) -> int:
-        """Return a positive integer; raises DocumentError where it is missing without a default."""
+        """Return the positive integer of a flag, or `default` if the flag is not given.
+
+        default : None requires the flag. most : maximum value. digits : maximum number of digits.
+
+        Raises DocumentError for a missing or invalid value, or UnpricedError for a shell variable.
+        """
         if not self.has(flag):
             if default is None:
                 raise self.fail(flag, "is missing", "Add it")
@@ -99,7 +108,10 @@ class LaunchArguments(Record):
         return tuple(self._whole(flag, word) for word in self.list(flag))
 
     def real(self, flag: str, default: float) -> float:
-        """Return a finite number of at least 0; raises DocumentError for other values."""
+        """Return the finite number >= 0 of a flag, or `default` if the flag is not given.
+
+        Raises DocumentError for other values, or UnpricedError for a shell variable.
+        """
         text = self.text(flag, str(default))
         try:
             value = float(text)
@@ -140,14 +152,14 @@ class LaunchArguments(Record):
 
 
 def is_open(text: str) -> bool:
-    """Return whether a text is known only at run time: it has a variable or a command."""
+    """Return whether a text contains a shell variable or command, so its value is unknown here."""
     return "$" in text or "`" in text
 
 
 def words_of(document: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return words by flag of a document of arguments, without flags of absent features.
+    """Return the words by flag of a mapping of arguments, such as the content of a YAML file.
 
-    A flag of `_NONE_AT_ZERO` with the value 0 is omitted.
+    Flags of `_NONE_AT_ZERO` with the value 0 are omitted.
     """
     return {
         flag: words

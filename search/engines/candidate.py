@@ -1,7 +1,8 @@
-"""Searched variables of a uniform plan (Choice), and constraints of the user (Fixed, Training).
+"""Searched variables of a uniform plan (`Candidate`) and user settings of the search.
 
-Words and values are those of the engines. The search space of each engine is in
-`search.engines.table`, time and memory of a choice in `search.planning.uniform.cost_model`.
+`Constraints` limits the values of a candidate, `TrainingSettings` contains adapters and optimizer.
+`search.engines.table` lists the search space of each engine. `search.planning.uniform.cost_model`
+computes time and memory of a candidate.
 """
 
 from __future__ import annotations
@@ -35,15 +36,16 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Dispatcher = Literal["alltoall", "flex"]
 
 NONE, FULL = "none", "full"
-"""Recomputation of nothing, and of whole layers; `NONE` also means no offload."""
+"""Values of `Candidate.recompute`: no recomputation, full layers. `NONE` also means no offload."""
 MODULES: tuple[str, ...] = get_args(Module)
 """Modules of a layer that can be recomputed separately."""
 
 
 class Candidate(Record, order=True):
-    """Candidate of a uniform plan: degrees, batch and switches; GPUs define the data degree.
+    """Candidate of a uniform plan: parallel degrees, batch sizes and options.
 
-    The order of the fields is the canonical order, which ranks equally fast plans.
+    The data-parallel degree follows from the number of GPUs. Equally fast candidates are ranked by
+    their fields, in the order below.
     """
 
     pp: int = 1
@@ -63,7 +65,7 @@ class Candidate(Record, order=True):
     zero: int = 1
     """ZeRO stage. 0: replicas; 1: sharded optimizer states; 2: also gradients; 3: also weights."""
     dp_replicate: int = 1
-    """Number of HSDP replicas, or of instances of Megatron-LM's distributed optimizer."""
+    """Number of HSDP replicas, in Megatron-LM of distributed optimizer instances; 1: no HSDP."""
     recompute: str = NONE
     """Recomputation: `none`, `full`, `op` (torchtitan), `block N`, or modules joined by `+`."""
     offload: str = NONE
@@ -80,12 +82,15 @@ class Candidate(Record, order=True):
     """Model chunks of every pipeline stage."""
 
     def __post_init__(self) -> None:
-        """Set the name of 1F1B, `1f1b` or `interleaved`, from the number of chunks."""
+        """Rename schedule 1F1B to `interleaved` if a stage has several chunks, else to `1f1b`."""
         if self.schedule in ("1f1b", "interleaved"):
             force_setattr(self, "schedule", schedule_of_chunks(self.vpp))
 
     def line(self, world: int, *, experts: bool) -> str:
-        """Return the plan in one line, such as `tp2 pp8 dp64 vp4, ZeRO-1, micro-batch 1`."""
+        """Return the plan in one line, such as `tp2 pp8 dp64 vp4, ZeRO-1, micro-batch 1`.
+
+        world : number of GPUs. experts : True if the model has experts.
+        """
         dp = world // (self.tp * self.cp * self.pp)
         degrees = [f"tp{self.tp}"] if self.tp > 1 else []
         exchanged = f" ({self.cp_kind})" if self.cp_kind != "ring" else ""
@@ -146,7 +151,7 @@ class Constraints(Record):
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Names of the options that set constraints, except precision."""
+        """Names of the options that set constraints, such as `micro-batch-size`; no precision."""
         names = {
             "micro_batch": "micro-batch-size",
             "overlap_experts": "moe-overlap",
@@ -167,12 +172,12 @@ _Value = TypeVar("_Value")
 def allowed_values(
     values: Iterable[_Value], fixed: tuple[_Value, ...] | None
 ) -> tuple[_Value, ...]:
-    """Return the values that a constraint allows, in their order; None allows all."""
+    """Return the values that are in `fixed`, in the order of `values`; None allows all values."""
     return tuple(value for value in values if fixed is None or value in fixed)
 
 
 def recomputation_of(words: str) -> Recomputation:
-    """Return the recomputation of a layer from the words of a choice other than `block N`."""
+    """Return the recomputation of one layer from `Candidate.recompute`, except for `block N`."""
     if words == NONE:
         return frozenset()
     if words in (FULL, "op"):
@@ -181,7 +186,7 @@ def recomputation_of(words: str) -> Recomputation:
 
 
 def with_recompute(strategy: Strategy, words: str) -> Strategy:
-    """Return a strategy with the recomputation that the words of a choice describe."""
+    """Return a strategy with the recomputation that `words`, a `Candidate.recompute`, describe."""
     if words == NONE:
         return strategy
     if words.startswith("block "):
@@ -190,7 +195,7 @@ def with_recompute(strategy: Strategy, words: str) -> Strategy:
 
 
 def recompute_words(recomputed: Recomputed) -> str:
-    """Return the words for the recomputation of layers."""
+    """Return the recomputation of all layers as `Candidate.recompute`, or `every N`."""
     if recomputed.kind == "modules":
         return "+".join(sorted(recomputed.modules))
     if recomputed.kind in ("block", "every"):
@@ -199,28 +204,28 @@ def recompute_words(recomputed: Recomputed) -> str:
 
 
 def offload_of(words: str) -> frozenset[OffloadModule]:
-    """Return the modules with offloaded activations from the words of a choice."""
+    """Return the modules with offloaded activations from `Candidate.offload`."""
     modules = () if words == NONE else words.split("+")
     return frozenset(cast(Iterable[OffloadModule], modules))
 
 
 def offload_words(split: Split) -> str:
-    """Return the words for the modules with offloaded activations."""
+    """Return the modules of a split with offloaded activations as `Candidate.offload`."""
     return "+".join(sorted(split.offload)) or NONE
 
 
 # --------------------------------------------------------------------------------------------------
-# Adapters, optimizer type and optimizer offload. The user sets these and a search never does: LoRA
-# changes the training result, and low-precision optimizer states may. An unsupported setting is
-# rejected when the run of an engine is made.
+# Adapters, optimizer type and optimizer offload. These are user settings and not searched: LoRA
+# changes the training result, and low-precision optimizer states may. `with_training` rejects a
+# setting that the engine does not support.
 
 
 OptimizerName = Literal["adam", "adam-bf16", "adam8bit"]
-"""Adam with 32-bit moments, with 16-bit moments (Megatron-Core's precision-aware optimizer), and
-with 8-bit moments and a scale per 256 elements (bitsandbytes)."""
+"""Adam by precision of its moments: fp32; bf16 (precision-aware optimizer of Megatron-Core); 8 bits
+with a scale per 256 elements (bitsandbytes)."""
 BaseName = Literal["bf16", "int8", "nf4"]
 BASES: dict[BaseName, BaseKind] = {"bf16": "16 bits", "int8": "int8", "nf4": "nf4"}
-"""Word -> storage format of the frozen base weights under adapters."""
+"""Value of `--lora-base` -> storage format of the frozen base weights."""
 
 
 class TrainingSettings(Record):
@@ -235,7 +240,7 @@ class TrainingSettings(Record):
 
     @property
     def words(self) -> str:
-        """Command-line options of these settings; empty for Adam on the device for all weights."""
+        """Command-line options of the settings that differ from the defaults; may be empty."""
         found = []
         if self.lora_rank is not None:
             found.append(f"--lora {self.lora_rank}")
@@ -267,11 +272,11 @@ TRAINING = (
          (engine == "deepspeed") * (share > 0) * (share < 1) * (zero != 3),
          "DeepSpeed offloads a fraction of the states only with ZeRO-3"),
 )  # fmt: skip
-"""Rules on adapters and optimizer; the engines check the others."""
+"""Rules on adapters and optimizer. Further rules are in the folders of the engines."""
 
 
 def with_training(run: Run, training: TrainingSettings, engine: str) -> Run:
-    """Return a run with training settings; raises RuleError where its engine lacks them."""
+    """Return a run with training settings; raises RuleError if the engine does not support them."""
     if training == TrainingSettings():
         return run
     runtime, zero, torch = run.runtime, run.split.zero, run.kernels.torch_layers
@@ -287,7 +292,8 @@ def with_training(run: Run, training: TrainingSettings, engine: str) -> Run:
         },
     )
     if training.optimizer == "adam-bf16":
-        # With both on the device, only the remainder of fp32 weights to bf16 is stored.
+        # With ZeRO-1 and no offload, Megatron-Core stores an fp32 weight as its bf16 copy and a
+        # remainder of 2 bytes.
         whole = training.offload or zero != 1
         optimizer = replace(optimizer, moments_bytes=4, master_bytes=4 if whole else 2)
     elif training.optimizer == "adam8bit":
@@ -296,10 +302,9 @@ def with_training(run: Run, training: TrainingSettings, engine: str) -> Run:
         optimizer = replace(
             optimizer,
             offload=training.offload,
-            # Megatron-LM offloads the optimizer only if it is precision-aware, which includes the
-            # fp32 weights.
+            # Megatron-LM offloads only the precision-aware optimizer, including its fp32 weights.
             offload_master=True,
-            # FSDP offloads the weights together with everything else.
+            # FSDP offloads weights, gradients and optimizer states together.
             offload_weights=torch and engine != "deepspeed",
         )
     adapters = None
@@ -307,7 +312,7 @@ def with_training(run: Run, training: TrainingSettings, engine: str) -> Run:
         adapters = Adapters(
             rank=training.lora_rank,
             base=BASES[training.lora_base],
-            # Megatron has one matrix for queries, keys and values, and one for gate and up.
+            # Megatron-LM fuses query, key and value projections, and gate and up projections.
             fused=not torch,
         )
     return replace(run, runtime=replace(runtime, optimizer=optimizer, adapters=adapters))

@@ -1,6 +1,6 @@
-"""Argument changes that turn one run into another, in the spelling of Megatron-LM.
+"""Changes of Megatron-LM arguments that turn one run into another.
 
-`search.check.alternatives` generates the other runs.
+`search.check.alternatives` generates the runs to change to.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ Words = Mapping[str, tuple[str, ...]]
 
 
 def ends_of(run: Run) -> tuple[int, int]:
-    """Return how many layers (embedding, loss) count as: 1 where that end has one layer fewer."""
+    """Return the number of layers, 0 or 1, that (embedding, loss) count as in the layer partition.
+
+    An end counts as 1 if its chunk has one layer fewer than the largest chunk.
+    """
     stages = run.strategy.stages
     sizes = [len(chunk.layers) for stage in stages for chunk in stage]
     first, last = len(stages[0][0].layers), len(stages[-1][-1].layers)
@@ -33,10 +36,11 @@ def ends_of(run: Run) -> tuple[int, int]:
 
 
 def with_balanced_chunks(run: Run, stages: int, pieces: int) -> tuple[tuple[Chunk, ...], ...]:
-    """Return even chunks that count embedding and loss as in the run.
+    """Return an even layer partition, in which embedding and loss count as in the run.
 
-    stages : number of pipeline stages. pieces : chunks per stage. Raises InputError where the
-    layers do not divide.
+    stages : number of pipeline stages. pieces : chunks per stage.
+
+    Raises InputError if the layers do not divide evenly.
     """
     model = run.model
     ends = ends_of(run) if stages > 1 else (0, 0)
@@ -47,7 +51,7 @@ _COUNTED = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipe
 
 
 def _evenly(run: Run) -> tuple[tuple[Chunk, ...], ...] | None:
-    """Return even chunks for the stages of a run; None where its layers do not divide."""
+    """Return the even partition for the stages and chunks of a run; None: layers do not divide."""
     try:
         return with_balanced_chunks(run, run.strategy.pp, run.strategy.vpp)
     except InputError:
@@ -55,7 +59,10 @@ def _evenly(run: Run) -> tuple[tuple[Chunk, ...], ...] | None:
 
 
 def arguments_of(run: Run) -> dict[str, str]:
-    """Return the Megatron-LM arguments that suggested changes may modify; only those given."""
+    """Return value by flag of the Megatron-LM arguments that suggested changes may modify.
+
+    A flag without a value has empty text. Flags that are off are absent.
+    """
     strategy, split, overlap = run.strategy, run.split, run.runtime.overlap
     found = {
         "tensor-model-parallel-size": str(split.tp),
@@ -90,7 +97,7 @@ def arguments_of(run: Run) -> dict[str, str]:
 def recompute_arguments(strategy: Strategy) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the recomputation arguments of Megatron-LM for a strategy.
 
-    The selective recomputation of torchtitan has no such arguments.
+    Recomputation `op` of torchtitan has no arguments in Megatron-LM: nothing is yielded.
     """
     recomputed = strategy.recomputed
     if recomputed.kind in ("full", "block"):
@@ -119,7 +126,7 @@ _RECOMPUTE = (
     "recompute-activations",
     "moe-layer-recompute",
 )
-"""Arguments of recomputation, including old ones."""
+"""Arguments of recomputation, including those of earlier releases."""
 _GROUP = "microbatch-group-size-per-virtual-pipeline-stage"
 _EXPERT_TENSOR = "expert-tensor-parallel-size"
 
@@ -127,8 +134,9 @@ _EXPERT_TENSOR = "expert-tensor-parallel-size"
 def changes_of(words: Words | None, before: Run, after: Run) -> Changes:
     """Return the argument changes that turn `before` into `after`.
 
-    Arguments of the layer partition are replaced together, as are those of recomputation.
-    words : arguments of `before` as written; None: those of `arguments_of`.
+    If the layer partition differs, all of its arguments are replaced; likewise for recomputation.
+
+    words : arguments of `before` in its file; None: those of `arguments_of`.
     """
     one, other = arguments_of(before), arguments_of(after)
     if words is None:
@@ -161,7 +169,7 @@ def changes_of(words: Words | None, before: Run, after: Run) -> Changes:
 
 
 def changed_words(words: Words, changes: Changes) -> dict[str, tuple[str, ...]]:
-    """Return the arguments after changes."""
+    """Return the words by flag after the changes."""
     found = {**words}
     for flag, _, after in changes:
         found.pop(flag, None)

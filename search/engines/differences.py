@@ -1,6 +1,6 @@
-"""Differences between two runs as sentences, for features that an engine's files cannot express.
+"""Differences between an exported run and the run read back from its files, as sentences.
 
-`search.check` reads every exported file back, so that each loss is reported.
+Each difference is a feature that the files of the engine cannot express.
 """
 
 from __future__ import annotations
@@ -55,15 +55,18 @@ _PHRASES: Mapping[str, str] = {
     "kernels.fused_norms": "norms of one kernel",
     "quirks.stage_outputs": "logits that the last stage keeps",
 }
-"""Phrase for a field whose name is not clear by itself."""
+"""Field -> phrase for messages; other fields are named by their path."""
 
 
 def losses_of(run: Run, runs: Run, title: str) -> tuple[UnsupportedFeature, ...]:
-    """Return one loss for each field in which the executed run `runs` differs from `run`."""
+    """Return one unsupported feature for each field in which `runs` differs from `run`.
+
+    runs : run read back from the exported files. title : name of the engine in sentences.
+    """
     one, other = without_effect(run), without_effect(runs)
     mine, found = one.runtime.precision, other.runtime.precision
     if mine.fp8 != found.fp8:
-        # Without 8-bit GEMMs there is no fp8 recipe to lose.
+        # The fp8 recipe has no effect without fp8 GEMMs, so only the precision is reported.
         precision = replace(found, fp8_recipe=mine.fp8_recipe)
         other = replace(other, runtime=replace(other.runtime, precision=precision))
     return tuple(
@@ -85,8 +88,8 @@ def _phrase(path: str) -> str:
 def run_differences(one: Run, other: Run) -> Iterator[tuple[str, Any, Any]]:
     """Yield (field, value, other value) for each field in which two runs differ.
 
-    Fields are `RECORD.NAME`, such as `split.tp`. For layers and their splits, only the first
-    difference of each field is reported.
+    Fields are `RECORD.NAME`, such as `split.tp`. A field that differs in several
+    layers is reported once, with the values of the first such layer.
     """
     yield from _fields(one, other)
 
@@ -97,13 +100,13 @@ def _fields(one: Any, other: Any, name: str = "") -> Iterator[tuple[str, Any, An
             yield from _of_layers(mine, its)
             continue
         names = path.split(".")
-        # A record that one run lacks is named alone.
+        # Where only one run has a record, the record is reported instead of its fields.
         whole = isinstance(mine, Struct) or isinstance(its, Struct)
         yield ".".join(names[-1:] if whole else names[-2:]), mine, its
 
 
 def _of_layers(one: Sequence[Any], other: Sequence[Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the differences between layer groups, or between their splits."""
+    """Yield the differences between two sequences of layer groups, or of split groups."""
     mine, its = (list(_each(groups)) for groups in (one, other))
     if len(mine) != len(its):
         yield "model.num_layers", len(mine), len(its)
@@ -148,14 +151,14 @@ def _shown(value: Any) -> str:
 
 
 def without_effect(run: Run) -> Run:
-    """Return a run in which fields without effect have a fixed value.
+    """Return a run with fixed values in all fields without effect on its time and memory.
 
     Runs that differ only in such fields become equal.
     """
     return replace(
         run,
         name="",
-        # Device and engine release belong to the place of a run.
+        # Files do not contain the device, and only some contain the engine release.
         gpu="",
         model=_model(run),
         strategy=_strategy(run),
@@ -172,7 +175,7 @@ def _model(run: Run) -> Model:
         name="",
         layers=layers,
         repeat=repeat,
-        # A divisor that adds no row to the vocabulary has no effect.
+        # A divisor that pads no row of the vocabulary has no effect.
         vocab_divisor=1 if unpadded.padded_vocab == run.padded_vocab else model.vocab_divisor,
         max_positions=model.max_positions if model.positions == "learned" else 0,
         mtp_shared=model.mtp_shared and model.mtp > 1,
@@ -263,7 +266,7 @@ def _states(run: Run) -> States:
         return replace(states, keeper="megatron")
     return replace(
         states,
-        # Without sharding, accelerate keeps states like DDP.
+        # Without sharding, accelerate uses DDP.
         keeper="ddp" if zero == 0 and states.keeper == "accelerate" else states.keeper,
         each_micro_batch=states.each_micro_batch or run.strategy.micro_batches == 1,
         gathered_fp8=states.gathered_fp8 and zero > 0 and run.runtime.precision.fp8,
@@ -291,7 +294,7 @@ def _of_torch(kernels: Kernels) -> Kernels:
         fused_gate=usual.fused_gate,
         fused_rotary=usual.fused_rotary,
         fused_accumulation=usual.fused_accumulation,
-        # In transformers, the release determines the kernels of norms.
+        # transformers has no setting for norm kernels, which depend on its release.
         fused_norms=kernels.fused_norms or kernels.module == "transformers",
         quirks=Quirks(stage_outputs=kernels.quirks.stage_outputs),
     )
@@ -313,10 +316,10 @@ _OF_STAGE_3 = ("prefetch", "live", "reuse", "sub_group")
 
 
 def buckets_at(buckets: Buckets, zero: Zero) -> Buckets:
-    """Return DeepSpeed's buckets with defaults for those that a ZeRO stage does not use.
+    """Return DeepSpeed's bucket sizes, with defaults for those that a ZeRO stage does not use.
 
-    Stage 3 prefetches weights, stages 1 and 2 gather them after the step. Without ZeRO there are
-    no buckets. Source: `deepspeed/runtime/zero/config.py`.
+    Stage 3 prefetches weights; stages 1 and 2 all-gather them after the optimizer step. Without
+    ZeRO, no bucket is used. Source: `deepspeed/runtime/zero/config.py`.
     """
     if zero == 0:
         return BUCKETS

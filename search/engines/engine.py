@@ -1,7 +1,7 @@
-"""Engine record: the functions that read, write and describe runs of one training software.
+"""Interface to a training engine: functions that read and write its files and plans.
 
-The functions are in the folder of the engine, which is imported at the first call. A command that
-only prints its help imports no engine.
+The functions are in the folder of the engine, which is imported at the first call. Commands that
+need no engine, such as `--help`, import none.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from autopar.records import Record
 
 
 class Engine(Record):
-    """Training software; a function is None where autopar does not support it."""
+    """Training engine. A function is None if autopar does not support the operation."""
 
     name: str
     """Value of `--engine`, `--to` and `--from`."""
     title: str
     """Name of the engine in sentences."""
     titled_by_release: bool = False
-    """True if keys differ between releases, so that sentences on files name the release."""
+    """True if messages name the release, because keys differ between releases."""
     forms: str = ""
     """File types that `owns` recognises, such as `script, YAML or JSON`."""
     owns: Callable[..., bool] | None = None
-    """Function (Configuration) -> True if the file starts this engine; raises nothing."""
+    """Function (Configuration) -> True if the file is of this engine. It raises no errors."""
     read: Callable[..., Any] | None = None
-    """Function (Configuration, Asked) -> `CheckedFile`. It raises DocumentError where the number of
-    GPUs is unknown; every other problem is a finding."""
+    """Function (Configuration, CheckOptions) -> `CheckedFile`. It raises DocumentError if the
+    number of GPUs is unknown or contradictory; every other problem becomes a finding."""
     card: Callable[..., str | None] | None = None
     """Function (Configuration) -> name of the GPU model that the file is for, or None."""
     write: Callable[..., Any] | None = None
-    """Function (Run, Place) -> `Draft`; raises InputError where the engine has nothing near the
-    run."""
+    """Function (Run, ExportTarget) -> `Draft`. It raises InputError if the engine cannot express
+    the model or the layer partition of the run."""
     starts: tuple[str, ...] = ()
-    """Engines whose runs this engine can start unchanged."""
+    """Names of other engines whose runs can be exported to this engine."""
     spaces: Callable[[], Any] | None = None
-    """Function () -> search spaces of uniform plans, one `EngineSpace` for each variant."""
+    """Function () -> search spaces of uniform plans: an `EngineSpace` per variant of the engine."""
     lower: Callable[..., Any] | None = None
-    """Function (Job of a plan) -> `ExportedPlan`, for engines that run per-layer plans."""
+    """Function (ExportJob) -> `ExportedPlan`, for engines that run per-layer plans."""
     near: Callable[..., Any] | None = None
-    """Function (Job of a plan) -> `NearestPlan`, for engines with one set of degrees."""
+    """Function (ExportJob) -> `NearestPlan`, for engines with one set of degrees."""
     handed: Callable[..., Any] | None = None
-    """Function (Job, plan of its `NearestPlan`) -> (Run, ExportTarget)."""
+    """Function (ExportJob, plan of its `NearestPlan`) -> (Run, ExportTarget)."""
     plans: Callable[[], Any] | None = None
-    """Function () -> `ExporterSpace` of plans that the engine runs unchanged, which `--engine`
-    searches."""
+    """Function () -> `ExporterSpace`: plans that the engine runs unchanged, searched with
+    `--engine`."""
     imports: Callable[..., Any] | None = None
-    """Function (Configuration, world_size, num_layers) -> `ImportedPlan` plan."""
+    """Function (Configuration, world_size, num_layers) -> `ImportedPlan`."""
 
     @property
     def exports(self) -> bool:
@@ -57,7 +57,7 @@ class Engine(Record):
 
 
 def function_of(path: str) -> Callable[..., Any]:
-    """Return a function that imports and calls `FOLDER.MODULE.NAME` when it is called."""
+    """Return a function that calls `FOLDER.MODULE.NAME` and imports the module only then."""
     module, _, name = path.rpartition(".")
 
     def call(*arguments: Any, **named: Any) -> Any:
@@ -67,6 +67,6 @@ def function_of(path: str) -> Callable[..., Any]:
 
 
 def value_of(path: str) -> Callable[[], Any]:
-    """Return a function that imports and returns the value `FOLDER.MODULE.NAME`."""
+    """Return a function that returns `FOLDER.MODULE.NAME` and imports the module only then."""
     module, _, name = path.rpartition(".")
     return lambda: getattr(import_module(f"search.engines.{module}"), name)

@@ -1,7 +1,7 @@
 """Records for the export and import of runs, common to all engines.
 
-A `Run` contains what memory and time depend on. An `ExportTarget` contains the machines and the
-name of the model. The exported files ask for the paths of data and weights.
+A `Run` contains all settings that determine memory and time. An `ExportTarget` adds the machines
+and the model name. Paths of data and weights are environment variables of the exported files.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class UnsupportedFeature(Record):
     field: str
     """Key of the strategy file, such as `tp_sizes_enc`, or field of a run."""
     what: str
-    """Sentence on the requested value, the layers, and the behaviour of the engine instead."""
+    """Sentence that names the requested value, the layers, and the value that the engine uses."""
 
 
 class ExportTarget(Record):
-    """Machines of a run, and export data that the run itself does not contain."""
+    """Machines of a run, and other export data that are not in `Run`."""
 
     num_nodes: int
     gpus_per_node: int
     model: str | None = None
-    """Name of the model: a shipped name, a recipe name, or a Hugging Face name. It is the source of
-    values that a run does not contain, such as the base of rotary positions. None: only the sizes
-    are known."""
+    """Name of the model: a shipped name, a recipe name, or a Hugging Face name. It
+    determines values that are not in `Run`, such as the base of rotary positions. None: only the
+    sizes are known."""
     spec: ModelSpec | None = None
     """Description of the model; None: not available."""
     release: Literal["0.2", "0.3"] = "0.2"
@@ -45,13 +45,12 @@ class ExportTarget(Record):
     recomputed: frozenset[int] | None = None
     """Numbers of the layers to recompute in a run with full recomputation; None: all layers."""
     exchanges: tuple[str, ...] = ()
-    """Context-parallel communication by layer for Megatron-LM (`--cp-comm-type`), where layers
-    differ; empty: as in the run."""
+    """Value of `--cp-comm-type` for each layer, if layers differ; empty: one type, from the run."""
     exchange_degree: int = 1
-    """All-to-all degree inside the context group, for layers with `a2a+p2p`; 1: none."""
+    """All-to-all degree inside the context-parallel group for `a2a+p2p`; 1: no such layers."""
     of_script: bool = False
-    """True if the user's script builds a model without a known `config.json`. The sizes of the run
-    are then those of a substitute model."""
+    """True if the user's script builds the model and its `config.json` is unknown. The sizes of the
+    run are then those of a substitute model."""
 
     @property
     def num_gpus(self) -> int:
@@ -60,7 +59,7 @@ class ExportTarget(Record):
 
 
 class Draft(Record):
-    """Files and command that an engine's writer made from a run, before they are read back."""
+    """Files and launch command that the writer of an engine made from a run, not yet read back."""
 
     version: str
     """Release of the engine that the keys come from."""
@@ -68,15 +67,15 @@ class Draft(Record):
     launch: str
     notes: tuple[str, ...]
     entry: str | None = None
-    """File that describes the whole run; None: the command does, with the files that it names."""
+    """File to read back, if it describes the entire run; None: read back the launch command."""
     read: Callable[[], Run] | None = None
-    """Function that returns the run of files that `autopar check` cannot read; None: it can."""
+    """Function () -> run of the files, if `autopar check` cannot read them; None: it can."""
     stand_in: str | None = None
-    """`config.json` with the sizes to read back where the script builds the model; None: unused."""
+    """Text of a `config.json` for the read-back; None unless the user's script builds the model."""
 
 
 class ExportedRun(Record):
-    """Exported run: files and launch command for one engine, with the losses."""
+    """Exported run: files and launch command for one engine, and its unsupported features."""
 
     engine: str
     engine_version: str
@@ -86,29 +85,30 @@ class ExportedRun(Record):
     launch: str
     """Launch command of one node, with its environment; ends in a newline."""
     notes: tuple[str, ...]
-    """Further notes for the user."""
+    """Notes for the user, such as values to fill in."""
     losses: tuple[UnsupportedFeature, ...]
-    """Features of the run that the engine cannot express; empty where it runs exactly this."""
+    """Features of the run that the engine cannot express; empty if it executes the run exactly."""
     entry: str | None
     """File to pass to `autopar check`; None: `launch.sh`, which contains the command."""
     runs: Run
-    """Run that is read back from the files; equal to the exported run where nothing is lost."""
+    """Run read back from the files, equal in effect to the exported run if `losses` is empty."""
 
 
 class ImportedPlan(Record):
-    """Plan that was read from the configuration of an engine."""
+    """Plan read from a configuration or launch script of an engine."""
 
     plan: Plan
     notes: tuple[str, ...]
-    """Sentences on settings outside the plan and how to price them, and on ambiguous settings."""
+    """Sentences on ambiguous settings, and on settings outside the plan with their options."""
     strategy_path: Path | None = None
-    """File with the plan, where the configuration only names it; None: the configuration itself."""
+    """File that contains the plan, if the configuration refers to one; None: the configuration."""
 
 
 def refuse_others(run: Run, title: str, keepers: tuple[str, ...]) -> None:
     """Raise InputError unless the model states of a run have the layout of an engine.
 
-    keepers : state layouts of `autopar.price.state_layouts`; empty for Megatron-LM layers.
+    title : name of the engine in sentences. keepers : names of the state layouts that the engine
+    supports (`States.keeper`); empty for Megatron-LM layers.
     """
     keeper = run.runtime.states.keeper if run.kernels.torch_layers else None
     if keeper not in (keepers or (None,)):
@@ -120,9 +120,9 @@ def refuse_others(run: Run, title: str, keepers: tuple[str, ...]) -> None:
 
 
 def spec_of(place: ExportTarget, model: Model) -> ModelSpec | None:
-    """Return the description of a model; None where none is given and its name is not shipped.
+    """Return the description of a model, given or shipped with autopar; None: neither exists.
 
-    Raises InputError where the shipped model of that name has other sizes.
+    Raises InputError if the shipped model differs from `model` in layers or hidden size.
     """
     if place.spec is not None:
         return place.spec
@@ -141,7 +141,7 @@ def spec_of(place: ExportTarget, model: Model) -> ModelSpec | None:
 
 
 def step_count(run: Run) -> str:
-    """Return the number of steps as shell text; a required variable where the run has none."""
+    """Return the number of steps as shell text; `TRAIN_ITERS` as a required variable if unknown."""
     if run.steps is not None:
         return str(run.steps)
     return "${TRAIN_ITERS:?set TRAIN_ITERS to the number of steps}"

@@ -1,7 +1,7 @@
-"""Export of a run to files and a launch command, which are read back as `autopar check` reads.
+"""Export of a run to files and a launch command, verified by reading them with `autopar check`.
 
-Differences between the run and the files read back are losses. A run that the engine would reject
-is an error.
+Differences between the run and the run read back are reported as unsupported features. A run that
+the engine would reject raises an error.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ LAUNCH = "launch.sh"
 """Name of the script with the launch command."""
 _STAND_IN = "stand-in"
 _HEAD = "#!/usr/bin/env bash\nset -euo pipefail\n"
-# The command names its files without a folder.
+# The command refers to its files by name only.
 _HOME = 'cd "$(dirname "${BASH_SOURCE[0]}")"\n'
 
 
 def with_script(files: Mapping[str, str], command: str) -> dict[str, str]:
-    """Return all files of an export by name: engine files, and the command as a script."""
+    """Return the text of all exported files by name, with the launch command in `launch.sh`."""
     return {**files, LAUNCH: _HEAD + _HOME + command}
 
 
 def title_of(engine: Engine, draft: Draft) -> str:
-    """Return the name of an engine in sentences on its files."""
+    """Return the name of an engine for messages, with the release if keys depend on it."""
     return f"{engine.title} {draft.version}" if engine.titled_by_release else engine.title
 
 
@@ -46,8 +46,9 @@ def written(run: Run, *, engine: str, place: ExportTarget) -> ExportedRun:
         starts runs of DeepSpeed.
     place : machines and name of the model.
 
-    Raises InputError, one sentence, if the place has another number of GPUs, if the engine does
-    not support the model or the layout of the model states, or if it would reject the run.
+    Raises InputError if `place` and `run` differ in the number of GPUs, if the engine does not
+    support the model, its adapters or the layout of the model states, or if it would reject the
+    run.
     """
     if place.num_gpus != run.strategy.gpus:
         raise InputError(
@@ -61,7 +62,8 @@ def written(run: Run, *, engine: str, place: ExportTarget) -> ExportedRun:
     title = title_of(own, draft)
     runs = read_back(draft, run, title)
     if run.runtime.adapters is not None and runs.runtime.adapters is None:
-        # More than a loss: training all weights is another training with several times the memory.
+        # An error, not an unsupported feature: training all weights instead of adapters gives
+        # another result and needs several times the memory.
         raise InputError(
             f"cannot export LoRA for {title}: it has no adapter arguments",
             remedy="Use --engine accelerate or deepspeed",
@@ -85,9 +87,9 @@ def _draft(engine: Engine, run: Run, place: ExportTarget) -> Draft:
 
 
 def unwritten(run: Run, *, engine: str, place: ExportTarget) -> str:
-    """Return the reason why a run has no files for an engine, such as its model; empty: it has.
+    """Return the reason why a run cannot be exported to an engine; empty if it can.
 
-    Files are not read back, so constraints of the engine are not checked; `written` checks these.
+    The files are not read back, so the constraints of the engine are not checked (see `written`).
     """
     try:
         _draft(engine_named(engine), run, place)
@@ -97,7 +99,12 @@ def unwritten(run: Run, *, engine: str, place: ExportTarget) -> str:
 
 
 def read_back(draft: Draft, run: Run, title: str) -> Run:
-    """Return the run that files describe; raises InputError where the engine would reject it."""
+    """Return the run that the files of a draft describe.
+
+    run : exported run, for the number of GPUs and the GPU model. title : engine name for messages.
+
+    Raises InputError if the engine would reject the run, or if its time or memory is unknown.
+    """
     if draft.read is not None:
         return draft.read()
     found = checked(draft, run)
@@ -113,7 +120,7 @@ def read_back(draft: Draft, run: Run, title: str) -> Run:
 
 
 def checked(draft: Draft | ExportedRun, run: Run) -> CheckedFile:
-    """Return the result of `autopar check` for files, written to a temporary folder."""
+    """Return the result of `autopar check` for the files, written to a temporary folder."""
     texts = with_script(draft.files, draft.launch)
     stand_in = draft.stand_in if isinstance(draft, Draft) else None
     if stand_in is not None:

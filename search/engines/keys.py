@@ -1,7 +1,7 @@
-"""Values of a configuration document by dotted key, with a record of the keys that were used.
+"""Values of a configuration document by dotted key, with a record of the keys looked up.
 
-For engines configured by documents with sections (TOML, JSON, YAML); command-line arguments are in
-`search.engines.arguments`. The readers of the engines interpret the keys.
+Documents are TOML, JSON or YAML with sections; `search.engines.arguments` does the same for
+command-line arguments. The reader of each engine interprets the keys.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from autopar.records import Record, shorten
 from search.engines.arguments import Ignored, UnpricedError
 
 _MOST = 10**9
-"""Maximum of a whole number, above any size or degree."""
+"""Largest accepted integer, above any real size or degree."""
 
 
 def flattened(document: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) for every value that is not a section."""
+    """Yield (dotted key, value) for every value that is not a section.
+
+    before : prefix of the keys, with its dot.
+    """
     for key, value in document.items():
         name = f"{before}{key}"
         if isinstance(value, Mapping):
@@ -50,11 +53,11 @@ class Keys(Record):
     """Keys that were looked up; the methods below fill it."""
 
     def fail(self, key: str, problem: str, remedy: str | None = None) -> DocumentError:
-        """Return the error for an unusable value."""
+        """Return the error for an invalid or missing value."""
         return DocumentError(self.source, problem, key=key, remedy=remedy)
 
     def unpriced(self, key: str, problem: str, remedy: str) -> UnpricedError:
-        """Return the error for a valid key that cannot be priced."""
+        """Return the error for a valid key whose effect on time or memory cannot be estimated."""
         return UnpricedError(self.source, problem, key=key, remedy=remedy)
 
     def has(self, *keys: str) -> bool:
@@ -63,14 +66,16 @@ class Keys(Record):
         return any(self.values.get(key) is not None for key in keys)
 
     def first(self, *keys: str) -> str:
-        """Return the first given key among alternative names of a setting, else the last name."""
+        """Return the first given key among the names of a setting; the last name if none is."""
         self.asked.update(keys)
         return next((key for key in keys if self.values.get(key) is not None), keys[-1])
 
     def number(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """Return an integer of at least `least`; raises DocumentError for others or a missing one.
+        """Return the integer of a key.
 
-        default : value of a missing key; None: the key is required.
+        default : value if the key is missing; None: the key is required. least : minimum value.
+
+        Raises DocumentError for other values, and for a missing key without default.
         """
         value = self.values.get(key)
         self.asked.add(key)
@@ -89,7 +94,10 @@ class Keys(Record):
         return int(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """Return a boolean; raises DocumentError for other values."""
+        """Return the boolean of a key, `default` if it is missing.
+
+        Raises DocumentError for values other than true and false.
+        """
         value = self.values.get(key)
         self.asked.add(key)
         if value is None:
@@ -101,13 +109,16 @@ class Keys(Record):
         return value
 
     def text(self, key: str, default: str = "") -> str:
-        """Return a value as text; items of a list are joined by commas."""
+        """Return the value of a key as text, with list items joined by commas."""
         value = self.values.get(key)
         self.asked.add(key)
         return default if value is None else ",".join(_words(value))
 
     def choice(self, key: str, known: tuple[str, ...], default: str) -> str:
-        """Return a text that must be one of `known`; raises DocumentError for others."""
+        """Return the text of a key, `default` if it is missing.
+
+        Raises DocumentError for a text that is not in `known`.
+        """
         found = self.text(key, default)
         if found not in known:
             raise self.fail(key, f"expected one of {', '.join(known)}, got {shorten(found)}")
@@ -116,8 +127,8 @@ class Keys(Record):
     def ignored(self, harmless: frozenset[str], known: frozenset[str]) -> tuple[Ignored, ...]:
         """Return the keys that were not looked up, sorted by name.
 
-        harmless : sections and keys that change neither memory nor time. known : keys that may
-        change them, but not in this run.
+        harmless : sections and keys that never change memory or time. known : keys that can change
+        them, but not in this run.
         """
         return tuple(
             Ignored(

@@ -1,8 +1,8 @@
-"""Export of a per-layer plan to an engine: files, command, and plan features that are lost.
+"""Export of a per-layer plan to an engine: files, launch command, and unsupported features.
 
-An engine with one set of degrees gets the nearest plan that it can run
-(`search.engines.uniform_approximation`). This plan becomes a `Candidate`, then a `Run` by the
-search space of the engine, then files by its writer.
+For an engine with one set of degrees, the nearest plan that it can run is exported
+(`search.engines.uniform_approximation`). The plan is converted to a `Candidate`, the candidate to a
+`Run` by the search space of the engine, and the run to files by its writer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ExportJob(Record):
     plan: Plan
     spec: ModelSpec
     model: str
-    """Model as the user named it: a shipped name or a file."""
+    """Value of `--model`: a name shipped with autopar, or a file."""
     num_nodes: int
     gpus_per_node: int
     sequence_parallel: bool = True
@@ -48,11 +48,11 @@ class ExportJob(Record):
     fp32_gradients: bool = True
     tp_overlap: bool = True
     gpu: str = "H100"
-    """GPU model, by the name of its card."""
+    """GPU model: the name of its card."""
     tensor_degree: int | None = None
-    """Tensor (or Ulysses) degree for a plan of several degrees, where the engine has one. None: the
-    largest degree of the plan. `autopar-export` prices each degree and selects the fastest that
-    fits. A plan of one degree keeps it, whatever this value."""
+    """Tensor (or Ulysses) degree to use if layers differ in it and the engine supports only one.
+    None: the largest degree of the plan. `autopar-export` tries each degree and selects the fastest
+    that fits in memory. Ignored for a plan with one degree."""
 
     @property
     def seq_length(self) -> int:
@@ -61,13 +61,13 @@ class ExportJob(Record):
 
 
 class ExportedPlan(Record):
-    """Plan exported to one engine: files, launch command and losses."""
+    """Plan exported to one engine: files, launch command and unsupported features."""
 
     engine: Engine
     engine_version: str
     """Release of the engine that the keys come from."""
     plan: Plan
-    """Plan that the engine executes with the files; the plan itself where nothing is lost."""
+    """Plan that the engine executes; equal to the exported plan if `losses` is empty."""
     files: Mapping[str, str]
     """Text by file name; the first is the configuration."""
     losses: tuple[UnsupportedFeature, ...]
@@ -75,25 +75,25 @@ class ExportedPlan(Record):
     launch: str
     """Launch command of one node, with its environment; ends in a newline."""
     notes: tuple[str, ...] = field(default=())
-    """Further notes for the user: memory-neutral choices, keys to fill in."""
+    """Notes for the user, such as values to fill in."""
     as_run: Mapping[str, bool | str] = field(default_factory=dict)
-    """Fields of `SearchOptions` as the engine runs the plan, where they differ from the job. The
-    plan is priced with these values."""
+    """Fields of `SearchOptions` whose value in the engine differs from the job. Estimates of time
+    and memory use these values."""
     search: SearchFields = ()
-    """Options of a search for plans of these degrees that the engine runs as priced; empty where
-    any search finds such plans."""
+    """Options of a search that finds only plans with these degrees that the engine runs unchanged;
+    empty if every plan is such a plan."""
     draft: Draft | None = None
-    """Files and command from the writer of the engine; None: made without that writer."""
+    """Output of `Engine.write`; None for engines with per-layer plans."""
     runs: Run | None = None
     """Run that the files describe; None for engines with per-layer plans."""
 
 
 Lower = Callable[[ExportJob], ExportedPlan]
-"""Function that exports a plan. It raises InputError, one sentence, where no near plan exists."""
+"""Function that exports a plan. It raises InputError if the engine runs no similar plan."""
 
 
 class ExporterSubspace(TypedDict, total=False):
-    """Fields of `SearchOptions` that define one subspace of an engine's plans."""
+    """Fields of `SearchOptions` that define one part of the plans that an engine runs."""
 
     max_pp_deg: int
     fine_grained_mode: bool
@@ -113,32 +113,32 @@ class ExporterSubspace(TypedDict, total=False):
 
 
 class ExporterSpace(Record):
-    """Space of plans that an engine runs unchanged: `SPACE` of its module, searched by `--engine`.
+    """Space of per-layer plans that an engine runs unchanged, searched with `--engine`.
 
-    Every subspace is searched exactly. Plans that the exporter would change are excluded.
+    It is `SPACE` in `plan.py` of the engine. Each subspace is searched exactly.
     """
 
     parts: tuple[tuple[ExporterSubspace, str], ...] = ()
-    """Subspaces as pairs (options, rules in addition to the degree); empty: the engine runs every
-    plan."""
+    """Subspaces as pairs (options, constraints for `--pin` in addition to the degrees); empty: the
+    engine runs every plan."""
     one_degree: bool = True
-    """True if embedding, head and all layers share one tensor degree: one subspace per degree."""
+    """True if embedding, head and all layers share one tensor degree; each degree is searched."""
     context: bool = False
-    """True if they also share one context degree: one subspace per degree. False: no context
-    parallelism."""
+    """True if embedding, head and all layers share one context degree; each degree is searched.
+    False: no context parallelism."""
     gathers: bool = False
     """True if context ranks all-gather keys and values instead of using a ring."""
     whole_sequences: bool = False
-    """True if tensor parallelism has no sequence parallelism: whole sequences between blocks."""
+    """True if the engine has tensor parallelism without sequence parallelism."""
     priced: ExporterSubspace = field(default_factory=ExporterSubspace)
-    """Options of all subspaces in which the engine differs from the defaults of the search, except
-    its memory (`--memory-of`)."""
+    """Options common to all subspaces, where the engine differs from the defaults of the search;
+    `memory_of` is set separately."""
     stack: str | None = None
-    """Software stack used for step times; None: the default stack."""
+    """Software stack for step-time estimates; None: the default stack."""
 
 
 class NearestPlan(Record):
-    """Nearest plan that an engine can run, and its settings in the engine."""
+    """Nearest plan that an engine can run, with its differences from the requested plan."""
 
     plan: Plan
     losses: tuple[UnsupportedFeature, ...] = ()
@@ -147,7 +147,7 @@ class NearestPlan(Record):
     as_run: Mapping[str, bool | str] = field(default_factory=dict)
     """Fields of `SearchOptions` whose value in the engine differs from the job."""
     search: SearchFields = ()
-    """Options of a search for plans that this engine runs as priced."""
+    """Options of a search for plans with these degrees that the engine runs unchanged."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class NearestPlan(Record):
 
 
 def lower_for(engine: str) -> Lower:
-    """Return the function that exports a plan to an engine, one of EXPORTERS."""
+    """Return the function that exports plans to an engine, which is named in EXPORTERS."""
     own = engine_named(engine)
     lower: Lower = own.lower if own.lower is not None else partial(_lowered, own)
     return lower
@@ -185,7 +185,7 @@ def _lowered(engine: EngineRecord, job: ExportJob) -> ExportedPlan:
 
 
 def space_of(engine: str) -> ExporterSpace:
-    """Return the space of plans that an engine, one of EXPORTERS, runs unchanged."""
+    """Return the space of plans that an engine, named in EXPORTERS, runs unchanged."""
     plans = engine_named(engine).plans
     assert plans is not None, "plans are written for it"
     space: ExporterSpace = plans()
@@ -193,9 +193,9 @@ def space_of(engine: str) -> ExporterSpace:
 
 
 def unsupported_modules(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the names of model parts that no plan can be exported with.
+    """Return the names of model features that the export of per-layer plans does not support.
 
-    Plan writers support heads, MLPs and equal experts, and reject a model with other parts.
+    Supported are multi-head and grouped-query attention, MLPs, and routed experts of one size.
     """
     found = {
         "latent attention": any(layer.latent is not None for layer in spec.layers),
@@ -218,7 +218,7 @@ def unsupported_modules(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def has_one_kind(spec: ModelSpec) -> bool:
-    """Return whether all layers have one shape and self-attention only, in any layer groups."""
+    """Return whether all layers have equal sizes and none has cross-attention."""
     shapes = {
         (x.hidden_size, x.num_heads, x.seq_length, x.ffn_hidden_size, x.num_experts)
         for x in spec.layers
@@ -240,10 +240,11 @@ def exchange_degree(plan: Plan) -> int:
 
 
 def choice_of_plan(plan: Plan, *, zero: int, context: ContextKind = "ring") -> Candidate:
-    """Return the choice (degrees and batch) of a plan with equal layers.
+    """Return the candidate with the degrees, batch sizes and stages of a plan with equal layers.
 
-    Ulysses ranks become context ranks with all-to-all communication.
-    context : context-parallel type of a plan without Ulysses.
+    Ulysses ranks become context-parallel ranks with all-to-all communication.
+
+    zero : ZeRO stage. context : context-parallel type of a plan without Ulysses.
     """
     layer, exchanged = plan.layers[0], exchange_degree(plan)
     tp = layer.tp // exchanged
@@ -251,7 +252,7 @@ def choice_of_plan(plan: Plan, *, zero: int, context: ContextKind = "ring") -> C
         tp=tp,
         cp=layer.cp * exchanged,
         cp_kind="a2a" if exchanged > 1 else context,
-        # In plans, tensor ranks split experts like all other weights.
+        # In per-layer plans, tensor parallelism also shards the experts.
         etp=tp,
         pp=plan.num_stages,
         schedule=plan.pipeline_type if plan.num_stages > 1 else "1f1b",
@@ -266,9 +267,11 @@ def choice_of_plan(plan: Plan, *, zero: int, context: ContextKind = "ring") -> C
 def run_of_choice(
     space: EngineSpace, job: ExportJob, choice: Candidate, model: Model | None = None
 ) -> Run:
-    """Return the run of a choice made from a plan, in the precision of the job.
+    """Return the run of a candidate made from a plan, in the precision of the job.
 
-    model : model to use instead of that of the job. Raises InputError where no run has this model.
+    model : model of the run; None: that of the job.
+
+    Raises InputError if the model cannot be converted or the run is illegal.
     """
     made = space.launch(
         SpaceJob(
@@ -286,7 +289,7 @@ def run_of_choice(
 
 
 def target_of(job: ExportJob) -> ExportTarget:
-    """Return the machines and the model of a job."""
+    """Return the export target of a job: its machines and its model."""
     return ExportTarget(
         num_nodes=job.num_nodes,
         gpus_per_node=job.gpus_per_node,
@@ -296,11 +299,11 @@ def target_of(job: ExportJob) -> ExportTarget:
 
 
 # --------------------------------------------------------------------------------------------------
-# Search options for the plan as an engine runs it: to price it, and to search again.
+# Search options that match the behaviour of an engine, for estimates and for a new search.
 #
-# An engine may differ from the defaults of the search, such as sequence parallelism. Each exporter
-# lists the settings of its engine, and the plan is priced with those that differ from the job.
-# Options for a new search are fields of `SearchOptions`, converted to text only for display.
+# Engines may differ from the defaults of the search, such as in sequence parallelism. Each exporter
+# lists the settings of its engine; estimates use those that differ from the job. Options for a new
+# search are fields of `SearchOptions`, converted to text only for display.
 
 
 # Options and rules of subspaces.
@@ -310,7 +313,7 @@ EVERY_MICROBATCH: ExporterSubspace = {"async_grad_reduce": False}
 REPLICAS: ExporterSubspace = {"default_dp_type": "ddp", "disable_sdp": True}
 SHARDED_OPTIMIZER: ExporterSubspace = {"default_dp_type": "zero2", "disable_sdp": True}
 MODEL_GRADIENTS: ExporterSubspace = {"fp32_gradients": False}
-"""Gradients are summed in the precision of the model."""
+"""Gradients are accumulated and reduced in the precision of the weights, not in fp32."""
 ZERO3 = "zero3=1,vzero3=1"
 
 UNIFORM: SearchFields = (("fine_grained_mode", False),)
@@ -318,10 +321,12 @@ ONE_STAGE: SearchFields = (("max_pp_deg", 1),)
 
 
 def different(job: ExportJob, plan: Plan, runs: Mapping[str, bool]) -> dict[str, bool]:
-    """Return the options whose value in the engine differs from that of the priced job.
+    """Return the options, with their value in the engine, that differ from the job.
 
-    With one micro-batch per step, the time of the gradient reduction makes no difference; in fp32,
-    the precision of gradients makes none.
+    Options without effect are omitted: `async_grad_reduce` with one micro-batch per step, and
+    `fp32_gradients` in fp32 training.
+
+    runs : value in the engine by field of `ExportJob`.
     """
     return {
         name: value
@@ -343,7 +348,7 @@ def as_typed(fields: Iterable[tuple[str, Any]]) -> str:
 
 
 def search_words(lowered: ExportedPlan) -> str:
-    """Return command-line options of a search for plans that the engine runs as priced."""
+    """Return the command-line options of a search for plans that the engine runs unchanged."""
     if not lowered.search:
         return ""
     return as_typed((*lowered.search, ("memory_of", lowered.engine)))
@@ -352,9 +357,9 @@ def search_words(lowered: ExportedPlan) -> str:
 def search_fields(
     plan: Plan, runs: Mapping[str, bool], more: Sequence[tuple[str, Any]] = ()
 ) -> SearchFields:
-    """Return the options of a search for plans of these degrees without losses.
+    """Return the options of a search for plans with the degrees of `plan` that run unchanged.
 
-    runs : options as the engine runs the plan. more : further options of the engine, put first.
+    runs : value in the engine by field of `SearchOptions`. more : options of the engine, put first.
     """
     fields = list(more)
     # Options at their default are omitted.

@@ -1,6 +1,6 @@
-"""Records for reading launch files with `autopar check`: the request (Asked) and the result.
+"""Records of `autopar check` common to all engines: `CheckOptions` and `CheckedFile`.
 
-`search.engines.table` lists the engines and identifies the engine of a file.
+`search.engines.table` identifies the engine of a file.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from search.engines.megatron.read import ReadRun
 
 
 class CheckOptions(Record):
-    """Command-line settings of a check, in addition to the file."""
+    """Command-line options of a check."""
 
     gpu: str
-    """GPU model, by the name of its card."""
+    """GPU model: the name of its card."""
     world_size: int | None = None
     """Number of GPUs; None: the file must contain it."""
     model: str | None = None
@@ -33,53 +33,54 @@ class CheckOptions(Record):
 
 
 class CheckedFile(Record):
-    """Content of a checked file, with the functions that change it."""
+    """Result of reading a launch file: its run, findings, and functions for suggested changes."""
 
     path: str
     trainer: str
-    """Displayed name of the engine."""
+    """Name of the engine for display, such as `Megatron-LM`."""
     stack: str
-    """Software stack for estimates where the user selects no other (`autopar stacks`)."""
+    """Software stack for estimates, unless the user selects another (`autopar stacks`)."""
     world_size: int
     run: Run | None
-    """Run to price; None: it cannot be priced, and a finding gives the reason."""
+    """Run to estimate; None: no estimate is possible, and a finding gives the reason."""
     described: Run | None = None
-    """Run of a completely read file, even where it cannot be priced; None: no such run given."""
+    """Run of the file even if no estimate is possible; None: the file was not read completely, or
+    the reader does not set this field."""
     findings: tuple[Notice, ...]
-    """Findings on the file. A run with one of kind `illegal` is not priced."""
+    """Findings on the file. With a finding of kind `illegal`, there is no estimate."""
     harmless: tuple[Ignored, ...] = ()
     """Arguments that change neither time nor memory."""
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Arguments as written, by key; for scripts, by flag without leading hyphens."""
     moves: frozenset[Move] = MOVES
-    """Types of suggested changes that such a file can express."""
+    """Types of changes to suggest: those that files of this type can express."""
     written: Callable[[Run], Changes | None]
-    """Function (other run) -> changes that turn the file into this run. None: the file cannot
-    express it, or it would not run. The changed file, read again, must describe this run."""
+    """Function (other run) -> changes that make the file describe that run, verified by reading the
+    changed settings. None: the file cannot express the run, or it would be illegal."""
     spelled: Callable[[str, str | None], str]
     """Function (key, value) -> line of the file for a key of `Changes` or `Ignored`, such as
     `--seq-length 4096`. The line has no value where the value is None or empty."""
     worded: Callable[[str], str] = str
-    """Function (sentence) -> sentence with arguments of Megatron-LM replaced by keys of the file.
-    Sentences on memory name arguments of Megatron-LM."""
+    """Function (sentence) -> sentence with Megatron-LM arguments replaced by keys of the file.
+    Sentences on memory are written with Megatron-LM arguments."""
 
 
 class ReadResult(Record):
     """Result of reading a file as a run."""
 
     run: Run | None = None
-    """Run to price; None: it cannot be priced."""
+    """Run to estimate; None: no estimate is possible."""
     described: Run | None = None
-    """Run of the file, whether or not it can be priced; None: not read."""
+    """Run of the file, even if no estimate is possible; None: not read."""
     ignored: tuple[Ignored, ...] = ()
     problems: tuple[Notice, ...] = ()
-    """Findings of kind `illegal` that explain why there is no run."""
+    """Findings of kind `illegal` that prevented the file from being read as a run."""
     unpriced: Notice | None = None
-    """Finding of kind `not priced` on a run that may be valid; None: no such finding."""
+    """Finding of kind `not priced`: reason why a possibly valid run has no estimate; else None."""
 
 
 def attempt(read: Callable[[], ReadRun]) -> ReadResult:
-    """Return the result of `read`: a run, or the reasons why there is none."""
+    """Return the result of `read`, with UnpricedError, RuleError and InputError as findings."""
     try:
         found = read()
     except UnpricedError as error:
@@ -108,9 +109,11 @@ def attempt(read: Callable[[], ReadRun]) -> ReadResult:
 
 
 def world_size_of(path: Path | str, own: int | None, asked: CheckOptions) -> int:
-    """Return the number of GPUs of a file, from the file (`own`) or from the command line.
+    """Return the number of GPUs, from the command line (`asked`) or from the file.
 
-    Raises DocumentError where both give different numbers, or neither gives one.
+    own : number in the file; None: not given.
+
+    Raises DocumentError if the numbers differ, or if neither is given.
     """
     if asked.world_size is not None and own is not None and own != asked.world_size:
         raise DocumentError(
@@ -129,7 +132,7 @@ def world_size_of(path: Path | str, own: int | None, asked: CheckOptions) -> int
 
 
 def without_effect(trainer: str, keys: Iterable[tuple[str, str]]) -> tuple[Notice, ...]:
-    """Return notices on keys without effect, from (key, reason) pairs."""
+    """Return one notice for each (key, reason) pair of a key that has no effect."""
     return tuple(
         notice(f"{trainer}.no-effect", "no effect", "{key} ({why})", key=key, why=why)
         for key, why in keys
@@ -137,12 +140,15 @@ def without_effect(trainer: str, keys: Iterable[tuple[str, str]]) -> tuple[Notic
 
 
 def read_notes(notes: Iterable[str]) -> tuple[Notice, ...]:
-    """Return notices on assumptions made while reading a file."""
+    """Return one notice for each sentence on an assumption made while reading a file."""
     return tuple(notice("read.note", "read", "{note}", note=note) for note in notes)
 
 
 def with_problems(found: ReadResult, broken: Sequence[Notice]) -> tuple[Notice, ...]:
-    """Return the reasons why a file has no price, and the broken rules, each rule once."""
+    """Return the findings of `found` and the broken rules, with each rule reported once.
+
+    broken : notices on broken rules, which replace findings with the same id.
+    """
     ids = {one.id for one in broken}
     unpriced = () if found.unpriced is None else (found.unpriced,)
     return without_repetitions(

@@ -1,7 +1,7 @@
-"""Search space of an engine with one set of degrees, and the conversion of a choice to a run.
+"""Search space of an engine with one set of degrees, and conversion of candidates to runs.
 
-The space of an engine is `SPACE` in its folder; its constraints are rows of its `rules.py`. This
-module contains the types and the parts common to all engines.
+The space of an engine is in `space.py` of its folder, its constraints are in `rules.py`. This
+module contains the types and functions common to all engines.
 """
 
 from __future__ import annotations
@@ -52,55 +52,56 @@ class EngineContext(Record, dict=True):
     global_batches: tuple[int, ...]
     world: int
     gpu: str
-    """GPU model, by the name of its card."""
+    """GPU model: the name of its card."""
     domain: int | None = None
-    """Number of neighbouring GPUs joined without the network (NVLink domain); None: all GPUs."""
+    """Number of GPUs of an NVLink domain; None: all GPUs of the cluster."""
     skew: float | None = None
-    """Tokens of the busiest expert rank over the mean, for step times; None: balanced experts."""
+    """Tokens of the busiest expert-parallel rank over the mean, for step times; None: balanced."""
     training: TrainingSettings = TrainingSettings()
 
     @cached_property
     def values(self) -> Mapping[str, Any]:
-        """Values of rules that do not depend on the choice."""
+        """Values that rules read and that do not depend on the candidate."""
         return job_values(self)
 
 
 _UNLINKED = re.compile(r"MI[0-9]|RTX|L4|L40|T4|V100|A(2|10|16|30|40)([^0-9]|$)|.*PCIE")
-"""Pattern of devices without NVLink, or without support for the kernels that use it. A custom card
-is assumed to have both."""
+"""Pattern of GPU models without NVLink or without the NVIDIA kernels that use it. Custom cards are
+assumed to have both."""
 
 
 def nvlinked(gpu: str) -> bool:
-    """Return whether a device has NVLink and supports the NVIDIA kernels that write through it."""
+    """Return whether a GPU model has NVLink and the NVIDIA kernels that use it, such as DeepEP."""
     return _UNLINKED.match(gpu.upper()) is None
 
 
 def can_overlap_tp(gpu: str) -> bool:
-    """Return True if a device cannot overlap both tensor-parallel and expert communication.
+    """Return True if a GPU model is older than Blackwell and needs one launch queue for TP overlap.
 
-    Before Blackwell, TP overlap needs a single launch queue, so that a transfer starts before its
-    GEMM. Expert communication of another micro-batch needs several queues.
-    CUDA_DEVICE_MAX_CONNECTIONS is therefore 1 or 32. Sources: `PerfEnvPlugin` of Megatron-Bridge's
+    Such a device cannot combine TP overlap with overlapped expert communication. TP overlap needs
+    CUDA_DEVICE_MAX_CONNECTIONS=1, so that a transfer starts before its GEMM; overlapped expert
+    communication needs 32. Sources: `PerfEnvPlugin` of Megatron-Bridge's
     scripts/performance, `validate_args` of Megatron-LM.
     """
     return not gpu.upper().startswith(BLACKWELL)
 
 
 class EngineSpace(Record):
-    """Search space of one engine variant: the values of a choice that it supports."""
+    """Search space of one engine variant: supported values of the fields of `Candidate`."""
 
     name: str
     title: str
     stack: str
-    """Software stack used for step times."""
+    """Software stack for step-time estimates."""
     schedules: tuple[Schedule, ...]
-    """Pipeline schedules, in the order that ranks equally fast plans; empty: no pipeline."""
+    """Pipeline schedules, preferred first among equally fast plans; empty: no pipeline."""
     context: tuple[ContextKind, ...]
     """Types of context parallelism; empty: no context parallelism."""
     experts: bool
     """True if the engine has expert parallelism."""
     expert_tensor: Callable[[int], tuple[int, ...]] | None
-    """Function (tensor degree) -> expert tensor degrees; None: any degree that divides experts."""
+    """Function (tensor degree) -> expert tensor degrees; None: any degree that divides the expert
+    width."""
     zero: tuple[int, ...]
     zero_with_stages: tuple[int, ...]
     replicated: tuple[int, ...]
@@ -108,7 +109,7 @@ class EngineSpace(Record):
     recompute: Callable[[Model], tuple[str, ...]]
     """Function (model) -> recomputation options of its layers."""
     blocks: bool
-    """True if the engine can recompute only the first layers of a chunk (`block N`)."""
+    """True if the engine can recompute the first N layers of each model chunk only (`block N`)."""
     offload: Callable[[Model], tuple[str, ...]]
     """Function (model) -> activation offload options of its layers, `none` first."""
     precisions: Callable[[str], tuple[Precision, ...]]
@@ -119,36 +120,36 @@ class EngineSpace(Record):
     """True for the variant of an engine with layers compiled by torch.compile."""
     overlaps_experts: bool
     overlaps_tensor: Callable[[EngineContext, int], bool]
-    """Function (job, tensor degree) -> True if GEMMs can overlap tensor-parallel communication."""
+    """Function (context, tensor degree) -> True if TP communication can overlap with GEMMs."""
     any_layout: bool
     """True if any layer partition over stages is possible."""
     launch: Callable[[EngineContext, Candidate], Run]
-    """Function (job, choice) -> legal run."""
+    """Function (context, candidate) -> run; raises RuleError for an illegal one."""
     rules: tuple[Rule, ...]
-    """Constraints of the engine beyond divisibility of degrees, over the values of `values_of`."""
+    """Constraints of the engine, except divisibility of degrees, over the values of `values_of`."""
     left_out: tuple[str, ...]
-    """Supported features that are not searched, with the option that includes them, if any."""
+    """Features of the engine that are not searched, with the option that uses them, if any."""
 
 
 def run_of(engine: EngineSpace, job: EngineContext, choice: Candidate) -> Run:
-    """Return the run of a choice; raises RuleError with the constraints that it violates."""
+    """Return the run of a candidate; raises RuleError with the constraints that it violates."""
     refuse(engine.rules, values_of(job, choice))
     return engine.launch(job, choice)
 
 
 def values_of(job: EngineContext, choice: Candidate) -> dict[str, Any]:
-    """Return the values of rules for a job and a choice."""
+    """Return the values that rules read, by name, for a candidate in a search context."""
     given = {name: getattr(choice, name) for name in _FIELDS}
     return {**job.values, **with_words(given)}
 
 
 def runs(engine: EngineSpace, job: EngineContext, choice: Candidate) -> bool:
-    """Return whether a choice whose degrees divide meets the constraints of an engine."""
+    """Return whether a candidate meets `engine.rules`; its degrees must divide the GPUs."""
     return bool(holds_all(engine.rules, values_of(job, choice)))
 
 
 def job_values(job: EngineContext) -> dict[str, Any]:
-    """Return the values of rules that do not depend on the choice."""
+    """Return the values that rules read and that depend only on the search context, by name."""
     model, experts = job.model, job.model.experts
     latent = model.attention.latent is not None
     return {
@@ -185,11 +186,11 @@ _FIELDS = (
     *("tp", "tp_overlap", "cp", "cp_kind", "pp", "vpp", "ep", "etp", "zero", "dp_replicate"),
     *("recompute", "offload", "overlap_experts"),
 )
-"""Fields of a choice that rules read."""
+"""Fields of `Candidate` that rules read."""
 
 
 def with_words(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values of a choice with the values derived from its words."""
+    """Return values of a candidate by name, with values derived from its recomputation."""
     word = values.get("recompute")
     if word is None:
         return {**values}
@@ -201,7 +202,7 @@ def with_words(values: Mapping[str, Any]) -> dict[str, Any]:
 def strategy_of(
     job: EngineContext, choice: Candidate, *, zero: Zero, sequence_parallel: bool = True
 ) -> Strategy:
-    """Return the strategy of a choice, with its recomputation and offload in all layers."""
+    """Return the strategy of a candidate, with equal splits in all layers."""
     mixed = job.model.experts is not None
     split = Split(
         tp=choice.tp,
@@ -228,7 +229,7 @@ def strategy_of(
 
 
 def run_precision(choice: Candidate) -> RunPrecision:
-    """Return the precision settings of a choice."""
+    """Return the precision settings of a candidate."""
     recipes: Mapping[str, Literal["tensorwise", "blockwise", "mxfp8"]] = {
         "fp8": "tensorwise",
         "fp8-blockwise": "blockwise",
@@ -242,7 +243,7 @@ def run_precision(choice: Candidate) -> RunPrecision:
 
 
 def device_precisions(gpu: str) -> tuple[Precision, ...]:
-    """Return the GEMM precisions that a device supports."""
+    """Return the GEMM precisions that a GPU model supports."""
     name = gpu.upper()
     if name.startswith(BLACKWELL):
         return ("bf16", "fp8", "mxfp8", "nvfp4")
@@ -277,10 +278,13 @@ def torch_run(
     sequence_parallel: bool = True,
     host_adam: HostAdam = "torch",
 ) -> Run:
-    """Return the legal run of a choice in an engine with PyTorch layers."""
+    """Return the run of a candidate in an engine with PyTorch layers.
+
+    Raises RuleError for an illegal run.
+    """
     run = Run(
         name=job.name,
-        # Only Megatron pads the vocabulary, to divide it over tensor ranks.
+        # Only Megatron-LM pads the vocabulary, to shard it over tensor ranks.
         model=replace(job.model, vocab_divisor=1),
         strategy=strategy_of(
             job, choice, zero=cast(Zero, choice.zero), sequence_parallel=sequence_parallel
@@ -312,17 +316,17 @@ PLAIN_RULES = (
          (experts > 0) * (etp != tp),
          "etp({etp}) must be tp({tp}): no separate expert tensor degree"),
 )  # fmt: skip
-"""Rules of engines that train layers of transformers."""
+"""Rules of engines that train models of Hugging Face transformers."""
 
 
 TRANSFORMERS = Kernels(attention="flash", module="transformers", loss="whole", loss_parallel=False)
-"""Kernels of transformers layers, with accelerate or DeepSpeed."""
+"""Kernels of Hugging Face transformers layers, for accelerate and DeepSpeed."""
 
 
 def transformers_space(**own: Any) -> EngineSpace:
-    """Return the space of an engine that trains layers of transformers.
+    """Return the space of an engine that trains models of Hugging Face transformers.
 
-    own : fields in which such engines differ
+    own : fields of `EngineSpace` in which such engines differ.
     """
     return EngineSpace(
         stack="torchtitan-eager",

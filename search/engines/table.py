@@ -1,4 +1,4 @@
-"""Table of engines with their readers and writers, and identification of the engine of a file."""
+"""Table of all engines, and identification of the engine of a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALIKE = 0.005
 
 
 def _uniform(name: str, title: str, folder: str, forms: str, **more: Any) -> Engine:
-    """Return an engine with one set of degrees, with all functions from its folder."""
+    """Return an engine with one set of degrees, whose functions are in `folder`."""
     return Engine(
         name=name,
         title=title,
@@ -71,17 +71,17 @@ ENGINES: tuple[Engine, ...] = (
     _uniform("accelerate", "accelerate", "huggingface", "YAML or script", starts=("deepspeed",)),
     _layered("paddlenlp", "PaddleNLP"),
 )
-"""All engines, in the order that ranks equally fast plans."""
+"""All engines, preferred first among equally fast plans."""
 EXPORTERS: tuple[str, ...] = tuple(one.name for one in ENGINES if one.exports)
 """Names of engines that per-layer plans can be exported to."""
 IMPORTERS: tuple[str, ...] = tuple(one.name for one in ENGINES if one.imports is not None)
 """Names of engines whose configurations can be read as plans."""
 WRITERS: tuple[str, ...] = tuple(one.name for one in ENGINES if one.write is not None)
-"""Names of engines whose runs can be exported and read."""
+"""Names of engines that runs can be exported to."""
 
 
 def engine_named(name: str) -> Engine:
-    """Return an engine by its name."""
+    """Return the engine with a name of ENGINES; raises StopIteration for another name."""
     return next(one for one in ENGINES if one.name == name)
 
 
@@ -105,7 +105,7 @@ def variants(space: EngineSpace) -> tuple[EngineSpace, ...]:
 
 
 def engine_space(name: str, *, compiled: bool = False) -> EngineSpace:
-    """Return the space of an engine by name, in its eager or compiled variant."""
+    """Return the space of the eager or compiled variant of an engine, by its name."""
     return next(one for one in _variants() if one.name == name and one.compiled == compiled)
 
 
@@ -114,12 +114,12 @@ def engine_space(name: str, *, compiled: bool = False) -> EngineSpace:
 
 
 def _readers() -> list[Engine]:
-    # Engines with distinctive keys come first, since their scripts also have Megatron-LM flags.
+    # Engines with distinctive keys come first: their scripts may also contain Megatron-LM flags.
     return [one for one in reversed(ENGINES) if one.owns is not None]
 
 
 def engine_of(source: Configuration) -> Engine:
-    """Return the engine of a file; raises DocumentError, which lists all engines, without one."""
+    """Return the engine of a file; raises DocumentError if no engine recognises the file."""
     readers = _readers()
     found = next((one for one in readers if one.owns is not None and one.owns(source)), None)
     if found is None:
@@ -131,7 +131,10 @@ def engine_of(source: Configuration) -> Engine:
 
 
 def named_card(path: str) -> str | None:
-    """Return the GPU model that a file names, or None; raises DocumentError as `read_checked`."""
+    """Return the GPU model that a file names, or None.
+
+    Raises DocumentError if no engine recognises the file.
+    """
     from search.engines.text import read_configuration
 
     source = read_configuration(path)
@@ -147,16 +150,18 @@ def read_checked(
     model: str | None = None,
     seq_length: int | None = None,
 ) -> CheckedFile:
-    """Return the checked content of a launch file; raises DocumentError where it is none.
+    """Return the run and the findings of a launch file.
 
-    world_size : number of GPUs, where the file does not contain it. gpu : GPU model.
-    model, seq_length : values that the training script sets, not the file.
+    world_size : number of GPUs; None: the file contains it. gpu : GPU model.
+    model, seq_length : model and sequence length in tokens, if the training script sets them.
+
+    Raises DocumentError if no engine recognises the file, or if the number of GPUs is unknown.
     """
     from search.engines.megatron.names import harmless
     from search.engines.reader import CheckOptions
     from search.engines.text import read_configuration
 
-    # Other engines use Megatron-LM's argument names in the same meaning.
+    # In scripts of other engines, these argument names have the same meaning as in Megatron-LM.
     source = read_configuration(path, world_size=world_size, harmless=harmless)
     asked = CheckOptions(world_size=world_size, gpu=gpu, model=model, seq_length=seq_length)
     engine = engine_of(source)

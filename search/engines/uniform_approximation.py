@@ -1,9 +1,8 @@
 """Nearest plan with equal layers, for engines with one set of degrees for the whole model.
 
-`EngineCapabilities` describes the capabilities of an engine. Losses are the differences between a
-plan and the nearest one, so a plan that the engine runs unchanged has none. Of two equivalent
-values, such as those of a strided group of one rank or of ZeRO over one rank, the plan's value is
-kept.
+Unsupported features are the differences between a plan and the nearest one, so a plan that the
+engine runs unchanged has none. Values without effect, such as strided groups of one rank or ZeRO
+over one rank, are not changed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ DataMode = Literal["ddp", "zero1", "zero2", "zero3"]
 class EngineCapabilities(Record):
     """Capabilities of an engine with one set of degrees for all layers.
 
-    A *shape* is a strategy reduced to tp, Ulysses and cp, the degrees that all layers share.
+    A *shape* is a `LayerStrategy` with only tp, Ulysses and cp set, which all layers share.
     """
 
     title: str
@@ -38,10 +37,10 @@ class EngineCapabilities(Record):
     data_mode: Callable[[DataMode, LayerStrategy, int], DataMode] = lambda mode, shape, data: mode
     """Function (mode of the plan, shape, data degree) -> nearest data-parallel mode."""
     problems: Callable[[LayerStrategy, ModelSpec], tuple[str, ...]] = lambda shape, spec: ()
-    """Function (shape, model) -> one text per violated rule of the engine that is not in
-    `autopar.run.plan`."""
+    """Function (shape, model) -> one message per violated rule of the engine, in addition to those
+    of `autopar.run.plan`."""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """Reasons why a key of the strategy file cannot be kept; they override `_REASONS`."""
+    """Reason by key of the strategy file why the engine changes its value; overrides `_REASONS`."""
 
 
 _REASONS = {
@@ -60,9 +59,9 @@ _REASONS = {
 
 
 def kv_heads_problems(shape: LayerStrategy, spec: ModelSpec) -> tuple[str, ...]:
-    """Return one text for each number of key-value heads that the tensor degree does not divide."""
+    """Return one message for each number of key-value heads that tp does not divide."""
     if shape.ulysses:
-        # Ulysses copies key-value heads if there are fewer heads than ranks.
+        # Ulysses replicates key-value heads if there are fewer heads than ranks.
         return ()
     return tuple(
         f"kv_heads({heads}) % tp({shape.tp}) = {heads % shape.tp} != 0"
@@ -75,12 +74,12 @@ def kv_heads_problems(shape: LayerStrategy, spec: ModelSpec) -> tuple[str, ...]:
 def nearest(
     job: ExportJob, reach: EngineCapabilities
 ) -> tuple[Plan, tuple[UnsupportedFeature, ...]]:
-    """Return the nearest plan that the engine can express, and the losses.
+    """Return (nearest plan that the engine can express, unsupported features of the job's plan).
 
-    A plan of several tensor degrees gets `ExportJob.tensor_degree`, else the largest legal degree.
-    If one layer has ZeRO-3 or is checkpointed, all layers are, so that neither increases memory.
+    A plan with several tensor degrees gets `ExportJob.tensor_degree`, else the largest legal one.
+    If any layer has ZeRO-3 or recomputation, all layers get it, so that memory does not grow.
 
-    Raises InputError where no degree is legal.
+    Raises InputError if no degree is legal.
     """
     refused = ""
     for shape in _shapes(job, reach):
@@ -89,7 +88,7 @@ def nearest(
             problems = violations(plan, job.spec, sequence_parallel=job.sequence_parallel)
             if not problems:
                 return plan, losses_between(job.plan, plan, reach.title, reach.reasons, refused)
-        # Keep the first problem, which is that of the nearest shape.
+        # Report the problem of the first shape, which is the nearest.
         refused = refused or problems[0]
     wanted = f" of tp {job.tensor_degree}" if job.tensor_degree else ""
     raise InputError(
@@ -99,12 +98,12 @@ def nearest(
 
 
 def _shapes(job: ExportJob, reach: EngineCapabilities) -> Iterator[LayerStrategy]:
-    """Yield the shapes to try, in order of preference."""
+    """Yield the shapes to try, nearest to the plan first."""
     plan = job.plan
     present = {_shape(layer, reach) for layer in plan.layers}
-    # Most ranks first, so that weights and activations per rank do not grow.
+    # Largest tp * cp first, so that weights and activations per rank do not grow.
     ordered = sorted(present, key=lambda s: (s.tp * s.cp, s.tp, not s.ulysses), reverse=True)
-    # A plan of one degree keeps it, whatever degree is requested.
+    # The requested degree applies only to plans with several degrees.
     if job.tensor_degree is not None and len({s.tp for s in present}) > 1:
         wanted = [s for s in ordered if s.tp == job.tensor_degree]
         tp, most = job.tensor_degree, ordered[0]
@@ -128,13 +127,13 @@ def _shapes(job: ExportJob, reach: EngineCapabilities) -> Iterator[LayerStrategy
 
 
 def _shape(layer: LayerStrategy, reach: EngineCapabilities) -> LayerStrategy:
-    # In an engine without context parallelism, context ranks become tensor ranks.
+    # Without context parallelism in the engine, context ranks become tensor ranks.
     tp, cp = (layer.tp, layer.cp) if reach.context else (layer.tp * layer.cp, 1)
     return LayerStrategy(tp=tp, ulysses=layer.ulysses and reach.ulysses and tp > 1, cp=cp)
 
 
 def _plans(job: ExportJob, reach: EngineCapabilities, shape: LayerStrategy) -> Iterator[Plan]:
-    """Yield the plans of one shape, which differ in embedding and head only."""
+    """Yield the plans whose layers all have one shape; they differ in embedding and head."""
     plan = job.plan
     ranks = plan.world_size // plan.num_stages
     mode = reach.data_mode(_data_mode(plan), shape, ranks // (shape.tp * shape.cp))
@@ -145,7 +144,7 @@ def _plans(job: ExportJob, reach: EngineCapabilities, shape: LayerStrategy) -> I
             ulysses=shape.ulysses if shape.tp > 1 else layer.ulysses,
             zero3=mode == "zero3" if _replicas(ranks, shape) > 1 else layer.zero3,
             checkpoint=layer.checkpoint if reach.layer_checkpoints else everywhere,
-            # A group of one rank or of all ranks is the same, strided or not.
+            # Striding has no effect on a group of one rank or of all ranks.
             strided=layer.strided and shape.tp in (1, ranks) and layer.tp == shape.tp,
         )
         for layer in plan.layers
@@ -160,23 +159,19 @@ def _plans(job: ExportJob, reach: EngineCapabilities, shape: LayerStrategy) -> I
 
 
 def _vocabularies(vocab: VocabStrategy, shape: LayerStrategy) -> list[VocabStrategy]:
-    """Return candidate strategies of embedding and head, with the degrees of the layers.
-
-    A context rank has the tokens of its parts of a sequence.
-    """
+    """Return the strategies of embedding and head to try: only one, with the layers' degrees."""
     ulysses = shape.ulysses if shape.tp > 1 else vocab.ulysses
     return [VocabStrategy(tp=shape.tp, ulysses=ulysses, cp=shape.cp)]
 
 
 def _replicas(ranks: int, shape: LayerStrategy | VocabStrategy) -> int:
-    """Return the number of ranks of a stage with the same parameters, before ZeRO sharding."""
-    # Ulysses splits no weights, so every rank of the stage is a replica. Context ranks have the
-    # same parameters and count as replicas too.
+    """Return the number of ranks of a stage that hold equal parameters before ZeRO sharding."""
+    # Ulysses and context parallelism do not shard weights, so their ranks count as replicas.
     return ranks if shape.ulysses else ranks // shape.tp
 
 
 def _data_mode(plan: Plan) -> DataMode:
-    """Return ZeRO-3 if any part with replicas has it (layer, embedding, head), else the default."""
+    """Return `zero3` if any layer or vocabulary part with replicas has it, else the default."""
     ranks = plan.world_size // plan.num_stages
     parts: list[LayerStrategy | VocabStrategy] = [*plan.layers, plan.vocab]
     sharded = any(part.zero3 and _replicas(ranks, part) > 1 for part in parts)
@@ -186,10 +181,10 @@ def _data_mode(plan: Plan) -> DataMode:
 def losses_between(
     plan: Plan, near: Plan, title: str, reasons: Mapping[str, str], refused: str = ""
 ) -> tuple[UnsupportedFeature, ...]:
-    """Return one loss for each strategy-file key in which a plan and the nearest one differ.
+    """Return one unsupported feature for each strategy-file key that differs in `near`.
 
-    reasons : reasons why a key cannot be kept, which override `_REASONS`.
-    refused : reason why the nearest degrees are illegal; empty: they are legal.
+    title : name of the engine. reasons : reason for the change by key, overrides `_REASONS`.
+    refused : reason why the degrees of the plan are illegal in the engine; empty: they are legal.
     """
     return tuple(_losses(plan, near, title, {**_REASONS, **reasons}, refused))
 
@@ -230,7 +225,10 @@ def _losses(
 
 
 def refuse_stages(job: ExportJob, title: str, how: str) -> None:
-    """Raise UnsupportedError for a plan of several stages; how : text that ends the message."""
+    """Raise UnsupportedError for a plan of several stages.
+
+    title : name of the engine. how : text appended to the message.
+    """
     plan = job.plan
     if plan.num_stages > 1:
         sizes = "+".join(map(str, plan.stage_sizes))
@@ -242,21 +240,22 @@ def refuse_stages(job: ExportJob, title: str, how: str) -> None:
 
 
 def keeps_whole_sequences(plan: Plan) -> bool:
-    """Return whether a plan of one shape has tensor parallelism, which then keeps whole sequences.
+    """Return whether a plan of one shape has tensor parallelism without Ulysses.
 
-    For engines without sequence parallelism.
+    In an engine without sequence parallelism, each tensor rank then stores activations of the
+    entire sequence between blocks.
     """
     return plan.layers[0].tp > 1 and not plan.layers[0].ulysses
 
 
 def summed_in_precision(job: ExportJob, runs: Mapping[str, bool], who: str) -> tuple[str, ...]:
-    """Return the note on an engine that sums gradients in bf16 or fp16 where the plan has fp32.
+    """Return a note if an engine reduces gradients in bf16 or fp16 but the plan in fp32, else ().
 
-    This is no loss: degrees and sharding are unchanged, and the lower memory and time are priced.
-    The user must know that the sums are less precise.
+    This is a note and not an unsupported feature: the plan is unchanged and needs less memory and
+    time, but gradient sums are less precise.
 
-    runs : options as the engine runs the plan.
-    who : name of the software that sums the gradients.
+    runs : value in the engine by field of `ExportJob`.
+    who : name of the software that reduces the gradients.
     """
     if not job.fp32_gradients or runs["fp32_gradients"] or job.precision == "fp32":
         return ()
@@ -272,7 +271,10 @@ def summed_in_precision(job: ExportJob, runs: Mapping[str, bool], who: str) -> t
 
 
 def whole_sequences(job: ExportJob, near: Plan, title: str) -> tuple[UnsupportedFeature, ...]:
-    """Return the loss for an engine without sequence parallelism; empty where it has no effect."""
+    """Return the unsupported sequence parallelism of a job; empty if it has no effect.
+
+    near : nearest plan. title : name of an engine without sequence parallelism.
+    """
     if not (job.sequence_parallel and keeps_whole_sequences(near)):
         return ()
     what = (

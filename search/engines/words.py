@@ -1,4 +1,4 @@
-"""Text functions for writers: shell variables, commands over several lines, layer ranges."""
+"""Text for exported files: shell variables, commands over several lines, layer ranges."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ NODE_RANK = '"${NODE_RANK:?set it, 0 on the first node}"'
 
 
 ROTARY_BASE = "set ROTARY_BASE to the base of rotary positions of the model"
-"""Message that asks for the rotary base where the model description does not contain it."""
+"""Error message of the exported script if the rotary base is unknown and ROTARY_BASE unset."""
 
 
 def required(name: str, message: str) -> str:
-    """Return a shell variable that ends the script with a message if it is unset or empty."""
+    """Return a shell expansion that stops the script with a message if the variable is unset."""
     return f"${{{name}:?{message}}}"
 
 
@@ -26,7 +26,7 @@ def one_line(name: str) -> str:
 
 
 def inert(name: str) -> str:
-    """Return a name without `${`, which OmegaConf would interpolate in any text."""
+    """Return a name with `${` replaced by `{`, so that OmegaConf does not interpolate it."""
     return name.replace("${", "{")
 
 
@@ -56,7 +56,7 @@ def per_value(values: Sequence[_H], text: Callable[[_H], str] = str) -> str:
 
 
 class Nodes(Protocol):
-    """Number and size of the nodes of a run, as in a job or a place."""
+    """Number and size of the nodes of a run; implemented by `ExportJob` and `ExportTarget`."""
 
     @property
     def num_nodes(self) -> int:
@@ -68,10 +68,11 @@ class Nodes(Protocol):
 
 
 def torchrun(job: Nodes, script: Sequence[str] | str) -> str:
-    """Return the command of one node: torchrun over all nodes, then `script`.
+    """Return the torchrun command to run on each node, with the arguments of `script`.
 
-    A sequence of words is quoted, a text is used unchanged. On several nodes, MASTER_ADDR,
-    MASTER_PORT and NODE_RANK come from the environment.
+    script : words, which are quoted for the shell, or shell text, which is used unchanged.
+
+    With several nodes, MASTER_ADDR, MASTER_PORT and NODE_RANK come from the environment.
     """
     tail = script if isinstance(script, str) else " ".join(map(shlex.quote, script))
     # A single node needs no rendezvous address.
@@ -92,5 +93,5 @@ def torchrun(job: Nodes, script: Sequence[str] | str) -> str:
 
 
 def shell_lines(parts: Sequence[str]) -> str:
-    """Return one shell command over several lines, which ends in a newline."""
+    """Return one shell command with each part on a line; ends in a newline."""
     return " \\\n    ".join(parts) + "\n"
