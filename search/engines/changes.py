@@ -61,7 +61,7 @@ def _evenly(run: Run) -> tuple[tuple[Chunk, ...], ...] | None:
 def arguments_of(run: Run) -> dict[str, str]:
     """Return value by flag of the Megatron-LM arguments that suggested changes may modify.
 
-    A flag without a value has empty text. Flags that are off are absent.
+    The value is empty for a flag without words. Flags that are off are absent.
     """
     strategy, split, overlap = run.strategy, run.split, run.runtime.overlap
     found = {
@@ -97,7 +97,7 @@ def arguments_of(run: Run) -> dict[str, str]:
 def recompute_arguments(strategy: Strategy) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the recomputation arguments of Megatron-LM for a strategy.
 
-    Recomputation `op` of torchtitan has no arguments in Megatron-LM: nothing is yielded.
+    Nothing is yielded for recomputation `op` of torchtitan, which Megatron-LM does not support.
     """
     recomputed = strategy.recomputed
     if recomputed.kind in ("full", "block"):

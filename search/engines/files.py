@@ -46,9 +46,8 @@ def written(run: Run, *, engine: str, place: ExportTarget) -> ExportedRun:
         starts runs of DeepSpeed.
     place : machines and name of the model.
 
-    Raises InputError if `place` and `run` differ in the number of GPUs, if the engine does not
-    support the model, its adapters or the layout of the model states, or if it would reject the
-    run.
+    Raises InputError if `place` and `run` differ in the number of GPUs. It is also raised if the
+    engine would reject the run, or does not support its model, adapters or model-state layout.
     """
     if place.num_gpus != run.strategy.gpus:
         raise InputError(

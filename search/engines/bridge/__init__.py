@@ -1,1 +1,1 @@
-"""Megatron-Bridge: its recipes and configurations as runs of Megatron-Core."""
+"""Megatron-Bridge: reader, writer and recipes; its runs are those of Megatron-Core."""

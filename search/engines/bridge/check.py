@@ -1,7 +1,7 @@
-"""Check of Megatron-Bridge files: scripts of its launchers, Hydra overrides, YAML.
+"""Check of Megatron-Bridge files: scripts that run its launchers with overrides, and YAML.
 
 `search.engines.bridge.read` reads the settings. The constraints are those of Megatron-Core in
-`search.engines.megatron.rules`; messages name the keys of the file.
+`search.engines.megatron.rules`. Messages name keys of the file instead of Megatron-LM arguments.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _NEW = {
     "model.expert_tensor_parallel_size": "-et",
     "train.micro_batch_size": "-mb",
 }
-"""Arguments added to a performance script for keys that it does not set yet."""
+"""Key -> argument that a suggested change adds to a performance script."""
 _TP, _SP = "model.tensor_model_parallel_size", "model.sequence_parallel"
 _SEQ = "model.seq_length"
 _LAYOUT = "model.pipeline_model_parallel_layout"
 
 
 class _Place(Record):
-    """Machine, environment and name of the run of a file."""
+    """Name of a file, with the GPUs and environment variables of its run."""
 
     world_size: int
     environment: Mapping[str, str]
@@ -69,7 +69,10 @@ class _Place(Record):
     name: str
 
     def read(self, settings: Settings) -> ReadResult:
-        """Return the run of all settings, or the reasons why there is none."""
+        """Return the run that settings describe, or the findings that prevent reading it.
+
+        settings : combined settings of recipe and file.
+        """
         return attempt(
             lambda: run_of_settings(
                 settings,
@@ -81,16 +84,19 @@ class _Place(Record):
         )
 
     def setting(self, settings: Settings) -> Setting:
-        """Return the arguments as values of the rules."""
+        """Return the settings as Megatron-LM arguments, for the evaluation of rules."""
         flags = flags_of_settings(settings, self.world_size)
         if settings.get("optimizer.use_precision_aware_optimizer") is True:
-            # Data types of the states are read from the settings, not from flags.
+            # `flags_of_settings` omits this flag, which only rules read here.
             flags["use-precision-aware-optimizer"] = True
         return Setting(words_of(flags), self.world_size, self.gpu.upper())
 
 
 def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
-    """Return the run that a file describes, with the findings on its settings."""
+    """Return the run that a file describes, with the findings on its settings.
+
+    Raises DocumentError if the number of GPUs is unknown or contradictory.
+    """
     file = read_bridge(source)
     world = world_size_of(source.path, file.world_size, asked)
     settings = file.settings(world)
@@ -105,7 +111,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     if file.unpriced is not None:
         said.append(_fact("unpriced", "not priced", file.unpriced))
     elif file.recipe.model is None and "model.num_layers" not in settings:
-        # Without model sizes in the file, the recipe defines the model.
+        # Neither the file nor a known recipe defines the sizes of the model.
         text = f"sizes of the model of {file.recipe.name} unknown: add model.num_layers, "
         text += "model.hidden_size and the others, or name a recipe that is known"
         said.append(_fact("sizes", "not priced", text))
@@ -130,7 +136,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
 
 
 def _unknown(file: BridgeFile, one: Ignored) -> Notice:
-    """Return the notice on an unknown key, with a suggestion for a misspelt one."""
+    """Return the notice on an unknown key or argument, with a similar known name if any."""
     text = f"{_line(file, one.flag, one.value)} may change time or memory"
     names = KEYS if "." in one.flag else [f"--{name}" for name in ARGUMENTS]
     return _fact("unknown", "not understood", text, did_you_mean(one.flag, sorted(names), 0.9))
@@ -141,11 +147,14 @@ def _fact(name: str, kind: Kind, text: str, remedy: str = "") -> Notice:
 
 
 _RECIPES_OWN = {"NVTE_CPU_OFFLOAD_V1": "1"}
-"""Variables that recipes with activation offload set by themselves (`env_vars`)."""
+"""Environment variables that recipes with activation offload set in `env_vars`."""
 
 
 def _with_connections(file: BridgeFile, settings: Settings, gpu: str) -> dict[str, str]:
-    """Return the environment of the ranks, with the connections that Bridge sets by itself.
+    """Return the environment variables of the ranks, including those that Megatron-Bridge sets.
+
+    Before Blackwell, Bridge sets CUDA_DEVICE_MAX_CONNECTIONS to 32 for overlapped expert
+    communication and to 1 otherwise, but not with Megatron-FSDP.
 
     Sources: `_set_num_cuda_device_max_connections` of
     `src/megatron/bridge/training/comm_overlap.py`, and the launchers of the performance scripts.
@@ -165,7 +174,7 @@ def _of_device(file: BridgeFile, asked: CheckOptions) -> Iterator[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Findings, with the keys of the file.
+# Findings, which name the keys of the file.
 
 
 def _findings(
@@ -184,7 +193,8 @@ def _findings(
         problems=found.problems,
         run=found.run,
     ):
-        # Settings of the recipe without effect are not reported: the file does not set them.
+        # Findings of kind `no effect` or `not understood` are reported only for keys of the file,
+        # not for settings of the recipe.
         of_file = _flag_of(one) in own and not file.is_whole
         if one.kind not in ("no effect", "not understood") or of_file:
             yield _in_keys(file, settings, one)
@@ -203,13 +213,13 @@ def _findings(
 
 
 def _flag_of(one: Notice) -> str:
-    """Return the flag named by a notice on a flag without effect or an unknown flag, else ""."""
+    """Return the flag of a notice on a flag without effect or an unknown flag; else empty."""
     given = str(one.values.get("flag", one.values.get("given", "")))
     return f"--{given.split()[0].lstrip('-')}" if given else ""
 
 
 def _idle(file: BridgeFile, settings: Settings) -> Iterator[Notice]:
-    """Yield notices on settings of the file that Bridge ignores; see `flags_of_settings`."""
+    """Yield notices on settings of the file that Megatron-Bridge ignores or that are overridden."""
     own, spelled = file.own, file.spelled
     for one in file.given:
         for key in one.settings:
@@ -219,7 +229,7 @@ def _idle(file: BridgeFile, settings: Settings) -> Iterator[Notice]:
     configured = any(key.startswith("comm_overlap.") for key in settings)
     sharded = settings.get("ddp.use_distributed_optimizer") is True
     for name in ("overlap_grad_reduce", "overlap_param_gather"):
-        # In a `comm_overlap` section these are on unless the section sets them.
+        # A `comm_overlap` section overrides `ddp`; its default is True.
         kept = settings.get(f"comm_overlap.{name}", True)
         if configured and sharded and own.get(f"ddp.{name}", kept) != kept:
             text = f"ddp.{name} (comm_overlap.{name} is {str(kept).lower()})"
@@ -235,10 +245,10 @@ def _idle(file: BridgeFile, settings: Settings) -> Iterator[Notice]:
 
 
 def _of_samples(file: BridgeFile) -> Iterator[Notice]:
-    """Yield notices where the sequence length of the model differs from that of the samples.
+    """Yield a notice if the sequence length of the model differs from that of the samples.
 
-    `run_recipe.py` uses the length of the samples (`sync_model_dataset_sequence_length`). All other
-    scripts end with an assertion (`ConfigContainer.validate`).
+    `run_recipe.py` uses the sample length for both (`sync_model_dataset_sequence_length`). In other
+    scripts, an assertion fails (`ConfigContainer.validate`).
     """
     recipe, spelled = file.recipe, file.spelled.get(_SEQ)
     known = None
@@ -259,18 +269,18 @@ def _of_samples(file: BridgeFile) -> Iterator[Notice]:
 
 
 def _in_keys(file: BridgeFile, settings: Settings, one: Notice) -> Notice:
-    """Return a notice with arguments of Megatron-LM replaced by the keys of the file."""
+    """Return a notice with Megatron-LM arguments replaced by keys of the file."""
     problem, remedy = (_worded(file, settings, text) for text in (one.problem, one.remedy))
     return replace(one, problem=problem, remedy=remedy)
 
 
 def _worded(file: BridgeFile, settings: Settings, text: str) -> str:
-    """Return a sentence with arguments of Megatron-LM replaced by the keys of the file."""
+    """Return a sentence with Megatron-LM arguments replaced by keys of the file."""
     spelled = file.spelled
 
     def own(found: re.Match[str]) -> str:
         keys = [key for key, flag in FLAG_OF_KEY.items() if flag == found[0].removeprefix("--")]
-        # Keys that the file sets come before those that its recipe sets.
+        # Prefer a key that the file sets to one that its recipe sets.
         said = next((key for key in reversed(keys) if key in spelled), None)
         if said is not None:
             return spelled[said].spelled
@@ -280,7 +290,7 @@ def _worded(file: BridgeFile, settings: Settings, text: str) -> str:
 
 
 def _line(file: BridgeFile, key: str, value: str | None) -> str:
-    """Return a key with its value in the format of the file."""
+    """Return a key with its value in the format of the file, such as `KEY: VALUE` in YAML."""
     if not value:
         return key
     if key.startswith("-"):
@@ -293,7 +303,10 @@ def _line(file: BridgeFile, key: str, value: str | None) -> str:
 
 
 def _written(file: BridgeFile, place: _Place, before: Run | None, after: Run) -> Changes | None:
-    """Return the changes of the file that turn `before` into `after`; None: it would not run."""
+    """Return the changes that turn a file of run `before` into one of run `after`.
+
+    The changed settings are read again. None: they do not describe `after`, or break a rule.
+    """
     assert before is not None, "only a run that was read has others next to it"
     one, other = _turned(before), _turned(after)
     changed = {key: value for key, value in other.items() if one.get(key) != value}
@@ -322,9 +335,11 @@ def _written(file: BridgeFile, place: _Place, before: Run | None, after: Run) ->
 
 
 def _replaced(file: BridgeFile, changed: Settings, settings: Settings) -> tuple[GivenSetting, ...]:
-    """Return the settings of a file with some keys changed, in the spelling of the file.
+    """Return the settings of a file with changed keys, in the spelling of the file.
 
     An argument that sets several keys is replaced by one setting for each key.
+
+    changed : new values by key. settings : combined settings of recipe and file.
     """
     left = dict(changed)
     found = list[GivenSetting]()
@@ -345,7 +360,7 @@ def _replaced(file: BridgeFile, changed: Settings, settings: Settings) -> tuple[
         flag = None if file.is_document or file.recipe.kind != "performance" else _NEW.get(key)
         found.append(_given(flag or key, key, value))
     follows = any(_SP in one.derived for one in found)
-    # -tp implies sequence parallelism, which needs no separate setting then.
+    # -tp also sets sequence parallelism, which then needs no separate setting.
     return file.ordered(one for one in found if not follows or one.spelled != _SP)
 
 
@@ -373,7 +388,7 @@ def _scalar(value: Any) -> str:
 
 
 def _turned(run: Run) -> Settings:
-    """Return the settings of a run that suggested changes may modify."""
+    """Return the settings of a run that suggested changes may modify, by dotted key."""
     strategy, split, overlap = run.strategy, run.split, run.runtime.overlap
     pp, vpp = strategy.pp, strategy.vpp
     words = arguments_of(run)
@@ -402,7 +417,7 @@ def _turned(run: Run) -> Settings:
 
 
 def _even(run: Run) -> object:
-    """Return even chunks for the stages of a run; None where its layers do not divide."""
+    """Return the even partition for the stages and chunks of a run; None: layers do not divide."""
     try:
         return with_balanced_chunks(run, run.strategy.pp, run.strategy.vpp)
     except InputError:
@@ -410,9 +425,9 @@ def _even(run: Run) -> object:
 
 
 def card(source: Configuration) -> str | None:
-    """Return the GPU model that a file is written for; None: none, or an unknown one."""
+    """Return the card name of the GPU model that a file names; None: not given or unknown."""
     gpu = read_bridge(source).gpu
-    # Device names in recipes are names of our cards, or their beginning.
+    # Recipes name devices by the beginning of a card name, such as h100.
     return None if gpu is None else _CARDS.get(gpu.lower())
 
 

@@ -1,4 +1,4 @@
-"""Keys and arguments of Megatron-Bridge, with the corresponding arguments of Megatron-LM.
+"""Keys and launcher arguments of Megatron-Bridge, and their Megatron-LM equivalents.
 
 Keys are dotted fields of `ConfigContainer` (`src/megatron/bridge/training/config.py`), whose
 `model` is Megatron-Core's `TransformerConfig`. Arguments are those of
@@ -47,7 +47,7 @@ VALUES: Mapping[str, str] = {
     "mixed_precision.num_layers_at_start_in_bf16": "num-layers-at-start-in-bf16",
     "mixed_precision.num_layers_at_end_in_bf16": "num-layers-at-end-in-bf16",
 }  # fmt: skip
-"""Key -> Megatron-LM argument that takes the same value."""
+"""Key -> Megatron-LM argument with equal values."""
 WHERE_TRUE: Mapping[str, str] = {
     **{
         f"model.{name}": name.replace("_", "-")
@@ -82,7 +82,7 @@ WHERE_TRUE: Mapping[str, str] = {
     "optimizer.optimizer_cpu_offload": "optimizer-cpu-offload",
     "optimizer.overlap_cpu_optimizer_d2h_h2d": "overlap-cpu-optimizer-d2h-h2d",
 }  # fmt: skip
-"""Key -> Megatron-LM flag that is given where the key is true."""
+"""Key -> Megatron-LM flag that corresponds to the value true."""
 UNLESS_TRUE: Mapping[str, str] = {
     "model.add_bias_linear": "disable-bias-linear",
     "model.share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",
@@ -90,7 +90,7 @@ UNLESS_TRUE: Mapping[str, str] = {
     "model.bias_activation_fusion": "no-bias-swiglu-fusion",
     "model.gradient_accumulation_fusion": "no-gradient-accumulation-fusion",
 }
-"""Key -> Megatron-LM flag that is given where the key is false."""
+"""Key -> Megatron-LM flag that corresponds to the value false."""
 _OTHERS: Mapping[str, str] = {
     "model.num_query_groups": "num-query-groups",
     "model.virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
@@ -129,13 +129,13 @@ _OTHERS: Mapping[str, str] = {
     "dataset.skip_getting_attention_mask_from_dataset": "no-create-attention-mask-in-dataloader",
     **{f"peft.{name}": "peft" for name in ("dim", "target_modules", "dropout")},
 }
-"""Key -> related Megatron-LM argument, whose value needs a conversion."""
+"""Key -> Megatron-LM argument, for keys whose value is converted in code (`flags_of_settings`)."""
 FLAG_OF_KEY: Mapping[str, str] = {**VALUES, **WHERE_TRUE, **UNLESS_TRUE, **_OTHERS}
-"""Key -> Megatron-LM argument, to translate messages that name an argument."""
+"""Key -> Megatron-LM argument, used to replace arguments by keys in messages."""
 DATASET_LENGTHS = ("dataset.seq_length", "dataset.sequence_length")
-"""Keys of the sample length, which is also the model's sequence length; releases differ in it."""
+"""Keys of the sample length in tokens; the name depends on the release."""
 KEYS = frozenset(FLAG_OF_KEY)
-"""All keys that are read, except `DATASET_LENGTHS`, which other engines have as well."""
+"""All keys that are read, except `DATASET_LENGTHS`, which files of other engines also contain."""
 HARMLESS_KEYS = re.compile(
     r"""
     (logger | checkpoint | scheduler | rng | profiling | rerun_state_machine | validation |
@@ -185,7 +185,7 @@ HARMLESS_KEYS = re.compile(
     """,
     re.VERBOSE,
 )
-"""Pattern of keys that change neither memory nor time, or only for models of other keys."""
+"""Pattern of keys that change neither memory nor time of the supported models."""
 SHORT: Mapping[str, str] = {
     "-m": "model_family_name", "-mr": "model_recipe_name", "-s": "model_size",
     "-nh": "nemo_home", "-ng": "num_gpus", "-d": "dryrun", "-ms": "max_steps",
@@ -221,7 +221,7 @@ _PLAIN: Mapping[str, str] = {
     "pipeline_model_parallel_layout": "model.pipeline_model_parallel_layout",
     "optimizer_type": "optimizer.optimizer",
 }
-"""Argument -> the one key that it sets."""
+"""Argument -> key that it sets; the tensor degree also sets `model.sequence_parallel`."""
 ARGUMENTS = frozenset({
     *SHORT.values(), *_PLAIN, "recipe", "mode", "dataset", "step_func", "peft_scheme",
     "packed_sequence", "hf_path", "nodes", "max_retries", "detach", "use_recipes", "task",
@@ -239,11 +239,14 @@ ARGUMENTS = frozenset({
     "mount", "srun_arg", "name", "experiment_name", "retry_on_testing_failure",
     "timing_threshold", "no_gpu_resource_request", "hf_token", "debug",
 })  # fmt: skip
-"""Known arguments. Those that set no key of model or training have no effect on time or memory."""
+"""Known launcher arguments. Those without settings in `argument_settings` are assumed to change
+neither time nor memory."""
 
 
 def argument_settings(name: str, values: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of an argument by dotted key; empty for arguments that set none.
+    """Return the settings, by dotted key, that a launcher argument makes; may be empty.
+
+    name : long name of the argument. values : its words.
 
     Source: `set_user_overrides` of `scripts/performance/utils/overrides.py`.
     """

@@ -1,10 +1,10 @@
 """Presets of Megatron-Bridge's performance recipes by model, device and precision.
 
-A row of `_TABLE` is a preset of `scripts/performance/configs/*/*_workload_base_configs.py`, from
-the time when the project moved these into flat recipes (`src/megatron/bridge/perf_recipes`). Flat
-names without a variant are v2 here, or v1 where there is no v2. Common settings of a family are in
-`search.engines.bridge.recipes`. Not included are B300 and B200 in other precisions, VR200, and the
-MLPerf variants; a lookup of these finds nothing.
+Rows of `_TABLE` are presets of `scripts/performance/configs/*/*_workload_base_configs.py`, as of
+the release that moved them to flat recipes (`src/megatron/bridge/perf_recipes`). A flat recipe
+without a variant in its name is v2, or v1 if there is no v2. `search.engines.bridge.recipes`
+contains the settings common to a model family. Some precisions on B200 and B300, VR200, and the
+MLPerf variants are not included.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from autopar.records import Record
 
 
 class Preset(Record):
-    """One row of the table: degrees, batch and options of a recipe."""
+    """Degrees, batch sizes and options of a performance recipe."""
 
     variant: str
     num_gpus: int
@@ -141,10 +141,10 @@ communication; `lay` layout; `fused` experts; `fp8attn` fp8 attention."""
 
 
 def preset_of(model: str, gpu: str, precision: str, variant: str | None) -> Preset | None:
-    """Return the preset of a performance recipe; None where none is known.
+    """Return the preset of a performance recipe; None: not in the table.
 
-    variant : such as `v1`. None, or v2 where it does not exist, selects the newest, as the
-    performance scripts do.
+    variant : such as `v1`. As in the performance scripts, None selects the newest variant, as does
+    v2 if it does not exist.
     """
     found = _presets().get((model, gpu, precision), ())
     for preset in found:
@@ -154,7 +154,7 @@ def preset_of(model: str, gpu: str, precision: str, variant: str | None) -> Pres
 
 
 def preset_variants(model: str, gpu: str, precision: str) -> tuple[str, ...]:
-    """Return the known variants of a performance recipe, such as `v1` and `v2`."""
+    """Return the variants of a performance recipe in the table, such as `v1` and `v2`."""
     return tuple(preset.variant for preset in _presets().get((model, gpu, precision), ()))
 
 

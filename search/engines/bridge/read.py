@@ -1,8 +1,8 @@
-"""Runs of Megatron-Bridge: overrides of a file, and all settings as Megatron-LM arguments.
+"""Reader of Megatron-Bridge files, which converts settings to Megatron-LM arguments.
 
-Input is a script that runs `setup_experiment.py`, `run_script.py` or `run_recipe.py` with their
-arguments and with Hydra overrides `key=value`, or YAML of `ConfigContainer`, complete or overrides
-only. Settings of the recipes are in `search.engines.bridge.recipes`.
+A file is a script or YAML. Scripts run launchers such as `run_recipe.py` with arguments and with
+Hydra overrides `key=value`. YAML contains a complete `ConfigContainer` or overrides.
+`search.engines.bridge.recipes` contains the settings of the recipes.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ _WORD = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[A-Za-z_]\w*(?:\.\w+)*)(?:=(?P<v
 
 
 class GivenSetting(Record):
-    """One setting of a file: a key with its value, or an argument that sets several keys."""
+    """Setting of a file: a key with its value, or an argument that sets one or more keys."""
 
     spelled: str
     """Spelling in the file: `-tp`, `--recompute_modules`, or the dotted key."""
     value: str
     settings: Mapping[str, Any]
     derived: frozenset[str] = frozenset()
-    """Keys of `settings` that follow from other keys."""
+    """Keys of `settings` that follow from others, such as sequence parallelism from `-tp`."""
 
 
 class BridgeFile(Record):
-    """Content of a file: its recipe, its overrides and its machine."""
+    """Content of a file: recipe, overrides, number of GPUs and environment variables."""
 
     recipe: Recipe
     given: tuple[GivenSetting, ...]
@@ -66,30 +66,30 @@ class BridgeFile(Record):
     world_size: int | None
     is_document: bool
     is_whole: bool = False
-    """True if the file is a complete dump of a configuration, not a list of overrides."""
+    """True if the file is a dump of a complete `ConfigContainer` instead of overrides."""
     gpu: str | None = None
-    """GPU model of the recipe: the name of a card, or its beginning; None: not given."""
+    """GPU model of the recipe, such as h100: the beginning of a card name; None: not given."""
     ignored: tuple[Ignored, ...] = ()
-    """Arguments that set neither the model nor its training."""
+    """Launcher arguments without settings that do not select the recipe or the machine."""
     notes: tuple[str, ...] = ()
     unpriced: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def own(self) -> Settings:
-        """Settings of the file by dotted key."""
+        """Settings of the file by dotted key, without those of the recipe."""
         return {key: value for one in self.given for key, value in one.settings.items()}
 
     @property
     def spelled(self) -> dict[str, GivenSetting]:
-        """Setting that counts for each dotted key of the file."""
+        """Setting of the file with the highest precedence, by dotted key."""
         return {key: one for one in self.given for key in one.settings}
 
     @property
     def samples(self) -> tuple[str, int] | None:
-        """Key of the sample length, and the length in tokens; None where no key sets it.
+        """Pair (key of the sample length, length in tokens); None: not set separately.
 
-        An argument of the performance scripts sets the length of both model and samples.
+        An argument of the performance scripts sets the length of model and samples together.
         """
         length = self.spelled.get(_LENGTH)
         performance = self.recipe.kind == "performance"
@@ -109,13 +109,13 @@ class BridgeFile(Record):
         return tuple(sorted(given, key=lambda one: one.spelled.startswith("-") == over))
 
     def settings(self, world: int) -> Settings:
-        """Return the combined settings of recipe and file on `world` GPUs."""
+        """Return the combined settings of recipe and file on `world` GPUs, by dotted key."""
         own = self.own
         found = {**self.recipe.settings, **own}
         tuned = self.recipe.num_gpus
         batch = self.recipe.settings.get("train.global_batch_size")
         if tuned and batch and world != tuned and "train.global_batch_size" not in own:
-            # `set_post_overrides` and the unified runner keep the samples per GPU constant.
+            # `set_post_overrides` and `run_recipe.py` keep the number of samples per GPU constant.
             found["train.global_batch_size"] = batch * world // tuned
         if self.samples is not None:
             # Source: `sync_model_dataset_sequence_length` of `scripts/training/recipe_runner.py`.
@@ -123,7 +123,7 @@ class BridgeFile(Record):
         degrees = ("model.pipeline_model_parallel_size", _VP)
         if any(own.get(k, self.recipe.settings.get(k)) != self.recipe.settings.get(k)
                for k in degrees) and _LAYOUT not in own:  # fmt: skip
-            # The recipe's layout fits only its own number of pipeline parts.
+            # The layout of the recipe is valid only for its number of stages and chunks.
             found[_LAYOUT] = None
         if found.get(_LAYOUT) is None and _LAYOUT not in own:
             pp, vp, mtp = (_number(found.get(key)) for key in (*degrees, "model.mtp_num_layers"))
@@ -146,13 +146,13 @@ _LAYOUT = "model.pipeline_model_parallel_layout"
 
 
 def is_bridge(source: Configuration) -> bool:
-    """Return whether a configuration is one of Megatron-Bridge."""
+    """Return whether a script or document is of Megatron-Bridge."""
     command = source.command
     if command is None:
         keys = _flattened(_container(source.document))
         return len(keys.keys() & KEYS) >= 2 or _is_whole(source.document)
     words = [found["key"] for word in command.arguments if (found := _override(word))]
-    # verl, NeMo and others have sections of these names as well, in addition to their own.
+    # verl, NeMo and others also use these section names, along with those tested here.
     if any(key.startswith(("trainer.", "actor", "exp_manager.")) for key in words):
         return False
     if _PROGRAMS.fullmatch(command.program):
@@ -163,7 +163,7 @@ def is_bridge(source: Configuration) -> bool:
 
 
 def read_bridge(source: Configuration) -> BridgeFile:
-    """Return the content of a Megatron-Bridge file; problems are in the result, none is raised."""
+    """Return the content of a Megatron-Bridge file; problems are in the result and not raised."""
     if source.command is None:
         return _document(source)
     return _command(source, source.command)
@@ -177,7 +177,7 @@ def _override(word: str) -> re.Match[str] | None:
 
 
 def _name(word: str) -> str | None:
-    """Return the long name of an argument; None for other words."""
+    """Return the long name of a launcher argument; None for other words."""
     if word.startswith("--"):
         return word[2:].partition("=")[0].replace("-", "_")
     return SHORT.get(word)
@@ -232,7 +232,7 @@ def _command(source: Configuration, command: Command) -> BridgeFile:
 
 
 def _starts(word: str) -> bool:
-    """Return whether a word starts a new argument or override, and is not a further value."""
+    """Return whether a word starts an argument or override; False: a value of the previous one."""
     found = _override(word)
     dotted = found is not None and ("." in found["key"] or found["key"] == "mixed_precision")
     return _name(word) is not None or dotted
@@ -265,7 +265,7 @@ _DETERMINISTIC = {
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
-"""Variables that `--deterministic` sets (`apply_determinism_overrides` of Bridge's recipes)."""
+"""Environment variables that `--deterministic` sets (`apply_determinism_overrides`)."""
 
 
 def _recipe_of(
@@ -273,7 +273,8 @@ def _recipe_of(
 ) -> tuple[Recipe, tuple[str, ...], str | None]:
     """Return (recipe of a command, notes on assumptions, reason why it cannot be priced or None).
 
-    text : values of arguments by long name. own : keys that the command sets itself.
+    text : values of arguments by long name. program : path of the launcher. own : dotted keys that
+    the command sets, whose values in the recipe do not matter.
     """
     task = text.get("task", text.get("mode", "pretrain"))
     unpriced = None
@@ -358,7 +359,7 @@ def _flattened(document: Mapping[str, Any], prefix: str = "") -> Settings:
     for key, value in document.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and "_target_" in value and "_call_" in value:
-            # A type or a function, identified by the last part of its name.
+            # The value is a type or a function: use the last part of its name.
             found[name] = str(value["_target_"]).rpartition(".")[2]
         elif isinstance(value, Mapping):
             found |= _flattened(value, f"{name}.")
@@ -401,26 +402,26 @@ def _parsed(text: str) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
-# Settings as arguments of Megatron-LM.
+# Conversion of settings to Megatron-LM arguments.
 
 
 _KINDS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 _SMALL = {"bfloat16": 2, "bf16": 2, "float16": 2, "half": 2, "float8": 1, "uint8": 1}
-"""Bytes of an optimizer moment by data type; 4 for other types."""
+"""Data type -> bytes of an optimizer moment per parameter; 4 for other types."""
 _BUCKET = 128 << 20
-"""Bucket size in parameters with a `comm_overlap` section. Source: `_get_optimizer_overlap_cfgs` of
-`src/megatron/bridge/training/comm_overlap.py`."""
+"""Default bucket size with a `comm_overlap` section, in parameters. Source:
+`_get_optimizer_overlap_cfgs` of `src/megatron/bridge/training/comm_overlap.py`."""
 
 
 def flags_of_settings(settings: Mapping[str, Any], world: int) -> dict[str, Any]:
-    """Return the Megatron-LM arguments for all settings of a run on `world` GPUs.
+    """Return the Megatron-LM arguments, by flag, for all settings of a run on `world` GPUs.
 
     Defaults that differ from Megatron-LM come from `src/megatron/bridge/models/gpt_provider.py`
     (vocabulary, positions, fused loss), `training/comm_overlap.py` (overlaps and buckets) and
-    `training/mixed_precision.py`. The gradient precision of the last overrides that of `ddp`.
+    `training/mixed_precision.py`. `mixed_precision.grad_reduce_in_fp32` overrides that of `ddp`.
     """
     get = settings.get
-    # No test with `in`: a dropout of 0.0 equals False.
+    # Compared by identity: a dropout of 0.0 equals False but must be kept.
     found: dict[str, Any] = {
         flag: value
         for key, flag in VALUES.items()
@@ -450,7 +451,7 @@ def flags_of_settings(settings: Mapping[str, Any], world: int) -> dict[str, Any]
     vocab = get("model.vocab_size") or get("tokenizer.vocab_size")
     if vocab is not None:
         found["vocab-size"] = vocab
-    # Without padding, the vocabulary is only made divisible by the tensor degree.
+    # Without should_pad_vocab, the vocabulary is padded only to a multiple of the tensor degree.
     padded = get("model.should_pad_vocab") is True
     divisor = get("model.make_vocab_size_divisible_by") or 128
     found["make-vocab-size-divisible-by"] = divisor if padded else 1
@@ -496,7 +497,7 @@ def _overlaps(settings: Mapping[str, Any], world: int) -> dict[str, Any]:
     fsdp = get("ddp.use_megatron_fsdp") is True or get("dist.use_megatron_fsdp") is True
     section = "comm_overlap" if configured and sharded else "ddp"
     for name in ("overlap_grad_reduce", "overlap_param_gather"):
-        # Defaults of the `comm_overlap` section are on if there are data-parallel replicas.
+        # The default in the `comm_overlap` section is True with several data-parallel replicas.
         value = get(f"{section}.{name}", replicas if section == "comm_overlap" else False)
         if value is True:
             found[name.replace("_", "-")] = True
@@ -508,7 +509,7 @@ def _overlaps(settings: Mapping[str, Any], world: int) -> dict[str, Any]:
     if fsdp:
         strategy = get("ddp.data_parallel_sharding_strategy") or "no_shard"
         found["data-parallel-sharding-strategy"] = strategy
-        # Bridge writes its own checkpoints; this satisfies the rule of Megatron-LM.
+        # Bridge has other checkpoint settings; this value satisfies the rule of Megatron-LM.
         found["ckpt-format"] = "fsdp_dtensor"
     scattered = get("model.sequence_parallel") is True
     tensor = get("model.tensor_model_parallel_size")
@@ -523,7 +524,7 @@ def _overlaps(settings: Mapping[str, Any], world: int) -> dict[str, Any]:
 
 
 def _product(settings: Mapping[str, Any]) -> int:
-    """Return tp * pp * cp, the ranks of a replica; invalid degrees count as 1."""
+    """Return tp * pp * cp, the number of ranks per replica; invalid degrees count as 1."""
     product = 1
     for name in ("tensor_model", "pipeline_model", "context"):
         size = settings.get(f"model.{name}_parallel_size")
@@ -532,9 +533,10 @@ def _product(settings: Mapping[str, Any]) -> int:
 
 
 def other_keys(own: Mapping[str, Any], *, whole: bool) -> Iterator[Ignored]:
-    """Yield the settings of a file that are not read: harmless, or not understood.
+    """Yield the settings of a file that are not read, harmless ones and unknown ones.
 
-    whole : True for a complete dump of a configuration; its values that are off are skipped.
+    own : settings of the file by dotted key. whole : True for a dump of a complete configuration,
+    whose values None, False, 0, empty and `none` are skipped.
     """
     off: tuple[Any, ...] = (None, False, 0, 0.0, "", [], "none")
     for key, value in own.items():
@@ -552,7 +554,11 @@ def run_of_settings(
     gpu: str,
     source: str,
 ) -> ReadRun:
-    """Return the run of all settings; raises InputError as `read_run` does."""
+    """Return the run that settings describe; raises the errors of `read_run`.
+
+    settings : combined settings of recipe and file by dotted key. world_size : number of GPUs.
+    environment : environment variables of the ranks. source : name of the file, for messages.
+    """
     read = read_run(
         flags_of_settings(settings, world_size),
         world_size=world_size,
@@ -564,7 +570,7 @@ def run_of_settings(
 
 
 def _real(value: Any) -> float:
-    """Return a number from a document, or from the text of an override; 0 for other values."""
+    """Return a number, or text of a number, as float; 0.0 for other values."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -572,28 +578,29 @@ def _real(value: Any) -> float:
 
 
 def _beyond(run: Run, settings: Mapping[str, Any]) -> Run:
-    """Return a run with the settings that are not read from Megatron-LM arguments.
+    """Return a run with the settings that are not converted to Megatron-LM arguments.
 
-    These are optimizer states, CUDA graphs, fp8 attention and adapters.
+    These are optimizer states and offload, CUDA graphs, fp8 attention and adapters.
     """
     get, runtime = settings.get, run.runtime
     moments, master = 8, 4
     aware = get("optimizer.use_precision_aware_optimizer") is True
     offload = 0.0
     if get("optimizer.optimizer_cpu_offload") is True:
-        # The default is 0 here, but 1 in Megatron-LM (optimizer_config.py).
+        # The default is 0.0 in `OptimizerConfig`, but 1.0 in the arguments of Megatron-LM.
         offload = _real(get("optimizer.optimizer_offload_fraction"))
     if aware:
         names = (get(f"optimizer.{name}_dtype") for name in ("exp_avg", "exp_avg_sq"))
         moments = sum(_SMALL.get(str(name).rpartition(".")[2], 4) for name in names)
-        # Of fp32 weights, only the remainder to bf16 is stored (`store_param_remainders`).
+        # fp32 weights are stored as bf16 copies and 2-byte remainders (`store_param_remainders`).
         whole = runtime.precision.fp8_weights or runtime.precision.kind != "bf16"
         whole |= run.split.zero != 1 or offload > 0
         if not whole and get("optimizer.store_param_remainders") is not False:
             master = 2
     impl, scope = get("model.cuda_graph_impl"), get("model.cuda_graph_scope")
     scopes = [scope] if isinstance(scope, str) else scope if isinstance(scope, list) else []
-    # In Megatron-Core the scope alone selects a graph of the whole step.
+    # In Megatron-Core, scope `full_iteration` selects a graph of the entire step with any
+    # implementation.
     full = impl == "full_iteration" or "full_iteration" in scopes
     some = impl not in (None, "none", False)
     fp8_attention = get("mixed_precision.fp8_dot_product_attention") is True
@@ -624,14 +631,16 @@ _ADAPTED: Mapping[str, tuple[Target, ...]] = {
     "linear_fc1": ("fc1",),
     "linear_fc2": ("fc2",),
 }
-"""Module name of Megatron-Core -> targets of its adapters."""
+"""Module name of Megatron-Core -> weights that get adapters."""
 
 
 def _adapters(run: Run, settings: Mapping[str, Any]) -> Adapters | None:
     """Return the adapters of a configuration; None without `peft` settings.
 
     Defaults are those of `peft/lora.py`. In a model with experts, MLP targets include the experts,
-    and the experts of a rank share one adapter. Raises UnpricedError for unknown modules.
+    and all experts of a rank share one adapter.
+
+    Raises UnpricedError for target modules that are not in `_ADAPTED`.
     """
     own = {key: settings[f"peft.{key}"] for key in ("dim", "target_modules", "dropout")
            if settings.get(f"peft.{key}") is not None}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Settings of Megatron-Bridge recipes by dotted key, before any override.
+"""Settings of Megatron-Bridge recipes by dotted key, without the overrides of a file.
 
 Keys are fields of `ConfigContainer`, such as `model.tensor_model_parallel_size`. Sources:
 
@@ -25,18 +25,19 @@ Settings = dict[str, Any]
 
 
 class Recipe(Record):
-    """A recipe with its model, type and settings."""
+    """Recipe of Megatron-Bridge: model, type and settings."""
 
     name: str
     model: str | None
-    """Name of the architecture; None: its sizes are unknown."""
+    """Name of the architecture (`architecture`); None: its sizes are unknown."""
     kind: Literal["library", "performance", "tuning"]
-    """Type of the recipe. `tuning` trains adapters, or on samples of a task, and is not priced."""
+    """Type of the recipe. `tuning` is fine-tuning, which is not supported."""
     settings: Settings
     num_gpus: int | None = None
-    """Number of GPUs of the tuned global batch size, which scales with them; None: no scaling."""
+    """Number of GPUs of the recipe. The global batch size scales in proportion to the GPUs of the
+    run; None: not scaled."""
     notes: tuple[str, ...] = ()
-    """Sentences on assumptions and on unknown settings."""
+    """Sentences for the user on assumptions and unknown settings."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -56,7 +57,7 @@ PRECISIONS: Mapping[str, Mapping[str, Any]] = {
                                                "fp8_param_gather": False},
     "bf16_with_nvfp4_mixed": {"bf16": True, "fp4": "e2m1", "fp4_recipe": "nvfp4"},
 }  # fmt: skip
-"""Fields of `MixedPrecisionConfig` by name of the mixed-precision recipe."""
+"""Name of a mixed-precision recipe -> fields of `MixedPrecisionConfig` that differ from `_OFF`."""
 _OFF: Mapping[str, Any] = {
     "bf16": False,
     "fp16": False,
@@ -77,11 +78,11 @@ _DTYPES = {
     "fp8_ss": "bf16_with_fp8_subchannel_scaling_mixed",
     "nvfp4": "bf16_with_nvfp4_mixed",
 }
-"""Mixed-precision recipe by `--compute_dtype` of the performance scripts."""
+"""Precision in the names of performance recipes -> name of the mixed-precision recipe."""
 
 
 def precision_settings(name: str) -> Settings | None:
-    """Return the settings of a mixed-precision recipe; None for an unknown name."""
+    """Return the settings of a mixed-precision recipe by dotted key; None: unknown name."""
     fields = PRECISIONS.get(name.replace("-", "_"))
     if fields is None:
         return None
@@ -107,7 +108,7 @@ _COMMON: Mapping[str, Any] = {
     "ddp.overlap_param_gather": True,
     "dataset.skip_getting_attention_mask_from_dataset": True,
 }
-"""Settings of `_pretrain_common` in `recipes/common.py`, and common ones of model functions."""
+"""Settings of `_pretrain_common` in `recipes/common.py`, and those that all models share."""
 _OF_EXPERTS: Mapping[str, Any] = {
     "model.expert_tensor_parallel_size": 1,
     "model.moe_token_dispatcher_type": "alltoall",
@@ -133,7 +134,7 @@ def _degrees(
 
 
 def _plain(tp: int, pp: int, **more: Any) -> Settings:
-    """Return the settings of a recipe that changes only degrees of `_pretrain_common`."""
+    """Return the settings of a recipe that overrides only degrees of `_pretrain_common`."""
     found = _degrees(tp, pp, 1, 32, 4 * _K, **more)
     return {**found, "model.sequence_parallel": False, "train.micro_batch_size": 2}
 
@@ -204,7 +205,7 @@ _LIBRARY: Mapping[str, Settings] = {
         model__cross_entropy_fusion_impl="native",
     ),
 }  # fmt: skip
-"""Settings of the functions `NAME_pretrain_config`, by NAME."""
+"""NAME -> settings of the recipe function `NAME_pretrain_config`."""
 _NAMED = re.compile(r"(?P<model>\w+?)_pretrain_config(?P<tail>_32nodes)?")
 _FLAT = re.compile(
     r"(?P<model>\w+?)_pretrain_(?P<gpus>[0-9]{1,5})gpu_(?P<gpu>[a-z]+[0-9]+)_"
@@ -214,7 +215,10 @@ _TUNING = re.compile(r"\w*_(sft|peft|lora|dora|finetune|dpo|distill)(_\w+)?")
 
 
 def named_recipe(name: str) -> Recipe:
-    """Return a recipe by its function name, such as `llama3_8b_pretrain_config`."""
+    """Return a recipe by its function name, such as `llama3_8b_pretrain_config`.
+
+    A recipe of an unknown model is returned without model and settings.
+    """
     if _TUNING.fullmatch(name):
         return Recipe(name=name, model=_model_in(name), kind="tuning", settings={})
     flat = _FLAT.fullmatch(name)
@@ -246,7 +250,7 @@ def named_recipe(name: str) -> Recipe:
 
 
 def _model_in(text: str) -> str | None:
-    """Return the longest known model name that a text contains; None: no known name."""
+    """Return the longest name of `architecture_names` in a text; None: no such name."""
     return next((name for name in architecture_names() if name in text), None)
 
 
@@ -269,7 +273,7 @@ def _precision(name: str) -> Settings:
 
 
 _SEQ = {"llama": 8 * _K}
-"""Sequence length in tokens by model family; 4,096 for other families."""
+"""Model family -> sequence length in tokens; 4,096 for other families."""
 
 
 def performance_recipe(
@@ -285,8 +289,8 @@ def performance_recipe(
     """Return the performance recipe for a model, a device and a precision.
 
     variant : such as `v1`; None: the newest.
-    name : name of a flat recipe, which contains `num_gpus`.
-    own : keys that the file sets itself. Differences between variants in these do not matter.
+    name, num_gpus : name of a flat recipe and the number of GPUs in it; None: not a flat recipe.
+    own : keys that the file sets. A note lists the variants unless they differ only in these.
     """
     title = name or f"{model} on {gpu} in {precision}"
     sizes = _model_settings(model)
@@ -298,7 +302,7 @@ def performance_recipe(
         settings["optimizer.use_precision_aware_optimizer"] = True
     if "model.num_moe_experts" in sizes:
         settings["model.moe_router_force_load_balancing"] = True
-    # Data types of Adam's moments come from the library recipe.
+    # The library recipe sets the data types of Adam's moments.
     settings |= {k: v for k, v in _LIBRARY.get(model, {}).items() if k.startswith("optimizer.")}
     if "model.account_for_loss_in_pipeline_split" in _LIBRARY.get(model, {}):
         settings |= {key.replace("__", "."): value for key, value in _ENDS.items()}
@@ -342,7 +346,7 @@ def performance_recipe(
 
 
 def _benchmark(model: str, precision: str, gpu: str) -> Settings:
-    """Return the settings of `_benchmark_common` and of the functions of a model family."""
+    """Return the settings of `_benchmark_common` and those common to a model family."""
     family = re.match("[a-z]+", model)
     seq = _SEQ.get(family[0], 4 * _K) if family is not None else 4 * _K
     # nvfp4, DeepSeek models, and Qwen3-235B on H100 run without TP overlap. With one tensor rank
@@ -420,7 +424,7 @@ def _of_preset(preset: Preset) -> Settings:
 
 
 def recompute_settings(strategy: Strategy) -> Settings:
-    """Return the recomputation settings of a strategy."""
+    """Return the recomputation settings of a strategy by dotted key."""
     kind, number, modules = strategy.recomputed
     whole, some = kind in ("full", "block"), kind == "modules"
     method = "uniform" if kind == "full" else "block"
@@ -437,15 +441,17 @@ _DEEPSEEK_PARTS = {
     8: (8,) * 7 + (5,),
     16: (4,) * 15 + (1,),
 }
-"""Layers of each pipeline part, by number of parts (pp times virtual pipeline size). Source:
-`layout_map` of `recipes/deepseek/deepseek_v3.py`, which has no other numbers of parts."""
+"""Number of model chunks (pp * virtual pipeline size) -> layers of each chunk. Source: `layout_map`
+of `recipes/deepseek/deepseek_v3.py`, which supports no other numbers of chunks."""
 _DEEPSEEK_KNOWN = {(4, 1), (8, 1), (4, 2), (16, 1), (8, 2), (4, 4)}
 
 
 def layout_of(model: str | None, pp: int, vp: int, mtp: int) -> str | None:
-    """Return the layout string that the recipes of DeepSeek-V3 and Kimi K2 choose.
+    """Return the pipeline layout string in the recipes of DeepSeek-V3 and Kimi K2.
 
-    None for another model, and for numbers of stages and chunks without a layout in the recipes.
+    vp : virtual pipeline size. mtp : number of MTP layers.
+
+    None: other model, or the recipes contain no layout for this pp and vp.
     """
     if model not in ("deepseek_v3", "kimi_k2") or (pp, vp) not in _DEEPSEEK_KNOWN:
         return None

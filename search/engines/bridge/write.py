@@ -1,8 +1,8 @@
-"""Export of a run as a Megatron-Bridge recipe with overrides, for `run_recipe.py`.
+"""Writer of a run as a Megatron-Bridge recipe with overrides, for `run_recipe.py`.
 
-The recipe is that of the model if its name or sizes are known. Otherwise it is
-`vanilla_gpt_pretrain_config`, which has the values of Megatron-LM. Keys are the dotted fields of
-`ConfigContainer` in `search.engines.bridge.keys`. Sizes equal to those of the recipe are omitted.
+A model with a known name or known sizes uses its recipe. Other models use
+`vanilla_gpt_pretrain_config`, whose defaults are those of Megatron-LM. Keys are dotted fields of
+`ConfigContainer` (`search.engines.bridge.keys`). Sizes equal to those of the recipe are omitted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _VANILLA = "vanilla_gpt_pretrain_config"
 def write(run: Run, place: ExportTarget) -> Draft:
     """Return the overrides of a run as a script, with the launch command.
 
-    Raises InputError for a run of another engine, and for stages that no layout can express.
+    Raises InputError for a run of another engine, and for a layer partition that no layout can
+    express.
     """
     refuse_others(run, _TITLE, ())
     recipe = recipe_of(run.model, place)
@@ -77,18 +78,18 @@ def _alike(sizes: Mapping[str, Any], model: Model) -> bool:
 
 
 def _is_said(key: str, value: Any, recipe: Recipe) -> bool:
-    """Return whether a recipe already sets a key to this value; None means not set."""
+    """Return whether a recipe sets a key to this value, so that no override is needed."""
     own = recipe.settings.get(key)
     if key == "model.position_embedding_type" and value == "rope" and own in ("yarn", "mrope"):
         return True  # rotary positions as well, with the frequencies of the recipe
     if own is None and value is None:
         return True
-    # Degrees and precisions are always written, since they differ between releases.
+    # Degrees and precisions are always written: recipes change them between releases.
     return key in _SIZES and own == value and type(own) is type(value)
 
 
 # --------------------------------------------------------------------------------------------------
-# The settings of a run.
+# Settings of a run.
 
 
 def settings_of(run: Run, recipe: Recipe) -> Settings:
@@ -158,7 +159,7 @@ def _model(run: Run, recipe: Recipe) -> Settings:
 
 
 def _activation(run: Run) -> str | None:
-    """Return the activation function by its PyTorch name; None: that of the recipe."""
+    """Return the activation function by its PyTorch name; None: use that of the recipe."""
     model = run.model
     if model.last.gates == 2:
         return "silu"
@@ -218,7 +219,7 @@ def _degrees(run: Run) -> Settings:
 
 
 def _offload(run: Run) -> Settings:
-    """Return the settings of activation offload."""
+    """Return the settings for activation offload."""
     offload = run.runtime.offload
     fine = run.offloads_activations and not offload.layers
     return {
@@ -249,7 +250,10 @@ def _training(run: Run, recipe: Recipe) -> Settings:
 
 
 def _graphs(run: Run, recipe: Recipe) -> Settings:
-    """Return the CUDA graph settings; partial graphs cover attention and the router."""
+    """Return the CUDA graph settings of a run.
+
+    Partial graphs are those of the recipe, by default of attention and the router.
+    """
     if run.kernels.graphs == "none":
         return {"model.cuda_graph_impl": None, "model.cuda_graph_scope": None}
     if run.kernels.graphs == "full":
@@ -268,7 +272,10 @@ def _graphs(run: Run, recipe: Recipe) -> Settings:
 
 
 def _precision(run: Run) -> Settings:
-    """Return a mixed-precision recipe, with overrides where the run differs from it."""
+    """Return the name of a mixed-precision recipe, and settings in which the run differs from it.
+
+    Without a matching recipe, such as for fp32, all settings are returned.
+    """
     precision, ends = run.runtime.precision, wide_ends(run.strategy)
     wanted: Settings = {
         "mixed_precision.bf16": precision.kind == "bf16",
@@ -292,7 +299,7 @@ def _precision(run: Run) -> Settings:
                 "mixed_precision.num_layers_at_end_in_bf16": ends[1],
             }
         return {"mixed_precision": name, **more}
-    # There is no recipe for fp32.
+    # Bridge has no mixed-precision recipe for fp32.
     return wanted
 
 
@@ -300,7 +307,7 @@ _DTYPES = {
     8: ("float32", "float32"), 6: ("bfloat16", "float32"), 5: ("uint8", "float32"),
     4: ("bfloat16", "bfloat16"), 3: ("uint8", "bfloat16"), 2: ("uint8", "uint8"),
 }  # fmt: skip
-"""Data types of Adam's two moments, by their total bytes per parameter."""
+"""Bytes of both Adam moments per parameter -> data types of first and second moment."""
 
 
 def _sharding(run: Run) -> Settings:
@@ -372,17 +379,17 @@ _SIZES = frozenset({
         "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_layer_freq",
     )
 })  # fmt: skip
-"""Keys of the architecture, which a recipe of the model takes from the Hugging Face config."""
+"""Keys of model sizes, which recipes read from the Hugging Face configuration of the model."""
 
 
 # --------------------------------------------------------------------------------------------------
-# The script and its notes.
+# Script and notes.
 
 
 def _script(run: Run, place: ExportTarget, recipe: Recipe, given: Settings) -> str:
     name = one_line(place.model or run.name or "a model of these sizes")
     environment = megatron.environment_of(run)
-    # Bridge sets this variable by itself.
+    # Bridge sets this variable at startup.
     environment.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     lines = [
         f"# A recipe of Megatron-Bridge {VERSION} with its overrides",
@@ -401,14 +408,14 @@ def _script(run: Run, place: ExportTarget, recipe: Recipe, given: Settings) -> s
 
 
 def _value(value: Any) -> str:
-    """Return a value in Hydra syntax."""
+    """Return a value in the syntax of Hydra overrides."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
         return f"[{','.join(map(_value, value))}]"
-    # In quotes, since our reader takes a bare `none` for Hydra's `null`.
+    # Quoted, because `_parsed` reads an unquoted `none` as null.
     return "'none'" if value == "none" else str(value)
 
 

@@ -1,1 +1,1 @@
-"""Megatron-LM: its arguments, rules, runs and plans."""
+"""Megatron-LM: reader, writer and constraints of its arguments, and conversion of plans."""

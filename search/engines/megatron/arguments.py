@@ -1,4 +1,4 @@
-"""Names of arguments of Megatron-LM, its context-parallel degrees and its layout strings."""
+"""Argument names, context-parallel degrees and pipeline layout strings of Megatron-LM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Arguments = Mapping[str, tuple[str, ...]]
 
 
 class Flag(StrEnum):
-    """Names of arguments that are exported, read and checked, without leading hyphens."""
+    """Argument names that several modules use, without leading hyphens."""
 
     TENSOR = "tensor-model-parallel-size"
     STAGES = "pipeline-model-parallel-size"
@@ -43,27 +43,27 @@ SEVERAL = frozenset(
         "recompute-modules",
     }
 )
-"""Flags that take several words, which YAML and JSON may contain as one text."""
+"""Flags with several words, which YAML and JSON files may contain as a single string."""
 
 
 # --------------------------------------------------------------------------------------------------
-# Conversion between layer strategies and words of `cp-comm-type`.
+# Conversion between layer strategies and values of `--cp-comm-type`.
 
 
 class MegatronDegrees(Record):
-    """Tensor and context degrees of the whole model."""
+    """Tensor- and context-parallel degrees of a model in Megatron-LM, equal for all layers."""
 
     tensor: int = 1
     context: int = 1
     exchange: int = 1
-    """All-to-all degree inside the context group, in layers with `a2a+p2p`; 1: no such layers."""
+    """All-to-all degree inside the context-parallel group for `a2a+p2p`; 1: no such layers."""
 
     def data(self, plan: Plan) -> int:
-        """Return the data degree of a plan with these degrees, 0 where they do not divide."""
+        """Return the data-parallel degree of a plan with these degrees; 0 if they do not divide."""
         return data_degree(plan.world_size, plan.num_stages, self.tensor * self.context)
 
     def layer(self, word: str) -> LayerStrategy:
-        """Return the strategy of a layer whose `cp-comm-type` is a word of `WAYS`."""
+        """Return the strategy of a layer with a `--cp-comm-type` that is a key of `WAYS`."""
         ulysses, ring = WAYS[word]
         if not ulysses:
             return LayerStrategy(tp=self.tensor, cp=self.context)
@@ -76,15 +76,15 @@ WAYS = {
     "p2p": (False, True),
     "a2a": (True, False),
     "a2a+p2p": (True, True),
-    # Priced as the ring, and so never exported: a plan has one type of context parallelism.
+    # Imported as a ring and never exported: plans have one type of context parallelism.
     "all_gather": (False, True),
     "allgather": (False, True),
 }
-"""Word of `cp-comm-type` -> (True with Ulysses, True with a ring)."""
+"""Value of `--cp-comm-type` -> (True if it uses Ulysses all-to-all, True if it uses a ring)."""
 
 
 def communication(strategy: LayerStrategy) -> str:
-    """Return the `cp-comm-type` of a layer; it has no meaning at context degree 1."""
+    """Return the `--cp-comm-type` of a layer; without effect at context degree 1."""
     way = (strategy.ulysses, strategy.cp > 1 or not strategy.ulysses)
     return next(word for word, known in WAYS.items() if known == way)
 
@@ -92,10 +92,10 @@ def communication(strategy: LayerStrategy) -> str:
 def engine_vocab(
     degrees: MegatronDegrees, layers: Sequence[LayerStrategy], *, zero3: bool
 ) -> VocabStrategy:
-    """Return the strategy of embedding and head in the engine.
+    """Return the strategy of embedding and head in Megatron-LM.
 
-    Tensor ranks split the weights, context ranks the tokens. If all layers use all-to-all over the
-    whole context group, embedding and head have Ulysses too.
+    Tensor ranks shard the weights, context ranks the tokens. If all layers use all-to-all over the
+    entire context-parallel group, embedding and head count as Ulysses too.
     """
     if degrees.context > 1 and all(s.ulysses and s.cp == 1 for s in layers):
         return VocabStrategy(tp=degrees.context, ulysses=True, zero3=zero3)
@@ -117,13 +117,17 @@ _MOST = 1 << 16
 
 
 class LayoutError(ValueError):
-    """Invalid layout, or one of another model; the message is a predicate without its subject."""
+    """Layout that is invalid or does not fit the model.
+
+    The message continues the name of the layout, such as `has 3 parts, no multiple of 2 stages`.
+    """
 
 
 def parse_layout(text: str) -> tuple[str, ...]:
     """Return the parts of a layout in expanded form, such as `("Ett", "ttL")`.
 
-    Raises LayoutError for an unknown character, and for an incomplete bracket or repetition.
+    Raises LayoutError for unknown characters, incomplete brackets or repetitions, and layouts of
+    more than `_MOST` characters.
     """
     return tuple(_written_out(text.replace(",", "")).split("|"))
 
@@ -153,7 +157,10 @@ def _written_out(text: str, *, in_bracket: bool = False) -> str:
 
 
 def _count(text: str, at: int) -> tuple[int, int]:
-    """Return (number of repetitions, next position) of a repetition `*N` at `at`; 1 without one."""
+    """Return (N, position after it) of a repetition `*N` at position `at`; N is 1 without one.
+
+    Raises LayoutError for `*` without a number, or with too large a number.
+    """
     if text[at : at + 1] != "*":
         return 1, at
     match = re.compile(r"\*([0-9]+)").match(text, at)

@@ -35,7 +35,7 @@ from search.engines.reader import (
 from search.engines.text import Configuration
 
 _OWN = frozenset({"num-layers", "hidden-size", "micro-batch-size", "seq-length"})
-"""Arguments of a typical Megatron-LM run. A file with at least two of them is recognised."""
+"""Arguments that identify Megatron-LM: a file with at least two of them is of this engine."""
 _STACK = "megatron-core"
 
 
@@ -52,11 +52,11 @@ _BARE = re.compile(
     """,
     re.VERBOSE,
 )
-"""Pattern of flags without a value among those that change time or memory."""
+"""Pattern of flags that have no value and may change time or memory."""
 
 
 class MegatronWords(Record):
-    """Arguments of Megatron-LM by flag without leading hyphens, and the machine of the run."""
+    """Megatron-LM arguments of a run with its GPUs and environment variables."""
 
     words: Words
     world_size: int
@@ -66,7 +66,7 @@ class MegatronWords(Record):
     """Name of the run."""
 
     def run(self) -> Run | None:
-        """Return the run that the arguments describe; None where they break a rule."""
+        """Return the run that the arguments describe; None if they are invalid or break a rule."""
         try:
             found = read_run(
                 {flag: list(given) if given else True for flag, given in self.words.items()},
@@ -81,9 +81,9 @@ class MegatronWords(Record):
         return None if broken_rules(setting, (), found) else found
 
     def becoming(self, before: Run, after: Run) -> Changes | None:
-        """Return the argument changes that turn `before` into `after`; None: it would not run.
+        """Return the argument changes that turn `before` into `after`, verified by reading them.
 
-        The changed arguments are read again: they must describe `after` and break no rule.
+        None: the changed arguments do not describe `after`, or break a rule.
         """
         changes = changes_of(self.words, before, after)
         again = replace(self, words=changed_words(self.words, changes)).run()
@@ -91,7 +91,7 @@ class MegatronWords(Record):
 
 
 def same_run(one: Run, other: Run) -> bool:
-    """Return whether two runs are equal; sequence parallelism without tensor ranks is ignored."""
+    """Return whether two runs are equal, ignoring sequence parallelism at tensor degree 1."""
     first, second = (
         run_with_split(run, sequence_parallel=run.split.splits_sequence) for run in (one, other)
     )
@@ -99,12 +99,15 @@ def same_run(one: Run, other: Run) -> bool:
 
 
 def owns(source: Configuration) -> bool:
-    """Return whether a file starts this engine."""
+    """Return whether a file is a Megatron-LM script or a YAML or JSON of its arguments."""
     return len(_OWN & words_of(arguments_of_configuration(source)[0]).keys()) >= 2
 
 
 def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
-    """Return the run that a file describes, with the findings on its arguments."""
+    """Return the run that a file describes, with the findings on its arguments.
+
+    Raises DocumentError if the number of GPUs is unknown or contradictory.
+    """
     arguments, environment = arguments_of_configuration(source)
     words, left_out, wrong = _without_values(words_of(arguments))
     arguments = {flag: value for flag, value in arguments.items() if _flag(flag) not in left_out}
@@ -182,10 +185,10 @@ def _flag(name: object) -> str:
 def _without_values(
     words: Words,
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str], list[Notice]]:
-    """Return the words without values of bare flags, notes by flag, and notices on wrong values.
+    """Return (words without values of `_BARE` flags, note by flag, notices on illegal values).
 
-    A variable such as `$ARGS` after a bare flag is not its value: it holds other flags, or nothing.
-    A note reports such a variable, which is taken as empty.
+    A variable such as `$ARGS` after such a flag contains other flags or nothing. It is read as
+    empty, which a note reports. Any other value is illegal.
     """
     found, left_out, wrong = {**words}, dict[str, str](), list[Notice]()
     for flag, given in sorted(words.items()):

@@ -1,7 +1,7 @@
-"""Files and launch command for Megatron-LM arguments: a shell script, YAML, `torchrun`.
+"""Shell script, YAML and torchrun command for given Megatron-LM arguments.
 
-`search.engines.megatron.write` makes the arguments of a run. Values that a run does not contain,
-such as the path of the data, come from environment variables that the files require.
+`search.engines.megatron.write` makes the arguments of a run. Values that are not in a run, such as
+the path of the data, are environment variables that the files require.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ ENGINE_VERSION = "main of September 2026"
 SCRIPT = "megatron_args.sh"
 YAML = "megatron_args.yaml"
 Sections = Mapping[str, Sequence[Argument]]
-"""Arguments by section. The section name, in capitals, names an array of the script."""
+"""Arguments by section name. Section MODEL becomes the array MODEL_ARGS of the script."""
 Environment = Mapping[str, str | None]
-"""Environment variables of the ranks; None for a variable that must be unset."""
+"""Environment variables of the ranks; None: the variable must be unset."""
 
 OPTIMIZER: Sequence[Argument] = (
     ("lr", ("3.0e-4",)),
@@ -34,7 +34,7 @@ OPTIMIZER: Sequence[Argument] = (
 )
 """Placeholder arguments of the optimizer, which change neither memory nor time."""
 NO_MASKS: Argument = ("no-create-attention-mask-in-dataloader", ())
-"""Flag that omits attention masks, s^2 bytes per sample. Causal kernels do not need them."""
+"""Flag that omits attention masks, seq_length^2 bytes per sample; causal kernels need none."""
 DATA: Sequence[Argument] = (
     ("data-path", (required("DATA_PATH", "set DATA_PATH to the prefix of the preprocessed data"),)),
     ("split", ("949,50,1",)),
@@ -52,13 +52,15 @@ FILL_IN = (
         "loads those of Hugging Face"
     ),
 )
-"""Notes for the user on the values to fill in."""
+"""Notes for the user on values to fill in before training."""
 
 
 def connections(
     *, split: bool, fully_sharded: bool, experts_overlap: bool = False
 ) -> dict[str, str | None]:
-    """Return CUDA_DEVICE_MAX_CONNECTIONS as the ranks need it; None for unset, empty for any.
+    """Return the required CUDA_DEVICE_MAX_CONNECTIONS as an environment variable.
+
+    The value is None if the variable must be unset. The result is empty if any value is allowed.
 
     split : True for tensor or context parallelism on a device before Blackwell.
     fully_sharded : True if Megatron-FSDP shards the model states.
@@ -75,7 +77,7 @@ def connections(
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if split else {}
 
 
-# Options for SAVE and LOAD where these are set; quoted words inside `:+` are not split.
+# Checkpoint arguments, given only if SAVE or LOAD is set. Bash does not split quoted words in `:+`.
 _CHECKPOINTS = """\
 # SAVE: where checkpoints go; LOAD: Megatron-LM's own, to begin with. Hugging Face's weights are
 # Megatron-Bridge's matter (checkpoint.pretrained_checkpoint=, checkpoint.save= of its recipes).
@@ -87,7 +89,7 @@ CHECKPOINT_ARGS=(
 
 
 def script_text(name: str, nodes: Nodes, sections: Sections, environment: Environment) -> str:
-    """Return a script to be sourced by bash: the environment, and the array `MEGATRON_ARGS`.
+    """Return a bash script to source, which exports variables and sets the array `MEGATRON_ARGS`.
 
     name : name of the model, for the header comment.
     """
@@ -121,12 +123,9 @@ def quoted(word: str) -> str:
 
 
 def yaml_text(sections: Sections, environment: Environment) -> str:
-    """Return the arguments as YAML in the format of Megatron-LM's functional tests.
-
-    The tests name such a file model_config.yaml.
-    """
+    """Return the arguments as YAML in the format of `model_config.yaml` in Megatron-LM's tests."""
     document: dict[str, object] = {}
-    # The YAML format can set a variable but not unset it.
+    # ENV_VARS of the format can set variables but not unset them.
     kept = {name: value for name, value in environment.items() if value is not None}
     if kept:
         document["ENV_VARS"] = {name: _number(value) for name, value in kept.items()}
@@ -144,13 +143,13 @@ def _yaml_value(words: tuple[str, ...]) -> object:
         return True
     if len(words) > 1:
         return list(words)
-    # Readers of the YAML expand plain variables only, so `:?MESSAGE` is removed.
+    # Readers of the YAML expand only plain variables, so `:?MESSAGE` is removed.
     return _number(re.sub(r":\?[^}]*\}", "}", words[0]))
 
 
 def _number(word: str) -> object:
     """Return a word as int or float where it is a number, else unchanged."""
-    # int() and float() of Python accept digits of any script.
+    # int() and float() also accept non-ASCII digits.
     if not word.isascii():
         return word
     try:
@@ -160,7 +159,7 @@ def _number(word: str) -> object:
 
 
 def command(nodes: Nodes) -> str:
-    """Return the launch command, which sources the script that sets the environment."""
+    """Return the launch command of one node: source the script, then run pretrain_gpt.py."""
     path = required("MEGATRON_PATH", "set MEGATRON_PATH to a checkout of Megatron-LM")
     program = f'"{path}/pretrain_gpt.py" "${{MEGATRON_ARGS[@]}}"'
     return f"source {SCRIPT}\n" + torchrun(nodes, program)

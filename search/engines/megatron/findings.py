@@ -1,4 +1,4 @@
-"""Findings on the arguments of a run: broken rules, flags without effect, environment variables.
+"""Findings on Megatron-LM arguments: broken rules, flags without effect, environment variables.
 
 The rules are in `search.engines.megatron.rules`.
 """
@@ -18,7 +18,7 @@ from search.engines.megatron.setting import VIRTUAL, Setting, Words, ramp_start
 
 
 class _UnusedFlags(NamedTuple):
-    """Flags without effect where `rest` of the values `over` is not 0."""
+    """Flags that have no effect if `rest`, a function of the values named in `over`, is true."""
 
     flags: tuple[str, ...]
     over: tuple[str, ...]
@@ -27,12 +27,12 @@ class _UnusedFlags(NamedTuple):
 
 
 def _without(flag: str, *flags: str, others: tuple[str, ...] = ()) -> _UnusedFlags:
-    """Return a row of flags that have no effect unless `flag` or one of `others` is given."""
+    """Return the condition: `flags` have no effect unless `flag` or one of `others` is given."""
     return _UnusedFlags(flags, (flag, *others), lambda *given: sum(given) == 0, f"no --{flag}")
 
 
 def _alone(flag: str, number: str, *flags: str) -> _UnusedFlags:
-    """Return a row of flags that have no effect where a degree is 1."""
+    """Return the condition: `flags` have no effect if the degree `number`, set by `flag`, is 1."""
     return _UnusedFlags(flags, (number,), lambda degree: degree == 1, f"{flag} is 1")
 
 
@@ -70,7 +70,7 @@ _IDLE = (
     _without("multi-latent-attention", "q-lora-rank", "kv-lora-rank", "qk-head-dim",
              "qk-pos-emb-head-dim", "v-head-dim"),
 )  # fmt: skip
-"""Conditions under which flags have no effect, one row for each cause."""
+"""Conditions under which flags have no effect."""
 
 
 def findings_of(
@@ -91,8 +91,8 @@ def findings_of(
     environment : environment variables of the ranks.
     gpu : GPU model.
     ignored : arguments that the reader did not use.
-    problems : reasons why no run was read, if any.
-    run : the run, where one was read.
+    problems : findings that prevented the arguments from being read as a run.
+    run : run of the arguments; None: not read.
     """
     setting = Setting(words, world_size, gpu.upper())
     misspelt = dict(_misspelt(words))
@@ -131,9 +131,9 @@ def findings_of(
 
 
 def _misspelt(words: Words) -> Iterator[tuple[str, str]]:
-    """Yield (flag, known argument) for each unknown flag that is a letter or two from a known one.
+    """Yield (flag, intended argument) for each unknown flag within two edits of a known argument.
 
-    An unknown flag without a near name may come from a fork, or from a script that adds its own.
+    Other unknown flags are not reported here: a fork or a training script may define them.
     """
     for flag in sorted(words):
         meant = alike(flag) if concern_of(flag) is None else None
@@ -142,7 +142,7 @@ def _misspelt(words: Words) -> Iterator[tuple[str, str]]:
 
 
 def _unread(entry: Ignored) -> Notice:
-    """Return the notice on an argument that may change time or memory and is not priced."""
+    """Return the notice on an argument that may change time or memory but is not modelled."""
     given = " ".join(f"--{entry.flag} {entry.value[:60]}".split())
     if entry.concern is None:
         text = "{given} may change time or memory"
@@ -158,7 +158,7 @@ def _idle(setting: Setting) -> Iterator[Notice]:
             continue
         for flag in flags:
             words = setting.words.get(flag)
-            # A degree of 1 equals the default, so that it needs no notice.
+            # An explicit degree of 1 equals the default and needs no notice.
             none = words == ("1",) and flag.endswith(("-parallel-size", "-instances", "-rank"))
             if words is not None and not none:
                 text = "--{flag} ({why})"
@@ -184,7 +184,7 @@ def _variables(setting: Setting, environment: Mapping[str, str], gpu: str) -> It
             text = f"{_CONNECTIONS} is 1, and fully sharded training needs another value or none"
             yield _variable("connections.sharded", text)
     elif setting.has("overlap-moe-expert-parallel-comm"):
-        # With tensor or context parallelism, validate_args warns that one of the two is lost.
+        # With tensor or context parallelism, validate_args warns that one of the overlaps is lost.
         if value == "1":
             text = f"{_CONNECTIONS} is 1, but overlapped expert communication needs 32"
             yield _variable("connections.experts", text)
@@ -196,7 +196,7 @@ def _variables(setting: Setting, environment: Mapping[str, str], gpu: str) -> It
                 "of them overlaps less than priced",
                 gpu=gpu,
             )
-    # validate_args of Megatron-LM requires it on devices before Blackwell.
+    # validate_args of Megatron-LM requires the value 1 on devices before Blackwell.
     elif split and not blackwell and value != "1":
         yield _variable(
             "connections.tensor",

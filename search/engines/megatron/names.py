@@ -1,4 +1,6 @@
-"""Names of Megatron-LM's arguments by topic; `search.engines.megatron.read` interprets them.
+"""Names of Megatron-LM arguments by topic, and whether they change time or memory.
+
+`search.engines.megatron.read` interprets the arguments.
 
 Sources of the names:
 
@@ -6,7 +8,7 @@ Sources of the names:
 - fields that newer parsers turn into arguments: `TransformerConfig` and `ModelParallelConfig` of
   megatron-core 0.16.1, `megatron/training/config` of main in 2026,
 - functional tests up to August 2026,
-- arguments that releases from core 0.8 on had and dropped.
+- arguments of core 0.8 and later that later releases removed.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import re
 from functools import cache
 
 RELEASES = "core 0.8 to 0.16 and main of 2026"
-"""Releases that the names are taken from."""
+"""Releases whose arguments are known."""
 
 _HARMLESS: dict[str, str] = {
     "logging": """
@@ -349,7 +351,7 @@ _EFFECTIVE: dict[str, str] = {
 }
 """Arguments that may change memory or time, by topic."""
 _MOST_EDITS = 2
-"""Maximum edit distance, in letters, between a misspelt name and the intended one."""
+"""Maximum edit distance between a misspelt name and the intended argument, in letters."""
 
 
 @cache
@@ -363,25 +365,25 @@ def _concerns() -> dict[str, tuple[str, bool]]:
 
 
 def concern_of(flag: str) -> str | None:
-    """Return the topic of an argument in a word or two; None: no known release has it."""
+    """Return the topic of an argument, such as `checkpoints`; None: not in any known release."""
     about = _concerns().get(flag)
     return None if about is None else about[0]
 
 
 def harmless(flag: str) -> bool:
-    """Return whether a known argument changes neither memory nor time."""
+    """Return whether an argument is known to change neither memory nor time."""
     return _concerns().get(flag, ("", False))[1]
 
 
 def alike(flag: str) -> str | None:
-    """Return the known argument that is nearest to a misspelt one; None where none is near.
+    """Return the known argument that a misspelt one most likely means; None: no similar name.
 
-    Names are near if they differ in hyphens only, or by at most two letters that are missing,
-    added, changed or swapped. A part of 3 letters or more may differ by one letter, a part of 8 or
-    more by two. Larger distances, or differences in shorter parts, would match arguments of a
-    fork: `kv-layernorm` is not `qk-layernorm`.
+    Names are similar if they differ in hyphens only, or by at most two missing, added, changed or
+    swapped letters. Parts between hyphens of 3 letters or more may differ by one letter, of 8 or
+    more by two. Shorter parts must be equal, so that `kv-layernorm` of a fork does not match
+    `qk-layernorm`.
     """
-    # Another number is another argument: --adam-beta3 is no misspelt --adam-beta2.
+    # Names that differ only in digits are different arguments, such as --adam-beta3.
     near = [
         (_apart(flag, name), name)
         for name in _concerns()
@@ -392,7 +394,7 @@ def alike(flag: str) -> str | None:
 
 
 def _apart(one: str, other: str) -> int:
-    """Return the edit distance of two names by part, in letters; above `_MOST_EDITS`: not near."""
+    """Return the edit distance of two names, summed over parts; above `_MOST_EDITS`: too far."""
     if one.replace("-", "") == other.replace("-", ""):
         return 1 if one != other else 0
     parts = [one.split("-"), other.split("-")]
@@ -409,9 +411,10 @@ def _apart(one: str, other: str) -> int:
 
 
 def _edits(one: str, other: str, most: int) -> int:
-    """Return the edit distance of two texts in letters, or any number above `most` beyond that.
+    """Return the optimal string alignment distance of two texts, in letters.
 
-    This is the optimal string alignment distance: two swapped neighbours count once.
+    A swap of neighbouring letters counts once. A distance above `most` may be returned as any
+    number above `most`.
     """
     if abs(len(one) - len(other)) > most:
         return most + 1
@@ -449,7 +452,7 @@ OTHER_MODELS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("quick-geglu",), "a gated activation that is not SwiGLU"),
     (("use-legacy-models",), "the models before Megatron-Core"),
 )  # fmt: skip
-"""Flags that identify models of other kinds, with the kind of model."""
+"""Flags that identify unsupported model types, with the type for messages."""
 UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("perform-rl-step",), "reinforcement learning keeps a second model and its caches"),
     (("sft",), "sequences of several lengths share a micro-batch"),
@@ -477,4 +480,4 @@ UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (("export-kd-teacher-load", "export-te-mcore-model"), "distillation keeps a second model"),
 )
-"""Flags that Megatron-LM accepts and autopar cannot price, with the reason."""
+"""Flags of features whose memory or time autopar cannot estimate, with the reason."""

@@ -1,4 +1,4 @@
-"""Nearest plan that Megatron-LM can run, its conversion to a run, and the plan of arguments."""
+"""Conversion of per-layer plans to runs of Megatron-LM, and of its arguments to plans."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ from search.engines.uniform_approximation import losses_between
 
 
 def _check(spec: ModelSpec) -> None:
-    """Raise InputError for a model that pretrain_gpt.py does not build, or without all sizes."""
+    """Raise InputError for a model that pretrain_gpt.py cannot build, or for missing sizes."""
     if not has_one_kind(spec):
         raise UnsupportedError(
             f"{spec.name} has layers of several types, but Megatron-LM's "
@@ -94,7 +94,7 @@ def _check(spec: ModelSpec) -> None:
                 remedy="Use --model NAME, a config.json or a model.json",
             )
     base = spec.rotary_base
-    # `--rotary-base` is an int in argparse, which rejects the text of any other number.
+    # `--rotary-base` is an int in argparse, which rejects other numbers.
     if base is not None and not base.is_integer():
         raise UnsupportedError(
             f"{spec.name} has rotary positions of base {base}, but --rotary-base "
@@ -103,7 +103,7 @@ def _check(spec: ModelSpec) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The nearest plan that Megatron-LM can run, and its differences to the plan.
+# Nearest plan that Megatron-LM can run, and the differences to the requested plan.
 #
 # Megatron-LM has one tensor degree, one context degree and one data-parallel type for the whole
 # model. It recomputes the first k layers of every stage and splits embedding and head like the
@@ -118,9 +118,11 @@ _MOVED = (
 
 
 def _nearest(job: ExportJob) -> tuple[Plan, MegatronDegrees, tuple[UnsupportedFeature, ...]]:
-    """Return the nearest plan to a plan of `checkpoints_first`, its degrees and the losses.
+    """Return (nearest plan, its degrees, unsupported features of the plan of the job).
 
-    Raises InputError where no near plan with these stages and this batch is legal.
+    job : job whose plan comes from `checkpoints_first`.
+
+    Raises InputError if no similar plan with equal stages and batch sizes is legal.
     """
     plan = _with_prefix(_with_data_type(_with_schedule(job.plan)))
     after, degrees = _with_degrees(plan, job)
@@ -143,10 +145,10 @@ def _nearest(job: ExportJob) -> tuple[Plan, MegatronDegrees, tuple[UnsupportedFe
 
 
 def checkpoints_first(plan: Plan, spec: ModelSpec) -> Plan:
-    """Return the plan with the recomputed layers first in a stage where no price changes.
+    """Return the plan with the recomputed layers of each stage moved to its start.
 
-    A stage is reordered only if its layers are otherwise equal: then the choice of recomputed
-    layers changes neither step time nor memory.
+    Only stages whose layers are otherwise equal are changed: there, the position of recomputed
+    layers affects neither step time nor memory.
     """
     layers: list[LayerStrategy] = []
     for size in plan.stage_sizes:
@@ -161,7 +163,7 @@ def checkpoints_first(plan: Plan, spec: ModelSpec) -> Plan:
 
 
 def _with_schedule(plan: Plan) -> Plan:
-    # The schedule makes no difference for a single stage.
+    # The schedule has no effect with a single stage.
     if plan.pipeline_type == "1f1b" or plan.num_stages == 1:
         return plan
     if plan.num_microbatches < fewest_microbatches("1f1b", plan.num_stages):
@@ -176,11 +178,11 @@ def _with_schedule(plan: Plan) -> Plan:
 def _with_data_type(plan: Plan) -> Plan:
     """Return the plan with one data-parallel type for all layers, embedding and head.
 
-    It is ZeRO-3 where any layer has it. With several stages, such a plan becomes ZeRO-2.
+    The type is ZeRO-3 if any layer has it. With several stages, ZeRO-3 becomes ZeRO-2.
     """
     zero3, default = any(layer.zero3 for layer in plan.layers), plan.default_dp_type
     if plan.num_stages > 1 and (zero3 or plan.vocab.zero3):
-        # Megatron-FSDP is not combined with pipeline stages here.
+        # ZeRO-3 is Megatron-FSDP, which is not exported with pipeline stages.
         zero3, default = False, "zero2"
     return replace(
         plan,
@@ -193,7 +195,7 @@ def _with_data_type(plan: Plan) -> Plan:
 def _with_prefix(plan: Plan) -> Plan:
     """Return the plan with the first k layers of every stage recomputed.
 
-    k is the maximum number of recomputed layers of a stage.
+    k is the largest number of recomputed layers in any stage of the given plan.
     """
     most = max(_recomputed(plan).values(), default=0)
     positions = (position for size in plan.stage_sizes for position in range(size))
@@ -211,9 +213,9 @@ def _recomputed(plan: Plan) -> Counter[int]:
 
 
 def _with_degrees(plan: Plan, job: ExportJob) -> tuple[Plan, MegatronDegrees]:
-    """Return a plan with one tensor and one context degree that is legal here and in the engine.
+    """Return (legal plan with one tensor degree and one context degree, these degrees).
 
-    Raises InputError where no degrees are legal.
+    Raises InputError if no degrees are legal.
     """
     wanted = job.tensor_degree
     for layers in _uniform(plan, wanted):
@@ -237,7 +239,10 @@ def _with_degrees(plan: Plan, job: ExportJob) -> tuple[Plan, MegatronDegrees]:
 
 
 def _uniform(plan: Plan, wanted: int | None) -> Iterator[tuple[LayerStrategy, ...]]:
-    """Yield candidates for the strategies of all layers in the engine, nearest first."""
+    """Yield strategies of all layers to try, nearest to the plan first.
+
+    wanted : requested tensor degree; None: any degree.
+    """
     straight = tuple(replace(strategy, strided=False) for strategy in plan.layers)
     yield straight
     ranks = plan.world_size // plan.num_stages
@@ -247,7 +252,7 @@ def _uniform(plan: Plan, wanted: int | None) -> Iterator[tuple[LayerStrategy, ..
     )
     contexts = sorted({strategy.cp for strategy in plan.layers} | {1}, reverse=True)
     tensors = [strategy.ulysses for strategy in plan.layers if strategy.tp > 1]
-    # The type of most layers (Ulysses or tensor parallelism) is tried first.
+    # Try first the type that most layers use: Ulysses or tensor parallelism.
     first = 2 * sum(tensors) > len(tensors)
     for degree in degrees:
         for context in contexts:
@@ -259,7 +264,7 @@ def _uniform(plan: Plan, wanted: int | None) -> Iterator[tuple[LayerStrategy, ..
 
 
 def _shared_degrees(layers: Sequence[LayerStrategy]) -> MegatronDegrees | None:
-    """Return the degrees that all layers share; None where they differ."""
+    """Return the Megatron-LM degrees of layers; None if layers differ in them."""
     # In the engine, Ulysses is all-to-all context parallelism.
     shared = {(1, s.tp * s.cp) if s.ulysses else (s.tp, s.cp) for s in layers}
     exchanges = {s.tp for s in layers if s.ulysses and s.cp > 1}
@@ -270,7 +275,7 @@ def _shared_degrees(layers: Sequence[LayerStrategy]) -> MegatronDegrees | None:
 
 
 def _runs(plan: Plan, degrees: MegatronDegrees, job: ExportJob) -> bool:
-    """Return whether a plan is legal, including the engine's stricter rules on heads and tokens."""
+    """Return whether a plan is legal, including rules of Megatron-LM on heads and tokens."""
     sp = job.sequence_parallel
     # Megatron-LM applies the rules of ring context parallelism to all-to-all as well.
     ring = LayerStrategy(tp=degrees.tensor, cp=degrees.context)
@@ -291,7 +296,7 @@ def _runs(plan: Plan, degrees: MegatronDegrees, job: ExportJob) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# The plan as executed by the engine, and its run.
+# Nearest plan with its settings in Megatron-LM, and its run.
 
 
 SPACE = ExporterSpace(
@@ -310,9 +315,9 @@ SPACE = ExporterSpace(
 
 
 def near(job: ExportJob) -> NearestPlan:
-    """Return the nearest plan that Megatron-LM can run.
+    """Return the nearest plan that Megatron-LM can run, with its differences from that of the job.
 
-    Raises InputError where pretrain_gpt.py cannot build the model, or no near plan is legal.
+    Raises InputError if pretrain_gpt.py cannot build the model, or if no similar plan is legal.
     """
     _check(job.spec)
     first = checkpoints_first(job.plan, job.spec)
@@ -340,23 +345,23 @@ def near(job: ExportJob) -> NearestPlan:
 
 
 def _with_experts(job: ExportJob) -> ExportJob:
-    """Return a job with sequence parallelism for models with experts, which require it."""
+    """Return the job, with sequence parallelism on if the model has experts, which require it."""
     experts = any(layer.num_experts for layer in job.spec.layers)
     return replace(job, sequence_parallel=job.sequence_parallel or experts)
 
 
 def _at_once(job: ExportJob, plan: Plan) -> bool:
-    """Return whether a plan has ZeRO-2 that reduces gradients in every micro-batch."""
+    """Return whether a plan has ZeRO-2 and reduces gradients after every micro-batch."""
     each = plan.num_microbatches == 1 or not job.async_grad_reduce
     return each and plan.default_dp_type == "zero2"
 
 
 def _zero(job: ExportJob, plan: Plan) -> Zero:
-    """Return the ZeRO stage of a plan in Megatron-LM.
+    """Return the ZeRO stage with which Megatron-LM runs a plan.
 
-    ZeRO-1 is the distributed optimizer of Megatron-LM. So is ZeRO-2 with one reduction per step,
-    which keeps whole gradients until then. ZeRO-2 with a reduction in every micro-batch is
-    `optim_grads` of Megatron-FSDP.
+    1 is the distributed optimizer, which stores unsharded gradients until their reduction. It also
+    runs ZeRO-2 plans with one reduction per step or with several stages. 2 is `optim_grads` of
+    Megatron-FSDP, for ZeRO-2 plans of one stage with a reduction in every micro-batch.
     """
     if plan.layers[0].zero3:
         return 3
@@ -381,7 +386,7 @@ def _data_notes(job: ExportJob, plan: Plan, zero: Zero) -> Iterator[str]:
 
 
 def handed(job: ExportJob, plan: Plan) -> tuple[Run, ExportTarget]:
-    """Return the run of a plan that `near` returned, and its place."""
+    """Return (run, export target) of a plan that `near` returned; raises RuleError if illegal."""
     job = _with_experts(job)
     degrees = _shared_degrees(plan.layers)
     assert degrees is not None, "the nearest plan has one set of degrees"
@@ -389,7 +394,7 @@ def handed(job: ExportJob, plan: Plan) -> tuple[Run, ExportTarget]:
     most = max(_recomputed(plan).values(), default=0)
     whole = all(layer.checkpoint for layer in plan.layers)
     choice = replace(
-        # The uniform search has no ZeRO-2; the run gets the real stage below.
+        # The search space has no ZeRO-2; the run gets the ZeRO stage below.
         choice_of_plan(plan, zero=1 if zero == 2 else zero),
         tp=degrees.tensor,
         etp=degrees.tensor,
@@ -414,9 +419,10 @@ def handed(job: ExportJob, plan: Plan) -> tuple[Run, ExportTarget]:
             gradients_bf16=job.precision == "bf16" and not job.fp32_gradients,
             gradients_fp32=job.precision == "fp16" and job.fp32_gradients,
         ),
-        # Megatron-FSDP uses separate gradient buffers and disables the kernel with a warning.
+        # Megatron-FSDP uses separate gradient buffers and disables fused accumulation with a
+        # warning.
         kernels=replace(runtime.kernels, fused_accumulation=zero < 2),
-        # Plans are priced so: every rank has a shard of all experts, and all tokens.
+        # As in the cost model of plans: every rank has a shard of all experts, and all tokens.
         experts=ExpertKernels(),
         overlap=replace(runtime.overlap, gradients=job.async_grad_reduce),
     )
@@ -427,9 +433,9 @@ def handed(job: ExportJob, plan: Plan) -> tuple[Run, ExportTarget]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Arguments -> plan. They need no sizes of the model but its number of layers.
-# `search.engines.megatron.read` reads the strategy. An argument is rejected if it changes the plan
-# in a way that plans cannot express. Settings that matter only for pricing become notes.
+# Import of arguments as a plan. Of the model, only the number of layers is needed.
+# `search.engines.megatron.read` reads the strategy. Arguments that no plan can express raise an
+# error. Settings that affect only estimates become notes.
 
 
 _EXPERTS = "expert-model-parallel-size"
@@ -442,10 +448,10 @@ def import_megatron(
 
     Parameters
     ----------
-    world_size : number of GPUs, where the source does not contain it.
-    num_layers : number of layers, where the source does not contain it.
+    world_size : number of GPUs; None: the source contains it.
+    num_layers : number of layers if the source does not contain it.
 
-    Raises DocumentError for an unusable argument, and for one that plans cannot express.
+    Raises DocumentError for an invalid argument, and for one that no plan can express.
     """
     arguments, _ = arguments_of_configuration(source)
     given = renamed(words_of(arguments))
@@ -463,19 +469,19 @@ def import_megatron(
     except DocumentError:
         raise
     except InputError as error:
-        # Only an even division of the layers has an error without its argument.
+        # Only the error for layers that do not divide evenly names no argument.
         remedy = "Megatron-LM refuses it too; give --pipeline-model-parallel-layout"
         raise words.fail(Flag.STAGES, error.short, remedy) from None
     _check_ranks(words, strategy)
     if any(group.split.recompute == "full" for group in strategy.layers):
-        # Megatron-LM has no default.
+        # Full recomputation needs this argument in Megatron-LM: the lookup fails if it is missing.
         words.number(Flag.RECOMPUTED)
     notes = (*_recomputation_notes(strategy), *_pricing_notes(words, strategy))
     return ImportedPlan(plan=_plan(words, strategy), notes=notes)
 
 
 def _check_ranks(words: LaunchArguments, strategy: Strategy) -> None:
-    """Raise DocumentError unless degrees divide the GPUs, and ranks the batch."""
+    """Raise DocumentError unless tp * pp * cp divides the GPUs and micro-batch * dp the batch."""
     split, pp, world = strategy.first, strategy.pp, strategy.gpus
     rest = world % (split.tp * pp * split.cp)
     if rest:
@@ -513,7 +519,10 @@ def _plan(words: LaunchArguments, strategy: Strategy) -> Plan:
 
 
 def _stage_sizes(words: LaunchArguments, strategy: Strategy) -> tuple[int, ...]:
-    """Return the layers of every stage; raises DocumentError for stages that no plan has."""
+    """Return the number of layers of each stage.
+
+    Raises DocumentError for virtual stages and for stages without layers, which no plan has.
+    """
     if strategy.vpp > 1 or words.number(VIRTUAL[1], 1) > 1:
         flag = next(flag for flag in (*VIRTUAL, Flag.LAYOUT) if words.has(flag))
         raise words.fail(
@@ -534,7 +543,10 @@ def _stage_sizes(words: LaunchArguments, strategy: Strategy) -> tuple[int, ...]:
 def _communication(
     words: LaunchArguments, strategy: Strategy
 ) -> tuple[tuple[str, ...], MegatronDegrees]:
-    """Return the `cp-comm-type` of every layer, and the degrees of the model."""
+    """Return (`--cp-comm-type` of each layer, degrees of the model).
+
+    Raises DocumentError for unknown types, a wrong number of them, and all-to-all with tp > 1.
+    """
     flag, split, layers = Flag.COMMUNICATION, strategy.first, strategy.num_layers
     # The default of Megatron-LM is the ring.
     kinds = (words.list(flag) if split.cp > 1 else ()) or ("p2p",)
@@ -570,7 +582,7 @@ def _recomputation_notes(strategy: Strategy) -> Iterator[str]:
 
 
 def _pricing_notes(words: LaunchArguments, strategy: Strategy) -> Iterator[str]:
-    """Yield a note for each pricing option that the plan does not contain."""
+    """Yield a note for each setting outside the plan, with the option to use in an estimate."""
     split, precision = strategy.first, precision_of(words)
     if split.tp > 1 and not split.sequence_parallel:
         yield "no --sequence-parallel: price it with --no-sequence-parallel"

@@ -1,8 +1,8 @@
-"""Run from the arguments of Megatron-LM, for estimates of its time and memory.
+"""Reader of Megatron-LM arguments as a run, for estimates of time and memory.
 
 Supported are decoder-only GPT models in any layer partition: dense, with experts, and with MLA.
-Other models are rejected with a message, as are arguments whose effect on memory cannot be priced.
-`search.engines.megatron.plan` makes a plan of the strategy, which needs no sizes of the model.
+Other models, and arguments whose effect on memory is not modelled, raise UnpricedError.
+`search.engines.megatron.plan` converts the strategy to a plan, without the sizes of the model.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from search.engines.text import Configuration, arguments_in
 
 
 class ReadRun(Record):
-    """A run, and the arguments that it does not depend on."""
+    """Run read from arguments, and the arguments that were not used."""
 
     run: Run
     ignored: tuple[Ignored, ...]
     unpriced: str | None = None
-    """Reason why the run cannot be priced although it was read; None: it can be priced."""
+    """Reason why time and memory of the run cannot be estimated; None: they can."""
 
     @property
     def not_understood(self) -> tuple[Ignored, ...]:
@@ -80,25 +80,25 @@ _OF_TIME = (
     "moe-router-fusion",
     "ddp-num-buckets",
     "tp-comm-overlap-cfg",
-    # Buffers of these are not allocated by PyTorch.
+    # DeepEP and HybridEP allocate their buffers outside of PyTorch.
     "moe-enable-deepep",
     "moe-flex-dispatcher-backend",
-    # Expert degrees of a dense model, and the type of an ungated activation, change no size.
+    # Expert degrees have no effect in a dense model, ungated activations are equal in size.
     "expert-tensor-parallel-size",
     "expert-model-parallel-size",
     "squared-relu",
-    # The final batch size is priced, which a finding reports.
+    # Estimates use the final batch size, which a finding reports.
     "rampup-batch-size",
     "decrease-batch-size-if-needed",
 )
-"""Flags that are known to change only time, or nothing for the models read here."""
+"""Flags that are accepted without being modelled: they change no memory of supported models."""
 _DEFAULTS = (
     ("megatron-fsdp-grad-comm-dtype", "fp32"),
     ("megatron-fsdp-main-grads-dtype", "fp32"),
     ("megatron-fsdp-main-params-dtype", "fp32"),
     ("outer-dp-sharding-strategy", "no_shard"),
 )
-"""Flags with the value that is also priced when the flag is not given."""
+"""Pairs (flag, value) that have no effect, because the model without the flag assumes the value."""
 _STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 """Sharding strategies of Megatron-FSDP."""
 _ZERO: Mapping[str, Zero] = {"optim_grads_params": 3, "optim_grads": 2, "optim": 1}
@@ -117,13 +117,14 @@ def read_run(
 
     Parameters
     ----------
-    world_size : number of GPUs, where no argument sets it.
+    world_size : number of GPUs; None: from `--world-size`.
     environment : environment variables of the ranks.
     gpu : GPU model.
     release : release of engine and container; default: the newest.
     source : name of the run, for messages.
 
-    Raises InputError for an unusable value, and for a model or training that cannot be priced.
+    Raises DocumentError for an invalid value, UnpricedError for a feature that cannot be estimated,
+    and RuleError for an illegal run.
     """
     words = LaunchArguments(source=source, words=renamed(words_of(arguments)), asked=set())
     _refuse(words)
@@ -160,10 +161,10 @@ def read_run(
 
 
 def renamed(words: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Return the arguments with second names replaced by the first ones.
+    """Return the words by flag, with aliases of `_SECOND` replaced.
 
-    `validate_args` accepts the layers and sequence length of an encoder as those of the model. Both
-    names at once are an error there.
+    `validate_args` accepts `--encoder-num-layers` and `--encoder-seq-length` as aliases. If alias
+    and name are both given, which is illegal, both are kept.
     """
     return {
         _SECOND.get(flag, flag) if _SECOND.get(flag, flag) not in words else flag: given
@@ -172,7 +173,7 @@ def renamed(words: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
 
 
 _SECOND = {"encoder-num-layers": "num-layers", "encoder-seq-length": "seq-length"}
-"""Second name of an argument -> its first name."""
+"""Alias of an argument -> its name."""
 
 
 def arguments_of_configuration(source: Configuration) -> tuple[dict[str, Any], dict[str, str]]:
@@ -190,7 +191,7 @@ def arguments_of_configuration(source: Configuration) -> tuple[dict[str, Any], d
 
 
 def unread_parts(source: Configuration) -> tuple[str, ...]:
-    """Return a sentence for each mapping among the arguments, which is not read."""
+    """Return a sentence for each nested mapping in YAML or JSON arguments, which is not read."""
     if source.flags is not None:
         return ()
     arguments = arguments_in(source.document)
@@ -203,9 +204,9 @@ def unread_parts(source: Configuration) -> tuple[str, ...]:
 
 
 def underscored(source: Configuration) -> tuple[str, ...]:
-    """Return the flags that argparse rejects because they are spelt with underscores.
+    """Return the flags with leading hyphens that argparse rejects because of underscores.
 
-    Document keys without leading hyphens are Python names, in which underscores are correct.
+    YAML and JSON keys without leading hyphens are Python names, in which underscores are correct.
     """
     if source.command is not None:
         written = [word.partition("=")[0] for word in source.command.arguments]
@@ -216,13 +217,13 @@ def underscored(source: Configuration) -> tuple[str, ...]:
 
 
 _UNDERSCORED = {"--override-opt_param-scheduler", "--use-checkpoint-opt_param-scheduler"}
-"""Flags that Megatron-LM itself spells with underscores."""
+"""Flags with underscores in Megatron-LM."""
 
 
 def _steps(words: LaunchArguments, batch: int) -> int | None:
-    """Return the number of steps until a run ends or exits; None where it is not given.
+    """Return the number of steps until a run ends or exits; None: not given.
 
-    A variable of the environment, such as `$TRAIN_ITERS`, counts as not given.
+    A shell variable, such as `$TRAIN_ITERS`, counts as not given. batch : global batch size.
     """
     given = [
         words.number(flag)
@@ -230,7 +231,7 @@ def _steps(words: LaunchArguments, batch: int) -> int | None:
         if words.has(flag) and not is_open(words.text(flag))
     ]
     if words.has("train-samples") and not is_open(words.text("train-samples")):
-        # Trillions of tokens are billions of samples, which need more than 9 digits.
+        # Sample counts may have more than the default of 9 digits.
         given.append(max(words.number("train-samples", digits=15) // batch, 1))
     return min(given, default=None)
 
@@ -261,17 +262,17 @@ def _refuse(words: LaunchArguments) -> None:
 def strategy_of(
     words: LaunchArguments, world: int, *, num_layers: int, mtp: int = 0, experts: bool = False
 ) -> Strategy:
-    """Return the strategy that arguments describe for a model of so many layers.
+    """Return the strategy that arguments describe, for a model of `num_layers` layers.
 
-    mtp : number of MTP layers. experts : True if the model has experts.
+    world : number of GPUs. mtp : number of MTP layers. experts : True if the model has experts.
 
-    Raises InputError for an unusable argument; degrees that do not divide the GPUs are accepted.
+    Raises InputError for an invalid argument. Degrees that do not divide the GPUs are accepted.
     """
     pp = words.number("pipeline-model-parallel-size", 1)
     stages = _stages(words, num_layers, mtp, pp)
     split = _split(words, experts=experts)
     ranks = split.tp * split.cp * pp
-    # 0 where degrees do not divide, which `legal` rejects.
+    # `dp` is 0 if the degrees do not divide the GPUs; `legal` rejects such a run.
     dp = 0 if world % ranks else world // ranks
     if dp * split.cp % split.replicas:
         raise words.fail(
@@ -303,7 +304,7 @@ def _split(words: LaunchArguments, *, experts: bool) -> Split:
             "hierarchical-context-parallel-sizes",
             f"expected two sizes that multiply to {cp}, got {' '.join(map(str, sizes))}",
         )
-    # Layers with different communication types are priced as rings.
+    # Layers that differ in communication type are modelled as rings.
     kind = kinds[0] if cp > 1 and len({*kinds}) == 1 else "p2p"
     return Split(
         tp=tp,
@@ -321,7 +322,7 @@ def _split(words: LaunchArguments, *, experts: bool) -> Split:
 
 
 _CONTEXT: Mapping[str, ContextKind] = {"a2a": "a2a", "a2a+p2p": "a2a", "all_gather": "all-gather"}
-"""Context-parallel type by `--cp-comm-type`; other values are rings."""
+"""`--cp-comm-type` -> context-parallel type; other values are rings."""
 
 
 def _stages(
@@ -343,7 +344,7 @@ def _stages(
         int(words.has("account-for-loss-in-pipeline-split")),
     )
     if each:
-        # With their flags, embedding and loss count as one layer each.
+        # Embedding and loss count as one layer each if their flags are given.
         counted = layers + sum(ends)
         if stages == 1 or counted % (stages * each):
             raise words.fail(
@@ -362,9 +363,11 @@ def _stages(
 def _given_ends(
     words: LaunchArguments, layers: int, stages: int, chunks: int, ends: tuple[int, int]
 ) -> list[int]:
-    """Return the layers of every chunk where those of the first or last stage are given.
+    """Return the number of layers of each chunk, in pipeline order, for given end stages.
 
-    ends : layers of the first and the last stage; 0: not given.
+    ends : number of layers of the first and of the last stage; 0: not given.
+
+    Raises DocumentError if the layers do not divide over the other stages, or over the chunks.
     """
     middle = stages - sum(map(bool, ends))
     rest = layers - sum(ends)
@@ -403,13 +406,14 @@ def precision_of(words: LaunchArguments) -> Precision:
 
 
 def _with_wide_ends(words: LaunchArguments, strategy: Strategy) -> Strategy:
-    """Return a strategy with 16-bit first and last layers; default: one layer at each end.
+    """Return a strategy with bf16 layers at both ends, if `--first-last-layers-bf16` is given.
 
-    The default is that of `validate_args`.
+    The default is one layer at each end, as in `validate_args`. Without fp8 or fp4 the flag has no
+    effect.
     """
     if not words.has("first-last-layers-bf16"):
         return strategy
-    # 0 layers are allowed at an end, which `number` would reject.
+    # `number` rejects 0, which is valid here.
     first, last = (
         0 if words.text(flag, "1") == "0" else words.number(flag, 1)
         for flag in ("num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16")
@@ -423,7 +427,7 @@ _STATE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 
 def _zero(words: LaunchArguments) -> Zero:
-    """Return the ZeRO stage."""
+    """Return the ZeRO stage of the sharding arguments; optimizer, Megatron-FSDP or FSDP2."""
     if words.has("use-torch-fsdp2"):
         # Weights that stay gathered after the forward pass correspond to ZeRO-2.
         return 2 if words.has("torch-fsdp2-no-reshard-after-forward") else 3
@@ -434,12 +438,12 @@ def _zero(words: LaunchArguments) -> Zero:
 
 
 def _refuse_sharding(words: LaunchArguments) -> None:
-    """Raise UnpricedError for Megatron-FSDP that cannot be priced."""
+    """Raise UnpricedError for Megatron-FSDP with pipeline stages or with sharding `optim`."""
     if not (words.has("use-megatron-fsdp") or words.has("use-custom-fsdp")):
         return
     pp = words.number(Flag.STAGES, 1)
     if pp > 1:
-        # validate_args accepts it, but no published run uses it.
+        # validate_args accepts pipeline stages, but no published run uses them.
         raise words.unpriced(
             "use-megatron-fsdp", f"with {pp} pipeline stages is not priced", "Use one stage"
         )
@@ -449,10 +453,12 @@ def _refuse_sharding(words: LaunchArguments) -> None:
 
 
 def _optimizer(words: LaunchArguments, zero: Zero) -> Optimizer:
-    """Return the optimizer, with the fraction of its states in host memory.
+    """Return the optimizer with the bytes of its states and the fraction offloaded to the host.
 
-    The distributed optimizer stores only the remainder of an fp32 weight to its bf16 copy, 2 bytes
-    (`store_param_remainders`). Offloaded fp32 weights are stored whole.
+    With the precision-aware distributed optimizer, an fp32 weight is stored as its bf16 copy and a
+    remainder of 2 bytes (`store_param_remainders`), unless it is offloaded or has an fp8 copy.
+
+    Raises UnpricedError for optimizers other than Adam and Muon.
     """
     kind = words.text("optimizer", "adam").removeprefix("dist_")
     if kind not in ("adam", "muon"):
@@ -479,7 +485,7 @@ def _optimizer(words: LaunchArguments, zero: Zero) -> Optimizer:
 
 def _recomputing(words: LaunchArguments, strategy: Strategy) -> Strategy:
     kind = words.choice("recompute-granularity", ("", "full", "selective"), "")
-    # The old flag --recompute-activations overrides the granularity.
+    # --recompute-activations of earlier releases overrides the granularity.
     if words.has("recompute-activations"):
         kind = "selective"
     number = words.number("recompute-num-layers", 1)
@@ -501,14 +507,17 @@ def _recomputing(words: LaunchArguments, strategy: Strategy) -> Strategy:
         chosen = frozenset(modules or ("core_attn",))
     else:
         chosen = frozenset()
-    # Old flag for the recomputed module `moe`.
+    # Flag of earlier releases for the recomputed module `moe`.
     if words.has("moe-layer-recompute"):
         chosen |= {"moe"}
     return recomputing(strategy, cast("frozenset[Module]", chosen))
 
 
 def _offloaded(words: LaunchArguments) -> frozenset[OffloadModule]:
-    """Return the modules whose activations are offloaded to host memory."""
+    """Return the modules whose activations are offloaded to host memory.
+
+    Raises DocumentError for unknown modules, and for fine-grained offload without modules.
+    """
     fine = words.has("fine-grained-activation-offloading")
     modules = words.list("offload-modules") if fine else ()
     unknown = set(modules) - set(OFFLOADED)
@@ -583,10 +592,10 @@ def _kernels(
     backend = words.choice(
         "attention-backend", ("auto", "flash", "fused", "unfused", "local"), "auto"
     )
-    # Old flag for any kernel that saves no scores, which `auto` selects as well.
+    # Deprecated flag for kernels that do not store attention scores; `auto` selects such kernels.
     words.has("use-flash-attn")
     local = implementation == "local" or words.list("spec") == ("local",)
-    # Environment variables, not this flag, select deterministic kernels.
+    # Kernels depend on environment variables only; this flag requires them to be deterministic.
     words.has("deterministic-mode")
     return Kernels(
         attention=attention_kernel(release, gpu, environment, local=local, backend=backend),

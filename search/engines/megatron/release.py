@@ -1,7 +1,7 @@
-"""Differences between releases of Megatron-LM and its container, and between devices.
+"""Properties of a run that depend on the release of Megatron-LM, its container and the device.
 
-Each row of `_CHANGES` is a code change that affects memory, with the date of its first runs.
-Everything else about a run follows from its arguments. This module contains no sizes in bytes.
+Each row of `_CHANGES` is a code change that affects memory, with the date from which runs include
+it. Everything else about a run follows from its arguments.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from autopar.run.runtime import Allocator, AttentionKernel, Quirks, default_atte
 
 
 class Release(Record):
-    """Date of a run, and which of the engine's two containers it uses."""
+    """Release of Megatron-LM, as a date, and the container that a run uses."""
 
     date: str = "9999-12-31"
-    """Date of the engine in ISO format, such as 2026-08-19. Default: newer than any release."""
+    """Date of the Megatron-LM code in ISO format, such as 2026-08-19. Default: the newest."""
     container: Literal["dev", "lts"] = "dev"
-    """Container: `dev` has the newest libraries, `lts` those that are kept for a year."""
+    """Container: `dev` contains the newest libraries, `lts` older ones with long-term support."""
 
     @property
     def old_libraries(self) -> bool:
-        """True if the container is the long-term one from before November 2025."""
+        """True for an `lts` container from before November 2025."""
         return self.container == "lts" and self.date < "2025-11"
 
     def has(self, change: str) -> bool:
@@ -33,33 +33,34 @@ class Release(Record):
 
 
 _CHANGES = {
-    # Transformer Engine keeps one dummy weight gradient of each shape.
+    # Transformer Engine caches one dummy weight gradient per shape.
     "kept stand-ins": ("2025-08", True),
-    # Experts of Megatron's own layers use a GEMM of Transformer Engine.
+    # Experts of local Megatron layers use GEMMs of Transformer Engine, which allocate a workspace.
     "expert workspace": ("2025-10", True),
     # Router probabilities are applied inside the experts, not to their outputs.
     "weighted inside": ("2025-04-15", False),
-    # Unfused attention multiplies in one more tensor.
+    # The backward pass of unfused attention allocates a fourth tensor of scores.
     "fourth copy": ("2026", False),
-    # The fused loss works in place, which saves two copies of the logits.
+    # The fused loss works in place and needs two fewer copies of the logits.
     "loss in place": ("2025-02", False),
-    # Tokens gathered for experts that tensor parallelism splits are saved a second time.
+    # With expert tensor parallelism, gathered tokens of experts are saved a second time.
     "regathered": ("2025-11", False),
     # `NullTokenizer` no longer adds its end-of-document token to the vocabulary.
     "given vocabulary": ("2026-01", False),
 }
-"""Change -> (first date, True if it comes with the container's libraries)."""
+"""Change -> (first date, True if it is a change of the libraries of the container)."""
 
 
 def quirks_of(release: Release, *, compiled_experts: bool = False) -> Quirks:
-    """Return the memory behaviour that is specific to a release.
+    """Return the memory behaviour that depends on the release.
 
-    compiled_experts : True if the run uses the grouped experts that precede Transformer Engine's.
+    compiled_experts : True for grouped experts without Transformer Engine
+    (`--moe-use-legacy-grouped-gemm`).
     """
     old = release.old_libraries
     return Quirks(
         kept_dummies=release.has("kept stand-ins"),
-        # The old libraries have another grouped GEMM, without workspaces.
+        # Grouped GEMMs of the old libraries allocate no workspaces.
         grouped_workspaces=0 if old else 4,
         compiled_experts=compiled_experts or old,
         expert_workspace=release.has("expert workspace"),
@@ -71,7 +72,7 @@ def quirks_of(release: Release, *, compiled_experts: bool = False) -> Quirks:
 
 
 def allocator_of(environment: Mapping[str, Any]) -> Allocator:
-    """Return the allocator settings in the environment variables of the ranks."""
+    """Return the PyTorch allocator and cuBLAS workspace settings of environment variables."""
     settings = str(environment.get("PYTORCH_CUDA_ALLOC_CONF", ""))
     config = environment.get("CUBLAS_WORKSPACE_CONFIG")
     return Allocator(
@@ -83,17 +84,21 @@ def allocator_of(environment: Mapping[str, Any]) -> Allocator:
 def attention_kernel(
     release: Release, gpu: str, environment: Mapping[str, Any], *, local: bool, backend: str
 ) -> AttentionKernel:
-    """Return the attention kernel: as requested, else the choice of Transformer Engine."""
+    """Return the attention kernel: `backend`, or for `auto` the choice of Transformer Engine.
+
+    environment : environment variables of the ranks. local : True for layers without Transformer
+    Engine.
+    """
     if local:
         return "local"
     if backend != "auto":
         return cast(AttentionKernel, backend)
-    # The variable allows kernels whose sums depend on the order of their blocks.
+    # The value 0 excludes kernels with nondeterministic summation order.
     deterministic = str(environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1")) == "0"
     if release.old_libraries and deterministic:
         return "unfused"
     fused = default_attention(gpu, deterministic=deterministic) == "fused"
-    # Each of the two kernels can be disabled by a variable.
+    # One variable for each of the two kernels can disable it.
     if str(environment.get("NVTE_FUSED_ATTN", "1")) == "0":
         fused = False
     elif str(environment.get("NVTE_FLASH_ATTN", "1")) == "0":

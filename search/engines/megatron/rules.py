@@ -1,11 +1,11 @@
-"""Constraints of Megatron-LM on the arguments of a run, one row each, with ids.
+"""Constraints of Megatron-LM on its arguments, one `Rule` each.
 
 A row without a source comes from `validate_args` in `megatron/training/arguments.py` (core 0.15 and
 main of 2026), or from `TransformerConfig`, `ModelParallelConfig` and
 `DistributedDataParallelConfig` of Megatron-Core 0.15 and 0.16. Device requirements of low precision
 are those of Transformer Engine: compute capability 8.9 for fp8, 9.0 for blockwise fp8, 10.0 for
-mxfp8. Rows read values of `search.engines.megatron.setting`. Arguments without effect are in
-`search.engines.megatron.findings`.
+mxfp8. `search.engines.megatron.setting` computes the values that rules read.
+`search.engines.megatron.findings` reports arguments without effect.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ def _excludes(*flags: str) -> Rule:
 
 
 def _needs(flag: str, *others: str, what: str = "") -> Rule:
-    """Return the rule that a flag needs one of `others`; what : text for these in the message."""
+    """Return the rule that a flag needs one of `others`.
+
+    what : text for `others` in the message; empty: their names.
+    """
     text = what or " or ".join(f"--{_named(other)}" for other in others)
     return Rule(_id(flag, "needs", others[0]), (flag, *others),
                 lambda given, *one: given > (sum(one) > 0),
@@ -62,25 +65,25 @@ def _renamed(flag: str, new: str) -> Rule:
 
 
 def _when(flag: str, rule: Rule) -> Rule:
-    """Return a rule that applies only where a flag is given."""
+    """Return a rule that applies only if a flag is given."""
     return rule._replace(
         over=(flag, *rule.over), rest=lambda given, *rest: given * rule.rest(*rest)
     )
 
 
 def _rule(name: str, over: str, rest: Callable[..., Any], message: str, source: str = "") -> Rule:
-    """Return a rule; over : names of its values, separated by commas."""
+    """Return a rule with id `megatron.NAME`; over : names of its values, separated by commas."""
     return Rule(_id(name), tuple(over.split(", ")), rest, message, source=source)
 
 
 EXCHANGE = tuple(
-    # Megatron-LM copies no key-value heads, unlike the Ulysses of a plan.
+    # Megatron-LM does not replicate key-value heads, unlike Ulysses in per-layer plans.
     Rule(_id("exchange", name), (name, "tp", "exchange"),
          lambda heads, tp, exchange: (exchange > 1) * (heads % (tp * exchange)),
          f"{name}({{{name}}}) % (tp({{tp}}) * a2a({{exchange}})) = {{rest}} != 0")
     for name in ("heads", "kv_heads")
 )  # fmt: skip
-"""All-to-all context parallelism divides the heads that tensor parallelism leaves to a rank."""
+"""Rules that tp times the all-to-all degree divides the query heads and the key-value heads."""
 DEGREES = (
     *GRID,
     *BATCH,
@@ -91,7 +94,7 @@ DEGREES = (
     NO_EXPERTS._replace(message="--expert-model-parallel-size {ep} needs --num-experts"),
     _when("num-experts", WHOLE_EXPERTS),
     *EXCHANGE,
-    # Else `MoELayer.forward` raises an error in the first step
+    # Otherwise `MoELayer.forward` raises an error in the first step
     # (megatron/core/transformer/moe/moe_layer.py).
     _rule("experts.sequence-parallel", "num-experts, tp, sequence_parallel",
           lambda there, tp, sp: there * (tp > 1) > sp,
@@ -114,8 +117,8 @@ LAYERS = (
     _rule("layout", "layout_problem", lambda problem: problem != "",
           "--pipeline-model-parallel-layout {layout_problem}"),
 )  # fmt: skip
-"""Rules on the layer partition, evaluated only where no run was read. Reading a run already checks
-the partition, including layers that count for the embedding, given stage sizes and MTP layers."""
+"""Rules on the layer partition, evaluated only if no run could be read. Reading a run checks the
+partition completely, including end stages, MTP layers, and embedding and loss as layers."""
 _OVERLAP = "overlap-moe-expert-parallel-comm"
 ARGUMENTS = (
     _rule("cp-comm-type", "comm_types, layers",
@@ -284,7 +287,10 @@ ARGUMENTS = (
 
 
 def _beside_overlap(name: str, over: str, lacks: Callable[..., Any], what: str) -> Rule:
-    """Return a rule for overlapped expert communication, which needs `what`."""
+    """Return the rule that --overlap-moe-expert-parallel-comm needs `what`.
+
+    lacks : function of the values `over`, nonzero if the requirement is not met.
+    """
     rule = _rule(f"moe-overlap.{name}", over, lacks, f"--{_OVERLAP} needs {what}")
     return _when("num-experts", _when(_OVERLAP, rule))
 
@@ -306,7 +312,10 @@ EXPERT_OVERLAP = (
 
 
 def _of_fsdp2(name: str, over: str, lacks: Callable[..., Any], what: str) -> Rule:
-    """Return a rule for PyTorch FSDP2, which needs `what`."""
+    """Return the rule that --use-torch-fsdp2 needs `what`.
+
+    lacks : function of the values `over`, nonzero if the requirement is not met.
+    """
     rule = _rule(f"torch-fsdp2.{name}", over, lacks, f"--use-torch-fsdp2 needs {what}")
     return _when("use-torch-fsdp2", rule)
 
@@ -380,16 +389,16 @@ MIXTURES = tuple(
               "--disable-bias-linear"),
     )
 )  # fmt: skip
-"""Rules of models with experts."""
+"""Rules on models with experts."""
 
 
 def _groups(name: str, number: str, prefix: str, *more: str) -> tuple[Rule, ...]:
-    """Return the rules of the interleaved schedule on the micro-batches of a group.
+    """Return the rules on the micro-batch group size of the interleaved schedule.
 
     name : prefix of the rule ids.
     number : name of the value with the number of micro-batches.
     prefix : start of the messages.
-    more : names of further values in `prefix`.
+    more : names of values that `prefix` contains.
     """
     over = ", ".join(("pp", "chunks", "group", number, *more))
     return (
@@ -406,7 +415,7 @@ def _groups(name: str, number: str, prefix: str, *more: str) -> tuple[Rule, ...]
 
 
 def _unless(flag: str, rule: Rule) -> Rule:
-    """Return a rule that applies only where a flag is not given."""
+    """Return a rule that applies only if a flag is not given."""
     return rule._replace(
         over=(flag, *rule.over), rest=lambda given, *rest: (given == 0) * rule.rest(*rest)
     )
@@ -442,7 +451,7 @@ SCHEDULES = (
         *_groups("ramp", "ramp_micro_batches", f"{_RAMP} begins with {{ramp_start}}: ",
                   "ramp_start"))),
 )  # fmt: skip
-"""Rules on micro-batches and chunks, whose values exist only where a run was read."""
+"""Rules on the interleaved schedule and batch ramp-up. Most need values of a run that was read."""
 RULES = (*DEGREES, *ARGUMENTS, *EXPERT_OVERLAP, *MIXTURES, *FSDP2, *SCHEDULES)
 WRITTEN = (
     _rule("sequence-parallel.tensor", "sequence_parallel, tp", lambda sp, tp: sp * (tp == 1),
@@ -453,7 +462,7 @@ WRITTEN = (
     _rule("fsdp.stages", "use-megatron-fsdp, pp", lambda fsdp, pp: fsdp * (pp > 1),
           "--use-megatron-fsdp excludes pipeline stages"),
 )  # fmt: skip
-"""Rules for exported arguments only: Megatron-LM warns of these, or has no check for them."""
+"""Rules for exported arguments only: Megatron-LM prints a warning or has no check for them."""
 _EARLIER = (
     _when("num-experts", _rule(
         "before.fp16-experts", "fp16, ep", lambda fp16, ep: fp16 * (ep > 1),
@@ -471,7 +480,8 @@ _EARLIER = (
           "--optimizer muon excludes --use-distributed-optimizer up to core 0.16"),
 )  # fmt: skip
 EARLIER = tuple(rule._replace(level="warned") for rule in _EARLIER)
-"""Rules of earlier releases. Later ones run such arguments: main of 2026 and its August tests."""
+"""Rules of earlier releases, reported as warnings. Main of 2026 and its tests of August do not
+enforce them."""
 
 
 _RANKS = "tp_overlap, tp, nvlinked, world, domain, gpu"
@@ -525,7 +535,7 @@ SPACE = (
           overlap * (mtp == 1) * (pp == 1),
           f"--{_OVERLAP} with an MTP layer needs pipeline stages"),
 )  # fmt: skip
-"""Rules for the candidates of a search, over the values of `search.engines.space`."""
+"""Rules for the candidates of a search, over the values of `search.engines.space.values_of`."""
 
 
 def _names(rules: Sequence[Rule]) -> tuple[str, ...]:
@@ -540,19 +550,20 @@ def broken_rules(
 ) -> tuple[Notice, ...]:
     """Return one notice for each rule with which Megatron-LM would reject the arguments.
 
-    problems : reasons why no run was read. run : the run, where one was read.
+    problems : findings that prevented a run from being read, included in the result.
+    run : run of the arguments; None: not read.
     """
     values = setting.values(_READ)
     if run is not None:
         values |= _of_run(setting, run)
     found = broken((*RULES, *LAYERS) if problems else RULES, values)
-    # The reader may have reported a rule of the table already.
+    # `problems` may contain a rule that is also evaluated here.
     ids = {one.id for one in found}
     return without_repetitions((*(one for one in problems if one.id not in ids), *found))
 
 
 def _of_run(setting: Setting, run: Run) -> dict[str, Any]:
-    """Return the values that exist only where a run was read."""
+    """Return the values of rules, by name, that depend on the run."""
     strategy, dp, micro = run.strategy, run.strategy.dp, setting.value("micro_batch")
     start, step = ramp_start(setting), ramp(1)(setting)
     found: dict[str, Any] = {"micro_batches": strategy.micro_batches, "chunks": strategy.vpp}
@@ -566,7 +577,7 @@ def _of_run(setting: Setting, run: Run) -> dict[str, Any]:
 
 
 def broken_before(setting: Setting) -> tuple[Notice, ...]:
-    """Return the notices on rules that only earlier releases of Megatron-LM enforce."""
+    """Return one notice for each broken rule that only earlier releases of Megatron-LM enforce."""
     return broken(EARLIER, setting.values(_names(EARLIER)))
 
 

@@ -1,8 +1,7 @@
-"""Values of rules from Megatron-LM arguments: numbers, given flags, and derived facts.
+"""Values that the rules of `search.engines.megatron.rules` read, from Megatron-LM arguments.
 
-Rules in `search.engines.megatron.rules` read the values by name. A name with hyphens is a flag,
-True where it is given. `flag=word` is True where the flag has this word. Other names are the
-numbers and facts below.
+Rules read values by name: the name of a flag is True if it is given, `flag=word` if the flag has
+this word. Other names are in `NUMBERS` and `FACTS`.
 """
 
 from __future__ import annotations
@@ -46,9 +45,8 @@ NUMBERS: Mapping[str, tuple[str, int | None]] = {
     "retain_interval": ("save-retain-interval", 0),
     "offloaded_layers": ("cpu-offloading-num-layers", 0),
 }
-"""Name of a value -> (flag, default). A default of None means unknown where the flag is not given.
-A default of 0 means that the feature is absent. An unusable value, which the reader reports, counts
-as the default."""
+"""Name of a value -> (flag, default if the flag is not given). Default None means unknown, 0 that
+the feature is absent. An invalid value, which the reader reports, counts as the default."""
 _DEFAULTS = {
     "fp8-recipe": "delayed",
     "moe-token-dispatcher-type": "allgather",
@@ -57,15 +55,15 @@ _DEFAULTS = {
     "position-embedding-type": "learned_absolute",
     "ckpt-format": "torch_dist",
 }
-"""Default words of flags that are not given."""
+"""Flag -> its word if it is not given."""
 
 
 OF_RUN = ("dp", "micro_batches", "chunks", "together", "ramp_second", "ramp_micro_batches")
-"""Values that follow from others, or that exist only where a run was read."""
+"""Values that are not in the arguments: rules compute them, or they depend on the run."""
 
 
 class Setting(NamedTuple):
-    """Values of rules for arguments on `world` GPUs; None: known only at run time."""
+    """Arguments of a run on `world` GPUs, with the values that rules read."""
 
     words: Words
     world: int
@@ -76,7 +74,10 @@ class Setting(NamedTuple):
         return flag in self.words
 
     def number(self, flag: str, default: int | None = 1) -> int | None:
-        """Return the number of a flag; None: unknown."""
+        """Return the number of a flag, `default` if it is not given or invalid; None: unknown.
+
+        A shell variable is unknown. An invalid 0 counts as 1.
+        """
         text = self.words.get(flag, ("",))[:1]
         if not text or not text[0]:
             return default
@@ -84,11 +85,11 @@ class Setting(NamedTuple):
             return None
         if not _is_count(text[0]):
             return default
-        # The reader already reports a 0 where a positive number is required.
+        # The reader reports 0 for flags that need a positive number.
         return int(text[0]) or (0 if default == 0 else 1)
 
     def list(self, flag: str) -> tuple[str, ...]:
-        """Return the words of a flag, with a text of several words split."""
+        """Return the words of a flag, split at spaces; empty: flag not given."""
         return tuple(" ".join(self.words.get(flag, ())).split())
 
     def real(self, flag: str, default: float = 0.0) -> float:
@@ -98,7 +99,7 @@ class Setting(NamedTuple):
             return default
 
     def value(self, name: str) -> Any:
-        """Return a value by its name; None: unknown."""
+        """Return the value of a name that rules use; None: unknown."""
         if name in OF_RUN:
             return None
         if name in FACTS:
@@ -112,7 +113,7 @@ class Setting(NamedTuple):
         return None if any(map(is_open, given)) else word in given
 
     def values(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return values by their names."""
+        """Return the values of several names, by name; None: unknown."""
         return {name: self.value(name) for name in names}
 
 
@@ -125,7 +126,7 @@ def _any(*flags: str) -> Callable[[Setting], bool]:
 
 
 def _selective(s: Setting) -> bool:
-    # The old flag --recompute-activations overrides the granularity.
+    # --recompute-activations of earlier releases overrides the granularity.
     return bool(s.value("recompute-granularity=selective")) or s.has("recompute-activations")
 
 
@@ -154,7 +155,7 @@ def _batch(s: Setting) -> int | None:
 
 
 def _chunks(s: Setting) -> int | None:
-    """Return the number of equal chunks per stage; None: layers are placed by other arguments."""
+    """Return the number of equal chunks per stage; None: other arguments set the partition."""
     layout = s.words.get("pipeline-model-parallel-layout")
     if layout or any(map(s.has, (VIRTUAL[0], *_PLACED, *_COUNTED))):
         return None
@@ -162,7 +163,7 @@ def _chunks(s: Setting) -> int | None:
 
 
 def _layout(s: Setting) -> str | None:
-    """Return the problem of the layout, empty for a valid one; None: unknown."""
+    """Return the error message for the pipeline layout, empty if valid; None: none or unknown."""
     given = s.words.get("pipeline-model-parallel-layout")
     layers, pp, mtp = s.value("layers"), s.value("pp"), s.value("mtp")
     if not given or None in (layers, pp, mtp) or is_open(given[0]):
@@ -175,7 +176,7 @@ def _layout(s: Setting) -> str | None:
 
 
 def _exchange(s: Setting) -> int | None:
-    """Return the number of ranks of the all-to-all exchange of heads; None: unknown."""
+    """Return the degree of all-to-all context parallelism; 1: not used; None: unknown."""
     if s.value("cp-comm-type=a2a"):
         return s.number("context-parallel-size")
     sizes = s.list("hierarchical-context-parallel-sizes")
@@ -199,7 +200,7 @@ def ramp(place: int) -> Callable[[Setting], int | None]:
 
 
 ramp_start = ramp(0)
-"""First global batch size of a ramp-up; None: no ramp-up, or invalid words."""
+"""Function (Setting) -> first global batch size of a ramp-up; None: not given or invalid."""
 
 
 def _gpus_of(names: tuple[str, ...]) -> Callable[[Setting], bool]:
@@ -214,7 +215,7 @@ FACTS: Mapping[str, Callable[[Setting], Any]] = {
     "ulysses": lambda s: 1,
     "sequence_parallel": lambda s: s.has("sequence-parallel"),
     "scattered": _scattered,
-    # Without --num-query-groups, or with -1, there are as many groups as heads.
+    # Without --num-query-groups, or with -1, the number of groups is that of heads.
     "kv_heads": lambda s: s.number("num-query-groups", s.value("heads")),
     "experts": lambda s: s.number("num-experts", None if s.has("num-experts") else 0),
     "etp": _etp,
@@ -259,4 +260,4 @@ FACTS: Mapping[str, Callable[[Setting], Any]] = {
     "ramp_start": ramp_start,
     "ramp_step": ramp(1),
 }  # fmt: skip
-"""Derived values by name: neither a flag nor its number."""
+"""Name of a value -> function that derives it from the arguments; None: unknown."""

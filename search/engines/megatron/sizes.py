@@ -26,14 +26,13 @@ _VOCABULARIES = {
     "Llama2Tokenizer": 32000,
     "GPTSentencePieceTokenizer": 256000,
 }
-"""Vocabulary size by tokenizer type, where one vocabulary is in common use. That of
-GPTSentencePiece belongs to the Nemotron model."""
+"""Tokenizer type -> size of the vocabulary in common use; for GPTSentencePiece that of Nemotron."""
 
 
 def model_of(words: LaunchArguments, release: Release) -> Model:
     hidden = words.number("hidden-size")
     gated = words.has("swiglu")
-    # Default of Megatron-LM: 4h, or two thirds of it for the three matrices of a gated MLP.
+    # Default of Megatron-LM: 4 * hidden, or 8/3 * hidden for a gated MLP with three matrices.
     ffn = words.number("ffn-hidden-size", int(8 * hidden / 3) // 64 * 64 if gated else 4 * hidden)
     layers = words.number("num-layers", most=_MOST)
     experts = _experts(words, ffn, gated=gated)
@@ -46,7 +45,7 @@ def model_of(words: LaunchArguments, release: Release) -> Model:
         raise words.unpriced("position-embedding-type", f"{kind} is not priced", "Rope is")
     if words.has("use-rotary-position-embeddings"):
         kind = "rope"
-    # Old flag for a model without position embedding.
+    # Flag of earlier releases for a model without position embedding.
     if words.has("no-position-embedding") and kind == "learned_absolute":
         kind = "none"
     positions: Positions = "rotary"
@@ -77,7 +76,7 @@ def model_of(words: LaunchArguments, release: Release) -> Model:
 
 
 def _attention(words: LaunchArguments, hidden: int, positions: Positions) -> tuple[Attention, int]:
-    """Return the attention and the period of full-attention layers (0: no such layers)."""
+    """Return (attention, n if every n-th layer has full attention, else 0)."""
     heads = words.number("num-attention-heads")
     groups = heads
     if words.has("group-query-attention"):
@@ -111,10 +110,13 @@ def _attention(words: LaunchArguments, hidden: int, positions: Positions) -> tup
 
 
 def _window(words: LaunchArguments) -> tuple[int | None, int]:
-    """Return (attention window in tokens, period of full-attention layers).
+    """Return (attention window in tokens, n if every n-th layer has full attention, else 0).
 
-    The window is None for full attention; the period is 0 where all layers have a window.
-    `--window-size` contains the numbers of tokens before and after a query; -1 means all.
+    The window includes the token of the query; None: full attention in all layers. `--window-size`
+    contains the number of tokens before and after a query; -1 means all.
+
+    Raises UnpricedError for shell variables and for a list of layers, DocumentError for other
+    values.
     """
     sizes = words.list("window-size")
     every = words.text("window-attn-skip-freq", "0")
@@ -127,7 +129,7 @@ def _window(words: LaunchArguments) -> tuple[int | None, int]:
         raise words.fail("window-size", f"expected two sizes such as 127,0, got {shown}")
     if not re.fullmatch("[0-9]{1,9}", every):
         raise words.unpriced("window-attn-skip-freq", "is a custom pattern", "Use every n-th layer")
-    # The window includes the query's own token.
+    # `--window-size` does not count the token of the query.
     return int(sizes[0]) + 1, int(every)
 
 
@@ -144,9 +146,11 @@ def _experts(words: LaunchArguments, ffn: int, *, gated: bool) -> Experts | None
 
 
 def _mixtures(words: LaunchArguments, layers: int) -> tuple[bool, ...]:
-    """Return True for each layer with experts, from `--moe-layer-freq`.
+    """Return a boolean for each layer, True if it has experts, from `--moe-layer-freq`.
 
-    The argument is N for every Nth layer, or a list such as [0]+[1].
+    The argument is N for every Nth layer, or a list expression such as [0]*3+[1]*58.
+
+    Raises DocumentError for other arguments and for a list of another length.
     """
     text = words.text("moe-layer-freq", "1")
     if text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0:
@@ -163,7 +167,7 @@ def _mixtures(words: LaunchArguments, layers: int) -> tuple[bool, ...]:
 
 
 def _pattern(node: ast.expr) -> list[int]:
-    """Return the value of an expression of lists with + and *; raises ValueError for others."""
+    """Return the list of a syntax tree of lists, + and *; raises ValueError for other nodes."""
     if isinstance(node, ast.List):
         return [_constant(item) for item in node.elts]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
@@ -183,16 +187,17 @@ def _constant(node: ast.expr) -> int:
 
 
 def _vocab(words: LaunchArguments, release: Release) -> int:
-    """Return the vocabulary size before padding: as given, or that of the tokenizer.
+    """Return the vocabulary size before padding, from the arguments or the tokenizer type.
 
-    With `--padded-vocab-size` it is the padded size, to which nothing is added.
+    With `--padded-vocab-size`, it is the padded size; `_vocab_divisor` is 1 then. Raises
+    UnpricedError if the size is unknown.
     """
     kind = words.text("tokenizer-type")
     given = words.has("vocab-size")
     if words.has("padded-vocab-size"):
         return words.number("padded-vocab-size")
     if given:
-        # Older releases add the end-of-document token of `NullTokenizer` to the vocabulary.
+        # `NullTokenizer` of older releases adds an end-of-document token to the vocabulary.
         extra = 1 if kind == "NullTokenizer" and not release.has("given vocabulary") else 0
         return words.number("vocab-size") + extra
     # A vocabulary file with merges is that of GPT-2; one without is that of BERT.

@@ -1,4 +1,4 @@
-"""Search space of uniform plans for Megatron-LM, with its constraints."""
+"""Search space of uniform plans for Megatron-LM."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from search.engines.space import (
 
 
 def _userbuffers(job: EngineContext, tp: int) -> bool:
-    """Return True if tensor ranks can use Transformer Engine's userbuffers.
+    """Return whether TP overlap is possible: it needs NVLink between all ranks of a tensor group.
 
-    The ranks then write directly into each other's memory, which needs NVLink.
+    With userbuffers of Transformer Engine, ranks write directly to the memory of other ranks.
     """
     joined = job.domain is None or job.world <= job.domain or job.domain % tp == 0
     return tp > 1 and nvlinked(job.gpu) and joined
 
 
 def _megatron_dispatchers(gpu: str) -> tuple[Dispatcher, ...]:
-    """Return the token dispatchers of a device: DeepEP and HybridEP need Ampere or later.
+    """Return the token dispatchers of a GPU model: `flex` needs NVLink and Ampere or later.
 
     Source: `validate_flex_dispatcher_backend` of Megatron-Bridge.
     """
@@ -51,9 +51,9 @@ def _megatron_dispatchers(gpu: str) -> tuple[Dispatcher, ...]:
 
 
 def _megatron_modules(model: Model) -> tuple[str, ...]:
-    """Return all recomputation options of Megatron-Core for a model, from none to full.
+    """Return all values of `Candidate.recompute` for a model: `none`, sets of modules, `full`.
 
-    Options between these are sets of modules. `moe` includes the modules inside it.
+    `moe` includes `moe_act` and `shared_experts`, so no set contains it together with these.
     """
     modules = ["core_attn", "layernorm"]
     if model.attention.latent is not None:
@@ -75,9 +75,10 @@ def _megatron_modules(model: Model) -> tuple[str, ...]:
 
 
 def _megatron_offload(model: Model) -> tuple[str, ...]:
-    """Return all sets of modules whose activations Megatron-Core can offload for a model.
+    """Return all values of `Candidate.offload` for a model: `none`, then sets of modules.
 
-    A norm that is fused with the following GEMM is not a separate module.
+    A norm that is fused with the following GEMM is not a separate module. `attn_proj` is offloaded
+    only together with `core_attn`.
     """
     modules: list[OffloadModule] = ["core_attn", "qkv_linear"]
     if model.attention.latent is not None:

@@ -1,7 +1,7 @@
-"""Megatron-LM arguments for the layer partition and for the context-parallel communication.
+"""Megatron-LM arguments for the layer partition, expert layers and context parallelism.
 
-Even stages need at most the number of chunks. Embedding and loss that count as one layer each have
-separate flags. Every other partition is written as a layout string.
+An even partition needs the number of chunks per stage, and a flag each for embedding and loss that
+count as one layer. Every other partition is written as a layout string.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ _GROUP = "microbatch-group-size-per-virtual-pipeline-stage"
 
 
 def stage_arguments(run: Run) -> Iterator[Argument]:
-    """Yield the arguments for the pipeline stages of a run; none for one stage of one chunk.
+    """Yield the arguments for the layer partition of a run; none for an even one without chunks.
 
-    Raises InputError where the embedding is not in the first chunk of the pipeline, or the head
-    not in the last.
+    Raises InputError if a layout string is needed that Megatron-LM does not support (`layout_of`).
     """
     strategy = run.strategy
     ends = even_ends(run)
@@ -40,9 +39,12 @@ def stage_arguments(run: Run) -> Iterator[Argument]:
 
 
 def even_ends(run: Run) -> tuple[int, int] | None:
-    """Return how many layers (embedding, loss) count as in even stages; None: uneven stages."""
+    """Return the number of layers, 0 or 1, that (embedding, loss) count as in an even partition.
+
+    None: the partition is uneven, or has several chunks on a single stage.
+    """
     model, stages, pp, vpp = run.model, run.strategy.stages, run.strategy.pp, run.strategy.vpp
-    # Megatron-LM has no flag for several chunks on a single pipeline rank.
+    # Megatron-LM has no flag for several chunks at pipeline degree 1.
     if pp == 1 and vpp > 1:
         return None
     for ends in ((0, 0), (1, 0), (0, 1), (1, 1)) if pp > 1 else ((0, 0),):
@@ -58,8 +60,8 @@ def even_ends(run: Run) -> tuple[int, int] | None:
 def layout_of(strategy: Strategy) -> str:
     """Return the layout string of the chunks in execution order, such as `Et*3|t*4|t*4|t*3mL`.
 
-    Raises InputError where the embedding is not in the first chunk, the head not in the last, or
-    layers are out of order.
+    Raises InputError unless the embedding is in the first chunk, the head in the last, and layers
+    are in order.
     """
     parts = parts_in_order(strategy)
     first = 0
@@ -78,11 +80,11 @@ def layout_of(strategy: Strategy) -> str:
 def chunks_of_layout(
     text: str, *, num_layers: int, num_stages: int, mtp: int = 0
 ) -> tuple[tuple[Chunk, ...], ...]:
-    """Return the chunks of every stage of a layout string.
+    """Return the chunks of every stage that a layout string describes.
 
-    mtp : number of MTP layers of the model
+    num_layers, mtp : number of decoder and of MTP layers of the model.
 
-    Raises LayoutError for an invalid layout, and for one of another model.
+    Raises LayoutError for a layout that is invalid or does not fit the model and the stages.
     """
     # Backslashes escape characters for the shell.
     parts = parse_layout(text.replace("\\", ""))
@@ -99,7 +101,7 @@ def chunks_of_layout(
         raise LayoutError(f"has {flat.count('t')} layers where the model has {num_layers}")
     if flat.count("m") not in (0, mtp):
         raise LayoutError(f"has {flat.count('m')} MTP layers (m) where the model has {mtp}")
-    # In releases whose layouts have no `m`, MTP layers are on the last stage.
+    # Without `m`, as in earlier releases, all MTP layers are in the part of the loss.
     implied = 0 if "m" in flat else mtp
     found: list[list[Chunk]] = [[] for _ in range(num_stages)]
     first = 0
@@ -112,7 +114,7 @@ def chunks_of_layout(
 
 
 def parts_in_order(strategy: Strategy) -> list[Chunk]:
-    """Return the chunks of all stages in the order in which a micro-batch passes them."""
+    """Return the chunks of all stages in execution order of a forward pass."""
     left = [list(stage) for stage in strategy.stages]
     parts = range(strategy.pp * strategy.vpp)
     return [left[rank_of(strategy.schedule, part, strategy.pp)].pop(0) for part in parts]
@@ -128,9 +130,9 @@ def _repeated(kind: str, number: int) -> str:
 
 
 def layer_pattern(layers: tuple[bool, ...]) -> str:
-    """Return `--moe-layer-freq` for layers: N for every Nth layer, or a sum of lists.
+    """Return the value of `--moe-layer-freq`: N for every Nth layer, or a sum of lists.
 
-    layers : True for each layer with experts.
+    layers : one boolean per layer, True if it has experts.
     """
     for every in range(1, len(layers) + 1):
         if layers == tuple(layer % every == 0 for layer in range(len(layers))):

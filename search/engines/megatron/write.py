@@ -1,4 +1,4 @@
-"""Arguments of Megatron-LM's pretrain_gpt.py for a run.
+"""Writer of a run as arguments of Megatron-LM's pretrain_gpt.py.
 
 `search.engines.megatron.read` reads all of these arguments. The layer partition is in
 `search.engines.megatron.stages`, files and command in `search.engines.megatron.files`. Source of
@@ -42,7 +42,8 @@ _TITLE = "Megatron-LM"
 def write(run: Run, place: ExportTarget) -> Draft:
     """Return the arguments of a run as a script and as YAML, with the launch command.
 
-    Raises InputError for a run of another engine, and for stages that no argument can express.
+    Raises InputError for a run of another engine, and for a layer partition that no argument can
+    express.
     """
     refuse_others(run, _TITLE, ())
     sections, environment = sections_of(run, place), environment_of(run)
@@ -59,7 +60,7 @@ def write(run: Run, place: ExportTarget) -> Draft:
 
 
 def sections_of(run: Run, place: ExportTarget) -> Sections:
-    """Return all arguments of a run by section."""
+    """Return all arguments of a run by section, such as MODEL or DATA."""
     return {
         "MODEL": [*_model(run, place)],
         "PARALLEL": [*_parallel(run, place)],
@@ -84,7 +85,7 @@ def _one(flag: str, value: object) -> Argument:
 
 
 def _where(*flags: tuple[str, bool]) -> Iterator[Argument]:
-    """Yield those flags without values that are on."""
+    """Yield an argument without words for each (flag, condition) whose condition is true."""
     for flag, on in flags:
         if on:
             yield (flag, ())
@@ -126,7 +127,7 @@ def _model(run: Run, place: ExportTarget) -> Iterator[Argument]:
 
 def _attention(model: Model, attention: Attention) -> Iterator[Argument]:
     yield _one("num-attention-heads", attention.heads)
-    # The default, hidden size over heads, is wrong for models with wider heads.
+    # The default, hidden size / heads, is wrong for some models, such as Qwen3.
     yield _one("kv-channels", attention.width)
     latent = attention.latent
     if latent is not None:
@@ -143,7 +144,7 @@ def _attention(model: Model, attention: Attention) -> Iterator[Argument]:
     yield from _where(("qk-layernorm", attention.head_norms != "none"))
     window, whole_every = windows_of(model)
     if window is not None:
-        # Tokens before a query without the query itself, and 0 tokens after it.
+        # Number of tokens before the token of the query, and after it.
         yield _one("window-size", f"{window - 1},0")
         if whole_every:
             yield _one("window-attn-skip-freq", whole_every)
@@ -159,7 +160,7 @@ def _positions(run: Run, place: ExportTarget) -> Iterator[Argument]:
     yield _one("position-embedding-type", "rope")
     spec = spec_of(place, model)
     base = None if spec is None else spec.rotary_base
-    # An int in argparse, which rejects the text of any other number.
+    # `--rotary-base` is an int in argparse, which rejects other numbers.
     if base is None or not base.is_integer():
         yield ("rotary-base", (required("ROTARY_BASE", ROTARY_BASE),))
     else:
@@ -208,13 +209,13 @@ _LINKED = 72
 
 
 def _dispatches(run: Run) -> bool:
-    """Return whether a fused dispatcher (DeepEP, HybridEP) sends tokens to other ranks."""
+    """Return whether tokens are sent to other ranks by a fused dispatcher (DeepEP, HybridEP)."""
     flex = run.runtime.experts.dispatcher == "flex"
     return run.model.experts is not None and flex and run.split.ep > 1
 
 
 def flex_backend(run: Run) -> str:
-    """Return the backend of the flex dispatcher: HybridEP on NVLink between nodes, else DeepEP."""
+    """Return the backend of the flex dispatcher: `hybridep` on GB200 and GB300, else `deepep`."""
     linked = run.gpu.upper().startswith(("GB200", "GB300"))
     return "hybridep" if linked else "deepep"
 
@@ -227,7 +228,7 @@ _ROUTER: Mapping[str, str] = {
     "moe_router_topk_scaling_factor": "moe-router-topk-scaling-factor",
     "moe_router_pre_softmax": "moe-router-pre-softmax",
 }
-"""Router settings of a named architecture -> argument; they change neither time nor memory."""
+"""Router setting of `architecture` -> argument. These settings change neither time nor memory."""
 
 
 def _router(place: ExportTarget, experts: Experts) -> Iterator[Argument]:
@@ -275,8 +276,8 @@ def _parallel(run: Run, place: ExportTarget) -> Iterator[Argument]:
 
 
 _FP8_FORMATS = {"mxfp8": "e4m3", "blockwise": "e4m3"}
-"""fp8 format by recipe, as in Megatron-Bridge (`training/mixed_precision.py`); others use hybrid.
-Small blocks do not need the range of e5m2 for gradients."""
+"""fp8 recipe -> format, as in `training/mixed_precision.py` of Megatron-Bridge; others: hybrid.
+With small blocks, gradients do not need the range of e5m2."""
 
 
 def _precision(run: Run) -> Iterator[Argument]:
@@ -314,7 +315,7 @@ def _precision(run: Run) -> Iterator[Argument]:
 
 
 def asked_attention(run: Run) -> str | None:
-    """Return the attention kernel to request; None where it is the default of the run."""
+    """Return the value of `--attention-backend`; None: default of the device, or local layers."""
     kernel = run.kernels.attention
     return None if run.kernels.own_layers or kernel == default_attention(run.gpu) else kernel
 
@@ -328,7 +329,7 @@ def _optimizer(run: Run) -> Iterator[Argument]:
     yield from _where(("use-distributed-optimizer", sharded), ("use-megatron-fsdp", fully_sharded))
     if fully_sharded:
         yield _one(Flag.SHARDING, "optim_grads_params" if zero == 3 else "optim_grads")
-        # Unsharded weights of a large model would not fit on the device.
+        # Without it, each rank would first allocate all weights of the model.
         yield ("init-model-with-meta-device", ())
         yield _one("ckpt-format", "fsdp_dtensor")
     yield from _states(optimizer)
@@ -353,14 +354,15 @@ _MOMENTS = {
     8: ("fp32", "fp32"), 6: ("bf16", "fp32"), 5: ("fp8", "fp32"), 4: ("bf16", "bf16"),
     3: ("fp8", "bf16"), 2: ("fp8", "fp8"),
 }  # fmt: skip
-"""Data types of Adam's two moments, by their total bytes per parameter."""
+"""Bytes of both Adam moments per parameter -> data types of first and second moment."""
 
 
 def _states(optimizer: Optimizer) -> Iterator[Argument]:
-    """Yield the arguments for the data types of the optimizer states."""
+    """Yield the arguments of the precision-aware optimizer, if the optimizer states need it."""
     small = optimizer.moments_bytes in _MOMENTS and optimizer.moments_bytes != 8
     if small or optimizer.master_bytes != 4 or optimizer.offload_master:
-        # Of fp32 weights, only the remainder to bf16 is stored (`store_param_remainders`).
+        # With 2 master bytes, fp32 weights are stored as a remainder to their bf16 copy
+        # (`store_param_remainders`).
         first, second = _MOMENTS.get(optimizer.moments_bytes, _MOMENTS[8])
         yield ("use-precision-aware-optimizer", ())
         yield _one("exp-avg-dtype", first)
@@ -387,17 +389,17 @@ def _offload(run: Run) -> Iterator[Argument]:
 
 
 def environment_of(run: Run) -> dict[str, str | None]:
-    """Return the environment variables of the ranks; None for a variable that must be unset."""
+    """Return the environment variables of the ranks; None: the variable must be unset."""
     split, allocator = run.split, run.runtime.allocator
     found = connections(
-        # `validate_args` requires one queue on devices before Blackwell.
+        # `validate_args` requires the value 1 on devices before Blackwell.
         split=split.tp * split.cp > 1 and not run.gpu.upper().startswith(BLACKWELL),
         fully_sharded=split.zero > 1,
         experts_overlap=run.runtime.overlap.experts,
     )
     if split.offload:
-        # TransformerConfig requires it from Transformer Engine 2.10 on; else weights are
-        # offloaded as well.
+        # TransformerConfig requires it with Transformer Engine 2.10 and later. Otherwise,
+        # weights are offloaded as well.
         found["NVTE_CPU_OFFLOAD_V1"] = "1"
     if _dispatches(run) and flex_backend(run) == "hybridep":
         ranks = split.ep * split.etp
@@ -415,7 +417,7 @@ def environment_of(run: Run) -> dict[str, str | None]:
 
 
 def notes_of(run: Run, place: ExportTarget) -> Iterator[str]:
-    """Yield notes for the user on settings to complete before the run is started."""
+    """Yield notes for the user on settings to complete or check before training."""
     model, experts = run.model, run.runtime.experts
     spec = spec_of(place, model)
     if model.positions == "rotary" and (spec is None or spec.rotary_base is None):
