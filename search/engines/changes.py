@@ -27,7 +27,7 @@ Words = Mapping[str, tuple[str, ...]]
 def ends_of(run: Run) -> tuple[int, int]:
     """Return the number of layers, 0 or 1, that (embedding, loss) count as in the layer partition.
 
-    An end counts as 1 if its chunk has one layer fewer than the largest chunk.
+    The value is 1 where the first or last chunk is one layer shorter than the largest chunk.
     """
     stages = run.strategy.stages
     sizes = [len(chunk.layers) for stage in stages for chunk in stage]
