@@ -131,7 +131,7 @@ def findings_of(
 
 
 def _misspelt(words: Words) -> Iterator[tuple[str, str]]:
-    """Yield (flag, intended argument) for each unknown flag within two edits of a known argument.
+    """Yield (flag, intended argument) for each unknown flag with a similar known name (`alike`).
 
     Other unknown flags are not reported here: a fork or a training script may define them.
     """

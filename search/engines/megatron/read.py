@@ -98,7 +98,7 @@ _DEFAULTS = (
     ("megatron-fsdp-main-params-dtype", "fp32"),
     ("outer-dp-sharding-strategy", "no_shard"),
 )
-"""Pairs (flag, value) that have no effect, because the model without the flag assumes the value."""
+"""Pairs (flag, value) without effect: estimates assume the value if the flag is not given."""
 _STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 """Sharding strategies of Megatron-FSDP."""
 _ZERO: Mapping[str, Zero] = {"optim_grads_params": 3, "optim_grads": 2, "optim": 1}
@@ -427,7 +427,7 @@ _STATE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 
 def _zero(words: LaunchArguments) -> Zero:
-    """Return the ZeRO stage of the sharding arguments; optimizer, Megatron-FSDP or FSDP2."""
+    """Return the ZeRO stage of the distributed optimizer, Megatron-FSDP or FSDP2."""
     if words.has("use-torch-fsdp2"):
         # Weights that stay gathered after the forward pass correspond to ZeRO-2.
         return 2 if words.has("torch-fsdp2-no-reshard-after-forward") else 3
@@ -595,7 +595,7 @@ def _kernels(
     # Deprecated flag for kernels that do not store attention scores; `auto` selects such kernels.
     words.has("use-flash-attn")
     local = implementation == "local" or words.list("spec") == ("local",)
-    # Kernels depend on environment variables only; this flag requires them to be deterministic.
+    # Looked up without effect: environment variables select deterministic kernels.
     words.has("deterministic-mode")
     return Kernels(
         attention=attention_kernel(release, gpu, environment, local=local, backend=backend),

@@ -1,7 +1,7 @@
 """Properties of a run that depend on the release of Megatron-LM, its container and the device.
 
-Each row of `_CHANGES` is a code change that affects memory, with the date from which runs include
-it. Everything else about a run follows from its arguments.
+Each row of `_CHANGES` is a code change that affects memory, with the date of the first runs
+that include it. Everything else about a run follows from its arguments.
 """
 
 from __future__ import annotations
