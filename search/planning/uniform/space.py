@@ -153,7 +153,7 @@ class UniformSearchSpace:
         self.context_kinds = tuple(dict.fromkeys((*self.context_kinds, *kinds)))
         self._exchanges.clear()
         self._legal.clear()
-        for name in ("laid", "ways", "_whole", "_columns", "_inner"):
+        for name in ("attention_degrees", "expert_degrees", "_whole", "_columns", "_inner"):
             self.__dict__.pop(name, None)
         self._seconds.clear()
         self._degrees.clear()

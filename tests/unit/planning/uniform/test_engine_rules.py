@@ -12,10 +12,11 @@ import pytest
 
 from autopar.errors import InputError
 from search.commands import search as search_command
-from search.engines.candidate import Candidate
+from search.engines.candidate import Candidate, Constraints
 from search.engines.exporter_types import ExportTarget
 from search.engines.files import written
-from search.planning.uniform.answer import answer, open_launches
+from search.planning.uniform.answer import answer, open_launches, target_of
+from search.planning.uniform.best_first import UniformSearch
 from search.request.request import build_request
 
 pytestmark = pytest.mark.whole
@@ -236,3 +237,18 @@ def test_modules_on_the_host_leave_weights_on_the_device() -> None:
     place = ExportTarget(num_nodes=1, gpus_per_node=8, model="llama3-8b")
     script = written(found.best.run, engine="megatron", place=place).files["megatron_args.sh"]
     assert "export NVTE_CPU_OFFLOAD_V1=1\n" in script
+
+
+def test_constraints_that_come_later_extend_the_degrees() -> None:
+    """A search that was asked before finds the same degrees as a new one."""
+    given = {**_DENSE, "global-batch-size": "192", "engine": "megatron", "hardware": "h100:1x8"}
+    asked = open_launches(build_request(given))
+    (engine,) = asked.engines
+    fresh, used = (
+        UniformSearch(engine, asked.job, target_of(asked, engine)).space for _ in range(2)
+    )
+    three = Constraints(micro_batch=(3,))
+    used.degrees(Constraints())
+    found = used.degrees(three)
+    assert len(found.seconds) > 0
+    assert found.seconds.tolist() == fresh.degrees(three).seconds.tolist()
