@@ -1,1 +1,1 @@
-"""DeepSpeed: configurations, runs and plans."""
+"""Reader, checks, search space and exporter for DeepSpeed."""

@@ -35,12 +35,12 @@ from search.engines.reader import (
 from search.engines.text import Configuration
 
 STACK = "torchtitan-eager"
-"""Software stack for DeepSpeed: eager torchtitan, as no published DeepSpeed runs are known."""
+"""Software stack for DeepSpeed: that of eager torchtitan, for lack of published DeepSpeed runs."""
 _MOVES: frozenset[Move] = frozenset({"micro_batch", "recompute", "optimizer"})
 
 
 def _configuration_flag(source: Configuration) -> str | None:
-    """Return the configuration file that a script passes to DeepSpeed; None if there is none."""
+    """Return the JSON file in `--deepspeed` or `--deepspeed_config` of a script, else None."""
     for flag in ("deepspeed", "deepspeed-config"):
         for word in (source.flags or {}).get(flag, ()):
             if word.endswith(".json"):
@@ -59,7 +59,10 @@ def owns(source: Configuration) -> bool:
 
 
 def script_flags(source: Configuration) -> dict[str, tuple[str, ...]]:
-    """Return the arguments of a script, without values that the shell expands at run time."""
+    """Return the arguments of a script by flag, without flags that the shell expands at run time.
+
+    A flag is dropped if any of its values starts with a variable or a command substitution.
+    """
     return {
         flag: words
         for flag, words in (source.flags or {}).items()
@@ -70,7 +73,7 @@ def script_flags(source: Configuration) -> dict[str, tuple[str, ...]]:
 def launched_world(source: Configuration) -> int | None:
     """Return the number of processes that torchrun, `deepspeed` or accelerate starts.
 
-    Return None if the command gives no number.
+    Returns None if the launch command does not set it.
     """
     if source.world_size is not None:
         return source.world_size
@@ -133,7 +136,7 @@ def _stage(values: Mapping[str, Any]) -> int:
 def broken_of_deepspeed(
     values: Mapping[str, Any], flags: Mapping[str, tuple[str, ...]]
 ) -> tuple[Notice, ...]:
-    """Return the rules of DeepSpeed and Hugging Face's Trainer that a configuration violates.
+    """Return notices on violated rules of DeepSpeed and of Hugging Face's Trainer.
 
     values : values of the configuration by dotted key. flags : arguments of the script by name.
     """
@@ -176,7 +179,7 @@ def _other(flags: Mapping[str, tuple[str, ...]], kind: str) -> str:
 
 
 def idle_of_deepspeed(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield keys without effect, each with its reason, which is mostly the ZeRO stage."""
+    """Yield (key, reason) for each key without effect; the reason is mostly the ZeRO stage."""
     stage = _stage(values)
     for key in values:
         name = key.removeprefix("zero_optimization.")
@@ -204,7 +207,7 @@ def idle_of_deepspeed(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 class ScriptedFile(Record):
-    """A configuration with the arguments of its script, its GPUs and its reader."""
+    """A configuration with the arguments of its script and the function that reads both."""
 
     document: Mapping[str, Any]
     flags: Mapping[str, tuple[str, ...]]
@@ -215,7 +218,10 @@ class ScriptedFile(Record):
     """Reader of the configuration: `read_deepspeed` or `read_accelerate`."""
 
     def read(self) -> ReadRun:
-        """Return the run that the files describe; raises the errors of `reader`."""
+        """Return the run that the configuration and the script describe.
+
+        Raises InputError if a value is invalid or has no estimate.
+        """
         return self.reader(
             self.document,
             self.flags,
@@ -229,7 +235,11 @@ class ScriptedFile(Record):
 
 
 def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
-    """Return the run that a configuration or script describes and the findings about it."""
+    """Return the run that a configuration or script describes, with the findings about it.
+
+    Raises DocumentError if a configuration that the script passes cannot be read, or if the number
+    of GPUs is unknown or contradictory. Other errors of the files become findings.
+    """
     flags = script_flags(source)
     named = _configuration_flag(source)
     document: Mapping[str, Any] = source.document
@@ -287,9 +297,10 @@ def _harmless_flags(flags: Mapping[str, tuple[str, ...]]) -> tuple[Ignored, ...]
 
 
 def _written(given: ScriptedFile, before: Run | None, after: Run) -> Changes | None:
-    """Return the changes of configuration and script that turn them into the run `after`.
+    """Return the changes of keys and flags after which the files describe the run `after`.
 
-    Return None if the changed files, read again, describe another run or violate a rule.
+    The changed files are read again. Returns None if they then describe another run or violate a
+    rule, or if recomputation changes and there is no script that sets it.
     """
     assert before is not None, "only a run that was read has others next to it"
     values = dict(flattened(given.document))
@@ -333,7 +344,7 @@ def _written(given: ScriptedFile, before: Run | None, after: Run) -> Changes | N
 
 
 def _normal(run: Run) -> Run:
-    """Return a run with `each_micro_batch` derived from its ZeRO stage, for comparisons."""
+    """Return a run with `each_micro_batch` derived from its ZeRO stage, to compare two runs."""
     each = run.split.zero >= 2 or run.strategy.micro_batches == 1
     states = replace(run.runtime.states, each_micro_batch=each)
     return replace(run, runtime=replace(run.runtime, states=states))
@@ -348,7 +359,7 @@ def _joined(words: tuple[str, ...] | None) -> str | None:
 
 
 def _spelled(key: str, value: str | None) -> str:
-    """Return a key in JSON syntax, or a flag of the script."""
+    """Return `"key": value` in JSON syntax, or `--flag value` for a flag of the script."""
     if key.startswith("--"):
         return f"--{key[2:].replace('-', '_')} {value or ''}".rstrip()
     if not value:

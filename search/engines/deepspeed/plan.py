@@ -107,10 +107,10 @@ def near(job: ExportJob) -> NearestPlan:
 
 
 def handed(job: ExportJob, plan: Plan) -> tuple[Run, ExportTarget]:
-    """Return the run of a plan from `near` and its place.
+    """Return the run of a plan from `near`, and its export target.
 
-    With ZeRO, gradient reduction overlaps the backward pass. Gradients are accumulated in fp32 if
-    the plan was priced so.
+    With ZeRO, gradient reduction overlaps the backward pass, and gradients are accumulated in fp32
+    if the plan was predicted with fp32 gradients.
     """
     stage = zero_stage(plan)
     choice = choice_of_plan(plan, zero=stage)

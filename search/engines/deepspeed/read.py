@@ -1,8 +1,8 @@
-"""Reader of DeepSpeed configurations and their scripts, which returns runs that can be priced.
+"""Reader of DeepSpeed configurations and their scripts, for memory and time estimates.
 
-The keys come from `deepspeed/runtime/config.py` and `runtime/zero/config.py` of 0.19.8. A
-configuration leaves the model, the sequence length and `auto` values to the script. They are read
-from the arguments of Hugging Face's Trainer, whose `HfTrainerDeepSpeedConfig` defines `auto`.
+The keys come from `deepspeed/runtime/config.py` and `runtime/zero/config.py` of 0.19.8. The script
+sets the model, the sequence length and `auto` values. They are read from the arguments of Hugging
+Face's Trainer, whose `HfTrainerDeepSpeedConfig` defines `auto`.
 `search.engines.deepspeed.check` reports settings that DeepSpeed rejects.
 """
 
@@ -81,22 +81,26 @@ HARMLESS_OF_HF = (
 
 
 class TrainerScript(Record):
-    """Settings of a run from the script of Hugging Face's Trainer."""
+    """Settings of a run from the arguments of a script with Hugging Face's Trainer."""
 
     model: Model
     seq: int
+    """Sequence length, tokens."""
     micro_batch: int | None
     """Micro-batch size of a rank, sequences; None if not given."""
     accumulation: int | None
+    """Micro-batches per step; None if not given."""
     kind: PrecisionKind | None
+    """Precision; None if the script enables neither bf16 nor fp16."""
     checkpointing: bool
+    """True if all layers are recomputed."""
     compiled: bool
     repeated_heads: bool
     """True if key-value heads are repeated, because the attention kernel lacks grouped queries."""
     steps: int | None = None
     """Number of training steps; None if not given."""
     adapters: Adapters | None = None
-    """LoRA adapters that are trained on frozen weights; None if all weights are trained."""
+    """LoRA adapters on frozen weights; None if all weights are trained."""
     eight_bits: bool = False
     """True if optimizer moments have 8 bits (bitsandbytes)."""
 
@@ -128,11 +132,11 @@ def script_of(
 ) -> TrainerScript:
     """Return the settings of a run from the arguments of a script.
 
-    model, seq : model and sequence length given by the user, which take precedence. beside : folder
-    in which relative model paths of the script are resolved.
+    model, seq : model, and sequence length in tokens, given by the user; both override the script.
+    beside : folder for relative model paths in the script; None for the working folder.
 
-    Raises UnpricedError if the model is missing or unknown, if the sequence length is missing, or
-    for eager attention.
+    Raises UnpricedError if the model is missing or unknown, if the sequence length is missing, for
+    eager attention, or for unsupported LoRA targets.
     """
     name = model or "".join(flags.get("model-name-or-path", flags.get("model-name", ()))[:1])
     if not name:
@@ -196,8 +200,9 @@ _PROJECTIONS: Mapping[str, Target] = {
 def _adapters(keys: Keys, flags: Mapping[str, tuple[str, ...]]) -> Adapters | None:
     """Return the LoRA adapters that the arguments of a script set; None without `--use_peft`.
 
-    The arguments are those of TRL's `ModelConfig`. Without targets, PEFT adapts the query and value
-    projections of decoders like Llama. Raises UnpricedError for other target modules.
+    The arguments are those of TRL's `ModelConfig`. If no targets are given, PEFT adapts the query
+    and value projections of Llama-like decoders. Raises UnpricedError for targets that are not
+    projections of a decoder layer.
     """
     if not _yes(flags, "use-peft"):
         return None
@@ -241,7 +246,9 @@ def script_run(
 ) -> Run:
     """Return the run of a transformers model without pipeline stages.
 
-    split, optimizer : settings of the configuration; those of the script are added here.
+    split, optimizer : settings from the configuration; the script adds the recomputation and the
+    8-bit optimizer. micro_batch : micro-batch size of a rank, sequences. accumulation :
+    micro-batches per step.
 
     Raises InputError if the degrees do not divide the world size or the model.
     """
@@ -289,9 +296,12 @@ def script_run(
 def deepspeed_batch(keys: Keys, script: TrainerScript, ranks: int) -> tuple[int, int]:
     """Return the micro-batch size of a rank, in sequences, and the micro-batches per step.
 
-    Two of the three batch settings determine the third. The script supplies `auto` values; without
-    it there is one micro-batch per step. Raises InputError if the settings contradict each other,
-    or if neither the micro-batch nor the global batch is given.
+    Two of the three batch settings determine the third. The script supplies `auto` values. One
+    micro-batch per step is assumed if no setting determines their number. ranks : data-parallel
+    ranks.
+
+    Raises InputError if the settings contradict each other, or if neither the micro-batch nor the
+    global batch is given.
     """
 
     def given(key: str) -> int | None:
@@ -323,7 +333,7 @@ def _kind(keys: Keys, script: TrainerScript) -> PrecisionKind:
 
 
 def _elements(keys: Keys, name: str, default: int, auto: int) -> int:
-    """Return a bucket size, elements; auto : the value that Hugging Face sets for `auto`."""
+    """Return a bucket size, elements; auto : value that Hugging Face's Trainer sets for `auto`."""
     key = f"zero_optimization.{name}"
     return auto if keys.text(key) == "auto" else keys.number(key, default, least=0)
 
@@ -370,11 +380,11 @@ def _refuse(keys: Keys) -> None:
 
 
 def _optimizer(keys: Keys, stage: int) -> Optimizer:
-    """Return the optimizer with its offload of states and, with ZeRO-3, of weights.
+    """Return the optimizer, with offloaded states and, with ZeRO-3, offloaded weights.
 
-    `offload_optimizer` offloads fp32 weights, moments and gradients. With ZeRO-3 a `ratio` of them
-    is offloaded (ZeRO-Offload++). Raises UnpricedError for offload to disks, and for offload of
-    weights without optimizer states.
+    `offload_optimizer` offloads fp32 weights, moments and gradients. With ZeRO-3 the fraction
+    `ratio` of them is offloaded (ZeRO-Offload++). Raises UnpricedError for offload to NVMe, and for
+    offload of weights without optimizer states. Raises DocumentError for an invalid `ratio`.
     """
     asked = "Remove it to price the rest"
     found = {}
@@ -423,10 +433,10 @@ def read_deepspeed(
 ) -> ReadRun:
     """Return the run that a configuration and the arguments of its script describe.
 
-    flags : arguments of the script by name without leading hyphens; empty for a configuration
-    alone. model, seq : model and sequence length given by the user.
+    flags : arguments of the script by name without leading hyphens; empty if there is no script.
+    model, seq : model, and sequence length in tokens, given by the user.
 
-    Raises InputError if a value is invalid or cannot be priced.
+    Raises InputError if a value is invalid or has no estimate.
     """
     keys = Keys(source=source, values=dict(flattened(document)), asked=set())
     _refuse(keys)

@@ -1,4 +1,4 @@
-"""Rules of DeepSpeed 0.19.8, and of Hugging Face's Trainer where it passes arguments on.
+"""Rules of DeepSpeed 0.19.8 and of the DeepSpeed integration in Hugging Face's Trainer.
 
 Sources: `runtime/config.py`, `runtime/zero/config.py` and `runtime/engine.py`.
 """

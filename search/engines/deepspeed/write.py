@@ -47,7 +47,7 @@ def write(run: Run, place: ExportTarget) -> Draft:
 def refuse_splits(run: Run, title: str, *, cp: bool = True) -> None:
     """Raise UnsupportedError for pipeline stages, expert ranks and unsupported context ranks.
 
-    cp : True if the engine has context parallelism of every kind. DeepSpeed has only Ulysses.
+    cp : True if the engine supports ring attention; False if it supports only Ulysses (DeepSpeed).
     """
     split = run.split
     ranks = {"pipeline stages": run.strategy.pp, "expert ranks": split.ep}

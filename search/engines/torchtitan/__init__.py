@@ -1,1 +1,1 @@
-"""torchtitan: configurations, runs and plans."""
+"""Reader, checks, search space and exporter for torchtitan."""

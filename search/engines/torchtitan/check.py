@@ -55,7 +55,7 @@ def owns(source: Configuration) -> bool:
 
 
 class _File(Record):
-    """A job file with the degrees and the GPU of its run."""
+    """Keys of a job file, with the parallel degrees and the GPU of its run."""
 
     keys: Keys
     degrees: TitanDegrees
@@ -89,9 +89,9 @@ class _File(Record):
 
 
 def _broken(file: _File, run: Run | None) -> tuple[Notice, ...]:
-    """Return the rules of torchtitan and PyTorch that a job file violates.
+    """Return one notice for each rule of torchtitan or PyTorch that a job file violates.
 
-    run : the run that was read; without it, rules that depend on the model are not checked.
+    run : run that the file describes; None skips the rules on model and schedule.
     """
     degrees, section = file.degrees, file.float8
     values: dict[str, Any] = {
@@ -108,7 +108,7 @@ def _broken(file: _File, run: Run | None) -> tuple[Notice, ...]:
 
 
 def _of_run(file: _File, run: Run) -> dict[str, Any]:
-    """Return the values of rules that depend on the model and the schedule of a run."""
+    """Return the inputs of the rules on model and schedule, by input name."""
     degrees, model = file.degrees, run.model
     return {
         "kv_heads": model.attention.kv_heads if model.attention.latent is None else None,
@@ -142,7 +142,7 @@ def _of_pipeline(file: _File, run: Run) -> str | None:
 
 
 def _idle(file: _File, run: Run | None) -> Iterator[tuple[str, str]]:
-    """Yield keys without effect, each with the setting that disables it."""
+    """Yield (key, reason) for each key without effect."""
     degrees, values = file.degrees, file.keys.values
     for keys, needed, why in (
         (
@@ -230,7 +230,11 @@ def _idle_float8(file: _File) -> Iterator[tuple[str, str]]:
 
 
 def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
-    """Return the run that a job file describes and the findings about the file."""
+    """Return the run that a job file describes, with the findings about the file.
+
+    Raises DocumentError if the number of GPUs is unknown or contradictory. Other errors of the file
+    become findings.
+    """
     world = world_size_of(source.path, source.world_size, asked)
     document: Mapping[str, Any] = source.document
     keys = keys_of(document, str(source.path))
@@ -285,9 +289,10 @@ def _file(keys: Keys, world: int, gpu: str) -> _File | None:
 def _written(
     document: Mapping[str, Any], world: int, gpu: str, before: Run | None, after: Run
 ) -> Changes | None:
-    """Return the key changes that turn the file into the run `after`.
+    """Return the changes of keys after which the file describes the run `after`.
 
-    Return None if the changed file, read again, describes another run or violates a rule.
+    The changed file is read again. Returns None if it then describes another run or violates a
+    rule, or if its generation has no key for the change.
     """
     assert before is not None, "only a run that was read has others next to it"
     keys = keys_of(document, "")
@@ -313,7 +318,10 @@ def _written(
 
 
 def _wanted(keys: Keys, before: Run, after: Run) -> Iterator[tuple[str, Any]]:
-    """Yield (key, value) pairs that turn the run `before` into `after`, named as in the file."""
+    """Yield (key, new value) for each setting that differs between two runs.
+
+    A key that the file already contains keeps its section and name.
+    """
     one, other, split = before.strategy, after.strategy, after.split
     for old, new, name in (
         (before.split.tp, split.tp, "tensor_parallel_degree"),
@@ -352,7 +360,7 @@ def _text(value: object) -> str | None:
 
 
 def _spelled(key: str, value: str | None) -> str:
-    """Return a key in TOML syntax with its section in front."""
+    """Return `[section] key = value` in TOML syntax; without a value, only `[section] key`."""
     section, _, name = key.rpartition(".")
     place = f"[{section}] {name}"
     if not value:

@@ -75,7 +75,7 @@ SPACE = ExporterSpace(
 
 
 def _refuse_spec(spec: ModelSpec) -> None:
-    """Raise UnsupportedError if torchtitan lacks the model or its description is incomplete."""
+    """Raise UnsupportedError if torchtitan cannot build the model or its sizes are incomplete."""
     layer = spec.layers[0]
     refuse_model(
         spec.name,
@@ -95,8 +95,8 @@ def _refuse_spec(spec: ModelSpec) -> None:
 def near(job: ExportJob) -> NearestPlan:
     """Return the nearest plan that torchtitan can run.
 
-    Raises UnsupportedError if torchtitan lacks the model. Raises InputError if the model has tied
-    embeddings and stages, or if no plan near this one is legal.
+    Raises UnsupportedError if torchtitan cannot build the model. Raises InputError if the model has
+    tied embeddings and the plan has pipeline stages, or if no plan near this one is legal.
     """
     _refuse_spec(job.spec)
     if job.spec.tied_embeddings and job.plan.num_stages > 1:
@@ -137,7 +137,10 @@ def near(job: ExportJob) -> NearestPlan:
 
 
 def handed(job: ExportJob, plan: Plan) -> tuple[Run, ExportTarget]:
-    """Return the run of a plan from `near` and its place, for a recipe of release 0.3."""
+    """Return the run of a plan from `near`, and the export target for a recipe of release 0.3.
+
+    A plan in fp16 becomes a run in bf16, because torchtitan does not train in fp16.
+    """
     if job.precision == "fp16":
         job = replace(job, precision="bf16")
     default = 2 if plan.default_dp_type == "zero2" or plan.vocab.zero3 else 0

@@ -1,4 +1,4 @@
-"""Reader of torchtitan job files (TOML), which returns runs whose memory can be estimated.
+"""Reader of torchtitan job files (TOML), which returns runs for memory and time estimates.
 
 It knows the keys of three generations: 2024 (degrees in `[training]` and `[experimental]`), 2025
 (`[parallelism]`, `[float8]`, `training.compile`) and 0.2 (`[compile]`, `[quantize]`). The keys come
@@ -99,16 +99,16 @@ _KNOWN = frozenset(
         "liger_kernel.enable_fused_linear_cross_entropy",
     }
 )  # fmt: skip
-"""Keys of torchtitan that this reader looks up only where they have an effect."""
+"""Valid keys that the reader looks up only if another setting makes them effective."""
 
 
 def keys_of(document: Mapping[str, Any], source: str) -> Keys:
-    """Return the keys of a job file."""
+    """Return the values of a job file by dotted key (`section.key`); source : name for errors."""
     return Keys(source=source, values=dict(flattened(document)), asked=set())
 
 
 def generation_of(keys: Keys) -> Generation:
-    """Return the generation of torchtitan that a job file was written for."""
+    """Return the torchtitan generation of a job file, recognised by its keys."""
     values = keys.values
     newest = (
         "compile.", "quantize.", "debug.", "model.hf_assets_path", "checkpoint.enable",
@@ -150,7 +150,7 @@ class TitanDegrees(Record):
 
 
 def grid_values(degrees: TitanDegrees) -> dict[str, int]:
-    """Return the values for the rule that degrees multiply to the world size."""
+    """Return the inputs of the rule that the product of the degrees is the world size."""
     return {
         "world": degrees.world,
         "dp_replicate": degrees.replicate,
@@ -358,7 +358,10 @@ def _precision(keys: Keys) -> tuple[Precision, bool]:
 
 
 def _compiled(keys: Keys, generation: Generation) -> tuple[bool, bool]:
-    """Return two flags: layers are compiled, and the loss is compiled (never before 2025)."""
+    """Return (True if layers are compiled, True if the loss is compiled).
+
+    Releases of 2024 do not compile the loss.
+    """
     if generation == "0.2" and not keys.has("training.compile"):
         parts = keys.text("compile.components", "model,loss").split(",")
         on = keys.flag("compile.enable")
@@ -368,7 +371,10 @@ def _compiled(keys: Keys, generation: Generation) -> tuple[bool, bool]:
 
 
 def _recompute(keys: Keys) -> tuple[Recomputation, int]:
-    """Return the recomputation of a layer, and n where every n-th layer of a stage has it."""
+    """Return (recomputed modules of a layer, n): every n-th layer of a stage is recomputed.
+
+    Raises UnpricedError for the mode `memory_budget`.
+    """
     mode = keys.choice(
         "activation_checkpoint.mode", ("none", "selective", "full", "memory_budget"), "selective"
     )
@@ -389,7 +395,10 @@ def _recompute(keys: Keys) -> tuple[Recomputation, int]:
 
 
 def _batch(keys: Keys, degrees: TitanDegrees, generation: Generation) -> tuple[int, int]:
-    """Return the micro-batch size of a rank and the global batch size, in sequences."""
+    """Return the micro-batch size of a rank and the global batch size, in sequences.
+
+    Raises InputError if the micro-batch does not divide the local batch or the global batch.
+    """
     name = keys.first("training.local_batch_size", "training.batch_size")
     local = keys.number(name, 8)
     total = keys.number("training.global_batch_size", -1, least=-1)
@@ -422,7 +431,10 @@ def _zero(keys: Keys, degrees: TitanDegrees) -> Literal[0, 2, 3]:
 
 
 def _schedule(keys: Keys, pp: int) -> Schedule:
-    """Return the pipeline schedule, 1F1B for a single stage."""
+    """Return the pipeline schedule; 1F1B for a single stage.
+
+    Raises UnpricedError for an unsupported schedule or a schedule from a CSV file.
+    """
     if pp == 1:
         return "1f1b"
     file = "parallelism.pipeline_parallel_schedule_csv"
@@ -504,7 +516,10 @@ def _sizes(
 
 
 def _split(keys: Keys, key: str, layers: int) -> list[int]:
-    """Return the number of layers of each chunk, from the names of the first layers of chunks."""
+    """Return the number of layers of each model chunk, from split points such as `layers.8`.
+
+    Each split point is the first layer of a chunk. Raises DocumentError if they do not increase.
+    """
     places = [0]
     for point in keys.text(key).split(","):
         number = point.strip().removeprefix("layers.")

@@ -1,8 +1,8 @@
 """Recipes of torchtitan 0.3.0: one Python file whose function returns Trainer.Config.
 
 The keys come from `torchtitan/config/configs.py`, `distributed/activation_checkpoint.py` and
-`trainer.py` of the wheel of 0.3.0. Stages may have any size. A subclass of `FullAC` recomputes some
-of the layers. `docs/guides/export.md` compares the engines.
+`trainer.py` of the wheel of 0.3.0. Stages may have any size. If only some layers are recomputed,
+the recipe defines a subclass of `FullAC`. `docs/guides/export.md` compares the engines.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _FUNCTION = "autopar_plan"
 def recipe(run: Run, place: ExportTarget) -> Draft:
     """Return the recipe of a run and the command that starts it.
 
-    Raises UnsupportedError for a model that Llama 3 blocks cannot build, and for a run with
-    features that are not written to recipes.
+    Raises UnsupportedError for a model that Llama 3 blocks cannot build. Also raises it for fp8
+    GEMMs, compiled layers, virtual pipeline stages, partial recomputation and optimizer offload.
     """
     refuse_model(place.model or run.name, beyond(run.model))
     others = {
@@ -74,9 +74,9 @@ def recomputed(run: Run, place: ExportTarget) -> list[int]:
 
 
 def refuse_model(name: str, obstacles: Mapping[str, bool]) -> None:
-    """Raise UnsupportedError if any obstacle is present.
+    """Raise UnsupportedError if a model has a feature that recipes do not support.
 
-    obstacles : True for each part, by its description, that the model has and a recipe lacks.
+    obstacles : descriptions of unsupported features -> True if the model has the feature.
     """
     found = [text for text, present in obstacles.items() if present]
     if found:
@@ -84,7 +84,7 @@ def refuse_model(name: str, obstacles: Mapping[str, bool]) -> None:
 
 
 def beyond(model: Model) -> Mapping[str, bool]:
-    """Return for each part that recipes lack, by its description, True if the model has it."""
+    """Return descriptions of unsupported features -> True if the model has the feature."""
     attention, layer, rotary = model.attention, model.last, model.positions == "rotary"
     return {
         "experts": model.experts is not None,
@@ -200,7 +200,7 @@ def _asks_base(run: Run, place: ExportTarget) -> bool:
 
 
 def _command(run: Run, place: ExportTarget) -> str:
-    """Return the launch command, which first requires the environment variables of the recipe."""
+    """Return the launch command, which fails if a required environment variable is not set."""
     asked = {"HF_ASSETS_PATH": "set HF_ASSETS_PATH to the folder with the tokenizer"}
     if _asks_base(run, place):
         asked["ROTARY_BASE"] = ROTARY_BASE
@@ -267,7 +267,10 @@ _FULL_AC = {"torchtitan.distributed.activation_checkpoint": ("FullAC",)}
 
 
 def _imports(*tables: Mapping[str, tuple[str, ...]]) -> str:
-    """Return import lines, standard library first, sorted as a formatter sorts them."""
+    """Return import statements, standard library first, in the order that a formatter uses.
+
+    tables : names to import, by module.
+    """
     names: dict[str, set[str]] = {}
     for table in tables:
         for module, wanted in table.items():
@@ -324,7 +327,7 @@ class LayersAC(FullAC):
 
 
 def _int_set(numbers: list[int]) -> str:
-    """Return the source of a Python set of layers in lines of at most 100 columns."""
+    """Return the source of a Python set of layer indices, in lines of at most 100 columns."""
     text = ", ".join(map(str, numbers))
     if len(text) < 80:
         return f"{{{text}}}"

@@ -18,7 +18,10 @@ def _rule(name: str, over: str, rest: Callable[..., Any], message: str) -> Rule:
 
 
 _EXPERT_RANKS = "ep, etp, cp, tp, dp_shard, experts"
-"""Inputs of the rules of expert groups, which span cp, and tp unless tp splits experts."""
+"""Inputs of the rules on expert-parallel groups.
+
+A group contains all context-parallel ranks, and all tensor-parallel ranks unless etp is tp.
+"""
 EXPERTS = (
     _rule("etp", "etp, tp, ep, experts", lambda etp, tp, ep, experts:
           (experts > 0) * (ep > 1) * (etp != 1) * (etp != tp),
@@ -44,7 +47,7 @@ MODEL = (
     _rule("tied", "pp, tied", lambda pp, tied: (pp > 1) * tied,
           "tied embeddings have no pipeline"),
 )  # fmt: skip
-"""Rules that relate a model to its degrees."""
+"""Rules on the sizes of a model and the parallel degrees."""
 _REPLICAS = "DDP excludes tensor, context and pipeline parallelism"
 SPACE = (
     *MODEL,

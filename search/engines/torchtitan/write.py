@@ -1,7 +1,7 @@
 """Writer of torchtitan job files for release 0.2 (TOML), or of recipes for 0.3.
 
 The keys come from `torchtitan/config/job_config.py` of the wheel of 0.2.2. Release 0.3 has Python
-recipes instead (`search.engines.torchtitan.recipe`). A job file names a model of torchtitan by name
+recipes instead (`search.engines.torchtitan.recipe`). A job file selects a built-in model by name
 and flavor. `search.engines.torchtitan.read` reads job files back.
 """
 
@@ -61,9 +61,9 @@ def write(run: Run, place: ExportTarget) -> Draft:
 
 
 def flavour_of(model: Model) -> tuple[str, str]:
-    """Return torchtitan's name and flavor of a model with these sizes.
+    """Return torchtitan's model name and flavor for the sizes of a model.
 
-    Raises UnsupportedError if no known flavor has them.
+    Raises UnsupportedError if no known flavor has these sizes.
     """
     names = [(name, size) for name in _MODELS for size in FLAVOURS[name]]
     for name, size in names:
@@ -78,7 +78,7 @@ def flavour_of(model: Model) -> tuple[str, str]:
 
 
 def _shape(model: Model) -> tuple[object, ...]:
-    """Return the properties that identify a model, independent of its kernels."""
+    """Return the sizes and block types that identify a model, independent of its kernels."""
     attention, experts, layer = model.attention, model.experts, model.last
     heads = attention.heads if attention.latent is not None else attention.kv_heads
     return (
@@ -214,7 +214,7 @@ def _quantize(run: Run) -> dict[str, _Section]:
 
 
 def _toml(document: Mapping[str, _Section]) -> str:
-    """Return sections of scalars and lists as TOML; JSON strings are also valid TOML strings."""
+    """Return sections of scalars and lists as TOML text; JSON strings are valid TOML strings."""
     return "".join(
         f"\n[{section}]\n" + "".join(f"{key} = {_value(value)}\n" for key, value in keys.items())
         for section, keys in document.items()
