@@ -1,6 +1,6 @@
-"""Plans of Galvatron: the documented strategy file and the configurations that launch it.
+"""Import and export of Galvatron plans: strategy files and the configurations that launch them.
 
-The strategy file expresses every plan without loss. The newest release runs
+The strategy file can express every plan. The newest release runs
 `torchrun train_dist.py train_dist.yaml`, with the keys of `galvatron/core/runtime/args_schema.py`
 (PKU-DAIR/Hetu-Galvatron, 2026). Release v2.4 uses a shell script.
 """
@@ -69,7 +69,7 @@ _Flag = Annotated[bool, value_reader(_flag, "0 or 1")]
 
 
 class _GlobalMode(Record, forbid_unknown_fields=False):
-    """Options of GLOBAL mode by their newest names, with defaults."""
+    """Options of GLOBAL mode by their names in the newest release, with Galvatron's defaults."""
 
     pp_deg: _Positive = 1
     global_tp_deg: _Positive = 1
@@ -85,13 +85,13 @@ class _GlobalMode(Record, forbid_unknown_fields=False):
     num_layers: _Positive | None = None
     global_batch_size: _Positive | None = None
     chunks: _Positive | None = None
-    """Number of micro-batches per step; None: the runtime derives it (see `_chunks`)."""
+    """Number of micro-batches per step; None if Galvatron computes it as in `_chunks`."""
     default_dp_type: Any = "ddp"
     pipeline_type: Any = "gpipe"
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the options that are given, without nulls and without -1 where it means unset."""
+        """Return the options that are set; null, and -1 as a default of Galvatron, mean unset."""
         kinds = get_type_hints(cls)
         found = {}
         for key, value in data.items():
@@ -109,8 +109,8 @@ def import_galvatron(
 
     Parameters
     ----------
-    world_size : number of GPUs, if the configuration does not contain it.
-    num_layers : number of layers of the model, if GLOBAL mode leaves it to the model.
+    world_size : number of GPUs; overrides the configuration, but not a number in a strategy file.
+    num_layers : number of layers of the model, if the GLOBAL mode options do not contain it.
 
     Raises DocumentError if a value is missing or invalid, or if plans cannot express it.
     """
@@ -137,7 +137,7 @@ def import_galvatron(
 
 
 def _say_gradients(values: Mapping[str, Any], notes: list[str]) -> None:
-    """Add a note on pricing if the runtime reduces gradients in model precision, its default."""
+    """Append a note if Galvatron reduces gradients in 16 bits, which is its default."""
     wide = str(values.get("reduce_in_fp32", False)).lower() in ("1", "true")
     if not wide and values.get("mixed_precision") != "fp32":
         notes.append("no reduce_in_fp32: price it with --no-fp32-gradients")
@@ -158,7 +158,7 @@ def _strategy(
 
 
 def _values(source: Configuration) -> dict[str, Any]:
-    """Return the options of GLOBAL mode from all sections, by their newest names."""
+    """Return the options of all sections by their names in the newest release."""
     if source.flags is not None:
         pairs = {
             name.replace("-", "_"): (words[0] if words else True)
@@ -178,7 +178,11 @@ def _values(source: Configuration) -> dict[str, Any]:
 
 
 def _resolved(value: Any, document: Mapping[str, Any]) -> Any:
-    """Return a value with `${section.key}` and `${oc.env:NAME,default}` resolved if known."""
+    """Return a YAML value with OmegaConf references resolved.
+
+    `${section.key}` becomes the value in `document`, and `${oc.env:NAME,default}` the default.
+    Other references stay as written.
+    """
     if isinstance(value, Mapping):
         return {key: _resolved(item, document) for key, item in value.items()}
     if not isinstance(value, str) or "${" not in value:
@@ -260,9 +264,9 @@ def _global(
 
 
 def _chunks(batch: int, world: int, stages: int) -> int:
-    """Return the number of micro-batches that the runtime chooses.
+    """Return the number of micro-batches per step that Galvatron uses if `chunks` is not set.
 
-    It is a quarter of the local batch, rounded up, and 1 without pipeline stages.
+    It is a quarter of the local batch, rounded up, or 1 for a single stage.
     """
     if stages == 1:
         return 1
@@ -288,7 +292,10 @@ SPACE = ExporterSpace(priced={"default_dp_type": "any"})
 
 
 def lower(job: ExportJob) -> ExportedPlan:
-    """Return the files of a plan for Galvatron, without loss."""
+    """Return the strategy file and the launch files of a plan for Galvatron.
+
+    Every plan is supported, so the exported plan is `job.plan`.
+    """
     files = {_STRATEGY: strategy_text(job.plan), _TRAIN: _train(job)}
     notes = [
         "set DATA_PATH and TOKENIZER_MODEL, and GALVATRON_PATH to the folder with train_dist.py",
@@ -339,14 +346,14 @@ def lower(job: ExportJob) -> ExportedPlan:
 
 
 def strategy_text(plan: Plan) -> str:
-    """Return the text of the documented strategy file of a plan."""
+    """Return the strategy file of a plan as JSON, in the file format of Galvatron."""
     return json.dumps(galvatron_document(plan), indent=2) + "\n"
 
 
 def is_complete(document: Mapping[str, object]) -> bool:
-    """Return True if the newest runtime reads an imported strategy file as intended.
+    """Return True if the newest Galvatron trains an imported strategy file as it was searched.
 
-    The runtime reads ZeRO-3 of the embedding from `vocab_sdp`, but its search engine writes
+    Galvatron's runtime reads ZeRO-3 of the embedding from `vocab_sdp`, but its search engine writes
     `embed_sdp`.
     """
     needed = ("tp_sizes_enc", "tp_consecutive_flags", "use_sp", "vtp", "vsp", "chunks")
@@ -355,7 +362,7 @@ def is_complete(document: Mapping[str, object]) -> bool:
 
 
 def _global_keys(plan: Plan) -> str | None:
-    """Return the options of GLOBAL mode that express a plan; None if it cannot express it."""
+    """Return the `key=value` options of GLOBAL mode for a plan; None if they cannot express it."""
     first = plan.layers[0]
     each, rest = divmod(len(plan.layers), plan.num_stages)
     # GLOBAL mode assigns the remaining layers to the last stage.
@@ -546,7 +553,10 @@ later.
 
 
 def _old_size(spec: ModelSpec) -> tuple[str, str, int] | None:
-    """Return folder, name and layers of the v2.4 model with these sizes; None if there is none."""
+    """Return (folder, `--model_size`, number of layers) of the v2.4 model with the sizes of a spec.
+
+    Returns None if v2.4 has no such model.
+    """
     layer = spec.layers[-1]
     if any(layer.num_experts is not None for layer in spec.layers):
         return None
@@ -569,7 +579,7 @@ def _old_size(spec: ModelSpec) -> tuple[str, str, int] | None:
 
 
 def _old_model(spec: ModelSpec) -> list[str]:
-    """Return the flags of v2.4 for the model, its layers and its sequence lengths."""
+    """Return the v2.4 flags that set the model, its layers and its sequence lengths."""
     found = _old_size(spec)
     # The name goes into a message inside braces and quotes of the shell.
     name = re.sub(r"[^\w./+-]", "_", spec.name)

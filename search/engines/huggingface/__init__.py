@@ -1,1 +1,1 @@
-"""accelerate, transformers and the architectures of Hugging Face configurations."""
+"""Reader, checks, search space and exporter for accelerate, and sizes of published models."""

@@ -1,7 +1,7 @@
-"""Sizes of published models, by engine-specific name and with the field names of Megatron-Core.
+"""Sizes of published models by recipe name, with the field names of Megatron-Core.
 
-Sizes of shipped models are read from `models/`. The others are below and come from the published
-`config.json` of each model. Training settings are not part of this module.
+Sizes of shipped models are read from `models/`. The other sizes are in this module and come from
+the published `config.json` of each model. Training settings are not part of this module.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from autopar.run.of_plan import uniform_model
 Sizes = dict[str, Any]
 """Fields of Megatron-Core's `TransformerConfig` and Megatron-Bridge's `GPTModelProvider`.
 
-Missing fields have their defaults.
+Missing fields have the defaults of these classes.
 """
 
 _SHIPPED = {
@@ -57,7 +57,7 @@ _BESIDE: Mapping[str, Mapping[str, Any]] = {
     "gpt_oss_20b": {"position_embedding_type": "yarn"},
     "gpt_oss_120b": {"position_embedding_type": "yarn"},
 }
-"""Router and position fields of shipped models, from `config.json`; their sizes lack them."""
+"""Router and position fields from `config.json` that `models/` does not contain, by name."""
 _RMS: Mapping[str, Any] = {
     "normalization": "RMSNorm",
     "gated_linear_unit": True,
@@ -67,7 +67,7 @@ _RMS: Mapping[str, Any] = {
     "attention_dropout": 0.0,
     "hidden_dropout": 0.0,
 }
-"""Fields that all published models below share."""
+"""Common fields of all models in this module."""
 
 
 def _sizes(
@@ -124,7 +124,7 @@ def architecture(name: str) -> Sizes | None:
 
 
 def _of_model(model: Model) -> Sizes:
-    """Return the sizes of a decoder as fields of Megatron-Core."""
+    """Return the sizes of a decoder by field name of Megatron-Core."""
     attention, latent, experts = model.attention, model.attention.latent, model.experts
     biases = model.last.biases
     window, whole_every = windows_of(model)

@@ -47,7 +47,7 @@ _FSDP1 = ("fsdp_backward_prefetch", "fsdp_backward_prefetch_policy", "fsdp_forwa
 
 
 def _file_flag(source: Configuration) -> str | None:
-    """Return the configuration file passed to `accelerate launch`; None if there is none."""
+    """Return the path in `--config_file` of `accelerate launch`; None if it is not given."""
     words = source.command.before if source.command is not None else ()
     if not any(Path(word).name == "accelerate" for word in words):
         return None
@@ -109,7 +109,11 @@ def _idle(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
-    """Return the run that a configuration or script describes and the findings about it."""
+    """Return the run that a configuration or script describes, with the findings about it.
+
+    Raises DocumentError if a configuration that the script passes cannot be read, or if the number
+    of GPUs is unknown or contradictory. Other errors of the files become findings.
+    """
     flags, named = script_flags(source), _file_flag(source)
     document: Mapping[str, Any] = source.document
     if named is not None:
@@ -168,9 +172,11 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
 
 
 def _written(given: ScriptedFile, before: Run | None, after: Run) -> Changes | None:
-    """Return the changes of files that turn them into the run `after`; None if there are none.
+    """Return the change of recomputation after which the files describe the run `after`.
 
-    Recomputation is set by `fsdp_activation_checkpointing` or by the argument of the script.
+    The key is `fsdp_activation_checkpointing` of the configuration or `--gradient_checkpointing` of
+    the script. Returns None if recomputation is equal, or if the changed files, read again,
+    describe another run.
     """
     assert before is not None, "only a run that was read has others next to it"
     other = after.strategy.recomputed
@@ -202,7 +208,7 @@ def _written(given: ScriptedFile, before: Run | None, after: Run) -> Changes | N
 
 
 def _spelled(key: str, value: str | None) -> str:
-    """Return a key in YAML syntax, or a flag of the script."""
+    """Return `key: value` in YAML syntax, or `--flag value` for a flag of the script."""
     if key.startswith("--"):
         return f"--{key[2:].replace('-', '_')} {value or ''}".rstrip()
     return f"{key}: {value}" if value else key

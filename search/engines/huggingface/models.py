@@ -1,9 +1,8 @@
 """Sizes of published models by the names that PyTorch engines use.
 
-The sizes are those that affect memory and time. A file names a flavor (torchtitan), a repository of
-Hugging Face or a folder with a `config.json`. Shipped models (`models/`) and those of
-`search.engines.huggingface.architectures` are defined there. The sizes here come from published
-`config.json` files.
+A launch file names a torchtitan flavor, a Hugging Face repository or a folder with a `config.json`.
+The tables refer to shipped models (`models/`) and to `search.engines.huggingface.architectures`.
+All other sizes are in this module and come from published `config.json` files.
 """
 
 from __future__ import annotations
@@ -51,6 +50,7 @@ class Decoder(Record):
     plain: bool = False
     """True for the blocks of GPT-2 and OPT: LayerNorm, biases, ungated MLP, no rotary positions."""
     positions: int = 0
+    """Number of learned positions; 0 means rotary positions, or none if `plain`."""
 
     def model(self) -> Model:
         """Return the model with these sizes."""
@@ -82,11 +82,11 @@ class Decoder(Record):
 
 
 _Entry = Decoder | str
-"""Sizes of a model, or the name of a shipped model or an architecture."""
+"""Sizes of a model, the name of a shipped model, or a name that `architecture` accepts."""
 
 
 def _model(entry: _Entry) -> Model:
-    """Return the model of a table entry."""
+    """Return the model with the sizes or the name in a table entry."""
     if not isinstance(entry, str):
         return entry.model()
     if entry == "deepseek_v2":
@@ -149,13 +149,14 @@ FLAVOURS: Mapping[str, Mapping[str, _Entry]] = {
     "deepseek_v3": _DEEPSEEK,
     "qwen3": _QWEN3,
 }
-"""Sizes by torchtitan's model name and flavor."""
+"""Sizes or model name, by torchtitan's model name and flavor."""
 
 
 def flavour(name: str, size: str) -> Model | None:
     """Return a model by torchtitan's name and flavor; None if it is unknown.
 
-    Variants with another attention kernel (`8B_flex`, `17bx16e_irope`) are the same model.
+    A suffix for the attention kernel (`8B_flex`, `17bx16e_irope`) is ignored. Chunked attention of
+    `irope` flavors is therefore counted as full attention.
     """
     known = FLAVOURS.get(name, {})
     found = known.get(size) or known.get(re.sub(r"_(flex|varlen|sdpa|flex_attn|irope)$", "", size))
@@ -203,15 +204,18 @@ _REPOSITORIES: Mapping[str, _Entry] = {
     "bloom-7b1": _plain(4096, 30, 32, 16384, 250880, 0),
     "bloom": _plain(14336, 70, 112, 57344, 250880, 0),
 }  # fmt: skip
-"""Sizes by repository name: lower case, without owner and without suffixes of tuned variants."""
+"""Sizes or model name, by Hugging Face repository name.
+
+Names are in lower case, without owner and without suffixes of tuned variants.
+"""
 _TUNED = re.compile(r"-(hf|instruct|chat|base|v0\.[0-9]|it|chat-hf|meta)(?=-|$)")
 
 
 def model_named(name: str, beside: Path | None = None) -> Model | None:
     """Return a model by shipped name, repository name or path of its config.json or folder.
 
-    beside : folder in which relative paths are looked up. Returns None for an unknown model. Raises
-    DocumentError or InputError for a config.json that cannot be used.
+    beside : folder for relative paths; None for the working folder. Returns None for an unknown
+    model. Raises DocumentError or InputError for an invalid or unsupported config.json.
     """
     path = Path(name) if beside is None else beside / name
     for config in (path, path / "config.json"):
@@ -225,7 +229,7 @@ def model_named(name: str, beside: Path | None = None) -> Model | None:
 
 @cache
 def _shipped(name: str) -> Model | None:
-    """Return a shipped decoder by its name (`autopar models`); None for any other name."""
+    """Return a shipped decoder by its name in `autopar models`; None for all other names."""
     if name not in model_names():
         return None
     spec = load_spec(name)
@@ -248,6 +252,6 @@ def model_of_config(config: Mapping[str, Any], path: Path) -> Model:
 
 
 def _of_torch(spec: ModelSpec) -> Model:
-    """Return a model as PyTorch engines build it from its published code."""
+    """Return the model of a spec as PyTorch engines build it."""
     # The vocabulary is not padded, and MTP layers are not built.
     return replace(uniform_model(spec), vocab_divisor=1, mtp=0)

@@ -1,7 +1,7 @@
 """The nearest plan that accelerate can run, and the run of that plan.
 
-Pure replicas run as DDP and ZeRO runs as FSDP2. Tensor parallelism uses the plan of the
-transformers model, and Ulysses runs in DeepSpeed. There is no pipeline parallelism.
+Plans without sharding run as DDP, plans with ZeRO as FSDP2, and plans with Ulysses in DeepSpeed.
+Tensor parallelism uses the `tp_plan` of the transformers model. There is no pipeline parallelism.
 """
 
 from __future__ import annotations
@@ -117,13 +117,13 @@ def near(job: ExportJob) -> NearestPlan:
 
 
 def _sharded(plan: Plan) -> bool:
-    """Return True if FSDP runs a plan; with a single tensor group there is nothing to shard."""
+    """Return True if FSDP runs a plan; it shards nothing within a single tensor group."""
     layer = plan.layers[0]
     return (zero_stage(plan) > 0 and plan.world_size > layer.tp) or layer.cp > 1
 
 
 def handed(job: ExportJob, plan: Plan) -> tuple[Run, ExportTarget]:
-    """Return the run of a plan from `near` and its place."""
+    """Return the run of a plan from `near`, and its export target."""
     of_deepspeed = exchange_degree(plan) > 1
     zero = zero_stage(plan) if of_deepspeed or _sharded(plan) else 0
     model, place = script_place(job, _TITLE)

@@ -1,8 +1,8 @@
-"""Reader of accelerate configurations and their scripts, which returns runs that can be priced.
+"""Reader of accelerate configurations and their scripts, for memory and time estimates.
 
 The keys come from `accelerate/commands/config/config_args.py`, `commands/launch.py` and
-`parallelism_config.py` of 1.15. Replicas run as DDP, `fsdp_config` as FSDP of either version and
-`deepspeed_config` as DeepSpeed. The script sets the model, the sequence length and the batch.
+`parallelism_config.py` of 1.15. `distributed_type` MULTI_GPU is read as DDP, FSDP as FSDP of either
+version and DEEPSPEED as DeepSpeed. The script sets the model, the sequence length and the batch.
 `search.engines.huggingface.check` reports settings that accelerate rejects.
 """
 
@@ -58,8 +58,8 @@ _STRATEGIES: Mapping[str, Zero] = {
 def deepspeed_document(document: Mapping[str, Any], beside: Path | None) -> dict[str, Any]:
     """Return the DeepSpeed configuration that accelerate derives from `deepspeed_config`.
 
-    beside : folder in which a file named there is looked up. Raises DocumentError if that file
-    cannot be read.
+    beside : folder for the relative path in `deepspeed_config_file`. Raises DocumentError if that
+    file cannot be read.
     """
     section = document.get("deepspeed_config")
     given: Mapping[str, Any] = section if isinstance(section, Mapping) else {}
@@ -96,7 +96,8 @@ def read_accelerate(
 ) -> ReadRun:
     """Return the run that a configuration and the arguments of its script describe.
 
-    Raises InputError if a value is invalid or cannot be priced.
+    The parameters are those of `read_deepspeed`. Raises InputError if a value is invalid or has no
+    estimate.
     """
     keys = Keys(source=source, values=dict(flattened(document)), asked=set())
     kind = keys.text("distributed_type", "NO").upper()
@@ -174,7 +175,7 @@ def _precision(keys: Keys, script: TrainerScript) -> PrecisionKind:
 
 
 def _optimizer(keys: Keys, zero: Zero) -> Optimizer:
-    """Return the optimizer; FSDP offloads either all sharded states or none."""
+    """Return the optimizer; FSDP offloads either all sharded states and weights or none."""
     if not (keys.flag("fsdp_config.fsdp_offload_params") and zero):
         return Optimizer()
     return Optimizer(offload=1.0, offload_master=True, offload_weights=True)
@@ -183,7 +184,11 @@ def _optimizer(keys: Keys, zero: Zero) -> Optimizer:
 def _sharding(
     keys: Keys, kind: str, degrees: Mapping[str, int], world_size: int
 ) -> tuple[Zero, int]:
-    """Return the ZeRO stage of a configuration and its number of HSDP replicas."""
+    """Return the ZeRO stage of a configuration and its number of HSDP replicas.
+
+    Raises DocumentError for an unknown sharding strategy, UnpricedError for HYBRID_SHARD, and
+    InputError if the degrees do not multiply to the world size.
+    """
     if kind != "FSDP":
         return 0, 1
     version = keys.number("fsdp_config.fsdp_version", 1)

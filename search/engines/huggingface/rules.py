@@ -1,4 +1,7 @@
-"""Rules of accelerate 1.15: `commands/launch.py`, `parallelism_config.py`, `dataclasses.py`."""
+"""Rules of accelerate 1.15 for searched candidates and configurations.
+
+Sources: `commands/launch.py`, `parallelism_config.py` and `dataclasses.py` of accelerate.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,9 @@ FILE = (
 
 
 def grid_values(numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Return the values for the rule that degrees multiply to the number of processes."""
+    """Return the inputs of the rule that the product of the degrees is the number of processes.
+
+    numbers : parallel degrees by name.
+    """
     text = " * ".join(f"{name}({size})" for name, size in numbers.items())
     return {"degrees": text, "ranks": math.prod(max(size, 1) for size in numbers.values())}

@@ -1,6 +1,6 @@
-"""Model and arguments of a run for the user's script with Hugging Face's Trainer.
+"""Model files and script arguments of a run, for the user's script with Hugging Face's Trainer.
 
-DeepSpeed and accelerate leave the model, the sequence length and the batch to the script. A model
+With DeepSpeed and accelerate, the script sets the model, the sequence length and the batch. A model
 of the Hugging Face hub is passed by name. Any other model is written as a `config.json`, which
 `search.engines.huggingface.models` reads.
 """
@@ -30,13 +30,18 @@ class NamedModel(Record):
 
     name: str
     files: Mapping[str, str]
-    """`config.json` to write, by path; empty if the name needs no file."""
+    """Text of the `config.json` to write, by path; empty if the name needs no file."""
     stand_in: str | None = None
-    """`config.json` with the sizes of the run if the script builds another model; else None."""
+    """Text of a `config.json` with the sizes of the run, if the user's script builds the model.
+
+    None if the name or `files` define the model.
+    """
 
 
 def model_for(run: Run, place: ExportTarget, title: str) -> NamedModel:
     """Return the model of a run for the user's script.
+
+    title : name of the engine, for messages.
 
     Raises InputError if the name in `place` belongs to a model of other sizes. Raises
     UnsupportedError for a model that no supported `config.json` describes.
@@ -67,10 +72,10 @@ def _sizes(model: Model) -> tuple[object, ...]:
 
 
 def script_place(job: ExportJob, title: str) -> tuple[Model, ExportTarget]:
-    """Return the model of a plan's run and the place of the run.
+    """Return the model of a plan and its export target.
 
-    A script can build any model. If no supported `config.json` describes it, such as an encoder, a
-    decoder with the same number of layers replaces it.
+    If no supported `config.json` describes the model (an encoder, for example), the user's script
+    builds it. A decoder with the same number of layers then replaces it in the run.
     """
     place = target_of(job)
     try:
@@ -176,8 +181,8 @@ def _experts(model: Model, kind: str) -> dict[str, Any]:
 def script_words(run: Run, model: NamedModel, *, checkpoints: bool = True) -> Iterator[str]:
     """Yield the arguments of the user's script, with the names of TrainingArguments.
 
-    checkpoints : True if the script enables recomputation and not the configuration. Trainer
-    rejects both.
+    checkpoints : True if the script enables recomputation, False if the configuration does. Trainer
+    rejects a run in which both enable it.
     """
     # Initial weights (LOAD) contain their own configuration.
     name = model.name if model.stand_in is not None else f"${{LOAD:-{model.name}}}"
@@ -210,7 +215,7 @@ _MODULES: Mapping[Target, tuple[str, ...]] = {
     "fc1": ("gate_proj", "up_proj"),
     "fc2": ("down_proj",),
 }
-"""Names of decoder modules in transformers; experts have no separate names."""
+"""Module names in transformers of each LoRA target; experts have no separate names."""
 
 
 def _adapters(adapters: Adapters) -> Iterator[str]:

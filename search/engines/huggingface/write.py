@@ -1,7 +1,7 @@
 """Writer of accelerate 1.15 configurations and of the arguments of the user's script.
 
-Replicas run as DDP and shards as FSDP2, or as HSDP with replicas. Runs of DeepSpeed use the plugin
-of accelerate with a DeepSpeed configuration. The keys come from
+Runs without sharding use DDP, runs with sharding FSDP2, as HSDP if there are replicas. DeepSpeed
+runs use the plugin of accelerate with a DeepSpeed configuration. The keys come from
 `accelerate/commands/config/config_args.py`, `commands/launch.py` and `parallelism_config.py` of the
 wheel of 1.15.0. `search.engines.huggingface.read` reads configurations back.
 """
@@ -130,7 +130,7 @@ def _sizes(**sizes: object) -> _Section:
 
 
 def _command(run: Run, place: ExportTarget) -> Iterator[str]:
-    """Yield the lines of the launch command before the script."""
+    """Yield the environment variable, the command and the options that precede the script."""
     yield f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={run.strategy.micro_batches}"
     yield f"accelerate launch --config_file {FILE}"
     if place.num_nodes > 1:

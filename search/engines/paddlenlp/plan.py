@@ -1,10 +1,10 @@
-"""Plans of PaddleNLP's Galvatron: fine_grained_config.json and the command that reads it.
+"""Import and export of PaddleNLP plans: fine_grained_config.json and the launch command.
 
 The keys come from `paddlenlp/experimental/galvatron` (`search_engine/search_engine.py`,
-`runtime/comm_group.py`) and from `train_qwen_fine_grained.sh` next to its training script, of 2025.
-Each layer has its own strategy, without context degrees and strided groups. Embedding and head have
-a separate strategy, and stages may have any size. One `--sharding` argument sets the sharding of
-all layers without ZeRO-3.
+`runtime/comm_group.py`) and from `train_qwen_fine_grained.sh`, as of 2025. Strategies may differ
+between layers, but have no context degrees and no strided groups. Embedding and head have a
+separate strategy, and stages may have any size. One `--sharding` argument sets the sharding of all
+layers without ZeRO-3.
 """
 
 from __future__ import annotations
@@ -61,12 +61,13 @@ SPACE = ExporterSpace(
 def import_paddlenlp(
     source: Configuration, *, world_size: int | None = None, num_layers: int | None = None
 ) -> ImportedPlan:
-    """Return the plan of a strategy file or of a launch script that names one.
+    """Return the plan of a strategy file, or of a launch script that names a strategy file.
 
     Strategy files are fine_grained_config.json and optimal_solution.json.
 
     Parameters
     ----------
+    world_size : number of GPUs, if the strategy file does not contain it.
     num_layers : number of layers of the model, which optimal_solution.json does not contain.
 
     Raises DocumentError if a value is missing or invalid, or if plans cannot express it.
@@ -147,7 +148,7 @@ def _nearest(job: ExportJob) -> tuple[Plan, tuple[UnsupportedFeature, ...]]:
 
 
 def _plans(plan: Plan) -> Iterator[Plan]:
-    """Yield plans without strided groups and context degrees, nearest first."""
+    """Yield variants of a plan without strided groups and context degrees, nearest first."""
     default = "zero2" if _is_mixed(plan) else plan.default_dp_type
     plan = replace(
         plan,
@@ -181,7 +182,7 @@ def _as_data(layer: LayerStrategy) -> LayerStrategy:
 
 
 def _is_mixed(plan: Plan) -> bool:
-    """Return True if a plan mixes replicas and ZeRO-3, which one sharded optimizer excludes."""
+    """Return True if a plan combines replicas and ZeRO-3, which one `--sharding` cannot express."""
     if plan.default_dp_type != "ddp":
         return False
     ranks = plan.world_size // plan.num_stages
@@ -259,7 +260,7 @@ def _is_known(spec: ModelSpec) -> bool:
 
 
 def _left_out(spec: ModelSpec) -> list[str]:
-    """Return the features of a model that the Llama of PaddleNLP's training script lacks."""
+    """Return the features of a model that PaddleNLP's Llama does not support, for notes."""
     layer = spec.layers[-1]
     found = {
         "biases of the QKV projection": layer.qkv_biases,
@@ -291,10 +292,10 @@ def _model(spec: ModelSpec) -> list[str]:
 
 
 def _parallel(job: ExportJob, plan: Plan) -> list[str]:
-    """Return the parallelism arguments: the degrees of embedding and head, and the batch.
+    """Return the command-line arguments for batch, recomputation, sharding and degrees.
 
-    The strategy file contains the degrees of layers. The other arguments are those of
-    `train_qwen_fine_grained.sh`.
+    The degrees are those of embedding and head, since the strategy file contains those of layers.
+    Constant arguments are copied from `train_qwen_fine_grained.sh`.
     """
     ranks = plan.world_size // plan.num_stages
     data = ranks // plan.vocab.tp
