@@ -1,6 +1,6 @@
-"""Keys and values of engine configurations in scripts, YAML, TOML or JSON.
+"""Reader of launch scripts and of YAML, TOML and JSON configurations, and a writer of YAML.
 
-Each engine interprets its keys (`search.engines`).
+The reader returns flags or nested keys. The packages of the engines define their meaning.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 def dump_yaml(document: Mapping[str, Any], indent: int = 0, *, quoted: bool = False) -> str:
     """Return a document of mappings, lists of scalars and scalars as YAML; ends in a newline.
 
-    quoted : True to quote all texts, not only those that a reader would take for another type.
+    quoted : True to quote all strings; False to quote those that YAML reads as another type.
     """
     pad, lines = "  " * indent, []
     for key, value in document.items():
@@ -56,7 +56,7 @@ def _scalar(value: Any, *, in_list: bool = False, quoted: bool) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float):
-        # YAML 1.1 reads 3e-05, without a decimal point, as a text.
+        # YAML 1.1 reads 3e-05, without a decimal point, as a string.
         mantissa, mark, exponent = repr(value).partition("e")
         return mantissa + (".0" if mark and "." not in mantissa else "") + mark + exponent
     text = str(value)
@@ -66,9 +66,9 @@ def _scalar(value: Any, *, in_list: bool = False, quoted: bool) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether every YAML reader reads an unquoted text as the same text.
+    """Return True if an unquoted string is the same string in YAML 1.1 and 1.2.
 
-    1e5 is a text in YAML 1.1 and a number in 1.2; `no` is a boolean in 1.1 and a text in 1.2.
+    1e5 is a string in YAML 1.1 and a number in 1.2; `no` is a boolean in 1.1 and a string in 1.2.
     """
     import yaml
 
@@ -81,9 +81,11 @@ def _is_plain(text: str) -> bool:
 def load_yaml(text: str, path: object, notes: list[str] | None = None) -> dict[str, Any]:
     """Return the mapping in a YAML text; anchors, aliases and merged keys are resolved.
 
-    notes : list that receives a sentence for each key given twice with different values, where the
-    last one counts. None: such a key is an error. Raises DocumentError, with the line, if the text
-    is not a mapping, has tags, or is not YAML.
+    path : name of the file, for errors.
+    notes : list that receives a sentence for each repeated key with different values; the last
+        value counts. None: such a key is an error.
+
+    Raises DocumentError, with the line, if the text is not YAML, is not a mapping or has tags.
     """
     import yaml  # imported only for a YAML file
 
@@ -115,7 +117,7 @@ def load_yaml(text: str, path: object, notes: list[str] | None = None) -> dict[s
 
 
 class _Built:
-    """Conversion of PyYAML nodes to values; all keys are texts."""
+    """Conversion of PyYAML nodes to values; all keys become strings."""
 
     def __init__(self, path: object, notes: list[str] | None) -> None:
         self._path, self._notes, self._left = path, notes, _MOST_VALUES
@@ -129,7 +131,7 @@ class _Built:
         if isinstance(node, yaml.SequenceNode):
             return [self.of(item) for item in node.value]
         if isinstance(node, yaml.ScalarNode):
-            # In launch files, a date or `=` is a text.
+            # In launch files, a date or `=` is a string.
             if node.tag in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"):
                 return node.value
             try:
@@ -167,7 +169,7 @@ class _Built:
         return merged | own
 
     def _say_merged(self, line: int, first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-        """Append a note for each key to which two merged mappings give different values."""
+        """Append a note for each key with different values in two merged mappings."""
         for key, value in first.items():
             if self._notes is not None and other.get(key, value) != value:
                 # In PyYAML 6.0.4 the last one counts, against the YAML specification and 6.0.3.
@@ -191,23 +193,30 @@ _MAX_BYTES = 4 << 20
 
 
 class Configuration(Record):
-    """Content of a launch file: flags of a command line, or a document."""
+    """Content of a launch file: the flags of a script, or the keys of a document."""
 
     path: Path
     flags: Mapping[str, tuple[str, ...]] | None
-    """Words of a script by flag, without leading hyphens and with `-` for `_`; None: a document."""
+    """Values of a script by flag name, without leading hyphens and with `-` for `_`.
+
+    None if the file is a document.
+    """
     command: Command | None = None
-    """Unchanged words of a script, for engines whose arguments are not flags; None: a document."""
+    """Launcher, program and arguments of a script as written; None for a document."""
     document: Mapping[str, Any]
+    """Keys and values of a document; empty for a script."""
     world_size: int | None = None
-    """Number of processes of the launch; None: not given."""
+    """Number of processes that the script starts; None if not given."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that a script exports to its launch command."""
     notes: tuple[str, ...] = ()
-    """Sentences on assumptions made about the file."""
+    """Sentences for the user on assumptions about the file."""
 
     def num_gpus(self, known: int | None) -> int:
-        """Return `known`, else the GPUs of the launch; raises DocumentError without both."""
+        """Return the number of GPUs: `known`, else `world_size` of the file.
+
+        Raises DocumentError if neither is given.
+        """
         found = known or self.world_size
         if not found:
             raise DocumentError(
@@ -230,10 +239,10 @@ def read_configuration(
 
     Parameters
     ----------
-    world_size : number of processes that a script should start, where variables of the environment
-        set the number of nodes.
-    harmless : returns True for a flag name that does not matter. Conditions that decide only such
-        flags are no reason to reject a script.
+    world_size : expected number of processes. An environment variable of the script that sets the
+        number of nodes or processes receives the matching value.
+    harmless : returns True for a flag name that affects neither memory nor time. Conditions known
+        only at run time are accepted if they decide only such flags.
 
     Raises DocumentError if the file is missing or unreadable, or has none of these formats.
     """
@@ -271,12 +280,12 @@ def read_configuration(
 def _sized(
     text: str, path: Path, world_size: int | None, harmless: Callable[[str], bool] | None
 ) -> Command:
-    """Return the launch command of a script with `world_size` processes, if variables set these.
+    """Return the launch command of a script, adapted to start `world_size` processes if possible.
 
-    A scheduler sets `SLURM_NNODES`, a job `NNODES` or `WORLD_SIZE`. Defaults of such variables in
-    the script are not binding. Neither are its requests to the scheduler, which a command line may
-    override. To find the variable, each one in turn gets another value. The one with which
-    `world_size` processes start is set.
+    Environment variables such as `SLURM_NNODES`, `NNODES` or `WORLD_SIZE` may set the number of
+    processes. Their defaults in the script and its `#SBATCH` requests may be overridden. To find
+    the variable, each candidate in turn gets twice its value. If the number of processes changes,
+    the variable is set so that `world_size` processes start.
     """
     asked = _of_scheduler(text)
 
@@ -315,9 +324,9 @@ def _sized(
 
 
 def _of_scheduler(text: str) -> dict[str, str]:
-    """Return the variables that Slurm sets from the requests at the head of a script.
+    """Return the environment variables that Slurm sets for the `#SBATCH` lines of a script.
 
-    Requests are `#SBATCH` lines before the first command; names are output variables of sbatch.
+    Only lines before the first command count. The names are output variables of sbatch.
     """
     found: dict[str, str] = {}
     for line in text.splitlines():
@@ -380,7 +389,10 @@ def _read(path: Path) -> str:
 
 
 def flags_of(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return words by flag of a command line, without leading hyphens; the last one counts."""
+    """Return the values of a command line by flag name; of a repeated flag, the last one counts.
+
+    Names have no leading hyphens and `-` for `_`. A flag without values has an empty tuple.
+    """
     flags: dict[str, tuple[str, ...]] = {}
     at = 0
     while at < len(words):
@@ -411,9 +423,10 @@ def arguments_in(document: Mapping[str, Any]) -> Mapping[str, Any]:
 def flags_of_document(
     document: Mapping[str, Any], *, several: Collection[str] = ()
 ) -> dict[str, tuple[str, ...]]:
-    """Return words by flag of a document of arguments; `false` and `null` mean not given.
+    """Return the values of a document of arguments by flag name, as `flags_of` does.
 
-    several : flags that take several words, which one text may contain.
+    Keys with the value `false` or `null` are omitted; `true` becomes an empty tuple.
+    several : flags with several values, whose string is split at blanks.
     """
     words: dict[str, tuple[str, ...]] = {}
     for key, value in document.items():
@@ -435,11 +448,14 @@ def flags_of_document(
 
 
 _ARGUMENTS = ("MODEL_ARGS", "model_args", "args")
-"""Keys under which documents contain arguments."""
+"""Keys of documents under which arguments are nested."""
 
 
 def _world(before: Sequence[str]) -> int | None:
-    """Return nodes times processes per node of a torchrun command; None where one is unknown."""
+    """Return the number of processes of a torchrun command: nodes times processes per node.
+
+    Returns None if one of them is unknown.
+    """
     flags = flags_of(before)
     nodes = flags.get("nnodes", ("1",))[:1]
     processes = flags.get("nproc-per-node", ())[:1]

@@ -2,7 +2,8 @@
 
 Variables, arrays, arithmetic, conditions, cases, loops, functions, `eval` and `bash -c` are
 interpreted as in bash. Values known only at run time (command substitutions, files, environment
-variables) stay as written. A launch that depends on one is rejected, never guessed.
+variables) stay as written. A condition on such a value is open: all its branches are interpreted. A
+launch command is rejected if they differ in flags that affect memory or time.
 `search.engines.text.shell_syntax` parses the text into statements.
 """
 
@@ -57,9 +58,9 @@ _DECLARE = frozenset({"export", "declare", "readonly", "typeset", "local"})
 _READS = frozenset({"read", "mapfile", "readarray"})
 _LOCAL = frozenset({"declare", "typeset", "local"})
 _NO_SETTINGS = re.compile(r".*(activate|conda\.sh|bashrc|profile|setvars\.sh|modules?/.*)")
-"""Pattern of sourced files that set up a shell, but no launch."""
+"""Pattern of sourced files that set up a shell and do not affect the launch command."""
 _QUIET = frozenset({"echo", "printf", "mkdir", "set", ":", "true", "cd", "pwd", "chmod", "sleep"})
-"""Commands that succeed and change no variable of a launch."""
+"""Commands that succeed and change no variable of the script."""
 _FOLDER = re.compile(r"(?:\$\(.*\)|\$\{[^}/]*\}|\$\w+)/([^$`]+)", re.DOTALL)
 """Pattern of a path below a folder that is known only at run time."""
 _MOST_SOURCED = 1 << 20
@@ -73,7 +74,7 @@ _MOST_STEPS = 50_000
 
 
 class _Exit(Exception):  # noqa: N818 (no error)
-    """Signal that the script ends, or a function, a loop or an iteration, as `what` names it."""
+    """Control-flow signal of `exit`, `return`, `break` or `continue`, which `what` names."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -93,9 +94,10 @@ def script_command(
 
     Parameters
     ----------
+    path : path of the script, for errors and for sourced files.
     given : environment variables.
-    harmless : returns True for a flag that does not matter. All branches of a condition known only
-        at run time are allowed if it decides only such flags.
+    harmless : returns True for a flag name that affects neither memory nor time. A condition known
+        only at run time is accepted if it decides only such flags.
 
     Raises DocumentError for an unclosed quote or bracket, for a launch that depends on a value
     known only at run time, and for unsupported syntax.
@@ -129,12 +131,14 @@ class _Script(NamedTuple):
     path: str
     given: Mapping[str, str]
     blank: bool
-    """True if unset variables are empty in conditions; False: such conditions are open."""
+    """True if unset variables are empty in conditions; False if such conditions are open."""
 
 
 def _followed(script: _Script, ways: Mapping[str, int]) -> tuple[Command | Undecided, _Run]:
-    """Return the launch command with the given branches of open conditions, and the reading.
+    """Return (launch command, interpretation) of a script with fixed branches of open conditions.
 
+    The command is `Undecided` if it depends on an open condition that is not in `ways`. Without a
+    launch command, the longest array of the script provides the arguments.
     ways : index of the branch to run, by open condition.
     """
     run, shell = _Run(script.path, ways, blank=script.blank), Shell(scalars={**script.given})
@@ -156,10 +160,11 @@ def _followed(script: _Script, ways: Mapping[str, int]) -> tuple[Command | Undec
 def _ways(
     script: _Script, found: Undecided, run: _Run
 ) -> Iterator[tuple[Command, Mapping[str, int]]]:
-    """Yield (launch command, branches of open conditions) for a script.
+    """Yield (launch command, branch indices by open condition) for each combination of branches.
 
-    Branches that do not affect the launch are not distinguished. Branches without a launch are
-    skipped: a script ends there with an error.
+    Only conditions that affect the launch command are combined. Branches without a launch command
+    are skipped, because a script ends there with an error. Raises DocumentError if the command
+    depends on another unknown value or on too many conditions.
     """
     todo: list[tuple[dict[str, int], Undecided, _Run]] = [({}, found, run)]
     followed = 0
@@ -186,9 +191,10 @@ def _same_launch(
     run: _Run,
     found: Undecided,
 ) -> Command:
-    """Return the first of several launches that differ only in harmless flags.
+    """Return the first of several launch commands that differ only in harmless flags.
 
-    Raises DocumentError where they differ in other flags, or there are none.
+    ways : launch commands, each with its branch indices by open condition.
+    Raises DocumentError if they differ in other flags, or if there are none.
     """
     if not ways:
         raise run.depends(found)
@@ -221,7 +227,7 @@ _Flags = Mapping[str, tuple[str, ...]]
 
 
 def _differing(one: _Flags, other: _Flags) -> list[str]:
-    """Return the names of the flags in which two launches differ."""
+    """Return the names of the flags that differ between two launch commands."""
     names = dict.fromkeys((*one, *other))
     return [name for name in names if one.get(name) != other.get(name)]
 
@@ -234,15 +240,15 @@ class _Run(Expansion):
         self._ways = ways
         """Index of the branch to run, by open condition."""
         self.open: dict[str, int] = {}
-        """Open conditions that were met, with the number of branches of each."""
+        """Number of branches, by open condition found so far."""
         self.left_out: dict[str, None] = {}
-        """Sentences on words that are ignored or known only at run time."""
+        """Sentences on ignored words and on words known only at run time, as ordered keys."""
         self._outer: list[dict[str, tuple[Any, Any, Any]]] = []
-        """Stack of running functions: values outside the function, by local name."""
+        """Stack of running functions: outer (scalar, array, map) of each local variable."""
         self._steps = self._depth = 0
 
     def noted(self, command: Command, launches: int) -> Command:
-        """Return a launch command with notes on the assumptions made."""
+        """Return a launch command with notes on assumptions; launches : number of them found."""
         notes = [*self.left_out]
         if launches > 1:
             notes.append(f"the script has {launches} launch commands; the last one is read")
@@ -254,7 +260,10 @@ class _Run(Expansion):
         return replace(command, notes=tuple(notes), unset=dict(self.unset))
 
     def depends(self, value: Undecided, flags: Sequence[str] = ()) -> DocumentError:
-        """Return the error for a launch that depends on `value`; flags : flags that differ."""
+        """Return the error for a launch command that depends on a value known only at run time.
+
+        flags : names of flags that differ between the branches.
+        """
         those = f": {', '.join(f'--{flag}' for flag in flags[:4])}" if flags else ""
         return DocumentError(
             self.path,
@@ -373,10 +382,13 @@ class _Run(Expansion):
     # Conditions known only at run time.
 
     def _either(self, shell: Shell, bodies: list[Body], why: str) -> bool | None:
-        """Run each branch from the current state; values equal after all branches stay known.
+        """Run every branch of an open condition from the current state, and merge the results.
 
-        Branches that end the script do not count. If the branch was chosen beforehand, only that
-        one is run.
+        Variables that differ between the branches become `Undecided`. Branches that end the script
+        are ignored. If `_ways` contains the condition, only the selected branch is run. Returns
+        None, an unknown exit status.
+
+        why : text of the condition.
         """
         self.open[why] = len(bodies)
         if why in self._ways:
@@ -418,7 +430,7 @@ class _Run(Expansion):
         return None
 
     def _shown(self, statement: Statement) -> str:
-        """Return words and line of a condition, for a message."""
+        """Return the text and the line of a condition, for messages."""
         words = [
             word if isinstance(word, str) else "".join(piece.text for piece in word.pieces)
             for word in getattr(statement, "words", ())
@@ -547,7 +559,11 @@ class _Run(Expansion):
         return True if name in _QUIET else None
 
     def _read(self, shell: Shell, rest: list[str], text: str, ifs: str | None) -> bool | None:
-        """Assign the words of a text to names as `read`; the last name gets the rest, `-a` all."""
+        """Assign the words of a line to variables as the builtin `read` does.
+
+        The last variable receives the remaining words; with `-a`, one array receives all words.
+        rest : options and variable names. ifs : separators; None for blanks.
+        """
         names = [word for word in rest if re.fullmatch(NAME, word)]
         marks = "".join(word[1:] for word in rest if word.startswith("-"))
         if isinstance(text, Unknown) or set(marks) - set("ra") or not names:
@@ -564,7 +580,7 @@ class _Run(Expansion):
         return True
 
     def _source(self, shell: Shell, written: str) -> bool | None:
-        """Run a sourced file; record it as not read where it is not found."""
+        """Run a sourced file, or record it as not read if it is not found."""
         path = self._sourced_path(written)
         if path is None:
             if not _NO_SETTINGS.fullmatch(written):
@@ -589,10 +605,10 @@ class _Run(Expansion):
             self._depth -= 1
 
     def _sourced_path(self, written: str) -> Path | None:
-        """Return the path of a sourced file; None where it is not found or only sets up a shell.
+        """Return the path of a sourced file; None if it is not found or only sets up a shell.
 
-        A path is tried relative to the folder of the script, since scripts source their parts so
-        (`$(dirname "$0")/env.sh`), and then to the current folder, as in bash.
+        The folder of the script is tried first, because scripts use `$(dirname "$0")/env.sh`. The
+        current folder is next, as in bash.
         """
         if _NO_SETTINGS.fullmatch(written):
             return None
@@ -654,7 +670,7 @@ class _Run(Expansion):
             self._depth -= 1
 
     def _restore(self, shell: Shell, name: str, old: tuple[Any, Any, Any]) -> None:
-        """Restore the value of a name outside a function: (scalar, array, associative array)."""
+        """Restore the outer value of a local variable; old : (scalar, array, associative array)."""
         kinds: tuple[dict[str, Any], ...] = (shell.scalars, shell.arrays, shell.maps)
         for held, value in zip(kinds, old, strict=True):
             held.pop(name, None)
@@ -662,7 +678,7 @@ class _Run(Expansion):
                 held[name] = value
 
     def _apart(self, shell: Shell, text: str, line: int) -> None:
-        """Run a text in a subshell: its launch counts, its variables are discarded."""
+        """Run a text in a subshell: its launch command is kept, its variables are discarded."""
         apart = shell.copy()
         with suppress(_Exit):
             self._inner(apart, text, line)
@@ -702,7 +718,10 @@ class _Run(Expansion):
 
 
 def _split(text: str, ifs: str | None, most: int | None) -> list[str]:
-    """Return a line split as by `read`, into at most `most` parts; None: any number."""
+    """Return the parts of a line, split as the builtin `read` does.
+
+    ifs : separators; None for blanks. most : maximum number of parts; None for any number.
+    """
     if most == 1 or ifs == "":
         return [text if ifs is not None else text.strip()]
     if ifs is None or not ifs.strip():

@@ -1,6 +1,7 @@
 """Expansion of words in shell scripts: variables, arrays, defaults, substrings, arithmetic.
 
-Values known only at run time stay as written. `search.engines.text.shell` runs the statements.
+Values known only at run time become `Unknown`, with the text of the script.
+`search.engines.text.shell` runs the statements.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Shell:
     given: list[str] = field(default_factory=list)
     """Positional parameters `$1`, `$2`, ... of a function."""
     found: Command | Undecided | None = None
+    """Last launch command; `Undecided` if it depends on an open condition; None if not found."""
     launches: int = 0
+    """Number of launch commands found."""
 
     def copy(self) -> Shell:
         arrays = {
@@ -69,24 +72,24 @@ class Shell:
 
 
 class Expansion:
-    """Expansion of words, with a record of the environment variables that it reads."""
+    """Expansion of words, with a record of the unset variables that affect it."""
 
     def __init__(self, path: str, *, blank: bool = True) -> None:
         self.path = path
         self._blank = blank
-        """True if environment variables are taken as empty in conditions."""
+        """True if unset variables are empty in conditions; False if they are unknown."""
         self.assigned: set[str] = set()
         """Names that the script assigns in any branch."""
         self.taken: dict[str, None] = {}
-        """Environment variables taken as empty in conditions."""
+        """Unset variables without default, assumed empty in conditions."""
         self.empty: dict[str, None] = {}
         """Variables of `taken`, and those with an empty default in conditions (`${NAME:-}`)."""
         self.sourced: dict[str, None] = {}
         """Sourced files that are not read."""
         self.defaults: dict[str, None] = {}
-        """Variables that take their default after such a file, which may set them."""
+        """Variables replaced by their default, although an unread sourced file may set them."""
         self.unset: dict[str, str] = {}
-        """Unset variables, with the text that is used for each."""
+        """Unset variables, with the text used for each: its default, or an empty text."""
 
     def _assign(self, shell: Shell, word: Word) -> None:
         found = assignment_of(word)
@@ -151,11 +154,17 @@ class Expansion:
             raise DocumentError(self.path, f"a variable grows beyond {_MOST} words or characters")
 
     def _text(self, shell: Shell, word: Word, *, unset: str | None = None) -> str:
-        """Return the expansion of a word without splitting, as in an assigned value."""
+        """Return the expansion of a word without splitting, as in an assigned value.
+
+        unset : text for unset variables; None leaves them unknown.
+        """
         return glued([self._piece(shell, piece, unset) for piece in word.pieces])
 
     def _fields(self, shell: Shell, word: Word, *, unset: str | None = None) -> list[str]:
-        """Return the expansion of a word with unquoted values split at blanks."""
+        """Return the words of an expanded word; unquoted values are split at blanks.
+
+        unset : text for unset variables; None leaves them unknown.
+        """
         done, current, none = list[str](), list[str](), False
         for piece in word.pieces:
             items = self._array(shell, piece)
@@ -247,7 +256,10 @@ class Expansion:
         return None
 
     def _parameter(self, shell: Shell, piece: Piece, unset: str | None) -> str:
-        """Return the value of `$NAME` or `${NAME...}`; unknown values stay as written."""
+        """Return the value of `$NAME` or `${NAME...}`; `Unknown` if known only at run time.
+
+        unset : text for an unset variable; None leaves it unknown.
+        """
         written = piece.text
         inner = written[2:-1] if written.startswith("${") else written[1:]
         if inner == "#":
@@ -347,7 +359,10 @@ class Expansion:
     def _changed(
         self, shell: Shell, value: str, operator: str, word: str, piece: Piece
     ) -> str | None:
-        """Return a value after substring, case or replacement; None where it is not supported."""
+        """Return a value after a substring, case, replacement or prefix operator.
+
+        Returns None if the operator is not supported or its operand is unknown.
+        """
         if operator == ":":
             bounds = [self._arithmetic(shell, part) for part in word.split(":")]
             if len(bounds) > 2 or None in bounds:
@@ -376,14 +391,14 @@ class Expansion:
         return value
 
     def _arithmetic(self, shell: Shell, text: str) -> int | None:
-        """Return the value of `$((text))`; None where it is invalid or known only at run time."""
+        """Return the value of `$((text))`; None if it is invalid or known only at run time."""
         expanded = self._text(shell, Scanner(text.replace('"', ""), self.path).word(""))
         if isinstance(expanded, Unknown):
             return None
 
         def value_of(name: str) -> str | None:
             found = self._named(shell, name, None)
-            # A name assigned in another branch is 0; one of the environment is unknown.
+            # A name assigned in another branch is 0; an environment variable is unknown.
             return "0" if found is None and name in self.assigned else found
 
         return sum_of(expanded, value_of, lambda name, text: self._set(shell, name, text))

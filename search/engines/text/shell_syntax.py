@@ -1,7 +1,7 @@
 """Parser for the part of bash that launch scripts use: text -> words and statements.
 
-Nothing is expanded or run. Coprocesses and `select` are not supported. Redirections are skipped
-with their files, except the word after `<<<` and the lines of `<<END`.
+Nothing is expanded or run. Coprocesses and `select` are not supported. Redirections are skipped,
+except here-strings (`<<<`) and here-documents (`<<END`), which become the input of a command.
 `search.engines.text.shell` runs the statements.
 """
 
@@ -33,9 +33,10 @@ _VARIABLE = re.compile(rf"\$(?:{NAME}|[0-9@*#?$!-])")
 
 
 def parse(text: str, path: str, first_line: int = 1) -> tuple[Body, set[str]]:
-    """Return the statements of a script, and the names that any of them assigns.
+    """Return the statements of a script, and the variable names that any statement assigns.
 
-    Raises DocumentError with the line of unsupported syntax.
+    path, first_line : file and number of the first line, for errors. Raises DocumentError with the
+    line of unsupported syntax.
     """
     parser = _Parser(text + "\n", path, first_line)
     return parser.script(), parser.assigned
@@ -56,11 +57,11 @@ class Word(NamedTuple):
     pieces: tuple[Piece, ...]
     line: int
     items: tuple[Word, ...] | None = None
-    """Words of an array assignment, whose name and `=` are the pieces; None: another word."""
+    """Items of an array assignment, whose `pieces` are the name and `=`; None for other words."""
 
     @property
     def bare(self) -> str | None:
-        """Text of the word; None where a part of it is quoted or expanded."""
+        """Text of the word; None if a part of it is quoted or expanded."""
         if all(piece.kind == "text" and not piece.quoted for piece in self.pieces):
             return "".join(piece.text for piece in self.pieces)
         return None
@@ -74,7 +75,7 @@ class Scanner:
         self._newlines = [match.start() for match in re.finditer("\n", text)]
         self._documents: list[tuple[str, bool, list[Word]]] = []
         self.fed: list[Word] = []
-        """Input of the last `<<<` or `<<END`, until the parser assigns it to a command."""
+        """Text of the last `<<<` or `<<END`, until the parser assigns it to a command."""
 
     def line(self, at: int | None = None) -> int:
         return self.first_line + bisect_right(self._newlines, (self.at if at is None else at) - 1)
@@ -126,7 +127,7 @@ class Scanner:
             self._documents.append((end, quoted, self.fed))
 
     def _skip_documents(self) -> None:
-        """Skip the lines of each `<<END` document, and append them to the input of its reader."""
+        """Skip the lines of each pending here-document, and append them to its command's input."""
         while self._documents:
             end, literal, reader = self._documents.pop(0)
             first, lines = self.line(), list[str]()
@@ -141,9 +142,10 @@ class Scanner:
             reader.append(self._document("\n".join(lines), first, literal=literal))
 
     def _document(self, text: str, line: int, *, literal: bool) -> Word:
-        """Return the text of a `<<END` document as a word.
+        """Return the text of a here-document as a word.
 
-        literal : True if END is quoted. Otherwise the text is expanded as in double quotes.
+        literal : True if its delimiter is quoted. Otherwise the text is expanded as in double
+        quotes.
         """
         if not literal:
             with suppress(DocumentError):
@@ -247,7 +249,10 @@ class Scanner:
         return Piece("text", "$", quoted)
 
     def balanced(self, opens: str, closes: str, start: int, *, quoted: bool = False) -> str:
-        """Return the text inside the bracket at `start`, and move past its end."""
+        """Return the text inside the bracket at `start`, and move past the closing bracket.
+
+        quoted : True if quotes inside are literal. Raises DocumentError if it is not closed.
+        """
         text, depth, at = self.text, 0, start
         while at < len(text):
             character = text[at]
@@ -278,11 +283,12 @@ class Scanner:
         return DocumentError(self.path, problem)
 
     def refuse(self, what: str, at: int | None = None) -> NoReturn:
-        """Raise DocumentError for unsupported syntax at a position; default: the current one."""
+        """Raise DocumentError for unsupported syntax; at : position, default the current one."""
         raise _unread(self.path, self.line(at), what)
 
 
 def plain_text(pieces: list[Piece]) -> str:
+    """Return the text of pieces, with a NUL character for each quoted or expanded piece."""
     return "".join(p.text if p.kind == "text" and not p.quoted else "\0" for p in pieces)
 
 
@@ -303,7 +309,7 @@ class Simple(NamedTuple):
     words: tuple[Word, ...]
     line: int
     fed: Sequence[Word] = ()
-    """Input from `<<<` or `<<END`, in one word; empty without one."""
+    """Input from `<<<` or `<<END`, as one word; empty if there is none."""
 
 
 class Test(NamedTuple):
@@ -632,7 +638,7 @@ class Assignment(NamedTuple):
 
 
 def assignment_of(word: Word) -> Assignment | None:
-    """Return the assignment in a word; None where it is no assignment."""
+    """Return the parts of an assignment; None if the word is not an assignment."""
     plain = plain_text([*word.pieces])
     match = ASSIGNMENT.match(plain)
     if match is None:
@@ -642,9 +648,9 @@ def assignment_of(word: Word) -> Assignment | None:
 
 
 def _cut(word: Word, plain: str, start: int, end: int) -> Word:
-    """Return the part of a word between two positions of its plain text.
+    """Return the part of a word between two positions of its `plain_text`.
 
-    In the plain text, every quoted or expanded piece is a single character.
+    There, every quoted or expanded piece is a single character.
     """
     pieces, at = list[Piece](), 0
     for piece in word.pieces:
@@ -659,5 +665,5 @@ def _cut(word: Word, plain: str, start: int, end: int) -> Word:
 
 
 def is_command(statement: Statement) -> bool:
-    """Return whether a statement runs a command other than `[` and `test`."""
+    """Return True if a statement runs a command other than `[` and `test`."""
     return isinstance(statement, Simple) and statement.words[0].bare not in ("[", "test")

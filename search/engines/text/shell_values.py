@@ -23,10 +23,11 @@ class Unknown(str):
 
 
 class Undecided(Unknown):
-    """Value that depends on a condition known only at run time, which `why` names."""
+    """Value that depends on a condition known only at run time."""
 
     __slots__ = ("many", "why")
     why: str
+    """Text of the condition."""
     many: bool
     """True if the value may be several words."""
 
@@ -38,7 +39,7 @@ def undecided(written: str, why: str, *, many: bool) -> Undecided:
 
 
 def glued(parts: list[str]) -> str:
-    """Return the concatenation of parts; it is unknown if any part is."""
+    """Return the concatenation of parts; `Unknown` or `Undecided` if any part is."""
     text = "".join(parts)
     open_ = [part for part in parts if isinstance(part, Undecided)]
     if open_:
@@ -47,7 +48,7 @@ def glued(parts: list[str]) -> str:
 
 
 class Condition:
-    """Evaluator of `[ ]` and `[[ ]]`; None for a result known only at run time."""
+    """Evaluator of `[ ]` and `[[ ]]`; a result of None is known only at run time."""
 
     _UNARY = frozenset({"-z", "-n", "-v"})
     _FILES = frozenset(f"-{letter}" for letter in "abcdefghkprstuwxLGNOS")
@@ -141,7 +142,7 @@ class Condition:
 
 
 _DEEPEST = 8
-"""Maximum depth of variables that name variables."""
+"""Maximum depth of variables whose values are names of other variables."""
 _COMPARES = frozenset({"=", "==", "!=", "=~", "<", ">"})
 
 
@@ -151,11 +152,13 @@ def sum_of(
     assign: Callable[[str, str], None],
     depth: int = 0,
 ) -> int | None:
-    """Return the value of `$((text))` as a 64-bit integer, as in bash; None where it is unknown.
+    """Return the value of `$((text))` as a 64-bit integer, as in bash.
 
-    It is also None for an invalid expression.
-    value_of : returns the text of a variable, None for an unknown one.
-    assign : sets a variable that the expression changes, from name and text.
+    Returns None for an invalid expression, or if a variable is unknown.
+
+    value_of : returns the text of a variable, or None if it is unknown.
+    assign : receives (name, text) of each variable that the expression changes.
+    depth : number of variables whose values are being evaluated.
     """
     return _Sum(text, value_of, assign, depth).value()
 
@@ -299,7 +302,7 @@ _ASSIGNS = frozenset({"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<="
 
 
 def _applied(operator: str, one: int, other: int) -> int:
-    """Return the result of a binary operator; raises ValueError beyond 64 bits."""
+    """Return the result of a binary operator; raises ValueError if it exceeds 64 bits."""
     if operator in ("/", "%"):
         # Bash rounds towards zero, Python down.
         quotient = abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
@@ -339,15 +342,15 @@ class Command(Record):
     """Words of one launch command, with its environment and assumptions."""
 
     before: tuple[str, ...]
-    """Words before the program: torchrun and its options; empty where none was found."""
+    """Words before the program: torchrun and its options; empty if no program was found."""
     program: str = ""
-    """The `.py` file, or the module after `-m`; empty where none was found."""
+    """The `.py` file, or the module after `-m`; empty if none was found."""
     arguments: tuple[str, ...]
-    """Words after the program; words of the longest array where the script runs none."""
+    """Words after the program; words of the longest array if no program was found."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that the script exports, or sets for this command."""
     notes: tuple[str, ...] = ()
-    """Sentences on assumptions made about the script."""
+    """Sentences for the user on assumptions about the script."""
     unset: Mapping[str, str] = field(default_factory=dict)
     """Unset variables, with the text used for each: its default, or an empty text."""
 
@@ -357,7 +360,7 @@ _STARTERS = re.compile(r"(.*/)?(torchrun|accelerate|srun|deepspeed|mpirun)|torch
 _PROGRAM = re.compile(r".*\.py|(.*/)?scripts/training/train\.sh", re.DOTALL)
 """Pattern of training programs: Python files, and the launcher of Megatron-Bridge."""
 _PATHS = re.compile(r"--.*(path|data|blend|file|prefix).*")
-"""Pattern of flags whose further words do not affect a launch."""
+"""Pattern of flags with any number of values, such as paths, that do not affect the estimate."""
 _SHORT = r"-[a-z]{2,3}"
 _LIKE_FLAG = re.compile(rf"--.*|{_SHORT}|\+{{0,2}}[A-Za-z_]\w*(\.\w+)+=.*", re.DOTALL)
 """Pattern of words that identify a launch: `--tp`, `-tp`, and Hydra's `model.tp=4`."""
@@ -365,9 +368,9 @@ _FLAG = re.compile(rf"--.*|{_SHORT}", re.DOTALL)
 
 
 def settled(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Return (arguments without unknown words that are no value of a flag, sentences on these).
+    """Return (arguments without unknown words that may be flags, one sentence per removed word).
 
-    An unknown array, or an unknown word after the value of a flag, contains flags or nothing.
+    An unknown array, or an unknown word after the value of a flag, may contain flags or be empty.
     """
     kept, dropped = list[str](), list[str]()
     flag, values = "", 0
@@ -389,7 +392,7 @@ def settled(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def program_of(words: list[str]) -> tuple[list[str], str, list[str]] | None:
-    """Return (words before the program, program, words after it); None: no launch command."""
+    """Return (words before the program, program, words after it); None for any other command."""
     at = next((i for i, word in enumerate(words) if _PROGRAM.fullmatch(word)), None)
     if at is None and "-m" in words[1:-1]:
         at = words.index("-m", 1) + 1
@@ -405,16 +408,16 @@ def program_of(words: list[str]) -> tuple[list[str], str, list[str]] | None:
 
 
 def runs_ranks(before: Sequence[str]) -> bool:
-    """Return whether the words before a program include a launcher of ranks, such as torchrun."""
+    """Return True if the words before a program include a distributed launcher such as torchrun."""
     return any(_STARTERS.fullmatch(word) for word in before)
 
 
 def split_flags(
     words: Sequence[str], left: Callable[[str], bool]
 ) -> tuple[list[str], dict[str, tuple[str, ...]]]:
-    """Return (words without selected flags, words by name of the selected flags).
+    """Return (words without the selected flags, words of the selected flags by name).
 
-    left : returns True to select a flag, from its name without leading hyphens and with `-` for
+    left : returns True for the name of a flag to select, without leading hyphens and with `-` for
     `_`.
     """
     kept, out = list[str](), dict[str, tuple[str, ...]]()
@@ -438,6 +441,6 @@ def _name(word: str) -> str:
 
 
 def world_flags(before: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the flags for nodes and processes among the words before a program."""
+    """Return `--nnodes` and `--nproc-per-node` among the words before a program, by name."""
     wanted = {"nnodes", "nproc-per-node"}
     return split_flags(before, lambda flag: flag in wanted)[1]
