@@ -1,6 +1,6 @@
-"""Results of a search with either closed form: executions with their figures, best first.
+"""Results of a Calculon or tensor2d search, and the callbacks of a running search.
 
-Also contains the callbacks of a running search.
+A point is one execution with its step time, memory and samples per second.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from autopar.records import Record
 
 Each = Callable[[NDArray[Any], NDArray[Any]], None]
-"""Callback that receives (executions, their figures) of feasible points, in parts."""
+"""Callback that receives (packed executions, results) of feasible points, a part at a time."""
 
 
 class SearchCallbacks(Record):
-    """Callbacks of a running search; None for unused ones."""
+    """Callbacks of a running search; None for those that are not used."""
 
     each: Each | None = None
     """Receives every feasible point."""
     progress: Callable[[int, int], None] | None = None
-    """Receives the number of finished parts and of all parts."""
+    """Receives (number of finished parts, number of all parts)."""
     stop: Callable[[], bool] | None = None
-    """Called between parts; True skips the remaining parts."""
+    """Called between parts; if it returns True, the remaining parts are skipped."""
     halt: Any = None
     """A `native.Halt` that aborts the running part."""
 
@@ -34,13 +34,13 @@ NOBODY = SearchCallbacks()
 
 
 class Part(Record):
-    """One part of a step or of memory, in seconds or bytes."""
+    """One part of the step time, in seconds, or of the memory, in bytes."""
 
     name: str
     amount: float
-    """Exposed seconds, or bytes."""
+    """Exposed time, seconds, or memory, bytes."""
     whole: float | None = None
-    """Network seconds including overlapped ones; None for all other parts."""
+    """Network time including its overlapped part, seconds; None for other parts."""
 
 
 def present(parts: Iterable[Part]) -> tuple[Part, ...]:
@@ -49,23 +49,26 @@ def present(parts: Iterable[Part]) -> tuple[Part, ...]:
 
 
 class Point(Record):
-    """One feasible execution with its figures."""
+    """One feasible execution with its predicted time and memory."""
 
     execution: Mapping[str, Any]
     """Execution document, with the keys of its model."""
     degrees: str
+    """Parallel degrees, as text for tables."""
     switches: str
-    """Other settings of the execution, as text."""
+    """Other settings of the execution, as text for tables."""
     time_s: float
     rate_per_s: float
     """Samples per second."""
     memory_bytes: float
     second_bytes: float = 0.0
+    """Bytes in the second (host) memory; 0 in tensor2d."""
     statistics: Mapping[str, Any]
-    """All statistics of the model for one of the best points, else only the figures above."""
+    """Statistics by published name: all for one of the best points, else time and memory only."""
     time: tuple[Part, ...] = ()
+    """Parts that add up to the step time; empty unless it is one of the best points."""
     memory: tuple[Part, ...] = ()
-    """Parts that add up to the step time and to the memory; only for the best points."""
+    """Parts that add up to the memory; empty unless it is one of the best points."""
 
 
 class Answer(Record):
@@ -73,22 +76,26 @@ class Answer(Record):
 
     processors: int
     strategy: str | None = None
-    """Strategy; None if the model has only one."""
+    """Tensor-parallel strategy of tensor2d; None for Calculon."""
     values: tuple[float, ...] = ()
-    """Values of the axes of a sweep."""
+    """Value of each swept number, in the order of the sweep's axes."""
     best: tuple[Point, ...]
     """Best points without duplicates, best first."""
     frontier: tuple[Point, ...] = ()
     """Pareto-optimal points in time per sample and memory, fastest first."""
     considered: int
+    """Number of points, feasible or not."""
     feasible: int
     bounded: int = 0
-    """Feasible points that a bound prunes before pricing; depends on the number of threads."""
+    """Feasible points pruned by a lower bound before evaluation; varies with the thread count."""
     rejected: Mapping[str, int]
-    """Infeasible points by reason; with the feasible ones they add up to `considered`."""
+    """Number of infeasible points by reason; with `feasible` they add up to `considered`."""
     degrees: Mapping[tuple[int, int], float | None] = field(default_factory=dict)
-    """Samples per second of the best execution per (tensor, pipeline) degree, if requested; None if
-    no execution is feasible."""
+    """Best samples per second by (tensor, pipeline) degree; empty if not requested.
+
+    A value of None means that no execution with these degrees is feasible.
+    """
     capacity_bytes: float
+    """Memory capacity of one processor, bytes."""
     complete: bool = True
     """False if the search was stopped before its end."""

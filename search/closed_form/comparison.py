@@ -1,8 +1,8 @@
-"""One plan in four models of a step: bottom-up estimate, planner, and both closed forms.
+"""Step time of one plan in four models: bottom-up estimate, planner, Calculon and tensor2d.
 
-Every model receives the plan as far as it can represent it. The parts of its step are mapped to
-common names, so that the models can be compared. A model that cannot represent the plan has a
-reason instead of a time. This module neither searches nor prints.
+Every model receives the plan as far as it can represent it. The parts of its step time are mapped
+to common names, so that the models can be compared. For a model that cannot represent the plan, the
+result contains a reason instead of a time.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ MODELS: Mapping[str, str] = {
     "calculon": "Calculon",
     "tensor2d": "2D",
 }
-"""Keys of the columns in display order -> their headings."""
+"""Model keys in display order -> column headings."""
 KINDS = ("products", "attention", "memory-bound")
-"""Kinds of computation, for models that distinguish them."""
+"""Kinds of computation: GEMMs, attention, memory-bound operations. Not all models separate them."""
 TERMS = (
     "compute",
     "recomputation",
@@ -58,7 +58,7 @@ TERMS = (
     "stragglers",
     "other",
 )
-"""Parts of a step, which add up to its time."""
+"""Common names of the parts of a step, which add up to the step time."""
 OF_STEP = {
     "gemm": "compute",
     "attention": "compute",
@@ -99,7 +99,7 @@ OF_WATERFALL = {
     "gradient_sync": "gradients",
     "optimizer": "optimizer",
 }
-"""Parts of a plan file -> common name; others are `other`."""
+"""Parts of the planner's prediction in a plan file -> common name; all others are `other`."""
 _OF_CALCULON = {
     "forward": "compute",
     "backward": "compute",
@@ -128,57 +128,61 @@ _TENSOR2D_PRODUCTS = frozenset({"fc1", "fc2", "qkv", "vproj", "head"})
 _TENSOR2D_ENDS = frozenset({"embedding", "ln_f", "head", "loss"})
 """Operations that occur once, not in every layer."""
 _ROOM_GIB = 1e6
-"""Memory of the machine in this comparison, GiB. Only times are compared; whether the plan fits is
-a matter of the plan file."""
+"""Memory capacity used for Calculon, GiB, so that it never rejects a plan; only times are compared.
+"""
 _DATATYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 class PlanQuestion(Record):
-    """A plan, and the model, machine and engine settings from its file and the options."""
+    """A plan, with the model, card and engine settings from its file and the command line."""
 
     path: str
     plan: Plan
     spec: ModelSpec
     card: Card
-    """Card, with the number of GPUs per node that the plan was made for."""
+    """Card of the devices, with the GPUs per node of the plan's cluster."""
     stack: Stack
     site: Site | None
-    """Cluster that the plan's times were estimated for; None if none was named."""
+    """Probed cluster used for the plan's prediction; None if there was none."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     sequence_parallel: bool = True
     async_grad_reduce: bool = True
     fp32_gradients: bool = True
     tp_overlap: bool = True
     step_time_s: float | None = None
-    """Step time predicted by the planner, seconds; None (and no parts) if the file has no
-    prediction."""
+    """Step time predicted by the planner, seconds; None if the plan file has no prediction."""
     waterfall_s: Mapping[str, float] = field(default_factory=dict)
+    """Parts of `step_time_s` by the planner's names, seconds; empty without a prediction."""
     estimated: bool = True
-    """True if the prediction is based on datasheets."""
+    """True if the planner's prediction is based on datasheets, False if on measured profiles."""
 
 
 class Column(Record):
     """Prediction of one model for a plan."""
 
     model: str
+    """Key in `MODELS`."""
     total_s: float | None
-    """Step time, seconds; None with a `reason`."""
+    """Step time, seconds; None if the model cannot represent the plan."""
     terms_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of the `TERMS` that the model distinguishes; they add up to the total."""
+    """Parts of the step time by name in `TERMS`, seconds; they add up to `total_s`."""
     kinds_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of `compute` by `KINDS`; empty if the model does not distinguish them."""
+    """Parts of `compute` by name in `KINDS`, seconds; empty if the model does not separate them."""
     own_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of the same step by the model's original names."""
+    """Parts of the step time by the model's original names, seconds."""
     reason: str = ""
+    """Reason why there is no step time; empty if there is one."""
     notes: tuple[str, ...] = ()
-    """Differences between the priced plan and the given plan."""
+    """Differences between the plan that the model evaluates and the given plan, as sentences."""
     runs: RunClass | None = None
-    """Published runs whose errors give the 90 % interval; those of another stack if this one has
-    none."""
+    """Published runs whose errors give the 90 % interval of the bottom-up estimate.
+
+    They use another stack if there are none with this one. None for the other models.
+    """
 
     @property
     def parts_s(self) -> dict[str, float]:
-        """Finest known parts, seconds: kinds in place of `compute` if they are known."""
+        """Most detailed parts of the step time, seconds: `kinds_s` replaces `compute` if known."""
         if not self.kinds_s:
             return dict(self.terms_s)
         rest = {name: value for name, value in self.terms_s.items() if name != "compute"}
@@ -186,31 +190,33 @@ class Column(Record):
 
 
 class Difference(Record):
-    """Difference between the steps of two models, with the part that contributes most."""
+    """Difference between the step times of two models, with the part that contributes most."""
 
     one: str
     other: str
     seconds: float
-    """Step time of `other` minus that of `one`."""
+    """Step time of model `other` minus step time of model `one`, seconds."""
     share: float
-    """Difference as a fraction of the step of `one`."""
+    """Difference as a fraction of the step time of `one`."""
     term: str
-    """Part with the largest contribution in the direction of the total."""
+    """Part that contributes most to the difference."""
     term_s: float
+    """Difference of the part `term`, seconds."""
     against: str
-    """Part with the largest contribution in the opposite direction; empty if there is none."""
+    """Part that reduces the difference most; empty if none does."""
     against_s: float
+    """Difference of the part `against`, seconds; 0 if there is none."""
 
 
 class Comparison(Record):
-    """One plan in all models."""
+    """Predictions of all models for one plan."""
 
     question: PlanQuestion
     columns: tuple[Column, ...]
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """Differences of every pair of models that price the plan."""
+        """Differences between every two models that predict a step time for the plan."""
         priced = [column for column in self.columns if column.total_s is not None]
         return tuple(_difference(one, other) for one, other in combinations(priced, 2))
 
@@ -223,18 +229,19 @@ def load_question(
     stack: str | None = None,
     notice: Callable[[str], None] | None = None,
 ) -> PlanQuestion:
-    """Return the question of a plan file; options take precedence over its content.
+    """Return the plan, model, card and settings in a plan file; options override its content.
 
     Parameters
     ----------
     model, system, stack : shipped names or files. The card `system` is required if the plan was
-        made for a measured cluster. Strategy files require both `model` and `system`, which they do
-        not contain.
-    notice : receives a sentence on each input that was found next to the plan file.
+        searched with measured profiles. Strategy files contain neither model nor card, so both are
+        required.
+    notice : receives a sentence on each input found next to the plan file, and on an ignored site.
 
     Raises
     ------
-    InputError: a file is invalid, or required information is missing (OptionError).
+    InputError: a file is invalid or the plan is illegal.
+    OptionError: the model or the card is not given.
     """
     from autopar.documents.plan import PlanDocument, read_strategy
     from autopar.rates.site import load_site
@@ -292,12 +299,12 @@ def load_question(
 
 
 _STACKS = {"torchtitan": "torchtitan-eager", "accelerate": "composer-fsdp"}
-"""Engine -> stack that matches it; the other engines use Megatron's kernels."""
+"""Software stack of each engine; all other engines use that of Megatron-Core."""
 _MEASURED_STACK = "megatron-core"
 
 
 def _stack_of(document: PlanDocument, inputs: InputSpec) -> str:
-    """Return the stack that a plan's times were estimated for, else that of its engine."""
+    """Return the name of the software stack used for a plan's prediction, else of its engine."""
     from autopar.documents.catalog import stack_names
     from autopar.rates.stack import DEFAULT_STACK
     from autopar.sources import Source, stacks_of
@@ -312,7 +319,10 @@ def _stack_of(document: PlanDocument, inputs: InputSpec) -> str:
 
 
 def _card(path: str, inputs: InputSpec, system: str | None, plan: Plan) -> Card:
-    """Return the card of a plan's devices, with the GPUs per node that the plan was made for."""
+    """Return the card of a plan's devices, with the GPUs per node of the plan's cluster.
+
+    Raises OptionError if the plan was searched with measured profiles and `system` is not given.
+    """
     from autopar.rates.card import load_card, parse_hardware
     from search.request.profiles import named_card
     from search.request.request import DEFAULT_HARDWARE, measured_hardware
@@ -344,7 +354,7 @@ def _card(path: str, inputs: InputSpec, system: str | None, plan: Plan) -> Card:
 
 
 def compare(question: PlanQuestion) -> Comparison:
-    """Return a plan in all models; a model that cannot price it has a reason in its column."""
+    """Return the predictions of all models; a model that fails has a reason instead of a time."""
     priced = (
         ("bottom_up", _bottom_up),
         ("planner", _planner),
@@ -388,7 +398,7 @@ def _difference(one: Column, other: Column) -> Difference:
 
 
 def summed(names: Mapping[str, str], parts: Mapping[str, float]) -> dict[str, float]:
-    """Return the sums of parts by their common names."""
+    """Return the sums of parts by common name; names : part -> common name, default `other`."""
     found: dict[str, float] = {}
     for name, value in parts.items():
         common = names.get(name, "other")
@@ -397,7 +407,7 @@ def summed(names: Mapping[str, str], parts: Mapping[str, float]) -> dict[str, fl
 
 
 def _under(names: Mapping[str, str], parts: Mapping[str, float]) -> dict[str, float]:
-    """Return the sums of parts in the order of `TERMS` and `KINDS`, without zeros."""
+    """Return the nonzero sums of parts by common name, in the order of `TERMS` and `KINDS`."""
     found = summed(names, parts)
     order = (*TERMS, *KINDS)
     return {name: found[name] for name in order if found.get(name)}
@@ -408,9 +418,9 @@ def _under(names: Mapping[str, str], parts: Mapping[str, float]) -> dict[str, fl
 
 
 def bottom_up_run(question: PlanQuestion) -> Run:
-    """Return the run of a plan; raises InputError for features that only the planner prices."""
+    """Return the run of a plan; raises InputError for features that only the planner supports."""
     plan, spec = question.plan, question.spec
-    # Of the listed features, only ZeRO-1 is priced here.
+    # Of the features in `refinements`, the bottom-up estimate supports only ZeRO-1.
     unknown = refinements(replace(plan, default_dp_type="ddp"))
     if unknown:
         raise InputError(f"the plan has {', '.join(unknown)}, which plans are not priced with here")
@@ -421,7 +431,7 @@ def bottom_up_run(question: PlanQuestion) -> Run:
         raise InputError("only the planner prices experts that tensor ranks split, not bottom-up")
     return run_of_plan(
         plan,
-        # The planner leaves out layers for multi-token prediction, too.
+        # The planner does not count MTP layers either.
         replace(spec, mtp_layers=0),
         engine="galvatron",
         gpu=question.card.name,
@@ -457,7 +467,7 @@ def _bottom_up(question: PlanQuestion) -> Column:
 
 
 def _unpriced(question: PlanQuestion) -> Iterator[str]:
-    """Yield sentences on what the bottom-up step prices otherwise than the plan says."""
+    """Yield sentences on differences between the bottom-up estimate and the plan."""
     plan = question.plan
     sharded = any(strategy.zero3 for strategy in plan.layers)
     if sharded and question.async_grad_reduce and plan.num_microbatches > 1:
@@ -486,11 +496,15 @@ def _planner(question: PlanQuestion) -> Column:
 
 
 # --------------------------------------------------------------------------------------------------
-# Closed forms: all blocks are executed alike.
+# Closed forms, which assume equal blocks.
 
 
 def _uniform(question: PlanQuestion, model: str) -> LayerStrategy:
-    """Return the strategy of all layers; raises InputError for features that closed forms lack."""
+    """Return the common strategy of all layers.
+
+    Raises InputError if layers differ, and for context parallelism, Ulysses and ZeRO-3, which the
+    closed forms do not support. model : name for the message.
+    """
     plan = question.plan
     strategies = dict.fromkeys(plan.layers)
     if len(strategies) > 1:
@@ -513,7 +527,10 @@ def _uniform(question: PlanQuestion, model: str) -> LayerStrategy:
 
 
 def _closed_notes(question: PlanQuestion, equal: Sequence[int]) -> Iterator[str]:
-    """Yield the differences between the priced plan and the plan; `equal` are the priced stages."""
+    """Yield sentences on differences between the evaluated plan and the given plan.
+
+    equal : evaluated number of layers per stage.
+    """
     plan = question.plan
     if tuple(equal) != plan.stage_sizes:
         sizes = ", ".join(map(str, plan.stage_sizes))
@@ -668,6 +685,6 @@ def _by_kind(parts: Iterator[tuple[str, float]]) -> dict[str, float]:
 
 
 def _scaled(parts: Mapping[str, float], total_s: float) -> dict[str, float]:
-    """Return parts of one micro-batch scaled to a total, in constant proportion."""
+    """Return parts scaled in constant proportion so that they add up to a total, seconds."""
     whole = sum(parts.values())
     return {name: value * total_s / whole if whole else 0.0 for name, value in parts.items()}

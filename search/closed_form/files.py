@@ -1,7 +1,7 @@
-"""Inputs of the closed forms by name or file: applications, models and systems.
+"""Loading of applications, models and systems for Calculon and tensor2d, by name or file.
 
-The documents themselves are in `calculon.documents` and `tensor2d.documents`. Systems are read from
-files or made from device cards.
+The document types are in `calculon.documents` and `tensor2d.documents`. Systems are read from files
+or derived from device cards.
 """
 
 from __future__ import annotations
@@ -39,19 +39,24 @@ _Sizes = TypeVar("_Sizes", Application, Model)
 
 
 # --------------------------------------------------------------------------------------------------
-# Finds the documents of the analytic models by name: systems of cards, shipped executions.
+# Systems and executions by file or shipped name.
 
 
 def calculon_system(name: str) -> CalculonSystem:
-    """Return the machine of a file, or of a card: its file, its shipped name or an alias.
+    """Return the Calculon system in a file, or the system derived from a card.
 
-    Raises InputError (DocumentError: file, key, value, remedy; also if a card lacks a number).
+    name : path of a system or card, shipped name of a card, or its alias.
+    Raises InputError for an unknown name, and DocumentError for an invalid file or if the card
+    lacks a number that Calculon needs.
     """
     return _system(name, CalculonSystem, calculon_from_card)
 
 
 def tensor2d_system(name: str) -> Tensor2dSystem:
-    """Return the machine of a file, or of a card; names and errors as for `calculon_system`."""
+    """Return the tensor2d system in a file, or the system derived from a card.
+
+    Names and errors are those of `calculon_system`.
+    """
     return _system(name, Tensor2dSystem, tensor2d_from_card)
 
 
@@ -66,9 +71,9 @@ def _system(name: str, kind: type[_System], from_card: Callable[[Card], _System]
 def input_files(
     *, model: str, system: str | None = None, execution: str | None = None
 ) -> list[Path]:
-    """Return the paths of named files that can be read, shipped ones included.
+    """Return the paths of the input files of a command, also of those given by shipped name.
 
-    model : model or application.
+    model, system, execution : paths or shipped names; `model` may also be an application.
     Raises InputError for a name that is neither a file nor shipped.
     """
     found = [Path(model) if Path(model).is_file() else catalog.find_model(model)]
@@ -80,19 +85,19 @@ def input_files(
 
 
 def execution_keys(name: str) -> tuple[Path, dict[str, object]]:
-    """Return the path and the unchecked keys of an execution."""
+    """Return the path and the unchecked keys of an execution, given by file or shipped name."""
     path = catalog.find_document("executions", "execution", name)
     return path, load_object(path).data
 
 
 # --------------------------------------------------------------------------------------------------
-# Model specs in the analytic models: the sizes of the blocks, embedding and head.
+# Conversion of model specs: the sizes of the blocks, embedding and head.
 #
 # A shipped name, a `config.json` or a `model.json` can thus replace an application file.
 
 
 class KnownModel(Record):
-    """An application, and the model spec that it was made from."""
+    """An application with its name and, if it was converted from one, the model spec."""
 
     name: str
     application: Application
@@ -101,7 +106,7 @@ class KnownModel(Record):
 
     @property
     def parameters(self) -> int:
-        """Parameters of the whole model; the published count if there is no spec."""
+        """Number of parameters; Calculon's published formula if there is no spec."""
         if self.spec is None:
             return self.application.num_parameters
         vocab = padded_vocab_size(self.spec) if self.spec.vocab_size is not None else 0
@@ -110,10 +115,10 @@ class KnownModel(Record):
 
 
 def application_of(spec: ModelSpec) -> Application:
-    """Return the blocks of a model with uniform layers, with its padded vocabulary.
+    """Return the Calculon application of a model with equal layers; its vocabulary is padded.
 
-    Raises InputError for encoder-decoder models, mixtures of experts, latent attention, windowed
-    attention, layers that differ, and specs without heads or widths.
+    Raises InputError for encoder-decoder models, mixtures of experts, latent attention, sliding
+    windows, layers that differ, and specs without the number of heads or the MLP width.
     """
     layer = _only_layer(spec)
     heads, width = _sizes(spec, layer)
@@ -137,9 +142,9 @@ def structure_of(spec: ModelSpec) -> str:
 
 
 def model_of(spec: ModelSpec) -> Model:
-    """Return the model of a spec for the two-dimensional model, with gradients of 4 bytes.
+    """Return the tensor2d model of a spec, with gradients of 4 bytes per parameter.
 
-    Raises InputError as `application_of`.
+    Raises InputError for the models that `application_of` rejects.
     """
     layer = _only_layer(spec)
     heads, width = _sizes(spec, layer)
@@ -159,9 +164,11 @@ def model_of(spec: ModelSpec) -> Model:
 
 
 def load_application(name: str) -> KnownModel:
-    """Return the application of a file, or of a model spec by its file or shipped name.
+    """Return the application in a file, or the application of a model spec.
 
-    Raises InputError (DocumentError: file, key, value, remedy).
+    name : path of an application, a model.json or a config.json, or a shipped model name.
+    Raises InputError for an unknown name or an unsupported model, DocumentError for an invalid
+    file.
     """
     # Only applications have the key `hidden`.
     written = _written_model(name, Application, "hidden")
@@ -172,9 +179,9 @@ def load_application(name: str) -> KnownModel:
 
 
 def load_model(name: str) -> tuple[str, Model]:
-    """Return the name of a model, and its sizes for the two-dimensional model.
+    """Return (name, tensor2d model) for a model file or a shipped model name.
 
-    Raises InputError as `load_application`.
+    Raises the errors of `load_application`.
     """
     written = _written_model(name, Model, "e")
     if written is not None:
@@ -184,11 +191,14 @@ def load_model(name: str) -> tuple[str, Model]:
 
 
 def _written_model(name: str, kind: type[_Sizes], own_key: str) -> _Sizes | None:
-    """Return the content of a closed-form model file; None for a spec or a shipped name."""
+    """Return the record in a Calculon or tensor2d file; None for a spec or a shipped name.
+
+    own_key : key that exists only in files of this kind.
+    """
     if not Path(name).is_file():
         return None
     data = load_object(Path(name)).data
-    # A file that is neither kind is reported as an invalid file of the closed form.
+    # A file that is neither is reported as an invalid file of this kind.
     if own_key not in data and any(key in data for key in ("format", "layers", "model_type")):
         return None
     return read_record(kind, Path(name), data)
@@ -197,9 +207,11 @@ def _written_model(name: str, kind: type[_Sizes], own_key: str) -> _Sizes | None
 def load_execution(
     name: str, known: KnownModel, *, compat: bool
 ) -> tuple[Execution, list[str], Path]:
-    """Return the execution of a file or a shipped name, its assumed keys, and its path.
+    """Return (execution, assumed values as sentences, path) for a file or a shipped name.
 
-    Raises InputError (DocumentError: file, key, value, remedy).
+    known : model, which sets `structure_type` if the file does not. compat : True to keep the
+    published default of `structure_type`.
+    Raises InputError for an unknown name, DocumentError for an invalid file.
     """
     path, keys = execution_keys(name)
     added: dict[str, object] = {}
@@ -256,27 +268,27 @@ def _sizes(spec: ModelSpec, layer: LayerSpec) -> tuple[int, int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Systems of both closed forms, made from the card of a device.
+# Systems of Calculon and tensor2d, derived from the card of a device.
 #
 # The card contains all numbers. The functions here only convert them to the inputs of each model.
 
 
 _MATRIX_STEPS_GFLOP = (100.0, 10.0, 1.0, 0.1)
 _MEMORY_STEPS_MB = (100.0, 10.0, 1.0)
-"""Lower ends of the steps of a curve, a decade apart; one more step covers smaller sizes."""
+"""Lower ends of the steps of an efficiency curve; one more step, from 0, covers smaller sizes."""
 _RING = {
     "p2p": [1.0, None],
     "reduce_scatter": [1.0, -1.0],
     "all_gather": [1.0, -1.0],
     "all_reduce": [2.0, -1.0],
 }
-"""Traffic of a ring of g: (g-1)/g of the buffer, twice that for an all-reduce."""
+"""(scalar, offset) of rings over g ranks: traffic is bytes * scalar * (1 + offset / g)."""
 
 
 def calculon_from_card(card: Card) -> CalculonSystem:
-    """Return the Calculon system of a card, with two network tiers.
+    """Return the Calculon system of a card, with an intra-node and an inter-node network.
 
-    Raises DocumentError: the card lacks a number; the message names it.
+    Raises DocumentError if the card lacks a number that Calculon needs.
     """
     reader = "a system of calculon"
 
@@ -351,8 +363,8 @@ def calculon_from_card(card: Card) -> CalculonSystem:
 def tensor2d_from_card(card: Card) -> Tensor2dSystem:
     """Return the tensor2d system of a card.
 
-    The two-dimensional model uses constant efficiencies, and latencies per hop of a ring.
-    Raises DocumentError: the card lacks a number; the message names it.
+    tensor2d uses constant network efficiencies, and a latency per ring hop.
+    Raises DocumentError if the card lacks the fp16 rate of its vector units.
     """
     vector_fp16 = card.need("device.vector_fp16_flop_per_s", "a system of tensor2d")
     # The document uses 1e12 FLOP/s and 1e9 bytes, the card base units.
@@ -386,14 +398,18 @@ def _network(link: Link, size: int, latency_s: float, sm_share: float) -> dict[s
 
 
 def _curve(steps: tuple[float, ...], peak_per_s: float, share: float, card: Card) -> list[Any]:
-    """Return (smallest size, efficiency), descending, for a rate in the unit of the sizes.
+    """Return an efficiency curve: [smallest size, efficiency] per step, in descending order.
 
-    The geometric middle of a step takes a kernel launch, and its work at `share` of the peak. Large
-    operations therefore reach `share`, and small ones are launch-bound.
+    steps : smallest sizes, GFLOP or MB. peak_per_s : peak rate in the same unit per second.
+    share : efficiency of large operations.
+
+    The efficiency of a step is that of an operation with the geometric mean of its sizes, which
+    takes a kernel launch plus its work at `share` of the peak. Small operations are therefore
+    launch-bound.
     """
     curve = []
     for step in (*steps, 0.0):
-        # Geometric middle of a decade; the step from 0 represents the decade below the last.
+        # Geometric mean of a decade; the step from 0 represents the decade below the last.
         middle = (step or steps[-1] / 10) * math.sqrt(10)
         work_s = middle / peak_per_s
         curve.append([step, _digits(work_s / (card.kernel_launch_s + work_s / share), 3)])

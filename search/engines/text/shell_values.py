@@ -157,8 +157,7 @@ def sum_of(
     Returns None for an invalid expression, or if a variable is unknown.
 
     value_of : returns the text of a variable, or None if it is unknown.
-    assign : receives (name, text) of each variable that the expression changes.
-    depth : number of variables whose values are being evaluated.
+    assign : sets a variable that the expression changes, from name and text.
     """
     return _Sum(text, value_of, assign, depth).value()
 
