@@ -1,6 +1,7 @@
-"""Python interface of the compiled closed forms: module, columns, threads and switches.
+"""Common part of the Python interfaces to the compiled Calculon and tensor2d models.
 
-Packing and unpacking of each model is in its `engine` module.
+It checks and packs columns, runs interruptible work, and defines the switches for defects. Each
+`engine` module packs the inputs of its model and unpacks the results.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from search.planning.layered.core import core
 
 
 def check_names(where: str, given: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raise InputError unless exactly the expected columns are given."""
+    """Raise InputError if a column is unknown or missing.
+
+    where : name of the argument, for messages. given, expected : mappings with the column names as
+    keys.
+    """
     for name in given:
         if name not in expected:
             raise InputError(f"{where}.{name}: unknown key, expected {', '.join(expected)}")
@@ -31,7 +36,7 @@ def check_names(where: str, given: Mapping[str, Any], expected: Mapping[str, Any
 
 
 def array_of(where: str, values: Any) -> NDArray[Any]:
-    """Return a column as an array; raises InputError if it is not one, such as ragged lists."""
+    """Return a column as an array; raises InputError if it cannot be converted (ragged lists)."""
     try:
         return np.asarray(values)
     except (ValueError, TypeError, OverflowError):
@@ -43,11 +48,11 @@ def array_of(where: str, values: Any) -> NDArray[Any]:
 def integers(where: str, values: Any, largest: int, kinds: str = "iu") -> NDArray[Any]:
     """Return a column of integers from 0 to `largest`.
 
-    kinds : allowed NumPy kinds of its type.
+    kinds : allowed `dtype.kind` codes of NumPy.
 
     Raises
     ------
-    InputError: a value is something else; the message contains the first one.
+    InputError: a value has another type or is out of range; the message contains the first one.
     """
     array = array_of(where, values)
     # NumPy gives an empty list a float type.
@@ -69,9 +74,11 @@ def given_rows(
 ) -> NDArray[Any]:
     """Return packed rows in the memory layout of the compiled engines.
 
+    expected : name of the required dtype, for the message.
+
     Raises
     ------
-    InputError: they have other fields; `expected` names the source of the right ones.
+    InputError: the fields of the array are not those of `dtype`.
     """
     if _fields(values.dtype) != _fields(dtype):
         raise InputError(
@@ -82,19 +89,19 @@ def given_rows(
 
 
 def _fields(dtype: np.dtype[Any]) -> list[tuple[str, np.dtype[Any]]]:
-    """Return names and types without the padding, which `np.concatenate` drops."""
+    """Return (name, type) of each field; padding is ignored, because `np.concatenate` drops it."""
     return [(name, dtype[name]) for name in dtype.names or ()]
 
 
 ABSENT = -1
-"""Value in columns for an optional key that a document lacks."""
+"""Value in a column for a document without this optional key."""
 
 
 class DocumentField(Record):
-    """Accepted values of a key of plain documents."""
+    """Accepted values of one key in plain documents."""
 
     largest: int
-    """Maximum of integers from 0."""
+    """Maximum of the accepted integers, which start at 0."""
     flag: bool = False
     """True if booleans are accepted too."""
     words: Mapping[str, int] | None = None
@@ -106,10 +113,10 @@ class DocumentField(Record):
 def plain_columns(
     documents: list[Any], fields: Mapping[str, DocumentField]
 ) -> dict[str, NDArray[np.int64]] | None:
-    """Return the columns of plain dictionaries that contain only accepted values.
+    """Return one column per field, if all documents are dictionaries of accepted values.
 
-    Returns None if any document is something else, valid or not. Each must then be checked
-    separately, which takes tens of microseconds instead of one.
+    Returns None if any document is of another type or has another value, which may still be valid.
+    Documents must then be checked one by one, which takes tens of microseconds each instead of one.
     """
     rows = [
         (name, of.largest, of.flag, None if of.words is None else dict(of.words), of.default)
@@ -122,11 +129,13 @@ def plain_columns(
 def packed_rows(
     where: str, dtype: np.dtype[Any], columns: Mapping[str, NDArray[Any]]
 ) -> NDArray[Any]:
-    """Return rows with these fields; missing fields are 1, and single values are repeated.
+    """Return columns packed into rows of `dtype`; fields without a column are 1.
+
+    A column with a single value is repeated.
 
     Raises
     ------
-    InputError: the columns have several lengths.
+    InputError: the columns have different lengths.
     """
     try:
         shape = np.broadcast_shapes(*(values.shape for values in columns.values()))
@@ -144,11 +153,11 @@ def packed_rows(
 
 Objective = Literal["rate", "time", "memory"]
 OBJECTIVES: tuple[Objective, ...] = ("rate", "time", "memory")
-"""Samples per second, seconds of a step, bytes of the first memory."""
+"""Maximum samples per second, minimum step time, minimum bytes of the first memory."""
 LARGEST = 2**31 - 1
 """Maximum of every number in a packed row."""
 _MOST_THREADS = 1024
-"""Maximum threads; no machine is faster with more."""
+"""Maximum threads; more would not be faster on any machine."""
 
 calculon: Any = core.calculon
 tensor2d: Any = core.tensor2d
@@ -159,22 +168,24 @@ tensor2d: Any = core.tensor2d
 
 
 Halt = core.Halt
-"""Its `ask` aborts compiled work from another thread; the work then returns partial results."""
+"""Abort flag: `ask`, called from any thread, makes compiled work return partial results early."""
 GO_ON = Halt()
-"""Halt that is never used, for short work."""
+"""Abort flag that is never set, for short work."""
 _FEW_ROWS = 20_000
-"""Number of rows that are priced in some hundredths of a second."""
+"""Number of rows that take some hundredths of a second to evaluate."""
 _Result = TypeVar("_Result")
 
 
 def interruptible(work: Callable[[Any], _Result], *, rows: int | None = None) -> _Result:
-    """Return the result of compiled work, which receives a `Halt`; Ctrl-C aborts it and is raised.
+    """Return the result of compiled work; on Ctrl-C, abort it and raise KeyboardInterrupt.
 
     Python handles signals only in its main thread, between Python instructions. From the main
     thread, the work therefore runs in a separate thread; from any other thread it is called
     directly.
 
-    rows : number of rows to price; few rows finish before a thread has started.
+    work : function that receives a `Halt`.
+    rows : number of rows to evaluate. Below `_FEW_ROWS` no thread is started, since the work takes
+        less time than that; None for unknown.
     """
     halt = Halt()
     brief = rows is not None and rows < _FEW_ROWS
@@ -219,26 +230,29 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_count(name: str, value: object, expected: str, least: int, most: int) -> None:
-    """Raise InputError if a number is not an integer in this range; `expected` describes it."""
+    """Raise InputError if a value is not an integer from `least` to `most`.
+
+    expected : description of the range, for the message.
+    """
     # True is an int in Python, but not a valid number.
     if type(value) is not int or not least <= value <= most:
         raise InputError(f"{name}: the value is {shorten(value)}, expected {expected}")
 
 
 def check_threads(threads: object) -> None:
-    """Raise InputError if a number of threads cannot be started."""
+    """Raise InputError if a number of threads is not an integer from 1 to 1,024."""
     check_count("threads", threads, f"1 to {_MOST_THREADS} threads", 1, _MOST_THREADS)
 
 
 # --------------------------------------------------------------------------------------------------
-# Switches for defects in the published numbers of a model.
+# Switches for defects of the published models.
 
 
 class Switches:
-    """Defects to reproduce, one switch each; all are off by default.
+    """Switches that reproduce defects of a published model, one per defect; all off by default.
 
-    With all off, the model is the corrected one, the default. With all on, it reproduces published
-    figures (`compat`). A subclass lists the defects of its model, defined in
+    With all switches off, the model is corrected. With all on (`compat`), it reproduces the
+    published results. Subclasses list the defects of one model, as defined in
     csrc/closed_form/quirks.hpp.
     """
 
@@ -254,14 +268,17 @@ class Switches:
 
     @classmethod
     def of(cls, compat: bool | Self) -> Self:
-        """Return the switches of `compat`: all for True, none for False; switches are returned."""
+        """Return the switches for `compat`: all on for True, all off for False.
+
+        An instance of this class is returned unchanged. Raises InputError for any other value.
+        """
         if isinstance(compat, cls):
             return compat
         check_flag("compat", compat)
         return cls(**dict.fromkeys(cls.meanings, bool(compat)))
 
     def flags(self) -> dict[str, bool]:
-        """Return every switch in the format of the compiled engine."""
+        """Return True or False by switch name, as the compiled engine expects them."""
         return {name: name in self._on for name in self.meanings}
 
     def __getattr__(self, name: str) -> bool:

@@ -14,20 +14,20 @@ from search.closed_form.answers import Answer, Part, Point
 from search.show.closed_form import by_strategy, efficiencies
 
 PICTURES = ("breakdown", "scaling", "frontier", "degrees", "sweep")
-"""Names of the files, without suffix."""
+"""File names of the charts, without suffix."""
 
 _LINES = ("-", "--", "-.", ":")
 _HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "ooo", "+++")
 _BARS = 12
-"""Maximum executions in the breakdown."""
+"""Maximum number of bars in the breakdown."""
 _THIN = 5e-3
-"""Fraction of the longest bar below which a part is not drawn."""
+"""Minimum length of a drawn part, as a fraction of the longest bar."""
 _CURVES = 8
 """Maximum curves in one plot."""
 _MAPS = 6
-"""Maximum maps in one picture."""
+"""Maximum number of maps in one chart."""
 _WIDE = 8.0
-"""Ratio of the ends above which an axis is logarithmic."""
+"""Ratio of largest to smallest value above which an axis is logarithmic."""
 
 
 def save_pictures(
@@ -40,12 +40,13 @@ def save_pictures(
     formats: Sequence[str],
     aside: Aside | None = None,
 ) -> list[Path]:
-    """Write the available pictures into a folder and return the files.
+    """Write all charts for which there are data to a folder; return the paths of the files.
 
-    unit : counted unit, 'processor' or 'GPU'.
-    paths : axes of a sweep.
-    aside : callback of `autopar.output`.
-    Raises the errors of `save_figures`.
+    If `paths` contains swept numbers, only the sweep is drawn. Raises the errors of `save_figures`.
+
+    unit : word for one device, 'processor' or 'GPU'.
+    formats : file suffixes, such as 'svg'.
+    aside : called if an existing file is replaced (see `autopar.output`).
     """
     found = [answer for answer in answers if answer.best]
     pictures: dict[str, Callable[[Any], Any]] = {}
@@ -128,7 +129,7 @@ def _breakdown(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
     for place, ((_, point), whole) in enumerate(zip(bars, wholes, strict=True)):
         end = (point.time_s / whole, place)
         _note(left, format_seconds(point.time_s), end, (4, 0), va="center")
-    # Space for the labels; margins would end at a part that one of the bars lacks.
+    # Space for the labels; automatic margins would depend on parts that only some bars have.
     left.set_xlim(0, 1.14 * max(p.time_s / w for (_, p), w in zip(bars, wholes, strict=True)))
     left.set_yticks(range(len(bars)), [name for name, _ in bars])
     left.invert_yaxis()
@@ -146,7 +147,10 @@ def _breakdown(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
 
 
 def _stack(axes: Any, bars: Sequence[Sequence[Part]], wholes: Sequence[float]) -> None:
-    """Draw bars of parts, without parts that are thin in all bars."""
+    """Draw stacked bars, without parts that are too short in all bars (`_THIN`).
+
+    bars : parts of each bar. wholes : amount that is drawn as 1, per bar.
+    """
     names = dict.fromkeys(part.name for parts in bars for part in parts)
     amounts = [
         {part.name: part.amount / whole for part in parts}
@@ -202,7 +206,7 @@ def _frontier(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
 
 
 def _degrees(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
-    """Draw the best rate of every tensor and pipeline degree, one map per search."""
+    """Draw the best samples per second by tensor and pipeline degree, one map per search."""
     from matplotlib.patches import Patch
 
     shown = answers[:_MAPS]
@@ -231,7 +235,7 @@ def _degrees(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
 
 
 def _map(figure: Any, axes: Any, answer: Answer) -> bool:
-    """Draw one map; return True if it has degrees without a feasible execution."""
+    """Draw one map; return True if any pair of degrees has no feasible execution."""
     from matplotlib.patches import Rectangle
 
     tensor = sorted({t for t, _ in answer.degrees})
@@ -317,12 +321,16 @@ def _mark_capacity(axes: Any, capacity: float) -> None:
 def _note(
     axes: Any, words: str, at: tuple[float, float], away: tuple[int, int], **look: Any
 ) -> None:
-    """Annotate a position of a plot; `away` is the offset in points."""
+    """Annotate a position in data coordinates; away : offset of the text, points (1/72 inch)."""
     axes.annotate(words, at, xytext=away, textcoords="offset points", fontsize=8, **look)
 
 
 def _legend(figure: Any, axes: Any, where: str, title: str | None, **more: Any) -> None:
-    """Add a legend outside of the plots: of one plot, or of the `handles` in `more`."""
+    """Add a legend outside of the plots.
+
+    axes : plot whose labels are listed; None to list the `handles` in `more`. where : location as
+    in Matplotlib, such as 'lower center'.
+    """
     named = () if axes is None else axes.get_legend_handles_labels()
     look: dict[str, Any] = {"fontsize": 8, "title_fontsize": 8, "edgecolor": GRID}
     figure.legend(*named, loc=f"outside {where}", title=title, **look, **more)
@@ -333,7 +341,7 @@ def _left_out(curves: int) -> str:
 
 
 def _look(place: int) -> dict[str, Any]:
-    """Return colour, marker and line of a curve, each sufficient to identify it."""
+    """Return colour, marker and line style of curve number `place`; each differs between curves."""
     return {
         "color": COLOURS[place % len(COLOURS)],
         "marker": MARKERS[place % len(MARKERS)],

@@ -1,7 +1,7 @@
-"""Common interface of the searches of both closed forms, for tables, files and pictures.
+"""Sweeps, and the common interface of Calculon and tensor2d searches for tables, files and charts.
 
-Each search is in its `exploration` module and results are in `answers`. Execution and files are in
-`session`, printing is in `search.show.closed_form`.
+The search of each model is in its `exploration` module, and result types are in `answers`.
+`session` runs searches and writes files. `search.show.closed_form` prints results.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ from search.closed_form.native import GO_ON, Objective
 from search.closed_form.tensor2d.engine import CANDIDATE, STATISTICS, known_model, native_engine
 
 # --------------------------------------------------------------------------------------------------
-# "What if" questions: numbers of a document replaced by a range of others.
+# Sweeps: a number in a document is replaced by each value of a range.
 
 
 _ROUNDING = 1e-9
-"""Fraction of the last step of a range that rounding may lose."""
+"""Tolerance for the last step of a range, as a fraction of a step."""
 _GRAMMAR = "PATH=RANGE, such as system.networks.0.bandwidth=300:900:x1.5, 1:5:2 or 300,450"
 
 
 class Axis(Record):
-    """A number in a document, by its path, and the values to try."""
+    """One axis of a sweep: the path of a number in a document, and its values."""
 
     path: str
     values: tuple[float, ...]
 
 
 def parse_axis(text: str) -> Axis:
-    """Return the axis of `PATH=RANGE`.
+    """Return the sweep axis in a text `PATH=RANGE`.
 
-    A range is a list `a,b,c`, or `a:b:step` including both ends if the steps meet them, or `a:b:xF`
-    where each value is F times the previous one.
+    A range is a list `a,b,c`, an arithmetic range `a:b:step`, or a geometric range `a:b:xF`, in
+    which each value is F times the previous one. Ranges include b if a step ends there.
 
     Raises
     ------
-    OptionError: the text has another form, or a range has no end.
+    OptionError: the text has another form, or the range is endless or has too many values.
     """
     path, equals, words = text.partition("=")
     if not equals or not path.strip() or not words.strip():
@@ -86,9 +86,10 @@ def parse_axis(text: str) -> Axis:
 def variants(
     documents: Mapping[str, Record], axes: Sequence[Axis]
 ) -> Iterator[tuple[tuple[float, ...], dict[str, Any]]]:
-    """Yield (values, documents with these values), the last axis fastest; once without axes.
+    """Yield (values, changed documents) for each combination of values; the last axis is innermost.
 
-    documents : first word of a path -> document.
+    Without axes, the unchanged documents are yielded once.
+    documents : documents by name, which is the first part of a path.
 
     Raises
     ------
@@ -118,7 +119,7 @@ def variants(
 
 
 def _fields(documents: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the paths of all numbers, and of missing values that could be numbers."""
+    """Yield the paths of all numbers and nulls, such as `system.networks.0.bandwidth`."""
 
     def walk(path: str, value: Any) -> Iterator[str]:
         if isinstance(value, Mapping):
@@ -201,31 +202,35 @@ def _range(first: float, last: float, step: float, *, factor: bool, text: str) -
 
 
 Columns = dict[str, list[str]]
-"""Column name -> texts of all rows."""
+"""Column name -> cell texts of all rows."""
 _CHUNK = 50_000
-"""Rows formatted at a time."""
+"""Number of rows formatted at a time."""
 
 
 class SearchSettings(Record):
-    """Search options common to both models."""
+    """Search options common to Calculon and tensor2d; see `explore` and `survey`."""
 
     top: int = 10
+    """Number of best points to return."""
     objective: Objective = "rate"
     compat: bool = False
+    """True for the published model with its defects."""
     threads: int = 1
     frontier: bool = False
+    """True to return the Pareto-optimal points in time and memory."""
     degrees: bool = False
+    """True to return the best rate per (tensor, pipeline) degree."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search(ABC):
-    """One search of a question: its label, its execution, and the columns of its points."""
+    """One search with fixed inputs, which also formats its points as table columns."""
 
     asked: SearchSettings
     values: tuple[float, ...] = ()
-    """Values of the axes of a sweep."""
+    """Value of each swept number, in the order of the sweep's axes."""
     figures: ClassVar[Mapping[str, str]]
-    """Published name -> field of the figures known for every point."""
+    """Published name -> field of the results that are known for every point."""
 
     @property
     @abstractmethod
@@ -234,20 +239,30 @@ class Search(ABC):
 
     @abstractmethod
     def run(self, watched: SearchCallbacks = NOBODY) -> Answer:
-        """Return the result of the search; the best points have all statistics."""
+        """Return the result of the search; the best points contain all statistics.
+
+        watched : callbacks for points, progress and stopping.
+        """
 
     @abstractmethod
     def fields(self, executions: NDArray[Any], outcomes: NDArray[Any]) -> Columns:
-        """Return the columns of points that are not statistics."""
+        """Return the columns with the settings of points.
+
+        executions, outcomes : packed points and their results, as from the compiled engine.
+        """
 
     @abstractmethod
     def opened(self) -> tuple[Any, Sequence[str]]:
-        """Return the compiled model, and the names of its statistics."""
+        """Return (compiled model, names of its statistics)."""
 
     def columns(
         self, *, statistics: bool
     ) -> Callable[[NDArray[Any], NDArray[Any]], Iterator[Columns]]:
-        """Return a function that converts points to columns piecewise, with statistics if asked."""
+        """Return a function that yields the columns of points, at most `_CHUNK` rows at a time.
+
+        statistics : True to add all statistics, which evaluates the points again; False to add only
+        the results in `figures`.
+        """
         model, known = self.opened()
 
         def columns(executions: NDArray[Any], outcomes: NDArray[Any]) -> Iterator[Columns]:
@@ -267,7 +282,7 @@ class Search(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class CalculonSearch(Search):
-    """Search over all executions of Calculon."""
+    """Exhaustive Calculon search over a space of executions."""
 
     application: calculon.Application
     system: calculon.System
@@ -286,7 +301,7 @@ class CalculonSearch(Search):
         return replace(found, values=self.values)
 
     def fields(self, executions: NDArray[Any], outcomes: NDArray[Any]) -> Columns:
-        """Return the fields of executions."""
+        """Return one column per execution field, without fields that the published tool lacks."""
         names = execution_fields(published=self.asked.compat)
         return {name: _field(name, executions[name]) for name in names}
 
@@ -298,7 +313,7 @@ class CalculonSearch(Search):
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor2dSearch(Search):
-    """Search over all candidates of one strategy of arXiv 2410.00273."""
+    """Exhaustive tensor2d search (arXiv 2410.00273) over all candidates of one strategy."""
 
     strategy: tensor2d.Strategy
     model: tensor2d.Model
@@ -313,14 +328,20 @@ class Tensor2dSearch(Search):
         return f"{self.num_gpus} GPUs, {self.strategy}"
 
     def run(self, watched: SearchCallbacks = NOBODY) -> Answer:
-        """Return the result of `tensor2d.survey`, always complete: it takes less than a second."""
+        """Return the result of `tensor2d.survey`, which takes less than a second.
+
+        Of the callbacks, only `each` and `halt` are used.
+        """
         asked = asdict(self.asked) | {"each": watched.each, "halt": watched.halt}
         where = self.strategy, self.model, self.num_gpus, self.batch, self.system
         found = tensor2d.survey(*where, **asked)
         return replace(found, values=self.values)
 
     def fields(self, executions: NDArray[Any], outcomes: NDArray[Any]) -> Columns:
-        """Return the fields of candidates and their rates; the degree of `1d` is in `tp1`."""
+        """Return one column per candidate field, and `throughput` in samples per second.
+
+        The tensor degree of the strategy `1d` is in the column `tp1`.
+        """
         known = {
             "strategy": self.strategy,
             "n_gpus": str(self.num_gpus),

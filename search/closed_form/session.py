@@ -1,6 +1,6 @@
-"""Runs the searches of one question in a separate thread, and writes all feasible points.
+"""Runner for the searches of one command, in a separate thread, and writer of feasible points.
 
-Points are written as CSV, in parts during the search. The waiting thread reports the progress.
+Points are written as CSV while the search runs. The main thread reports the progress.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from search.closed_form.questions import Columns, Search
 
 
 class PointFile:
-    """A CSV file that gets its name only when it is complete.
+    """A CSV file that appears under its name only when it is complete.
 
-    It is compressed if the name ends in .gz. Leaving the context without an error completes it.
-    After Ctrl-C (or with `keep`), the rows so far stay in `part`; after another error they are
-    deleted.
+    It is compressed if the name ends in .gz. Leaving the context without an error completes the
+    file. After Ctrl-C, or if `keep` is set, the rows written so far are moved to `part`. After any
+    other error they are deleted.
+
+    Raises OptionError if the file cannot be written.
     """
 
     def __init__(self, path: str, option: str, aside: Aside | None = None) -> None:
         self._path = Path(path)
         self.part = Path(f"{path}.part")
-        """Path of the rows written until a search was stopped."""
+        """Path of an incomplete file, after the search was stopped."""
         self._option = option
         self._aside = aside
         self._names: list[str] | None = None
@@ -53,9 +55,9 @@ class PointFile:
         self._lock = threading.Lock()
 
     def write(self, columns: Columns) -> None:
-        """Add rows; the first ones determine the columns."""
+        """Append rows; the first call also writes the header. Safe to call from any thread."""
         names = list(columns)
-        # Our words and numbers need no quotes.
+        # Words and numbers of this file need no quotes.
         rows = list(map(",".join, zip(*columns.values(), strict=True)))
         with self._lock:
             if self._text.closed:  # the search was aborted, but its thread still writes
@@ -107,11 +109,11 @@ class PointFile:
 
 @dataclass(kw_only=True)
 class Session:
-    """Searches in order, their results and progress."""
+    """Searches that run one after another, with their results and progress."""
 
     searches: Sequence[Search]
     paths: Sequence[str] = ()
-    """Paths of the axes of a sweep."""
+    """Swept numbers, as paths in the documents."""
     points: PointFile | None = None
     """File of all feasible points; None if not requested."""
     statistics: bool = False
@@ -124,32 +126,36 @@ class Session:
     """True after `stop`: remaining searches are skipped."""
     halt: Any = field(default_factory=Halt)
     cut: bool = False
-    """True if feasible points are missing in their file."""
+    """True if the file of points is incomplete."""
     answers: list[Answer] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
-    """Set at the end, also after an error."""
+    """Event that is set at the end of the thread, also after an error."""
     error: BaseException | None = None
+    """Error of the thread; None if there was none."""
 
     @property
     def share(self) -> float:
-        """Fraction of all searches that is finished, 0 to 1."""
+        """Finished fraction of all searches, 0 to 1."""
         return self.done / len(self.searches)
 
     def start(self) -> None:
-        """Run all searches in a thread, so that Ctrl-C is handled while the core works.
+        """Run all searches in a thread, so that the main thread can handle Ctrl-C.
 
-        Wait for `over` instead of Thread.join: after an interruption by Ctrl-C, join treats a
-        running thread as ended (Python 3.11).
+        Callers wait for `over`, not with Thread.join, which after Ctrl-C treats a running thread as
+        ended (Python 3.11).
         """
         threading.Thread(target=self._work, daemon=True).start()
 
     def stop(self) -> None:
-        """Skip the remaining searches and abort the running part; callable from any thread."""
+        """Skip the remaining searches and abort the current one; may be called from any thread."""
         self.stopped = True
         self.halt.ask()
 
     def finish(self) -> None:
-        """Raise the error of the thread, and update `stopped`; call after `over` is set."""
+        """Raise the error of the thread, if any, and correct `stopped`; call after `over` is set.
+
+        `stopped` becomes False if all searches had finished when they were stopped.
+        """
         if self.error is not None:
             raise self.error
         # The search may have ended by itself when it was stopped.

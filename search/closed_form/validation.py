@@ -1,9 +1,10 @@
-"""Published figures of four models, compared with the Calculon model.
+"""Comparison of the Calculon model with published step times and memory of four models.
 
 Source: V. Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, arXiv
-2205.05198. Table 5 contains measured step times on A100 80 GB. Figures 1 and 7 are that paper's own
-byte counts, not measurements: figure 1 is 18 bytes per parameter of 12*h*h per block, and its
-formula for activations. Nothing here or in the shipped system was fitted to these rows.
+2205.05198. Table 5 contains measured step times on A100 80 GB. Figures 1 and 7 contain byte counts
+computed in the paper, not measurements. Figure 1 assumes 18 bytes per parameter, 12*h*h parameters
+per block, and the activation formula of the paper. No constant of the model or of the shipped
+system was fitted to these values.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SOURCE = "arXiv 2205.05198"
 _VOCAB = 51200
 """Vocabulary size of all four models; the published Calculon model has no vocabulary."""
 _ROOM_GIB = 1e6
-"""Memory of the machine in this comparison, GiB: several rows do not fit in 80 GB."""
+"""Memory capacity in this comparison, GiB: several executions do not fit in 80 GB."""
 
 
 class _Case(NamedTuple):
@@ -39,15 +40,19 @@ class _Case(NamedTuple):
     selective_s: float
     """Table 5: step time with sequence parallelism and selective recomputation, seconds."""
     states_gib: float
-    """Figure 1: weights, gradients and optimizer states of the blocks."""
+    """Figure 1: weights, gradients and optimizer states of the blocks, GiB."""
     plain_gib: float
-    """Figure 1: activations without recomputation and sequence parallelism."""
+    """Figure 1: activations without recomputation and sequence parallelism, GiB."""
     selective_gib: float
+    """Figure 1: activations with sequence parallelism and selective recomputation, GiB."""
     seq: float
-    """Figure 7: activations in percent of `plain_gib`; also the next three fields."""
+    """Figure 7: activations with sequence parallelism, percent of `plain_gib`."""
     sel: float
+    """Figure 7: activations with selective recomputation, percent of `plain_gib`."""
     seqsel: float
+    """Figure 7: activations with both, percent of `plain_gib`."""
     full: float
+    """Figure 7: activations with full recomputation, percent of `plain_gib`."""
 
 
 _CASES = {
@@ -87,39 +92,42 @@ _MODES = {  # communication, recomputation, input gathered again
 
 
 class Check(Record):
-    """One published figure and the model's value."""
+    """One published value and the value that the Calculon model computes."""
 
     group: str
-    """'step time', 'states', 'activations' or 'activation shares'."""
+    """Quantity: 'step time', 'states', 'activations' or 'activation shares'."""
     where: str
+    """Table or figure of the paper."""
     model: str
     mode: str
+    """Recomputation and sequence parallelism, as in `_MODES`; empty for states."""
     unit: str
+    """Unit of both values: 's', 'GiB' or '%'."""
     published: float
     computed: float
 
     @property
     def error(self) -> float:
-        """Signed relative error; positive if the model's value is larger."""
+        """Signed relative error, computed / published - 1."""
         return self.computed / self.published - 1.0
 
 
 class Errors(Record):
-    """Relative errors of a group of checks."""
+    """Relative errors of a group of checks, as fractions."""
 
     mean: float
-    """Mean magnitude."""
+    """Mean absolute error."""
     bias: float
     """Mean signed error."""
     worst: float
-    """Signed error of the largest magnitude."""
+    """Signed error with the largest magnitude."""
 
 
 def validate(system: System, *, compat: bool = False) -> tuple[Check, ...]:
-    """Return all published figures with the model's values on this system, in a fixed order.
+    """Return all published values with the values computed for a system, in a fixed order.
 
-    compat : True for the published defects and no vocabulary, as in the published model.
-    The memory capacity of the system is not checked.
+    The memory capacity of the system is ignored.
+    compat : True for the published Calculon with its defects, which has no vocabulary.
     """
     # Include runs that do not fit.
     machine = replace(system, mem1=replace(system.mem1, GiB=_ROOM_GIB))
@@ -131,7 +139,7 @@ def validate(system: System, *, compat: bool = False) -> tuple[Check, ...]:
 
 
 def errors_of(checks: tuple[Check, ...]) -> dict[str, Errors]:
-    """Return the errors of every group of checks."""
+    """Return the errors of each group of checks, by group name."""
     found = {}
     for group in dict.fromkeys(check.group for check in checks):
         errors = [check.error for check in checks if check.group == group]
