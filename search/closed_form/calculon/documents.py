@@ -1,8 +1,8 @@
 """Input documents of the Calculon model: application, system, execution.
 
-Files written for Calculon are read unchanged. Unrelated keys (a name, a comment) are ignored in
-applications. They are refused in executions and systems, where a misspelt key would silently price
-another machine.
+Files of the published Calculon are read unchanged. Unknown keys, such as a name or a comment, are
+ignored in applications. In executions and systems they are rejected, because a misspelt key would
+silently change the result.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ CHOICES = {
     "tensor_par_overlap": ("none", "ring", "pipe"),
     "structure_type": ("gpt", "llama"),
 }
-"""Words of an execution, in the order of their codes in the compiled engine."""
+"""Accepted words of each execution key, in the order of their codes in the compiled engine."""
 
 OPERATIONS = ("p2p", "reduce_scatter", "all_gather", "all_reduce")
-"""Names of network operations, in the order of the compiled tables."""
+"""Names of network operations, in the order of the compiled engine."""
 
 
 def _flag(value: object) -> bool:
@@ -44,30 +44,32 @@ _Flag = Annotated[bool, value_reader(_flag, "true or false", bool)]
 _Count = Annotated[int, whole_number(1, 10**9)]
 _MOST = 2**31 - 1
 _Whole = Annotated[int, Meta(le=_MOST, extra={"expected": f"a whole number of at most {_MOST}"})]
-"""Integer that fits in a packed execution; a later check reports values below 1."""
+"""Integer that fits in a packed execution; the engine rejects values below 1."""
 _Place = Annotated[int, whole_number(0, _MOST)]
 
 
 class Application(Record, forbid_unknown_fields=False):
-    """Transformer model: sizes of its blocks, and of embedding and head if known."""
+    """Sizes of a transformer: its blocks, and optionally embedding and head."""
 
     hidden: _Count
     feedforward: _Count
     seq_size: _Count
+    """Sequence length, tokens."""
     attn_heads: _Count
     attn_size: _Count
+    """Head dimension, elements."""
     num_blocks: _Count
     attn_kv_heads: _Count | None = None
     """Key-value heads (grouped-query attention); None for as many as attention heads."""
     vocab_size: Annotated[int, whole_number(0, 10**9)] = 0
-    """Rows of embedding and output matrix; 0 excludes them, head and loss."""
+    """Vocabulary size, tokens; 0 excludes embedding, head and loss."""
     tied_embeddings: _Flag = False
     causal: _Flag = True
-    """True if flash attention skips the part hidden by a causal mask."""
+    """True if flash attention skips the scores that a causal mask hides."""
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the whole model, with 51,200 tokens and learned positions."""
+        """Number of parameters, assuming a vocabulary of 51,200 tokens and learned positions."""
         h, f, width = self.hidden, self.feedforward, self.attn_heads * self.attn_size
         # Matrices of MLP and attention, their biases, gain and bias of two norms.
         block = 2 * h * f + 4 * h * width + h + f + 3 * width + h + 4 * h
@@ -82,6 +84,7 @@ class Execution(Record):
     pipeline_par: _Whole
     data_par: _Whole
     tensor_par_net: _Place
+    """Index in `System.networks` for tensor parallelism; also the next two keys."""
     pipeline_par_net: _Place
     data_par_net: _Place
     batch_size: _Whole
@@ -105,7 +108,7 @@ class Execution(Record):
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the data with `num_procs`, computed from the degrees if it is missing."""
+        """Return the data; a missing `num_procs` becomes the product of the degrees."""
         if "num_procs" in data:
             return data
         degrees = [data.get(f"{name}_par") for name in ("tensor", "pipeline", "data")]
@@ -117,10 +120,10 @@ class Execution(Record):
 
 _HINTS = get_type_hints(Execution)
 WHOLE_NUMBERS = frozenset(name for name, kind in _HINTS.items() if kind is int)
-"""Integer fields of an execution, as opposed to words and flags."""
+"""Names of the integer fields of an execution; the others are words and flags."""
 
 _Positive = Annotated[float, number(SMALLEST_RATE, LARGEST_RATE)]
-"""Rates with which times stay finite and above 0."""
+"""Rate in the range that keeps times finite and above 0."""
 _Share = Annotated[float, number(SMALLEST_RATE, 1)]
 _Curve = list[Annotated[list[float], Meta(min_length=2, max_length=2)]]
 
@@ -140,14 +143,14 @@ class _Network(Record):
     bandwidth: _Positive
     efficiency: _Share
     size: _Count
-    """Number of processors in the network."""
+    """Maximum number of processors that the network connects."""
     latency: Annotated[float, number(0, LONGEST_S)]
-    """Latency per operation, seconds, even without any bytes."""
+    """Latency of every operation, seconds."""
     ops: dict[str, Annotated[list[float | None], Meta(min_length=2, max_length=2)]]
     """Operation -> (scalar, offset): traffic over g ranks is bytes * scalar * (1 + offset / g)."""
     must_be_filled: _Flag
     processor_usage: Annotated[float, Meta(ge=0, lt=1, extra={"expected": "a share below 1"})]
-    """Fraction of the processor that a running operation occupies."""
+    """Fraction of the processor that a running network operation occupies."""
 
     @property
     def bytes_per_s(self) -> float:
@@ -185,14 +188,23 @@ class _Network(Record):
 
 
 class System(Record):
-    """A machine: two engines per datatype, two memories, and network tiers by position."""
+    """A machine: compute rates by datatype, two memories, and network tiers.
+
+    An efficiency curve is a list of [smallest size, efficiency] in descending order, ending at 0.
+    """
 
     matrix: dict[str, _Engine]
+    """Rates of the matrix units (tensor cores), by datatype."""
     vector: dict[str, _Engine]
+    """Rates of the vector units, by datatype."""
     mem1: _Memory
+    """Device memory."""
     mem2: _Memory
+    """Memory for offload, such as host memory."""
     processing_mode: Literal["no_overlap", "roofline"]
+    """'roofline' takes the maximum of compute and memory time, 'no_overlap' the sum."""
     networks: Annotated[list[_Network], Meta(min_length=1)]
+    """Network tiers; executions refer to them by index."""
 
     def __post_init__(self) -> None:
         for name in ("matrix", "vector"):
@@ -202,7 +214,7 @@ class System(Record):
             _check_curve(getattr(self, name).MB_efficiency, name, "MB_efficiency")
 
     def memory_bytes(self, tier: Literal[1, 2]) -> float:
-        """Return the capacity of a memory, bytes."""
+        """Return the capacity of memory 1 or 2, bytes."""
         # A GiB is 2^30 bytes, while rates and curve sizes use powers of 10.
         return (self.mem1 if tier == 1 else self.mem2).GiB * GIB
 

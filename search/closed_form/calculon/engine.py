@@ -1,4 +1,7 @@
-"""Python interface of the compiled Calculon engine: packs documents and unpacks results."""
+"""Python interface of the compiled Calculon engine.
+
+It packs documents for the engine and unpacks the results.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ from search.closed_form.native import (
 
 
 class Quirks(Switches):
-    """Defects of the published Calculon that can be reproduced."""
+    """Switches that reproduce defects of the published Calculon."""
 
     meanings = native.calculon.QUIRKS
 
@@ -68,19 +71,20 @@ _WORDS = (
     "structure_type",
     "datatype",
 )
-"""Word fields in the order in which the engine checks them."""
+"""Names of the word fields, in the order in which the engine checks them."""
 
 
 class _Reason(Record):
-    """Reason of one code."""
+    """Reason why the engine rejects an execution, for one code of the engine."""
 
     text: str
-    """Reason without figures, for many executions."""
+    """Reason without numbers, for `evaluate_many`."""
     figures: str
-    """Format of the reason with figures, for one execution; `refusal` supplies the values."""
+    """Format string of the reason with numbers, for `evaluate`; `refusal` fills it in."""
     kind: _Kind
+    """'input' if only the execution causes it, 'infeasible' if it depends on model or system."""
     culprits: Callable[[Execution, System], Iterator[str]] | None
-    """Yields the invalid fields in order; None if the reason names no field."""
+    """Function that yields the names of invalid fields; None if the reason names no field."""
 
 
 def _input(
@@ -88,12 +92,12 @@ def _input(
     figures: str | None = None,
     culprits: Callable[[Execution, System], Iterator[str]] | None = None,
 ) -> _Reason:
-    """Return a reason caused by the execution alone."""
+    """Return a reason of kind 'input'; figures : format string, default `text`."""
     return _Reason(text=text, figures=figures or text, kind="input", culprits=culprits)
 
 
 def _infeasible(text: str, figures: str | None = None) -> _Reason:
-    """Return a reason that depends on the application or system."""
+    """Return a reason of kind 'infeasible'; figures : format string, default `text`."""
     return _Reason(text=text, figures=figures or text, kind="infeasible", culprits=None)
 
 
@@ -202,9 +206,9 @@ _TABLE: tuple[_Reason, ...] = (
         _unknown_word,
     ),
 )
-"""Reasons in the order of the codes."""
+"""Reasons in the order of the engine's codes."""
 REASONS: tuple[str, ...] = tuple(reason.text for reason in _TABLE)
-"""Reasons without figures; `evaluate` reports them with figures."""
+"""Reasons without numbers; `evaluate` raises errors with numbers."""
 _DATATYPE = REASONS.index("Unsupported type")
 
 
@@ -218,18 +222,18 @@ def refusal(
     tier: int,
     needed_bytes: tuple[float, float],
 ) -> InfeasibleExecution:
-    """Return the error of an execution that the engine refused with this code.
+    """Return the error for an execution that the engine rejected, with the contradicting numbers.
 
-    application : application as the model represents it; the published model lacks some fields.
-    tier : index of the network that is too small or not filled.
-    needed_bytes : required bytes of both memories.
+    application : result of `_known`.
+    tier : index of the network that is too small or not filled, if that is the reason.
+    needed_bytes : required bytes of the first and the second memory.
     """
     a, x, reason = application, execution, _TABLE[code]
     name = next(reason.culprits(x, system)) if reason.culprits else ""
     figures, kind = reason.figures, reason.kind
     if name == "datatype":
         figures = "Unsupported data type: {value}"
-    # B19: the published tool treats it as an error of the input, not of this machine.
+    # Defect B19: the published tool treats it as an invalid input, not as infeasible.
     if code == _DATATYPE and quirks.unknown_datatype_ends_search:
         kind = "input"
     sentence = figures.format(
@@ -269,7 +273,7 @@ OUTCOME = np.dtype(
         ("sample_rate_per_s", np.float64),
     ]
 )
-"""Result of one execution; times are 0 if it cannot run."""
+"""Result of one execution; the step time is 0 if it cannot run."""
 _DEFAULTS: dict[str, Any] = {"training": True, "structure_type": "gpt"}
 _NAMES: tuple[str, ...] = EXECUTION.names or ()
 _NO_CODE = 255
@@ -279,7 +283,7 @@ _CODES = {name: {word: code for code, word in enumerate(words)} for name, words 
 
 
 def _field_of(name: str) -> DocumentField:
-    """Return the accepted values of an execution key, consistent with `Execution` and `_column`."""
+    """Return the accepted values of an execution key; they must agree with `Execution`."""
     default = _DEFAULTS.get(name)
     if name in CHOICES:
         words = _CODES[name]
@@ -297,7 +301,7 @@ _FIELDS = {name: _field_of(name) for name in _NAMES}
 
 
 def open_model(application: Application, system: System, compat: bool | Quirks) -> Any:
-    """Return the compiled model with the defects of `compat`, as in `evaluate`."""
+    """Return the compiled model of an application on a system; compat : as in `evaluate`."""
     fields = _fields_of(_known(application, compat))
     machine = _machine_of(system)
     return native.calculon.Model(fields, machine, Quirks.of(compat).flags(), compat is True)
@@ -311,15 +315,16 @@ def evaluate(
     compat: bool | Quirks = False,
     layers: bool = False,
 ) -> dict[str, Any]:
-    """Return the statistics of one execution by name, in seconds, bytes and FLOP.
+    """Return the statistics of one execution by published name, in seconds, bytes and FLOP.
 
-    compat : True for the published model with its defects, or the defects to reproduce.
-    layers : True to add a row per operation of a block, under `layers`.
+    compat : True for the published model with its defects, False for the corrected model, or
+        `Quirks` with the defects to reproduce.
+    layers : True to add the key `layers`, with one row per operation of a block.
 
     Raises
     ------
     InputError: a document is invalid.
-    InfeasibleExecution: the execution cannot run; its `reason` explains why, with figures.
+    InfeasibleExecution: the execution cannot run; its `reason` explains why, with numbers.
     """
     application = load_document(Application, application)
     execution = load_document(Execution, execution)
@@ -365,8 +370,8 @@ def evaluate_many(
     executions : an array of `EXECUTION`, columns by field name, or one document each.
     threads : threads of the compiled engine, 1 to 1024; results do not depend on their number.
 
-    Fields: `ok`, `reason` (without figures, empty for feasible executions), `total_time_s`,
-    `tier1_bytes`, `tier2_bytes` and `sample_rate_per_s`.
+    Fields: `ok`, `reason` (without numbers, empty for feasible executions), `total_time_s`,
+    `tier1_bytes`, `tier2_bytes` (first and second memory) and `sample_rate_per_s`.
 
     Raises
     ------
@@ -389,7 +394,10 @@ def evaluate_many(
 
 
 def statistic_names(application: Application, compat: bool | Quirks) -> tuple[str, ...]:
-    """Return the names of the statistics of a step; a vocabulary adds some."""
+    """Return the published names of the statistics of a step.
+
+    Those of embedding and head are included only if the application has a vocabulary.
+    """
     known = _known(application, compat)
     return STATISTICS if known.vocab_size else STATISTICS[: native.calculon.NUM_PUBLISHED]
 
@@ -399,7 +407,7 @@ _UNKNOWN = ("attn_kv_heads", "vocab_size", "tied_embeddings", "causal")
 
 
 def _known(application: Application, compat: bool | Quirks) -> Application:
-    """Return the application as the model represents it: the published one lacks some fields."""
+    """Return the application; if `compat` is True, the fields in `_UNKNOWN` have their defaults."""
     # With individually named defects, the model keeps all its fields.
     if compat is not True:
         return application
@@ -414,7 +422,7 @@ def _fields_of(a: Application) -> dict[str, int]:
 
 
 def _machine_of(system: System) -> dict[str, Any]:
-    """Return a machine in FLOP, bytes and seconds, its operations in engine order."""
+    """Return a system in the format of the compiled engine, in FLOP, bytes and seconds."""
     engines = {"matrix": system.matrix, "vector": system.vector}
     return {
         **{
@@ -452,7 +460,7 @@ def _machine_of(system: System) -> dict[str, Any]:
 def _rate(
     peak_per_s: float, curve: list[list[float]], unit: float
 ) -> tuple[float, list[tuple[float, float]]]:
-    """Return a rate and its steps: (smallest size in base units, efficiency), descending."""
+    """Return (peak rate, efficiency curve with sizes in base units); unit : unit of the sizes."""
     return peak_per_s, [(size * unit, share) for size, share in curve]
 
 
@@ -461,8 +469,8 @@ def pack_executions(
 ) -> NDArray[Any]:
     """Return executions as an array of `EXECUTION`.
 
-    executions : such an array; or columns by field name, numbers or words, broadcast to one length;
-        or one document each.
+    executions : an array of `EXECUTION`; or columns of numbers or words by field name, broadcast to
+        one length; or one document per execution.
 
     Raises
     ------
@@ -482,7 +490,7 @@ def pack_executions(
 
 
 def _plain_columns(documents: list[Any]) -> Mapping[str, Any] | None:
-    """Return the columns of documents that need no conversion; None if any needs one."""
+    """Return one column per field, if no document needs a conversion or a check; else None."""
     columns = plain_columns(documents, _FIELDS)
     if columns is None:
         return None
@@ -497,7 +505,7 @@ def _plain_columns(documents: list[Any]) -> Mapping[str, Any] | None:
 
 
 def _pack_one(execution: Execution) -> NDArray[Any]:
-    """Return a row for which the engine refuses every invalid value of the document."""
+    """Return an execution as a packed row; invalid values become values that the engine rejects."""
     row = np.zeros(1, dtype=EXECUTION)
     for name in _NAMES:
         value = getattr(execution, name)
@@ -509,7 +517,7 @@ def _pack_one(execution: Execution) -> NDArray[Any]:
 
 
 def unpack_execution(row: np.void) -> dict[str, Any]:
-    """Return one packed execution as a document."""
+    """Return one packed execution as a document, with words in place of codes."""
     result: dict[str, Any] = {}
     for name in Execution.__struct_fields__:
         value = row[name].item()

@@ -1,4 +1,4 @@
-"""Exhaustive search for the best executions of an application on a system."""
+"""Exhaustive Calculon search for the best executions of an application on a system."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ if TYPE_CHECKING:
 
 
 def peers(execution: Execution) -> dict[str, dict[str, Any]]:
-    """Return the peers of every rank, by its number as text, without groups of one.
+    """Return the communication peers of every rank, by rank number as text.
 
-    `tensor` and `data` are the ranks of its group, itself included. `pipeline` is a rank of the
-    next stage, the first stage after the last.
-    Raises InputError: the table would have too many entries.
+    `tensor` and `data` list all ranks of the group. `pipeline` is the peer in the next stage; the
+    first stage follows the last. Groups of a single rank are omitted.
+    Raises InputError if the table would have too many entries.
     """
     t, p, d = execution.tensor_par, execution.pipeline_par, execution.data_par
     numbers = t * p * d * ((t if t > 1 else 0) + (p > 1) + (d if d > 1 else 0))
@@ -94,14 +94,14 @@ def peers(execution: Execution) -> dict[str, dict[str, Any]]:
 _WORDS = ("datatype", "attention_type", "structure_type")
 _SWITCHES = ("fixed_batch", "uneven", "tensor_overlap", "data_overlap", "offload")
 _ROW_BYTES = 200
-"""Bytes of a point that waits for `each`: its row in the core, and its copy."""
+"""Memory of a point until `each` receives it, bytes: a row in the engine, and its copy."""
 _WAITING_BYTES = 1.5 * 2**30
 
 
 class Space(Record):
     """Search space of executions.
 
-    The space of the published tool has `fixed_batch` and `uneven` off.
+    For the search space of the published Calculon, `fixed_batch` and `uneven` are False.
     """
 
     num_procs: int
@@ -111,13 +111,18 @@ class Space(Record):
     structure_type: str = "gpt"
     fused_activation: Literal["true", "false", "both"] = "true"
     fixed_batch: bool = True
-    """True if all executions have the same batch, so that rates are comparable. Otherwise each has
-    the largest multiple of its data degree up to `max_batch`."""
+    """True if every execution has the batch size `max_batch`, so that rates are comparable.
+
+    Otherwise each has the largest multiple of its data degree up to `max_batch`.
+    """
     uneven: bool = True
-    """True if stages may differ by one block."""
+    """True if the number of blocks may differ by one between stages."""
     tensor_overlap: bool = True
+    """True to include executions with overlapped tensor-parallel communication."""
     data_overlap: bool = True
+    """True to include executions with overlapped data-parallel communication."""
     offload: bool = True
+    """True to include executions with offload to the second memory."""
 
     def __post_init__(self) -> None:
         for name, most in (("num_procs", MOST_PROCESSORS), ("max_batch", MOST_BATCH)):
@@ -129,7 +134,7 @@ class Space(Record):
             check_flag(name, getattr(self, name))
 
     def native(self) -> dict[str, Any]:
-        """Return the space in the format of the compiled engine."""
+        """Return the settings of the space in the format of the compiled engine."""
         fused = self.fused_activation
         return {
             **asdict(self),
@@ -156,23 +161,25 @@ def explore(
     stop: Callable[[], bool] | None = None,
     halt: Any = None,
 ) -> Answer:
-    """Return the best executions of a space, with all statistics; independent of the threads.
+    """Return the best executions of a search space, with all statistics.
 
-    The search is exact. Points of the frontier have only the statistics of `FIGURES`.
+    The search is exact, and its result does not depend on the number of threads. Ctrl-C stops it
+    within a fraction of a second.
 
+    top : number of best executions.
+    frontier : True to add the Pareto-optimal executions, with only the statistics in `FIGURES`.
     degrees : True to add the best rate per (tensor, pipeline) degree, which takes longer.
-    duplicates : keep executions that differ in settings without effect (default: with compat).
-    each : called with the arrays (`EXECUTION`, outcomes) of all feasible executions, in parts, in
-        the order of their tensor and pipeline degrees.
-    progress : called with the number of finished parts and of all parts.
-    stop : called before every part; True skips the remaining parts.
-    halt : a `native.Halt`; set from another thread, it also discards unfinished parts.
-
-    Ctrl-C ends the search within a fraction of a second.
+    duplicates : True to keep executions that differ only in settings without effect. The default is
+        True if `compat` is True.
+    each : called with two arrays of feasible executions, `EXECUTION` rows and results, once per
+        pair of tensor and pipeline degrees, in order.
+    progress : called with the number of finished parts and of all parts; a part is such a pair.
+    stop : called before every part; if it returns True, the remaining parts are skipped.
+    halt : a `native.Halt`. If another thread sets it, unfinished parts are discarded.
 
     Raises
     ------
-    InputError: a document or a number is invalid, or the space is too large.
+    InputError: a document or an argument is invalid, or the space is too large.
     """
     check_choice("objective", objective, OBJECTIVES)
     check_threads(threads)
@@ -224,11 +231,12 @@ def _parts(
     halt: Any,
     best_of: dict[tuple[int, int], float | None] | None,
 ) -> tuple[Any, bool]:
-    """Search the pairs of degrees, each with the bound from the previous pairs.
+    """Search all pairs of tensor and pipeline degrees, and return (found points, True if complete).
 
-    best_of : receives the best rate of every pair; the pairs are then searched without bounds.
-
-    Returns the found points, and True if all pairs were searched.
+    The best points found so far bound the search of the next pairs.
+    want : options of the compiled search.
+    best_of : receives the best rate of every pair, which are then searched without bounds; None to
+        use bounds.
     """
     pairs = model.degree_pairs(space)
     largest = _check_size(model, space, pairs, kept=each is not None)
@@ -277,9 +285,10 @@ def _parts(
 def _check_size(
     model: Any, space: dict[str, Any], pairs: list[tuple[int, int]], *, kept: bool
 ) -> int:
-    """Return the number of points of the largest pair of degrees.
+    """Return the largest number of points of one pair of tensor and pipeline degrees.
 
-    Raises InputError: there are too many points in total, or in one pair if `each` receives them.
+    kept : True if all points of a pair are returned.
+    Raises InputError if there are too many points in total, or in one pair if `kept` is True.
     """
     total = largest = 0
     for pair in pairs:
@@ -307,7 +316,10 @@ def _ahead(
     pairs: list[tuple[int, int]],
     most: int,
 ) -> Iterator[Any]:
-    """Yield results in order; at most `most` wait, since each may hold millions of points."""
+    """Yield the results of `call` for all pairs, in order.
+
+    most : maximum number of pending results, since each may contain millions of points.
+    """
     waiting: deque[Future[Any]] = deque()
     for pair in pairs:
         waiting.append(pool.submit(call, pair))
@@ -318,7 +330,7 @@ def _ahead(
 
 
 # --------------------------------------------------------------------------------------------------
-# An execution with its figures and labels, and the breakdown of its time and memory.
+# Conversion of an execution to a `Point`, with the parts of its time and memory.
 #
 # The parts of time add up to the step, those of memory to the bytes per processor.
 
@@ -329,7 +341,7 @@ FIGURES: Mapping[str, str] = {
     "proc_mem_tier1_cap_req": "tier1_bytes",
     "proc_mem_tier2_cap_req": "tier2_bytes",
 }
-"""Published name -> field of the figures known for every point."""
+"""Published name -> field of the results that are known for every point."""
 _REJECTED = {
     "network": "a network tier is too small, or not filled",
     "layout": "sizes do not divide, or stages are too short",
@@ -353,12 +365,12 @@ _TIME: Mapping[str, tuple[tuple[str, ...], str | None]] = {
     "offload": (("fw_offload_exposed_time", "bw_offload_exposed_time"), None),
     "optimizer": (("optim_step_time",), None),
 }
-"""Part -> statistics that add up to it, and the statistic of its network time."""
+"""Part -> (statistics that add up to it, statistic of its network time or None)."""
 _VOCAB_TIME = {"embedding": (("embedding_time",), None), "head and loss": (("head_time",), None)}
 
 
 def execution_fields(*, published: bool) -> list[str]:
-    """Return the field names of an execution, restricted to the published tool's if `published`."""
+    """Return the field names of an execution; published : True for those of published Calculon."""
     unknown = ("structure_type",) if published else ()
     return [name for name in Execution.__struct_fields__ if name not in unknown]
 
@@ -371,11 +383,12 @@ def point_of(
     fixed_batch: bool = True,
     statistics: dict[str, Any] | None = None,
 ) -> Point:
-    """Return a packed execution with its figures.
+    """Return a packed execution with its result as a point.
 
-    published : True to include only the fields of the published tool.
-    fixed_batch : True if all executions have one batch, which `switches` then omits.
-    statistics : all statistics; the parts of time and memory are computed from them.
+    published : True to include only the fields of the published Calculon.
+    fixed_batch : True if all executions have the same batch size, which `switches` then omits.
+    statistics : all statistics; the parts of time and memory are computed from them. None: the
+        point contains only the statistics in `FIGURES`.
     """
     whole = unpack_execution(execution)
     x = {name: whole[name] for name in execution_fields(published=published)}
@@ -394,7 +407,7 @@ def point_of(
 
 
 def _switches(x: Mapping[str, Any], *, fixed_batch: bool) -> Iterator[str]:
-    """Yield labels of the settings of an execution, without its degrees."""
+    """Yield short texts for the settings of an execution other than its degrees."""
     yield f"b{x['microbatch_size']}" + ("" if fixed_batch else f" of {x['batch_size']}")
     if x["pipeline_interleaving"] > 1:
         yield f"v{x['pipeline_interleaving']}"
@@ -413,7 +426,7 @@ def _switches(x: Mapping[str, Any], *, fixed_batch: bool) -> Iterator[str]:
 
 
 def time_parts(statistics: Mapping[str, Any]) -> tuple[Part, ...]:
-    """Return the parts of `total_time`, in seconds."""
+    """Return the nonzero parts of the step time `total_time`, seconds."""
     # Without a vocabulary, its statistics do not exist.
     vocab = _VOCAB_TIME if "head_time" in statistics else {}
     return present(
@@ -427,9 +440,9 @@ def time_parts(statistics: Mapping[str, Any]) -> tuple[Part, ...]:
 
 
 def memory_parts(statistics: Mapping[str, Any], execution: Mapping[str, Any]) -> tuple[Part, ...]:
-    """Return the parts of `proc_mem_tier1_cap_req`, in bytes.
+    """Return the nonzero parts of the first memory, `proc_mem_tier1_cap_req`, bytes.
 
-    execution : execution document; only two blocks of offloaded tensors are in this memory.
+    execution : execution document. Of offloaded tensors, only two blocks are in the first memory.
     """
     s = statistics
     weights, activations, optimizer = (execution[name] for name in _OFFLOADS)

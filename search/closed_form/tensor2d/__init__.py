@@ -1,4 +1,4 @@
-"""Time and memory of one training step under one- and two-dimensional tensor parallelism.
+"""tensor2d: closed-form time and memory of a step with one- or two-dimensional tensor parallelism.
 
 Source: arXiv 2410.00273.
 """

@@ -15,7 +15,7 @@ STRATEGIES: tuple[Strategy, ...] = ("1d", "2d", "2d-seqp")
 """Tensor parallelism over heads; SUMMA over rows and columns; heads with context parallelism."""
 Attention = Literal["flash", "plain", "summa"]
 ATTENTIONS: tuple[Attention, ...] = ("flash", "plain", "summa")
-"""Without stored scores; with stored scores; with stored scores and SUMMA attention GEMMs."""
+"""Attention: scores not stored; scores stored; scores stored and SUMMA GEMMs in attention."""
 
 _Count = Annotated[int, whole_number(1, 10**9)]
 # Beyond these limits a time would be infinite or NaN, and could not be ordered.
@@ -25,32 +25,38 @@ _Latency = Annotated[float, number(0, LONGEST_S)]
 
 
 class Model(Record):
-    """Transformer: sequence length l, hidden size e, heads h, layers, feed-forward width f.
+    """Sizes of a transformer.
 
-    The other fields do not exist in the published model; their defaults change no figure.
+    The published model has only the first five fields. The defaults of the others do not change its
+    results.
     """
 
     l: _Count  # noqa: E741
+    """Sequence length, tokens."""
     e: _Count
+    """Hidden size, elements."""
     h: _Count
+    """Number of attention heads."""
     depth: _Count
+    """Number of layers."""
     f: _Count
+    """Feed-forward width, elements."""
     kv_heads: _Count | None = None
     """Key-value heads (grouped-query attention); None for as many as h."""
     causal: bool = False
-    """True if flash attention skips the part hidden by a causal mask, evenly over its GPUs."""
+    """True if flash attention skips the masked part of the scores; all GPUs skip equal amounts."""
     structure: Literal["gpt", "llama"] = "gpt"
     """'llama' for RMSNorm and a gated SiLU of width f, without biases and dropout."""
     vocab: Annotated[int, whole_number(0, 10**9)] = 0
-    """Rows of embedding and output matrix; 0 excludes them, head and loss."""
+    """Vocabulary size, tokens; 0 excludes embedding, head and loss."""
     tied: bool = False
     """True if embedding and output matrix share their weights."""
     gradient_bytes: Literal[2, 4] = 2
-    """Gradient bytes per parameter: 16 or 18 bytes in total with weight and optimizer states."""
+    """Gradient bytes per parameter; with weights and optimizer states 16 or 18 bytes in total."""
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the data with the default feed-forward width 4 * e if it is missing."""
+        """Return the data; a missing feed-forward width becomes 4 * e."""
         if "f" not in data and type(data.get("e")) is int:
             return {**data, "f": 4 * data["e"]}
         return data
@@ -77,7 +83,10 @@ class Model(Record):
 
 
 class System(Record):
-    """A machine: peaks in TFLOP/s, bandwidths in GB/s, capacity in GB, two network tiers."""
+    """A machine with two network tiers: NVLink domains (`nvlink_`) and InfiniBand (`ib_`).
+
+    Peaks are in TFLOP/s, bandwidths in GB/s, capacity in GB and latencies in seconds.
+    """
 
     matrix_flops_fp16: _Positive
     vector_flops_fp16: _Positive
@@ -110,9 +119,9 @@ _Whole = Annotated[int, Meta(ge=1, extra={"expected": "a positive integer"})]
 
 
 class CandidateFile(Entry):
-    """Content of a candidate file; missing keys come from elsewhere.
+    """Content of a candidate file; command-line options supply missing keys.
 
-    The defaults are not used: `content` has the given keys.
+    Field defaults are not used. `content` contains the given keys.
     """
 
     strategy: str = ""

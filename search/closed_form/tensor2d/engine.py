@@ -1,6 +1,6 @@
-"""Python interface of the compiled engine: one candidate with all figures, or millions of them.
+"""Python interface of the compiled tensor2d engine, for one candidate or millions of them.
 
-Packs candidates for the engine and unpacks its results; all formulas are in
+It packs candidates for the engine and unpacks the results. All formulas are in
 csrc/closed_form/tensor2d.
 """
 
@@ -55,9 +55,10 @@ CORRECT, COMPAT = Quirks.of(False), Quirks.of(True)
 
 
 # --------------------------------------------------------------------------------------------------
-# Reasons why the engine refuses a candidate, in code order: in general, and with figures.
+# Reasons why the engine rejects a candidate, in the order of its codes. Each has a general text and
+# a sentence with numbers.
 #
-# Errors of the question itself, independent of sizes, are reported where the question is read.
+# Errors that do not depend on sizes are raised by the code that reads the arguments.
 
 
 REASONS: tuple[str, ...] = (
@@ -79,10 +80,10 @@ REASONS: tuple[str, ...] = (
     "tp1 does not divide the width of a head, or the sequence",
     "needs more memory than a GPU has",
 )
-"""Reasons without figures; `evaluate` reports them with figures."""
+"""Reasons without numbers; `evaluate` raises errors with numbers."""
 PRODUCT = REASONS.index("dp * tp1 * tp2 * pp != n_gpus")
 _CONTRADICTIONS = (PRODUCT, REASONS.index("a placement does not divide its group"))
-"""Reasons that no other model or machine would remove."""
+"""Reasons that hold for every model and system."""
 
 
 def refusal(
@@ -94,10 +95,10 @@ def refusal(
     batch: int,
     system: System,
 ) -> InfeasibleExecution:
-    """Return the refusal of one candidate with the contradicting figures.
+    """Return the error for a candidate that the engine rejected, with the contradicting numbers.
 
-    reason : engine code of a well-formed question; memory is not among them.
-    c : fields of a packed candidate.
+    reason : index in `REASONS`, except the codes for values below 1 and for memory.
+    c : fields of the packed candidate.
     """
     flat = strategy == "1d"
     tp1, tensor = ("tp", "tp") if flat else ("tp1", "tp1 * tp2")
@@ -139,7 +140,7 @@ def refusal(
 
 
 def _fields(tp1: str) -> dict[str, str]:
-    """Return published names of groups -> packed fields."""
+    """Return published group names -> packed fields; tp1 : published name of the tensor group."""
     return {tp1: "tp1", "tp2": "tp2", "dp": "dp", "pp": "pp"}
 
 
@@ -158,7 +159,7 @@ OUTCOME = np.dtype(
         ("sample_rate_per_s", np.float64),
     ]
 )
-"""Result of one candidate; figures are 0 if it contradicts itself."""
+"""Result of one candidate; time and memory are 0 if its settings contradict each other."""
 _PARTS = ("comp", "mem", "tp_comm", "dp_comm", "pp_comm", "bubble")
 STATISTICS: tuple[str, ...] = (
     "t",
@@ -171,7 +172,7 @@ STATISTICS: tuple[str, ...] = (
     "wts_optimizer_states_mem",
     "acts_mem",
 )
-"""Published names of the engine's statistics, in engine order; the placement follows them."""
+"""Published names of the statistics, in engine order; `evaluate` appends the placement."""
 COLLECTIVES = ("allgather", "reducescatter", "allreduce", "reduce", "broadcast")
 """Published names of the engine's collectives, in engine order."""
 OPERATIONS: tuple[str, ...] = (
@@ -181,14 +182,17 @@ OPERATIONS: tuple[str, ...] = (
 )
 """Published names of the engine's operations, in engine order."""
 _MOST_SAMPLES = 2**63 - 1
-"""Maximum samples per batch if one candidate is priced."""
+"""Maximum samples per batch in `evaluate`."""
 _NAMES: tuple[str, ...] = CANDIDATE.names or ()
 
 
 def native_engine(
     strategy: Strategy, model: Model, n_gpus: int, batch: int, system: System, quirks: Quirks
 ) -> Any:
-    """Return the compiled engine of a model on a system."""
+    """Return the compiled engine for a model on a system.
+
+    batch : samples per step. Raises InputError if a count or the strategy is invalid.
+    """
     for name, value in (("n_gpus", n_gpus), ("batch", batch)):
         check_count(name, value, f"an integer from 1 to {LARGEST}", 1, LARGEST)
     check_choice("strategy", strategy, STRATEGIES)
@@ -215,7 +219,10 @@ def _engine(
 
 
 def known_model(model: Model | Mapping[str, Any] | Path | str, compat: bool | Quirks) -> Model:
-    """Return the model as `compat` represents it: the published one has only five sizes."""
+    """Return the model; if `compat` is True, only with the five sizes of the published model.
+
+    Raises InputError for an invalid document.
+    """
     known = load_document(Model, model)
     return known.published() if compat is True else known
 
@@ -237,14 +244,15 @@ def evaluate(
     """Return the statistics of one candidate by name, in seconds, 1e9 bytes and 1e12 FLOP.
 
     config : `dp`, `tp`, `pp`, `mbs`; two-dimensional strategies also `tp1`, `tp2`, and `2d` `nb`.
-    placement : ranks of each group in one fast domain: `nv_tp` (or `nv_tp1`, `nv_tp2`), `nv_dp`,
+    placement : ranks per NVLink domain of each group: `nv_tp` (or `nv_tp1`, `nv_tp2`), `nv_dp`,
         `nv_pp`.
-    compat : True for the published model with its defects, which has only the five sizes; or the
-        defects to reproduce.
-    attention : `plain` stores its scores, and causal masks save nothing; `summa` (only `2d`) also
-        divides both attention GEMMs like the other ones. Searches use `flash` only.
-    recompute : True to recompute the tensors of plain attention in backward instead of saving them.
-    layers : True to add a row per operation, of a layer and outside the layers, under `layers`.
+    compat : True for the published model with its defects and only five sizes, False for the
+        corrected model, or `Quirks` with the defects to reproduce.
+    attention : `plain` stores the scores and ignores causal masks; `summa` (only `2d`) also
+        distributes both attention GEMMs with SUMMA. Searches use `flash` only.
+    recompute : True to recompute the tensors of plain attention in the backward pass.
+    layers : True to add the key `layers`, with one row per operation of a layer and of the
+        embedding, head and loss.
 
     Memory is not checked: compare `mem` with the system's `hbm_capacity`.
 
@@ -300,9 +308,9 @@ def evaluate_many(
         the names of `config` and `placement` together.
     threads : threads of the compiled engine, 1 to 1024; results do not depend on their number.
 
-    Fields: `ok`, `reason` (without figures, empty for feasible candidates), `total_time_s`,
-    `memory_bytes` and `sample_rate_per_s`. A candidate that exceeds the memory of a GPU is not
-    `ok`, but has its figures.
+    Fields: `ok`, `reason` (without numbers, empty for feasible candidates), `total_time_s`,
+    `memory_bytes` and `sample_rate_per_s`. For a candidate that exceeds the memory of a GPU, `ok`
+    is False, but time and memory are set.
 
     Raises
     ------
@@ -330,10 +338,10 @@ def evaluate_many(
 def link_s(
     system: System, quirks: Quirks, operation: str, volume_gb: float, ranks: int, in_domain: int
 ) -> float:
-    """Return the seconds of a collective, or of one transfer (`p2p`).
+    """Return the time of a collective or of a point-to-point transfer (`p2p`), seconds.
 
-    volume_gb : the whole (gathered, or not yet reduced) tensor, 1e9 bytes.
-    ranks, in_domain : group size, and its ranks per fast domain; `in_domain` divides `ranks`.
+    volume_gb : size of the full tensor (after a gather, before a reduction), 1e9 bytes.
+    ranks, in_domain : group size, and its ranks per NVLink domain; `in_domain` divides `ranks`.
     """
     code = (*COLLECTIVES, "p2p").index(operation)
     seconds: float = native.tensor2d.link_s(
@@ -343,7 +351,7 @@ def link_s(
 
 
 def _layer(row: np.void) -> dict[str, Any]:
-    """Return one operation as plain numbers: 1e9 bytes, 1e12 FLOP and seconds."""
+    """Return the row of one operation by published name, in 1e9 bytes, 1e12 FLOP and seconds."""
     forward, backward = row["forward"], row["backward"]
     listed = bool(row["in_panels"])
     return {
@@ -363,7 +371,11 @@ def _layer(row: np.void) -> dict[str, Any]:
 
 
 def _links(name: str, one: np.void, *, listed: bool) -> dict[str, Any]:
-    """Return the collectives of a pass, as lists if there are several or with loops over panels."""
+    """Return volumes (1e9 bytes) and names of the collectives of a pass.
+
+    name : 'fwd' or 'bwd'. listed : True for an operation in a loop over panels. Values are lists if
+    `listed` is True or there are several collectives.
+    """
     count = int(one["num_links"])
     volumes = one["volumes_gb"][:count].tolist()
     types = [COLLECTIVES[code] for code in one["collectives"][:count]]
@@ -389,11 +401,12 @@ def _times(name: str, one: np.void) -> dict[str, float]:
 def _candidate(
     strategy: Strategy, config: Mapping[str, int], placement: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the packed fields of a candidate given by published names.
+    """Return the packed fields of a candidate from its published names; fields not given are 1.
 
     Raises
     ------
-    InfeasibleExecution: a name is missing or unknown, or a value is not a positive integer.
+    InfeasibleExecution: a name is missing or unknown, a value is not a positive integer, or `tp`
+        contradicts `tp1` and `tp2`.
     """
     if strategy not in STRATEGIES:
         raise _contradiction(
@@ -417,7 +430,12 @@ def _candidate(
 def _counts(
     where: str, given: Mapping[str, int], required: tuple[str, ...], optional: tuple[str, ...]
 ) -> dict[str, int]:
-    """Return the numbers as Python integers, NumPy ones included."""
+    """Return the given numbers as Python integers; NumPy integers are accepted.
+
+    where : 'config' or 'placement', for messages.
+    Raises InfeasibleExecution for an unknown or missing name, or a value that is not a positive
+    integer.
+    """
     for name in given:
         if name not in required and name not in optional:
             raise _contradiction(f"{where}.{name}: unknown key, expected {', '.join(required)}")
@@ -434,7 +452,7 @@ def _counts(
 
 
 def _check_size(name: str, value: object, most: int) -> None:
-    """Raise InputError if a number does not fit in the engine's integers."""
+    """Raise InputError if a value is not an integer from 1 to `most`."""
     if not isinstance(value, Integral) or not 1 <= int(value) <= most:
         raise InputError(
             f"{name}: the value is {shorten(value)}, expected an integer from 1 to {most}"
@@ -444,7 +462,10 @@ def _check_size(name: str, value: object, most: int) -> None:
 def _attention_fault(
     strategy: Strategy, attention: str, *, recompute: bool, published: bool
 ) -> str | None:
-    """Return the error of an attention setting for a strategy, whatever the sizes, or None."""
+    """Return a sentence on an unsupported attention setting; None if it is supported.
+
+    published : True for the published model, which supports less.
+    """
     if attention not in ATTENTIONS:
         return (
             f"attention: the value is {shorten(attention)}, expected one of {', '.join(ATTENTIONS)}"
@@ -468,8 +489,8 @@ def pack_candidates(
 ) -> NDArray[Any]:
     """Return candidates as an array of `CANDIDATE`.
 
-    candidates : such an array; or columns by published name, broadcast to one length; or one
-        mapping each, configuration and placement together.
+    candidates : an array of `CANDIDATE`; or columns by published name, broadcast to one length; or
+        one mapping per candidate, with configuration and placement together.
 
     Raises
     ------
@@ -489,7 +510,7 @@ def pack_candidates(
         for name in known:
             if name not in row:
                 raise InputError(f"candidates[{n}].{name}: is missing")
-    # Unknown names are included, to be refused by name.
+    # Unknown names are included, so that the error contains them.
     names = dict.fromkeys(name for row in rows for name in row if name not in known)
     return _pack_columns(
         strategy,
@@ -502,7 +523,10 @@ def pack_candidates(
 def _plain_columns(
     strategy: Strategy, known: Mapping[str, str], rows: list[Any]
 ) -> Mapping[str, Any] | None:
-    """Return the columns of dictionaries of known names and plain integers, else None."""
+    """Return the columns of candidates, if all are dictionaries of known names and integers.
+
+    Returns None for other candidates, or if only some of them contain `tp`.
+    """
     fields = dict.fromkeys(known, DocumentField(largest=LARGEST))
     if strategy != "1d":
         fields["tp"] = DocumentField(largest=LARGEST, default=ABSENT)
@@ -518,7 +542,7 @@ def _plain_columns(
 
 
 def unpack_candidate(strategy: Strategy, row: np.void) -> tuple[dict[str, int], dict[str, int]]:
-    """Return configuration and placement of one packed candidate under their published names."""
+    """Return (configuration, placement) of one packed candidate, by published name."""
     values = {name: int(row[name]) for name in _NAMES}
     found = {name: values[packed] for name, packed in _published(strategy).items()}
     config = {name: value for name, value in found.items() if not name.startswith("nv_")}
@@ -528,7 +552,7 @@ def unpack_candidate(strategy: Strategy, row: np.void) -> tuple[dict[str, int], 
 
 
 def _published(strategy: Strategy) -> dict[str, str]:
-    """Return published names of a candidate -> packed fields."""
+    """Return the published names of a candidate's settings -> packed fields."""
     flat = strategy == "1d"
     degrees = ("tp1",) if flat else ("tp1", "tp2")
     panels = ("nb",) if strategy == "2d" else ()

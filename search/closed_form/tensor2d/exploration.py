@@ -1,4 +1,4 @@
-"""Searches with the engine: the fastest placement, and all candidates for a number of GPUs."""
+"""tensor2d searches: fastest placement of one candidate, and best candidates for a GPU count."""
 
 from __future__ import annotations
 
@@ -44,23 +44,24 @@ from search.closed_form.tensor2d.engine import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Placements of one candidate: ranks of each group that share a fast domain.
+# Placements of one candidate: ranks of each group that share an NVLink domain.
 #
 # Source: arXiv 2410.00273.
 
 
 @cache
 def assignments(dims: tuple[int, ...], domain: int) -> list[tuple[int, ...]]:
-    """Return the numbers of ranks of each dimension in a domain, whose product is the domain.
+    """Return all placements that fill an NVLink domain: ranks per domain, for each dimension.
 
-    Returns `dims` itself if all ranks fit in one domain, and nothing if no divisors have that
-    product.
+    dims : group sizes. domain : GPUs per NVLink domain.
+    Each number divides its group size, and their product is `domain`. If all ranks fit in one
+    domain, the only placement is `dims`. The list is empty if no placement fills the domain.
     """
     if math.prod(dims) <= domain:
         return [dims]
     found: list[tuple[int, ...]] = [()]
     for n, dim in enumerate(dims):
-        # Rest of the domain that each choice leaves to the following dimensions.
+        # GPUs of the domain that remain for the following dimensions, for each partial placement.
         rest = [(part, domain // math.prod(part)) for part in found]
         if n == len(dims) - 1:
             # The last dimension has to fill the rest.
@@ -76,9 +77,15 @@ def fastest_placement(
     domain: int,
     price: Callable[[Mapping[str, int]], dict[str, Any]],
 ) -> dict[str, int]:
-    """Return the fastest placement that fits in a domain.
+    """Return the fastest placement in NVLink domains, as ranks per domain by name (`nv_dp`, ...).
 
-    price : returns the statistics of a placement, or raises the error of invalid degrees.
+    Placements that fill a domain are compared with one rank of each group per domain. If none fills
+    a domain, all placements that fit are compared.
+
+    config : degrees by name. domain : GPUs per NVLink domain.
+    price : returns the statistics of a placement, or raises an error for invalid degrees.
+
+    Raises InputError if there are too many placements, and the errors of `price`.
     """
     tensor = ("tp",) if strategy == "1d" else ("tp1", "tp2")
     groups = (*tensor, "dp", "pp")
@@ -117,7 +124,10 @@ def explore(
     threads: int = 1,
     objective: Objective = "rate",
 ) -> tuple[Point, ...]:
-    """Return the best candidates of the whole space, best first; `survey` returns more details."""
+    """Return the best candidates of the search space, best first.
+
+    Parameters and errors are those of `survey`, which returns more details.
+    """
     where = strategy, model, n_gpus, global_batch_size, system
     return survey(*where, top=top, compat=compat, threads=threads, objective=objective).best
 
@@ -138,21 +148,24 @@ def survey(
     each: Each | None = None,
     halt: Any = None,
 ) -> Answer:
-    """Return the best candidates of the whole space, and the number of candidates by outcome.
+    """Return the best candidates of the search space, and the number of candidates by outcome.
 
-    Ties are ordered by the other figure, then by dp, tp1, tp2, pp, mbs, nb and placement.
+    Ties in time are ordered by memory, ties in memory by time. Remaining ties are ordered by dp,
+    tp1, tp2, pp, mbs, nb and placement.
 
     top : number of best candidates, without duplicates.
-    objective : `rate` and `time` give one order, as the batch is fixed; `memory` minimises memory.
+    compat : True for the published model with its defects, or `Quirks` to reproduce.
+    objective : `rate` and `time` give the same order, because the batch is fixed; `memory`
+        minimises memory.
     frontier : True to add the Pareto-optimal candidates in time and memory.
     degrees : True to add the best rate per (total tensor, pipeline) degree.
-    each : called with the arrays (`CANDIDATE`, their `time_s` and `memory_gb`) of all feasible
-        candidates. With it, a frontier or degrees, no candidate is pruned.
-    halt : a `native.Halt`; set from another thread, it limits the result to a part of the space.
+    each : called once with two arrays of all feasible candidates: `CANDIDATE` rows, and results
+        with `time_s` and `memory_gb`. With `each`, `frontier` or `degrees`, none is pruned.
+    halt : a `native.Halt`. If another thread sets it, the result covers only a part of the space.
 
     Raises
     ------
-    InputError: a document, a number or a word is invalid, or the space is too large.
+    InputError: a document or an argument is invalid, or the space is too large.
     """
     known, machine, batch = (
         known_model(model, compat),
@@ -189,7 +202,7 @@ def survey(
     every, complete = found["all"], halt is None or not halt.asked()
     if each is not None:
         each(every["candidate"], every)
-    # Searches keep candidates only, so the best are priced again with all statistics.
+    # A search returns no statistics, so the best candidates are evaluated again.
     packed = np.ascontiguousarray(found["best"]["candidate"])
     _, figures = engine.evaluate_many(packed, 1, True, GO_ON)
     best = [dict(zip(STATISTICS, row, strict=True)) for row in figures.tolist()]
@@ -212,14 +225,14 @@ def survey(
             if count
         },
         degrees=_best_of_degrees(every, batch) if degrees else {},
-        # Documented in 1e9 bytes.
+        # The document uses 1e9 bytes.
         capacity_bytes=machine.hbm_capacity * 1e9,
         complete=complete,
     )
 
 
 def _best_of_degrees(rows: NDArray[Any], batch: int) -> dict[tuple[int, int], float | None]:
-    """Return the best samples per second per (total tensor, pipeline) degree."""
+    """Return the best samples per second by (total tensor, pipeline) degree."""
     c = rows["candidate"]
     pairs = np.stack([c["tp1"].astype(np.int64) * c["tp2"], c["pp"].astype(np.int64)], axis=1)
     found, which = np.unique(pairs, axis=0, return_inverse=True)
@@ -240,7 +253,7 @@ def _undominated(rows: NDArray[Any]) -> NDArray[np.intp]:
 
 
 # --------------------------------------------------------------------------------------------------
-# A candidate with its figures and labels, and the breakdown of its time and memory.
+# Conversion of a candidate to a `Point`, with the parts of its time and memory.
 
 
 _TIME = {
@@ -269,7 +282,10 @@ def _point(
     *,
     whole: bool,
 ) -> Point:
-    """Return a packed candidate with its figures; `whole` if `statistics` is complete."""
+    """Return a packed candidate as a point.
+
+    whole : True if `statistics` is complete; False if it contains only `t` and `mem`.
+    """
     config, placement = unpack_candidate(strategy, candidate)
     tensor = config["tp"] if strategy == "1d" else f"{config['tp1']}x{config['tp2']}"
     # In the order of the degrees.
@@ -296,11 +312,11 @@ def _point(
 
 
 def time_parts(statistics: Mapping[str, Any]) -> tuple[Part, ...]:
-    """Return the parts of `t`, in seconds."""
+    """Return the nonzero parts of the step time `t`, seconds."""
     return present(Part(name=n, amount=statistics[key]) for n, key in _TIME.items())
 
 
 def memory_parts(statistics: Mapping[str, Any]) -> tuple[Part, ...]:
-    """Return the parts of `mem`, in bytes."""
+    """Return the nonzero parts of the memory `mem`, bytes."""
     # The model counts in 1e9 bytes.
     return present(Part(name=name, amount=statistics[key] * 1e9) for name, key in _MEMORY.items())

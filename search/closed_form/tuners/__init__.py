@@ -1,6 +1,6 @@
-"""Tuners for user-defined search spaces, which may be too large for exhaustive search.
+"""Tuners for user-defined search spaces of Calculon executions, also too large for exhaustion.
 
-The search of `search.closed_form.calculon.exploration` is exact and faster for its fixed space.
+For its fixed space, the search of `search.closed_form.calculon.exploration` is exact and faster.
 """
 
 from __future__ import annotations
@@ -57,8 +57,10 @@ EVALUATIONS: Mapping[TunerName, int] = {
     "ray": 300,
     "smac": 300,
 }
-"""Default number of priced points, about one or two minutes each; for `exhaustive`, the largest
-accepted space."""
+"""Default number of points to evaluate, which takes one or two minutes in all.
+
+For `exhaustive`, the size of the largest accepted space.
+"""
 
 
 def tune(
@@ -77,19 +79,22 @@ def tune(
     ray_search: str = "optuna",
     progress: Progress | None = None,
 ) -> TuningResult:
-    """Return the best execution that a tuner finds in a space.
+    """Return the best executions that a tuner finds in a space, and the trace of the tuning.
 
-    evaluations : points to price (default: `EVALUATIONS`); the maximum for `exhaustive`.
-    top : number of points to return, without duplicates.
-    seed : equal seeds give equal results, whatever the tuner and the threads.
-    ray : address of a Ray cluster, or 'local'. It distributes `exhaustive`, and is where `ray` runs
-        (default: 'local').
+    evaluations : number of points to evaluate, default `EVALUATIONS`. For `exhaustive`, the maximum
+        size of the space.
+    seed : equal seeds give equal results for any number of threads. SMAC also needs an equal
+        PYTHONHASHSEED.
+    top : number of best points to return, without duplicates.
+    ray : address of a Ray cluster, or 'local'. It distributes `exhaustive` and runs `ray`, whose
+        default is 'local'.
     ray_search : search algorithm of Ray Tune, one of `RAY_SEARCHES`.
-    progress : called with the number of priced points and of points to price.
+    progress : called with the number of evaluated points and of points to evaluate.
 
     Raises
     ------
-    InputError: a document or a number is invalid, or the space is too large for `exhaustive`.
+    InputError: a document or an argument is invalid, the space is too large for `exhaustive`, or no
+        Ray cluster answers.
     InstallError: the tuner's package is not installed.
     """
     for name, value, choices in (

@@ -1,6 +1,6 @@
-"""Tuners that need a package: a Ray cluster, Ray Tune with its search algorithms, and SMAC.
+"""Tuners that need an optional package: Ray, Ray Tune with its search algorithms, and SMAC.
 
-Spaces, prices and the tuners without a package are in `tune`.
+Spaces, costs and the tuners without optional packages are in `tune`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ _KNOCK_S = 10.0
 
 @contextlib.contextmanager
 def cluster(address: str, cpus: int) -> Iterator[Any]:
-    """Yield the connected module `ray`; an existing connection is used and kept.
+    """Yield the module `ray`, connected to a cluster, and disconnect at the end.
 
-    address : address of a cluster, 'auto' for the one on this machine, or 'local' to start workers
-        here.
-    cpus : worker processes of a local cluster.
+    An existing connection is used and stays open.
+
+    address : address of a cluster, 'auto' for a running cluster on this machine, or 'local' to
+        start one.
+    cpus : number of worker processes if `address` is 'local'.
 
     Raises
     ------
@@ -89,18 +91,18 @@ def _knock(address: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Prices every point of a space on the workers of a Ray cluster.
+# Evaluation of every point of a space on the workers of a Ray cluster.
 
 
 _SHARDS_PER_CPU = 8
-"""Enough that workers finish together, few enough that each is worth sending."""
+"""Tasks per CPU: enough to balance the load, few enough to keep the overhead of tasks small."""
 
 
 def price_all_on_ray(pricer: Pricer, address: str, progress: Progress | None = None) -> Record:
-    """Return the record of every point, equal to that without a cluster.
+    """Return the record of all points of a space, evaluated on a Ray cluster.
 
-    Each task prices a range of points with one thread. Ranges are joined in order, so the result
-    depends neither on the workers nor on their order of completion.
+    Each task evaluates a range of points with one thread. Ranges are joined in order, so the record
+    equals that of `price_range`. Raises the errors of `cluster`.
     """
     size = pricer.space.size
     with cluster(address, pricer.threads) as ray:
@@ -119,7 +121,7 @@ def price_all_on_ray(pricer: Pricer, address: str, progress: Progress | None = N
 
 
 # --------------------------------------------------------------------------------------------------
-# Samples a space with SMAC3: a random forest learns costs and proposes points.
+# Sampling of a space with SMAC3: a random forest learns costs and proposes points.
 
 
 def price_with_smac(
@@ -130,7 +132,7 @@ def price_with_smac(
 ) -> Record:
     """Return the record of the points that SMAC proposes.
 
-    SMAC proposes no point twice, so it ends early if the space has fewer points than evaluations.
+    SMAC proposes no point twice, so it stops early if the space has fewer points than evaluations.
     Equal seeds give equal points only if PYTHONHASHSEED is set too, since SMAC orders sets by
     hashes.
 
@@ -160,7 +162,7 @@ def price_with_smac(
         record.add(priced)
         return float(pricer.costs(priced)[0])
 
-    # SMAC writes its history, which is not used here.
+    # SMAC always writes its history, which is not needed.
     with tempfile.TemporaryDirectory() as folder:
         scenario = smac.Scenario(
             space,
@@ -196,10 +198,11 @@ def price_with_smac(
 
 
 RAY_SEARCHES: dict[str, str] = {"optuna": "seed", "hyperopt": "random_state_seed", "random": ""}
-"""Search algorithms of Ray Tune, and the parameter name of their seed."""
+"""Search algorithm of Ray Tune -> name of its seed parameter."""
 _EXTRAS = {"optuna": "ray", "hyperopt": "hyperopt"}
-"""Search algorithms in separate packages, and the extras that install them."""
+"""Search algorithm -> extra of autopar that installs its package."""
 _LONG = 16
+"""Maximum number of values in a list of numbers that is sampled as categories."""
 
 
 def price_with_ray_tune(
@@ -211,10 +214,12 @@ def price_with_ray_tune(
     address: str,
     progress: Progress | None = None,
 ) -> Record:
-    """Return the record of the points that a search algorithm proposes, one trial each.
+    """Return the record of the points that a search algorithm of Ray Tune proposes.
 
-    Trials run one after another: a learning algorithm sees every result before it proposes again,
-    and equal seeds give equal points.
+    Each point is one trial. Trials run one after another, so that a learning algorithm knows all
+    results before its next proposal, and equal seeds give equal points.
+
+    search : one of `RAY_SEARCHES`. address : as for `cluster`.
 
     Raises
     ------
@@ -233,7 +238,7 @@ def price_with_ray_tune(
         record = pricer.record(evaluations, progress)
 
         class Trial(tune.Trainable):  # type: ignore[name-defined, misc]
-            """One point; a trial reports its cost."""
+            """Trial that evaluates one point and reports its cost."""
 
             def setup(self, config: dict[str, Any]) -> None:
                 self.config = config
@@ -247,7 +252,7 @@ def price_with_ray_tune(
                 return {"cost": float(pricer.costs(pricer.price(digits))[0]), "done": True}
 
         class Watch(tune.Callback):  # type: ignore[name-defined, misc]
-            """Records every result, in the order in which the search algorithm receives it."""
+            """Callback that records every result, in the order of the trials."""
 
             def on_trial_complete(
                 self, iteration: int, trials: list[Any], trial: Any, **_: Any
@@ -304,11 +309,12 @@ def _searcher(tune: Any, search: str, seed: int) -> Any:
 
 
 def _parameter(tune: Any, domain: Domain) -> Any:
-    """Return the Ray Tune parameter of a domain, which samples positions in it.
+    """Return the Ray Tune parameter that samples positions in a domain.
 
-    Short lists of numbers are sampled as categories. The best value for other fields is rarely a
-    neighbour, and the algorithms found the best points sooner this way
-    (docs/concepts/closed-form.md).
+    Numbers are sampled as integers if there are more than `_LONG`. Shorter lists are sampled as
+    categories, like words, because the algorithms found the best points sooner this way
+    (docs/concepts/closed-form.md). The best value of a field rarely moves to a neighbouring value
+    if other fields change.
     """
     count = len(domain.values)
     if domain.ordered and count > _LONG:

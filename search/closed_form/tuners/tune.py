@@ -1,6 +1,6 @@
-"""User-defined spaces, prices of their points, and the tuners that need no package.
+"""User-defined spaces, evaluation of their points, and the tuners without optional packages.
 
-Ray and SMAC are in `packages`.
+The tuners with Ray and SMAC are in `packages`.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ _SPELLING = 'a value, a list of values, or {"from": 1, "to": 64, "times": 2} (or
 
 
 class Domain(records.Record, dict=True):
-    """Values of one field of an execution; numbers ascend, words are unordered."""
+    """Values of one field of an execution: ascending numbers, words or flags."""
 
     name: str
     values: tuple[int | str | bool, ...]
 
     @property
     def ordered(self) -> bool:
-        """True if neighbouring values are similar: numbers, not words and flags."""
+        """True if the values are numbers, so that neighbouring values are similar."""
         return self.name not in CHOICES and self.name not in _FLAGS
 
     @cached_property
@@ -93,15 +93,16 @@ class Domain(records.Record, dict=True):
 
 
 class TuningSpace(records.Record):
-    """A product of domains on a fixed number of processors.
+    """Cartesian product of domains, for a fixed number of processors.
 
-    A point is a row of digits: the positions of its values in the domains.
+    A point is one combination. It is represented by its digits, the positions of its values in the
+    domains, or by its number in counting order.
     """
 
     num_procs: int
     training: bool
     domains: tuple[Domain, ...]
-    """Domains in counting order, the last one fastest."""
+    """Domains in counting order; the last one varies fastest."""
     derived: str | None
     """Degree computed from the other two and num_procs; None if all three are given."""
 
@@ -111,7 +112,7 @@ class TuningSpace(records.Record):
         return math.prod(len(domain.values) for domain in self.domains)
 
     def digits(self, points: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the digits of numbered points, one row each."""
+        """Return the digits of points given by number, shape (points, domains)."""
         result = np.empty((len(points), len(self.domains)), np.int64)
         rest = points
         # The last domain varies fastest.
@@ -120,7 +121,7 @@ class TuningSpace(records.Record):
         return result
 
     def executions(self, digits: NDArray[np.int64]) -> NDArray[Any]:
-        """Return points as an array of `EXECUTION`."""
+        """Return points, given by their digits, as an array of `EXECUTION`."""
         packed = np.empty(len(digits), EXECUTION)
         packed["num_procs"], packed["training"] = self.num_procs, self.training
         for column, domain in enumerate(self.domains):
@@ -139,17 +140,17 @@ def load_space(
     num_procs: int | None = None,
     structure_type: str = "gpt",
 ) -> TuningSpace:
-    """Return the space of a JSON file or of its keys.
+    """Return the tuning space in a JSON file or a mapping.
 
-    source : a value, a list, or a range such as {"from": 1, "to": 64, "times": 2} for every field
-        of an execution. One degree may be missing; it follows from num_procs.
-    num_procs : default if the space has none; without both, it is the product of three single
-        degrees.
-    structure_type : default if the space has none.
+    source : path, or mapping of every field of an execution to a value, a list, or a range such as
+        {"from": 1, "to": 64, "times": 2}. One degree may be missing; it is computed from num_procs.
+    num_procs : number of processors if the source does not contain it. If neither is given, it is
+        the product of three degrees with a single value.
+    structure_type : default if the source does not contain it.
 
     Raises
     ------
-    DocumentError: the message has the file, the field, its value and the remedy.
+    DocumentError: a field is missing, unknown or invalid, or `num_procs` differs from the source.
     """
     path = "space" if isinstance(source, Mapping) else str(source)
     keys = dict(source) if isinstance(source, Mapping) else load_object(Path(source)).data
@@ -192,14 +193,17 @@ def load_space(
 
 
 class _Values(records.Record, kw_only=False, eq=False):
-    """Accepted values of a field: one value, a list, or a range of integers."""
+    """Reader of the values of one field: a single value, a list, or a range of integers."""
 
     expected: str
+    """Description of valid values, for messages."""
     accepts: Callable[[Any], bool]
+    """Returns True for a valid value."""
     number: bool = False
+    """True if the values are integers."""
 
     def read(self, value: object) -> tuple[Any, ...]:
-        """Return the values, numbers in ascending order; raises KeyFault with the expected form."""
+        """Return the values, numbers in ascending order; raises KeyFault for an invalid value."""
         listed = value if isinstance(value, list) else [value]
         if isinstance(value, dict):
             listed = self._range(value)
@@ -215,7 +219,10 @@ class _Values(records.Record, kw_only=False, eq=False):
         return tuple(sorted(values)) if self.number else tuple(values)
 
     def _range(self, written: dict[str, Any]) -> list[int]:
-        """Return the values of {"from", "to"} with "step" or "times", both ends included if met."""
+        """Return the integers in a range {"from", "to"} with "step" (default 1) or "times".
+
+        The end is included if a step reaches it. Raises KeyFault for an invalid range.
+        """
         problem = f"the value is {shorten(written)}, expected {_SPELLING}"
         if not self.number:
             raise KeyFault("", f"{problem}. Give a list: this field has no range")
@@ -268,13 +275,14 @@ _Fields = record_of("Fields", {name: _kind_of(name) for name in _NAMES}, dict.fr
 
 
 # --------------------------------------------------------------------------------------------------
-# Prices points of a space, and converts the results to costs for tuners.
+# Evaluation of points of a space, and conversion of the results to costs for tuners.
 #
 # A tuner needs a cost for infeasible points too. A feasible point with figure x costs x / (x + r),
-# in (0, 1), with a scale r of equal unit. A point that lacks memory costs 1 to 1.1, by the missing
-# fraction, which leads a tuner to smaller points. Any other refusal costs 1.2, since the order of
-# the checks does not show how far off a point is. So no refused point looks better than a feasible
-# one, and none is so bad that differences between good ones vanish.
+# in (0, 1), with a scale r in the unit of x. A point that needs too much memory costs 1 to 1.1,
+# depending on the missing fraction, which leads a tuner to smaller points. All other infeasible
+# points cost 1.2, since the order of the checks does not show how far a point is from feasible.
+# Infeasible points thus cost more than feasible ones, but not so much that the differences between
+# feasible points vanish.
 
 
 _LACKS_FIRST, _LACKS_SECOND = (
@@ -283,20 +291,22 @@ _LACKS_FIRST, _LACKS_SECOND = (
 
 
 Progress = Callable[[int, int], None]
-"""Callback that receives the number of priced points and of all points to price."""
+"""Callback that receives (number of evaluated points, number of all points to evaluate)."""
 
 
 class Priced(records.Record):
-    """Points with their figures, in the order of the request."""
+    """Evaluated points with their results, in the order of the request."""
 
     executions: NDArray[Any]
+    """Array of `EXECUTION`."""
     outcomes: NDArray[Any]
+    """Results of the compiled engine, one row per point."""
     scores: NDArray[np.float64]
-    """Shape (points, 2): objective and tie-breaker, smaller is better; inf if refused."""
+    """Shape (points, 2): objective and tie-breaker. Smaller is better; inf if infeasible."""
 
 
 class Pricer(records.Record, dict=True):
-    """Model, space and options of pricing; can be sent to another process."""
+    """Evaluator of points: model, space and options. It can be pickled for another process."""
 
     application: Application
     system: System
@@ -305,10 +315,10 @@ class Pricer(records.Record, dict=True):
     compat: bool | Quirks = False
     threads: int = 1
     top: int = 1
-    """Maximum points that a record keeps."""
+    """Maximum number of best points in a record."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # A compiled model cannot be sent, so each process opens its own.
+        # A compiled model cannot be pickled, so each process opens one.
         return {name: value for name, value in vars(self).items() if name != "_model"}
 
     @cached_property
@@ -316,14 +326,15 @@ class Pricer(records.Record, dict=True):
         return open_model(self.application, self.system, self.compat)
 
     def record(self, whole: int = 0, progress: Progress | None = None) -> Record:
-        """Return an empty record, which reports its progress towards `whole` points."""
+        """Return an empty record; whole : number of points to evaluate, for `progress`."""
         return Record(room=self.top, whole=whole, progress=progress)
 
     @cached_property
     def scale(self) -> float:
-        """Reference of costs: the step at the machine's peak, or its memory.
+        """Scale r of costs x / (x + r), in the unit of the score of the objective.
 
-        In seconds per sample, seconds or bytes, by objective; a rough value is sufficient.
+        `rate`: seconds per sample at the peak FLOP/s of the system. `time`: the same for the
+        largest batch, seconds. `memory`: bytes of the first memory. A rough value is sufficient.
         """
         if self.objective == "memory":
             return self.system.memory_bytes(1) or 1.0
@@ -338,7 +349,7 @@ class Pricer(records.Record, dict=True):
         return sample_s * (int(batches[-1]) if self.objective == "time" else 1)
 
     def price(self, digits: NDArray[np.int64]) -> Priced:
-        """Return points, given as rows of digits, with their figures."""
+        """Return the evaluated points; digits : one row per point."""
         executions = self.space.executions(digits)
         outcomes, _ = self._model.evaluate_many(executions, self.threads, False, GO_ON)
         time_s, first_bytes = outcomes["total_time_s"], outcomes["tier1_bytes"]
@@ -353,7 +364,7 @@ class Pricer(records.Record, dict=True):
         return Priced(executions=executions, outcomes=outcomes, scores=scores)
 
     def costs(self, priced: Priced) -> NDArray[np.float64]:
-        """Return the costs that a tuner minimises, including those of refusals (see above)."""
+        """Return the costs that a tuner minimises: below 1 if feasible, else 1 to 1.2."""
         figures, outcomes = priced.scores[:, 0], priced.outcomes
         costs = np.full(len(figures), 1.2)
         for tier, code in ((1, _LACKS_FIRST), (2, _LACKS_SECOND)):
@@ -368,35 +379,37 @@ class Pricer(records.Record, dict=True):
 
 
 _Ranked = tuple[float, float, np.void, np.void]
-"""(score, tie-breaker, execution, outcome) of a point."""
+"""(score, tie-breaker, packed execution, result) of a point."""
 
 
 @dataclass(kw_only=True)
 class Record:
-    """Results of the points priced so far; records of parts can be joined."""
+    """Summary of the points evaluated so far; records of consecutive parts can be joined."""
 
     evaluations: int = 0
+    """Number of evaluated points."""
     counts: NDArray[np.int64] = field(
         default_factory=lambda: np.zeros(len(REASONS), dtype=np.int64)
     )
-    """Number of points by code of their refusal, 0 for feasible ones."""
+    """Number of points by index in `REASONS`; index 0 counts feasible points."""
     room: int = 1
-    """Maximum points kept."""
+    """Maximum length of `ranked`."""
     ranked: list[_Ranked] = field(default_factory=list)
-    """Points kept, best first; of equal points, the one priced first."""
+    """Best points without duplicates, best first; ties in the order of evaluation."""
     steps: list[tuple[int, float, float]] = field(default_factory=list)
-    """(evaluations, score, tie-breaker) of every improvement."""
+    """(number of evaluations, score, tie-breaker) of every improvement."""
     whole: int = 0
+    """Number of points to evaluate, for `progress`."""
     progress: Progress | None = None
-    """Called with the numbers of priced points and of all, after each part."""
+    """Called after each part with `evaluations` and `whole`."""
 
     @property
     def last(self) -> tuple[float, float]:
-        """Score and tie-breaker of the best point; inf without one."""
+        """Score and tie-breaker of the best point; inf if there is no feasible point."""
         return self.steps[-1][1:] if self.steps else (np.inf, np.inf)
 
     def add(self, priced: Priced) -> None:
-        """Add points in order; of equal ones the first is kept."""
+        """Add evaluated points in order; of points with equal scores, the first ranks higher."""
         first = priced.scores[:, 0]
         # A row can only be better where the running minimum falls or is tied.
         least = np.minimum.accumulate(np.minimum(first, self.last[0]))
@@ -410,7 +423,7 @@ class Record:
         self._tell()
 
     def _best_of(self, priced: Priced) -> list[_Ranked]:
-        """Return the points of `priced` that may be kept, best first."""
+        """Return the points of `priced` that may enter `ranked`, best first."""
         full = len(self.ranked) == self.room
         limit = self.ranked[-1][0] if full else np.inf
         rows = np.flatnonzero((priced.scores[:, 0] <= limit) & np.isfinite(priced.scores[:, 0]))
@@ -423,7 +436,7 @@ class Record:
         return list(zip(first, second, priced.executions[kept], priced.outcomes[kept], strict=True))
 
     def _rank(self, points: list[_Ranked]) -> None:
-        """Keep the best of the kept points and these, without duplicates."""
+        """Merge points into `ranked`: the best `room` points, without duplicates."""
         ranked: list[_Ranked] = []
         seen: set[Any] = set()
         # A stable sort keeps the first of equal points in front.
@@ -437,7 +450,7 @@ class Record:
         self.ranked = ranked
 
     def join(self, part: Record) -> None:
-        """Append the record of the following points."""
+        """Append the record of the points that follow those of this record."""
         # A part counts its evaluations from 0.
         for count, *score in part.steps:
             if tuple(score) < self.last:
@@ -453,17 +466,17 @@ class Record:
 
 
 # --------------------------------------------------------------------------------------------------
-# Tuners without a package: every point, or a sample of them.
+# Tuners without optional packages: every point, or a random sample.
 
 
 CHUNK = 1 << 17
-"""Points priced at a time: enough for efficient arrays, few enough to fit in memory."""
+"""Points evaluated at a time: enough for efficient arrays, few enough to fit in memory."""
 _COUNTABLE = 2**62
-"""Limit of the space size above which points have no 64-bit number."""
+"""Maximum size of a space whose points are numbered with 64-bit integers."""
 
 
 def price_range(pricer: Pricer, begin: int, end: int, progress: Progress | None = None) -> Record:
-    """Return the record of the points numbered `begin` to `end`, `end` excluded."""
+    """Return the record of the points with numbers from `begin` to `end` - 1."""
     record = pricer.record(end - begin, progress)
     for start in range(begin, end, CHUNK):
         points = np.arange(start, min(start + CHUNK, end), dtype=np.int64)
@@ -477,7 +490,7 @@ def price_sample(
     seed: int,
     progress: Progress | None = None,
 ) -> Record:
-    """Return the record of uniformly drawn points without repeats, or of all if there are fewer."""
+    """Return the record of a random sample of `evaluations` points, as drawn by `draw_sample`."""
     digits = draw_sample(pricer.space, evaluations, np.random.default_rng(seed))
     record = pricer.record(len(digits), progress)
     for begin in range(0, len(digits), CHUNK):
@@ -486,7 +499,11 @@ def price_sample(
 
 
 def draw_sample(space: TuningSpace, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return the digits of uniformly drawn points without repeats, one row each."""
+    """Return the digits of a uniform random sample of points, one row each.
+
+    Points do not repeat, except in spaces of more than 2^62 points, where this is very unlikely. If
+    the space has at most `count` points, all are returned.
+    """
     if space.size > _COUNTABLE:  # repeats are practically impossible
         return np.stack([rng.integers(len(d.values), size=count) for d in space.domains], axis=1)
     # In such a small space draws would mostly repeat, so shuffle it.
@@ -513,16 +530,20 @@ class TraceStep(records.Record):
 
 
 class TuningResult(records.Record):
-    """Best of the priced points; `best` is None if none is feasible."""
+    """Result of a tuner: its best points, counts of evaluated points, and the trace."""
 
     tuner: str
     objective: Objective
     best: Point | None
+    """Best point; None if none is feasible."""
     top: tuple[Point, ...] = ()
-    """Best points, as many as requested, best first."""
+    """Best points, at most as many as requested, best first."""
     evaluations: int
+    """Number of evaluated points."""
     space_size: int
+    """Number of points in the space."""
     feasible: int
+    """Number of feasible points among the evaluated ones."""
     refused: Mapping[str, int]
     """Number of infeasible points by reason, most frequent first."""
     trace: tuple[TraceStep, ...]
@@ -530,19 +551,19 @@ class TuningResult(records.Record):
 
     @property
     def feasible_share(self) -> float:
-        """Fraction of priced points that are feasible, 0 to 1."""
+        """Feasible fraction of the evaluated points, 0 to 1."""
         return self.feasible / self.evaluations if self.evaluations else 0.0
 
     @property
     def exhaustive(self) -> bool:
-        """True if no point in the space can be better."""
+        """True if every point of the space was evaluated, so that `best` is the optimum."""
         # Random points are drawn once each, while learning tuners may request a point again.
         every = self.tuner == "random" and self.evaluations >= self.space_size
         return every or self.tuner == "exhaustive"
 
 
 def result_of(tuner: str, objective: Objective, space: TuningSpace, record: Record) -> TuningResult:
-    """Return the tuning result of a record."""
+    """Return the result of a tuner from the record of its points."""
     trace: list[TraceStep] = []
     last = float("inf")
     for evaluations, score, _ in record.steps:
