@@ -1,4 +1,4 @@
-"""Memory and step time of a training run, bottom-up: no measured profile, no plan, no torch."""
+"""Memory and step time of a training run, estimated bottom-up without measured profiles."""
 
 from __future__ import annotations
 

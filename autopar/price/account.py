@@ -53,7 +53,10 @@ class Account(Record):
 
 
 def account_of(run: Run, stage: int | None = None) -> Account:
-    """Return the memory of one rank of a pipeline stage; None: the last stage."""
+    """Return the allocated bytes of one rank of a pipeline stage by term.
+
+    stage : index of the stage; None: the last stage.
+    """
     last = run.strategy.pp - 1
     at = last if stage is None else stage
     if run.kernels.torch_layers:
@@ -75,10 +78,12 @@ def account_of(run: Run, stage: int | None = None) -> Account:
 
 
 def host_bytes_of(run: Run, account: Account) -> float:
-    """Return a lower bound of the host bytes of a stage's rank: the bytes that offload frees.
+    """Return a lower bound of the host bytes of a rank: the device bytes that offload frees.
 
-    account : memory of the stage with offload. Additional copies of an engine, such as buffers for
-        transfers, are not counted.
+    It is 0 without offload of optimizer states or activations. Other host memory of an engine, such
+    as pinned transfer buffers, is not counted.
+
+    account : memory of the rank's stage with offload.
     """
     runtime = run.runtime
     if not runtime.optimizer.offload and not run.offloads_activations:

@@ -2,7 +2,12 @@
 
 Korthikanti et al. (arXiv 2205.05198, section 4) count these tensors for dense layers with unfused
 attention. This module adds other kernels, MLA and experts. Model states are in
-`autopar.price.states`; the number of live micro-batches depends on the pipeline schedule.
+`autopar.price.states`; the number of live micro-batches depends on the pipeline schedule
+(`autopar.price.peak`).
+
+Symbols of this package: b micro-batch size, s sequence length, h hidden size, n heads, e bytes per
+element, t TP degree, c CP degree. T is the number of tokens on a rank. T' is T, divided by t with
+sequence parallelism.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from autopar.training.mixtures import processed_share, worst_skew
 
 
 def attention_of(at: RankLayer) -> Attention:
-    """Return the attention of a layer; layers without attention are not supported."""
+    """Return the attention of a layer; raises AssertionError for a layer without attention."""
     attention = at.layer.attention
     assert attention is not None, "layers without attention have no count of memory"
     return attention
@@ -33,24 +38,30 @@ def score_count(at: RankLayer) -> int:
 
 
 def input_bytes(at: RankLayer) -> int:
-    """Return the bytes of a layer's input on a rank, T'*h*e: all that full recomputation saves."""
+    """Return the bytes of a layer's input on a rank, T'*h*e; full recomputation saves no more."""
     return at.sequence_parallel_tokens * at.layer.hidden * at.element_bytes
 
 
 def stream_bytes(run: Run) -> int:
-    """Return the bytes of a micro-batch's residual stream on a rank, T'*h*e, sent by stages."""
+    """Return the bytes of a micro-batch's hidden states on a rank, T'*h*e, as stages send them."""
     return run.sequence_parallel_tokens * run.model.hidden * run.element_bytes
 
 
 def saved_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
-    """Yield (part, bytes) of a layer's saved activations on the device, not fully recomputed."""
+    """Yield (part, device bytes) of a layer's saved activations, for layers without full recompute.
+
+    Parts of 0 bytes are omitted.
+    """
     for name, left in device_parts(at):
         if left:
             yield name, left
 
 
 def device_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
-    """Yield (part, device bytes) of all parts in module order; offloaded parts may have 0 bytes."""
+    """Yield (part, device bytes) of all saved parts of a layer in module order.
+
+    Offloaded parts are included, with the bytes that remain on the device, which may be 0.
+    """
     gone = dict(_offloaded_parts(at))
     for index, (name, size) in enumerate(_layer_parts(at)):
         yield name, size - gone.get(index, 0)
@@ -158,9 +169,11 @@ def _layer_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
 
 
 def _linear_input(at: RankLayer, size_bytes: int) -> int:
-    """Return the saved bytes of a tensor that only a GEMM uses: of its 8-bit copy in low precision.
+    """Return the saved bytes of a GEMM's input, which is quantised if GEMMs run in low precision.
 
-    Transformer Engine saves the copy that the weight gradient reads, and frees the tensor.
+    Transformer Engine then saves only the low-precision copy, for the weight gradient.
+
+    size_bytes : size of the unquantised input.
     """
     precision = at.precision
     if not precision.low_precision:
@@ -169,9 +182,11 @@ def _linear_input(at: RankLayer, size_bytes: int) -> int:
 
 
 def _expert_input(at: RankLayer, size_bytes: int) -> int:
-    """Return the saved bytes of an expert GEMM's input: two copies if grouped in low precision.
+    """Return the saved bytes of an expert GEMM's input.
 
-    The copies are quantised by rows and by columns.
+    Grouped GEMMs in low precision save two copies, one quantised by rows and one by columns.
+
+    size_bytes : size of the unquantised input.
     """
     grouped = at.run.runtime.experts.grouped
     return _linear_input(at, size_bytes) * (2 if at.precision.low_precision and grouped else 1)
@@ -258,9 +273,10 @@ def copied_qkv_bytes(at: RankLayer) -> int:
 
 
 def routing_skew(at: RankLayer) -> float:
-    """Return the tokens of the busiest rank's experts over the mean, at the worst step.
+    """Return the routed tokens of the busiest expert-parallel rank over the mean of the ranks.
 
-    It is 1 if the rank holds all experts.
+    The value is that of the worst step of a run, unless the run sets `experts.skew`. It is 1 for
+    dense layers and if the rank holds all experts.
     """
     experts, ep = at.layer.experts, at.split.ep
     if experts is None or ep == 1:
@@ -271,7 +287,10 @@ def routing_skew(at: RankLayer) -> float:
 
 
 def routed_tokens(at: RankLayer) -> int:
-    """Return L, the routed tokens of the busiest rank's experts; a token counts once per expert."""
+    """Return the tokens that the busiest rank's experts process per micro-batch.
+
+    A token counts once per expert that it is routed to. Raises AssertionError for a dense layer.
+    """
     experts, kernels = at.layer.experts, at.run.runtime.experts
     assert experts is not None, "asked of mixtures alone"
     mean = at.sequence_parallel_tokens * at.split.etp * experts.per_token
@@ -280,7 +299,7 @@ def routed_tokens(at: RankLayer) -> int:
 
 
 def _mlp_parts(at: RankLayer, width: int, name: str = "mlp") -> Iterator[tuple[str, int]]:
-    """Yield (part, bytes) that an MLP on all tokens saves."""
+    """Yield (part, bytes) that a dense MLP or shared expert saves."""
     element = at.element_bytes
     elements = at.tokens * (width // at.split.tp)
     yield f"{name} fc1 output", at.layer.gates * elements * element
@@ -321,10 +340,10 @@ def _expert_parts(at: RankLayer) -> Iterator[tuple[str, int]]:
 
 
 def adapter_saved_bytes(at: RankLayer) -> int:
-    """Return the saved bytes of a layer's adapters: A's output, and with dropout their inputs.
+    """Return the saved bytes of a layer's LoRA adapters: outputs of A, and inputs if with dropout.
 
-    Each adapter drops other elements, so each saves a copy of its input and one mask byte per
-    element.
+    The dropout mask differs between adapters, so each saves a copy of its input and one mask byte
+    per element.
     """
     adapters = at.run.runtime.adapters
     if adapters is None:
@@ -349,9 +368,9 @@ def layer_saved_bytes(at: RankLayer) -> int:
 
 
 def chunk_parts(run: Run, chunk: Chunk) -> Iterator[tuple[str, int]]:
-    """Yield (part, bytes) that a micro-batch saves in a chunk of the pipeline.
+    """Yield (part, device bytes) of one micro-batch's saved activations in a model chunk.
 
-    The head's logits are excluded because they live within one event.
+    The head's logits are excluded; `autopar.price.peak` counts them.
     """
     whole = stream_bytes(run)
     if chunk.embeds and run.model.dropout > 0:
@@ -379,5 +398,5 @@ def chunk_parts(run: Run, chunk: Chunk) -> Iterator[tuple[str, int]]:
 
 
 def chunk_saved_bytes(run: Run, chunk: Chunk) -> int:
-    """Return the bytes that one micro-batch saves in a chunk, without the head's logits."""
+    """Return the device bytes that one micro-batch saves in a model chunk, without logits."""
     return sum(size for _, size in chunk_parts(run, chunk))

@@ -1,9 +1,9 @@
 """Block sizes of PyTorch's caching allocator, in bytes.
 
-From the rules of `CUDACachingAllocator` (torch 2.x): requests are rounded up to 512 bytes and use
-the smallest free block that fits. Requests of at most 1 MiB have a separate pool. Others share
-segments of 20 MiB, or from 10 MiB on get a segment of a multiple of 2 MiB. The remainder of a free
-block is split off only if it exceeds 1 MiB, or always with expandable segments.
+The rules are those of `CUDACachingAllocator` (torch 2.x). Requests are rounded up to 512 bytes and
+use the smallest free block that fits. Requests of at most 1 MiB have a separate pool. Requests of
+less than 10 MiB share segments of 20 MiB; larger ones get a segment rounded up to 2 MiB. The
+remainder of a free block is split off if it exceeds 1 MiB, with expandable segments always.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def recycled_bytes(size_bytes: float, *, expandable: bool, hole_bytes: int = 0) 
 
 
 class Pool:
-    """Caching allocator that serves requests one after the other.
+    """Model of the caching allocator for consecutive requests that are never freed.
 
-    Nothing is freed: the blocks stay allocated as long as the rank runs, such as weights, gradient
-    buffers and optimizer states. The only free blocks are remainders of segments.
+    Examples are weights, gradient buffers and optimizer states. The only free blocks are remainders
+    of segments.
     """
 
     def __init__(self, *, expandable: bool) -> None:
@@ -95,7 +95,7 @@ def rounding_bytes(sizes_bytes: Iterable[float], *, expandable: bool) -> int:
 def reserved_bytes(allocated_bytes: int) -> tuple[int, int]:
     """Return (low, high) reserved bytes for `allocated_bytes` under PyTorch's caching allocator.
 
-    Free blocks and segment remainders are included; communicators and the CUDA context are not.
+    Free blocks and segment remainders are included; NCCL buffers and the CUDA context are not.
     """
     low, _, high = RESERVED_RATIOS
     return int(allocated_bytes * low), int(allocated_bytes * high)

@@ -1,4 +1,4 @@
-"""Price of a run on a machine: memory by stage, OOM probability, step time."""
+"""Memory by stage, OOM probability and step time of a run on a machine."""
 
 from __future__ import annotations
 
@@ -20,35 +20,39 @@ from autopar.training.throughput import Throughput, hardware_flop, model_flop
 
 
 class Target(Record):
-    """Machine and context of a price: the hardware, and the accuracy of step times on it."""
+    """Machine of an assessment, accuracy of step times on it, and accepted OOM probability."""
 
     machine: Machine
     accuracy: Accuracy
     site_known: bool
+    """True if cluster factors of the site are known; selects the class of measured runs."""
     oom_risk: float
-    """Largest OOM probability of a run that fits, 0 to 1."""
+    """Largest accepted OOM probability, 0 to 1."""
 
     @property
     def capacity_bytes(self) -> float:
-        """Memory of a device in bytes."""
+        """Memory of one GPU, bytes."""
         return self.machine.card.memory_bytes
 
     def oom_probability(self, run: Run, peak_bytes: float) -> float:
-        """Return the probability that a device runs out of memory at this predicted peak."""
+        """Return the OOM probability of a run on one GPU, 0 to 1.
+
+        peak_bytes : predicted peak of allocated memory.
+        """
         return oom_probability_at(run, peak_bytes, self.capacity_bytes)
 
     @property
     def host_capacity_bytes(self) -> float | None:
-        """Host memory in bytes per device; None if the card does not give it."""
+        """Host memory per GPU, bytes; None if the hardware data do not contain it."""
         return self.machine.card.more.get("host.memory_bytes")
 
     def host_fits(self, host_bytes: float) -> bool:
-        """Return True if the host memory per device suffices or is unknown."""
+        """Return True if `host_bytes` per GPU fit in host memory or its size is unknown."""
         return self.host_capacity_bytes is None or host_bytes <= self.host_capacity_bytes
 
 
 class Assessment(Record, dict=True):
-    """Price of a run."""
+    """Memory, OOM probability, step time and throughput of a run on a target."""
 
     run: Run
     accounts: tuple[Account, ...]
@@ -59,24 +63,25 @@ class Assessment(Record, dict=True):
     untimed: str | None
     """Reason for a missing step time; None if there is a step time."""
     interval_s: tuple[float, float] | None
+    """90 % interval of the step time, seconds; None without a step time."""
     runs: RunClass | None
-    """Measured runs whose errors give the interval."""
+    """Class of measured runs whose errors give the interval; None without a step time."""
     throughput: Throughput | None
-    """Step time in the units of training logs; None without a step time."""
+    """Tokens per second, TFLOP/s and MFU from the step time; None without a step time."""
 
     @property
     def fullest(self) -> Account:
-        """The stage with the highest peak."""
+        """Memory of the stage with the highest peak."""
         return max(self.accounts, key=lambda account: account.peak_bytes)
 
     @cached_property
     def host_bytes_at(self) -> dict[int, float]:
-        """Lower bound of host bytes per rank, by stage."""
+        """Lower bound of host bytes per rank, by stage index."""
         return {one.stage: host_bytes_of(self.run, one) for one in self.accounts}
 
     @property
     def host_bytes(self) -> float:
-        """Largest host bytes of these stages."""
+        """Lower bound of host bytes per rank, largest of the requested stages."""
         return max(self.host_bytes_at.values())
 
     def fits(self, target: Target) -> bool:
@@ -85,25 +90,29 @@ class Assessment(Record, dict=True):
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens per second and GPU."""
+        """Tokens per second and GPU; None without a step time."""
         return None if self.throughput is None else self.throughput.tokens_per_s
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOP utilisation of the device's 16-bit peak, with the FLOP that engines count."""
+        """MFU relative to the 16-bit peak, 0 to 1; None without a step time.
+
+        Model FLOP are counted as engines do in their logs.
+        """
         return None if self.throughput is None else self.throughput.mfu
 
 
 class Timing(NamedTuple):
-    """A run as a job with its step time; both None with the reason if it cannot be timed."""
+    """Job of a run and its step time; both are None if the run cannot be timed."""
 
     job: Job | None
     step: StepTime | None
     untimed: str | None
+    """Reason for a missing step time; None if there is a step time."""
 
 
 def timing_of(run: Run, target: Target) -> Timing:
-    """Return the step time of a run, without its memory."""
+    """Return the job and step time of a run, or the reason why it has no step time."""
     try:
         job = job_of_run(run)
         return Timing(job, step_time(target.machine, job), None)
@@ -120,9 +129,9 @@ def assess(
 ) -> Assessment:
     """Return memory per stage, OOM probability, step time and throughput of a run.
 
-    stages : stages to count; None: all of them.
-    timing : step time if known; None: the result of `timing_of`.
-    count : function that returns the memory of a stage, for callers with cached counts.
+    stages : indices of the pipeline stages, at least one; None: all stages.
+    timing : result of `timing_of` if already computed; None: computed here.
+    count : function from a run and stage to its memory, for callers with a cache.
     """
     asked = range(run.strategy.pp) if stages is None else sorted({*stages})
     accounts = tuple(count(run, stage) for stage in asked)

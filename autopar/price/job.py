@@ -1,4 +1,4 @@
-"""Conversion of a run to a `Job`, the input of step times: blocks, degrees and switches."""
+"""Conversion of a run to a `Job`, the input of `autopar.price.step`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _DISPATCHERS: dict[str, Literal["all_to_all", "allgather", "fused"]] = {
 
 
 def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
-    """Return the job of a run; raises InputError for settings without a step time.
+    """Return the job of a run; raises InputError for settings without a step-time model.
 
-    Layers may differ in degrees of weights and tokens, ZeRO stage and recomputation, and from
-    embedding and head.
+    Layers may differ in TP and CP degree, ZeRO stage, precision and recomputation. Embedding and
+    head may differ from the layers in TP degree and ZeRO stage.
 
-    skew : tokens of the busiest expert rank over the mean, if the run does not fix it: 1 as in
-        published rates, or `autopar.training.mixtures.NATURAL_SKEW`.
+    skew : tokens of the busiest expert-parallel rank over the mean, if the run does not set it: 1
+        as in published benchmarks, or `autopar.training.mixtures.NATURAL_SKEW`.
     """
     model, strategy, runtime, split = run.model, run.strategy, run.runtime, run.split
     optimizer, precision, mixed = runtime.optimizer, runtime.precision, model.experts is not None
@@ -74,9 +74,9 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
         zero=split.zero,
         replicas=split.replicas if split.zero else 1,
         gradient_bytes=_gradient_bytes(run),
-        # torch reduces unsharded gradients once a step, whatever the states say
+        # engines with torch layers reduce unsharded gradients once per step
         reduce_every_micro_batch=runtime.states.each_micro_batch and (not torch or split.zero > 1),
-        # weights that are not freed after the forward are gathered once
+        # with torch layers, ZeRO-1 and ZeRO-2 keep gathered weights until the backward
         reshard=split.zero == 3 or not torch,
         # as in torchtitan's published runs with context parallelism (benchmarks/ledger_rows.py)
         ring_balanced=not torch,
@@ -113,7 +113,7 @@ def job_of_run(run: Run, *, skew: float = 1.0) -> Job:
 
 
 def _refuse_unpriced(run: Run) -> None:
-    """Raise InputError for layers and splits whose communication has no model."""
+    """Raise InputError for models and layer splits that the step-time model does not support."""
     model, strategy = run.model, run.strategy
     if any(layer.cross for layer in model.kinds):
         raise InputError(
@@ -143,10 +143,11 @@ def _precision(precision: RunPrecision) -> Precision:
 
 
 def _gathered_bytes(run: Run) -> float | None:
-    """Return the bytes per gathered element of a GEMM weight; None: as in GEMM precision.
+    """Return the bytes per element of a GEMM weight in the data-parallel all-gather.
 
-    The two copies of MXFP8 have separate scales, so bf16 weights are gathered unless all is sharded
-    (Megatron-LM; `--reuse-grad-buf-for-mxfp8-param-ag` is not modelled).
+    None stands for the run's 16- or 32-bit precision. MXFP8 has two copies with separate scales, so
+    Megatron-LM gathers bf16 weights except at ZeRO-3 (`--reuse-grad-buf-for-mxfp8-param-ag` is not
+    modelled).
     """
     precision, sharded = run.runtime.precision, run.split.zero == 3
     if run.kernels.torch_layers:
@@ -157,7 +158,7 @@ def _gathered_bytes(run: Run) -> float | None:
 
 
 def _gradient_bytes(run: Run) -> float:
-    """Return the bytes of a gradient element in its reduction."""
+    """Return the bytes per gradient element in the data-parallel reduction."""
     if not run.kernels.torch_layers:
         return float(run.runtime.precision.gradient_bytes)
     recipe = layout_of_run(run)
@@ -166,7 +167,7 @@ def _gradient_bytes(run: Run) -> float:
 
 
 def _blocks(run: Run) -> Iterator[Block]:
-    """Yield groups of consecutive equal layers, stage after stage."""
+    """Yield one block per group of consecutive equal layers, stage after stage."""
     for chunks in run.strategy.stages:
         layers = (run.rank_layers[layer] for chunk in chunks for layer in chunk.layers)
         for at, alike in groupby(layers):
@@ -182,7 +183,7 @@ def _block(run: Run, at: RankLayer, number: int) -> Block:
         block_of_layer(at.layer),
         number=number,
         recompute=recompute,
-        # None: the degree of the job, which is that of the first layer
+        # None: the degree of the job, taken from the first layer
         tp=None if split.tp == first.tp else split.tp,
         cp=None if split.cp == first.cp else split.cp,
         zero=None if split.zero == first.zero else split.zero,

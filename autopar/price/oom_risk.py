@@ -1,10 +1,10 @@
 """Probability of running out of memory, from the predicted peak of a run.
 
 The prediction itself is in `autopar.price.account`. Reserved memory at the peak differs from it for
-two reasons. The error of the prediction is known by kind of run from measured runs
-(docs/concepts/memory.md). The allocator's overhead is known from published pairs of allocated and
-reserved memory. The logarithm of the first is Student's t with two degrees of freedom, that of the
-second is normal, and both are independent.
+two reasons. The prediction has an error, estimated by kind of run from measured runs
+(docs/concepts/memory.md). The allocator has an overhead, estimated from published pairs of
+allocated and reserved memory. Both factors are independent. The logarithm of the error follows
+Student's t distribution with two degrees of freedom; the logarithm of the overhead is normal.
 """
 
 from __future__ import annotations
@@ -76,10 +76,11 @@ almost exact, and the tenth misses a tensor."""
 
 
 def _scales() -> Iterator[tuple[float, float]]:
-    """Yield (weight, squared scale) of normal errors whose mixture is Student's t.
+    """Yield (weight, squared scale) of normal distributions whose mixture is Student's t.
 
-    t = N sqrt(k / q) with q of chi-squared, k = 2 degrees of freedom, whose density over ln q is
-    q^(k/2) exp(-q/2) up to a factor. A sum over even steps of ln q is exact to 1e-8.
+    t = N sqrt(k / q), where N is standard normal and q chi-squared with k = 2 degrees of freedom.
+    The density over ln q is q^(k/2) exp(-q/2) up to a factor. A sum over equal steps of ln q is
+    exact to 1e-8.
     """
     steps = [math.exp(-20.0 + 0.5 * step) for step in range(49)]
     weights = [q ** (_FREEDOM / 2) * math.exp(-q / 2) for q in steps]
@@ -92,14 +93,17 @@ _SCALES = tuple(_scales())
 
 
 def rarely_validated(run: Run) -> tuple[str, ...]:
-    """Return the names of this run's features that fewer than five measured runs use."""
+    """Return the names of this run's features that fewer than five measured configurations use.
+
+    Empty for engines with torch layers, whose error interval is not divided by feature.
+    """
     if run.kernels.torch_layers:
-        return ()  # errors of torch layers are those of a single engine's runs
+        return ()  # errors of torch layers are known from runs of a single engine
     return tuple(name for name, has in _FEW_RUNS.items() if has(run))
 
 
 def kind_of(run: Run) -> LaunchKind:
-    """Return the kind of run whose errors apply."""
+    """Return the kind of a run, which selects the interval of its prediction error."""
     if run.kernels.torch_layers:
         return "torch layers"
     if run.offloads_activations and _leaves(run):
@@ -121,8 +125,10 @@ def probability_of_ratio(
 ) -> float:
     """Return the probability that reserved over predicted bytes exceeds `ratio`.
 
-    P = sum_i w_i (1 - Phi((ln ratio - mu) / sqrt(sigma^2 + s^2 g_i))): a normal reserve (mu, sigma)
-    and a Student's error of scale s as normal errors of weights w_i and squared scales g_i.
+    P = sum_i w_i (1 - Phi((ln ratio - mu) / sqrt(sigma^2 + s^2 g_i))). Here mu adds the
+    medians of error and reserve, sigma is the standard deviation of the normal reserve, and s is
+    the scale of the Student's t error. That error is a mixture of normal errors with weights w_i
+    and squared scales g_i.
 
     ends : 90 % interval of measured over predicted peaks.
     reserve : low, median and high of reserved over allocated bytes, low and high as the 5th and
@@ -154,14 +160,20 @@ def _errors(
 
 
 def reserved_interval(run: Run, peak_bytes: float) -> tuple[float, float]:
-    """Return the 90 % interval of reserved bytes at this predicted peak."""
+    """Return the 90 % interval of reserved bytes.
+
+    peak_bytes : predicted peak of allocated memory.
+    """
     kind = kind_of(run)
     return peak_bytes * _ratio_of(0.95, kind), peak_bytes * _ratio_of(0.05, kind)
 
 
 @cache
 def _ratio_of(odds: float, kind: LaunchKind) -> float:
-    """Return the ratio that is exceeded with a given probability, by bisection of its logarithm."""
+    """Return the ratio of reserved to predicted bytes that is exceeded with a given probability.
+
+    It is found by bisection of its logarithm.
+    """
     low, high = -2.0, 2.0
     for _ in range(50):
         middle = (low + high) / 2.0
@@ -179,7 +191,11 @@ def oom_probability_at(run: Run, peak_bytes: float, capacity_bytes: float) -> fl
 
 
 def oom_probability_of_kind(kind: LaunchKind, peak_bytes: float, left_bytes: float) -> float:
-    """Return the OOM probability of a kind of run with `left_bytes` outside of the CUDA context."""
+    """Return the OOM probability of a kind of run, 0 to 1.
+
+    peak_bytes : predicted peak of allocated memory.
+    left_bytes : device memory without the CUDA context and NCCL buffers.
+    """
     if left_bytes <= 0:
         return 1.0
     if peak_bytes <= 0:
@@ -188,9 +204,9 @@ def oom_probability_of_kind(kind: LaunchKind, peak_bytes: float, left_bytes: flo
 
 
 def reserve_share(kind: LaunchKind, odds: float) -> float:
-    """Return the memory to keep free, over the predicted peak, for a given OOM probability.
+    """Return the memory to keep free, as a share of the predicted peak, for an OOM probability.
 
-    It is the inverse of `oom_probability_of_kind`.
+    It inverts `oom_probability_of_kind`. The probability is above 0 and below 1.
     """
     return _ratio_of(odds, kind) - 1.0
 

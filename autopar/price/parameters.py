@@ -24,9 +24,9 @@ class Weight(Record):
     number: int = 1
     """Number of such tensors, one per expert of the rank."""
     expert: bool = False
-    """True for weights of experts, whose replicas differ from those of dense weights."""
+    """True for weights of experts, which are replicated over other ranks than dense weights."""
     linear: bool = False
-    """True if the kernel that multiplies with it can add its gradient to the buffer itself."""
+    """True if its weight-gradient GEMM can accumulate into the gradient buffer."""
     quantized: bool = False
     """True if it has 8-bit copies when GEMMs run in 8 bits."""
     shared: bool = False
@@ -53,7 +53,7 @@ def _vectors(name: str, size: int, number: int = 1, *, expert: bool = False) -> 
 def _linear(
     name: str, outputs: int, inputs: int, *, bias: int = 0, expert: bool = False, number: int = 1
 ) -> Iterator[Weight]:
-    """Yield the matrix of a linear layer, and its bias of `bias` elements; 0 for none."""
+    """Yield the matrix of a linear layer, and its bias vector unless `bias` is 0 elements."""
     yield Weight(
         name=name,
         shape=(outputs, inputs),
@@ -134,7 +134,7 @@ def _mlp(name: str, at: RankLayer, width: int) -> Iterator[Weight]:
 
 
 def layer_weights(at: RankLayer) -> tuple[Weight, ...]:
-    """Return the weights of one layer on a rank."""
+    """Return the weights of one layer on a rank, adapters included."""
     base = (*attention_weights(at), *mlp_weights(at))
     if at.run.runtime.adapters is None:
         return base
@@ -147,7 +147,10 @@ def _frozen(weights: Iterable[Weight]) -> Iterator[Weight]:
 
 
 def frozen_bytes(run: Run, weight: Weight) -> float:
-    """Return the bytes per element of an untrained weight; only layers' matrices are quantised."""
+    """Return the bytes per element of a frozen weight.
+
+    Adapters may quantise the matrices of layers (QLoRA); other weights have the run's precision.
+    """
     element, adapters = float(run.element_bytes), run.runtime.adapters
     if adapters is None or not weight.quantized:
         return element
@@ -155,7 +158,11 @@ def frozen_bytes(run: Run, weight: Weight) -> float:
 
 
 def adapter_widths(at: RankLayer, weight: Weight) -> tuple[float, ...]:
-    """Return the outputs, on this rank, of each adapter of a weight; empty: no adapters."""
+    """Return the output features of each adapter of a weight, from the weight's shape on this rank.
+
+    Weights that combine several projections (qkv) have one adapter per adapted projection, or a
+    single one if adapters are fused. Empty for weights without adapters.
+    """
     rows, attention = weight.shape[0], at.layer.attention
     assert attention is not None, "layers without attention have no count of memory"
     adapters = at.run.runtime.adapters
@@ -197,10 +204,10 @@ def _first(adapters: Adapters | None, *targets: Target) -> Target:
 
 
 def _adapters_of(at: RankLayer, weight: Weight) -> Iterator[Weight]:
-    """Yield A and B of each adapter of a weight, sharded over tensor ranks.
+    """Yield the LoRA matrices A and B of each adapter of a weight, sharded over tensor ranks.
 
-    If the outputs of the matrix are split, its ranks divide the rank of A; if the inputs are split,
-    the outputs of B (Megatron-Bridge peft/utils.py, ParallelLinearAdapter).
+    A column-parallel weight shards A along the LoRA rank; a row-parallel weight shards B along its
+    outputs (Megatron-Bridge peft/utils.py, ParallelLinearAdapter).
     """
     adapters, split = at.run.runtime.adapters, at.split
     if adapters is None:
@@ -222,7 +229,11 @@ def _adapters_of(at: RankLayer, weight: Weight) -> Iterator[Weight]:
 
 
 def head_weight(run: Run, *, name: str = "head", shared: bool = False) -> Weight:
-    """Return the output matrix on a rank, or the word embedding of equal size."""
+    """Return the vocabulary matrix on a rank: the head, or the word embedding.
+
+    name : "head" or "embedding".
+    shared : True for a copy of tied embeddings.
+    """
     rows = run.padded_vocab // run.strategy.ends.tp
     shape = (rows, run.model.hidden)
     # the embedding matrix takes part in a GEMM only as the head
@@ -230,7 +241,10 @@ def head_weight(run: Run, *, name: str = "head", shared: bool = False) -> Weight
 
 
 def embedding_and_head_weights(run: Run, chunk: Chunk) -> tuple[Weight, ...]:
-    """Return the weights of a chunk without its layers: embedding, last norm and head."""
+    """Return the weights of a chunk without transformer and MTP layers.
+
+    These are embedding, final norm and head, as far as the chunk contains them.
+    """
     return chunk_weights(run, Chunk(chunk.embeds, (), 0, chunk.head))
 
 
@@ -271,12 +285,12 @@ def chunk_weights(run: Run, chunk: Chunk) -> tuple[Weight, ...]:
 
 
 def _as_head(weight: Weight) -> Weight:
-    """Return the embedding as a weight that the head also multiplies with."""
+    """Return a tied embedding with `linear` true, because the head also uses it in a GEMM."""
     return Weight(name=weight.name, shape=weight.shape, linear=True, shared=weight.shared)
 
 
 def _mtp_weights(run: Run) -> Iterator[Weight]:
-    """Yield an MTP layer (arXiv 2412.19437, section 2.2)."""
+    """Yield the weights of one MTP layer (arXiv 2412.19437, section 2.2)."""
     hidden, norms = run.model.hidden, run.model.last.norm_vectors
     yield from _vectors("mtp norms", hidden, 2 * norms)
     # two concatenated hidden states are projected to one
@@ -287,5 +301,5 @@ def _mtp_weights(run: Run) -> Iterator[Weight]:
 
 
 def stage_weights(run: Run, stage: int) -> tuple[tuple[Weight, ...], ...]:
-    """Return the weights of every chunk of a stage."""
+    """Return the weights of a pipeline stage, one tuple per model chunk."""
     return tuple(chunk_weights(run, chunk) for chunk in run.strategy.stages[stage])

@@ -1,9 +1,8 @@
 """Live tensors at each event of a stage's step, and the peak allocated bytes among the events.
 
-The execution order of chunks is the schedule's (`autopar.pipeline.orders`), with groups of
-micro-batches as Megatron-Core counts them. Tensors that live from one event to the next have the
-bytes of `autopar.price.activations`. Logits, scores and recomputed layers are added within one
-event.
+The execution order of chunks is in `autopar.pipeline.orders`. Sizes of saved activations are in
+`autopar.price.activations`. This module adds logits, attention scores, recomputed layers, tokens in
+dispatch, and tensors in transfer between stages.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Moment(Record):
 
 
 def micro_batch_group(run: Run) -> int:
-    """Return the number of consecutive micro-batches per chunk."""
+    """Return the number of consecutive micro-batches of a chunk in an interleaved schedule."""
     strategy = run.strategy
     pp, total = strategy.pp, strategy.micro_batches
     if strategy.group:
@@ -66,10 +65,10 @@ def micro_batch_group(run: Run) -> int:
 
 
 def _replayed(run: Run) -> int:
-    """Return the number of micro-batches whose replay contains every state of the pipeline.
+    """Return how many micro-batches a replay needs to reach every state of the pipeline.
 
-    After the warm-up of the first stage, each further group repeats the one before it; the last one
-    may be smaller than the others. Schedules that run all forwards first need all micro-batches.
+    After the warm-up of the first stage, every group of micro-batches repeats the one before it,
+    except for a smaller last group. Schedules that run all forwards first need all micro-batches.
     """
     strategy = run.strategy
     total = strategy.micro_batches
@@ -85,7 +84,7 @@ def _replayed(run: Run) -> int:
 
 
 def warmup_chunks(run: Run, stage: int) -> int:
-    """Return the number of forwards that a stage runs before its first backward."""
+    """Return the number of chunk forwards that a stage runs before its first backward."""
     strategy = run.strategy
     return orders.warmup_chunks(
         strategy.schedule,
@@ -169,7 +168,7 @@ class PeakBreakdown(Record):
 
     @property
     def total_bytes(self) -> int:
-        """Sum of all components, without freed bytes."""
+        """Sum of all components, less `freed_bytes`."""
         return (
             self.saved_bytes
             + self.rounding_bytes
@@ -187,10 +186,13 @@ def logits_bytes(run: Run) -> int:
 
 
 def head_bytes(run: Run, mtp: int = 0) -> int:
-    """Return the peak bytes of head and loss after `mtp` MTP layers.
+    """Return the peak bytes of head and loss.
 
-    16-bit logits and an fp32 copy, in which the softmax and its gradient are computed: 3X. A fused
-    loss keeps further fp32 copies. Transformer Engine's loss works in place of the logits.
+    The unfused loss holds the 16-bit logits and an fp32 copy, in which it computes softmax and
+    gradient. Megatron-LM's fused loss (`native`) may hold more fp32 copies. Transformer Engine's
+    loss overwrites the logits.
+
+    mtp : number of MTP layers before the head, each with logits.
     """
     logits, loss = logits_bytes(run), run.kernels.loss
     if loss == "te":
@@ -207,7 +209,7 @@ def head_bytes(run: Run, mtp: int = 0) -> int:
 
 
 def _head_gradient_bytes(run: Run) -> int:
-    """Return the bytes of the head's input gradient: T*h*e, with sequence parallelism T'*h*e more.
+    """Return the bytes of the head's input gradient: T*h*e, plus T'*h*e if sequence parallel.
 
     It adds to the peak only for a loss without fp32 copies.
     """
@@ -216,12 +218,15 @@ def _head_gradient_bytes(run: Run) -> int:
 
 
 def kept_logits_bytes(run: Run) -> int:
-    """Return the fp32 logits kept from the head's forward to its backward, bytes."""
+    """Return the bytes of fp32 logits kept from the head's forward to its backward."""
     return logits_bytes(run) * 4 // run.element_bytes
 
 
 def transfer_bytes(run: Run, stage: int, kind: Literal["forward", "backward"]) -> int:
-    """Return the bytes of tensors received from, or being sent to, other stages during an event."""
+    """Return the bytes of tensors in transfer between stages during an event.
+
+    Both tensors received from other stages and tensors being sent to them count.
+    """
     strategy = run.strategy
     if strategy.pp == 1:
         return 0
@@ -246,10 +251,10 @@ def _last_layer(run: Run, chunk: Chunk) -> RankLayer | None:
 def expert_dispatch_bytes(run: Run, chunk: Chunk) -> int:
     """Return the transient bytes of dispatch and combine in a chunk's last MoE layer.
 
-    The peak of the forward is in the combine. The caller still references the dispatched input; the
-    experts' output, its copy in sending order, and the output of the shared expert are live. For
-    `alltoall` counted from published peaks of first and last stages; for the other two dispatchers,
-    whose published peaks are of stages with a head, derived the same way.
+    The peak of the forward is in the combine. Live are the dispatched input (the caller still
+    references it), the experts' output, its copy in sending order, and the shared expert's output.
+    The number of copies is fitted to published peaks for `alltoall` and derived in the same way for
+    the other dispatchers, which have no published peak of a stage without head. 0 for dense layers.
     """
     last, dispatcher = _last_layer(run, chunk), run.runtime.experts.dispatcher
     if last is None or last.layer.experts is None:
@@ -274,9 +279,9 @@ def expert_dispatch_bytes(run: Run, chunk: Chunk) -> int:
 
 
 def gathered_bytes(run: Run, stage: int) -> int:
-    """Return the gathered weight bytes of a fully sharded stage at the head.
+    """Return the bytes of gathered weights of a ZeRO-3 stage during its head; 0 below ZeRO-3.
 
-    One layer is in use and the next is prefetched. Embedding, final norm and head are one unit.
+    Two layers count, one in use and one prefetched, and the unit of embedding, final norm and head.
     """
     if run.split.zero != 3:
         return 0
@@ -290,7 +295,10 @@ def gathered_bytes(run: Run, stage: int) -> int:
 
 
 def deferred_head_bytes(run: Run) -> int:
-    """Return the bytes of head inputs and gradients kept for deferred weight gradients."""
+    """Return the bytes of head inputs and logit gradients kept for deferred weight gradients.
+
+    0 if the weight gradients of the head are not deferred.
+    """
     deferred = run.kernels.deferred_head
     if deferred is None:
         return 0
@@ -302,16 +310,17 @@ def deferred_head_bytes(run: Run) -> int:
 def backward_bytes(run: Run, chunk: Chunk) -> tuple[int, int]:
     """Return (allocated, freed) bytes of the backward of a chunk's last layer.
 
-    The peak is one of two points. In the MLP, its recomputed part is live with the gradients of the
-    activation's input and of the layer's output. In unfused attention, after the backward of the
-    MLP, several gradients of the size of the scores are live.
+    Allocated bytes are transient; freed bytes are saved activations that no longer exist at the
+    peak. The peak is at one of two points. In the MLP its recomputed part is live, with the
+    gradients of fc1's output and of the layer's output. In unfused attention, after the backward
+    of the MLP, several gradients of the size of the scores are live.
     """
     at = _last_layer(run, chunk)
     if at is None:
         return 0, 0
     again = 0
     if run.offloads_activations:
-        # offloaded activations of this layer alone are copied back
+        # only this layer's offloaded activations are copied back
         again = offloaded_bytes(at)
         at = without_offload(at)
     if at.split.recompute == "full":
@@ -337,9 +346,9 @@ def without_offload(at: RankLayer) -> RankLayer:
 
 
 def _restored(at: RankLayer) -> tuple[int, int]:
-    """Return the recomputed bytes of a layer's backward: (its scores, parts after attention).
+    """Return (bytes of recomputed core attention, bytes of recomputed parts after attention).
 
-    Measured: latent projections are not recomputed yet when the scores are.
+    As measured, latent projections are recomputed after the scores, so they are not in the first.
     """
     modules = at.split.modules
     if not modules:
@@ -351,7 +360,7 @@ def _restored(at: RankLayer) -> tuple[int, int]:
 
 
 def _behind_attention(at: RankLayer) -> Sequence[int]:
-    """Return the sizes of the parts that a layer saves from its second norm on."""
+    """Return the device bytes of the saved parts of a layer from its second norm on."""
     # offloaded and empty parts are included, so that the norm's position is correct
     parts = list(device_parts(at))
     inputs = [place for place, (name, _) in enumerate(parts) if name == "norm input"]
@@ -359,7 +368,7 @@ def _behind_attention(at: RankLayer) -> Sequence[int]:
 
 
 class _Extra(NamedTuple):
-    """Peak bytes of a chunk's event in addition to live saved activations."""
+    """Transient bytes at the peak of a chunk's event, in addition to saved activations."""
 
     head_bytes: int = 0
     dispatched_bytes: int = 0
@@ -368,12 +377,12 @@ class _Extra(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """Sum of the components, without freed bytes."""
+        """Sum of the components, less `freed_bytes`."""
         return self.head_bytes + self.dispatched_bytes + self.backward_bytes - self.freed_bytes
 
 
 def _extras(run: Run, chunk: Chunk) -> dict[str, _Extra]:
-    """Return the peak transient memory of a chunk's forward and of its backward."""
+    """Return the peak transient memory of a chunk by event kind, "forward" and "backward"."""
     own, freed = backward_bytes(run, chunk)
     # final norm and head run after the last experts
     ahead = 2 * stream_bytes(run) if chunk.head else 0
@@ -430,7 +439,7 @@ def peaks(run: Run, stage: int) -> Callable[[Moment], PeakBreakdown]:
 
 
 def peak_of(run: Run, stage: int) -> PeakBreakdown:
-    """Return the peak of a stage by replaying its events in execution order."""
+    """Return the allocated bytes of the event with the highest peak in a stage's step."""
     peak_at = peaks(run, stage)
     best: PeakBreakdown | None = None
     # a steady pipeline repeats the same few states with every micro-batch

@@ -1,9 +1,9 @@
-"""Memory of a rank of engines with torch layers: FSDP2, DeepSpeed and DDP.
+"""Peak memory of a rank for engines with torch layers: FSDP2, DeepSpeed and DDP.
 
-Model states are those of `autopar.price.state_layouts` times the rank's weights; saved activations
-are in `autopar.price.torch_layers`. This module counts the live tensors at each point of a step:
-gathered units, gradients before and after their reduction, and buckets. The peak is the largest of
-these points. Megatron-LM is in `autopar.price.account`.
+Bytes per parameter of model states are in `autopar.price.state_layouts`, saved activations in
+`autopar.price.torch_layers`. This module counts the live tensors at each point of a step: gathered
+units, gradients before and after their reduction, and buckets. The peak is the largest of these
+points. Megatron-LM is in `autopar.price.account`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class MemoryItem(NamedTuple):
     name: str
     num_bytes: int
     switch: str
+    """Options that control the size of the item."""
 
 
 class FsdpUnit(Record):
@@ -45,15 +46,17 @@ class FsdpUnit(Record):
     dense: int
     """Unsharded elements of dense weights."""
     expert: int = 0
+    """Unsharded elements of expert weights."""
     own: int
-    """Elements of both that this rank keeps, with rows rounded up as on the first rank."""
+    """Elements of dense and expert weights in this rank's shard; rows are rounded up."""
     layer: RankLayer | None = None
     """The layer of the unit; None for embedding and head."""
     looked_up: int = 0
     """Elements of `own` in embedding tables."""
     frozen_bytes: int = 0
-    """Bytes of unsharded frozen weights, which the counts above exclude."""
+    """Bytes of unsharded frozen weights; the numbers of elements exclude frozen weights."""
     own_frozen_bytes: int = 0
+    """Bytes of frozen weights in this rank's shard."""
 
     @property
     def elements(self) -> int:
@@ -74,9 +77,10 @@ class LivePoint(Record):
 
 
 def _shards(run: Run, *, expert: bool = False) -> int:
-    """Return the number of ranks that shard a weight's states, context-parallel ones included.
+    """Return the number of ranks over which a weight's states are sharded; 1 if unsharded.
 
-    Experts are sharded over fewer ranks, by the expert-parallel degrees.
+    Context-parallel ranks count as data-parallel. Expert weights are sharded over fewer ranks,
+    the expert data-parallel ones.
     """
     strategy, split = run.strategy, run.split
     if split.zero == 0 and not layout_of_run(run).moments.sharded:
@@ -86,9 +90,9 @@ def _shards(run: Run, *, expert: bool = False) -> int:
 
 
 def layout_of_run(run: Run) -> StateLayout:
-    """Return the bytes per parameter of a run whose engine uses torch layers.
+    """Return the state layout of a run: bytes per parameter of model states.
 
-    Optimizers other than Adam and optimizer offload are included.
+    The layout of the engine is adjusted to the run's optimizer and to optimizer offload.
     """
     runtime = run.runtime
     kind, element = runtime.precision.kind, run.element_bytes
@@ -99,7 +103,7 @@ def layout_of_run(run: Run) -> StateLayout:
 def _recipe(
     states: States, zero: Zero, optimizer: Optimizer, precision: str, element_bytes: int
 ) -> StateLayout:
-    """Return the cached state layout of an engine and optimizer."""
+    """Return the state layout of an engine, adjusted to an optimizer; results are cached."""
     recipe = layout_of(
         states.keeper,
         zero,
@@ -125,7 +129,7 @@ def _recipe(
         )
     if optimizer.offload_weights:
         weights = replace(weights, each_bytes=0.0)
-    # copies that only the optimizer step makes are made where it runs
+    # transient copies of the optimizer step are in host memory for offloaded states
     passing = tuple(
         replace(entry, each_bytes=entry.each_bytes * left)
         if entry.during == frozenset({"step"})
@@ -163,7 +167,7 @@ def _own(run: Run, weight: Weight) -> int:
     """Return the elements of a weight in this rank's shard."""
     ranks = _shards(run, expert=weight.expert)
     if run.runtime.states.keeper == "deepspeed" or weight.expert:
-        # DeepSpeed shards flat tensors; experts are too many for rows to be rounded up
+        # DeepSpeed shards flat tensors; for grouped experts the rounding of rows is ignored
         return math.ceil(weight.elements / ranks)
     rows, rest = weight.shape[0], weight.size // weight.shape[0]
     return weight.number * -(-rows // ranks) * rest
@@ -176,10 +180,11 @@ def _is_joined(run: Run) -> bool:
 
 
 def units_of(run: Run, chunk: Chunk) -> tuple[FsdpUnit, ...]:
-    """Return the units of a chunk in the order of its forward.
+    """Return the FSDP units of a chunk in the order of its forward.
 
-    torchtitan wraps the embedding, each layer, and norm with head. Before 2025 the first and the
-    last were one unit, as in transformers, which wraps only its layers.
+    In torchtitan, each layer is a unit, the embedding is another, and so are final norm with head.
+    In transformers only layers are wrapped, so embedding, final norm and head are one unit. This
+    also holds for torchtitan before 2025 and for tied embeddings.
     """
     joined = _is_joined(run)
     around = embedding_and_head_weights(run, chunk)
@@ -203,7 +208,7 @@ def units_of(run: Run, chunk: Chunk) -> tuple[FsdpUnit, ...]:
 
 
 def _switches(run: Run) -> dict[str, str]:
-    """Return the options that control states and activations, by their names in the engine."""
+    """Return the engine's options that control "states" and "activations"."""
     names = {
         "torchtitan": ("dp_shard, tp, pp", "local_batch_size, seq_len, activation_checkpoint"),
         "accelerate": ("num_processes, fsdp_version", "batch size, gradient checkpointing"),
@@ -216,10 +221,10 @@ def _switches(run: Run) -> dict[str, str]:
 def _kept(
     run: Run, units: Sequence[FsdpUnit], *, gradients: bool, step: bool = False
 ) -> Iterator[MemoryItem]:
-    """Yield the model states between steps.
+    """Yield the persistent memory of a rank: model states and cuBLAS workspaces.
 
-    gradients : True if gradients are live.
-    step : True for the start of the optimizer step.
+    gradients : True to include gradients that the optimizer step frees.
+    step : True for the optimizer step, which may keep only the rank's shard of gradients.
     """
     whole, own = _elements(units), sum(unit.own for unit in units)
     switch = _switches(run)["states"]
@@ -239,9 +244,10 @@ def _kept(
 
 
 def _wide_moments(run: Run, units: Sequence[FsdpUnit]) -> float:
-    """Return the additional bytes of embedding moments, which engines keep in fp32, not in 8 bits.
+    """Return the bytes of 8-bit Adam's fp32 moments of embeddings beyond their 8-bit size.
 
-    transformers 5 trainer_optimizer.py overrides `nn.Embedding` (bitsandbytes' advice for tables).
+    transformers 5 keeps moments of `nn.Embedding` in fp32 (trainer_optimizer.py), as bitsandbytes
+    recommends.
     """
     optimizer = run.runtime.optimizer
     more = optimizer.moments_bytes - optimizer.adam_bytes
@@ -249,7 +255,7 @@ def _wide_moments(run: Run, units: Sequence[FsdpUnit]) -> float:
 
 
 def _cublas(run: Run) -> int:
-    # the defaults that PyTorch documents
+    # PyTorch's defaults of CUBLAS_WORKSPACE_CONFIG
     return _CUBLAS if run.gpu.upper().startswith(HOPPER) else 8 * MIB + MIB // 8
 
 
@@ -258,7 +264,7 @@ def _cublas(run: Run) -> int:
 
 
 def _reduced(run: Run) -> float:
-    """Return the bytes per element of the reduction's input, 0 if nothing is sharded."""
+    """Return the bytes per element of the reduce-scatter's input, 0 if nothing is sharded."""
     return sum(
         entry.each_bytes
         for entry in layout_of_run(run).passing
@@ -267,14 +273,17 @@ def _reduced(run: Run) -> float:
 
 
 def _waiting(run: Run) -> float:
-    """Return the bytes per gradient element kept until the last micro-batch, 0 if none is."""
+    """Return the bytes per element of gradients kept unsharded until the last micro-batch.
+
+    It is 0 if gradients are reduced after every micro-batch.
+    """
     return sum(
         entry.each_bytes for entry in layout_of_run(run).passing if entry.what == "whole gradients"
     )
 
 
 def _gathered(run: Run, units: Sequence[FsdpUnit]) -> float:
-    """Return the bytes of gathered units; unsharded frozen weights are counted elsewhere."""
+    """Return the bytes of gathered units, their frozen weights included if these are sharded."""
     frozen = layout_of_run(run).weights.sharded
     each, eighths = run.element_bytes, run.runtime.states.gathered_fp8
     found = 0.0
@@ -286,7 +295,7 @@ def _gathered(run: Run, units: Sequence[FsdpUnit]) -> float:
 
 
 def _runs(units: Iterable[FsdpUnit]) -> Iterator[tuple[FsdpUnit, int]]:
-    """Yield (unit, count) of consecutive identical units."""
+    """Yield (unit, count) for each group of consecutive references to one unit."""
     for _, run in groupby(units, id):
         same = [*run]
         yield same[0], len(same)
@@ -308,7 +317,7 @@ def _is_fsdp2(run: Run) -> bool:
 
 
 def _table_passing(run: Run, units: Sequence[FsdpUnit], phase: Phase) -> Iterator[MemoryItem]:
-    """Yield the transient memory of other engines, from their state layout."""
+    """Yield the transient memory in a phase of engines other than FSDP2, from their layout."""
     switch = _switches(run)["states"]
     alone = run.strategy.dp * run.split.cp == 1
     for entry in layout_of_run(run).passing:
@@ -323,11 +332,12 @@ def _table_passing(run: Run, units: Sequence[FsdpUnit], phase: Phase) -> Iterato
 
 
 def _other_streams(run: Run, units: Sequence[FsdpUnit], there: Sequence[MemoryItem]) -> int:
-    """Return the reserved bytes of FSDP2's other CUDA streams that the compute stream cannot use.
+    """Return the reserved bytes of FSDP2's other CUDA streams that are not live at the peak.
 
-    PyTorch's allocator separates the blocks of streams. Gather outputs, two units at once, are
-    allocated on one stream and sharded gradients on another. Both stay reserved even if they are
-    not live at the peak.
+    PyTorch's allocator has separate blocks per stream. All-gather outputs of two units are on one
+    stream and sharded gradients on another, and the compute stream cannot use their free blocks.
+
+    there : items at the peak, which are not counted again.
     """
     if not run.split.zero:
         return 0
@@ -371,8 +381,9 @@ def _saved(run: Run, chunks: Sequence[Chunk], live: Sequence[int]) -> int:
 def live_points(run: Run, stage: int) -> Iterator[LivePoint]:
     """Yield the points of a stage's step at which memory may peak.
 
-    These are the forward of the last layer and the loss, with all activations live; the backward of
-    each layer, where gradients grow and activations shrink; its end; and the optimizer step.
+    In the forward these are the last layer and the loss, where all activations are live. In the
+    backward, gradients grow and activations shrink from unit to unit, so these are the backward
+    and the gradient reduction of units. The last point is the optimizer step.
     """
     room = _LiveTensors(run, stage)
     seen = set[tuple[str, int, tuple[int, ...]]]()
@@ -422,7 +433,10 @@ class _LiveTensors:
 def _in_forward(
     run: Run, chunk: Chunk, units: Sequence[FsdpUnit], there: list[MemoryItem]
 ) -> Iterator[LivePoint]:
-    """Yield the points in the forward of a chunk's last unit: a layer, or head and loss."""
+    """Yield the possible peaks in a chunk's forward: its last layer, and head and loss.
+
+    there : items that are live during the whole forward.
+    """
     names, own = _switches(run), units_of(run, chunk)
     states = names["states"]
     if not _is_fsdp2(run):
@@ -483,8 +497,9 @@ def _holds(run: Run) -> bool:
 def _in_backward(
     run: Run, chunk: Chunk, units: Sequence[FsdpUnit], there: list[MemoryItem], saved: int
 ) -> Iterator[LivePoint]:
-    """Yield the points of a chunk's backward.
+    """Yield the possible peaks in a chunk's backward.
 
+    there : items that are live during the whole backward, without saved activations.
     saved : bytes of saved activations of all live micro-batches.
     """
     own, words = units_of(run, chunk), _switches(run)["activations"]
@@ -531,9 +546,10 @@ def _in_backward(
 
 
 def _turning(own: Sequence[FsdpUnit]) -> list[int]:
-    """Return the indices of units whose backward may be the peak: the ends of runs of equal units.
+    """Return the indices of units whose backward may be the peak.
 
-    Within a run each unit frees and allocates as much as the next, so memory changes monotonically.
+    These are the ends of each group of equal units. Within a group every unit frees and allocates
+    equally much, so memory changes monotonically.
     """
     around = [
         (own[at - 1] if at else None, own[at], own[at + 1] if at + 1 < len(own) else None)
@@ -561,7 +577,11 @@ def _dequantized_bytes(run: Run, unit: FsdpUnit) -> int:
 def _made(
     run: Run, own: Sequence[FsdpUnit], at: int, there: Sequence[MemoryItem]
 ) -> Iterator[MemoryItem]:
-    """Yield the gradients made by the backward before a unit, if none were live at its start."""
+    """Yield the gradients that a chunk's backward has produced before it reaches unit `at`.
+
+    Nothing is yielded if `there` contains gradients of earlier micro-batches or the gradient buffer
+    is persistent.
+    """
     gradients = dict(layout_of_run(run).kept)["gradients"]
     if gradients.always or any(part.name == "gradients" for part in there):
         return
@@ -579,10 +599,12 @@ def _is_root(run: Run, unit: FsdpUnit) -> bool:
 def _beside(
     run: Run, own: Sequence[FsdpUnit], at: int, units: Sequence[FsdpUnit], *, reducing: bool
 ) -> Iterator[MemoryItem]:
-    """Yield the weights and unreduced gradients that are live in a unit's backward.
+    """Yield gathered weights and unreduced gradients that are live in the backward of unit `at`.
 
-    For FSDP2 these are the unit, unless it is freed before its reduction; the prefetched unit; and
-    the reduction's input of the following unit, until that of this unit is allocated.
+    For FSDP2 these are the unit's weights, the prefetched weights of the preceding unit, and the
+    reduce-scatter input of the following unit.
+
+    reducing : True for the gradient reduction at the end of the unit's backward.
     """
     zero, states, element = run.split.zero, _switches(run)["states"], run.element_bytes
     unit, behind = own[at], own[at + 1 :]
@@ -629,16 +651,16 @@ def _at_step(run: Run, units: Sequence[FsdpUnit], there: list[MemoryItem]) -> Li
 
 
 def _added(parts: Sequence[MemoryItem]) -> Iterator[MemoryItem]:
-    """Yield one part per name, with the summed bytes."""
+    """Yield one item per name, with the summed bytes."""
     for name in dict.fromkeys(part.name for part in parts):
         same = [part for part in parts if part.name == name]
         yield same[0]._replace(num_bytes=sum(part.num_bytes for part in same))
 
 
 def sharded_parts(run: Run, stage: int) -> tuple[tuple[MemoryItem, ...], tuple[MemoryItem, ...]]:
-    """Return (parts after a step, parts at the peak of a step) of a rank.
+    """Return (items after a step, items at the peak of a step) of a rank.
 
-    The second includes the reserved blocks of other streams as a separate part.
+    The items at the peak include reserved blocks of other CUDA streams.
     """
     units = [unit for chunk in run.strategy.stages[stage] for unit in units_of(run, chunk)]
     after = (
@@ -654,9 +676,9 @@ def sharded_parts(run: Run, stage: int) -> tuple[tuple[MemoryItem, ...], tuple[M
 
 
 def sharded_moments(run: Run, stage: int) -> Callable[[Moment], tuple[MemoryItem, ...]]:
-    """Return a function from an event of a stage to the live parts at the event's peak.
+    """Return a function from an event of a stage to the live items at the event's peak.
 
-    Equals `sharded_parts` without the blocks of other streams, which stay reserved all the time.
+    The reserved blocks of other CUDA streams are excluded, in contrast to `sharded_parts`.
     """
     room = _LiveTensors(run, stage)
 

@@ -1,8 +1,7 @@
 """Bytes per parameter by engine and ZeRO stage: persistent, sharded and transient.
 
-This is the only table of model states. Shapes, activations and buffer padding are in
-`autopar.price.states` and `autopar.price.sharded_peak`. Each layout names the engine's source file
-from which it was read.
+Padding of Megatron-LM's buffers is in `autopar.price.states`, the live tensors of other engines in
+`autopar.price.sharded_peak`. Each layout names the source file of the engine that it describes.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class PersistentBytes(Record):
 
     each_bytes: float
     sharded: bool = False
-    """True if divided by the number of ranks that share states."""
+    """True if sharded over data-parallel ranks; `each_bytes` is before that division."""
     always: bool = True
     """False if allocated by the backward and freed after the step, as `param.grad` is."""
     stepped_sharded: bool = False
@@ -41,7 +40,7 @@ class PersistentBytes(Record):
 
 
 class TransientBytes(Record):
-    """Transient tensor of a part of a step, in bytes per element."""
+    """Transient tensor that is live in some phases of a step, in bytes per element."""
 
     what: str
     each_bytes: float
@@ -52,12 +51,14 @@ class TransientBytes(Record):
     beside: int = 0
     """Elements in addition to the units."""
     elements: int | None = None
-    """Elements of a bucket; a maximum for other sizes. None: no maximum."""
+    """Elements of a bucket, or maximum of elements for other sizes. None: no maximum."""
 
     def num_bytes(self, *, stage: float, unit: float, replicas: int) -> float:
-        """Return the bytes on a stage of `stage` parameters, whose largest unit has `unit`.
+        """Return the bytes of the tensor on a rank.
 
-        replicas : number of ranks that share states.
+        stage : parameters of the rank.
+        unit : parameters of its largest unit.
+        replicas : number of ranks over which states are sharded.
         """
         if self.of == "bucket":
             return self.each_bytes * (self.elements or 0)
@@ -96,8 +97,8 @@ class StateLayout(Record):
     def per_parameter(self, replicas: int = 1, *, always: bool = False) -> float:
         """Return the bytes per parameter at the optimizer step.
 
-        replicas : number of ranks that share states.
-        always : True excludes gradients that are freed after the step.
+        replicas : number of ranks over which states are sharded.
+        always : True to exclude gradients that are freed after the step.
         """
         return sum(
             kept.each_bytes / (replicas if kept.sharded else 1)
@@ -106,7 +107,7 @@ class StateLayout(Record):
         )
 
     def whole_and_shared(self) -> tuple[float, float]:
-        """Return (replicated, sharded) bytes per parameter, before the division by ranks."""
+        """Return (replicated, sharded) bytes per parameter, the second before division by ranks."""
         parts = [(kept.each_bytes, kept.sharded) for _, kept in self.kept]
         return (
             sum(size for size, sharded in parts if not sharded),
@@ -118,6 +119,7 @@ class StateLayout(Record):
 
         stage : parameters of the rank.
         unit : parameters of its largest unit.
+        replicas : number of ranks over which states are sharded.
         """
         return sum(
             entry.num_bytes(stage=stage, unit=unit, replicas=replicas)
@@ -143,7 +145,10 @@ class _LayoutArguments(Record):
         return 4.0 if self.precision == "fp32" else 2.0
 
     def gradient(self, default: bool) -> float:
-        """Return the bytes of a summed gradient; default : True if the engine's default is fp32."""
+        """Return the bytes of an accumulated gradient element.
+
+        default : True if the engine accumulates in fp32 by default.
+        """
         wide = default if self.wide is None else self.wide
         return 4.0 if wide or self.precision == "fp32" else 2.0
 
@@ -163,7 +168,13 @@ def _recipe(
     master: float,
     passing: Sequence[TransientBytes | None] = (),
 ) -> StateLayout:
-    """Return a layout with Adam's states; optimizer : True if they are sharded."""
+    """Return a layout with Adam's states.
+
+    source : source file and release of the engine.
+    optimizer : True if fp32 weights and moments are sharded.
+    master : bytes of an fp32 master weight.
+    passing : transient tensors; None entries are skipped.
+    """
     return StateLayout(
         keeper=asked.keeper,
         zero=asked.zero,
@@ -177,10 +188,11 @@ def _recipe(
 
 
 def _megatron(asked: _LayoutArguments) -> StateLayout:
-    """Return the states of Megatron-Core: one gradient buffer, allocated before the first step.
+    """Return the states of Megatron-Core and Megatron-FSDP.
 
-    Its distributed optimizer keeps that buffer unsharded, whatever the number of micro-batches;
-    ZeRO-2 is Megatron-FSDP's `optim_grads`. fp16 has fp32 gradients for the step.
+    Megatron-Core allocates one gradient buffer before the first step. Its distributed optimizer
+    (ZeRO-1) keeps the buffer unsharded. ZeRO-2 and ZeRO-3 are Megatron-FSDP. In fp16 the optimizer
+    step makes fp32 copies of the gradients.
     """
     zero = asked.zero
     # fp32 sums only with bf16 (`accumulate_allreduce_grads_in_fp32` follows from --bf16)
@@ -213,9 +225,9 @@ def _megatron(asked: _LayoutArguments) -> StateLayout:
 def _fsdp2(asked: _LayoutArguments) -> StateLayout:
     """Return the states of `fully_shard`: fp32 shards, gathered as 16-bit units.
 
-    ZeRO-1 and ZeRO-2 keep units gathered after the forward (`reshard_after_forward` false). DDP is
-    the same without sharding: a unit is still cast. torchtitan reduces in fp32
-    (`mixed_precision_reduce`), accelerate in the precision of the model.
+    ZeRO-1 and ZeRO-2 keep units gathered after the forward (`reshard_after_forward` false). ZeRO-0
+    stands for replicated weights, whose units are still cast to 16 bits. torchtitan reduces
+    gradients in fp32 (`mixed_precision_reduce`), accelerate in the precision of the model.
     """
     zero, element = asked.zero, asked.element
     reduced = asked.gradient(asked.keeper == "torchtitan")
@@ -265,10 +277,10 @@ def _fsdp2(asked: _LayoutArguments) -> StateLayout:
 
 
 def _replicated(asked: _LayoutArguments) -> StateLayout:
-    """Return the states of DistributedDataParallel under autocast: fp32, and 16-bit copies.
+    """Return the states of DistributedDataParallel under autocast: fp32 with 16-bit copies.
 
-    Autocast casts a weight once and keeps the copy until the end of the backward. fp32 buckets are
-    separate from gradients unless `gradient_as_bucket_view` is set.
+    Autocast casts a weight once and keeps the copy until the end of the backward. Reduction buckets
+    are in fp32 and separate from the gradients (`gradient_as_bucket_view` false).
     """
     narrow = asked.precision != "fp32"
     copies = TransientBytes(what="copies of autocast", each_bytes=2.0, of="stage", during=_BOTH)
@@ -298,8 +310,8 @@ def _deepspeed(asked: _LayoutArguments) -> StateLayout:
 def _flat(asked: _LayoutArguments) -> StateLayout:
     """Return the states of DeepSpeed without ZeRO.
 
-    0.19 sums 16-bit gradients in 16 bits (`FP16_Optimizer`), and supports no other sum. Older
-    releases sum bf16 gradients in fp32 with `BF16_Optimizer`, whose states are sharded.
+    Release 0.19 accumulates 16-bit gradients only in 16 bits (`FP16_Optimizer`). Earlier releases
+    accumulate bf16 gradients in fp32 with `BF16_Optimizer`, which shards its states.
     """
     if asked.precision == "bf16" and asked.wide:
         return _bf16_optimizer(asked)
@@ -326,10 +338,11 @@ def _flat(asked: _LayoutArguments) -> StateLayout:
 
 
 def _bf16_optimizer(asked: _LayoutArguments) -> StateLayout:
-    """Return the states of `BF16_Optimizer`: 2 + 4 + 12/D, and a 16-bit gradient of each backward.
+    """Return the states of DeepSpeed's `BF16_Optimizer`.
 
-    0.19 uses it for stage 1 with bf16 and `grad_accum_dtype` fp32; earlier releases for bf16
-    without ZeRO. Gradients are in one unsharded buffer.
+    On D ranks they take 2 + 4 + 12/D bytes per parameter, with one unsharded fp32 gradient buffer;
+    each backward adds 16-bit gradients. Release 0.19 uses it for ZeRO-1 with bf16 and
+    `grad_accum_dtype` fp32, earlier releases for bf16 without ZeRO.
     """
     bucket = TransientBytes(
         what="bucket of the reduction",
@@ -352,10 +365,11 @@ def _bf16_optimizer(asked: _LayoutArguments) -> StateLayout:
 
 
 def _partitioned(asked: _LayoutArguments) -> StateLayout:
-    """Return the states of ZeRO-1 and ZeRO-2: whole weights, everything else sharded.
+    """Return the states of DeepSpeed's ZeRO-1 and ZeRO-2: weights are unsharded.
 
-    Gradients of ZeRO-1 stay unsharded until the step. A bucket of `reduce_bucket_size` elements is
-    allocated at the first gradient of a micro-batch, two with `overlap_comm`.
+    fp32 weights and moments are sharded. Gradients are sharded at ZeRO-2; at ZeRO-1 they stay
+    unsharded until the step. The first gradient of a micro-batch allocates a bucket of
+    `reduce_bucket_size` elements, two with `overlap_comm`.
     """
     buckets, second = asked.buckets, asked.zero == 2
     gradient = asked.gradient(False)
@@ -388,10 +402,11 @@ def _partitioned(asked: _LayoutArguments) -> StateLayout:
 
 
 def _stage3(asked: _LayoutArguments) -> StateLayout:
-    """Return the states of ZeRO-3: all sharded, with a limit on the gathered parameters.
+    """Return the states of DeepSpeed's ZeRO-3: all sharded, with a limit on gathered parameters.
 
-    Parameters below `stage3_param_persistence_threshold` elements (vectors) stay unsharded, which
-    is ignored here. `stage3_max_live_parameters` limits only the prefetch.
+    Parameters of fewer than `stage3_param_persistence_threshold` elements (vectors) stay unsharded
+    in DeepSpeed; they are treated as sharded here. `stage3_max_live_parameters` limits only the
+    prefetch.
     """
     buckets, gradient = asked.buckets, asked.gradient(False)
     # A layer, its prefetch, and weights that the backward reuses within the distance. At the end of
@@ -471,10 +486,10 @@ def _paddle(asked: _LayoutArguments) -> StateLayout:
 
 
 def _fsdp1(asked: _LayoutArguments) -> StateLayout:
-    """Return the states of Galvatron: FSDP of flat parameters, each layer a unit.
+    """Return the states of Galvatron: PyTorch's FSDP1 with one flat parameter per layer.
 
-    Shards are fp32. ZeRO-2 keeps units gathered until the backward; `no_sync` keeps 16-bit
-    gradients.
+    Shards are fp32. ZeRO-1 and ZeRO-2 keep units gathered until the backward. Reduction after the
+    last micro-batch (`no_sync`) accumulates unsharded 16-bit gradients.
     """
     zero, element = asked.zero, asked.element
     reduced = asked.gradient(False)
@@ -511,9 +526,10 @@ def _fsdp1(asked: _LayoutArguments) -> StateLayout:
 
 
 def _executor(asked: _LayoutArguments) -> StateLayout:
-    """Return the states of `profile-plan`: Megatron's without ZeRO, FSDP2's with it.
+    """Return the states of `profile-plan`; with ZeRO they are those of FSDP2.
 
-    Without ZeRO gradients are summed in the precision of the model.
+    Without ZeRO, gradients are accumulated in the precision of the weights and copied to fp32 for
+    the optimizer step, which updates fp32 masters.
     """
     if asked.zero:
         return _fsdp2(asked)

@@ -1,8 +1,9 @@
 """Weights, gradients and optimizer states of a rank in bytes, without activations and workspaces.
 
-Weights are separate tensors or, with the distributed optimizer, in shared buffers, of
-which each rank updates a part. Sources: Rajbhandari et al., arXiv 1910.02054, section 3 (bytes per
-parameter); Megatron-Core's documentation of its distributed optimizer (buffers and padding).
+Only Megatron-LM is covered. Weights are separate tensors or, with the distributed optimizer, in
+contiguous buffers whose shards are updated by one rank each. Sources: Rajbhandari et al., arXiv
+1910.02054, section 3 (bytes per parameter); Megatron-Core's documentation of its distributed
+optimizer (buffers and padding).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from autopar.run.runtime import BLACKWELL
 _START = 64
 """Alignment of weights in a buffer, elements."""
 _END = 128
-"""Alignment of each rank's part of a bucket, elements."""
+"""Alignment of each rank's shard of a bucket, elements."""
 _NCCL_END = 1 << 16
 """Alignment of bucket ends for NCCL's bandwidth, elements."""
 _BUCKET = 40_000_000
@@ -27,16 +28,18 @@ _BUCKET_PER_RANK = 1_000_000
 
 
 class Buffer(Record):
-    """Contiguous buffers of a chunk's weights and of their gradients, of equal size."""
+    """Contiguous weight buffer of a model chunk; its gradient buffer has equally many elements."""
 
     elements: int
     """Elements with padding."""
     parameters: int
+    """Elements without padding."""
     expert: bool
+    """True for the weights of experts."""
     replicas: int
-    """Number of ranks that share its optimizer states."""
+    """Number of ranks over which its optimizer states are sharded; 1 if unsharded."""
     spans: tuple[int, ...]
-    """Elements of every weight that this rank, the last one, updates at least partly."""
+    """Elements that the last rank updates, of each weight that is at least partly in its shard."""
     quantized: int = 0
     """Parameters that have 8-bit copies or are stored in 8 bits."""
     matrices: int = 0
@@ -73,9 +76,9 @@ class States(Record):
 def buffers_of(run: Run, weights: Sequence[Weight]) -> Iterator[Buffer]:
     """Yield the buffers of one chunk's weights: dense weights, then experts.
 
-    Weights are in reverse order, and each starts on a multiple of 64 elements. Buckets end on a
-    multiple of lcm(ranks, 128), so that each rank's part is aligned. Sizes are those of
-    Megatron-Core's `_ParamAndGradBuffer`.
+    With the distributed optimizer, sizes are those of Megatron-Core's `_ParamAndGradBuffer`.
+    Weights are in reverse order of registration, and each starts on a multiple of 64 elements.
+    Buckets end on a multiple of lcm(ranks, 128), so that each rank's shard is aligned.
     """
     strategy, split = run.strategy, run.split
     for expert in (False, True):
@@ -108,9 +111,12 @@ def _elements(weights: Iterable[Weight]) -> int:
 def _sharded_buffer(
     weights: Sequence[Weight], run: Run, ranks: int, parts: int
 ) -> tuple[int, list[int]]:
-    """Return the elements of a buffer of evenly divided buckets, and the last rank's spans.
+    """Return (elements of a padded buffer, spans of the last rank).
 
-    A span is the number of elements that the rank updates of one weight, in registration order.
+    A span is the number of elements of one weight in the rank's shard.
+
+    ranks : number of data-parallel ranks, which sets the default bucket size.
+    parts : number of shards of every bucket.
     """
     states = run.runtime.states
     unit = math.lcm(parts, _END, _NCCL_END if states.padded_buckets else 1)
@@ -218,10 +224,10 @@ def states_of(run: Run, chunks: Sequence[Sequence[Weight]]) -> States:
 
 
 def _on_device(spans: list[int], offload: float) -> list[int]:
-    """Return the spans whose states stay on the device; the first ones are offloaded.
+    """Return the spans whose optimizer states stay on the device.
 
-    Whole weights are offloaded until a share of the elements is (HybridDeviceOptimizer of
-    Megatron-Core).
+    The first weights are offloaded, each as a whole, until their elements reach the share `offload`
+    (HybridDeviceOptimizer of Megatron-Core).
     """
     wanted, gone = sum(spans) * offload, 0
     for at, span in enumerate(spans):
@@ -242,18 +248,18 @@ def _needs_no_transpose(run: Run) -> bool:
 
 
 def _has_one_moment(weight: Weight) -> bool:
-    """Return True if Muon updates a weight: matrices except embedding and head."""
+    """Return True for weights that Muon updates: matrices except embedding and head."""
     return len(weight.shape) == 2 and weight.name not in ("embedding", "positions", "head")
 
 
 def _kept_share(run: Run, *, master: bool = False) -> float:
-    """Return the share of moments, or of fp32 weights, that stays on the device."""
+    """Return the share of moments, or with `master` of fp32 weights, that stays on the device."""
     optimizer = run.runtime.optimizer
     return 1.0 if master and not optimizer.offload_master else 1.0 - optimizer.offload
 
 
 def _fully_sharded(run: Run, chunks: Sequence[Sequence[Weight]]) -> States:
-    """Return the states of Megatron-FSDP: weights, gradients and states sharded over replicas."""
+    """Return the model states of Megatron-FSDP at ZeRO-3, all sharded over data-parallel ranks."""
     strategy, precision = run.strategy, run.runtime.precision
     shares = frozen = 0.0
     for chunk in chunks:

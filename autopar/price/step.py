@@ -1,8 +1,8 @@
-"""Time of a training step: layers to stages, stages to a pipeline, a pipeline to a step.
+"""Time of a training step, from the times of layers, stages and the pipeline.
 
-Combines the times of `autopar.rates.layer` with recomputation, exposed host overhead, communication
-of sharded weights, the pipeline bubble, the gradient reduction and the optimizer. The terms of a
-`StepTime` add up to its total.
+Layer times are from `autopar.rates.layer`. This module adds recomputation, exposed host overhead,
+communication of sharded weights, the pipeline bubble, the gradient reduction and the optimizer. The
+terms of a `StepTime` add up to its total.
 """
 
 from __future__ import annotations
@@ -87,17 +87,17 @@ TERMS = (
 """Terms of a step: kernels by kind, recomputation, communication by axis, host and pipeline."""
 
 _INTERLEAVED_TRANSFER = 0.6
-"""Exposed share of the v transfers per micro-batch of an interleaved pipeline."""
+"""Exposed share of the transfers between stages of an interleaved pipeline."""
 _EXPOSED_EXPERTS = 0.5
 """Exposed share of dispatch and combine that overlap with another micro-batch."""
 
 
 def _exposed_experts(job: Job) -> float:
-    """Return the exposed share of all dispatch and combine of a step.
+    """Return the exposed share of the time of dispatch and combine in a step, 0 to 1.
 
-    Warm-up forwards have no backward to overlap with, and final backwards no forward: with a single
-    micro-batch nothing is hidden (moe_a2a_overlap.md of Megatron-LM). Counted on the last stage,
-    whose warm-up is the shortest. The warm-up and cool-down of earlier stages are in the bubble.
+    Warm-up forwards have no backward to overlap with, and final backwards no forward. With a single
+    micro-batch nothing is hidden (moe_a2a_overlap.md of Megatron-LM). The share is that of the last
+    stage, whose warm-up is the shortest; warm-up of earlier stages is part of the bubble.
     """
     if not job.overlap_experts:
         return 1.0
@@ -126,8 +126,11 @@ class StageTime(NamedTuple):
     gather_s: float
     """Seconds of the parameter all-gather after the optimizer step, before overlap."""
     reduction_bytes: float
+    """Bytes of the gradient reduction."""
     gather_bytes: float
+    """Bytes of the parameter all-gather."""
     optimizer_s: float
+    """Seconds of the optimizer step."""
 
 
 class StepTime(Record):
@@ -161,7 +164,8 @@ class _Stage(NamedTuple):
     """Number of parameters per rank, by replica group."""
     forward: Mapping[str, float]
     weight: Mapping[str, float]
-    """Forward and weight-gradient parts of `terms`; the remainder is input gradients."""
+    """Weight-gradient part of `terms`; `forward` is the forward part. The remainder is input
+    gradients and recomputation."""
 
 
 _STEP_ONLY = frozenset(
@@ -243,7 +247,10 @@ class LayerTimeCache:
         return found
 
     def embedding(self, job: Job) -> tuple[KernelTime, ...]:
-        """Return the kernel times of an embedding; job : with the degrees of embedding and head."""
+        """Return the kernel times of the embedding.
+
+        job : job with the degrees of embedding and head.
+        """
         key = (self._sizes(job), job.blocks[0].hidden)
         found = self._embeddings.get(key)
         if found is None:
@@ -251,7 +258,10 @@ class LayerTimeCache:
         return found
 
     def mtp(self, job: Job) -> tuple[tuple[KernelTime, ...], float]:
-        """Return (kernels, communication seconds) of an MTP layer without its transformer layer."""
+        """Return (kernel times, seconds of communication) of an MTP layer's norms and projection.
+
+        Its transformer layer, embedding and head are excluded.
+        """
         key = (self._sizes(job), job.blocks[-1].hidden)
         found = self._modules.get(key)
         if found is None:
@@ -261,7 +271,10 @@ class LayerTimeCache:
         return found
 
     def head(self, job: Job) -> tuple[tuple[KernelTime, ...], float]:
-        """Return (kernels, seconds of communication) of head and loss."""
+        """Return (kernel times, seconds of communication) of head and loss.
+
+        job : job with the degrees of embedding and head.
+        """
         key = (self._sizes(job), job.blocks[-1].hidden)
         found = self._heads.get(key)
         if found is None:
@@ -271,10 +284,10 @@ class LayerTimeCache:
 
 
 def routing_job(job: Job, experts: Experts) -> Job:
-    """Return an equivalent job on one tensor and context rank with as many routed tokens.
+    """Return a job with tp 1 and cp 1 whose experts process equally many tokens per rank.
 
-    The job is returned unchanged if no such job exists, for example with shared experts, whose
-    tokens are not divided by rank.
+    Jobs that differ only in TP and CP degree thereby share cached times. The job is returned
+    unchanged if no such job exists, for example with shared experts.
     """
     routed, rest = divmod(job.micro_batch * job.seq, job.cp * job.tp)
     scattered = job.sequence_parallel or job.tp == 1
@@ -290,17 +303,21 @@ def _together(one: CommunicationTime, other: CommunicationTime) -> Communication
 
 
 def kernel_times(job: Job, block: Block, known: LayerTimeCache) -> LayerTimes:
-    """Return the kernels and communication of one layer of a block, with the block's degrees."""
+    """Return the times of kernels and communication of one layer, with the degrees of its block.
+
+    known : cache of layer times on the machine.
+    """
     return known.times(_own(job, block), block)
 
 
 def seconds_of_times(machine: Machine, job: Job, times: LayerTimes) -> tuple[Real, Real]:
-    """Return lower bounds of (device, host) seconds of a layer's micro-batch, without ZeRO-3.
+    """Return lower bounds of (device, host) seconds of a layer per micro-batch.
 
-    They assume the expert overlap of a step of many micro-batches.
+    ZeRO-3 communication is excluded. Dispatch and combine overlap as in a step of many
+    micro-batches.
 
-    times : of a layer or half a layer; parts and sends may be arrays that broadcast over
-        micro-batches and degrees.
+    times : times of a layer, or of its attention or MLP. Its fields may be arrays that broadcast
+        over micro-batch sizes and degrees; the results are then arrays.
     """
     found, host = _layer(machine, job, times, 0.0, _least_exposed_experts(job))
     return sum(found.values()), host
@@ -309,10 +326,10 @@ def seconds_of_times(machine: Machine, job: Job, times: LayerTimes) -> tuple[Rea
 def recompute_s(machine: Machine, job: Job, times: LayerTimes, recompute: Recomputation) -> float:
     """Return a lower bound of the device seconds that recomputation adds to a layer.
 
-    It assumes the expert overlap of a step of many micro-batches, as `seconds_of_times` does.
+    Dispatch and combine overlap as in `seconds_of_times`.
 
-    job : without recomputation.
-    times : of one layer.
+    job : job without recomputation.
+    times : times of one layer.
     """
     tensor, experts = _sent_again(machine, job, times, recompute)
     return _recomputed(recompute, times) + tensor + _least_exposed_experts(job) * experts
@@ -326,7 +343,7 @@ def forward_seconds(machine: Machine, job: Job, times: LayerTimes) -> float:
 def embedding_and_head_s(job: Job, known: LayerTimeCache) -> tuple[float, float]:
     """Return device seconds per micro-batch of (embedding, head and loss).
 
-    The second includes the parts of MTP layers besides their transformer layers.
+    The second includes MTP layers, except for their transformer layers.
     """
     ends = _ends(job)
     parts, sends = known.head(ends)
@@ -348,13 +365,16 @@ def stage_transfer_s(machine: Machine, job: Job) -> float:
 
 
 def step_time(machine: Machine, job: Job, known: LayerTimeCache | None = None) -> StepTime:
-    """Return the time of a training step of a job on a machine; raises InputError.
+    """Return the time of a training step of a job on a machine.
 
-    T = (pipeline + exposed reduction) (1 + 0.0013 log2(nodes)) + optimizer. The pipeline depends on
-    the schedule. 1F1B: the sum of the stages and M - 1 times the longest; with v chunks M times the
-    longest and 1 / v of the others. Other schedules use `autopar.pipeline.formulas`.
+    T = (pipeline + exposed reduction + weight casts) (1 + 0.0013 log2(nodes)) + optimizer. With M
+    micro-batches and v chunks per stage, the pipeline of 1F1B and interleaved schedules takes M
+    times the longest stage plus 1/v of the sum of the others. Other schedules use
+    `autopar.pipeline.formulas`.
 
     known : cache of layer times for jobs on this machine.
+
+    Raises RuleError for sizes and degrees that no engine runs.
     """
     _check(job)
     if known is None:
@@ -394,8 +414,8 @@ def step_time(machine: Machine, job: Job, known: LayerTimeCache | None = None) -
         early = exposed_s(summed)
         visible += (number - 1) * early
     tied = 0.0
-    # Gradients of the table's copies are summed over the first stage and another one: that of the
-    # head if embeddings are tied, or those of MTP layers, which embed their tokens.
+    # The first stage and another stage have copies of the embedding, whose gradients are summed:
+    # the head's stage if embeddings are tied, or stages of MTP layers, which embed their tokens.
     if (job.tied or any(further[1:])) and job.pp > 1 and not job.frozen:
         rows = job.vocab / (job.vocab_tp or job.tp)
         size = rows * job.blocks[0].hidden * gradient_bytes(machine, job)
@@ -431,7 +451,7 @@ def step_time(machine: Machine, job: Job, known: LayerTimeCache | None = None) -
 
 
 def _head_stage(job: Job) -> int:
-    """Return the stage with the last layers, head and loss: the first one in V-shaped schedules."""
+    """Return the index of the stage with head and loss, which is 0 in V-shaped schedules."""
     schedule = job.schedule or schedule_of_chunks(job.vpp)
     return rank_of(schedule, job.pp * job.vpp - 1, job.pp)
 
@@ -466,7 +486,7 @@ def _further(job: Job) -> tuple[int, ...]:
 
 
 def held_blocks(job: Job) -> list[tuple[Block, ...]]:
-    """Return the blocks of every stage, followed by those of its MTP layers."""
+    """Return the blocks of every stage, including the transformer layers of its MTP layers."""
     own = mtp_blocks(job) if job.mtp else ()
     return [
         (*blocks, *number * own)
@@ -518,9 +538,11 @@ def _stage(
     embeds: bool,
     heads: bool,
 ) -> _Stage:
-    """Return a micro-batch of one stage: its layers, and embedding and head if it has them.
+    """Return the seconds of one micro-batch on a stage, and the stage's parameters per rank.
 
     mtp : number of MTP layers, whose transformer layers are among the blocks.
+    embeds : True if the stage has the embedding.
+    heads : True if the stage has head and loss.
     """
     terms = dict.fromkeys(TERMS, 0.0)
     weights: dict[ReplicaGroup, float] = {}
@@ -599,7 +621,7 @@ def _stage(
 
 
 def _own(job: Job, block: Block) -> Job:
-    """Return the job with a block's own degrees, recomputation, precision and ZeRO stage."""
+    """Return the job with the degrees, recomputation, precision and ZeRO stage of a block."""
     recompute, zero = block.recompute, block.zero
     same = block.precision in (None, job.precision)
     if same and (recompute is None or recompute == job.recompute) and zero in (None, job.zero):
@@ -616,13 +638,13 @@ def _own(job: Job, block: Block) -> Job:
 def _ends(job: Job) -> Job:
     """Return the job with the degrees of embedding and head."""
     zero = job.zero if job.vocab_zero is None else job.vocab_zero
-    # context-parallel ranks hold the same tables, so their degree does not matter
+    # embedding and head are replicated over context-parallel ranks, so the CP degree is irrelevant
     cp = None if job.vocab_tp in (None, job.tp) else 1
     return _split(job if zero == job.zero else replace(job, zero=zero), job.vocab_tp, cp)
 
 
 def _split(job: Job, tp: int | None, cp: int | None) -> Job:
-    """Return the job with the same ranks and samples divided by other degrees."""
+    """Return the job with other TP and CP degrees on equally many ranks and samples."""
     tp, cp = job.tp if tp is None else tp, job.cp if cp is None else cp
     if (tp, cp) == (job.tp, job.cp):
         return job
@@ -644,9 +666,10 @@ def _add(terms: dict[str, float], parts: Iterable[KernelTime]) -> None:
 def _layer(
     machine: Machine, job: Job, times: LayerTimes, offloaded_bytes: float, exposed_experts: float
 ) -> tuple[dict[str, float], Real]:
-    """Return the seconds of a layer's micro-batch by term, and its host seconds.
+    """Return (device seconds of a layer per micro-batch by term, host seconds).
 
-    exposed_experts : exposed share of dispatch and combine.
+    offloaded_bytes : offloaded activation bytes of the layer.
+    exposed_experts : exposed share of dispatch and combine, 0 to 1.
     """
     terms = dict.fromkeys(("gemm", "attention", "memory", "cast"), 0.0)
     _add(terms, times.parts)
@@ -683,9 +706,10 @@ def _forward_terms(
 def _sent_again(
     machine: Machine, job: Job, times: LayerTimes, recompute: Recomputation
 ) -> tuple[float, float]:
-    """Return the seconds of repeated communication, (tensor parallel, dispatch and combine).
+    """Return the seconds of communication that recomputation repeats.
 
-    Recomputation repeats the communication of the forward. Expert overlap is not yet applied.
+    The result is (tensor-parallel communication, dispatch and combine). The second is before
+    overlap.
     """
     if recompute == "full":
         hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0
@@ -694,7 +718,7 @@ def _sent_again(
 
 
 def _recomputed(recompute: Recomputation, times: LayerTimes) -> float:
-    """Return the seconds of recomputed kernels, ring communication of attention included."""
+    """Return the seconds of recomputed kernels and of recomputed context-parallel communication."""
     if recompute == "full":
         whole: float = sum(as_number(part.forward_s) for part in times.parts)
         return whole + times.context.forward_s
@@ -711,7 +735,7 @@ def _recomputed(recompute: Recomputation, times: LayerTimes) -> float:
 
 
 def _host_s(machine: Machine, job: Job, times: LayerTimes) -> Real:
-    """Return the host seconds of a layer, forward and backward.
+    """Return the host seconds of a layer, forward and backward; 0 with full CUDA graphs.
 
     Experts without grouped GEMMs add host time for each expert that a rank holds.
     """
@@ -742,7 +766,7 @@ def _host_s(machine: Machine, job: Job, times: LayerTimes) -> Real:
 
 
 def _stride_of_stages(job: Job) -> int:
-    """Return the distance between the ranks of neighbouring stages."""
+    """Return the difference of the ranks of neighbouring stages: the number of ranks of a stage."""
     return job.tp * job.cp * job.dp
 
 

@@ -1,9 +1,8 @@
-"""Saved activations of torch layers, and memory of their loss: torchtitan and transformers.
+"""Saved activations and loss memory of torchtitan and transformers, bytes per micro-batch and rank.
 
-Megatron-LM's layers are in `autopar.price.activations`; model states are elsewhere. Counted are the
-tensors that autograd holds: for eager layers as `saved_tensors_hooks` shows them, for compiled ones
-as AOTAutograd's partitioner leaves them (torch 2.13). Bytes are per micro-batch and rank. T is its
-number of tokens, T' that number divided by sequence parallelism.
+Megatron-LM's layers are in `autopar.price.activations`, which also defines the symbols. The counts
+are those of tensors that autograd saves: of eager layers as seen by `saved_tensors_hooks`, of
+compiled layers as chosen by AOTAutograd's partitioner (torch 2.13).
 """
 
 from __future__ import annotations
@@ -24,12 +23,14 @@ Parts = Iterator[tuple[str, int]]
 
 
 def _norm(run: Run, tokens: int, width: int, *, given: bool = False) -> int:
-    """Return the saved bytes of an RMSNorm; given : True if its input is counted elsewhere.
+    """Return the saved bytes of an RMSNorm over `tokens` rows of `width` elements.
 
-    One kernel: its input, and 4 bytes per row. Eager operators: the input in fp32, 4 bytes per row,
-    and the normed input, in fp32 in torch and in 16 bits in transformers. A compiled layer saves as
-    much as one kernel; for the second norm it saves the projection's output and recomputes the sum
-    of the residual stream.
+    A fused kernel saves its input and 4 bytes per row. Eager operators save the input in fp32, 4
+    bytes per row, and the normed input, in fp32 in torchtitan and in 16 bits in transformers. A
+    compiled layer saves equally many bytes as a fused kernel: for the second norm it saves the
+    projection's output and recomputes the residual sum.
+
+    given : True if the norm's input is counted elsewhere.
     """
     kernels, element = run.kernels, run.element_bytes
     torchtitan = kernels.module == "torchtitan"
@@ -51,7 +52,7 @@ def _norm_of_layer(at: RankLayer) -> int:
 
 
 def parts_without_recompute(at: RankLayer) -> Parts:
-    """Yield (part, bytes) that a layer saves without recomputation."""
+    """Yield (part, bytes) of a layer's saved activations without recomputation."""
     adapters, mlp = at.run.runtime.adapters, at.layer.mlp
     width = at.tokens * at.layer.hidden * at.element_bytes
     yield "attention norm", _norm_of_layer(at)
@@ -105,9 +106,9 @@ def _core(at: RankLayer) -> Parts:
 
 
 def _mlp(name: str, at: RankLayer, tokens: int, width: int) -> Parts:
-    """Yield (name, bytes) that an MLP saves: GEMM outputs, activation, and gated product.
+    """Yield (name, bytes) that an MLP saves: outputs of the first GEMMs, activation, gated product.
 
-    The compiler recomputes the activation of a gated MLP.
+    Compiled layers recompute the activation of a gated MLP.
     """
     gates, adapters = at.layer.gates, at.run.runtime.adapters
     number = 2 * gates - (1 if at.run.kernels.compiled and gates == 2 else 0)
@@ -163,7 +164,7 @@ def gemm_outputs(at: RankLayer) -> tuple[tuple[str, int], ...]:
 
 
 def _everyones_width(at: RankLayer) -> int:
-    """Return the width of the MLP that processes every token: dense, or the shared expert."""
+    """Return the width of the dense MLP or of the shared expert; 0 without either."""
     mlp, experts = at.layer.mlp, at.layer.experts
     if experts is not None:
         return experts.shared_width
@@ -171,9 +172,10 @@ def _everyones_width(at: RankLayer) -> int:
 
 
 def _by_op(at: RankLayer) -> Parts:
-    """Yield (part, bytes) of torchtitan's selective `op`: attention, every other GEMM, exchanges.
+    """Yield (part, bytes) that a layer saves with torchtitan's selective `op` recomputation.
 
-    Eager layers also save outputs that no backward needs, such as that of the last GEMM.
+    Saved are the outputs of attention, of every second GEMM, and of communication. Eager layers
+    also save outputs that no backward needs, such as that of the last GEMM.
     """
     element, compiled = at.element_bytes, at.run.kernels.compiled
     yield "layer input", input_bytes(at)
@@ -227,9 +229,9 @@ def recompute_bytes(at: RankLayer) -> int:
 def backward_gradients_bytes(at: RankLayer) -> int:
     """Return the peak bytes of a layer's backward in addition to its saved activations.
 
-    The peak is in its MLP: gradients of the gated product, of the activation and of the other
-    GEMM's output, and the weight gradient of the last matrix, whose input is already freed.
-    Recomputed layers also hold their output.
+    The peak is in its MLP. Live are the gradients of the gated product, of the activation and of
+    the other GEMM's output, and the weight gradient of the last matrix, whose input is already
+    freed. The output of a recomputed layer is also live.
     """
     layer, split, mixture = at.layer, at.split, at.layer.experts
     if mixture is not None:
@@ -248,7 +250,7 @@ def backward_gradients_bytes(at: RankLayer) -> int:
 
 
 def final_bytes(run: Run) -> int:
-    """Return the bytes that the final norm saves, with its output gathered for the head."""
+    """Return the saved bytes of the final norm and of its output, the head's gathered input."""
     norm = _norm(run, run.sequence_parallel_tokens, run.model.hidden)
     if run.runtime.adapters is not None:
         return norm
@@ -266,10 +268,11 @@ def logits(run: Run) -> int:
 def loss_bytes(run: Run) -> int:
     """Return the peak bytes of head and loss.
 
-    12 bytes per logit: the forward's log-softmax, its gradient and that of the logits, all in fp32;
-    the 16-bit logits are freed. 16 if tensor ranks shard the vocabulary, whose gradient is one more
-    sum (torch distributed/tensor/parallel/loss.py). Compiled: the logits and their gradient, in 16
-    bits. Chunked: one chunk, with the gradient of all hidden states.
+    An eager loss needs 12 bytes per logit: the log-softmax, its gradient and the gradient of the
+    logits, all in fp32; the 16-bit logits are freed. It needs 16 bytes if tensor ranks shard the
+    vocabulary, because of one more sum (torch distributed/tensor/parallel/loss.py). A compiled loss
+    holds the logits and their gradient in the precision of the model. A chunked loss holds one
+    chunk and the gradient of all hidden states.
     """
     kernels, number = run.kernels, logits(run)
     each = 16 if kernels.loss_parallel and run.split.tp > 1 else 12

@@ -1,7 +1,7 @@
 """Workspaces and persistent buffers of a rank besides model states, in bytes.
 
-None of it grows with the number of parameters, except the dummy weight gradients. Activations that
-live within a step are in `autopar.price.activations`.
+Only the dummy weight gradients depend on the weights. Activations that live within a step are in
+`autopar.price.activations`, which also defines the symbols.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _THREADS = 2
 
 
 def cublas_bytes(run: Run) -> int:
-    """Return the bytes of cuBLAS workspaces, as configured, for two threads."""
+    """Return the bytes of the cuBLAS workspaces of the forward and the backward thread.
+
+    They follow CUBLAS_WORKSPACE_CONFIG, or PyTorch's default for the GPU.
+    """
     config = run.runtime.allocator.cublas
     if config is None:
         # PyTorch's default is larger only on Hopper
@@ -40,7 +43,11 @@ def cublas_bytes(run: Run) -> int:
 
 
 def engine_workspace_bytes(run: Run) -> int:
-    """Return the bytes of Transformer Engine's workspaces: one, and more for grouped GEMMs."""
+    """Return the bytes of Transformer Engine's workspaces.
+
+    There is one, with more for grouped GEMMs and for TP overlap. Megatron's own layers use none,
+    or one with experts in some releases.
+    """
     quirks, mixed = run.kernels.quirks, run.model.experts is not None
     one = _OTHER_ENGINE if run.gpu.upper().startswith(_BEFORE_HOPPER) else _HOPPER_ENGINE
     if run.kernels.own_layers:
@@ -54,7 +61,7 @@ def engine_workspace_bytes(run: Run) -> int:
 def overlap_bytes(run: Run) -> int:
     """Return the bytes of the TP overlap buffers: twelve buffers of T*h*e.
 
-    They serve qkv, the output projection and both MLP matrices: the forward and both gradients.
+    Each of qkv, output projection, fc1 and fc2 has three: forward, input and weight gradient.
     """
     if not run.runtime.overlap.tensor:
         return 0
@@ -62,7 +69,10 @@ def overlap_bytes(run: Run) -> int:
 
 
 def pipeline_bytes(run: Run) -> int:
-    """Return the bytes of the last input and gradient that every model chunk keeps, 2*v*T'*h*e."""
+    """Return the bytes of the pipeline tensors kept after a step, 2*v*T'*h*e; 0 without pipeline.
+
+    Each of the v model chunks keeps its last received input and the gradient of it.
+    """
     strategy = run.strategy
     if strategy.pp == 1:
         return 0
@@ -113,7 +123,7 @@ def rotary_bytes(run: Run, chunks: Sequence[Chunk]) -> int:
 
 
 def routing_bytes(run: Run, chunks: Sequence[Chunk]) -> int:
-    """Return the bytes that MoE layers keep of the last routing: masks and token orders."""
+    """Return the bytes of routing masks and token orders that MoE layers keep after a step."""
     experts, kernels, split = run.model.experts, run.runtime.experts, run.split
     if experts is None:
         return 0
