@@ -1,4 +1,8 @@
-"""File formats, one module each: reading, key-by-key validation and writing, no computation."""
+"""File formats of profiles, models, plans and calibrations: reading, validation and writing.
+
+Documented names and keys in this package are those of Galvatron's files, as described in
+docs/reference/files.md.
+"""
 
 from __future__ import annotations
 

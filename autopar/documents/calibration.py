@@ -1,9 +1,9 @@
-"""Calibration: factors between predictions of a search and measurements of plans that ran.
+"""Calibration: factors from predicted to measured step times and peak memory of plans.
 
 `autopar-verify` fits and writes the file (`calibration.json`); `autopar-search --calibration` reads
-and applies it. There is one factor for all computation, one for all communication, a time added
-once per step, and one factor for memory. They are few enough to be determined by a dozen plans.
-None depends on the plan, so that they apply to plans that never ran.
+and applies it. It contains a factor for all computation, one for all communication, one for memory,
+and a time added once per step. A dozen measured plans determine these numbers. They do not depend
+on the plan, so they also apply to plans that were not measured.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ CALIBRATION_FORMAT = "autopar-calibration"
 CALIBRATION_VERSION = 1
 
 SANE = {"computation": (0.5, 2.0), "communication": (0.25, 4.0), "memory": (0.8, 1.25)}
-"""Range of factors with which a calibration corrects a profile.
+"""Accepted range (low, high) of each factor.
 
-A profile with other factors describes different conditions and should be measured again.
-Communication of small messages scatters most, bytes least.
+A factor outside of its range means that the profile was measured under other conditions and should
+be measured again. The range is widest for communication, because small messages vary most.
 """
 _WIDE = 2.0
 """Ratio of interval ends from which the factor counts as undetermined."""
@@ -77,7 +77,7 @@ class _Valued(Record):
 
 
 class _FactorEntry(_Valued):
-    """A factor with its interval; both ends null if the runs do not determine it."""
+    """Factor with its 95 % interval; both ends are null if the runs do not determine it."""
 
     value: _Factor
     low: _Factor | None = None
@@ -85,7 +85,7 @@ class _FactorEntry(_Valued):
 
 
 class _SecondsEntry(_Valued):
-    """Seconds with their interval."""
+    """Seconds with their 95 % interval; both ends are null if the runs do not determine it."""
 
     value: _Seconds
     low: _Seconds | None = None
@@ -141,7 +141,7 @@ _EXAMPLE: dict[str, Any] = {
 
 @published("calibration", example=_EXAMPLE)
 class CalibrationDocument(Record):
-    """Factors of a calibration file, the runs they were fitted on, and their errors."""
+    """Factors of a calibration file, with machine, model and errors of the measured runs."""
 
     format: Literal["autopar-calibration"]
     version: int
@@ -150,14 +150,14 @@ class CalibrationDocument(Record):
     model: _Model
     factors: _Factors
     fit: dict[str, Any] = field(default_factory=dict)
-    """Errors before and after the fit, held-out, and by plan; for readers, not used by a search."""
+    """Errors before and after the fit, held-out and by plan; not used by a search."""
     inputs: list[_Input] = field(default_factory=list)
-    """Profiles that the predictions were based on."""
+    """Profiles used for the predictions."""
     notes: list[str] = field(default_factory=list)
 
 
 class Interval(Record):
-    """A fitted number and its 95 % interval; ends None if the data do not determine them."""
+    """Fitted number and its 95 % interval; the ends are None if the data do not determine them."""
 
     value: float
     low: float | None = None
@@ -168,16 +168,20 @@ _ONE = Interval(value=1.0)
 
 
 class Calibration(Record):
-    """Correction applied by a search; the default changes nothing."""
+    """Correction of predicted times and memory; the default changes nothing."""
 
     computation: Interval = _ONE
+    """Measured over predicted time of computation."""
     communication: Interval = _ONE
+    """Measured over predicted time of communication."""
     fixed_s: Interval = Interval(value=0.0)
     """Seconds added once per step."""
     memory: Interval = _ONE
+    """Measured over predicted peak memory."""
     hardware: str = ""
-    """Device of the runs; empty if unknown."""
+    """Name of the hardware profile of the measured runs; empty if unknown."""
     world_size: int = 0
+    """Number of GPUs of the measured runs; 0 for a correction that was not fitted."""
     model: str = ""
     precision: str = ""
     estimated: bool = False
@@ -197,11 +201,14 @@ class Calibration(Record):
     def doubts(
         self, *, world_size: int, model: str, precision: str, estimated: bool
     ) -> tuple[str, ...]:
-        """Return reasons against applying the calibration to another question, one line each.
+        """Return warnings about applying the calibration to a search, one line each.
+
+        Reasons are other settings than in the measured runs, and factors that are implausible or
+        poorly determined.
 
         Parameters
         ----------
-        world_size, model, precision : settings of the question.
+        world_size, model, precision : settings of the search.
         estimated : True if its profiles are estimates.
         """
         said = []
@@ -236,7 +243,10 @@ class Calibration(Record):
         return tuple(said)
 
     def require_device(self, name: str) -> None:
-        """Raise OptionError if the runs were on another device than `name` describes."""
+        """Raise OptionError if the measured runs used another device.
+
+        name : name of the hardware profile of the search.
+        """
         if self.hardware and device_of(name) != device_of(self.hardware):
             raise OptionError(
                 f"--calibration: fitted on {device_of(self.hardware)!r}, but the "
@@ -256,7 +266,7 @@ def read_calibration(path: Path | str) -> Calibration:
 
     Raises
     ------
-    DocumentError : missing, damaged, of a newer version, or with an unusable factor.
+    DocumentError : the file is missing, invalid or of a newer version, or a factor is invalid.
     """
     loaded = load_object(path, remedy="Create it with autopar-verify")
     data = loaded.data

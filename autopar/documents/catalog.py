@@ -1,7 +1,8 @@
-"""Find shipped models and hardware: explicit path, then packaged data, then the repository.
+"""Search for models and hardware by path or shipped name, and for files in default folders.
 
-An installed wheel contains `models/` and `hardware_configs/` as `autopar/_data/...`. An editable
-installation does not, so that the folder containing the package is tried next.
+An existing path has priority over a shipped name. A wheel contains the shipped folders `models/`
+and `hardware_configs/` in `autopar/_data/`; in an editable installation they are next to the
+package.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from autopar.run.model import ModelSpec
 
 
 Content = Literal["processed", "raw", "none"]
-"""Usable content of a candidate: processed keys, raw runs from which they can be derived, or
+"""Usable content of a profile file: processed keys, raw runs that suffice to derive them, or
 neither."""
 
 _OTHER_UNITS = ("_attention", "_mlp", "_first", "_last")
@@ -37,7 +38,7 @@ class _Tier(Record):
 
 
 def model_file_name(kind: Literal["computation", "memory"], precision: str, spec: ModelSpec) -> str:
-    """Return the documented name of a model file; `*` replaces an unknown number of heads."""
+    """Return the documented name of a model's profile file, with `*` if its heads are unknown."""
     heads = spec.layers[0].num_heads
     hidden = spec.layers[0].hidden_size
     return f"{kind}_profiling_{precision}_hidden_{hidden}_head_{heads or '*'}.json"
@@ -51,15 +52,17 @@ def locate(
     content: Callable[[Path], Content],
     remedy: str,
 ) -> tuple[Path, tuple[str, ...]]:
-    """Return the file of a model in a directory, and notes on skipped files.
+    """Return the profile file of a model in a directory, and notes on skipped files.
 
-    The documented name has priority, then the newest release's (`_all`), then v2.4's; files that
-    name the model come before others. Files without processed keys are skipped. Files whose raw
-    entries suffice are taken only if no file has processed keys.
+    Names are tried in this order: the documented name, Galvatron's newest names (ending in `_all`)
+    and those of v2.4 that contain the model's name, then other names that do not contradict the
+    model. Files with processed keys have priority over files with sufficient raw entries.
+
+    content : function that returns the usable content of a file.
 
     Raises
     ------
-    DocumentError: no usable file (with `remedy`), or several of equal priority.
+    DocumentError: no file is usable (with `remedy`), or several have equal priority.
     """
     tiers = _tiers(directory, kind, precision, spec)
     found = {path: content(path) for tier in tiers[:1] for path in tier.paths}
@@ -96,7 +99,7 @@ def locate(
 
 
 def _documents(directory: Path, pattern: str) -> tuple[Path, ...]:
-    """Return the matching files in the order of their names, without sidecars."""
+    """Return the files that match a glob pattern, sorted by name, without sidecars."""
     found = sorted(directory.glob(pattern))
     return tuple(path for path in found if not path.name.endswith(".meta.json"))
 
@@ -165,17 +168,20 @@ _HARDWARE_FOLDERS = (HARDWARE_FOLDER, Path("profile_hardware/hardware_configs"))
 
 
 def hardware_folders() -> tuple[Path, ...]:
-    """Return the default folders that contain an all-reduce file of a cluster."""
+    """Return the default hardware folders that contain an all-reduce file."""
     return tuple(folder for folder in _HARDWARE_FOLDERS if _documents(folder, ALLREDUCE_FILES))
 
 
 def site_files() -> tuple[Path, ...]:
-    """Return the files that `torchrun -m profiler.site` writes by default."""
+    """Return the site files in the default folder of `torchrun -m profiler.site`."""
     return _documents(SITE_FOLDER, "site_*.json")
 
 
 def model_folder(name: str, device: str | None = None) -> Path:
-    """Return the folder of a model's files, or of its times on one device."""
+    """Return the default folder of a model's profile files.
+
+    device : name of a device for the folder of its measured times; None: the common folder.
+    """
     # Names become folder names.
     folder = Path("models") / (re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "model")
     if device is None:
@@ -187,9 +193,10 @@ def model_folder(name: str, device: str | None = None) -> Path:
 def model_folders(
     kind: Literal["computation", "memory"], precision: str, spec: ModelSpec
 ) -> tuple[Path, ...]:
-    """Return the default folders with a file of a model: the model's own and those of devices.
+    """Return the default folders that contain a profile file of a model.
 
-    Times shipped with a model are estimates; their folder is not returned for `computation`.
+    These are the model's common folder and its folders by device. Shipped times are estimates, so
+    the common folder of a shipped model is omitted for `computation`.
     """
     own = model_folder(spec.name)
     try:
@@ -205,13 +212,13 @@ def model_folders(
 
 
 def is_shipped_folder(folder: Path) -> bool:
-    """Return True if a model's folder was shipped with the package."""
+    """Return True if a folder of profile files was shipped with the package."""
     parent = folder.resolve().parent.parent
     return any(parent == (root / "models").resolve() for root in _ROOTS)
 
 
 # --------------------------------------------------------------------------------------------------
-# Paths in files that contain a question: relative to the file, so that they work anywhere.
+# Input paths in plan files are relative to the file, so that a folder can be moved as a whole.
 
 
 _Value = TypeVar("_Value")
@@ -231,7 +238,7 @@ _INPUT_PATHS = (
 
 
 def portable_options(request: Mapping[str, _Value], file: Path | str) -> dict[str, _Value | str]:
-    """Return options as stored in a file of autopar: input paths are relative to its folder.
+    """Return options for storage in a file, with input paths relative to the folder of the file.
 
     Shipped names and absolute paths are unchanged.
     """
@@ -250,10 +257,10 @@ def portable_options(request: Mapping[str, _Value], file: Path | str) -> dict[st
 
 
 def portable_path(path: Path | str, file: Path | str) -> str:
-    """Return the path of an input as stored in a file of autopar, relative to that file.
+    """Return the path of an input for storage in a file, relative to the folder of the file.
 
-    A shipped file gives its path within the shipped data. Other absolute paths and names of things
-    that do not exist are unchanged.
+    The path of a shipped file is relative to the shipped data. Other absolute paths and paths that
+    do not exist are unchanged.
     """
     if not _is_there(Path(path)):
         return str(path)
@@ -283,12 +290,13 @@ def _from(path: Path | str, file: Path | str) -> str:
 def located_options(
     request: Mapping[str, _Value], file: Path | str, typed: Collection[str] = ()
 ) -> tuple[dict[str, _Value | str], list[str]]:
-    """Return stored options with paths from the current folder, and notes on moved inputs.
+    """Return (options of a file with paths relative to the current folder, notes on moved inputs).
 
-    Paths in the file are relative to it. Earlier files contain them as typed: a missing path is
-    searched in the current folder, and then in the parent of the file's folder, which gives a note.
+    Stored paths are relative to the file. Files of earlier releases contain paths as typed. A
+    missing path is therefore searched in the current folder and, with a note, in the parent of the
+    file's folder.
 
-    typed : options that are not taken from the file.
+    typed : options given on the command line, which override those of the file.
     """
     found: dict[str, _Value | str] = dict(request)
     notes: list[str] = []
@@ -317,7 +325,10 @@ def located_options(
 def require_inputs(
     request: Mapping[str, object], file: Path | str, typed: Collection[str] = ()
 ) -> None:
-    """Raise DocumentError if located options of a file name paths that do not exist."""
+    """Raise DocumentError if options from `located_options` name paths that do not exist.
+
+    typed : options given on the command line, which are not checked.
+    """
     lost = []
     for option in _INPUT_PATHS:
         value = request.get(option)
@@ -337,7 +348,7 @@ def require_inputs(
 
 
 def _split(option: str, value: str) -> tuple[str, str]:
-    """Return (path, suffix) of an option's value; the suffix of CARD.json:NxG is its shape."""
+    """Return (path, suffix) of an option's value; the suffix of CARD.json:NxG is `:NxG`."""
     path, colon, shape = value.rpartition(":")
     if option == "hardware" and colon and not _is_there(Path(value)):
         return path, f":{shape}"
@@ -345,7 +356,7 @@ def _split(option: str, value: str) -> tuple[str, str]:
 
 
 def _is_input(option: str, path: str) -> bool:
-    """Return True if an option with this value reads a path and no shipped data."""
+    """Return True if the value of an option is an existing path and not a shipped name."""
     if path not in _NAMED_INPUTS.get(option, tuple)():
         return _is_there(Path(path))
     where = Path(path)
@@ -407,9 +418,9 @@ def hardware_names() -> tuple[str, ...]:
 
 
 def published_name(name: str) -> tuple[str, int] | None:
-    """Return (shipped model, sequence length) for a name of another release, else None.
+    """Return (shipped model, sequence length) for a model name of Galvatron's zoo, else None.
 
-    A file, a folder with a `model.json` and a shipped name have priority and give None.
+    None is also returned for an existing file, a folder with a `model.json`, and a shipped name.
     """
     path = Path(name)
     is_own = path.is_file() or (path / "model.json").is_file() or name in model_names()
@@ -417,10 +428,12 @@ def published_name(name: str) -> tuple[str, int] | None:
 
 
 def find_model(name: str) -> Path:
-    """Return the spec file of a model: an existing path, or a shipped name's `model.json`.
+    """Return the spec file of a model.
 
-    Names of Galvatron's zoo give the shipped models of equal sizes. Raises InputError with the
-    nearest names if there is none.
+    name : path of the file, path of a folder with a `model.json`, name of a shipped model, or name
+        in Galvatron's zoo of a model of equal sizes.
+
+    Raises InputError with the nearest names for an unknown name.
     """
     path = Path(name)
     if path.is_file():
@@ -439,9 +452,9 @@ def find_model(name: str) -> Path:
 
 
 def find_configs(name: str) -> Path | None:
-    """Return the folder of a shipped model's profile files, None for any other model.
+    """Return the folder of a shipped model's profile files; None for a model that is not shipped.
 
-    Raises InputError as `find_model`.
+    Raises InputError like `find_model`.
     """
     path = find_model(name).resolve()
     shipped = _files("models", "*/model.json", lambda p: p.parent.name).values()
@@ -492,7 +505,7 @@ def find_site(name: str) -> Path:
 
 
 def find_hardware(name: str) -> Path:
-    """Return the folder of a set of documented hardware files: an existing one or a shipped name.
+    """Return the folder of a set of hardware files: an existing path, or a shipped name.
 
     Raises InputError with the nearest names if there is none.
     """
@@ -510,10 +523,12 @@ def find_hardware(name: str) -> Path:
 
 
 def find_document(folder: str, what: str, name: str) -> Path:
-    """Return a file of a folder of `hardware_configs`: an existing path, or a shipped name.
+    """Return the file of a named document in a folder of `hardware_configs`.
 
-    The name of a card gives the document of that card. what : kind of document, for errors. Raises
-    InputError with the nearest names if there is none.
+    name : path of the file, shipped name, or alias of the card that the document belongs to.
+    what : kind of document, for errors.
+
+    Raises InputError with the nearest names for an unknown name.
     """
     if Path(name).is_file():
         return Path(name)
@@ -530,7 +545,12 @@ def find_document(folder: str, what: str, name: str) -> Path:
 
 
 def _files(folder: str, pattern: str, key: Callable[[Path], str]) -> dict[str, Path]:
-    """Return the shipped files by name; the first root with a name has priority."""
+    """Return the shipped files that match a glob pattern, by name.
+
+    Packaged data have priority over those of the repository.
+
+    key : function from a path to the name of the file.
+    """
     found: dict[str, Path] = {}
     for root in _ROOTS:
         for path in sorted((root / folder).glob(pattern)):
@@ -563,11 +583,14 @@ _MAKERS = {
 }
 """Card names by the name of their device family."""
 _ALIKE = 0.5
-"""Least fraction of common parts for two names of one thing."""
+"""Smallest fraction of common words and numbers for a suggestion."""
 
 
 def _parts(name: str) -> frozenset[str]:
-    """Return the words and numbers of a name: `Llama-3.1-8B` and `llama3-8b` share all but one."""
+    """Return the lower-case words and numbers of a name, such as {llama, 3.1, 8b}.
+
+    Names of device families are replaced by names of their cards.
+    """
     text = name.lower()
     for maker, cards in _MAKERS.items():
         text = text.replace(maker, cards)
@@ -578,9 +601,9 @@ def _parts(name: str) -> frozenset[str]:
 
 
 def _alike(name: str, names: Iterable[str]) -> list[str]:
-    """Return the names of equal family and size, which publishers and tools spell differently.
+    """Return at most two known names that share most words and numbers with a name, best first.
 
-    Additional parts of a name, such as the publisher, have little weight.
+    Additional words of `name`, such as the publisher, have little weight.
     """
     asked = _parts(name)
     scores: dict[str, float] = {}

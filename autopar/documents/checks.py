@@ -1,8 +1,8 @@
 """Documents whose keys follow patterns, the registry of all documents, and version checks.
 
-The documented files are flat dictionaries with keys such as `allreduce_size_8_consec_1`. A
-`PatternDocument` is a table of `Rule`s (pattern, value type, meaning). Validation, suggestions for
-misspelt keys and the JSON Schema all come from that table.
+Galvatron's profile files are flat dictionaries with keys such as `allreduce_size_8_consec_1`. A
+`PatternDocument` describes them by a table of `Rule`s (pattern, value type, meaning). Validation,
+suggestions for misspelt keys and the JSON Schema are derived from that table.
 """
 
 from __future__ import annotations
@@ -29,16 +29,20 @@ from autopar.errors import DocumentError, InputError
 from autopar.records import Record, shorten
 
 INT = "[1-9][0-9]{0,8}"
-"""Positive integer inside a key; bounded, so that int() of it cannot fail."""
+"""Pattern of a positive integer in a key, of at most nine digits so that `int` accepts it."""
 
 
 class Rule(Record, kw_only=False, dict=True):
-    """One kind of key: the pattern of the whole key, an example, the value type and the meaning."""
+    """Rule for the keys of one kind."""
 
     pattern: str
+    """Regular expression of the whole key."""
     example: str
+    """Example of a key."""
     value: Any
+    """Type of the value."""
     meaning: str
+    """Description of the value in the JSON Schema."""
 
     @cached_property
     def regex(self) -> re.Pattern[str]:
@@ -56,12 +60,16 @@ class PatternDocument:
 
     @classmethod
     def older(cls, value: Any) -> Any:
-        """Return a value of an older release in the current format."""
+        """Return the JSON value of a file of an earlier release converted to the current format."""
         return value
 
     @classmethod
     def taken(cls, value: Any, key: str, found: list[Fault]) -> Self | None:
-        """Return the object of a file; errors are added to `found`."""
+        """Return the document in a JSON value, None if the value is not an object.
+
+        key : key of the value in the file, for errors.
+        found : list to which errors are appended.
+        """
         value = cls.older(value)
         if not isinstance(value, Mapping):
             found.append((key, f"the value is {shorten(value)}, expected an object"))
@@ -77,7 +85,10 @@ class PatternDocument:
 
     @classmethod
     def known_keys(cls, keys: Iterable[str]) -> list[str]:
-        """Return an example of every kind of key, and the valid keys of a file."""
+        """Return an example of every kind of key, and the valid ones among `keys`.
+
+        They are candidates for suggestions for a misspelt key.
+        """
         valid = [key for key in keys if any(rule.regex.fullmatch(key) for rule in cls.rules)]
         return [rule.example for rule in cls.rules] + valid[:200]
 
@@ -105,7 +116,7 @@ _Document = TypeVar("_Document")
 _Published = TypeVar("_Published")
 
 DOCUMENTS: dict[str, type[Any]] = {}
-"""Record of every kind of document by role, for the modules imported so far."""
+"""Record class of every kind of document by role; modules register theirs when imported."""
 EXTRAS: dict[str, dict[str, list[Any]]] = {}
 """Additions to the schemas of some documents, by role: examples, required keys."""
 
@@ -113,12 +124,11 @@ EXTRAS: dict[str, dict[str, list[Any]]] = {}
 def published(
     role: str, example: Mapping[str, Any] | None = None, required: Sequence[str] = ()
 ) -> Callable[[type[_Published]], type[_Published]]:
-    """Return the decorator of a document's record, whose JSON Schema is published.
+    """Return a decorator that registers a record class whose JSON Schema is published.
 
     role : name of the document in plans, sidecars and docs/schemas.
-    example : example of a document that docs/reference/files.md does not show.
-    required : keys that a file must contain, although a document made in Python has defaults for
-    them.
+    example : example for the schema; None if docs/reference/files.md shows one.
+    required : keys that a file must contain although the record has defaults for them.
     """
 
     def known(kind: type[_Published]) -> type[_Published]:
@@ -135,11 +145,13 @@ def check_version(
 ) -> None:
     """Raise DocumentError unless `format` is `kind` and this release can read `version`.
 
-    This is checked before anything else: every key of another document would be an error.
+    The check comes before validation of the keys, because every key of another kind of document
+    would be an error.
 
     Parameters
     ----------
-    give, again : remedies for another document, and for a newer version besides an update.
+    give : remedy for another kind of document.
+    again : alternative to an update of autopar for a newer version, as an imperative.
     """
     if data.get("format") != kind:
         problem = f"expected {kind!r}, got {shorten(data.get('format'))}"
@@ -159,9 +171,9 @@ MOST_ERRORS = 100
 
 
 def document_errors(kind: Any, path: Path, data: Mapping[str, Any]) -> tuple[DocumentError, ...]:
-    """Return all errors of a document, where `read_record` raises only the first.
+    """Return the errors of a document, at most `MOST_ERRORS`; `read_record` raises only one.
 
-    If there are `MOST_ERRORS` or more, a last error states that there are others.
+    If there are `MOST_ERRORS` or more, a last error states that the list may be incomplete.
     """
     found = faults(kind, data)
     errors = [
@@ -173,17 +185,19 @@ def document_errors(kind: Any, path: Path, data: Mapping[str, Any]) -> tuple[Doc
 
 
 # --------------------------------------------------------------------------------------------------
-# A document from itself, its keys or its file.
+# Loading of a document from a record, a mapping or a file.
 
 
 def load_document(
     kind: type[_Document], source: _Document | Mapping[str, Any] | Path | str
 ) -> _Document:
-    """Return a document from itself, its keys, or a JSON file.
+    """Return the document in a record, a mapping of its keys, or a JSON file.
 
     Raises
     ------
-    DocumentError: contains the file (or the kind of document), the key, its value and the remedy.
+    DocumentError: the file or mapping is invalid; names the file (or the kind of document), the key
+        and its value.
+    InputError: `source` has another type.
     """
     if isinstance(source, kind):
         return source

@@ -1,7 +1,8 @@
-"""Curves in sidecars of hardware files: reading, writing, and the choice of those used for pricing.
+"""Communication time curves in sidecars of hardware files: reading, writing and selection.
 
-A documented file contains one number per group, and other measurements are in its sidecar. A folder
-may contain files of two runs. The files themselves are read in `hardware`.
+A hardware file contains one bandwidth per group of ranks; its sidecar contains times by message
+size. If both exist, `priced_curves` selects the one that predicts communication times. The hardware
+files are read in `autopar.documents.hardware`.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from autopar.sources import Source, stacks_of
 from autopar.units import GB, MIB, MS
 
 # --------------------------------------------------------------------------------------------------
-# Sidecars of the hardware files: additions to a profile, and parts of a profile to write.
+# Conversion between sidecars and hardware profiles.
 #
-# Documented keys contain one bandwidth per group, and times at whole MiB in groups of neighbours.
+# Documented keys contain one bandwidth per group, and times of whole MiB in consecutive groups.
 # Other collectives and sizes, strided groups, transfers, latency and spread are curves of the
 # sidecars.
 
 
 class SidecarCurves(Record, eq=False):
-    """Curves of one sidecar, or those used for pricing, by their field in `HardwareProfile`."""
+    """Curves of one sidecar, or of all files of a profile, by field of `HardwareProfile`."""
 
     curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)
     strided_curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)
@@ -46,14 +47,16 @@ class SidecarCurves(Record, eq=False):
     sequence_curves: Mapping[int, Curve] = field(default_factory=dict)
     """Curves for sequence parallelism; empty for a single sidecar."""
     notes: tuple[str, ...] = ()
-    """Sentences on ignored curves, or on documents that differ from measured times."""
+    """Sentences on ignored curves, or on file values that differ from measured times."""
 
 
 def sidecar_curves(document: Path, sidecar: Sidecar, world_size: int) -> SidecarCurves:
     """Return the curves that the planner reads from the sidecar of a hardware file.
 
-    Measured operations that no formula uses are ignored; unknown ones give a note. Raises
-    DocumentError for a group that is larger than the cluster or has two curves.
+    Curves of operations that the planner does not use are ignored, with a note if the operation is
+    unknown. Raises DocumentError for a group that is larger than the cluster or has two curves.
+
+    document : path of the hardware file.
     """
     curves: dict[tuple[str, int], Curve] = {}
     strided: dict[tuple[str, int], Curve] = {}
@@ -98,8 +101,9 @@ def sidecar_curves(document: Path, sidecar: Sidecar, world_size: int) -> Sidecar
 def hardware_sidecar(kind: DocumentKind, profile: HardwareProfile) -> Sidecar:
     """Return the sidecar of one hardware file of a profile.
 
-    Strided curves are stored with the all-reduce bandwidths, transfers with theirs. Other curves
-    are stored with the collective times, unless the documented keys contain all of their data.
+    The sidecar of the all-reduce file contains the curves of strided groups, that of the p2p file
+    the curves of transfers, and that of the sp_time file all other curves that documented keys
+    cannot express.
     """
     curves: list[CurveData] = []
     if kind == "allreduce":
@@ -133,7 +137,7 @@ def hardware_sidecar(kind: DocumentKind, profile: HardwareProfile) -> Sidecar:
 
 
 def _expressible(operation: str, curve: Curve) -> bool:
-    """Return True if documented keys of the collective times can contain all data of a curve."""
+    """Return True if documented keys of the sp_time file can express all data of a curve."""
     return (
         operation in ("allreduce", "all2all")
         # Documented keys are in whole MiB.
@@ -176,7 +180,7 @@ def _data(operation: str, size: int, curve: Curve, *, consecutive: bool = True) 
 
 
 class HardwareFile(Record):
-    """One validated file with its sidecar and sources."""
+    """Validated hardware file with its sidecar and sources."""
 
     kind: DocumentKind
     path: Path
@@ -186,25 +190,25 @@ class HardwareFile(Record):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Irregularities of the file, as sentences."""
+        """Warnings about the file and its curves, one sentence each."""
         return (*self.sources[0].notes, *self.curves.notes)
 
 
 # --------------------------------------------------------------------------------------------------
-# Documented values and measured times of one group: which of them is used for pricing.
+# Selection between the file value and the measured times of a group.
 #
-# Differences are no error: a user may edit a documented value to see the effect, and one folder may
-# contain files of two runs. They are reported in notes.
+# Differences are reported in notes and are no error: a user may edit a value to see the effect, and
+# one folder may contain files of two measuring runs.
 
 
 _ROUNDING = 0.01
-"""Relative tolerance for rounded documented values; larger differences have another origin."""
+"""Relative tolerance for rounding of file values; a larger difference means an edited value."""
 _CONFLICT = 0.10
-"""Relative difference between two runs that is not reported."""
+"""Largest relative difference between two measuring runs that is not reported."""
 
 
 def reference_bytes(file: HardwareFile) -> float | None:
-    """Return the message size to which a document's bandwidths refer, None if unknown."""
+    """Return the message size of a file's bandwidths in bytes, None if unknown."""
     # The newest run wrote the documented values.
     for run in reversed(file.sidecar.runs if file.sidecar is not None else []):
         size = run.metadata.get("reference_bytes")
@@ -220,15 +224,16 @@ def priced_curves(
     documented_times: Mapping[tuple[str, int], Curve],
     world_size: int,
 ) -> SidecarCurves:
-    """Return the curves used for pricing, and notes on documents that contradict them.
+    """Return the curves that predict communication times, and notes on contradictions.
 
-    Documented values have priority: bandwidths price all-reduces and transfers, `sp_time` prices
-    the collectives of its keys. A sidecar's curve has latency, more sizes and spread. It replaces a
-    documented value of the same run that agrees with it; a value that differs was edited by a user.
-    If an `sp_time` file is from another run than the bandwidths, its times price only the
-    all-gathers and reduce-scatters of sequence parallelism, which is their documented use.
+    The curve of a sidecar replaces the file values of the same measuring run, because it includes
+    latency, more message sizes and spread. Where it differs from the file, the user has edited the
+    file, and the file values are used. If the sp_time file is from another run than the bandwidths,
+    its times apply only to all-gathers and reduce-scatters of sequence parallelism.
 
-    documented_times : curves of the keys of the sp_time document.
+    allreduce_bytes_per_s : file values by (group size, consecutive).
+    p2p_bytes_per_s : file values by number of stages.
+    documented_times : curves of the keys of the sp_time file, by (operation, group size).
     """
     odd: dict[DocumentKind, list[_Difference]] = {"sp_time": [], "allreduce": [], "p2p": []}
     conflicts: list[_Difference] = []
@@ -292,7 +297,7 @@ def priced_curves(
 
 
 def _one_run(first: HardwareFile, second: HardwareFile) -> bool:
-    """Return True if both files are from one measuring run or one estimate."""
+    """Return True if the sidecars of both files name a common measuring run or estimate."""
     if first.sidecar is None or second.sidecar is None:
         return False
     named = [{run.id for run in f.sidecar.runs} - {None} for f in (first, second) if f.sidecar]
@@ -306,7 +311,7 @@ def _one_run(first: HardwareFile, second: HardwareFile) -> bool:
 
 
 _Difference = tuple[float, str, str]
-"""(Difference from the curve as |log ratio|, key with its value, expected value)."""
+"""(Difference as |log(value / expected)|, text of key and value, text of the expected value)."""
 
 
 def _bandwidth(
@@ -330,7 +335,7 @@ def _bandwidth(
 
 
 def _long(curve: Curve) -> Curve:
-    """Return the part of a curve averaged in documented bandwidths: 16 MiB and more."""
+    """Return the points of a curve at 16 MiB and more, over which file bandwidths are averaged."""
     kept = curve.sizes_bytes >= min(16.0 * MIB, float(curve.sizes_bytes[-1]))
     return Curve(sizes_bytes=curve.sizes_bytes[kept], times_s=curve.times_s[kept])
 
@@ -358,7 +363,7 @@ def _difference(
 
 
 def _worst(differences: list[_Difference]) -> tuple[str, str, str]:
-    """Return the largest difference as two texts, and the number of others as a third."""
+    """Return (value, expected value, number of other differences) of the largest, as texts."""
     _, value, expected = max(differences, key=lambda item: item[0])
     more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
     return value, expected, more

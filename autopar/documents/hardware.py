@@ -1,7 +1,7 @@
-"""Read and write the documented hardware files: four files form one HardwareProfile.
+"""Reader and writer of hardware files: four files in Galvatron's format form a HardwareProfile.
 
-All published spellings are read (Galvatron, PaddleNLP), the documented one is written. Units are
-converted only here.
+Keys in the spelling of Galvatron and of PaddleNLP are read; Galvatron's are written. Units of files
+are converted to base units only here.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def hardware_file_name(kind: DocumentKind, num_nodes: int, gpus_per_node: int) -
 def kind_of_name(name: str) -> tuple[DocumentKind, tuple[int, int] | None] | None:
     """Return (kind, (nodes, GPUs per node)) of a documented name, None for any other name.
 
-    The name of the overlap coefficient contains no shape.
+    The shape is None for the overlap file, whose name does not contain it.
     """
     if name == _OVERLAP_NAME:
         return "overlap", None
@@ -84,7 +84,7 @@ def kind_of_name(name: str) -> tuple[DocumentKind, tuple[int, int] | None] | Non
 
 
 def hardware_shapes(folder: Path | str) -> tuple[tuple[int, int], ...]:
-    """Return (nodes, GPUs per node) of every all-reduce file in a folder, increasing.
+    """Return (nodes, GPUs per node) of every all-reduce file in a folder, sorted.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def shape_of_name(name: str) -> tuple[int, int] | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Entries of a hardware file: the meaning of each documented key, in base units.
+# Entries of a hardware file: key and value in base units.
 
 
 BandwidthUnit = Literal["GB/s", "MiB/ms"]
@@ -116,21 +116,22 @@ BandwidthUnit = Literal["GB/s", "MiB/ms"]
 UNIT_FACTORS: dict[str, float] = {"GB/s": float(GB), "MiB/ms": MIB / MS, "ms": MS, "1": 1.0}
 """Factor from a document's unit to the base unit."""
 _MAX_BYTES_PER_S = 1e14
-"""Bandwidth limit, 100,000 GB/s: a faster collective was timed in another unit."""
+"""Limit of plausible bandwidths, 100,000 GB/s; above it a time is in a wrong unit."""
 _BUSY = 2.5
-"""Slow-down limit: a larger coefficient indicates that the host was busy."""
+"""Limit of plausible overlap coefficients; a larger one indicates a busy host."""
 
 
 class HardwareEntry(Record):
-    """One documented key and its meaning."""
+    """Key of a hardware file with its value in base units."""
 
     key: str
     operation: str
     group_size: int
     """Ranks of the group; pipeline stages for p2p; 0 for the overlap coefficient."""
     consecutive: bool
+    """True for groups of neighbouring ranks, False for strided groups."""
     size_bytes: int | None
-    """Message size; None for keys without one: bandwidths and the coefficient."""
+    """Message size; None for bandwidths and for the overlap coefficient."""
     value: float
     """Bytes/s, seconds or a ratio."""
     written: float
@@ -140,7 +141,10 @@ class HardwareEntry(Record):
 def hardware_entries(
     kind: DocumentKind, document: PatternDocument | OverlapDocument, unit: str
 ) -> tuple[HardwareEntry, ...]:
-    """Return the entries of a validated document in the given unit, in the order of its keys."""
+    """Return the entries of a validated document in the order of its keys.
+
+    unit : unit of the file's values, a key of `UNIT_FACTORS`.
+    """
     if isinstance(document, OverlapDocument):
         found = [("overlap_coe", document.overlap_coe, {"operation": "overlap", "size": "0"})]
     else:
@@ -171,10 +175,10 @@ def hardware_entries(
 
 
 def write_hardware(profile: HardwareProfile, out_dir: Path | str) -> list[Path]:
-    """Write the documented files of a profile and their sidecars; return their paths.
+    """Write the hardware files of a profile and their sidecars, and return the paths.
 
-    Bandwidths are in GB/s, times in ms. Data that documented keys cannot express (other
-    collectives, sizes that are not whole MiB) are written to the sidecar, in base units.
+    Bandwidths in the files are in GB/s, times in ms. Data that documented keys cannot express
+    (other collectives, sizes that are not whole MiB) are written to the sidecars in base units.
     """
     out = Path(out_dir)
     shape = (profile.num_nodes, profile.gpus_per_node)
@@ -229,7 +233,7 @@ def _sp_time_keys(curves: Mapping[tuple[str, int], Curve]) -> dict[str, float]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The four files together: one profile in base units, from files or folders.
+# Reading of a profile from its four files.
 
 
 MAKE_HARDWARE = "Create it with `torchrun -m profiler.hardware`"
@@ -242,9 +246,9 @@ def read_hardware_dir(
     gpus_per_node: int,
     bandwidth_unit: BandwidthUnit | None = None,
 ) -> HardwareProfile:
-    """Return the hardware profile in one directory; the sp_time file may be absent.
+    """Return the hardware profile in a directory; its sp_time file is optional.
 
-    Errors as in `read_hardware`.
+    Raises DocumentError like `read_hardware`.
     """
     path = Path(path)
     sp_time = path / hardware_file_name("sp_time", num_nodes, gpus_per_node)
@@ -269,10 +273,13 @@ def read_hardware(
     sp_time: Path | None,
     bandwidth_unit: BandwidthUnit | None = None,
 ) -> HardwareProfile:
-    """Return the hardware profile of the four documented files, in base units.
+    """Return the hardware profile of four hardware files, in base units.
 
-    Each path is a file, or a directory that contains the file under its documented name. Bandwidths
-    are in GB/s (1e9 bytes/s) unless a sidecar or `bandwidth_unit` sets MiB/ms.
+    Each path is a file, or a directory that contains the file under its documented name.
+
+    sp_time : None if there is no such file.
+    bandwidth_unit : unit of the bandwidths; None: that of the sidecars, by default GB/s (1e9
+        bytes/s).
 
     Raises
     ------
@@ -375,7 +382,10 @@ def _with_notes(file: HardwareFile, notes: tuple[str, ...]) -> HardwareFile:
 
 
 def _unit(file: HardwareFile, unit: BandwidthUnit | None) -> str:
-    """Return the unit of a file; `unit` is the option for bandwidths."""
+    """Return the unit of a file's values.
+
+    unit : value of --bandwidth-unit; raises DocumentError if the sidecar contradicts it.
+    """
     if file.kind not in ("allreduce", "p2p"):
         return documented_unit(file.kind)
     recorded = file.sidecar.unit if file.sidecar is not None else None
@@ -392,7 +402,7 @@ def _unit(file: HardwareFile, unit: BandwidthUnit | None) -> str:
 def _check_groups(
     path: Path, entries: Iterable[HardwareEntry], num_nodes: int, gpus_per_node: int
 ) -> None:
-    """Raise DocumentError for a group that does not fit the cluster."""
+    """Raise DocumentError for a group of fewer than two ranks or larger than the cluster."""
     world = num_nodes * gpus_per_node
     for entry in entries:
         if not 2 <= entry.group_size <= world:
@@ -409,7 +419,10 @@ def _check_groups(
 def _allreduce(
     path: Path, entries: Sequence[HardwareEntry], num_nodes: int, gpus_per_node: int
 ) -> tuple[dict[tuple[int, bool], float], tuple[str, ...]]:
-    """Return bandwidths by (group size, consecutive), and notes on irregular keys."""
+    """Return bandwidths in bytes/s by (group size, consecutive), and notes on PaddleNLP's keys.
+
+    Raises DocumentError for contradicting keys or if the group of all ranks is missing.
+    """
     unnamed = [entry for entry in entries if "_consec_" not in entry.key]
     named = [entry for entry in entries if "_consec_" in entry.key]
     values = {(entry.group_size, entry.consecutive): entry for entry in named}
@@ -458,8 +471,9 @@ def _curves(entries: Sequence[HardwareEntry]) -> dict[tuple[str, int], Curve]:
 
 
 _BY_SIZE = GrowthLaw(least=0.0, most=1.0, slack=2.0)
-"""A larger message takes no less time, and at most proportionally more. Measured times break this
-law by 1.1, and libraries change their algorithm with the size."""
+"""Law of time over message size: a larger message takes no less time, and at most proportionally
+more. The slack allows for changes of the algorithm with the size; measured times deviate by a
+factor of 1.1."""
 
 
 def hardware_doubts(
@@ -470,10 +484,11 @@ def hardware_doubts(
     *,
     unit: str = "",
 ) -> Iterator[SuspiciousValue]:
-    """Yield values of a hardware file that are unlikely, or contradict others in it.
+    """Yield implausible values of a hardware file and values that contradict each other.
 
-    memory_bytes_per_s : memory bandwidth of a device; None if unknown. unit : unit printed after
-    bandwidths.
+    shape : (nodes, GPUs per node).
+    memory_bytes_per_s : memory bandwidth of a device; None if unknown.
+    unit : unit of bandwidths in messages.
     """
     if kind == "overlap":
         yield from _coefficient_doubts(entries)
@@ -499,7 +514,7 @@ def _bandwidth_doubts(
     memory_bytes_per_s: float | None,
     unit: str,
 ) -> Iterator[SuspiciousValue]:
-    """Yield doubts about bandwidths that exceed any link or memory, or contradict other groups."""
+    """Yield bandwidths that exceed those of links or memory, or contradict other group sizes."""
     num_nodes, gpus_per_node = shape
     families: dict[tuple[bool, bool], list[CurvePoint]] = {}
     for entry in entries:
@@ -525,7 +540,7 @@ def _bandwidth_doubts(
 
 
 def _time_doubts(entries: Sequence[HardwareEntry]) -> Iterator[SuspiciousValue]:
-    """Yield times of collectives in another unit, and those that contradict other sizes."""
+    """Yield collective times in a wrong unit, and times that contradict other message sizes."""
     curves: dict[tuple[str, int], list[CurvePoint]] = {}
     for entry in entries:
         rate = (entry.size_bytes or 0) / entry.value
@@ -560,7 +575,10 @@ def _memory_bytes_per_s(*files: HardwareFile) -> float | None:
 
 
 def _domain_gpus(files: list[HardwareFile], gpus_per_node: int) -> int | None:
-    """Return the GPUs of a rack, which consists of whole nodes; raises DocumentError."""
+    """Return the number of GPUs of a rack, None if unknown.
+
+    Raises DocumentError if it is no multiple of the GPUs of a node.
+    """
     found = _agreed(files, "domain_gpus")
     if found is None:
         return None
@@ -575,7 +593,10 @@ def _domain_gpus(files: list[HardwareFile], gpus_per_node: int) -> int | None:
 
 
 def _agreed(files: list[HardwareFile], field: str) -> float | None:
-    """Return a sidecar field of the device; raises DocumentError if two sidecars differ."""
+    """Return the value of a field in the sidecars, None if no sidecar contains it.
+
+    Raises DocumentError if two sidecars differ.
+    """
     found: dict[float, Path] = {}
     for file in files:
         value: float | None = getattr(file.sidecar, field, None)

@@ -1,7 +1,7 @@
-"""Strict reading and atomic writing of JSON documents and their records, with one-sentence errors.
+"""Strict reading and atomic writing of JSON documents, their validation, and JSON Schemas.
 
-The json module accepts duplicate keys, NaN and numbers that overflow; autopar's documents must not
-contain them. Syntax errors of all kinds are rejected here, before the content is validated.
+The json module accepts duplicate keys, NaN and numbers that overflow; this module rejects them. An
+error message is one sentence with file, key and value.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from autopar.output import Aside, write_files
 from autopar.records import Entry, KeyFault, Record, shorten
 
 _MAX_BYTES = 256 << 20
-"""Far above any document; prevents a wrong path from filling the memory."""
+"""Maximum file size, so that a wrong path does not fill the memory."""
 _DEEPEST = 64
 """Maximum nesting of brackets; no document has a dozen levels."""
 
 
 class JsonDocument(Record):
-    """A parsed file: its path, top-level object and the SHA-256 of its bytes."""
+    """Parsed JSON file: its path, top-level object and the SHA-256 of its bytes."""
 
     path: Path
     data: dict[str, Any]
@@ -59,8 +59,9 @@ def load_object(path: Path | str, *, remedy: str | None = None) -> JsonDocument:
 
     Raises
     ------
-    DocumentError: missing (with `remedy`, how to create the file), not a regular file, unreadable,
-        empty, not UTF-8, not JSON, truncated, duplicate keys, or no object at top level.
+    DocumentError: the file is missing, unreadable, too large, empty or not UTF-8. Also for invalid
+        JSON, duplicate keys, deep nesting, or no object at top level. The error of a missing or
+        empty file contains `remedy`, how to create the file.
     """
     path = Path(path)
     try:
@@ -140,8 +141,11 @@ def write_json(
 ) -> None:
     """Write an object as indented JSON, atomically, keys in the given order.
 
-    `number_rows`: lists of numbers are written in rows of about 100 columns, not one number per
-    line. `aside`: as in `autopar.output.write_files`.
+    number_rows : True to write lists of numbers in rows of about 100 columns, False for one number
+        per line.
+    aside : parameter of `autopar.output.write_files`.
+
+    Raises OSError.
     """
     text = rows_text(data) if number_rows else json.dumps(data, indent=4, allow_nan=False) + "\n"
     write_files({Path(path): text}, aside=aside)
@@ -195,17 +199,19 @@ Fault = tuple[str, str]
 _Kind = TypeVar("_Kind")
 _MISSING = "this key is missing, expected "
 _OWN = "x-own"
-"""Schema key that is replaced by the schema of a type of `_LIKE`; it is in no published schema."""
+"""Placeholder key in a schema: index of the type in `_LIKE` whose schema replaces it."""
 _LIKE: list[Any] = []
+"""Types of the JSON values that `own_reader` functions read."""
 
 
 def own_reader(
     read: Callable[[Any, str, list[Fault]], Any], like: Any, expected: str | None = None
 ) -> Meta:
-    """Return the annotation of a field that a function reads, of any Python type.
+    """Return the annotation of a field whose value is made by a function.
 
-    read : function with the arguments of `converted`. like : type of the JSON value. expected :
-    that type in words.
+    read : function of (JSON value, key, list to which errors are appended); returns the value.
+    like : type of the JSON value, for the schema.
+    expected : valid values in words, for errors.
     """
     words = {} if expected is None else {"expected": expected}
     # Made on demand, because a schema takes long to make and few are needed.
@@ -215,10 +221,11 @@ def own_reader(
 
 
 def value_reader(read: Callable[[Any], Any], expected: str, like: Any = Any) -> Meta:
-    """Return the annotation of a field whose value a function reads.
+    """Return the annotation of a field whose value is made by a function that raises KeyFault.
 
-    read : function of the JSON value; raises KeyFault. expected : the valid values in words. like :
-    type of the JSON value.
+    read : function of the JSON value; returns the value.
+    expected : valid values in words, for errors.
+    like : type of the JSON value, for the schema.
     """
 
     def at(value: Any, key: str, found: list[Fault]) -> Any:
@@ -234,13 +241,15 @@ def value_reader(read: Callable[[Any], Any], expected: str, like: Any = Any) -> 
 def read_record(
     kind: type[_Kind], path: Path | str, data: Mapping[str, Any], *, remedy: str | None = None
 ) -> _Kind:
-    """Return the record in the object of a file; keys that begin with `_` are comments.
+    """Return the record of type `kind` in a JSON object; keys that begin with `_` are comments.
 
+    path : file of the object, for errors.
     remedy : remedy for a missing key.
 
     Raises
     ------
-    DocumentError : contains file, key and value; invalid values come before missing keys.
+    DocumentError : names file, key and value of one error. An invalid value has priority over a
+        missing key.
     """
     whole: Any = kind
     if is_plain(whole):
@@ -270,18 +279,21 @@ def _order(kind: Any, fault: Fault, data: Mapping[str, Any]) -> tuple[bool, bool
 
 
 def _misspelt(kind: Any, key: str, data: Mapping[str, Any]) -> str | None:
-    """Return the key of a file that is similar to a missing one, None if there is none."""
+    """Return the unknown key of a file that is most similar to a missing key, or None."""
     known = _fields(kind) if _is_record(kind) else {}
     return nearest(key, [str(name) for name in data if name not in known], 0.8)
 
 
 def short_key(key: str) -> str | None:
-    """Return a key for a message; None for the key of the whole document."""
+    """Return a key cut to 120 characters for a message; None for the empty key of the document."""
     return (key[:120] + "..." if len(key) > 120 else key) or None
 
 
 def written(value: Any, *, defaults: bool = True) -> Any:
-    """Return the JSON value of a record without nulls; without defaults if not `defaults`."""
+    """Return the JSON value of a record without nulls.
+
+    defaults : False to omit fields with their default value.
+    """
     if isinstance(value, Record):
         return {
             one.encode_name: written(item, defaults=defaults)
@@ -297,7 +309,7 @@ def written(value: Any, *, defaults: bool = True) -> Any:
 
 
 def default_of(one: FieldInfo) -> Any:
-    """Return the default value of a field, `NODEFAULT` for a required one."""
+    """Return the default value of a record's field, `NODEFAULT` for a required field."""
     return one.default if one.default_factory is NODEFAULT else one.default_factory()
 
 
@@ -309,7 +321,11 @@ def faults(kind: Any, value: Any) -> list[Fault]:
 
 
 def converted(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
-    """Return the value of type `kind` made from a JSON value; errors are added to `found`."""
+    """Return a JSON value converted to the type `kind`.
+
+    key : key of the value in the file, for errors.
+    found : list to which errors are appended; the result is then not usable.
+    """
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _taken_annotated(kind, value, key, found)
@@ -340,7 +356,7 @@ def converted(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
 
 
 def _tagged(kinds: list[Any], value: Any) -> Any:
-    """Return the record whose tag the object of a union has, None without one."""
+    """Return the record type of a union that matches the tag of a JSON object, or None."""
     for kind in filter(_is_record, kinds):
         own = kind.__struct_config__
         if own.tag_field and isinstance(value, Mapping) and value.get(own.tag_field) == own.tag:
@@ -463,7 +479,10 @@ def _extra(kind: Any) -> Mapping[str, Any]:
 
 @cache
 def is_plain(kind: Any) -> bool:
-    """Return True if `convert` alone validates a type completely; floats then have bounds."""
+    """Return True if `msgspec.convert` validates a type completely.
+
+    Floats need bounds, which exclude NaN and infinity; fields with readers are excluded.
+    """
     inner = get_args(kind)
     if get_origin(kind) is Annotated:
         bounded = inner[0] is float and any(_has_bounds(meta) for meta in inner[1:])
@@ -488,12 +507,12 @@ def _has_bounds(meta: Any) -> bool:
 
 
 def below(key: str, name: object) -> str:
-    """Return the key of `name` inside another key."""
+    """Return the dotted key of the entry `name` in the object at `key`."""
     return f"{key}.{name}" if key and name != "" else key or str(name)
 
 
 def unknown_key(key: str, known: list[str]) -> str:
-    """Return the error message of an unknown key."""
+    """Return the error message for an unknown key, with the most similar known key."""
     near = nearest(key, known, 0.0)
     return "this key is unknown" + (f". Did you mean {near!r}?" if near else "")
 
@@ -502,7 +521,7 @@ _WORDS = {bool: "true or false", str: "a text", int: "a whole number", float: "a
 
 
 def expected_of(kind: Any) -> str:
-    """Return the expected values of a type in words."""
+    """Return the valid values of a type in words, for error messages."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         extra = _extra(kind)
@@ -536,10 +555,13 @@ def expected_of(kind: Any) -> str:
 
 
 def headed(data: Mapping[str, Any], format_: str, what: str) -> Mapping[str, Any]:
-    """Return the object of a document; raises KeyFault for another kind of document.
+    """Return a JSON object after checking its keys `format` and `version`; raises KeyFault.
 
-    Called in `prepared`, since all keys of another document would be errors. what : kind with its
-    article, such as `a site`.
+    `prepared` methods of records call it before validation, because every key of another kind of
+    document would be an error.
+
+    format_ : expected value of `format`; the expected `version` is 1.
+    what : kind of document with its article, such as `a site`, for errors.
     """
     for key, expected in (("format", format_), ("version", 1)):
         if key not in data:
@@ -552,7 +574,7 @@ def headed(data: Mapping[str, Any], format_: str, what: str) -> Mapping[str, Any
 
 
 def record_schema(kind: Any) -> dict[str, Any]:
-    """Return the JSON Schema of a file of records."""
+    """Return the JSON Schema of a record type."""
     whole = _with_own(msgspec.json.schema(kind, schema_hook=_schema_of))
     definitions = whole.pop("$defs", {})
     if "$ref" in whole:
@@ -592,7 +614,7 @@ def _with_own(node: Any) -> Any:
 
 
 def inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema with references inlined; nested references would lose their target."""
+    """Return a schema with `$ref` references replaced by the definitions; `schema` is modified."""
     definitions = schema.pop("$defs", {})
 
     def resolve(node: Any) -> Any:

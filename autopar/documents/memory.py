@@ -1,6 +1,7 @@
-"""Read and write the documented memory file: tables of layers and of the other parts, in MiB.
+"""Reader of memory files in Galvatron's format: tables of layers, and of embedding, head and loss.
 
-Tables that a file or its sidecar contains only as raw runs and cells are derived from them.
+Values in files are in MiB. Tables that are missing in a file are derived from its raw runs. Memory
+of Ulysses layers and of backwards is read from the cells of its sidecar.
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ from autopar.sanity_checks import (
 from autopar.units import MIB
 
 # --------------------------------------------------------------------------------------------------
-# Sidecar of a memory file, in addition to the documented tables: Ulysses, and memory of backwards.
+# Memory of Ulysses layers and of backwards, from the sidecar of a memory file.
 #
-# Documented tables have one tensor degree per figure, no Ulysses and no points in time. Ulysses
-# layers save q, k and v before and after their all-to-alls, and copies of k and v where there are
-# fewer heads than ranks. A rank therefore saves more than the unsharded layer over the degree.
-# While a layer's backward runs, it needs transient memory above the saved activations. The raw
-# cells of a sidecar contain both as counted. Checkpointed layers need no entries: they save their
-# input, exactly the documented figure over the degree where the sequence is split. Their backward
-# needs the recomputed activations, and then the memory of the layer's backward.
+# Documented tables contain saved activations by tensor degree. They contain neither Ulysses degrees
+# nor the transient memory of a layer's backward. Ulysses layers save q, k and v before and after
+# their all-to-alls, and copies of k and v where there are fewer heads than ranks. A rank therefore
+# saves more than the unsharded layer over the degree. The raw cells of a sidecar contain both
+# quantities. Checkpointed layers need no cells: they save their input, which is the documented
+# value over the degree where the sequence is split. Their backward needs the recomputed activations
+# and the transient memory of the layer's backward.
 
 
 _AGREE = 0.01
@@ -70,12 +71,14 @@ _Layers = tuple[dict[int, LayerMemory], ...]
 
 
 class _Counted(Record):
-    """Bytes per sample of one layer type at one length, by degree."""
+    """Bytes per sample of one layer type at one sequence length, by degree, from sidecar cells."""
 
     kept: dict[int, float] = field(default_factory=dict)
     """Saved activations of the unsharded layer (key 1), and by Ulysses degree."""
     backward: dict[int, float] = field(default_factory=dict)
+    """Transient memory of the backward, by tensor degree."""
     ulysses_backward: dict[int, float] = field(default_factory=dict)
+    """Transient memory of the backward, by Ulysses degree."""
 
 
 def read_cells(
@@ -85,17 +88,19 @@ def read_cells(
     *,
     sequence_parallel: bool,
 ) -> tuple[_Layers, tuple[str, ...]]:
-    """Return the tables of layer types by sequence length, completed from cells, and notes.
+    """Return the memory of layer types by sequence length with sidecar cells added, and notes.
 
-    path : the documented file.
+    The file's activations of the unsharded layer have priority over those of the sidecar. If they
+    differ, all sidecar values are scaled with their ratio, but the memory of backwards is never
+    lowered. A difference of more than 1 % gives a note. Cells of layer types and lengths that the
+    file does not contain are ignored.
 
-    Its activation of the unsharded layer has priority over the sidecar's: the sidecar's figures
-    keep their ratio to it, but the memory of backwards is never lowered. A difference of more than
-    1 % is noted. Cells of layer types and lengths that the file does not contain are ignored.
+    path : the memory file.
+    layers : memory of every layer type by sequence length, from the file.
 
     Raises
     ------
-    DocumentError: a cell counts no bytes, or has no positive batch and degree or no length.
+    DocumentError: a cell has no bytes, no positive batch and degree, or no sequence length.
     """
     tables: _Layers = tuple(dict(table) for table in layers)
     if sidecar is None:
@@ -180,13 +185,13 @@ def _damaged(path: Path, cell: ModelMeasurement, what: str) -> DocumentError:
 
 
 # --------------------------------------------------------------------------------------------------
-# Documented tables: reading, with derivation of missing ones, and plausibility.
+# Documented tables: reading and checks of plausibility.
 
 
 MAKE_MEMORY = "Create it with `profile-model --profile-type memory`"
 
 POSITIONS = {"off": "only", "on_first": "first", "on_last": "last"}
-"""Position of the vocabulary layers by the end of the documented key."""
+"""Key of `ModelProfile.other_memory` by the end of the documented key."""
 
 _MODEL_STATE_BYTES = {4: 16.0, 2: 18.0}
 """Bytes of model states per parameter in the 'other' tables, by bytes of `parameter_size`.
@@ -195,10 +200,10 @@ PaddleNLP keeps fp32 gradients; its states are 9 times a 2-byte parameter.
 """
 
 _SLACK = 1.5
-"""Factor by which measured tables may break the laws of layers and states; up to 1.125 was observed
-(a padded vocabulary)."""
+"""Tolerated factor between measured tables and the laws of layers and states; up to 1.125 was
+observed (a padded vocabulary)."""
 _SHARED = GrowthLaw(least=0.0, most=1.0, slack=_SLACK)
-"""Law of a figure times the degree: a rank holds between its share and all of it."""
+"""Law of a value times the degree: a rank has between 1/degree and all of the memory."""
 _KEPT = GrowthLaw(least=1.0, most=2.0, slack=_SLACK)
 """Activations grow with the tokens, or with pairs of tokens where attention saves its scores."""
 _SAVED = GrowthLaw(least=1.0, most=1.0, slack=_SLACK)
@@ -207,8 +212,8 @@ _STATES = GrowthLaw(least=0.0, most=0.5, slack=_SLACK)
 """Only learned positions grow with the length."""
 _OTHER_SHARED = GrowthLaw(least=0.0, most=1.0, slack=2.0)
 _OTHER_KEPT = GrowthLaw(least=0.0, most=2.0, slack=2.5)
-"""Peaks are the largest of several lines, minus the layers' part: measured ones break the laws by
-1.54 over degrees, and 1.86 over lengths."""
+"""Laws of the peak of embedding, head and loss by degree and by length. The peak is a maximum of
+several points minus the memory of layers; measured peaks deviate by up to 1.54 and 1.86."""
 
 _OtherTables = dict[str, Mapping[tuple[int, ...], OtherMemory]]
 MemoryTables = tuple[tuple[dict[int, LayerMemory], ...], _OtherTables, tuple[str, ...]]
@@ -229,7 +234,7 @@ def memory_content(document: MemoryDocument) -> Content:
 
 
 def is_of_paddle(document: MemoryDocument) -> bool:
-    """Return True if raw keys are PaddleNLP's, whose `parameter_size` counts 2 bytes each."""
+    """Return True for raw keys of PaddleNLP, whose tables have 2 bytes per parameter."""
     return any(key.endswith(("_True", "_False")) for key in document.root)
 
 
@@ -243,13 +248,15 @@ def read_memory(
 ) -> MemoryTables:
     """Return the tables of a memory file, in bytes.
 
-    parameter_bytes : bytes of a parameter in `parameter_size`; None: 4, or 2 for PaddleNLP's raw
-    keys.
+    sequence_parallel : True to read the tables with Megatron sequence parallelism (`_sp`).
+    parameter_bytes : bytes per parameter in `parameter_size`; None: 4, or 2 for PaddleNLP's raw
+        keys.
 
     Raises
     ------
-    DocumentError: the variant (with or without `_sp`), a layer type, a position or a degree is
-        missing, or the file is of another number of layer types.
+    VariantError: the file contains only the variant with (without) `_sp`.
+    DocumentError: a layer type, a position or a degree is missing, or the file contains layer types
+        that the model does not have.
     """
     processed = {k: v for k, v in document.root.items() if not _RAW.regex.fullmatch(k)}
     notes: list[str] = []
@@ -267,14 +274,14 @@ def read_memory(
 
 
 def memory_doubts(path: Path, document: MemoryDocument) -> list[SuspiciousValue]:
-    """Return the figures that contradict one another, for a file of an unknown model."""
+    """Return the values of a memory file that contradict each other, without a model spec."""
     tables = {key: v for key, v in document.root.items() if not _RAW.regex.fullmatch(key)}
     readers = (_Reader(path, None, with_sp, 4) for with_sp in (False, True))
     return [doubt for reader in readers for doubt in reader.doubts(tables)]
 
 
 class _Reader:
-    """Reader of the processed tables of one variant."""
+    """Reader of the processed tables with, or without, sequence parallelism."""
 
     def __init__(
         self, path: Path, spec: ModelSpec | None, sequence_parallel: bool, parameter_bytes: int
@@ -295,7 +302,10 @@ class _Reader:
         return result
 
     def other(self, tables: Mapping[str, Any], part: str) -> dict[tuple[int, ...], OtherMemory]:
-        """Return the memory of the other parts at one position by sequence lengths."""
+        """Return the memory of embedding, head and loss by sequence lengths.
+
+        part : position in the pipeline, a key of `POSITIONS`.
+        """
         name = f"other_memory_pp_{part}"
         result: dict[tuple[int, ...], OtherMemory] = {}
         default = tuple(layer.seq_length for layer in self.spec.layers)
@@ -323,7 +333,7 @@ class _Reader:
                 type_of_model(self.path, key, match["type"], self.spec)
 
     def doubts(self, tables: Mapping[str, Any]) -> list[SuspiciousValue]:
-        """Return the figures of this variant that contradict each other or the architecture."""
+        """Return the values of this variant that contradict each other or the architecture."""
         found: list[SuspiciousValue] = []
         for key, table in tables.items():
             if key.endswith("_sp") != bool(self.suffix):
@@ -447,7 +457,10 @@ class _Reader:
 def _cells_of(
     key: str, name: str, table: Mapping[str, Mapping[str, float]]
 ) -> Iterator[tuple[str, float, str, CurvePoint]]:
-    """Yield (lengths, tokens, degree or name, cell) of a table; x of a cell is its degree."""
+    """Yield (text of lengths, tokens, degree or name, point) for every value of a table.
+
+    The x coordinate of a point is the degree.
+    """
     for text, values in table.items():
         tokens = float(sum(seqs_of(text)) if text else 1)
         for degree, value in values.items():
@@ -471,7 +484,7 @@ def _degree(item: tuple[str, float]) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# Derivation of the processed memory tables from raw runs, where a file contains only those.
+# Derivation of the processed memory tables from raw runs, for files without processed tables.
 #
 # A raw run `{pp}_{tp}_{dp}[_c][_vtp][_sp]` contains the memory that the first and the last rank
 # allocated, for some numbers of layers, a batch and a sequence length: `_ms` after the step (model
@@ -490,7 +503,7 @@ _Counts = tuple[int, ...]
 
 
 class _Run(Record):
-    """One rank of one training run, MiB."""
+    """Raw memory of one rank of a training run, MiB."""
 
     pp: int
     tp: int
@@ -521,11 +534,12 @@ class _Run(Record):
 def _derive_memory(
     path: Path, document: MemoryDocument, spec: ModelSpec, sequence_parallel: bool
 ) -> tuple[dict[str, LayerBySeq | OtherBySeq], list[str]]:
-    """Return processed tables by documented key, and notes on how they were derived.
+    """Return processed tables by documented key, derived from raw runs, and notes.
 
     Raises
     ------
-    DocumentError: the runs do not suffice; contains the command that makes the processed keys.
+    VariantError: all raw runs are of the other variant, with (without) sequence parallelism.
+    DocumentError: the runs do not suffice; the remedy is the command for the processed keys.
     """
     by_seq: dict[tuple[int, ...], list[_Run]] = {}
     for seqs, run in _runs(document, spec, sequence_parallel):
@@ -614,7 +628,7 @@ def _runs(
 
 
 class _SeqTable:
-    """Tables of one sequence length."""
+    """Memory of layers and other parts at one sequence length, derived from raw runs."""
 
     def __init__(self, runs: list[_Run], num_types: int, sequence_parallel: bool) -> None:
         self.runs = runs
@@ -666,17 +680,18 @@ class _SeqTable:
                         table[degree] = table[degree // 2] / 2
 
     def _is_zero3(self) -> bool:
-        """Return True if states are sharded over all ranks (ZeRO-3).
+        """Return True if the runs sharded model states over all ranks (ZeRO-3).
 
-        A layer's states on one rank then do not depend on the tensor degree; without ZeRO-3 they
-        fall with it. With a single degree ZeRO-3 is assumed, the profiler's default.
+        With ZeRO-3 the states of a layer on one rank do not depend on the tensor degree; without it
+        they decrease with the degree. If only degree 1 was measured, ZeRO-3 is assumed, which is
+        the profiler's default.
         """
         most = max(self.states[0])
         # Without ZeRO-3 the rank has 1/t of the whole, with it as much as at degree 1.
         return most == 1 or self.states[0][most] > 2 * self.states[0][1] / most
 
     def _full(self, kind: int, tp: int) -> float:
-        """Return model states of one layer on a tensor rank before data sharding, MiB."""
+        """Return the model states of one layer on a tensor rank before ZeRO sharding, MiB."""
         known = self.states[kind]
         if tp in known:
             # With ZeRO-3 a rank holds 1/world of a layer, and 1/tp before data sharding.
@@ -697,7 +712,7 @@ class _SeqTable:
         )
 
     def other(self, part: str) -> OtherEntry | None:
-        """Return the documented entry of the other parts at one position, None without runs."""
+        """Return the entry of embedding, head and loss at one position, None without such runs."""
         states: dict[int, float] = {}
         activations: dict[int, float] = {}
         for run in self._runs_of(part):
@@ -746,7 +761,10 @@ class _SeqTable:
                 yield run
 
     def _layers_on_rank(self, run: _Run, *, last: bool) -> _Counts:
-        """Return the layers of every type on the stage: all of them, or one at an end."""
+        """Return the number of layers of every type on the first or last stage of a run.
+
+        Pipeline runs have one layer per stage.
+        """
         if run.pp == 1:
             return run.counts
         present = [kind for kind, n in enumerate(run.counts) if n]
@@ -755,7 +773,10 @@ class _SeqTable:
 
 
 def _pair(runs: list[_Run], kind: int) -> tuple[_Run, _Run] | None:
-    """Return the runs with the fewest and the most layers of one type, otherwise equal."""
+    """Return two runs that differ only in the number of layers of one type, or None.
+
+    They are the run with the fewest layers and that with the most.
+    """
     if not runs:
         return None
     low = min(runs, key=lambda r: r.counts)

@@ -1,4 +1,4 @@
-"""Read and write the documented model files: computation and memory form one ModelProfile."""
+"""Reader and writer of model profiles: a computation and a memory file form a ModelProfile."""
 
 from __future__ import annotations
 
@@ -67,8 +67,9 @@ class ModelMemory(Record):
     layers: tuple[Mapping[int, LayerMemory], ...]
     """Memory of every layer type, by sequence length."""
     other: Mapping[str, Mapping[tuple[int, ...], OtherMemory]]
-    """Memory of embedding, head and loss, like `ModelProfile.other_memory`."""
+    """Memory of embedding, head and loss, in the format of `ModelProfile.other_memory`."""
     logits_peak_bytes_per_sample: float
+    """Additional memory per sample while the loss runs; 0 if unknown."""
     estimated: bool
     synthetic: bool
     sources: tuple[Source, ...]
@@ -84,19 +85,20 @@ def read_model_profile(
     precision: str,
     parameter_bytes: Literal[2, 4] | None = None,
 ) -> ModelProfile:
-    """Return the profile in a computation and a memory file, in base units.
+    """Return the profile of a model in a computation and a memory file, in base units.
 
-    Each path is a file, or a directory in which the documented name has priority, then the newest
-    release's, then v2.4's.
+    Each path is a file, or a directory that is searched by `autopar.documents.catalog.locate`.
 
-    parameter_bytes : bytes of a parameter in `parameter_size`; None: not given. It is 4, or 2 in
-    PaddleNLP's files, which are recognised by their raw keys.
+    sequence_parallel : True to read memory with Megatron sequence parallelism.
+    precision : precision of the run, a part of file names.
+    parameter_bytes : bytes per parameter in `parameter_size`; None: the value of the sidecar, else
+        2 for files with PaddleNLP's raw keys and 4 for others.
 
     Raises
     ------
-    DocumentError: a file is missing or unusable, the directory contains two candidates of equal
-        priority, the memory file has only the variant with (without) sequence parallelism, or it
-        contains another `parameter_bytes`.
+    VariantError: the memory file contains only the variant with (without) sequence parallelism.
+    DocumentError: a file is missing or unusable, a directory contains two files of equal priority,
+        or the memory file contradicts `parameter_bytes`.
     """
     times_file, file_notes = _load(
         "computation", Path(computation), ComputationDocument, precision, spec
@@ -147,7 +149,7 @@ def read_model_memory(
     precision: str,
     parameter_bytes: Literal[2, 4] | None = None,
 ) -> ModelMemory:
-    """Return the tables of a memory file (or of the one in a directory), in bytes.
+    """Return the content of a memory file, or of the memory file in a directory, in bytes.
 
     Parameters and errors are those of `read_model_profile`.
     """
@@ -185,7 +187,10 @@ def _load(
     precision: str,
     spec: ModelSpec,
 ) -> tuple[LoadedFile[_Document], tuple[str, ...]]:
-    """Return the file of a model, and notes on how it was chosen."""
+    """Return the profile file of a model, and notes on its selection.
+
+    path : the file, or a directory that contains it.
+    """
     remedy = MAKE_COMPUTATION if kind == "computation" else MAKE_MEMORY
     notes: tuple[str, ...] = ()
     read: dict[Path, tuple[JsonDocument, _Document]] = {}
@@ -220,7 +225,10 @@ def _precision_note(path: Path, precision: str) -> tuple[str, ...]:
 def _parameter_bytes(
     file: LoadedFile[MemoryDocument], option: Literal[2, 4] | None
 ) -> Literal[2, 4] | None:
-    """Return the parameter bytes of the sidecar or of the option, None if neither gives them."""
+    """Return the bytes per parameter from the sidecar or --parameter-bytes, None without either.
+
+    Raises DocumentError if the file or its sidecar contradicts the option.
+    """
     recorded = file.sidecar.parameter_bytes if file.sidecar is not None else None
     if recorded is not None and option is not None and recorded != option:
         raise DocumentError(
@@ -246,16 +254,17 @@ def write_model_profile(
     *,
     other_variant: ModelProfile | None = None,
 ) -> list[Path]:
-    """Write the two documented files of a profile and their sidecars; return their paths.
+    """Write the computation and memory file of a profile and their sidecars, and return the paths.
 
-    The memory file contains the tables of `profile` and, so that one file serves both, those of
-    `other_variant` (measured with the opposite `sequence_parallel`). Ulysses activations are only
-    in the raw cells of a measuring run and are not written.
+    Ulysses activations are not written; they are only in the raw cells of a measuring run.
+
+    other_variant : profile with the opposite `sequence_parallel`, whose memory tables are added to
+        the memory file.
 
     Raises
     ------
-    InputError: the model's number of heads, a part of the file names, is unknown; or both
-        variants are the same.
+    InputError: the number of heads, a part of the file names, is unknown; or both variants have the
+        same `sequence_parallel`.
     """
     if spec.layers[0].num_heads is None:
         raise InputError(
@@ -311,11 +320,11 @@ def _sidecar(
 
 
 # --------------------------------------------------------------------------------------------------
-# Exactly counted memory of shipped models, used instead of an estimate.
+# Counted memory of shipped models, used instead of an estimate.
 #
-# A file contains one sequence length of the layers, whose memory is exactly proportional to the
-# tokens. It contains several lengths of embedding and head, whose peak is not proportional. Between
-# two lengths a line is used; it is an upper bound, since a peak is the largest of several lines.
+# A shipped file contains one sequence length of the layers, whose memory is proportional to the
+# tokens. It contains several lengths of embedding and head, whose peak is a maximum of several
+# linear functions. Linear interpolation between two lengths is an upper bound of it.
 
 
 SHIPPED_PRECISION: Literal["bf16"] = "bf16"
@@ -359,12 +368,13 @@ def _mib(table: Mapping[int, float]) -> dict[str, float]:
 
 
 def with_shipped_memory(profile: ModelProfile, spec: ModelSpec, name: str) -> ModelProfile:
-    """Return an estimated profile with the counted memory shipped with the model `name`.
+    """Return an estimated profile with its memory replaced by the counts of a shipped model.
 
-    spec : planned model, from which the profile was estimated. Memory stays estimated, with a note
-    on the reason, if this is not the shipped model apart from numbers of layers and lengths. If
-    `name` is not shipped, the shipped model with equal blocks is used, if there is one: equal
-    models need equal memory, whatever file describes them.
+    Counts of the shipped model `name` are used, or those of a shipped model with equal layers. The
+    number of layers and the sequence lengths may differ from the shipped ones. Otherwise memory
+    stays estimated, with a note on the reason.
+
+    spec : spec of the planned model.
     """
     folder = catalog.find_configs(name)
     if folder is None:
@@ -425,7 +435,7 @@ def _with_note(profile: ModelProfile, why: str) -> ModelProfile:
 
 
 def _obstacle(profile: ModelProfile, spec: ModelSpec, shipped: ModelSpec, file: Path) -> str | None:
-    """Return the reason why the shipped file does not apply to the model, None if it does."""
+    """Return the reason why shipped memory does not apply to a model, None if it applies."""
     if not file.is_file():
         return f"no counted memory of {shipped.name} is shipped"
     if profile.precision not in _PRECISIONS:
@@ -470,7 +480,7 @@ _NO_BYTES = frozenset(
 
 
 def _said(layer: LayerSpec) -> LayerSpec:
-    """Return the layer with the derived sizes that files may omit."""
+    """Return the layer with key-value heads and head width filled in if they were omitted."""
     if layer.num_heads is None:
         return layer
     return replace(
@@ -490,7 +500,7 @@ def _shipped_alike(spec: ModelSpec) -> tuple[str, Path] | None:
 
 
 def _factor(spec: ModelSpec, shipped: ModelSpec) -> Fraction | None:
-    """Return the single factor between all lengths, None if there are several."""
+    """Return the factor from shipped to planned lengths, None if layer types differ in it."""
     # Exact fractions, so that equal proportions compare equal.
     factors = {
         Fraction(new.seq_length, old.seq_length)
@@ -538,10 +548,11 @@ def _other_at(
 
 
 def _on_line(points: list[tuple[float, float]], at: float) -> float:
-    """Return the value at `at` by linear interpolation; before the first point on the first line.
+    """Return the value at `at` by linear interpolation between sorted points.
 
-    After the last point, and with one point, in proportion: the relative fixed part of a peak only
-    shrinks.
+    Before the first point, the line through the first two is used. After the last point, and with
+    a single point, the value is proportional to `at`. That is an upper bound, because the constant
+    part of a peak does not grow.
     """
     places = [place for place, _ in points]
     if at >= places[-1] or len(points) == 1:

@@ -1,10 +1,9 @@
-"""Read and write plans: autopar's plan file, the output of `--json`, and strategy files.
+"""Reader and writer of plans: autopar's plan file, the output of `--json`, and strategy files.
 
-The plan file (`RunDocument`) contains the run, its figures and its question, for uniform and
-per-layer plans. Per-layer plans are read with `read_strategy` or `PlanDocument.read`, which accept
-all formats; `search.planning.uniform.files` reads uniform plans. The strategy under the key `plan`
-is defined in `autopar.documents.strategy`. Writing is atomic, and the bytes depend on the content
-only.
+The plan file (`RunDocument`) contains a run, its predicted figures and the options of the search,
+for uniform and per-layer plans. `read_strategy` and `PlanDocument.read` read per-layer plans in all
+formats; `search.planning.uniform.files` reads uniform plans. The strategy under the key `plan` is
+defined in `autopar.documents.strategy`. Files are written atomically and reproducibly.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _Typed = Annotated[
 
 
 class _Entry(Entry):
-    """Object of a document; null for values that are unknown or not finite."""
+    """Object in a plan document; unknown and non-finite values are null."""
 
 
 # --- predictions -----------------------------------------------------------------------------
@@ -83,7 +82,7 @@ class LayerRunEntry(_Entry):
 
 
 class StageEntry(_Entry):
-    """Pipeline stage; one entry for all of its ranks, which are alike."""
+    """Prediction of a pipeline stage; all of its ranks are equal."""
 
     ranks: _Pair | None = None
     """First and last rank."""
@@ -173,14 +172,14 @@ class ThroughputEntry(_Entry):
 
 
 class PredictionEntry(_Entry):
-    """Prediction of the plan, except for the figures at the top of the document."""
+    """Prediction of the plan, without step time and throughput, which are keys of the document."""
 
     step_time_interval_s: _Interval | None = None
     """Fast and slow end; null if no spread was measured."""
     interval_of: list[_Text] = field(default_factory=list)
-    """Origins of the interval; empty unless computation or published runs are among them."""
+    """Sources of the interval, such as `computation`; empty if unknown."""
     widest_cell: WidestCellEntry | None = None
-    """Measurement of computation to repeat first."""
+    """Measured time of computation that widens the interval most."""
     waterfall_s: dict[str, _Number | None] = field(default_factory=dict)
     """Terms of the step time, in seconds."""
     problems: list[_Text] = field(default_factory=list)
@@ -201,7 +200,7 @@ class PredictionEntry(_Entry):
 
 
 def spread_of(prediction: Prediction) -> dict[str, Any]:
-    """Return the keys of the spread of computation; none if it is unknown."""
+    """Return the keys `interval_of` and `widest_cell` of a prediction, as far as known."""
     if PUBLISHED_RUNS in prediction.interval_of:
         return {"interval_of": list(prediction.interval_of)}
     if "computation" not in prediction.interval_of:
@@ -217,7 +216,7 @@ def spread_of(prediction: Prediction) -> dict[str, Any]:
 
 
 class AlternativeEntry(_Entry):
-    """Best plan that differs in kind from every better one."""
+    """Best plan of a kind that no better plan has, such as another pipeline size."""
 
     differs_by: _Text
     step_time_s: _Amount | None
@@ -226,14 +225,14 @@ class AlternativeEntry(_Entry):
     probability_faster: _Number | None = None
     """Probability of being faster than the plan; absent without spread.
 
-    It is the fraction of the replicas of computation in which this plan is faster; for estimates it
-    is based on the spread of published runs.
+    It is the fraction of resampled measurements of computation with which this plan is faster. For
+    estimates it is based on the spread of published runs.
     """
     plan: Strategy
 
 
 class OptionsEntry(Entry, forbid_unknown_fields=False):
-    """Options that determine the result, in base units; these keys are read, others are kept."""
+    """Options that determine the result, in base units; other keys are preserved."""
 
     mixed_precision: _Text | None = None
     sequence_parallel: _Flag | None = None
@@ -296,7 +295,7 @@ class EngineEntry(_Entry):
     plan: Strategy | None = None
     """Per-layer plan; null if a uniform plan was searched."""
     launch: dict[str, Any] | None = None
-    """All degrees of a uniform plan, like `launch.degrees` of its file."""
+    """All degrees of a uniform plan, in the format of `launch.degrees`."""
     options: _Text | None = None
     """Options of this search in addition to those given by the user."""
     reason: _Text | None = None
@@ -347,7 +346,7 @@ PLAN_FILE_FORMAT: Final = "autopar-plan"
 PLAN_FILE_VERSION: Final = 1
 RUN_FORMAT: Final = "autopar-run"
 RUN_VERSION: Final = 2
-"""Version 1 were two formats, `autopar-launch` and `autopar-plan`."""
+"""Version of the plan file; its predecessors are `autopar-launch` and `autopar-plan`."""
 PeakSource = Literal["allocated", "counted"]
 """Source of a measured peak: PyTorch's CUDA allocator, or a count of the model's tensors."""
 
@@ -358,7 +357,7 @@ class _Answer(_Entry):
     """First keys of the plan file and of the `--json` result: status, step time, throughput."""
 
     status: _Text | None = None
-    """`optimal`, `time_limit`, `infeasible`, or `evaluated` for a plan that was priced."""
+    """`optimal`, `time_limit`, `infeasible`, or `evaluated` for a given plan."""
     legal: _Flag | None = None
     fits: _Flag | None = None
     step_time_s: _Amount | None = None
@@ -370,11 +369,11 @@ class _Answer(_Entry):
     gap: _Number | None = None
     """(bound - found) / found; 0 if optimal."""
     throughput: ThroughputEntry | None = None
-    """Step in the units of training logs; absent without a step."""
+    """Throughput in the units of training logs; absent without a step time."""
 
 
 class PlanFigures(_Answer):
-    """Keys of a plan file except for the plan: its prediction, question and inputs."""
+    """Keys of a plan file except for the plan: prediction, options and inputs."""
 
     prediction: PredictionEntry | None = None
     alternatives: list[AlternativeEntry] = field(default_factory=list)
@@ -398,9 +397,10 @@ class PlanFigures(_Answer):
 # A file must contain these keys; a document made in Python has them by default.
 @published("plan", required=("format", "version"))
 class PlanDocument(PlanFigures):
-    """Per-layer plan, its prediction and its inputs: the file where model sizes are unknown.
+    """Per-layer plan of a model with unknown sizes, with prediction and inputs.
 
-    Earlier releases wrote it for all per-layer plans; `autopar-run` is read as this document.
+    Earlier releases wrote it for all per-layer plans. The reader converts `autopar-run` files to
+    this document.
     """
 
     format: Literal["autopar-plan"] = PLAN_FILE_FORMAT
@@ -423,7 +423,10 @@ class PlanDocument(PlanFigures):
 
     @classmethod
     def parse(cls, data: Mapping[str, Any], path: Path | str = "plan") -> PlanDocument:
-        """Return the document of a parsed JSON object, as `read` does; `path` is for errors."""
+        """Return the document in a JSON object; raises DocumentError like `read`.
+
+        path : origin of the object, for errors.
+        """
         if data.get("format") == RUN_FORMAT:
             return RunDocument.parse(data, path).as_plan_document(path)
         if "format" in data:
@@ -454,7 +457,11 @@ class PlanDocument(PlanFigures):
     def located_request(
         self, path: Path | str, typed: Collection[str] = ()
     ) -> tuple[dict[str, bool | str | list[str]], list[str]]:
-        """Return (request with input paths from the current folder, notes) of `located_options`."""
+        """Return (request, notes) with input paths relative to the current folder.
+
+        path : the plan file.
+        typed : options given on the command line, which override those of the file.
+        """
         return located_options(self.request, path, typed)
 
     @property
@@ -476,7 +483,7 @@ class PlanDocument(PlanFigures):
 
     @property
     def basis(self) -> str | None:
-        """Basis of the figures if they are not measured; None if measured or unknown."""
+        """Basis of figures that are not measured, in words; None if measured or unknown."""
         if self.synthetic:
             return "numbers that only exercise the code"
         if self.estimated:
@@ -484,7 +491,10 @@ class PlanDocument(PlanFigures):
         return None
 
     def changed_inputs(self, sources: Sequence[Source]) -> list[str]:
-        """Return the file names of inputs that changed since the plan was made."""
+        """Return the file names of inputs that changed since the plan was written.
+
+        sources : current inputs, compared by role and SHA-256.
+        """
         digests = {item.role: item.sha256 for item in self.inputs}
         changed = []
         for source in sources:
@@ -495,9 +505,10 @@ class PlanDocument(PlanFigures):
         return list(dict.fromkeys(changed))  # a card is read for times and for bandwidths
 
     def peak_bytes(self, source: PeakSource) -> list[int | None]:
-        """Return the predicted bytes of each stage that correspond to a measured peak.
+        """Return the predicted bytes of each stage that a measured peak is compared with.
 
-        source : `allocated` by PyTorch's CUDA allocator, or `counted` tensors of the model.
+        source : origin of the measured peak, `allocated` by PyTorch's CUDA allocator, or `counted`
+            tensors of the model.
         """
         if self.holds_buffers(source):
             return [stage.allocated_bytes for stage in self.stages]
@@ -514,7 +525,7 @@ class PlanDocument(PlanFigures):
 
 
 class HardwareEntry(Record):
-    """The cluster."""
+    """Cluster of a run."""
 
     card: str
     """Name of the device's datasheet, or of a measured cluster."""
@@ -532,7 +543,7 @@ class HardwareEntry(Record):
     ),
 )
 class RunDocument(PlanFigures):
-    """autopar's plan file: a run, the question that it answers, and its predicted figures."""
+    """autopar's plan file: a run, the options of its search, and its predicted figures."""
 
     format: Literal["autopar-run"] = RUN_FORMAT
     version: Literal[2] = RUN_VERSION
@@ -545,16 +556,16 @@ class RunDocument(PlanFigures):
     gpu: str
     """Name of the device, which determines default kernels."""
     steps: Positive | None = None
-    """Number of steps; null for thousands."""
+    """Number of steps; null stands for thousands of steps."""
     unread: tuple[Word, ...] = ()
-    """Arguments of a launch script that no key here holds."""
+    """Arguments of a launch script that no other key contains."""
     hardware: HardwareEntry
     price: dict[str, Any] | None = None
     """Figures of a uniform plan, in the format of `autopar check --json`; null for a per-layer
     plan, whose figures are `prediction`."""
 
     def __post_init__(self) -> None:
-        """Raise KeyFault for stages or splits of other layers than those of the model."""
+        """Raise KeyFault unless stages and splits cover each layer of the model once."""
         strategy, number = self.strategy, self.model.num_layers
         if len({len(stage) for stage in strategy.stages}) > 1:
             raise KeyFault("strategy.stages", "the stages have different numbers of chunks")
@@ -591,12 +602,12 @@ class RunDocument(PlanFigures):
 
     @property
     def run(self) -> Run:
-        """The run."""
+        """Run of the document."""
         return Run(**{name: getattr(self, name) for name in Run.__struct_fields__})
 
     @property
     def is_uniform(self) -> bool:
-        """True if the search of uniform plans priced the run."""
+        """True if the figures are those of a uniform plan."""
         return self.price is not None
 
     def content(self) -> dict[str, Any]:
@@ -610,9 +621,11 @@ class RunDocument(PlanFigures):
         return rows_text(self.content())
 
     def as_plan_document(self, path: Path | str) -> PlanDocument:
-        """Return the document as that of a per-layer plan.
+        """Return the equivalent document of a per-layer plan.
 
-        Raises DocumentError for properties of the run that such a plan cannot hold.
+        path : origin of the document, for errors.
+
+        Raises DocumentError for properties of the run that a per-layer plan cannot express.
         """
         same = {key: getattr(self, key) for key in self.given & _FIGURES}
         runtime = self.runtime
@@ -640,7 +653,7 @@ class ResultDocument(_Answer):
     defaults_used: list[_Text] = field(default_factory=list)
     search: StatisticsEntry | None = None
     problems: list[_Text] = field(default_factory=list)
-    """Reasons why a priced plan is illegal or does not fit."""
+    """Reasons why an evaluated plan is illegal or does not fit."""
     prediction: PredictionEntry | None = None
     estimated: _Flag = False
     options: OptionsEntry = field(default_factory=OptionsEntry)
@@ -655,7 +668,7 @@ class ResultDocument(_Answer):
     """Best plans of all engines, fastest first, if all were searched."""
 
     def as_plan_document(self) -> PlanDocument:
-        """Return the equivalent plan file; a search prints memory and no times."""
+        """Return the equal plan document; without a prediction its stages contain only memory."""
         prediction = self.prediction
         if prediction is None and (self.memory or self.step_time_interval_s is not None):
             prediction = PredictionEntry(
@@ -701,7 +714,10 @@ def write_document(path: Path | str, document: Mapping[str, object]) -> None:
 
 
 def write_strategy(plan: Plan, path: Path | str) -> None:
-    """Write the strategy file of a plan atomically; InputError if the format cannot hold it."""
+    """Write the strategy file of a plan in Galvatron's format, atomically.
+
+    Raises InputError if the format cannot express the plan, DocumentError if writing fails.
+    """
     write_document(path, galvatron_document(plan))
 
 
@@ -712,7 +728,7 @@ def read_strategy(
     num_layers: int | None = None,
     path: Path | str = "plan",
 ) -> Plan:
-    """Return the plan in a strategy file, a plan file or the content of either.
+    """Return the plan in a strategy file, a plan file, or the parsed content of either.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Records of the documented files of hardware and models; JSON Schemas of all documents."""
+"""Records of hardware and model files in Galvatron's format; JSON Schemas of all documents."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _RawMib = Annotated[float, _RAW_MIB]
 
 @published("allreduce")
 class AllreduceDocument(PatternDocument):
-    """All-reduce bus bandwidth by group: `consec_1` neighbouring ranks, `consec_0` strided."""
+    """All-reduce bus bandwidth by group size: `consec_1` neighbouring ranks, `consec_0` strided."""
 
     rules = (
         Rule(
@@ -107,12 +107,12 @@ def allreduce_key(group_size: int, consecutive: bool) -> str:
 
 
 def p2p_key(num_stages: int) -> str:
-    """Return the documented key of the bandwidth between stages."""
+    """Return the documented key of the bandwidth between neighbouring pipeline stages."""
     return f"pp_size_{num_stages}"
 
 
 def sp_time_key(operation: str, group_size: int, size_bytes: float) -> str:
-    """Return the documented key of the time of a collective of whole MiB."""
+    """Return the documented key of the time of a collective; the size is cut to whole MiB."""
     return f"{operation}_size_{group_size}_{int(size_bytes) // MIB}MB_time"
 
 
@@ -135,6 +135,7 @@ class OverlapDocument(Record):
     """Slow-down of kernels while computation and communication overlap."""
 
     overlap_coe: Annotated[float, _COEFFICIENT]
+    """Time with overlap over time without; 1 for no slow-down."""
 
 
 @published("sp_time")
@@ -157,7 +158,7 @@ class SpTimeDocument(PatternDocument):
 
 @published("computation")
 class ComputationDocument(PatternDocument):
-    """Forward time on one GPU: processed entries per layer and sample, and raw passes."""
+    """Forward times on one GPU: processed times per layer and sample, raw times per batch."""
 
     rules = (
         Rule(
@@ -188,10 +189,7 @@ class Degrees(PatternDocument):
 
     @classmethod
     def older(cls, value: Any) -> Any:
-        """Return a table for a single number of releases 2.1 to 2.3.
-
-        They measured it with an unsharded vocabulary.
-        """
+        """Return a table of degree 1 for a single number, as in files of releases 2.1 to 2.3."""
         return {"1": value} if isinstance(value, int | float) else value
 
 
@@ -213,7 +211,7 @@ class LayerEntry(Record):
     """Memory of one layer."""
 
     parameter_size: _Mib
-    """Parameters of one unsharded layer at 4 bytes each (PaddleNLP: 2 bytes each)."""
+    """Size of the parameters of one unsharded layer at 4 bytes each (PaddleNLP: 2 bytes), MiB."""
     tp_activation_per_bsz_dict: LayerActivations
 
 
@@ -254,14 +252,17 @@ class RawRun(PatternDocument):
 
 
 def _without_seq(value: Any, fields: tuple[str, ...]) -> Any:
-    """Return `value` with the sequence level that releases 2.1 to 2.3 omit; its key is ''."""
+    """Return a table with the key '' for the sequence length if the file omits that level.
+
+    Files of releases 2.1 to 2.3 do.
+    """
     if isinstance(value, dict) and any(field in value for field in fields):
         return {"": value}
     return value
 
 
 class _LayerTables(LayerBySeq):
-    """Memory of one layer by sequence length, or of one unnamed sequence length."""
+    """Memory of one layer by sequence length, or without this level for a single length."""
 
     rules = (*LayerBySeq.rules, Rule("", "parameter_size", LayerEntry, "No sequence level."))
 
@@ -272,7 +273,7 @@ class _LayerTables(LayerBySeq):
 
 
 class _OtherTables(OtherBySeq):
-    """Memory of the other parts by sequence length, or of one unnamed sequence length."""
+    """Memory of embedding, head and loss by sequence length, or without this level."""
 
     rules = (*OtherBySeq.rules, Rule("", "model_states", OtherEntry, "No sequence level."))
 
@@ -310,7 +311,7 @@ class MemoryDocument(PatternDocument):
 
     @classmethod
     def known_keys(cls, keys: Iterable[str]) -> list[str]:
-        """Return one example of every processed key and the valid keys of a file."""
+        """Return examples of all kinds of keys and the valid keys of a file, for suggestions."""
         own = ("layertype_0", "other_memory_pp_off", "other_memory_pp_on_first")
         more = [*own, "other_memory_pp_on_last", "other_memory_pp_on_first_sp"]
         return [*super().known_keys(keys), *more, "other_memory_pp_on_last_sp"]
@@ -321,7 +322,10 @@ class MemoryDocument(PatternDocument):
 
 
 def json_schemas() -> dict[str, dict[str, Any]]:
-    """Return the JSON Schema (2020-12) of every document by its role, wherever it is defined."""
+    """Return the JSON Schema (2020-12) of every document by role.
+
+    All modules of autopar are imported, because importing registers their documents.
+    """
     import pkgutil
 
     # Importing a module registers its documents.

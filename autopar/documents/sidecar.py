@@ -1,8 +1,8 @@
-"""Sidecars: raw samples and metadata of a documented file, in `<file>.meta.json`.
+"""Sidecars: raw samples and metadata of a profile file, in `<file>.meta.json`.
 
-A documented file contains one number per key and no unit. Its sidecar contains the unit, the source
-of the numbers, data that the documented keys cannot express, and every raw sample. Runs are
-append-only: writing a document again keeps the runs that were measured before.
+A file in Galvatron's format contains one number per key and no unit. Its sidecar contains the unit,
+the source of the numbers, data that the keys cannot express, and every raw sample. Writing a file
+again appends to the measuring runs in its sidecar.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class CurveData(Record):
 
 
 class Straggler(Record):
-    """Straggler: a rank whose groups were all much slower than the median group of its cell."""
+    """Rank whose groups were all much slower than the median group of a measurement."""
 
     rank: int
     host: str
@@ -128,7 +128,7 @@ class Straggler(Record):
 
 
 class Measurement(Record):
-    """One cell of a sweep: its settings, every raw sample, and its status."""
+    """Measurement of one operation, group size and message size, with all raw samples."""
 
     key: str
     """Unique name, such as `allreduce_size_4_consec_0_33554432B`."""
@@ -171,7 +171,7 @@ class Measurement(Record):
 
 
 Part = Literal["layer", "only", "first", "last"]
-"""Part of a model: a layer, or the parts around the layers on the only, first or last stage."""
+"""Part of a model: a layer, or embedding, head and loss on the only, first or last stage."""
 TensorKind = Literal["tp", "sp", "dtensor", "dtensor_sp", "ulysses"]
 """Tensor parallelism without and with Megatron's sequence parallelism, each also with DTensor, and
 Ulysses sequence parallelism; all are equal at degree 1."""
@@ -185,7 +185,7 @@ batch of b samples of s tokens each."""
 
 
 class ModelMeasurement(Record):
-    """One cell: a part of the model with one size and one sharding."""
+    """Measurement of a part of a model at one batch, length and sharding."""
 
     key: str
     """Unique name, such as `time_layertype_0_bsz1_seq2048_tp2_sp`."""
@@ -223,7 +223,7 @@ class ModelMeasurement(Record):
 
 
 def _check_spread(key: str, times: ShardedTime | OtherTime) -> None:
-    """Raise KeyFault for percentiles without a median between them."""
+    """Raise KeyFault for percentiles without a median, or with the median outside of them."""
     for name in ("forward", "backward", "recompute"):
         middle, low, high = (
             getattr(times, f"{name}_{which}", None) for which in ("s", "low_s", "high_s")
@@ -317,7 +317,7 @@ _UNITS: dict[str, tuple[str, ...]] = {
 
 
 def documented_unit(kind: DocumentKind) -> str:
-    """Return the unit in which a document is written."""
+    """Return the unit in which autopar writes the values of a profile file."""
     return _UNITS[kind][0]
 
 
@@ -353,7 +353,7 @@ class Run(Record):
 
 @published("sidecar")
 class Sidecar(Record):
-    """Metadata and raw samples of one documented file."""
+    """Metadata and raw samples of one profile file."""
 
     version: int
     document: DocumentKind
@@ -411,11 +411,14 @@ _LATER = (
     *("whole_every", "attention_sinks", "wide_qk_norms", "num_norms"),
 )
 _LATER_OF_LAYERS = tuple(f for f in fields_of(LayerSpec) if f.name in _LATER)
-"""Fields added later, left out of a digest if they have their default value."""
+"""Fields of later releases, omitted from a digest if they have their default value."""
 
 
 def describe_model(spec: ModelSpec) -> str:
-    """Return the name of an architecture and a digest, independent of depth and lengths."""
+    """Return name and digest of a model for a measuring run, such as `llama2-7b (1a2b3c4d)`.
+
+    The digest does not depend on numbers of layers, sequence lengths and rotary positions.
+    """
     fields = to_builtins(spec)
     # Neither the name nor the base of rotary positions changes the measurement.
     for key in ("name", "rotary_base", "rotary_scaling_factor"):
@@ -440,9 +443,9 @@ _Cell = TypeVar("_Cell", Measurement, ModelMeasurement)
 
 
 def newest(cells: Iterable[_Cell]) -> dict[str, _Cell]:
-    """Return the valid cell for every key, from cells in the order of their runs.
+    """Return the newest successful measurement for every key, or the newest if all failed.
 
-    The newest ok cell, otherwise the newest: a failure never hides an earlier success.
+    cells : measurements in the order of their runs.
     """
     found: dict[str, _Cell] = {}
     for cell in cells:
@@ -453,13 +456,13 @@ def newest(cells: Iterable[_Cell]) -> dict[str, _Cell]:
 
 
 def counting_runs(runs: Sequence[Run]) -> Sequence[Run]:
-    """Return the valid runs: from the last run that replaced all earlier ones."""
+    """Return the valid runs: those from the last one that replaces all earlier runs."""
     replacing = [number for number, run in enumerate(runs) if run.metadata.get(REPLACES)]
     return runs[replacing[-1] if replacing else 0 :]
 
 
 def newest_cells(runs: Sequence[Run]) -> dict[str, ModelMeasurement]:
-    """Return the valid cells of a model by key."""
+    """Return the valid measurements of a model by key."""
     return newest(m for run in counting_runs(runs) for m in run.model_measurements)
 
 
@@ -474,7 +477,7 @@ def read_sidecar(document: Path | str, kind: DocumentKind | None = None) -> Side
 
     Raises
     ------
-    DocumentError: damaged, written by a newer version, or (with `kind`) of another document.
+    DocumentError: the sidecar is invalid, of a newer version, or not of the given `kind`.
     """
     found = _read_sidecar(document, kind)
     return None if found is None else found[0]
@@ -512,7 +515,7 @@ _Document = TypeVar("_Document")
 
 
 class LoadedFile(Record, Generic[_Document]):
-    """One validated file with its sidecar and the sources of both."""
+    """Validated profile file with its sidecar and the sources of both."""
 
     path: Path
     document: _Document
@@ -532,8 +535,11 @@ def load_with_sidecar(
 ) -> LoadedFile[_Document]:
     """Return a documented file and its sidecar.
 
-    read : the parsed file and its document, if already read. Raises DocumentError, with `remedy`
-    for a missing file.
+    model : record class of the document.
+    remedy : command that creates the file, for the error of a missing file.
+    read : parsed file and its document, if already read.
+
+    Raises DocumentError for a missing or invalid file or sidecar.
     """
     if read is None:
         file = load_object(path, remedy=remedy)
@@ -563,7 +569,10 @@ def load_with_sidecar(
 
 
 def write_sidecar(document: Path | str, sidecar: Sidecar) -> Path:
-    """Write the sidecar of a documented file atomically, keeping the runs it already had."""
+    """Write the sidecar of a profile file atomically, and return its path.
+
+    Runs of an existing sidecar are kept. Raises DocumentError if that sidecar is invalid.
+    """
     path = sidecar_path(document)
     old = read_sidecar(document)
     if old is not None:

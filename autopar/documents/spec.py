@@ -1,4 +1,4 @@
-"""Read and write model specs: architectures, before any measurement.
+"""Reader and writer of model specs, which describe architectures.
 
 A spec comes from a shipped name, from a Hugging Face `config.json` or from autopar's `model.json`
 (`{"format": "autopar-model", "version": 1, "name": ..., "layers": [{...}], ...}`, keys as in
@@ -33,7 +33,7 @@ FORMAT: Final = "autopar-model"
 
 @published("model")
 class ModelDocument(ModelSpec):
-    """Architecture of a model (`model.json`): layer types in execution order, and the rest."""
+    """Architecture of a model (`model.json`): layer types in execution order, vocabulary, MTP."""
 
     format: Literal["autopar-model"] = FORMAT
     version: Literal[1] = 1
@@ -41,7 +41,7 @@ class ModelDocument(ModelSpec):
 
 
 def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
-    """Return the spec of a `model.json`; raises DocumentError with file, key and value."""
+    """Return the spec in the content of a `model.json`; raises DocumentError for invalid values."""
     document = read_record(ModelDocument, path, data)
     layers = [
         checked_layer(path, layer, {k: f"layers[{index}].{k}" for k in layer.__struct_fields__})
@@ -72,9 +72,13 @@ def load_spec(
 ) -> ModelSpec:
     """Return the spec of a shipped name, a Hugging Face `config.json` or a `model.json`.
 
-    Overrides contain one value for all layer types or one per type; `widths` are `num_heads`,
-    `num_kv_heads`, `head_dim` and `ffn_hidden_size` of all. Other sizes follow from them, see
-    `resized`. Raises InputError (DocumentError, OptionError) with the remedy.
+    Overrides are sequences of one value for all layer types or one per type. Sizes that are not
+    given are scaled, see `resized`.
+
+    widths : `num_heads`, `num_kv_heads`, `head_dim` and `ffn_hidden_size` of all layer types.
+
+    Raises InputError for an unknown name, DocumentError for an invalid file, OptionError for an
+    invalid override.
     """
     path = catalog.find_model(name_or_path)
     data = load_object(path).data
@@ -203,10 +207,10 @@ _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx")
 
 
 def length_key(name_or_path: str) -> str | None:
-    """Return the key of a `config.json` that gives the sequence length of a spec.
+    """Return the key of a `config.json` that contains the sequence length of a spec.
 
-    None for a shipped name and for a `model.json`, which contain the intended length. Raises
-    DocumentError for a file that is no object.
+    None for a shipped name and for a `model.json`, which contain the training length. Raises
+    DocumentError for an invalid file.
     """
     path = Path(name_or_path)
     if not path.is_file():
@@ -261,7 +265,7 @@ def write_spec(spec: ModelSpec, path: Path, *, source: str | None = None) -> Non
 
 
 def _given(record: Record) -> dict[str, Any]:
-    """Return the fields without their default value, also in nested records."""
+    """Return the fields of a record whose values differ from their defaults, also nested ones."""
     return {
         field.name: _given(value) if isinstance(value, Record) else value
         for field in fields(record)

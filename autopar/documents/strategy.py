@@ -1,8 +1,8 @@
-"""Strategy files (`galvatron_config_*.json`): all known formats are read, one is written.
+"""Strategy files of Galvatron (`galvatron_config_*.json`) and PaddleNLP.
 
-Launchers read this file. It is also the value of `plan` in autopar's plan file, with a few more
-keys for properties that no release of the strategy file supports. A format is a class here with its
-keys, their allowed values and their constraints.
+Galvatron's launchers read the file. It is also the value of `plan` in autopar's plan file, with
+additional keys for properties that no release of Galvatron supports. Each format is a class of this
+module with its keys, their valid values and their constraints.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _integer(value: object, *, low: int, high: int, expected: str) -> int:
 
 
 def _integers(value: object, *, low: int, high: int, expected: str) -> tuple[int, ...]:
-    """Return the numbers of a comma list, of a list, or of one number."""
+    """Return the integers in a comma list, a list or a single number; raises KeyFault."""
     items: Sequence[object] = value if isinstance(value, list) else [value]
     if isinstance(value, str):
         items = [part.strip() for part in value.strip().strip(",").split(",")]
@@ -146,7 +146,7 @@ _EXPERTS = ("ep_sizes_enc", "tp_of_ep_sizes_enc")
 
 
 class _File(Entry, forbid_unknown_fields=False):
-    """Format of the file; a list that is not given is empty."""
+    """Base class of the file formats; a list that the file does not contain is empty."""
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -163,7 +163,10 @@ class _File(Entry, forbid_unknown_fields=False):
         return data
 
     def check(self, data: Mapping[str, Any]) -> None:
-        """Raise KeyFault for a contradiction or a value that no plan supports; data: as written."""
+        """Raise KeyFault for contradicting values or values that no plan supports.
+
+        data : object of the file.
+        """
         raise NotImplementedError
 
     def check_lengths(self, num_layers: int, *lists: str) -> None:
@@ -238,7 +241,10 @@ class _GalvatronFile(_File):
             )
 
     def plan(self, path: Path | str, world_size: int | None, num_layers: int | None) -> Plan:
-        """Return the plan; `world_size` is for files without it."""
+        """Return the plan; raises DocumentError if the number of GPUs is unknown.
+
+        world_size : number of GPUs for files without it.
+        """
         world = self.world_size or world_size
         if not world:
             raise DocumentError(
@@ -397,7 +403,10 @@ class _CoarseFile(_File):
             raise KeyFault("strategy", "has sharding stage 1, expected 0, 2 or 3")
 
     def plan(self, path: Path | str, world_size: int | None, num_layers: int | None) -> Plan:
-        """Return the plan of a model with `num_layers` layers."""
+        """Return the plan of a model with `num_layers` layers.
+
+        Raises DocumentError without `num_layers` or if `world_size` contradicts the degrees.
+        """
         stages, tp, dp, sharding, recompute = self.strategy
         world = stages * tp * dp
         if world_size and world_size != world:
@@ -456,9 +465,10 @@ def _plan(
     num_chunks: int = 1,
     chunk_sizes: tuple[int, ...] = (),
 ) -> Plan:
-    """Return the plan in canonical form; lists may be empty.
+    """Return the plan in canonical form, so that equivalent files give equal plans.
 
-    Equivalent files give equal plans. A group of one rank is neither Ulysses nor strided. A group
+    Sequences have one entry per layer, or none for the default. A group of one rank is neither
+    Ulysses nor strided. A group
     of all ranks of a stage is consecutive, regardless of the flag. An expert tensor degree that
     equals its default becomes None.
     """
@@ -577,9 +587,11 @@ def parse_strategy(
 def paddle_document(plan: Plan) -> dict[str, object]:
     """Return PaddleNLP's fine_grained_config.json of a plan without context or strided groups.
 
-    Keys are in the order of its search engine. Its runtime reads them by name, so that two more are
-    added where the others are ambiguous. These are the schedule, which is otherwise set by its
-    launch script, and the default of layers without ZeRO-3 if there are none.
+    Keys are in the order of PaddleNLP's search engine. Two keys are added if the others are
+    ambiguous: the schedule if it is GPipe, and the ZeRO stage of layers without ZeRO-3 if there are
+    no such layers. PaddleNLP's runtime ignores them.
+
+    Raises InputError if the format cannot express the plan.
     """
 
     def joined(values: Iterable[int]) -> str:
@@ -614,7 +626,11 @@ def paddle_document(plan: Plan) -> dict[str, object]:
 
 
 def _check_said(plan: Plan, lost: Sequence[str], file: str) -> None:
-    """Raise InputError if a file format does not support all of a plan."""
+    """Raise InputError if a file format cannot express properties of a plan.
+
+    lost : these properties in words.
+    file : file format in words.
+    """
     if lost:
         raise InputError(
             f"{file} cannot contain {', '.join(lost)} of this plan",
@@ -623,7 +639,7 @@ def _check_said(plan: Plan, lost: Sequence[str], file: str) -> None:
 
 
 def unsaid_by_galvatron(plan: Plan) -> tuple[str, ...]:
-    """Return, in words, the properties of a plan that no release of Galvatron's file supports."""
+    """Return the properties of a plan, in words, that no release of Galvatron's file supports."""
     # The newest release has keys for expert degrees and for the vocabulary's context degree.
     said = replace(
         plan,
@@ -639,18 +655,18 @@ def galvatron_document(plan: Plan) -> dict[str, object]:
     Raises
     ------
     InputError
-        With the properties of the plan that no release of the file supports.
+        The plan has properties that no release of the format supports; the error names them.
     """
     _check_said(plan, unsaid_by_galvatron(plan), "Galvatron's strategy file")
     return strategy_document(plan)
 
 
 def strategy_document(plan: Plan) -> dict[str, object]:
-    """Return the strategy of autopar's plan file: the strategy file's keys in documented order.
+    """Return the value of `plan` in autopar's plan file: Galvatron's keys and additional ones.
 
-    `cp_sizes_enc` is written only if a layer has a context degree above 1; likewise expert degrees
-    and the keys that only autopar's file has. ZeRO-3 of the embedding is written under both names
-    that readers look for.
+    Context and expert degrees and autopar's additional keys are written only if they differ from
+    their defaults. ZeRO-3 of the embedding is written under both names used by Galvatron's
+    releases.
     """
 
     def joined(values: Iterable[int]) -> str:
@@ -707,7 +723,7 @@ def strategy_file_name(
     disabled: Sequence[str] = (),
     digest: str = "",
 ) -> str:
-    """Return the name of a strategy file: Galvatron's, with all other settings of the plan added.
+    """Return the name of a strategy file: Galvatron's name with other settings of the search.
 
     Parameters
     ----------

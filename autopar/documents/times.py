@@ -1,6 +1,6 @@
-"""Read and write the documented computation file: forward times of layers and of the other parts.
+"""Reader and writer of computation files: forward times of layers, and of embedding, head and loss.
 
-Times are ms per layer per *sample* in the file and seconds per batch in memory.
+Times are in ms per layer and *sample* in the file, and in seconds per batch in records.
 """
 
 from __future__ import annotations
@@ -73,10 +73,11 @@ def read_layer_times(
 ) -> _Measured:
     """Return the documented times with their spread, the sharded times by layer type, and notes.
 
-    path : the documented file.
+    The forward time of the file has priority over that of the sidecar; percentiles are scaled with
+    their ratio. Entries of unknown kinds or layer types are ignored with a note.
 
-    A documented forward has priority over that of its sidecar; its spread keeps the ratio to the
-    median. Entries of unknown kinds or layer types become notes.
+    path : the computation file.
+    times : forward times of every layer type, from the file.
 
     Raises
     ------
@@ -125,14 +126,15 @@ def read_other_times(
 ) -> tuple[tuple[OtherTime, ...], tuple[str, ...]]:
     """Return the documented other times with their backward and spread, and notes.
 
-    path : the documented file.
+    The forward time of the file has priority, as in `read_layer_times`. Entries of sizes that the
+    file does not contain are ignored with a note.
 
-    A documented forward has priority over that of its sidecar, by the rules of `read_layer_times`.
-    Entries of sizes that the file does not contain become notes.
+    path : the computation file.
+    times : forward times of embedding, head and loss, from the file.
 
     Raises
     ------
-    DocumentError: a size has two entries, or is not of this model's layer types.
+    DocumentError: a size has two entries, or not one length per layer type.
     """
     if sidecar is None or not sidecar.other_times:
         return times, ()
@@ -172,7 +174,7 @@ def read_other_times(
 
 
 def layer_times_of(layers: Sequence[LayerProfile]) -> list[ShardedTime]:
-    """Return the sidecar entries of a profile, including spread without a sharded time."""
+    """Return the `layer_times` of a sidecar, including spread of forwards without sharded time."""
     result = []
     for kind, layer in enumerate(layers):
         entries = {(t.seq_length, t.batch, t.degree, t.kind): t for t in layer.sharded_times}
@@ -257,7 +259,10 @@ def _with_spread(point: TimePoint, measured: ShardedTime | None) -> TimePoint:
 def _percentiles(
     forward_s: float, measured: ShardedTime | OtherTime
 ) -> tuple[float | None, float | None]:
-    """Return the percentiles of a documented forward, in their ratio to the measured median."""
+    """Return (5th, 95th) percentile of a forward time, scaled from those in the sidecar.
+
+    forward_s : forward time of the computation file.
+    """
     # The percentiles of an edited forward are scaled with it.
     ratio = forward_s / measured.forward_s
     low, high = measured.forward_low_s, measured.forward_high_s
@@ -290,7 +295,7 @@ def _contradiction(
     documented: tuple[TimePoint, ...],
     whole: dict[tuple[int, int], ShardedTime],
 ) -> str | None:
-    """Return a sentence on the documented forward that differs most from its sidecar, or None."""
+    """Return a warning about the forward time that differs most from the sidecar, or None."""
     ratios = [
         (
             p.forward_s / whole[p.batch, p.seq_length].forward_s,
@@ -303,7 +308,10 @@ def _contradiction(
 
 
 def _farthest(path: Path, ratios: Sequence[tuple[float, str]]) -> str | None:
-    """Return a sentence on the largest of (documented / sidecar, cell), None if all agree."""
+    """Return a warning about the ratio that differs most from 1, None if all agree.
+
+    ratios : (forward time of the file over that of the sidecar, description of the cell).
+    """
     # Without a common cell there is no contradiction.
     worst, cell = max(ratios, key=lambda item: abs(item[0] - 1.0), default=(1.0, ""))
     if abs(worst - 1.0) <= _AGREE:
@@ -401,9 +409,9 @@ def read_times(path: Path, document: ComputationDocument, spec: ModelSpec) -> Ti
 
 
 def computation_doubts(path: Path, document: ComputationDocument) -> list[SuspiciousValue]:
-    """Return the times that contradict one another, for a file of an unknown model.
+    """Return the times of a file that contradict each other, without a model spec.
 
-    Errors as in `read_times`.
+    Raises DocumentError like `read_times`.
     """
     kinds = [int(m["type"]) for key in document.root if (m := _LAYER.regex.fullmatch(key))]
     raw = [len(seqs_of(m["layers"])) for key in document.root if (m := _RAW.regex.fullmatch(key))]
