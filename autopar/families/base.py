@@ -40,9 +40,9 @@ class Config(Entry, forbid_unknown_fields=False):
         "num_experts": "num_local_experts",
         "experts_per_token": "num_experts_per_tok",
     }
-    """Name in the file of each field that is checked against others."""
+    """Key in the file of each field of a `LayerSpec` that consistency checks name in errors."""
     other_names: ClassVar[Mapping[str, str]] = {}
-    """Name of a key in files of other releases."""
+    """Alternative name of a key in files of other releases, by key."""
     mixture: ClassVar[bool] = False
     """True if the family has experts, whose keys it reads."""
 
@@ -56,9 +56,10 @@ class Config(Entry, forbid_unknown_fields=False):
     def model(
         self, path: Path, name: str, *layers: LayerSpec, tied: bool, **values: Any
     ) -> ModelSpec:
-        """Return the model with these layers.
+        """Return the model with these layer types; raises DocumentError for inconsistent layers.
 
-        tied : default of the family for tied embeddings
+        tied : True if embeddings of the family are tied by default.
+        values : other fields of the `ModelSpec`.
         """
         for layer in layers:
             checked_layer(path, layer, self.keys)
@@ -73,7 +74,7 @@ class Config(Entry, forbid_unknown_fields=False):
 
 
 def divided_width(path: Path, config: Record, hidden_key: str, heads_key: str) -> int:
-    """Return the width of a head if the file does not give it: hidden size / heads."""
+    """Return hidden size / heads; raises DocumentError if it is no whole number."""
     hidden, heads = getattr(config, hidden_key), getattr(config, heads_key)
     if hidden % heads:
         raise DocumentError(
@@ -138,7 +139,7 @@ def read_rotary(
 
 
 def runs_of(layers: Sequence[LayerSpec]) -> tuple[tuple[LayerSpec, ...], bool]:
-    """Return the layer types of a model from all its layers, and True if the types alternate.
+    """Return (layer types, True if they alternate) for all layers of a model in order.
 
     Layers that differ only in a window are one type if the full-attention layers are periodic.
     """

@@ -1,8 +1,7 @@
 """Reader of the `config.json` of Hugging Face models, which imports none of their code.
 
-Every known family is one row of the tables that are joined here. If a file has several parts, such
-as a model with images as input, the text part is read. An unknown family raises an error with the
-missing property and the smallest sufficient `model.json`.
+Families are looked up by `model_type`. Of multimodal models only the text part is read. The error
+for an unknown family contains the smallest sufficient `model.json`.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ def _unknown(path: Path, data: Mapping[str, Any]) -> DocumentError:
 
 
 def _smallest(data: Mapping[str, Any]) -> str:
-    """Return the smallest `model.json` of such a model, filled with the values of its file."""
+    """Return a minimal `model.json` with the values of a file, and `...` for unknown ones."""
 
     def said(names: tuple[str, ...], most: int) -> Any:
         values = [data[name] for name in names if name in data]

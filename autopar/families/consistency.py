@@ -31,9 +31,9 @@ _NEEDS = {
 
 
 def checked_layer(path: Path, layer: LayerSpec, keys: Mapping[str, str]) -> LayerSpec:
-    """Return the layer after checking that heads, widths and experts are consistent.
+    """Return the layer unchanged; raises DocumentError if heads, widths or experts contradict.
 
-    keys : names in the file of `num_heads`, `num_kv_heads`, `num_experts`, `experts_per_token`
+    keys : keys in the file of `num_heads`, `num_kv_heads`, `num_experts`, `experts_per_token`.
     """
     heads, kv_heads = layer.num_heads, layer.num_kv_heads
     # With an explicit head width, the heads need not divide the hidden size.

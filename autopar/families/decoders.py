@@ -94,7 +94,7 @@ class Decoder(Config):
         )
 
     def head_width(self, path: Path) -> int | None:
-        """Return the head width as stored in a layer."""
+        """Return the head width for a `LayerSpec`; None if the layer defines it otherwise (MLA)."""
         return self.head_dim or divided_width(path, self, "hidden_size", "num_attention_heads")
 
     def biases(self, path: Path) -> tuple[bool, bool]:
@@ -114,11 +114,11 @@ class Decoder(Config):
         return everywhere, False
 
     def beside(self) -> dict[str, Any]:
-        """Return further fields of a ModelSpec in addition to layers and vocabulary."""
+        """Return fields of the ModelSpec in addition to layers, vocabulary and positions."""
         return {}
 
     def is_narrow(self, place: int) -> bool:
-        """Return True if layer `place`, counted from 0, has the window by default.
+        """Return True if layer `place`, counted from 0, has sliding-window attention by default.
 
         `layer_types` of the file takes precedence.
         """
@@ -129,7 +129,7 @@ class Decoder(Config):
         return self.sliding_window
 
     def _windows(self, path: Path) -> list[int | None]:
-        """Return the window of each layer."""
+        """Return the attention window of each layer in tokens, None for full attention."""
         number, window = self.num_hidden_layers, self.window()
         kinds = self.layer_types
         if kinds is None:
@@ -232,7 +232,7 @@ class _Gemma3(_Gemma2):
 
 
 class _Phi3(Mistral):
-    """Also Phi-3.5-mini, Phi-4 and Phi-4-mini."""
+    """Phi-3, Phi-3.5-mini, Phi-4 and Phi-4-mini."""
 
 
 class _Glm(Decoder):

@@ -17,7 +17,7 @@ from autopar.run.model import LatentSpec, LayerSpec
 
 
 class _Mixtral(Mistral):
-    """Experts in every layer, with the MLP width of the file."""
+    """Mixtral: experts of width `intermediate_size` in every layer."""
 
     base: ClassVar[float | None] = 1e6
     mixture = True
@@ -129,7 +129,7 @@ class _Qwen2Moe(_Qwen3Moe):
 
 
 class _Behind(Decoder):
-    """Experts after the first dense layers, and `n_shared_experts` experts for all tokens."""
+    """Base class of families with dense first layers, then experts and shared experts."""
 
     mixture = True
     keys: ClassVar = {**Config.keys, "num_experts": "n_routed_experts"}
@@ -160,7 +160,7 @@ class _Behind(Decoder):
         )
 
     def _said(self, key: str, silent: int) -> int:
-        """Return a number of the file, 0 for null, or `silent` for a missing key."""
+        """Return the number under a key of the file, 0 for null, `silent` if the key is missing."""
         return int(getattr(self, key) or 0) if key in self.given else silent
 
     def _turn(self, path: Path, place: int) -> bool:

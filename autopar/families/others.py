@@ -29,7 +29,9 @@ def _biased(
 ) -> LayerSpec:
     """Return a layer with LayerNorms (4h), biases everywhere and a two-matrix MLP.
 
-    keys : names in the file of hidden size, heads and layers
+    keys : keys in the file of hidden size, number of heads and number of layers.
+    positions : sequence length.
+    ffn : MLP width.
     """
     hidden, heads, layers = (getattr(config, key) for key in keys)
     return LayerSpec(
@@ -177,7 +179,7 @@ class _Bloom(Config):
 
 
 class _Falcon(Config):
-    """One norm before attention and MLP, or one before each of them."""
+    """Falcon: attention and MLP in parallel after a common norm, or with a norm each."""
 
     other_names: ClassVar = {
         "num_attention_heads": "n_head",

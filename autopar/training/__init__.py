@@ -1,7 +1,6 @@
 """Training settings beyond sizes and degrees, shared by memory and time.
 
-Adapters on frozen weights, throughput, MoE routing skew and the file of a uniform plan; no machine
-and no torch.
+These are adapters on frozen weights, throughput, MoE routing skew, and the file of a uniform plan.
 """
 
 from __future__ import annotations

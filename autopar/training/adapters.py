@@ -1,4 +1,4 @@
-"""Low-rank adapters of frozen matrices: trained targets, and precision of the frozen weights.
+"""Low-rank adapters of frozen matrices: rank, adapted matrices, precision of frozen weights.
 
 LoRA (Hu et al., arXiv 2106.09685) adds B A x to W x, with A of r rows and B of r columns, and
 trains only these two; QLoRA (Dettmers et al., arXiv 2305.14314) keeps W in 4 bits. This module
@@ -54,7 +54,7 @@ class Adapters(Record):
     element."""
 
     def __post_init__(self) -> None:
-        """Raise InputError for adapters that train nothing, and for values out of range."""
+        """Raise InputError for unknown or no targets, and for values out of range."""
         if self.rank < 1:
             raise InputError(f"adapter rank {self.rank}: expected at least 1")
         unknown = sorted(self.targets - set(TARGETS))
@@ -78,12 +78,12 @@ _Width = TypeVar("_Width", float, "float | F64")
 def adapted_widths(
     adapters: Adapters | None, widths: Sequence[tuple[Target, _Width]]
 ) -> tuple[_Width, ...]:
-    """Return the output width of each adapter of a matrix; empty if it has none.
+    """Return the output width of each adapter of a matrix; empty without adapters.
 
-    Parts with one input, such as queries, keys and values, share an adapter where the engine has
-    one matrix for them.
+    Each adapted part of a matrix, such as queries in the QKV matrix, has an adapter. With
+    `adapters.fused` all of them share one.
 
-    widths : (target, outputs) of each part of the matrix.
+    widths : (target, output width) of each part of the matrix.
     """
     if adapters is None:
         return ()
@@ -94,9 +94,10 @@ def adapted_widths(
 
 
 def needs_input(adapters: Adapters | None, *targets: Target) -> bool:
-    """Return True if a matrix's input is saved for its weight gradient or its adapter's.
+    """Return True if the input of a matrix is saved for a weight gradient.
 
-    With dropout, adapters save a copy of the input instead.
+    The gradient is that of the matrix, or of A of an adapter. With dropout, adapters save a copy of
+    the input instead.
     """
     if adapters is None:
         return True
@@ -104,7 +105,7 @@ def needs_input(adapters: Adapters | None, *targets: Target) -> bool:
 
 
 def adapter_elements(rank: int, widths: Sequence[float], inputs: float) -> float:
-    """Return the elements of all A (rank x inputs) and B (outputs x rank) of one matrix.
+    """Return the number of elements of all A (rank x inputs) and B (outputs x rank) of a matrix.
 
     widths : outputs of each adapter, from `adapted_widths`.
     """

@@ -1,7 +1,7 @@
-"""Answer with a uniform plan: request, degrees and settings, and predicted time and memory.
+"""Result of a search for uniform plans: options, degrees, settings, predicted time and memory.
 
-It is the object of `--json`, and was the file of a uniform plan before `autopar-run`. It is still
-read; `search.planning.uniform` converts it to a run.
+`--json` prints this object. Earlier releases wrote it as the file of a uniform plan; such files are
+still read, and `search.planning.uniform` converts them to runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _Layers = Annotated[int, whole_number(0, 1 << 16)]
 
 
 def _words(others: tuple[str, ...], modules: tuple[str, ...]) -> Meta:
-    """Return the values of a text: `none`, one of `others`, or modules joined by `+`."""
+    """Return the annotation of a text: `none`, one of `others`, or modules joined by `+`.
+
+    others : regular expressions of other valid texts.
+    """
     one = f"({'|'.join(modules)})"
     shown = ", ".join(("none", *others)).replace("[1-9][0-9]{0,8}", "N")
     return Meta(
@@ -34,7 +37,7 @@ def _words(others: tuple[str, ...], modules: tuple[str, ...]) -> Meta:
 
 
 class DegreesEntry(Record):
-    """Every degree and setting of a launch."""
+    """Parallel degrees and main settings of a uniform plan."""
 
     tp: _Count
     """Tensor-parallel degree; sequence parallelism is on."""
@@ -84,7 +87,7 @@ class DegreesEntry(Record):
 
 
 class LaunchEntry(Record):
-    """A launch, and what is predicted of it."""
+    """Uniform plan with its predicted time and memory."""
 
     engine: Trainer
     """Engine of the run."""
@@ -140,7 +143,7 @@ _EXAMPLE: dict[str, Any] = {
 
 @published("launch", example=_EXAMPLE)
 class LaunchDocument(Record):
-    """Uniform plan in the object of `--json`; the file of earlier releases has the same keys."""
+    """Uniform plan printed by `--json`; earlier releases wrote files with equal keys."""
 
     format: Literal["autopar-launch"]
     version: Literal[1]
@@ -157,7 +160,7 @@ class LaunchDocument(Record):
     seq_length: _Count
     """Tokens per sequence."""
     launch: LaunchEntry | None
-    """Best plan; None: nothing fits."""
+    """Best plan; null if no plan fits."""
     assumed: list[str]
     """Defaults that the user did not override, one sentence each."""
     engines: list[EngineEntry] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""Settings in which a run differs from its engine's defaults, by dotted field.
+"""Settings of a uniform plan: fields of a run that differ from the engine's defaults.
 
-The file of a run contains degrees. All other differences from the defaults are stored as settings:
-`{"runtime.states.bucket": 40000000}`. Values are JSON; names of earlier releases are also read.
+They are stored in addition to the degrees, by dotted field name, such as
+`{"runtime.states.bucket": 40000000}`. Names of earlier releases are also read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEY = "settings"
 
 
 def different_fields(one: Any, other: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield (dotted field, value, other value) of the innermost fields that differ."""
+    """Yield (dotted field, value of `one`, value of `other`) of innermost fields that differ."""
     if one == other:
         return
     if isinstance(one, Struct) and type(one) is type(other):
@@ -36,7 +36,7 @@ def different_fields(one: Any, other: Any, path: str = "") -> Iterator[tuple[str
 
 
 def settings_of(run: Run, usual: Run) -> dict[str, Any]:
-    """Return the settings in which a run differs from the default run with the same degrees."""
+    """Return the fields of a run that differ from `usual`, the default run of equal degrees."""
     return {
         path: to_builtins(value, order="deterministic")
         for path, value, _ in different_fields(run, usual)
@@ -72,7 +72,7 @@ def with_settings(run: Run, settings: Mapping[str, Any], path: Path) -> Run:
 
 
 class _Value:
-    """Value of a setting, kept apart from nested fields because it may itself be a mapping."""
+    """Wrapper of a setting's value, which distinguishes a mapping from nested fields."""
 
     def __init__(self, value: object) -> None:
         self.value = value

@@ -1,7 +1,6 @@
 """Imbalance of MoE routing: token skew of the busiest rank, and the capacity that limits it.
 
-Contains published rates with and without forced balance, and the skew fitted to them, for memory
-and time.
+The skew of step times is fitted to published throughput with and without forced balance.
 """
 
 from __future__ import annotations
@@ -12,17 +11,18 @@ from autopar.errors import InputError
 
 
 class NaturalLoss(NamedTuple):
-    """Published rate of a model with forced balance and with learned routing."""
+    """Published throughput of a model with forced balance and with learned routing."""
 
     seq: int
     """Tokens per sequence."""
     forced_tflops: float
     """Model TFLOP/s per GPU with forced balance."""
     natural_tflops: float
+    """Model TFLOP/s per GPU with learned routing."""
 
     @property
     def share(self) -> float:
-        """Share of the rate with forced balance that learned routing loses, 0 to 1."""
+        """Relative loss of throughput from forced balance to learned routing, 0 to 1."""
         return 1.0 - self.natural_tflops / self.forced_tflops
 
 
@@ -49,7 +49,7 @@ _MANY_STEPS = 1000
 
 
 def worst_skew(*, alone: bool, steps: int | None) -> float:
-    """Return the tokens of a rank's experts over the mean, at the worst step of a run.
+    """Return the tokens of the busiest rank over the mean, at the worst step of a run.
 
     Measured peaks of MoE models after 50 to 200 steps imply 1.09 to 1.14 with one expert per rank.
     Two to eight experts even out to 1.01 to 1.06. After thousands of steps it is 1.15 to 1.24 with
@@ -66,14 +66,14 @@ def worst_skew(*, alone: bool, steps: int | None) -> float:
 
 
 def processed_share(skew: float, *, capacity: float | None = None, padded: bool = False) -> float:
-    """Return the tokens that a rank's experts process, over the mean.
+    """Return the tokens that the busiest rank's experts process, over the mean of all ranks.
 
     Parameters
     ----------
     skew : tokens of the busiest rank over the mean.
-    capacity : tokens that an expert accepts over the mean; further ones are dropped (arXiv
-        2101.03961, section 2.2). None: no limit.
-    padded : True if an expert always computes as many tokens as its capacity.
+    capacity : expert capacity over the mean; tokens above it are dropped (arXiv 2101.03961,
+        section 2.2). None: no limit.
+    padded : True if inputs of experts are padded to their capacity.
 
     Raises InputError for a capacity that is not positive.
     """

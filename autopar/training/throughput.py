@@ -33,7 +33,7 @@ _HOUR_S = 3600.0
 
 
 class Throughput(Record):
-    """Work and hardware of a step, with rates per GPU."""
+    """Throughput of a step per GPU, computed from its time, tokens, FLOP and number of GPUs."""
 
     step_s: float
     interval_s: tuple[float, float] | None
@@ -74,7 +74,10 @@ class Throughput(Record):
         return BILLION / (self.tokens_per_s * _HOUR_S)
 
     def cost(self, price: float) -> float:
-        """Return the cost of a billion tokens; price : of a GPU-hour."""
+        """Return the cost of a billion tokens.
+
+        price : price of a GPU-hour.
+        """
         return self.gpu_hours * price
 
     @property
@@ -101,9 +104,10 @@ def throughput_entry(
 ) -> dict[str, float | list[float] | None]:
     """Return the fields of a throughput in documents, in base units; null if unknown.
 
-    Intervals start at the slow end, those of hours and cost at the cheap one.
+    Intervals of rates are (slow, fast), those of GPU-hours and cost (low, high). Without a
+    throughput the result is empty.
 
-    price : of a GPU-hour.
+    price : price of a GPU-hour; None omits the cost.
     """
     if found is None:
         return {}
@@ -174,13 +178,13 @@ def hardware_flop(job: Job) -> float:
 
 
 def spec_flop(spec: ModelSpec, again: Sequence[bool] = ()) -> float:
-    """Return the FLOP of one sample's step.
+    """Return the FLOP of a training step per sample, recomputation included.
 
     Layer types may have different sequence lengths; the head uses that of the last one.
 
-    again : for each layer True if its forward is recomputed; default: none is.
+    again : True for each layer whose forward is recomputed; empty: no recomputation.
 
-    Raises InputError if sizes are unknown.
+    Raises InputError if the vocabulary size is unknown.
     """
     flop = 0.0
     for index, (kind, block) in enumerate(zip(spec.layer_types, layer_blocks(spec), strict=True)):
@@ -233,7 +237,7 @@ def _seen(attention: Attention, seq: int) -> float:
 
 
 def _products(block: Block, seq: int) -> Iterator[tuple[str, float]]:
-    """Yield (module, weights) that a token is multiplied with in one layer."""
+    """Yield (module, number of weights) of the GEMMs that a token passes in one layer."""
     h, attention = block.hidden, block.attention
     if attention is not None:
         for index, (outputs, inputs) in enumerate(attention_matrices(h, attention)):
@@ -263,7 +267,7 @@ def _products(block: Block, seq: int) -> Iterator[tuple[str, float]]:
 
 
 def _again(found: _Flop, recompute: Recomputation) -> float:
-    """Return the recomputed FLOP of a layer's forward, as `autopar.price.step` times it."""
+    """Return the FLOP per token that recomputation adds to a layer."""
     if recompute == "full":
         return found.forward
     wanted: set[str] = {*recompute}
