@@ -177,7 +177,7 @@ class PredictionEntry(_Entry):
     step_time_interval_s: _Interval | None = None
     """Fast and slow end; null if no spread was measured."""
     interval_of: list[_Text] = field(default_factory=list)
-    """Sources of the interval, such as `computation`; empty if unknown."""
+    """Sources of the interval; empty unless it includes `computation` or published runs."""
     widest_cell: WidestCellEntry | None = None
     """Measured time of computation that widens the interval most."""
     waterfall_s: dict[str, _Number | None] = field(default_factory=dict)
@@ -216,7 +216,7 @@ def spread_of(prediction: Prediction) -> dict[str, Any]:
 
 
 class AlternativeEntry(_Entry):
-    """Best plan of a kind that no better plan has, such as another pipeline size."""
+    """Best plan that differs in kind from all better plans; see `differs_by`."""
 
     differs_by: _Text
     step_time_s: _Amount | None
