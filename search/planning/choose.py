@@ -46,30 +46,33 @@ _OF_LAUNCHES = frozenset(
         *("memory-constraint", "oom-risk", "bsz-scale", "top", "tp-overlap"),
     }
 )
-"""Options that the search for uniform plans supports; all others require per-layer plans."""
+"""Options of the search for uniform plans; any other option selects per-layer plans.
+
+`_of_launches` adds the options whose effect depends on their value."""
 
 
 class SearchChoice(Record):
     """Searches of a request: uniform plans, per-layer plans of some engines, or both."""
 
     launches: UniformRequest | None = None
-    """Question for the search of uniform plans; None: per-layer plans only."""
+    """Input of the search for uniform plans; None: only per-layer plans are searched."""
     layered: tuple[Engine, ...] = ()
     """Engines whose per-layer plans are searched.
 
-    Empty: per-layer plans independent of engines, unless uniform plans are searched."""
+    Empty: none if `launches` is set, else per-layer plans that no engine restricts."""
     why: str = ""
-    """Kind of plans and reason, where per-layer plans are searched unexpectedly; else empty."""
+    """Kind of plans searched and why uniform plans are not; empty if this needs no explanation."""
     reason: str = ""
-    """Reason without the kind of plans."""
+    """Reason in `why`, without the kind of plans."""
 
 
 def route_of(request: Request) -> SearchChoice:
-    """Return the searches of a request; raises InputError if its model cannot be read.
+    """Return the kinds of plans to search for a request.
 
-    Uniform plans are searched where model and cluster are estimated, no option defines a space of
-    per-layer plans, and uniform plans can describe the model. If no engine is given, per-layer
-    plans of the other engines are searched, too.
+    Uniform plans are searched if times are estimated from a named model and card, all given options
+    apply to uniform plans, and uniform plans can describe the model. Without `--engine`, per-layer
+    plans of the remaining engines are searched, too. Raises InputError if the model cannot be read,
+    and OptionError for `--ep` with a model without experts.
     """
     engine = request.engine
     if request.output.evaluate is not None or request.output.frontier:
@@ -110,10 +113,11 @@ def route_of(request: Request) -> SearchChoice:
 
 
 def with_site(request: Request) -> tuple[Request, tuple[str, ...]]:
-    """Return the request with the site of its cluster from the default folder, and messages.
+    """Return (request, messages for stderr), with `--site` set to a file in the default folder.
 
-    The site is added as if it had been given; messages are for stderr. Only estimates have sites:
-    measured or unnamed hardware has none. Raises OptionError if several sites match the cluster.
+    The request is returned unchanged if `--site` is given, if no site matches the cluster, or if
+    `--hardware` does not name a card: a site corrects estimates, not measured profiles. Raises
+    OptionError if several sites match the cluster.
     """
     inputs = request.inputs
     name = named_card(inputs.hardware)
@@ -157,10 +161,10 @@ def _unwritten(question: UniformRequest, engine: EngineSpace) -> str:
 
 
 def _unnamed(request: Request) -> str:
-    """Return the missing option of a request for estimates, which prevents uniform plans.
+    """Return the advice to add `--model` or `--hardware`, without which no plan is estimated.
 
-    Empty if neither model nor hardware is given, which selects the shipped example, and if measured
-    files are used.
+    Empty if the request gives both options, neither (which selects the shipped example), an engine,
+    or measured files.
     """
     inputs = request.inputs
     alone = {"model", "hardware"} & set(request.given)
@@ -178,9 +182,9 @@ def _unnamed(request: Request) -> str:
 
 
 def _estimated(request: Request, *, any_memory: bool = False) -> bool:
-    """Return True if model and card are named and no measured table replaces either estimate.
+    """Return True if model and card are named and no measured file replaces an estimate.
 
-    any_memory : True accepts a measured memory file.
+    any_memory : True to allow a measured memory file; measured times are never allowed.
     """
     inputs = request.inputs
     if named_card(inputs.hardware) is None or inputs.model is None:
@@ -214,7 +218,7 @@ def refuse_options_of_plans(path: str, request: Request) -> None:
 
 
 def _layered(request: Request, why: str = "") -> SearchChoice:
-    """Return the route of per-layer plans only."""
+    """Return the choice of per-layer plans only; why : reason shown to the user."""
     engine = request.engine
     if engine is None and (request.output.frontier or not searches_all_engines(request)):
         engine = "none"
@@ -229,10 +233,10 @@ def _layered(request: Request, why: str = "") -> SearchChoice:
 
 
 def searches_all_engines(request: Request) -> bool:
-    """Return True if a request without `--engine` means the best of all engines.
+    """Return True if a request without `--engine` searches per-layer plans of every engine.
 
-    Estimated times depend on the kernels of each engine. Measured times, and those of a named
-    stack, belong to one software stack. Options of the search space select a space without engines.
+    Requires estimated times, because measured times and those of `--stack` belong to one software
+    stack. False if an option of the search space or `--memory-of` is given.
     """
     space = {row.name for row in ROWS if row.panel == SPACE_PANEL}
     if space & request.given.keys():
@@ -247,10 +251,10 @@ def searches_all_engines(request: Request) -> bool:
 
 
 def chosen(request: Request, route: SearchChoice | None = None) -> ChosenPlans:
-    """Return the plans that answer a request; raises InputError, InfeasibleError.
+    """Return the best uniform and per-layer plans of a request.
 
-    All engines share the time limit; one more share is for the follow-up searches of the best
-    engine.
+    The time limit is divided among the engines, with one more share for the follow-up searches of
+    the best engine. Raises InputError for invalid inputs and InfeasibleError if no plan fits.
     """
     from search.planning.uniform.answer import answer
     from search.planning.uniform.summary import best_of
@@ -272,7 +276,11 @@ def chosen(request: Request, route: SearchChoice | None = None) -> ChosenPlans:
 
 
 def _per_layer(request: Request, route: SearchChoice) -> ChosenPlans:
-    """Return the best per-layer plan of the engines of a route, or independent of engines."""
+    """Return the per-layer plans of the engines in `route.layered`.
+
+    Without engines, returns the request for a later search. Raises OptionError if engines are
+    combined with `--frontier`.
+    """
     request = with_pinned_degrees(request, route.reason)
     if not route.layered:
         return ChosenPlans(request=replace(request, engine=None), why=route.why)
@@ -288,7 +296,10 @@ def _per_layer(request: Request, route: SearchChoice) -> ChosenPlans:
 def _plans(
     request: Request, question: UniformRequest, engines: tuple[Engine, ...], shares: Shares
 ) -> ChosenPlans:
-    """Return the fastest per-layer plans of engines at the batch of uniform plans, or why none."""
+    """Return the fastest per-layer plan of each engine, or the reason why it has none.
+
+    The global batch is that of the uniform plans unless the user sets a batch.
+    """
     parts = _modern_parts(question.spec)
     why = f"its plans have no degrees for {' and '.join(parts)}" if parts else ""
     try:
@@ -305,9 +316,10 @@ def _plans(
 
 
 def with_pinned_degrees(request: Request, why: str = "") -> Request:
-    """Return the request with its fixed degrees as rules of per-layer plans.
+    """Return the request with degrees such as `--tp 8` converted to pins of per-layer plans.
 
-    why : `SearchChoice.reason`. Raises OptionError for degrees that per-layer plans do not support.
+    why : `SearchChoice.reason`, for errors. Raises OptionError for degrees that per-layer plans do
+    not support.
     """
     rules = rules_of(request.degrees, why)
     return extended(request, rules) if rules else request

@@ -1,7 +1,8 @@
-"""Export of a per-layer or uniform plan to an engine, as the engine runs it, with its cost.
+"""Export of a per-layer or uniform plan to the files of an engine, with time and memory.
 
-A per-layer plan becomes the fastest of the nearest plans that the engine can run. A uniform plan
-is exported as it is, or as the nearest one of another engine. The files are read back to check.
+A per-layer plan that the engine cannot run exactly is replaced by the fastest similar plan that it
+can run. A uniform plan is exported unchanged, or converted to the nearest plan of another engine.
+Written files are parsed again and compared with the plan.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ from search.request.request import Request, model_spec
 
 
 class Export(Record):
-    """A plan as one engine runs it, with the reasons that prevent writing its files."""
+    """Files of a plan for one engine, and its differences from the plan."""
 
     kind: Literal["plan", "launch"]
     title: str
-    """Model and cluster in words."""
+    """Model and cluster in one line."""
     engine: str
     engine_version: str
     """Engine release whose configuration keys are written."""
@@ -65,34 +66,35 @@ class Export(Record):
     """Launch command of one node, with its environment; ends in a newline."""
     notes: tuple[str, ...]
     losses: tuple[UnsupportedFeature, ...]
-    """Settings of the plan that the engine cannot express; empty if it runs the exact plan."""
+    """Settings of the plan that the engine does not support; empty if it runs the exact plan."""
     lossy: bool
-    """True if the files require `--allow-approx`, because of the losses."""
+    """True if the user must pass `--allow-approx` to write the files."""
     changes: tuple[str, ...] = ()
-    """Effects of the losses on time and memory, in words."""
+    """Effects of unsupported settings on time and memory, in words."""
     details: tuple[str, ...] = ()
-    """Lines after the changes: step times, missing memory, choice of the tensor degree."""
+    """Lines printed after the changes: step times, missing memory, choice of the tensor degree."""
     too_large: str = ""
-    """Why the plan does not fit as the engine runs it; empty if it fits or has no price."""
+    """Why the exported plan does not fit or is illegal; empty otherwise, or if it has no price."""
     price: Mapping[str, object] | None = None
+    """Time and memory before and after the export, a JSON object; None if not priced."""
     search: str = ""
-    """Search options that find plans which the engine runs exactly as priced."""
+    """Search options that restrict a search to plans which the engine supports."""
     plan: Plan | None = None
     as_run: Mapping[str, bool | str] = field(default_factory=dict)
     how: str = ""
     rates: Throughput | None = None
-    """Throughput of a uniform plan on its own engine; None for others."""
+    """Throughput of a uniform plan exported to the engine it was searched for, else None."""
     samples_per_s: float | None = None
 
     @property
     def loss_lines(self) -> Iterator[str]:
-        """Losses in words; those of a per-layer plan start with the key of its file."""
+        """Unsupported settings in words, for a per-layer plan after their key in the plan file."""
         for loss in self.losses:
             yield f"{loss.field}: {loss.what}" if self.kind == "plan" else loss.what
 
 
 def plan_export(choice: ExportCandidate, job: ExportJob) -> Export:
-    """Return the export of a per-layer plan; raises InputError if the engine refuses the files."""
+    """Return the export of a per-layer plan; raises InputError if the files cannot be read back."""
     lowered, engine = choice.lowered, engine_named(choice.lowered.engine)
     losses = lowered.losses
     if lowered.draft is not None and lowered.runs is not None:
@@ -133,9 +135,9 @@ def plan_export(choice: ExportCandidate, job: ExportJob) -> Export:
 
 
 def launch_export(stored: StoredRun, engine: str) -> Export:
-    """Return the export of a uniform plan, for its own engine or for another one.
+    """Return the export of a uniform plan to an engine, which may differ from that of the search.
 
-    Raises InputError if the engine does not support such plans or this one.
+    Raises InputError if the engine supports no uniform plans, or not this one.
     """
     question = stored.question
     place = ExportTarget(
@@ -153,7 +155,7 @@ def launch_export(stored: StoredRun, engine: str) -> Export:
     losses = (*losses, *found.losses)
     rates, samples_per_s = None, None
     if engine == stored.engine:
-        # with another engine, the price is among the changes
+        # for another engine, `_of_other` describes the time in `changes`
         with suppress(InputError):
             own = engine_space(stored.engine)
             best = evaluated(question, own, stored.choice, stored.run).best
@@ -181,7 +183,10 @@ def launch_export(stored: StoredRun, engine: str) -> Export:
 def _of_other(
     stored: StoredRun, engine: str
 ) -> tuple[Run, tuple[UnsupportedFeature, ...], str, Mapping[str, object]]:
-    """Return (nearest run of another engine, losses, change in words, price record)."""
+    """Return the nearest run of another engine, the settings lost, and the change in time.
+
+    The result is (run, unsupported settings, change in words, JSON object of both prices).
+    """
     question = stored.question
     own = engine_space(stored.engine, compiled=stored.choice.compiled)
     usual = run_of(own, question.job, stored.choice)
@@ -213,7 +218,11 @@ def _timed(assessment: Assessment, question: UniformRequest) -> dict[str, object
 def export_document(
     export: Export, *, status: str, files: Sequence[str], predicted: object = None
 ) -> dict[str, object]:
-    """Return the JSON object of an export; `status` is exported or refused."""
+    """Return the JSON object of an export.
+
+    status : `exported`, or `refused` if nothing was written. files : paths of the written files.
+    predicted : JSON object of the prediction.
+    """
     return {
         "status": status,
         "engine": export.engine,
@@ -246,28 +255,29 @@ def import_document(engine: str, plan: Plan, notes: Sequence[str]) -> dict[str, 
 
 
 Price = Callable[[Plan, Mapping[str, bool | str]], Prediction]
-"""Function that prices a plan with these fields of `SearchOptions` changed.
+"""Function (plan, changed fields of `SearchOptions`) -> prediction.
 
-It raises InputError if the inputs cannot price it, such as memory tables of other settings."""
+It raises InputError without matching inputs, such as memory tables of other settings."""
 _Offers = dict[Plan, tuple[int, ExportedPlan, Prediction]]
+"""Exportable plan -> (tensor degree, exported plan, prediction); degree 0 if none was given."""
 
 
 _SEEN_BYTES = 0.05 * GIB
-"""Changes in memory below this round to less than the one displayed decimal, bytes."""
+"""Memory change below which messages report the same memory, bytes: one decimal of a GiB."""
 
 
 class ExportCandidate(Record):
-    """Exported form of a per-layer plan, with prices and the reason for its tensor degree."""
+    """Per-layer plan as exported, its predictions, and the reason for its tensor degree."""
 
     lowered: ExportedPlan
     before: Prediction | None
-    """Price of the plan as given; None without hardware or profiles."""
+    """Prediction of the plan as given; None without hardware or profiles."""
     after: Prediction | None
-    """Price of the exported plan as the engine runs it; None if it has none."""
+    """Prediction of the exported plan with the settings of the engine; None if it has no price."""
     how: str
     """Reason for the tensor degree of the exported plan; empty if there was one candidate."""
     not_priced: str = ""
-    """Why the exported plan has no price although profiles exist; empty otherwise."""
+    """Why the exported plan has no prediction although profiles exist; empty otherwise."""
 
     @property
     def too_large(self) -> bool:
@@ -278,12 +288,16 @@ class ExportCandidate(Record):
 def choose(
     job: ExportJob, lower: Lower, first: ExportedPlan, price: Price | None
 ) -> ExportCandidate:
-    """Return the exported form of a plan: the plan itself, or the best near one if it is lossy.
+    """Return the plan to export: the given one, or else the fastest similar plan that fits.
+
+    If the engine does not support the given plan, every tensor degree is tried. If no plan fits,
+    the one with the least excess memory is returned.
 
     Parameters
     ----------
+    lower : function that converts a job to the files of the engine.
     first : result of `lower` without a given tensor degree.
-    price : prices a plan like the search; None if no hardware is known.
+    price : function that predicts a plan; None if no hardware is known.
     """
     if price is None:
         return ExportCandidate(lowered=first, before=None, after=None, how="")
@@ -311,7 +325,10 @@ def choose(
 
 
 def recommended_export(job: ExportJob, engine: str, error: UnsupportedError) -> InputError:
-    """Return the error of one engine with advice on other engines that accept the job."""
+    """Return the error of an engine with a remedy that names other engines for the plan.
+
+    Engines that run the exact plan are named; if there are none, those that run a similar plan.
+    """
     whole, near = list[str](), list[str]()
     for other in EXPORTERS:
         if other == engine:
@@ -328,7 +345,7 @@ def recommended_export(job: ExportJob, engine: str, error: UnsupportedError) -> 
 
 
 def _only(lowered: ExportedPlan, before: Prediction, price: Price) -> ExportCandidate:
-    """Return the choice of a single candidate, without a price if the inputs cannot price it."""
+    """Return the export of the only candidate; `not_priced` is set if it has no prediction."""
     after, why = None, ""
     try:
         lowered, after = _as_kept(lowered, price)
@@ -338,16 +355,16 @@ def _only(lowered: ExportedPlan, before: Prediction, price: Price) -> ExportCand
 
 
 def _add(offers: _Offers, degree: int, offer: ExportedPlan, price: Price) -> None:
-    """Add the plan of a degree, unless it is known or cannot be priced as the engine runs it."""
+    """Add the exported plan of a tensor degree, unless it is known or has no prediction."""
     if offer.plan not in offers:
         with suppress(InputError):
             offers[offer.plan] = (degree, *_as_kept(offer, price))
 
 
 def _as_kept(lowered: ExportedPlan, price: Price) -> tuple[ExportedPlan, Prediction]:
-    """Return the lowered plan and its price with the memory of the engine.
+    """Return the exported plan and its prediction with the memory of the engine.
 
-    Where that memory differs visibly from the planned one, `memory_of` is added to `as_run`.
+    If that memory differs by `_SEEN_BYTES` or more, `memory_of` is added to `as_run`.
     """
     alike = price(lowered.plan, lowered.as_run)
     own = {**lowered.as_run, "memory_of": lowered.engine}
@@ -385,7 +402,10 @@ def _how(chosen: int, offers: _Offers) -> str:
 
 
 def change_sentence(before: Prediction, after: Prediction) -> str:
-    """Return the difference: `+4.1 % time, +0.7 GiB on stage 2`."""
+    """Return the change of step time and memory in words: `+4.1 % time, +0.7 GiB on stage 2`.
+
+    The stage is that with the largest increase, or the largest decrease if no stage grows.
+    """
     if not (math.isfinite(before.step_time_s) and math.isfinite(after.step_time_s)):
         return "the time of one of them cannot be priced"
     share = (after.step_time_s / before.step_time_s - 1) * 100
@@ -402,7 +422,10 @@ def change_sentence(before: Prediction, after: Prediction) -> str:
 
 
 def _changes(choice: ExportCandidate) -> list[str]:
-    """Return the effect of the engine's changes, empty if it runs the plan as given."""
+    """Return the effect of settings that the engine changes, at most one line.
+
+    Empty if the engine runs the plan as given.
+    """
     lowered = choice.lowered
     if not (lowered.losses or lowered.as_run):
         return []
@@ -445,12 +468,12 @@ def job_of(
 ) -> tuple[ExportJob, Session | None]:
     """Return (job to export, session that prices it); the session is None without hardware.
 
-    notice : receives a sentence on each assumption.
+    notice : function called with a sentence on each assumption.
 
     Raises
     ------
-    OptionError : the model, or a number of nodes that fits the plan, is not given.
-    DocumentError : the plan has another model, or is illegal for it.
+    OptionError : `--model` is missing, or `--nodes` does not match the world size of the plan.
+    DocumentError : the plan does not match the model or the hardware, or is illegal.
     """
     inputs, options = request.inputs, request.options
     sizes = (inputs.num_layers, inputs.seq_length, inputs.hidden_size)
@@ -532,22 +555,23 @@ def _without_hardware(
 
 
 def world_size_of(request: Request) -> int | None:
-    """Return the world size that a request defines, None if it does not."""
+    """Return the number of GPUs that the request sets; None if the plan file must define it."""
     inputs = request.inputs
     if inputs.world_size is not None:
         return inputs.world_size
     if inputs.num_gpus_per_node is not None:
         return (inputs.num_nodes or 1) * inputs.num_gpus_per_node
-    # 8 GPUs per node, as where the plan defines the world size
+    # 8 GPUs per node, the default of `_without_hardware`
     return inputs.num_nodes * 8 if inputs.num_nodes is not None else None
 
 
 def pricer_of(session: Session, request: Request) -> Price:
-    """Return a function that prices plans with options changed; each change loads tables once.
+    """Return a function that predicts plans with some search options changed.
 
-    The function raises InputError if no measured tables match a change.
+    Inputs are loaded once per set of changes. The function raises InputError if no measured tables
+    match a change.
     """
-    # no changes: the planner of the session
+    # without changes, the planner of the session applies
     planners = {frozenset[tuple[str, bool | str]](): session.planner}
 
     def price(plan: Plan, changes: Mapping[str, bool | str]) -> Prediction:
@@ -564,16 +588,16 @@ def pricer_of(session: Session, request: Request) -> Price:
 
 
 def _of_engine(request: Request, engine: Engine | None) -> Request:
-    """Return the request for the same plan on another engine, with that engine's software stack.
+    """Return the request with software stack and defaults of `engine` instead of `memory_of`.
 
-    Options that the first engine did not set are unchanged, such as measured times.
+    Options that the former engine did not set are unchanged, such as measured times.
     """
     own = request.options.memory_of
     if engine is None or own in (None, engine):
         return request
     space, inputs, options = space_of(str(own)), request.inputs, request.options
     usual = SearchOptions()
-    # settings that the first engine changes from the defaults, if they have its values
+    # options that still have the value set by the former engine return to their default
     left = {
         name: getattr(usual, name)
         for name, value in space.priced.items()
@@ -590,7 +614,7 @@ def _of_engine(request: Request, engine: Engine | None) -> Request:
 
 
 def num_layers_of(request: Request) -> int | None:
-    """Return the number of layers that a request defines, None if it does not."""
+    """Return the number of layers from `--model` or `--num-layers`, None without either."""
     if request.inputs.model is not None:
         return model_spec(request.inputs).num_layers
     return sum(request.inputs.num_layers) if request.inputs.num_layers else None

@@ -1,6 +1,6 @@
-"""A search request with loaded inputs, shared by the commands.
+"""Session: a search request with its loaded model, profiles, hardware and planner.
 
-Options and inputs are read in `search.request.request`, plans are priced in
+Options and inputs are read in `search.request.request`; step time and memory are computed in
 `search.planning.cost`.
 """
 
@@ -54,14 +54,15 @@ def read_plan_for(
     *,
     path: Path | str = "plan",
 ) -> Plan:
-    """Return the plan in a file, which must describe the GPUs and layers of the session.
+    """Return the plan in a plan or strategy file.
 
-    `path` is the origin of a content, for errors.
+    path : file name in errors if `source` is a parsed document.
 
     Raises
     ------
     DocumentError
-        When it does not, because then there are no profiles to price it with.
+        If number of GPUs or layers differ from those of the session, whose profiles do not apply
+        then, or if the plan has settings that the planner does not support.
     """
     from autopar.documents.plan import read_strategy  # only plan files need it
 
@@ -116,7 +117,10 @@ def evaluate_file(
     *,
     path: Path | str = "plan",
 ) -> tuple[Plan, Prediction]:
-    """Return the plan in a file and its prediction, with `legal`, `fits` and the arithmetic."""
+    """Return (plan in a file, its prediction); the plan may be illegal or too large.
+
+    path : file name in errors if `source` is a parsed document. Raises as `read_plan_for`.
+    """
     plan = read_plan_for(source, session, path=path)
     return plan, session.planner.evaluate(plan)
 
@@ -134,13 +138,13 @@ class Session(Record, eq=False):
     options: SearchOptions
     planner: Planner
     notices: tuple[str, ...] = ()
-    """Messages for stderr on inputs that were not named, with the defaults used."""
+    """Messages for stderr on default inputs that replace options the user did not give."""
     defaults: tuple[str, ...] = ()
-    """Options that were not given, with the value used and why."""
+    """Options that the user did not give, with the value used and why."""
     named: Mapping[str, object] = field(default_factory=dict)
     """Option name -> shipped input, folder or value used for an option that was not given.
 
-    Only values that the options alone do not determine."""
+    Defaults that do not depend on files are not included."""
 
     card: Card | None = None
     """Card of the cluster; None if measured files describe it."""
@@ -155,7 +159,7 @@ class Session(Record, eq=False):
 
     @property
     def cluster(self) -> HardwareEntry:
-        """Cluster as in a plan file."""
+        """Cluster in the format of a plan file."""
         from autopar.documents.plan import HardwareEntry  # only plan files need it
 
         return HardwareEntry(
@@ -184,7 +188,7 @@ class Session(Record, eq=False):
 
     @property
     def tokens_per_sample(self) -> int:
-        """Tokens per sample; for encoder-decoder models the sum of both lengths."""
+        """Tokens per sample; for encoder-decoder models encoder plus decoder length."""
         lengths: dict[bool, int] = {}
         for layer in self.spec.layers:
             longest = lengths.get(layer.cross_attention, 0)
@@ -192,9 +196,10 @@ class Session(Record, eq=False):
         return sum(lengths.values())
 
     def throughput(self, plan: Plan, prediction: Prediction) -> Throughput | None:
-        """Return the throughput of a plan; None if it has no step time.
+        """Return the throughput of a plan; None if its step time is infinite or 0.
 
-        MFU requires a card and 16-bit precision: fp32 GEMMs may run in TF32, with another peak.
+        The peak FLOP/s, and with it MFU, is set only for a known card and 16-bit precision: fp32
+        GEMMs may run in TF32, which has another peak.
         """
         from autopar.training.throughput import Throughput, spec_flop
 
@@ -219,7 +224,7 @@ class Session(Record, eq=False):
         )
 
     def priced(self, plan: Plan, prediction: Prediction) -> Priced:
-        """Return a plan as the record that reports share."""
+        """Return a plan with its price as the record that all reports print."""
         from search.planning.layered.summary import priced_of
 
         found = self.throughput(plan, prediction)
@@ -239,7 +244,11 @@ class Session(Record, eq=False):
         assumed: Sequence[str],
         gpu_hour_price: float | None,
     ) -> Answer:
-        """Return the record of a given plan; assumed : defaults that were used."""
+        """Return the record that reports print for a given plan.
+
+        assumed : defaults used, one line each. gpu_hour_price : price of one GPU-hour; None: no
+        costs are reported.
+        """
         from autopar.answer import Answer
 
         return Answer(
@@ -259,7 +268,10 @@ class Session(Record, eq=False):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on values that readers derived, skipped or scaled, without those on estimates."""
+        """Notes on input values that were derived, skipped or scaled, and calibration doubts.
+
+        Notes on estimated values are left out, as `warnings` covers them.
+        """
         from search.planning.cost.calibrated import calibration_doubts
 
         doubts = calibration_doubts(self.spec, self.profile, self.hardware, self.options)
@@ -267,10 +279,10 @@ class Session(Record, eq=False):
         return tuple(note for note in notes if not note.startswith("estimated: "))
 
     def solve(self) -> SearchResult:
-        """Return the search result, with alternatives of other families.
+        """Return the fastest plan and at most `--top` alternatives with other degrees.
 
-        Plans with equal stages and layer degrees are one family; embedding, head and sharding may
-        differ. The fastest plan represents its family; `--top` limits their number.
+        Plans with equal pipeline stages and layer degrees form a family, even if embedding, head
+        or ZeRO stage differ. Each alternative is the fastest plan of another family.
         """
         from search.planning.layered.planner import solve_by_family
 
@@ -290,10 +302,10 @@ class Session(Record, eq=False):
         )
 
 
-# No cap of 4096 or 8192: `profile-model` measures the full length of the same config.json, and
-# a plan for another length would be silently wrong. A message reports the length instead.
+# The length of config.json is not capped at 4096 or 8192: `profile-model` measures the full length,
+# so a plan for another length would be wrong without notice. A message reports the length instead.
 def _unsaid_length(inputs: InputSpec, spec: ModelSpec) -> list[str]:
-    """Return a message with the length from config.json, if the user did not choose one."""
+    """Return a message on the sequence length of config.json, if `--seq-length` is not given."""
     if inputs.model is None or inputs.seq_length is not None:
         return []
     key = length_key(inputs.model)
@@ -302,7 +314,7 @@ def _unsaid_length(inputs: InputSpec, spec: ModelSpec) -> list[str]:
 
 
 def _without_effect(inputs: InputSpec, hardware: HardwareProfile) -> list[str]:
-    """Return one sentence per given option on files that has no effect, as no file is read."""
+    """Return one sentence for each given option that has no effect because no file is read."""
     found = []
     if inputs.parameter_bytes is not None and inputs.memory_profiling_path is None:
         found.append("--parameter-bytes has no effect without --memory-profiling-path")
@@ -314,10 +326,10 @@ def _without_effect(inputs: InputSpec, hardware: HardwareProfile) -> list[str]:
 def _loaded(
     inputs: InputSpec, options: SearchOptions, given: Collection[str], once: Once
 ) -> tuple[SearchOptions, tuple[str, ...], tuple[ModelSpec, ModelProfile, HardwareProfile]]:
-    """Return options, a line on sequence parallelism if files determined it, and the inputs.
+    """Return (options, line on sequence parallelism, inputs); the line is present if it changed.
 
-    Files of PaddleNLP and of older releases have no tables with sequence parallelism. It is
-    switched off for such files, unless the user gave the option.
+    Memory files of PaddleNLP and of older releases have no tables with sequence parallelism. It is
+    switched off for such files. Raises VariantError if the user gave `--sequence-parallel`.
     """
     try:
         return options, (), _placed(inputs, options, once)
@@ -335,7 +347,7 @@ def _loaded(
 def _placed(
     inputs: InputSpec, options: SearchOptions, once: Once
 ) -> tuple[ModelSpec, ModelProfile, HardwareProfile]:
-    """Return (spec, profile, hardware); `--memory-of` sets the memory without a memory file."""
+    """Return (spec, profile, hardware); without a memory file, memory is that of `--memory-of`."""
     spec, profile, hardware = load_placed(inputs, options, once)
     if options.memory_of is not None and inputs.memory_profiling_path is None:
         from search.planning.cost.engine_memory import with_memory_of
@@ -360,13 +372,14 @@ def open_session(
     has_plan: bool = False,
     once: Once = lambda key, make: make(),
 ) -> Session:
-    """Return the session of a request; errors as `load_inputs`.
+    """Return the session of a request, with all inputs loaded; raises as `load_inputs`.
 
     Parameters
     ----------
-    given : names of the options that the user gave; the others may get defaults from the inputs.
-    has_plan : True if a plan is priced: its batch needs no default.
-    once : cache of profiles shared by several requests, as in `load_placed`.
+    given : names of the options that the user gave; other options may be set from the inputs.
+    has_plan : True if the session evaluates a given plan: the batch needs no default then, and the
+        memory constraint may exceed the device memory.
+    once : function (key, make) that caches inputs of several requests, as in `load_placed`.
     """
     given = {*given, "global-batch-size"} if has_plan else given
     asked = inputs
@@ -435,18 +448,20 @@ class ConstrainedResult(Record, eq=False):
     """Best plan that obeys one additional rule."""
 
     result: SearchResult | None
-    """Search result; None if no plan obeys the rule, whatever the options."""
+    """Search result; None if no plan obeys the rule even with fewer options."""
     reason: str = ""
     """Why no plan obeys the rule; empty if some do."""
     left_out: tuple[str, ...] = ()
-    """Options of the request that exclude the rule and were ignored for the result."""
+    """Options of the request that contradict the rule and were ignored for the result."""
 
 
 def ask_why_not(session: Session, rule: str, baseline: SearchResult) -> ConstrainedResult:
-    """Return the best plan that obeys one more pin, at the baseline's batch.
+    """Return the best plan that obeys one additional pin, at the global batch of `baseline`.
 
-    Options that exclude the rule are ignored and reported: conflicting pins of the same key first,
-    then the one option that restricts the space, else all such options.
+    Options that contradict the rule are ignored and reported: first pins of the same key, then one
+    option that restricts the search space, then all such options together.
+
+    rule : pin such as `tp=8`. Raises OptionError if it does not follow the grammar.
     """
     from search.planning.space import freed
 
@@ -476,9 +491,9 @@ def ask_why_not(session: Session, rule: str, baseline: SearchResult) -> Constrai
 
 
 def _bounds(options: SearchOptions, widths: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the option fields that restrict the search space, one by one, then all together.
+    """Return groups of option fields that restrict the search space: each field, then all.
 
-    Fields that the user changed come before defaults that restrict every search.
+    widths : field -> least restrictive value. Fields changed by the user come before defaults.
     """
     usual = SearchOptions()
     fields = [row.field for row in rows_of(SearchOptions) if row.panel == SPACE_PANEL]

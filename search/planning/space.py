@@ -1,7 +1,7 @@
-"""Search space of per-layer plans: the strategies, stages and batches of given options.
+"""Search space of per-layer plans: strategies, numbers of stages and batches allowed by options.
 
-The space is data (tuples of strategies, tables and candidates). The cost model prices strategies
-and decides which of them are legal for the model.
+The space lists combinations only. `search.planning.cost.model` computes their time and memory, and
+excludes strategies that are illegal for the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autopar.units import divisors
 from search.request.options import SearchOptions
 
 # --------------------------------------------------------------------------------------------------
-# Grammar of `--pin` and `--forbid`, parsed into predicates that the enumeration evaluates.
+# Grammar of `--pin` and `--forbid`. Rules are parsed into predicates that filter the space.
 #
 #     rule      = [ scope ":" ] condition { "," condition }
 #     scope     = "layers" N [ "-" N ]  |  "stage" N
@@ -69,42 +69,45 @@ _CONDITION = re.compile(r"([a-z_][a-z0-9_]*)\s*=\s*([0-9]{1,9})")
 
 
 class Rule(Record):
-    """One parsed rule."""
+    """Rule of `--pin` or `--forbid` on one kind of setting."""
 
     text: str
     forbid: bool
+    """True for a rule of `--forbid`, False for a pin."""
     kind: str
-    """Restricted subject: `layer`, `vocab`, `stages` or `batch`."""
+    """Restricted setting: `layer`, `vocab` (embedding and head), `stages` or `batch`."""
     conditions: tuple[tuple[str, int], ...]
+    """(key, value), all of which a pin requires."""
     layers: tuple[int, int] | None = None
     """First and last layer, both inclusive; None for all layers."""
     stage: int | None = None
+    """Pipeline stage whose layers are restricted; None for all stages."""
 
     def allows(self, values: Mapping[str, int]) -> bool:
-        """Return True if a subject with these values obeys the rule."""
+        """Return True if a layer or plan with these values, by key, obeys the rule."""
         holds = all(values[key] == wanted for key, wanted in self.conditions)
         return not holds if self.forbid else holds
 
 
 class Rules(Record):
-    """All pins and forbidden rules of a search, as predicates."""
+    """Rules of `--pin` and `--forbid` of a search."""
 
     rules: tuple[Rule, ...] = ()
 
     @property
     def has_stage_rules(self) -> bool:
-        """True if some rule applies to a single stage."""
+        """True if some rule has the scope `stage J`."""
         return any(rule.stage is not None for rule in self.rules)
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """Stages that single-stage rules name, in increasing order."""
+        """Stages J of rules with the scope `stage J`, in increasing order."""
         return tuple(sorted({rule.stage for rule in self.rules if rule.stage is not None}))
 
     def layer_masks(
         self, layers: Iterable[int], strategies: Sequence[LayerStrategy]
     ) -> list[tuple[bool, ...]]:
-        """Return per layer a mask of the allowed strategies, ignoring rules with a stage."""
+        """Return for each layer a mask of allowed strategies, ignoring rules with a stage."""
         rules = [rule for rule in self.rules if rule.kind == "layer" and rule.stage is None]
         values = [_layer_values(strategy) for strategy in strategies]
         # layers under the same subset of rules share one mask, and there are few such subsets
@@ -150,9 +153,9 @@ class Rules(Record):
 
 
 def parse_rules(pin: Sequence[str], forbid: Sequence[str]) -> Rules:
-    """Return the rules of `--pin` and `--forbid`.
+    """Return the parsed rules of `--pin` and `--forbid`.
 
-    Raises OptionError when a rule does not follow the grammar; the message shows it.
+    Raises OptionError for a rule that does not follow the grammar; the message prints the grammar.
     """
     rules: list[Rule] = []
     for text in pin:
@@ -228,10 +231,10 @@ def _parse(text: str, *, forbid: bool) -> list[Rule]:
 
 
 def freed(pins: Sequence[str], rule: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return (pins compatible with a rule, removed conditions).
+    """Return (conditions of pins that are compatible with a rule, removed conditions).
 
-    A pin loses the conditions that set a key of the rule to another value for overlapping layers.
-    Raises OptionError as `parse_rules`.
+    Pins are split into single conditions. A condition is removed if the rule sets its key to
+    another value for some of its layers. Raises OptionError as `parse_rules`.
     """
     asked = [
         (key, wanted, one) for one in _parse(rule, forbid=False) for key, wanted in one.conditions
@@ -266,7 +269,7 @@ def _layer_values(strategy: LayerStrategy) -> dict[str, int]:
 
 
 TOKENS_OF_RANK = 1024
-"""Minimum number of tokens of a sample per context rank, unless the user sets a degree.
+"""Minimum number of tokens of a sample per context rank, unless `--max-cp-deg` is given.
 
 With fewer tokens, the communication of keys and values takes longer than the attention."""
 
@@ -275,7 +278,7 @@ Table = tuple[int, int, ZeroDefault]
 
 
 class SearchSpace(Record):
-    """Strategies, tables and candidates that may be combined; indices are those of PlanTables."""
+    """Search space of per-layer plans; indices are those of `PlanTables`."""
 
     strategies: tuple[LayerStrategy, ...]
     """Layer strategies in canonical order."""
@@ -286,10 +289,11 @@ class SearchSpace(Record):
     uniform: bool
     """True if all layers must share one strategy."""
     only_data_degree_1: bool = False
+    """True if data parallelism is disabled."""
 
 
 class _Preset(Record):
-    """Dimensions that a value of `--search-space` allows."""
+    """Parallel dimensions searched with a value of `--search-space`."""
 
     stages: str = "any"  # any, one, largest
     tensor: str = "any"  # any, one, largest
@@ -299,8 +303,8 @@ class _Preset(Record):
     uniform: bool = False
 
 
-# As Galvatron documents its search spaces: `full` is layer-wise over all dimensions, `3d`
-# model-wise over (dp, tp, pp), the others layer-wise over the named dimensions.
+# Search spaces of Galvatron: `full` varies all dimensions per layer, `3d` sets (dp, tp, pp) for the
+# whole model, the others vary the named dimensions per layer.
 PRESETS = {
     "full": _Preset(context=True),
     "3d": _Preset(zero3=(False,), checkpoint=(False,), uniform=True),
@@ -315,9 +319,9 @@ PRESETS = {
 
 @lru_cache(maxsize=4096)
 def next_batch(batch: int, world_size: int) -> int | None:
-    """Return the next larger batch that divides evenly over ranks, None if `batch` does.
+    """Return the next larger global batch that all ranks share equally; None if `batch` is one.
 
-    A batch divides evenly if the largest number of ranks that is at most the batch divides it.
+    A batch is shared equally if the largest divisor of `world_size` not above it divides it.
     """
 
     def shared(number: int) -> bool:
@@ -333,7 +337,7 @@ def next_batch(batch: int, world_size: int) -> int | None:
 def context_degrees(options: SearchOptions, degrees: Sequence[int], num_tokens: int) -> list[int]:
     """Return the context degrees allowed by the options, a subset of `degrees`.
 
-    num_tokens : number of tokens of the shortest sample of any layer.
+    num_tokens : shortest sequence length of any layer, tokens.
     """
     most = options.max_cp_deg
     if most is None:
@@ -343,7 +347,7 @@ def context_degrees(options: SearchOptions, degrees: Sequence[int], num_tokens: 
 
 
 def global_batches(options: SearchOptions) -> tuple[int, ...]:
-    """Return the global batch sizes to consider: `--global-batch-size`, else the range."""
+    """Return the global batch sizes to search: `--global-batch-size`, else the range of batches."""
     if options.settle_bsz is not None:
         return (options.settle_bsz,)
     return tuple(range(options.min_bsz, options.max_bsz + 1, options.bsz_scale))
@@ -360,9 +364,9 @@ def build_space(
 ) -> SearchSpace:
     """Return the search space of a cluster and a number of layers.
 
-    num_tokens : number of tokens of the shortest sample of any layer.
+    num_tokens : shortest sequence length of any layer, tokens. batches : global batch sizes.
 
-    Raises OptionError when the options exclude everything, naming the ones that do.
+    Raises OptionError if the options exclude every plan; the message names these options.
     """
     preset = PRESETS[options.search_space]
     stages = _stages(options, preset, world_size, num_layers, rules)
@@ -424,7 +428,7 @@ def build_space(
 
 
 def _defaults(options: SearchOptions) -> tuple[ZeroDefault, ...]:
-    """Return the data-parallel types of layers without ZeRO-3."""
+    """Return the data-parallel types to search for layers without ZeRO-3."""
     if options.default_dp_type != "any":
         return (options.default_dp_type,)
     # ZeRO-1 only without `--memory-of`: Galvatron has no such setting, and the spaces of other
@@ -556,9 +560,10 @@ def _no_batch(
 
 
 def check_batches(values: dict[str, Any]) -> None:
-    """Set a missing end of the batch range from the other end and reject an empty range.
+    """Complete `--min-bsz` or `--max-bsz` in `values` if only one of them is given.
 
-    Raises OptionError, also if the micro-batches do not divide the global batch.
+    Raises OptionError if the range is empty, or if `--micro-batches` does not divide
+    `--global-batch-size`.
     """
     low, high = values.get("min-bsz"), values.get("max-bsz")
     if low is not None and high is None:

@@ -1,8 +1,8 @@
-"""Application of a calibration to the profiles and memory of a search.
+"""Application of a calibration to the times and memory of a search.
 
-Times are multiplied in the profiles, so all formulas stay unchanged: communication that is hidden
-under compute may stay hidden when both take longer. Bytes are multiplied in the priced rows, since
-message sizes depend on the same parameters and must not change.
+Times are multiplied in the profiles before any formula, so that overlap is computed from calibrated
+times. Bytes are multiplied in the priced rows instead, since message sizes are computed from the
+same number of parameters and must not change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Priced = TypeVar("_Priced", bound=PricedRows)
 def calibration_doubts(
     spec: ModelSpec, model: ModelProfile, hardware: HardwareProfile, options: SearchOptions
 ) -> tuple[str, ...]:
-    """Return doubts about the options' calibration for these documents, one line each.
+    """Return reasons why the calibration may not apply to this model and cluster, one line each.
 
     Raises OptionError if it was fitted on another device.
     """
@@ -54,14 +54,14 @@ def calibration_doubts(
 def calibrated(
     model: ModelProfile, hardware: HardwareProfile, options: SearchOptions
 ) -> tuple[ModelProfile, HardwareProfile]:
-    """Return the documents with all times multiplied; factors of 1 return them unchanged."""
+    """Return model and hardware profile with all times multiplied by the calibration factors."""
     if options.calibration is None:
         return model, hardware
     computation = options.calibration.computation.value
     communication = options.calibration.communication.value
     if computation != 1.0:
         model = _longer_model(model, computation)
-    # optimizer step and embedding look-up are bound by memory and count as computation
+    # optimizer and embedding look-up use the memory bandwidth and count as computation
     if (computation, communication) != (1.0, 1.0):
         hardware = _longer_hardware(hardware, computation, communication)
     return model, hardware
@@ -78,7 +78,7 @@ def calibrated_host(hiding: OverlapFactors, options: SearchOptions) -> OverlapFa
 
 
 def calibrated_bytes(values: I64, options: SearchOptions) -> I64:
-    """Return byte counts times the memory factor, to the nearest byte; 1 changes nothing."""
+    """Return byte counts times the memory factor of the calibration, rounded to whole bytes."""
     factor = 1.0 if options.calibration is None else options.calibration.memory.value
     return values if factor == 1.0 else np.rint(values * factor).astype(np.int64)
 
@@ -89,10 +89,10 @@ def calibrated_layer(rows: LayerRows, options: SearchOptions) -> LayerRows:
 
 
 def calibrated_vocab(rows: VocabRows, options: SearchOptions) -> VocabRows:
-    """Return the rows of embedding and head with calibrated bytes and the fixed seconds.
+    """Return the rows of embedding and head with calibrated bytes and fixed seconds per step.
 
-    The fixed seconds extend the end of a step on the first and on the last stage. This extends the
-    step fully unless a middle stage ends later than both.
+    The fixed seconds are added to the tail of the first and the last stage. They lengthen the step
+    by their full value unless a middle stage has a longer tail than both.
     """
     if options.calibration is None:
         return rows
@@ -106,7 +106,7 @@ def calibrated_vocab(rows: VocabRows, options: SearchOptions) -> VocabRows:
 
 
 def _more_bytes(rows: _Priced, options: SearchOptions, *own: str) -> _Priced:
-    """Multiply memory bytes; parameters stay, since message sizes are computed from them."""
+    """Return the rows with memory bytes multiplied; own : names of additional byte fields."""
     if options.calibration is None:
         return rows
     names = ("states", "activations", "transient", "shared", *own)
@@ -119,7 +119,10 @@ def _more_bytes(rows: _Priced, options: SearchOptions, *own: str) -> _Priced:
 def _longer_hardware(
     hardware: HardwareProfile, computation: float, communication: float
 ) -> HardwareProfile:
-    """Multiply collectives and transfers, and divide the memory bandwidth."""
+    """Return the profile with communication times multiplied and memory bandwidth divided.
+
+    communication, computation : factors on times.
+    """
     rate = hardware.memory_bytes_per_s
     return replace(
         hardware,
@@ -130,7 +133,7 @@ def _longer_hardware(
         p2p_bytes_per_s={
             key: value / communication for key, value in hardware.p2p_bytes_per_s.items()
         },
-        # percentiles are scaled with their median, so the relative spread stays
+        # percentiles are scaled like the median, so the relative spread is unchanged
         curves={key: _times(value, communication) for key, value in hardware.curves.items()},
         strided_curves={
             key: _times(value, communication) for key, value in hardware.strided_curves.items()
@@ -163,7 +166,7 @@ def _layer(layer: LayerProfile, factor: float) -> LayerProfile:
 
 
 def _times(time: _Time, factor: float) -> _Time:
-    """Multiply every field in seconds."""
+    """Return a measured time with every field in seconds multiplied by `factor`."""
     changes = {
         name: value * factor
         for name, value in asdict(time).items()

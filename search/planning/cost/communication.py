@@ -1,7 +1,7 @@
-"""Message times: the measured group that represents a group of ranks, and the cost of a message.
+"""Time of collectives and transfers in groups of ranks, from measured curves and bandwidths.
 
-A group is (size, stride): ranks i, i + stride, ..., so one number per group of a stage suffices.
-Source: cost-model.md section 2.
+A group is (size, stride): ranks i, i + stride, .... All groups of a stage with equal size and
+stride have the same time. Source: cost-model.md section 2.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from autopar.rates.measured import COLLECTIVES, OPERATIONS, Curve, HardwareProfi
 from autopar.records import Record
 
 _BLOCK = 1 << 14
-"""Messages per look-up block: many enough to be fast, few enough for the cache."""
+"""Messages per look-up; blocks of this size fit into the CPU cache."""
 _MOST_TOGETHER = 1 << 20
-"""Maximum messages of several kinds looked up at once; about 100 bytes each."""
+"""Maximum number of messages of several operations per look-up; about 100 bytes each."""
 
 
 class CurveTable:
-    """Measured curves as rows of one table, which prices messages of many curves at once.
+    """Table of measured curves (seconds over bytes), for look-ups in many curves at once.
 
-    Piecewise linear in log-log between measured sizes. Below the smallest size: the line from the
-    latency, or without a latency through the two smallest sizes, never under 0. Above the largest
-    size: proportional to bytes.
+    Between measured sizes: linear interpolation of logarithms. Below the smallest size: line to the
+    time of an empty message (`Curve.empty_s`), at least 0. Above the largest size: proportional to
+    bytes.
     """
 
     def __init__(self) -> None:
@@ -52,13 +52,16 @@ class CurveTable:
         return float(self._curves[self._of[number][0]].sizes_bytes[-1])
 
     def exceeded(self, number: I64, num_bytes: F64) -> Bool:
-        """Return True for each message (n,) larger than the largest size of its curve (n,)."""
+        """Return (n,) True if a message is larger than the largest measured size of its curve."""
         ends = (self._tables or self._made())[3]
         larger: Bool = num_bytes > ends[1, number]
         return larger
 
     def seconds(self, number: I64, num_bytes: F64) -> F64:
-        """Return the seconds of messages of `num_bytes` (> 0), each (n,) on its curve."""
+        """Return the time of messages, (n,) seconds.
+
+        number : (n,) number of the curve of each message. num_bytes : (n,) size, above 0.
+        """
         if len(number) <= _BLOCK:
             return self._seconds(number, num_bytes)
         starts = range(0, len(number), _BLOCK)
@@ -78,7 +81,7 @@ class CurveTable:
         from_size = np.maximum(logs - log_sizes.take(at), 0.0)
         inside = np.exp(rises.take(at) * from_size + log_times.take(at))
         first, last, last_time, empty, slope, scale = ends.take(number, axis=1)
-        # larger messages are limited by bandwidth alone
+        # larger messages run at constant bandwidth
         above = last_time * num_bytes / last
         # a line through two noisy points may fall below 0
         below = np.maximum(empty + slope * num_bytes, 0.0)
@@ -87,7 +90,11 @@ class CurveTable:
         return result
 
     def _made(self) -> tuple[F64, F64, F64, F64]:
-        """Return log sizes, log times and slopes, each (most points, C), and (6, C) ends."""
+        """Return the look-up arrays: log sizes, log times and slopes, (points, C), and (6, C) ends.
+
+        The ends are smallest and largest size, largest time, empty time, slope below the smallest
+        size, and scale.
+        """
         counts = [len(c.sizes_bytes) for c in self._curves]
         most = max(counts)
         # curves of equal length, the common case, need no padding
@@ -136,9 +143,12 @@ _HALVES = frozenset({"allgather", "reducescatter"})
 
 
 def half_allreduces(hardware: HardwareProfile) -> list[str]:
-    """Return sentences on groups whose all-gather and reduce-scatter use half an all-reduce."""
+    """Return sentences on groups whose all-gather or reduce-scatter time is not measured.
+
+    These use half of the all-reduce time.
+    """
     taken = "cost half of an all-reduce"
-    # if never timed, one sentence replaces one per group
+    # if no group was measured, one sentence replaces a sentence per group
     if not _HALVES & {operation for operation, _ in hardware.curves}:
         return [f"all-gather and reduce-scatter {taken}"]
     found = []
@@ -164,11 +174,11 @@ def _name(size: int, stride: int) -> str:
 
 _Found = TypeVar("_Found", covariant=True)
 Asking: TypeAlias = Generator[list["Message"], list[F64], _Found]
-"""Price that requests the times of all its messages once, then continues with them."""
+"""Generator that yields its messages once, receives their seconds, and returns a price."""
 
 
 def batched_prices(groups: Groups, *prices: Asking[Any]) -> list[Any]:
-    """Return the result of each price, with the messages of all of them looked up at once."""
+    """Return the results of the generators, whose messages are looked up together."""
     asked = [next(price) for price in prices]
     seconds = iter(groups.seconds_of([message for messages in asked for message in messages]))
     found = []
@@ -182,36 +192,38 @@ def batched_prices(groups: Groups, *prices: Asking[Any]) -> list[Any]:
 
 
 _KINDS = tuple((op, sequence) for op in COLLECTIVES for sequence in (False, True))
-"""(operation, True for sequence parallelism) of a message."""
+"""Kinds of messages: (operation, True for sequence parallelism)."""
 _KIND = {kind: number for number, kind in enumerate(_KINDS)}
 
 
 class Message(NamedTuple):
-    """One type of collective for n rows: bytes and group index of each row, both of shape (n,)."""
+    """Messages of one operation for n rows."""
 
     operation: str
     num_bytes: F64
+    """(n,) message size, bytes."""
     group: I64
+    """(n,) number of the group, from `Groups.index`."""
     sequence: bool = False
-    """True for messages of sequence parallelism, which `sp_time` files price if they and the
-    bandwidths are of two runs."""
+    """True for messages of sequence parallelism, which use the times of `sp_time` files if these
+    were not measured together with the bandwidths."""
 
 
 class _Group(Record, eq=False):
-    """Bandwidth and curves of one group of ranks from the documents."""
+    """Bandwidth and curves of one group of ranks from the hardware profile."""
 
     bus_bytes_per_s: float
     slope_s_per_byte: tuple[float, ...]
-    """Seconds per byte, in the order of `_KINDS` like `curve`."""
+    """Seconds per byte of each of `_KINDS`."""
     curve: tuple[int, ...]
-    """Numbers in the table; -1 if there is no curve and the slope prices a message."""
+    """Number of the curve of each of `_KINDS`; -1: no curve, messages cost slope times bytes."""
     notes: tuple[str, ...]
 
 
 class Documented:
-    """Groups of one cluster from its documents, each looked up once.
+    """Cache of bandwidth, curves and notes of the groups of ranks of one hardware profile.
 
-    Shared by all `Groups` of the cluster; sentences about a group are stored with its numbers.
+    It is shared by all `Groups` of the cluster.
     """
 
     def __init__(self, hardware: HardwareProfile) -> None:
@@ -249,7 +261,7 @@ class Documented:
 
     def _describe(self, size: int, stride: int) -> _Group:
         self._notes = []
-        # measured or derived bandwidth first, because the kind of its entry decides on the curves
+        # the bandwidth first, because the kind of its entry determines the curves
         bandwidth, consecutive = self._find_bandwidth(size, stride)
         kinds = self._curve_kinds(size, stride, consecutive)
         slopes: list[float] = []
@@ -271,8 +283,8 @@ class Documented:
                     break
             curves.append(number)
         timed = curves[_KIND["allreduce", False]] >= 0
-        # documented files time only neighbours, so nothing is missing unless strided groups are
-        # timed
+        # files of Galvatron contain times of contiguous groups only, so strided times are reported
+        # as missing only if some strided group was measured
         if self.hardware.strided_curves and not timed and not math.isnan(bandwidth):
             self._note(
                 f"without latency: {_name(size, stride)} has no measured times and is priced by "
@@ -286,11 +298,12 @@ class Documented:
         )
 
     def _curve_kinds(self, size: int, stride: int, consecutive: bool | None) -> list[bool]:
-        """Return the curves that price a group, neighbours (True) or strided (False), best first.
+        """Return the kinds of curves for a group, best first: contiguous (True), strided (False).
 
-        consecutive : kind of entry that gives the group's bandwidth; None if derived. Across nodes
-            the times of neighbours represent strided groups only if strided groups were timed too.
-            Otherwise some groups would have a latency and the strided ones none.
+        Across nodes, curves of contiguous groups are used for strided groups only if some strided
+        group was measured. Otherwise only some of the strided groups would include a latency.
+
+        consecutive : kind of the entry with the group's bandwidth; None if derived.
         """
         hardware = self.hardware
         one_domain = hardware.world_size <= hardware.joined_gpus
@@ -311,7 +324,7 @@ class Documented:
         if curve is None and operation in _HALVES:
             # a ring's all-reduce is a reduce-scatter and an all-gather of the same tensor
             curve, scale, name = curves.get(("allreduce", size)), 0.5, "allreduce"
-            # times of neighbours, which the documents contain for sequence parallelism only
+            # `sp_time` files contain times of contiguous groups for sequence parallelism only
             if sequence and consecutive:
                 curve = self.hardware.sequence_curves.get(size, curve)
         if curve is None:
@@ -320,11 +333,12 @@ class Documented:
         return self._number(curve, scale, label)
 
     def _shape(self, size: int, stride: int) -> tuple[int, int]:
-        """Return (fewest ranks on a node, nodes) of a group; in one node always (size, 1).
+        """Return (smallest number of ranks on a node, number of nodes) of a group.
 
-        The nodes of a rack with a common link domain count as one. Neighbours whose number neither
-        divides a node nor is divided by it straddle nodes in some of the groups that start at 0,
-        size, 2*size, .... All groups communicate at once, so the worst one counts.
+        Nodes of one NVLink domain count as one node; a cluster of one node gives (size, 1). If the
+        size of a contiguous group neither divides the node size nor is divided by it, some groups
+        cross node boundaries. All groups communicate at once, so the worst one determines the
+        result.
         """
         node = self.hardware.joined_gpus
         if self.hardware.world_size <= node:
@@ -338,10 +352,11 @@ class Documented:
         return per_node, -(-size // per_node)
 
     def _find_bandwidth(self, size: int, stride: int) -> tuple[float, bool | None]:
-        """Return the bus bandwidth of a group, and True if its entry is of neighbours.
+        """Return (bus bandwidth of a group in bytes/s, kind of the measured entry).
 
-        The entry is the group's own or one of the same shape. Otherwise the bandwidth is derived or
-        nan, and the second value is None.
+        The kind is True for an entry of contiguous ranks, False for strided ones. It is that of the
+        group or of a group with the same `_shape`. None: the bandwidth is derived, or nan if it
+        cannot be derived.
         """
         hardware, world = self.hardware, self.hardware.world_size
         measured = hardware.allreduce_bytes_per_s
@@ -366,7 +381,7 @@ class Documented:
             self._note(f"derived: bandwidth of {name} taken from allreduce_size_{stand_in}")
             return measured[stand_in, True], None
         if nodes > 1 and across:
-            # all groups communicate at once, so each has its ranks' share of a node's uplink
+            # all groups communicate at once, so each has per_node / joined_gpus of the uplink
             wide = measured[across[-1], True] * per_node / hardware.joined_gpus
             self._note(
                 f"derived: bandwidth of {name} ({nodes} nodes, {per_node} ranks on each) "
@@ -382,12 +397,12 @@ class Documented:
 
 
 class Groups:
-    """Groups of ranks in a search, each with its bus bandwidth and its measured curves.
+    """Numbered groups of ranks of a search, with the time of messages in each group.
 
-    Group 0 is a single rank, whose messages cost nothing.
+    Group 0 is a single rank, whose messages cost 0 s.
 
-    note : called with a sentence for every derived or extrapolated value.
-    documented : look-ups shared with other groups of the same cluster.
+    note : function called with a sentence for every derived or extrapolated value.
+    documented : cache shared with other `Groups` of the same cluster; None: a new one.
     """
 
     def __init__(
@@ -400,11 +415,11 @@ class Groups:
         self._hardware = hardware
         self._tell = note
         self.silent = True
-        """True while nothing was derived or extrapolated."""
+        """True if no value was derived or extrapolated so far."""
         self._index: dict[tuple[int, int], int] = {(1, 1): 0}
         """Numbers of the requested groups, in order of request."""
         self._numbers: dict[tuple[int, int], int] = {}
-        """Numbers of groups that another user of the same numbering has requested."""
+        """Numbers of groups requested from the `Groups` that this one was copied from."""
         # infinite bandwidth and slope 0 make messages of a single rank free without a branch
         nothing = (0.0,) * len(_KINDS), (-1,) * len(_KINDS)
         self._groups = [
@@ -414,7 +429,7 @@ class Groups:
         self._bus: F64 | None = None
 
     def without_notes(self, note: Callable[[str], None]) -> Groups:
-        """Return the same groups under the same numbers, with nothing noted yet."""
+        """Return a copy with equal group numbers that reports its notes again, to `note`."""
         other = Groups(self._hardware, note, self.documented)
         other._numbers = self._numbers | self._index
         other._groups = self._groups.copy()
@@ -443,15 +458,12 @@ class Groups:
         return self._bus[group]
 
     def seconds(self, operation: str, num_bytes: F64, group: I64, *, sequence: bool = False) -> F64:
-        """Return the seconds of one `operation` of `num_bytes` in each group.
-
-        Parameters are the fields of `Message`.
-        """
+        """Return the time of one collective per row, (n,) seconds; arguments as in `Message`."""
         message = Message(operation=operation, num_bytes=num_bytes, group=group, sequence=sequence)
         return self.seconds_of([message])[0]
 
     def seconds_of(self, messages: Sequence[Message]) -> list[F64]:
-        """Return the seconds of all messages, looked up at once."""
+        """Return the times of each message, (n,) seconds, with one look-up for all."""
         if not messages:
             return []
         # many rows are looked up one message at a time to save memory
@@ -459,7 +471,7 @@ class Groups:
             return [self.seconds_of([message])[0] for message in messages]
         place, num_bytes, ends = self._laid_out(messages)
         slopes, curves = self._arrays or self._made()
-        # remains valid without a curve
+        # bandwidth only; replaced for messages with a curve
         result: F64 = num_bytes * slopes[place]
         number = curves[place]
         rows = (number >= 0).nonzero()[0]
@@ -470,7 +482,7 @@ class Groups:
         return [result[start:end] for start, end in pairwise((0, *ends))]
 
     def note_messages(self, messages: Sequence[Message]) -> None:
-        """Add the notes of `seconds_of` without times, for groups requested by `index`."""
+        """Add the notes that `seconds_of` would add, without computing times."""
         if not messages:
             return
         place, num_bytes, ends = self._laid_out(messages)
@@ -481,24 +493,27 @@ class Groups:
             self._note_large(rows, number[rows], num_bytes[rows], ends)
 
     def _made(self) -> tuple[F64, I64]:
-        """Return slopes and curves of all groups, one kind of message after the other."""
+        """Return (seconds per byte, curve numbers) of all groups, concatenated over `_KINDS`."""
         slopes = np.array([found.slope_s_per_byte for found in self._groups]).T
         curves = np.array([found.curve for found in self._groups], dtype=np.int64).T
         self._arrays = slopes.ravel(), curves.ravel()
         return self._arrays
 
     def _laid_out(self, messages: Sequence[Message]) -> tuple[I64, F64, list[int]]:
-        """Return (places in the arrays, sizes, end of each message), messages concatenated."""
+        """Return the concatenated messages: (index into `_made`, bytes, end index of each)."""
         count = len(self._groups)
         lengths = [len(m.num_bytes) for m in messages]
-        # a row of the arrays is a kind of message, a column a group
+        # the arrays contain all groups of the first kind of message, then those of the next
         place = np.repeat([count * _KIND[m.operation, m.sequence] for m in messages], lengths)
         place += np.concatenate([m.group for m in messages])
         num_bytes = np.concatenate([m.num_bytes for m in messages])
         return place, num_bytes, list(accumulate(lengths))
 
     def _note_large(self, row: I64, curve: I64, num_bytes: F64, ends: Sequence[int]) -> None:
-        """Note the curves (n,) that messages exceed, by message and in the order of first use."""
+        """Add a note for every curve with a message above its largest measured size.
+
+        Notes are ordered by message, then by the first use of the curve.
+        """
         large = self.documented.curves.exceeded(curve, num_bytes).nonzero()[0]
         if not large.size:
             return
@@ -517,13 +532,13 @@ class Groups:
         )
 
     def transfers_s(self, stages: I64, num_bytes: F64, copies: F64) -> F64:
-        """Return the seconds of messages between neighbouring stages, (N, K, Y); 0 for p == 1.
+        """Return the time of transfers between adjacent stages, (N, K, Y) seconds; 0 for p == 1.
 
-        stages : (N,) p.
-        num_bytes, copies : (N, K) and (Y,); a message has num_bytes * copies bytes, > 0.
+        A number of stages without a measured curve uses curve or bandwidth of the number that
+        `point_to_point_bytes_per_s` selects. Raises InputError without any measured bandwidth.
 
-        Uses the curve of this number of stages, else curve or bandwidth of the number that
-        `point_to_point_bytes_per_s` selects; raises as it does.
+        stages : (N,) numbers of stages p.
+        num_bytes, copies : (N, K) and (Y,); a message has num_bytes * copies bytes, above 0.
         """
         result = np.zeros((*num_bytes.shape, len(copies)))
         curves = self._hardware.p2p_curves
@@ -545,10 +560,10 @@ class Groups:
         return result
 
     def point_to_point_bytes_per_s(self, num_stages: int) -> float:
-        """Return the bandwidth between neighbours of `num_stages` stages, in bytes/s.
+        """Return the bandwidth between adjacent stages of a pipeline, bytes/s.
 
-        An unmeasured number of stages uses the nearest smaller one, else the nearest larger. Raises
-        InputError if no number of stages was measured.
+        If `num_stages` was not measured, the nearest smaller measured number is used, else the
+        nearest larger. Raises InputError if no bandwidth was measured.
         """
         return self._hardware.p2p_bytes_per_s[self._measured_stages(num_stages)]
 

@@ -1,7 +1,8 @@
-"""CostModel: from typed documents to PlanTables; fits once, then prices many rows at a time.
+"""Cost model: time and memory of layer strategies, as the arrays of the planner (`PlanTables`).
 
-The formulas are in the other modules of `search.planning.cost`. This module combines them, sums
-them into the arrays of the planner, and records every assumption.
+Measured times are fitted once; rows of (table, strategy) are then priced in batches. The formulas
+are in the other modules of `search.planning.cost`. This module combines them and records all
+assumptions.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class PricedTables(Record, eq=False):
-    """Arrays of the planner, and the rows by category that they sum."""
+    """Arrays of the planner, and the same times and bytes by category."""
 
     tables: PlanTables
     layers: tuple[LayerRows, ...]
@@ -100,7 +101,7 @@ class PricedTables(Record, eq=False):
 
 
 class _Axes:
-    """Inputs of a pricing of all layer types, and caches that the types share."""
+    """Strategies and tables to price, and caches shared by all layer types."""
 
     def __init__(
         self,
@@ -119,24 +120,26 @@ class _Axes:
         self.rows: dict[tuple[bytes, bytes], Rows] = {}
         """Rows by masks of measured and of legal strategies."""
         self.kept: dict[int, ActivationBytes] = {}
-        """Activation bytes by first of equal layer types, like `rows_of`."""
+        """Activation bytes by number of the first of equal layer types."""
         self.rows_of: dict[int, Rows] = {}
+        """Rows by number of the first of equal layer types."""
 
 
 class CostModel:
-    """Prices rows of (table, strategy) from profiles with the formulas of `search.planning.cost`.
+    """Cost model that computes time and memory of rows (table, strategy) from profiles.
 
     Parameters
     ----------
-    spec, model, hardware : the documents; `spec.layers[k]` is measured in `model.layers[k]`.
-    options : modes of the fits, recipe, overlap and buffers.
+    spec, model, hardware : model, its profile and the hardware profile; `model.layers[k]` contains
+        the measurements of `spec.layers[k]`.
+    options : modes of the fits, precision, overlap and buffers.
 
     Attributes
     ----------
     defaults_used : assumptions that replace a measurement.
     notes : values that were derived, extrapolated, scaled, ignored or estimated.
 
-    Raises InputError if the profiles do not suffice for this model.
+    Raises InputError if the profiles do not contain enough measurements for this model.
     """
 
     def __init__(
@@ -149,14 +152,14 @@ class CostModel:
         self.spec = spec
         self.options = options
         self.reserve = reserve_of(options, spec)
-        # model whose replicas a model for one plan reuses
+        # the model that made this one by `for_one_plan`, whose replicas it reuses
         self._origin: CostModel | None = None
         self._said = Assumptions()
         # for `at_spread`, which would otherwise calibrate twice
         self._uncalibrated = (model, hardware)
-        # Overlap factors apply only if both model and hardware are estimates. With them GPipe,
-        # whose forwards and backwards each have a longest stage, has too many nearly equal plans
-        # for the search. It is priced with the documented coefficient alone.
+        # Overlap factors apply only if both model and hardware are estimates. GPipe, whose step
+        # depends on the longest forward and on the longest backward, would have too many nearly
+        # equal plans with them. It uses the overlap coefficient of the hardware only.
         hides = model.estimated and options.pipeline_type == "1f1b"
         hiding = hardware.hiding if hides else None
         if hiding is not None:
@@ -218,11 +221,11 @@ class CostModel:
             self._said.record_calibration(
                 options.calibration, calibration_doubts(spec, model, hardware, options)
             )
-        # assumptions of every row, with which a model for one plan starts
+        # assumptions that apply to every row, copied by `for_one_plan`
         self._said_always = self._said.copy()
 
     def for_one_plan(self) -> CostModel:
-        """Return the same model, with sentences only about rows that it prices itself."""
+        """Return a copy of the model whose notes concern only rows that the copy prices."""
         other = copy(self)
         other._origin = self
         other._said = said = self._said_always.copy()
@@ -241,7 +244,7 @@ class CostModel:
         return self._said.notes
 
     def at_spread(self, speed: Speed) -> CostModel:
-        """Return the same model with communication at one end of its measured spread."""
+        """Return a cost model with communication at the fast or slow end of its measured spread."""
         model, hardware = self._uncalibrated  # the constructor calibrates them
         return CostModel(self.spec, model, hardware.at_spread(speed), self.options)
 
@@ -256,7 +259,7 @@ class CostModel:
         price_illegal: bool = False,
         unpriced_s: float = np.inf,
     ) -> PlanTables:
-        """Return the planner's arrays for these strategies, tables and candidates: see `priced`."""
+        """Return the arrays of the planner; arguments as in `priced`."""
         return self.priced(
             strategies,
             vocab,
@@ -278,13 +281,13 @@ class CostModel:
         price_illegal: bool = False,
         unpriced_s: float = np.inf,
     ) -> PricedTables:
-        """Return the planner's arrays for these strategies, tables and candidates, and their rows.
+        """Return the arrays of the planner, and the priced rows by category.
 
-        tables : (p, g, default dp type).
-        candidates : (index of a table, m).
-        price_illegal : True to also price rows that only break a divisibility rule, for plans made
-            elsewhere; these rows stay invalid.
-        unpriced_s : seconds of rows without a price.
+        tables : (number of stages p, samples per micro-batch g, default data-parallel type).
+        candidates : (index of a table, number of micro-batches m).
+        price_illegal : True to also price rows that only break a divisibility rule, for plans that
+            the search did not find; these rows stay invalid.
+        unpriced_s : seconds of rows that cannot be priced.
         """
         stages, samples, _ = table_arrays(tables)
         world = self.hardware.world_size
@@ -380,7 +383,7 @@ class CostModel:
         *,
         price_illegal: bool = False,
     ) -> LayerRows:
-        """Return one layer type priced in every table with every strategy, by category."""
+        """Return times and bytes of one layer type for every table and strategy, by category."""
         axes = _Axes(strategies, tables, price_illegal=price_illegal)
         found: LayerRows = batched_prices(self.groups, self._layer_price(layer_type, axes))[0]
         return found
@@ -408,7 +411,7 @@ class CostModel:
     def _priced(
         self, layer: LayerModel, rows: Rows, kept: ActivationBytes, unpriced_s: float
     ) -> Asking[LayerRows]:
-        """Return the rows of a layer type with seconds and bytes."""
+        """Return times and bytes of the rows of a layer type."""
         options, pricing, recipe = self.options, self._pricing, self._pricing.recipe
         parameters = _parameters(layer, rows)
         seconds = yield from self._layer_time(layer, rows, layer.fits)
@@ -480,7 +483,7 @@ class CostModel:
         *,
         price_illegal: bool = False,
     ) -> VocabRows:
-        """Return embedding and head priced in every table with every strategy, by category."""
+        """Return times and bytes of embedding and head for every table and strategy."""
         price = self._vocab_rows(self._vocab, vocab, tables, price_illegal=price_illegal)
         found: VocabRows = batched_prices(self.groups, price)[0]
         self._note_vocab(found)
@@ -496,19 +499,19 @@ class CostModel:
 
     @cached_property
     def has_computation_spread(self) -> bool:
-        """True when percentiles of computation were measured."""
+        """True if the profile contains percentiles of compute times that differ from the median."""
         if self._origin is not None:
             return self._origin.has_computation_spread
         return has_percentiles(self.model) and any(draws.has_spread for draws in self.all_draws)
 
     @property
     def all_draws(self) -> tuple[Draws, ...]:
-        """Replicas of the layer types, then those of embedding, head and loss."""
+        """Random draws of measured compute times: of each layer type, then of embedding and head."""
         return (*self.draws, self.other_draws)
 
     @cached_property
     def other_draws(self) -> OtherDraws:
-        """Replicas of the measured times of embedding, head and loss."""
+        """Random draws of the measured times of embedding, head and loss."""
         if self._origin is not None:
             return self._origin.other_draws
         lengths = tuple(layer.seq_length for layer in self.spec.layers)
@@ -516,7 +519,7 @@ class CostModel:
 
     @cached_property
     def draws(self) -> tuple[LayerDraws, ...]:
-        """Replicas of the measured computation, by layer type."""
+        """Random draws of the measured compute times of each layer type."""
         if self._origin is not None:
             return self._origin.draws
         return tuple(
@@ -533,7 +536,7 @@ class CostModel:
         """
         layer = self._layers[layer_type]
         measured = ~np.isnan(self._activations(layer, strategies).kept)
-        # plans made elsewhere need an interval too
+        # illegal plans need an interval, too
         rows = self._rows(layer.spec, _Axes(strategies, [table], price_illegal=True), measured)
         fits = DrawnFits(
             whole=layer.fits.whole,
@@ -647,7 +650,7 @@ class CostModel:
     def _fits(
         self, kind: int, profile: LayerProfile, seq_length: int
     ) -> tuple[ComputeFits, LayerMemory]:
-        """Return times and memory of a layer type; cached for an equal profile."""
+        """Return (fitted times, memory) of a layer type; cached for an equal profile."""
         for known, length, fits, memory in self._fitted:
             if length == seq_length and known == profile:
                 return fits, memory
@@ -667,12 +670,13 @@ class CostModel:
     def note_plan(
         self, priced: PricedTables, table: int, strategies: Sequence[int], vocab: int
     ) -> bool:
-        """Record the notes that the rows of a plan need; return True if they are complete.
+        """Record the notes of a plan without pricing it; return True if all notes are recorded.
 
-        The sentences and their order are those of pricing the plan alone.
+        Notes and order are the same as if only this plan were priced. If False, it must be priced.
 
-        priced : rows of the model whose `for_one_plan` made this one.
-        strategies : those of the plan in its tables; every layer type may use any of them.
+        priced : rows of the model whose `for_one_plan` returned this one.
+        table, vocab : indices of the plan's table and vocabulary strategy.
+        strategies : indices of the plan's layer strategies; every layer type may use any of them.
         """
         p, g = int(priced.tables.table_stages[table]), int(priced.tables.table_microbatch[table])
         ends = [priced.vocab.row(table, at, vocab) for at in ((0,) if p == 1 else (1, 2))]
@@ -718,7 +722,10 @@ class CostModel:
         return True
 
     def _sent(self, ranks_samples: I64) -> F64:
-        """Return X of every table and layer type, (N, K) bytes; ranks_samples : (N,) g*p."""
+        """Return the fully sharded activation X of a micro-batch, (N, K) bytes per rank.
+
+        ranks_samples : (N,) g*p.
+        """
         sample_bytes = [token_bytes(layer, self._pricing.recipe) for layer in self.spec.layers]
         # activation of a micro-batch on a rank, sharded over all ranks of the stage
         sent: F64 = (ranks_samples / self.hardware.world_size)[:, None] * np.array(sample_bytes)
@@ -742,20 +749,20 @@ class CostModel:
 
 
 def _parameters(layer: LayerModel, rows: Rows) -> F64:
-    """Return the parameters of a layer on a rank, (n,)."""
+    """Return the number of parameters of a layer on a tensor rank, before ZeRO, (n,)."""
     # tensor ranks share a layer's parameters, Ulysses ranks replicate them
     count: F64 = layer.memory.parameter_count / np.where(rows.ulysses, 1.0, rows.tensor)
     return count
 
 
 def _by_type(arrays: Sequence[NDArray[_Scalar]]) -> NDArray[_Scalar]:
-    """Return arrays (..., N, S) of layer types as one, (..., N, K, S)."""
+    """Return the arrays (..., N, S) of K layer types as one array (..., N, K, S)."""
     # a single type needs no copy
     return arrays[0][..., None, :] if len(arrays) == 1 else np.stack(arrays, axis=-2)
 
 
 def _first_alike(layers: Sequence[LayerModel]) -> list[int]:
-    """Return for every layer type the first one with the same price."""
+    """Return for every layer type the number of the first type with equal times and memory."""
     known: list[tuple[int, tuple[object, ...]]] = []
     found = []
     for k, layer in enumerate(layers):
@@ -771,9 +778,9 @@ def _first_alike(layers: Sequence[LayerModel]) -> list[int]:
 
 
 def _logits_peak_bytes(model: ModelProfile, seq_length: int) -> float:
-    """Return the logits' peak bytes of one sample at the head's sequence length.
+    """Return the additional bytes of one sample during the loss, at a sequence length.
 
-    It is proportional to the tokens, and estimated at the longest length of the profile.
+    The value of the profile is for its longest sequence length and is scaled by the tokens.
     """
     longest = max((key[-1] for table in model.other_memory.values() for key in table), default=0)
     peak = model.logits_peak_bytes_per_sample

@@ -1,7 +1,7 @@
-"""Time of a layer on a rank, in seconds: forward and backward of one micro-batch, tail of a step.
+"""Time of a layer on a rank, seconds: forward and backward of one micro-batch, tail of a step.
 
-Source: cost-model.md sections 1 to 5, 7 and 10. Every function works on flat arrays of rows; the
-result is split into the categories that are shown to users.
+Source: cost-model.md sections 1 to 5, 7 and 10. Functions take flat arrays of rows and return the
+categories that are reported to users.
 """
 
 from __future__ import annotations
@@ -32,39 +32,40 @@ from search.planning.cost.tables import ActivationLayout, Pricing, Rows
 # --------------------------------------------------------------------------------------------------
 # Measured optimizer step: seconds over the parameters that a rank updates.
 #
-# Source: cost-model.md "Compute". Sidecars time the step of one layer at every tensor degree, for
-# the parameters that a rank of the tensor group holds, not sharded by data.
+# Source: cost-model.md "Compute". Sidecars contain the optimizer time of one layer at every tensor
+# degree, for the parameters of a tensor rank without ZeRO.
 
 
 class OptimizerCurve(Record, eq=False):
-    """Seconds of one module's optimizer step over its parameters on a rank, rising."""
+    """Optimizer time of one module as a non-decreasing function of its parameters on a rank."""
 
     parameters: F64
-    """(n + 1,) 0, then the measured numbers of parameters."""
+    """(n + 1,) numbers of parameters: 0, then the measured ones."""
     times_s: F64
-    """(n + 1,) launch seconds, independent of parameters, then the measured steps."""
+    """(n + 1,) seconds: launch overhead, then the measured times."""
 
     def step_s(self, parameters: F64) -> F64:
-        """Return the seconds of a step of `parameters` on a rank, 0 without any.
+        """Return the optimizer time for a number of parameters on a rank, seconds.
 
-        Linear between the points; beyond the largest at its seconds per parameter.
+        Interpolated linearly; above the largest measured number, proportional to it. 0 without
+        parameters.
         """
         inside = np.interp(parameters, self.parameters, self.times_s)
         beyond = parameters * (self.times_s[-1] / self.parameters[-1])
         known = np.where(parameters > self.parameters[-1], beyond, inside)
-        # the curve begins at its launch, but a rank without parameters launches nothing
+        # the curve begins at the launch overhead, but a rank without parameters launches no kernel
         return np.where(parameters > 0.0, known, 0.0)
 
 
 def fit_optimizer(layers: Iterable[tuple[LayerProfile, float]]) -> OptimizerCurve | None:
-    """Return the curve through the measured steps of all layer types; None if none was measured.
+    """Return the optimizer times of all layer types over parameters; None if not measured.
 
-    A rank of a tensor group holds the parameters over the degree, one of Ulysses all. Lengths and
-    batches do not affect a step, so each number of parameters uses the median of its times. The
-    launch is that of the non-negative line through all points, 0 with one point, and at most the
-    smallest step.
+    A tensor rank holds 1/t of the parameters, a Ulysses rank all. Sequence length and batch do not
+    affect the optimizer, so the median of all times at a number of parameters is used. The launch
+    overhead is the intercept of a non-negative line through all points (0 for one point), at most
+    the smallest time.
 
-    layers : profile and parameters of an unsharded layer.
+    layers : (profile, number of parameters of the unsharded layer) of each layer type.
     """
     found: dict[float, list[float]] = {}
     for profile, parameters in layers:
@@ -74,11 +75,10 @@ def fit_optimizer(layers: Iterable[tuple[LayerProfile, float]]) -> OptimizerCurv
                 found.setdefault(parameters / share, []).append(cell.optimizer_s)
     if not found:
         return None
-    # length and batch do not change a step: times of one size differ only by noise
     sizes = sorted(found)
-    # a larger step that was timed faster is noise, and must not favour a plan
+    # a smaller time for more parameters is noise, which must not favour a plan
     times = rising_fit(np.array([float(np.median(found[size])) for size in sizes]))
-    # the smallest step contains its launch, so the launch cannot be longer
+    # the smallest time includes the launch overhead, which therefore cannot be larger
     launch = min(latency_bandwidth_fit(sizes, list(times)).latency_s, float(times[0]))
     return OptimizerCurve(
         parameters=np.array([0.0, *sizes]), times_s=np.array([launch, *times], dtype=np.float64)
@@ -86,14 +86,14 @@ def fit_optimizer(layers: Iterable[tuple[LayerProfile, float]]) -> OptimizerCurv
 
 
 # --------------------------------------------------------------------------------------------------
-# Layouts of the activation between layers, and the cost of changing from one to another.
+# Layouts of the activation between layers, and redistribution from one layout to another.
 #
 # Source: cost-model.md section 8 and the transfer part of section 9. A stage has W/p ranks; the
 # fully sharded activation of a micro-batch is X = g*S*h*e*p/W bytes on each of them.
 
 
 def layout_of(strategy: LayerStrategy, *, sequence_parallel: bool) -> ActivationLayout:
-    """Return the layout of a layer's input and output."""
+    """Return the distribution of a layer's input and output over the ranks of a stage."""
     # without SP every tensor rank holds the whole activation: replicas instead of shards
     sharded = strategy.ulysses or sequence_parallel
     return ActivationLayout(
@@ -106,7 +106,7 @@ def layout_of(strategy: LayerStrategy, *, sequence_parallel: bool) -> Activation
 
 
 class Exchange(Record, order=True):
-    """One collective of a redistribution; its message is `multiple` times X."""
+    """Collective of a redistribution: group size and stride, message of `multiple` times X bytes."""
 
     operation: str
     size: int
@@ -115,17 +115,19 @@ class Exchange(Record, order=True):
 
 
 Way = tuple[tuple[Exchange, ...], ...]
-"""Collectives of one direction: a sum of steps, each the maximum of its concurrent members."""
+"""Collectives of one direction: consecutive steps, each of concurrent collectives."""
 
 
 def plan_exchange(source: ActivationLayout, target: ActivationLayout) -> tuple[Way, Way]:
-    """Return the collectives that change `source` to `target`, (forward, backward).
+    """Return the collectives that redistribute an activation, (forward, backward).
 
-    Sharded to sharded (one copy each): an all-to-all in groups of lcm/gcd of the sequence shards.
-    If the context degree differs, it is over the larger one; if both differ, the slower of the two
-    counts. Only the replicas differ: an all-gather in groups of their ratio, forward where they
-    grow and backward where they shrink. Otherwise: an all-to-all in groups of lcm/gcd of
-    shards*replicas where that differs, and the all-gather.
+    - No replicas, other sequence shards: all-to-all in groups of lcm/gcd of the shards.
+    - No replicas, other context degree: all-to-all in groups of the larger context degree. If both
+      differ, both run concurrently.
+    - Other number of replicas: all-gather in groups of their ratio, in the forward if replicas
+      increase, in the backward if they decrease, and in both if no number divides the other.
+    - Replicas, and other sequence shards: if shards*replicas differ, an all-to-all in groups of
+      their lcm/gcd precedes the all-gather.
     """
     q1, q2, r1, r2 = (
         source.sequence_shards,
@@ -133,19 +135,18 @@ def plan_exchange(source: ActivationLayout, target: ActivationLayout) -> tuple[W
         source.replicas,
         target.replicas,
     )
-    # if one number of shards divides the other, ranks at that distance hold the same shard of other
-    # samples
+    # if one number of shards divides the other, ranks at that distance hold the same shard of
+    # different samples
     stride = math.gcd(q1, q2) if source.cp == target.cp else 1
     if r1 == r2 == 1:
         moves = []
         if q1 != q2:
-            # other shards regroup samples, another c reorders their zigzag chunks:
-            # if both happen, the slower counts
+            # other shards regroup samples, another context degree reorders their zigzag chunks
             moves.append(_all_to_all(q1, q2, stride, 1))
         if source.cp != target.cp:
             ring = max(source.cp, target.cp)
             moves.append(Exchange(operation="all2all", size=ring, stride=1, multiple=1))
-        # the gradient takes the reverse way of the activation
+        # the gradient needs the reverse collectives of the activation
         both: Way = (tuple(moves),) if moves else ()
         return both, both
     forward: list[tuple[Exchange, ...]] = []
@@ -153,7 +154,7 @@ def plan_exchange(source: ActivationLayout, target: ActivationLayout) -> tuple[W
     w1, w2 = q1 * r1, q2 * r2
     if q1 != q2 and w1 != w2:
         stride = math.gcd(w1, w2) if source.cp == target.cp else 1
-        # the all-gather makes the copies afterwards: only those that both sides have move here
+        # the all-gather then makes the other copies, so only common replicas are sent here
         move = (_all_to_all(w1, w2, stride, min(r1, r2)),)
         forward.append(move)
         backward.append(move)
@@ -165,8 +166,8 @@ def plan_exchange(source: ActivationLayout, target: ActivationLayout) -> tuple[W
             # the message of an all-gather is its result: X times the larger number of copies
             Exchange(operation="allgather", size=-(-large // small), stride=stride, multiple=large),
         )
-        # Dropping copies is free: forward only growth communicates, backward the reverse. Degrees
-        # that do not divide each other leave samples to fetch in both directions.
+        # Dropping replicas is free: the forward communicates only if replicas increase, the
+        # backward if they decrease. If no number divides the other, both directions communicate.
         if r2 > r1 or large % small:
             forward.append(gather)
         if r2 < r1 or large % small:
@@ -186,15 +187,15 @@ def redistribution(
     world_size: int,
     groups: Groups,
 ) -> Asking[tuple[F64, F64]]:
-    """Return (forward, backward) redistribution, each (N, K, Y, Y) seconds.
+    """Return the redistribution between all pairs of layouts, (forward, backward).
 
-    If the rank order differs, as between strided and neighbouring tensor ranks, every sample
-    changes its ranks. This is an all-to-all of X*max r over the whole stage, or the ordinary
-    exchange if that is slower. Layouts that no stage of this world can hold together cost nothing
-    here; their rows are not valid.
+    Each array is (N, K, Y, Y) seconds. If the rank order differs, as between strided and contiguous
+    tensor groups, every sample moves to other ranks: an all-to-all of X times the larger number of
+    replicas over the stage, or the collectives of `plan_exchange` if these are slower. Groups
+    larger than `world_size` cost 0, since rows of such layouts are not valid.
 
-    sharded_bytes : (N, K) X of every table and layer type.
-    stages : (N,) p.
+    sharded_bytes : (N, K) fully sharded activation X of every table and layer type.
+    stages : (N,) numbers of stages p.
     """
     exchanges, ways, index = _ways(tuple(layouts))
     flat = sharded_bytes.ravel()
@@ -213,14 +214,14 @@ def redistribution(
         known[i] = found
     cost = np.zeros((flat.size, len(ways)))
     for number, way in enumerate(ways):
-        # steps follow one another, and members of a step run at once until the slowest ends
+        # steps run one after the other; the slowest collective of a step determines its time
         for slowest in way:
             cost[:, number] += np.maximum.reduce([known[i] for i in slowest])
     cost = cost.reshape(*sharded_bytes.shape, len(ways))
     forward, backward = cost.take(index[0], axis=-1), cost.take(index[1], axis=-1)
     if any(layout.strided for layout in layouts):
         across = _reorder_s(layouts, sharded_bytes, stages, world_size, groups)
-        # changing the order moves every sample and includes the ordinary exchange
+        # a change of the rank order moves every sample, which includes the redistribution
         forward, backward = np.maximum(forward, across), np.maximum(backward, across)
     return forward, backward
 
@@ -229,11 +230,12 @@ def redistribution(
 def _ways(
     layouts: tuple[ActivationLayout, ...],
 ) -> tuple[tuple[Exchange, ...], tuple[tuple[tuple[int, ...], ...], ...], I64]:
-    """Return (exchanges between layouts, ways as numbers of exchanges, ways of all pairs).
+    """Return the distinct collectives of all pairs of layouts, and their use by each pair.
 
-    The last are (2, Y, Y) numbers of ways. Cached, because plans and searches share few layouts.
+    The result is (collectives; sequences of steps as indices of collectives; (2, Y, Y) index of the
+    sequence of each direction and pair). Cached, because searches use few sets of layouts.
     """
-    # many pairs of layouts share one way, which is priced once
+    # many pairs of layouts have equal collectives, which are priced once
     ways: dict[Way, int] = {(): 0}
     numbers = [
         [ways.setdefault(way, len(ways)) for way in plan_exchange(a, b)]
@@ -255,13 +257,13 @@ def _reorder_s(
     world_size: int,
     groups: Groups,
 ) -> F64:
-    """Return the seconds of the all-to-all over a stage, (N, K, Y, Y); 0 for equal rank order.
+    """Return the all-to-all over a stage that changes the rank order, (N, K, Y, Y) seconds.
 
-    The order is that of the data ranks. They are neighbours with strided tensor ranks, so it
-    depends on the strided degree. A tensor group of the whole stage has only one order.
+    0 for pairs of layouts with equal order. The order depends on the degree of strided tensor
+    groups; a tensor group that contains all ranks of a stage has only one order.
     """
     replicas = np.array([layout.replicas for layout in layouts], dtype=np.float64)
-    # the side with more copies has the larger tensor on a rank
+    # the layout with more replicas has the larger tensor per rank
     copies = np.maximum.outer(replicas, replicas)
     degree = np.array([x.sequence_shards // x.cp * x.replicas for x in layouts], dtype=np.int64)
     strided = np.array([layout.strided for layout in layouts], dtype=np.bool_)
@@ -279,7 +281,7 @@ def _reorder_s(
         for multiple in sorted(set(replicas.tolist())):
             seconds = groups.seconds("all2all", local * multiple, group)
             where = (order[:, None] != order[None, :]) & (copies == multiple)
-            # Not a product: the time is infinite where the stage's bandwidth is unknown.
+            # A product would give nan: the time is infinite if the bandwidth is unknown.
             result[tables] += np.where(where, seconds.reshape(len(tables), -1, 1, 1), 0.0)
     return result
 
@@ -292,11 +294,11 @@ def send_s(
     *,
     scattered: bool = False,
 ) -> F64:
-    """Return the transfer of an activation to the next stage, (N, K, Y) seconds; 0 for p == 1.
+    """Return the time of sending an activation to the next stage, (N, K, Y) seconds; 0 for p == 1.
 
-    All ranks of a stage send X * replicas at once, in the time of a message between p stages.
+    All ranks of a stage send X * replicas bytes concurrently.
 
-    scattered : True if each rank sends a share of the copies, as engines do.
+    scattered : True if replicas are not sent: each rank sends X bytes, as engines do.
     """
     copies = [1 if scattered else layout.replicas for layout in layouts]
     replicas = np.array(copies, dtype=np.float64)
@@ -304,19 +306,20 @@ def send_s(
 
 
 # --------------------------------------------------------------------------------------------------
-# A layer: forward, backward and tail, by category.
+# Forward, backward and tail of a layer by category.
 
 
 BACKWARD_FACTOR = 2.0
-"""Backward over forward time if the backward is not measured."""
+"""Ratio of backward to forward time if the backward is not measured."""
 
 
 def tensor_parallel_messages(rows: Rows, spec: LayerSpec, pricing: Pricing) -> list[Message]:
-    """Return the messages of a block of Megatron tensor parallelism, V = b*S*h*e/c bytes each.
+    """Return the tensor-parallel collectives of attention or MLP in one direction.
 
-    With SP an all-gather and a reduce-scatter, else an all-reduce; empty if no row has any.
+    With SP an all-gather and a reduce-scatter, else an all-reduce, of b*S*h*e/c bytes each. Empty
+    if no row has Megatron tensor parallelism.
     """
-    # a single tensor rank exchanges nothing, and Ulysses exchanges heads
+    # a single tensor rank has no collectives, and Ulysses uses all-to-alls
     if not rows.megatron.any():
         return []
     # V: the group's b samples, with 1/c of their tokens on a context-parallel rank
@@ -332,10 +335,11 @@ def tensor_parallel_messages(rows: Rows, spec: LayerSpec, pricing: Pricing) -> l
 
 
 def ulysses_messages(rows: Rows, spec: LayerSpec, pricing: Pricing) -> list[Message]:
-    """Return the all-to-alls of a Ulysses attention in one direction: of q, of k or v.
+    """Return the all-to-alls of Ulysses attention in one direction: [q or output, k or v].
 
-    q and the output move b*(S/c)*heads*head_dim*e/t each (h if heads are unknown). k and v are
-    scaled by max(kv_heads, t)/heads. Empty if no row has any.
+    q and the output have b*(S/c)*heads*head_dim*e/t bytes each (h instead of heads*head_dim if the
+    number of heads is unknown), k and v max(kv_heads, t)/heads of that. Empty if no row has Ulysses
+    ranks.
     """
     exchanges = rows.ulysses & (rows.tensor > 1.0)
     if not exchanges.any():
@@ -362,13 +366,19 @@ def ulysses_messages(rows: Rows, spec: LayerSpec, pricing: Pricing) -> list[Mess
 def ring_s(
     rows: Rows, spec: LayerSpec, attention_sample_s: float, pricing: Pricing
 ) -> tuple[F64, F64] | None:
-    """Return the exposed context-parallel communication, (forward, backward) in seconds.
+    """Return the exposed context-parallel communication, (forward, backward) seconds.
 
-    A ring's exchange moves K and V, 2*b*(S/c)*(kv_heads*head_dim/t)*e bytes. Forward: c-1 of them,
-    each overlapped with an attention step. Backward: K,V and dK,dV in c-1 steps, in the last only
-    dK,dV. Gathered (`cp_kind`), c of them are one all-gather before the attention; the backward
-    gathers again and then scatters dK,dV. Causal work is even in both, as every rank has one early
-    and one late piece. None if no row has any.
+    A message of ring attention contains K and V, 2*b*(S/c)*(kv_heads*head_dim/t)*e bytes.
+
+    - Ring, forward: c-1 messages, each overlapped with one of c attention steps.
+    - Ring, backward: c-1 steps send K, V, dK and dV, the last step only dK and dV.
+    - `cp_kind` all-gather: one all-gather of c messages before the attention, not overlapped. The
+      backward repeats it and reduce-scatters dK and dV.
+
+    Causal attention is balanced, since every rank has one early and one late chunk. None if no row
+    has context parallelism.
+
+    attention_sample_s : attention time of one sample's unsharded forward, seconds.
     """
     groups, coefficient = pricing.groups, pricing.hardware.overlap_coefficient
     at = (rows.context > 1.0).nonzero()[0]
@@ -378,7 +388,7 @@ def ring_s(
     t, c, b = rows.tensor[at], rows.context[at], rows.batch[at]
     width = np.full_like(t, float(spec.hidden_size)) / t
     if spec.num_heads is not None:
-        # a rank computes with whole heads, so it holds at least one of k and v
+        # a rank computes whole heads, so it has at least one head of k and v
         width = np.maximum(spec.num_kv_heads or spec.num_heads, t) * head_dim(spec) / t
     # 2.0: k and v are sent together
     message = 2.0 * b * (spec.seq_length / c) * width * pricing.recipe.element
@@ -390,9 +400,9 @@ def ring_s(
         forward[at] = rings * gathered
         backward[at] = rings * (gathered + groups.seconds("reducescatter", whole, group))
         return forward, backward
-    # all ranks send the whole message to the next at once: a ring's bandwidth without (g-1)/g
+    # all ranks send whole messages at once: bus bandwidth without the factor (g-1)/g
     exchange = message / groups.bus_bytes_per_s(rows.context_group[at])
-    # a rank has 1/(t*c) of the attention, in c steps with the keys of one rank each
+    # a rank computes 1/(t*c) of the attention, in c steps
     step = b * attention_sample_s / rows.shards[at] / c
     # the last step already has its keys: c - 1 exchanges in c steps
     forward[at] = rings * (c - 1.0) * (overlap_s(step, exchange, coefficient) - step)
@@ -406,10 +416,12 @@ def ring_s(
 
 
 def gradient_messages(parameters: F64, rows: Rows, pricing: Pricing) -> list[Message]:
-    """Return the messages of gradients and parameters: reduce-scatter, all-gather, all-reduce.
+    """Return the data-parallel collectives: [reduce-scatter, all-gather, all-reduce].
 
-    ddp: AR(N*e_g); sharded by ZeRO: RS(N*e_g), and AG(w*N) of the parameters. ZeRO-3 gathers before
-    each use and ZeRO-2 once after the optimizer: the message is the same.
+    DDP: all-reduce of the gradients. ZeRO: reduce-scatter of the gradients and all-gather of the
+    weights, which ZeRO-3 repeats before each use and ZeRO-1 and 2 run once after the optimizer.
+
+    parameters : (n,) number of parameters on a rank before ZeRO.
     """
     recipe, sharded = pricing.recipe, rows.sharded
     gradients = parameters * recipe.gradient
@@ -425,10 +437,13 @@ def gradient_messages(parameters: F64, rows: Rows, pricing: Pricing) -> list[Mes
 def optimizer_s(
     parameters: F64, rows: Rows, pricing: Pricing, measured: OptimizerCurve | None
 ) -> F64:
-    """Return the optimizer step of the parameters on the ZeRO shard, in seconds.
+    """Return the optimizer time of a rank for its ZeRO shard, seconds.
 
-    Uses the measured curve. Without one: 26 bytes per parameter (28 with fp32 gradients) over the
-    memory bandwidth, 0 if that is unknown.
+    Without measured times: 26 bytes per parameter (28 with fp32 gradients) over the memory
+    bandwidth, or 0 if the bandwidth is unknown.
+
+    parameters : (n,) number of parameters on a rank before ZeRO.
+    measured : measured optimizer times; None if not measured.
     """
     shard = parameters / rows.optimizer_shards
     if measured is not None:
@@ -455,21 +470,27 @@ def layer_time(
     pricing: Pricing,
     optimizer: OptimizerCurve | None,
 ) -> Asking[LayerTime]:
-    """Return the time of every row by category, in seconds.
+    """Return the time of every row by category, seconds.
 
-    parameters : (n,) of the layer on a rank.
-    attention_sample_s : attention seconds of one sample's unsharded forward, the ring's window.
-    optimizer : measured optimizer step, None if not measured.
+    Collectives of tensor parallelism for attention and MLP (three blocks with cross attention):
 
-    Tensor parallelism with SP: forward 2 AG + 2 RS; backward 2 AG exposed, 2 re-gathers overlapped
-    with the input-gradient and 2 RS with the weight-gradient GEMMs. Without: forward 2 AR, backward
-    2 AR overlapped with the weight-gradient GEMMs. A layer with cross attention has three such
-    blocks. Estimates use the overlap factors of the engine's software stack: `estimated_time`.
+    - With SP: forward 2 all-gathers and 2 reduce-scatters. Backward 2 exposed all-gathers, 2
+      all-gathers overlapped with input-gradient GEMMs, and 2 reduce-scatters overlapped with
+      weight-gradient GEMMs.
+    - Without SP: forward 2 all-reduces. Backward 2 all-reduces, overlapped with weight-gradient
+      GEMMs.
+
+    Estimates use the overlap factors of the engine's software stack: `estimated_time`.
+
+    parameters : (n,) number of parameters of the layer on a rank before ZeRO.
+    attention_sample_s : attention time of one sample's unsharded forward, seconds, which overlaps
+        ring communication.
+    optimizer : measured optimizer times; None if not measured.
     """
     options, coefficient = pricing.options, pricing.hardware.overlap_coefficient
     compute = fits.seconds("forward", rows)
     backward = fits.seconds("backward", rows, BACKWARD_FACTOR * compute)
-    # a checkpointed layer repeats its forward, exposed messages included
+    # full recomputation repeats the forward with its exposed communication
     again = rows.checkpoint.astype(np.float64)
     recompute = again * fits.seconds("recompute", rows, compute)
     tensor = tensor_parallel_messages(rows, spec, pricing)
@@ -522,16 +543,17 @@ def layer_time(
     # ZeRO-3 frees gathered weights after each pass, so both passes gather
     gather3 = np.where(rows.zero3, gather, 0.0)
 
-    # Exposed time beyond the windows, then of the parameters, then of the reduction.
+    # exposed time of tensor parallelism, then of ZeRO-3 gathers, then of the gradient reduction
     windows: tuple[tuple[F64, F64], ...] = ()
     if options.tp_overlap:
-        # input and weight gradients are half of it each, windows their column-parallel parts
+        # input and weight gradients are half of the backward each; their column-parallel GEMMs
+        # overlap with communication
         window = backward / 2.0 * options.column_parallel_share
         windows = ((window, input_gradient), (window, weight_gradient))
     else:
         exposed = exposed + input_gradient + weight_gradient
     busy = backward + recompute
-    # one more message in each element, so that a category is what its message adds
+    # each element adds one message, so that differences give the time of a category
     others = np.array((nothing, gather3, gather3 + reduce))
     with_tensor, with_gather, with_reduce = overlapped_backward_s(
         busy, windows, others, coefficient

@@ -1,4 +1,4 @@
-"""Python interface of the C++ core: tables in, status and indices out."""
+"""Python interface of the C++ planner core, which takes cost tables and returns plan indices."""
 
 from __future__ import annotations
 
@@ -54,19 +54,21 @@ _LARGEST = 1e150
 
 
 class StageSolution(Record):
-    """Optimum of one stage; `total_s` is infinite and `choice` empty if infeasible."""
+    """Fastest strategies of the layers of one stage within a memory budget."""
 
     status: Literal["optimal", "infeasible"]
     total_s: float
+    """Sum of layer and transition times, seconds; infinite if infeasible."""
     choice: tuple[int, ...]
+    """Strategy index of each layer; empty if infeasible."""
     memory_bytes: float
-    """Sum of the chosen layers' bytes plus the largest transient."""
+    """Sum of `memory_bytes` of the layers plus the largest transient memory."""
     bound_s: float
-    """Lower bound of the seconds of any choice within the budget."""
+    """Lower bound of `total_s` of any choice within the budget."""
 
 
 class TableChoice(Record):
-    """Plan as indices into PlanTables."""
+    """Plan as indices into `PlanTables`, with its step time."""
 
     candidate: int
     stage_sizes: tuple[int, ...]
@@ -76,7 +78,7 @@ class TableChoice(Record):
 
 
 class TableSolution(Record):
-    """Answer of the joint planner over tables; index fields are -1 or empty without a plan."""
+    """Result of `solve_tables`; index fields are -1 or empty if no plan was found."""
 
     status: Literal["optimal", "infeasible", "time_limit"]
     candidate: int
@@ -85,20 +87,26 @@ class TableSolution(Record):
     vocab_index: int
     step_time_s: float
     bound_step_time_s: float
-    """Lower bound of the step time of any plan, for this candidate's global batch."""
+    """Lower bound of the step time of any plan, scaled to the global batch of the found plan."""
     bound_s_per_sample: float
+    """Lower bound of the step time over the global batch of any plan, seconds per sample."""
     alternatives: tuple[TableChoice, ...]
     too_large: bool
-    """True if a stage has more non-dominated partial plans than the memory limit allows."""
+    """True if the core ran out of its memory for the non-dominated partial plans of a stage."""
     alternatives_complete: bool
     """False if the time limit ended the search before all alternatives were searched."""
     smallest_budget_bytes: int
-    """Smallest budget that works if infeasible, bytes; 0: no budget does."""
+    """Minimum memory budget with a plan if infeasible, bytes; 0: no budget suffices."""
     binding_candidate: int
+    """Candidate that needs `smallest_budget_bytes`."""
     binding_stage: int
+    """Stage of that candidate with the largest memory."""
     states: int
+    """Partial plans created by the search."""
     items: int
+    """Sub-problems (candidate and vocabulary strategy) considered."""
     opened: int
+    """Sub-problems solved exactly; bounds excluded the others."""
 
 
 def _floats(name: str, value: ArrayLike) -> NDArray[np.float64]:
@@ -122,20 +130,21 @@ def solve_stage(
     budget_bytes: float,
     transient_bytes: ArrayLike | None = None,
 ) -> StageSolution:
-    """Return the fastest choice of one strategy per layer within a memory budget, exactly.
+    """Return the proven fastest choice of one strategy per layer within a memory budget.
 
     Parameters
     ----------
     time_s : (L, S) seconds of layer l with strategy s; infinite where not allowed.
-    memory_bytes : (L, S) bytes that it keeps.
-    transition_s : (L, S, S) seconds between strategy x of layer l-1 and y of layer l;
-        `transition_s[0]` is not charged.
-    budget_bytes : limit of the sum of kept bytes plus the largest transient.
-    transient_bytes : (L, S) short-lived bytes; zero if None.
+    memory_bytes : (L, S) bytes that layer l needs throughout the step with strategy s.
+    transition_s : (L, S, S) seconds between strategy x of layer l-1 and strategy y of layer l;
+        `transition_s[0]` is ignored.
+    budget_bytes : limit of the sum of `memory_bytes` plus the largest `transient_bytes`.
+    transient_bytes : (L, S) bytes of transient memory; zero if None.
 
     Raises
     ------
-    InputError : an array has the wrong shape, or contains NaN or a negative number.
+    InputError : an array has the wrong shape, or contains NaN, a negative number or a finite number
+        above 1e150; or the budget is not a number.
     """
     times = _floats("time_s", time_s)
     shape = times.shape
@@ -168,7 +177,7 @@ def solve_stage(
 
 
 def _check_values(arrays: Mapping[str, NDArray[np.float64] | None]) -> None:
-    """Raise InputError for the first array with values that are not valid for a stage."""
+    """Raise InputError for the first array with NaN, a negative number or one above `_LARGEST`."""
     for name, array in arrays.items():
         if array is None:
             continue
@@ -220,7 +229,7 @@ def _check_tables(
     division: tuple[int, ...],
     alternatives: int,
 ) -> None:
-    """Raise InputError for arrays whose axes do not match, as the core does not check them."""
+    """Raise InputError for invalid arguments that the core does not check, such as array shapes."""
     n, k, s = tables.valid.shape
     e, y, layers = len(tables.vocab), len(tables.layouts), len(tables.layer_type)
     shapes = {
@@ -270,18 +279,25 @@ def solve_tables(
     stage_allowed: NDArray[np.bool_] | None = None,
     known: Knowledge | None = None,
 ) -> TableSolution:
-    """Return the plan with the highest throughput G/T whose stages fit in `budget_bytes`.
+    """Return the plan with the highest throughput (global batch / step time) that fits in memory.
 
-    `uniform` requires one strategy for all layers, `division` fixes the layers per stage,
-    `stage_allowed` (R, S) restricts the strategies of the first R stages. After `time_limit_s` the
-    best plan known is returned; Ctrl-C interrupts the search.
-    `known` contains results proven by earlier searches of the same tables at other budgets. It
-    makes the search faster, is extended by it, and does not change the answer.
+    Ctrl-C interrupts the search.
+
+    Parameters
+    ----------
+    budget_bytes : limit of the allocated bytes of every stage.
+    alternatives : number of other plans to return.
+    time_limit_s : seconds after which the best plan found so far is returned; None: no limit.
+    uniform : True to require one strategy for all layers.
+    division : number of layers per stage; empty: searched.
+    stage_allowed : (R, S) strategies allowed in the first R stages; None: all.
+    known : results that earlier searches of the same tables proved at other budgets. The search
+        extends them; they make it faster and do not change its result.
 
     Raises
     ------
-    InputError : an array has the wrong shape, or a value that cannot be planned with.
-    MemoryError : the search needs more memory than there is.
+    InputError : an array has the wrong shape or an invalid value.
+    MemoryError : the search needs more memory than available.
     """
     _check_tables(tables, stage_allowed, division, alternatives)
     try:

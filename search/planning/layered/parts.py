@@ -1,12 +1,16 @@
-"""Search for per-layer plans that an engine, or several engines, run exactly as they are.
+"""Search for per-layer plans that one or several engines can run without changes.
 
 An engine with one tensor and one context degree for the whole model, embedding and head included,
-runs few of all plans. Its space is the union of parts, one for each pair of degrees and kind of
-data parallelism, and a user could type the options of each part. Every part is searched exactly and
-its plan is passed to the exporter. If the export has losses, the alternatives of the search are
-tried; the first without losses narrows the part to its stages and recomputed layers.
-The answer is the fastest plan of all parts. A part whose best plan is lossy may contain a faster
-lossless plan than its alternatives. The answer is therefore no bound of the engine's whole space.
+supports few per-layer plans. Its search space is divided into parts: one for each pair of degrees
+and type of data parallelism. The options of each part are also valid on the command line.
+
+1. Each part is searched exactly, and its best plan is passed to the exporter of the engine.
+2. If the engine does not support a setting of that plan, the alternatives of the search are tried.
+3. The first supported alternative fixes stages and recomputed layers, and the part is searched
+   again.
+
+The result is the fastest supported plan of all parts. It is not proven optimal for the engine: a
+part whose best plan is not supported may contain a faster supported plan than its alternatives.
 `search.planning.choose` selects between this search and that for uniform plans.
 """
 
@@ -38,19 +42,24 @@ if TYPE_CHECKING:
     from search.planning.uniform.answer import UniformResult
 
 _ALTERNATIVES = 5
-"""Number of alternatives to try if the best plan of a part has losses."""
+"""Number of alternatives to try if the engine does not support the best plan of a part."""
 _REASON_LENGTH = 160
+"""Maximum length of a reason in a table, characters."""
 _LEAST_S = 1e-3
 """Time limit of a search that begins after the deadline, seconds.
 
-It returns a plan only if the first step of the search has one."""
+Such a search returns a plan only if its first step finds one."""
 
 
 class NoPlanError(InfeasibleError):
-    """Error: an engine runs no plan of a search without losses."""
+    """Error: an engine supports no plan of a search without changes."""
 
     def __init__(self, engine: str, reasons: Sequence[tuple[str, int]], tried: int) -> None:
-        """Store the reasons with their numbers of parts; `why` is the first reason."""
+        """Store the first reason as `why`.
+
+        reasons : (reason, number of parts with it), the most important first. tried : number of
+        parts searched.
+        """
         self.why = reasons[0][0]
         shown = "; ".join(
             f"{why} ({count} of {tried}{'' if at else ' parts of its space'})"
@@ -63,33 +72,37 @@ class NoPlanError(InfeasibleError):
 
 
 class _TooLargeError(InfeasibleError):
-    """Error: the smallest plan of an engine that runs every plan does not fit."""
+    """Error: no plan fits in memory, for an engine that supports every per-layer plan."""
 
     def __init__(self, why: str, smallest_bytes: float, missing_bytes: float) -> None:
-        """Store the memory per GPU of the smallest plan, and its part above the budget, bytes."""
+        """Store memory per GPU of the smallest plan, and the memory missing for it, bytes."""
         self.smallest_bytes = smallest_bytes
         self.missing_bytes = missing_bytes
         super().__init__(why)
 
 
 class ChosenPlans(Record):
-    """Plans that answer a request."""
+    """Best uniform and per-layer plans of a request."""
 
     request: Request
-    """Request whose search finds the per-layer plan, if one answers."""
+    """Request whose search finds the best per-layer plan."""
     launches: UniformResult | None = None
-    """Uniform plans, the fastest first; None: a per-layer plan answers."""
+    """Uniform plans, the fastest first; None if only per-layer plans were searched."""
     lines: tuple[EngineBest, ...] = ()
     """Best plan of each engine, the fastest first; empty if one engine was searched."""
     result: SearchResult | None = None
-    """Search result of the per-layer plan, without alternatives; None if it was not searched."""
+    """Search result of the best per-layer plan, without alternatives; None if not searched yet."""
     notices: tuple[str, ...] = ()
     why: str = ""
-    """Why a per-layer plan answers where a uniform one would be expected; empty otherwise."""
+    """Why per-layer plans were searched instead of uniform ones; empty if not needed."""
 
     @property
     def layers_differ(self) -> bool:
-        """True if the answer is a per-layer plan: faster by more than the two prices differ by."""
+        """True if the best plan is a per-layer plan.
+
+        It must be faster than the best uniform plan by more than `ALIKE`, the difference between
+        both cost models.
+        """
         if self.launches is None:
             return True
         best = self.launches.fastest
@@ -102,7 +115,7 @@ class ChosenPlans(Record):
 
 
 class _Found(Record):
-    """Plan without losses, its throughput as the engine runs it, and the search that finds it."""
+    """Plan that the engine supports, its throughput there, and the request that finds it."""
 
     samples_per_s: float
     plan: Plan
@@ -111,9 +124,9 @@ class _Found(Record):
 
 
 class _Sessions:
-    """Inputs of a command line, with and without sequence parallelism, and the remaining time.
+    """Sessions of a request with and without sequence parallelism, and the time limit.
 
-    Memory is estimated or measured for one of both settings; the other needs separate inputs.
+    Memory is estimated or measured for one value of sequence parallelism, so each needs a session.
     """
 
     def __init__(self, request: Request, once: Once = lambda key, make: make()) -> None:
@@ -121,10 +134,13 @@ class _Sessions:
         self._once = once
         self._opened: dict[bool, Session] = {}
         self.seconds: float | None = request.options.time_limit_s
-        """Time limit of each following search, seconds; None for no limit."""
+        """Time limit of each next search, seconds; None for no limit."""
 
     def of(self, options: SearchOptions) -> Session:
-        """Return the session of some options; raises InputError without measured tables."""
+        """Return the session with the sequence parallelism of `options`.
+
+        Raises InputError if the measured memory tables are for the other setting.
+        """
         key = options.sequence_parallel
         if key not in self._opened:
             asked, own = self._request, replace(self._request.options, sequence_parallel=key)
@@ -134,12 +150,15 @@ class _Sessions:
 
 
 def choose(request: Request) -> ChosenPlans:
-    """Return the request whose search finds the fastest of the best plans of an engine's parts.
+    """Return the request that finds the fastest per-layer plan of its engine, and this plan.
 
-    Options of the request are never changed: if they leave the engine no plan, an error reports it.
+    Options of the user are never changed; options that restrict the search are added. If the engine
+    supports every per-layer plan, the request is returned without a search.
 
-    Raises InfeasibleError: no plan that the engine runs fits; InputError: the request has no plan
-    for any engine, such as pins that no search satisfies.
+    Raises
+    ------
+    InfeasibleError : no plan that the engine supports fits.
+    InputError : no engine has a plan, such as with pins that contradict each other.
     """
     assert request.engine not in (None, "any", "none"), "without one there is nothing to choose"
     engine = cast(Engine, request.engine)
@@ -159,10 +178,12 @@ def choose_any(
     engines: Sequence[Engine] = cast(tuple[Engine, ...], EXPORTERS),
     shares: Shares | None = None,
 ) -> ChosenPlans:
-    """Return the request that finds the fastest plan of several engines, and each engine's best.
+    """Return the request that finds the fastest plan of several engines, and all engines' best.
 
-    Engines are sorted by throughput, those without a plan last. If none has a plan, the request is
-    returned without an engine. shares : division of the time limit; each engine is one search.
+    Engines are sorted by throughput; engines without a plan are last, with the reason. If none has
+    a plan, the request is returned without an engine.
+
+    shares : division of the time limit among engines; default: equal shares.
     """
     shares = shares or Shares(request.options.time_limit_s, len(engines))
     made: dict[object, Any] = {}
@@ -221,7 +242,10 @@ def choose_any(
 
 
 def _whole_space(request: Request, sessions: _Sessions) -> _Found:
-    """Return the best plan of an engine that runs every plan; InfeasibleError if none fits."""
+    """Return the best plan of an engine that supports every per-layer plan.
+
+    Raises InfeasibleError if none is found; `_TooLargeError` if more memory would suffice.
+    """
     options, result = _solved(sessions, request)
     if result.plan is None or result.prediction is None:
         why = result.infeasibility
@@ -242,7 +266,7 @@ def _whole_space(request: Request, sessions: _Sessions) -> _Found:
 
 
 def _why_none(result: SearchResult) -> str:
-    """Return why a search has no plan."""
+    """Return why a search found no plan: the time limit, an illegal degree, or memory."""
     why = result.infeasibility
     if why is None:
         return "nothing was found before the time limit"
@@ -251,7 +275,7 @@ def _why_none(result: SearchResult) -> str:
 
 
 def _best_part(request: Request, engine: Engine, sessions: _Sessions) -> tuple[_Found, int]:
-    """Return the fastest plan of the parts of an engine's space, and how many were searched.
+    """Return (fastest plan of all parts of an engine's space, number of parts searched).
 
     Raises the errors of `choose`.
     """
@@ -284,18 +308,19 @@ def _best_part(request: Request, engine: Engine, sessions: _Sessions) -> tuple[_
             best = found
     if best is None:
         if refused:
-            session.planner.solve()  # raises the errors that also occur without our additions
-        # reasons of the engine before those of our added options, the most frequent first, since
-        # only the first may be shown
+            session.planner.solve()  # raises errors that the user's options cause
+        # Reasons of the engine come before errors of added options, the most frequent first: a
+        # table shows only the first reason.
         often = sorted(reasons.items(), key=lambda reason: (reason[0] in refused, -reason[1]))
         raise NoPlanError(engine, often, len(tried))
     return best, len(tried)
 
 
 def as_engine(request: Request, engine: Engine) -> Request:
-    """Return a request whose plans are priced with the software stack and memory of an engine.
+    """Return a request with software stack, memory model and settings of an engine.
 
-    Given options are unchanged. Measured times belong to the stack that they were measured with.
+    Options that the user gave are unchanged. The stack is set only for estimated times, since
+    measured times include the stack that was measured.
     """
     space = space_of(engine)
     changes: dict[str, object] = {**space.priced, "memory_of": engine}
@@ -309,13 +334,16 @@ def as_engine(request: Request, engine: Engine) -> Request:
 
 
 def _short(error: InputError | InfeasibleError) -> str:
-    """Return the problem of an error without its remedy, which names options that no user gave."""
+    """Return the problem of an error in at most `_REASON_LENGTH` characters.
+
+    The remedy is left out, as it may name options that the search added.
+    """
     text = error.short
     return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 3] + "..."
 
 
 def _contexts(session: Session, space: ExporterSpace) -> list[int]:
-    """Return the context degrees of an engine's parts."""
+    """Return the context-parallel degrees to search for an engine."""
     if not space.context:
         return [1]
     tokens = min(layer.seq_length for layer in session.spec.layers)
@@ -330,7 +358,11 @@ def _added(
     context: int,
     space: ExporterSpace,
 ) -> Request:
-    """Return a request with the options of a part, except those that the request already sets."""
+    """Return a request restricted to one part of an engine's space.
+
+    Options that the user gave take precedence. part : options of the data-parallel type. rules :
+    its pins. degree : tensor degree; None: not restricted. context : context degree.
+    """
     changes: ExporterSubspace = {**part}
     if context == 1:
         changes["disable_cp"] = True
@@ -348,7 +380,7 @@ def _added(
 
 
 def _fastest(sessions: _Sessions, request: Request, engine: Engine, floor: float) -> _Found | str:
-    """Return the plan of a part without losses, or why there is none.
+    """Return the fastest found plan of a part that the engine supports, or why there is none.
 
     floor : throughput of the best known plan, samples/s; slower alternatives are not tried.
     """
@@ -409,7 +441,7 @@ def _solved(
 def _rate(
     sessions: _Sessions, request: Request, options: SearchOptions, plan: Plan, engine: Engine
 ) -> float | str:
-    """Return the throughput of a plan as an engine runs it in samples/s, or why it does not."""
+    """Return the throughput of a plan on an engine, samples/s, or why the engine cannot run it."""
     session = sessions.of(options)
     job = ExportJob(
         plan=plan,
@@ -440,7 +472,7 @@ def _rate(
 
 
 def _typed(typed: Request, request: Request) -> str:
-    """Return the options that a request has in addition to the given ones, as typed by a user."""
+    """Return the options of `request` that are not in `typed`, in command-line syntax."""
     words: list[str] = []
     for row in ROWS:
         value, known = request.given.get(row.name), typed.given.get(row.name)

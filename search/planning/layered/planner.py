@@ -1,6 +1,6 @@
-"""Planner: documents in, the fastest plan that fits out, with bound, gap and alternatives.
+"""Planner of per-layer plans: returns the fastest plan that fits, with bound and alternatives.
 
-Tables are built once per set of batch sizes; changing the memory constraint re-solves on them.
+Cost tables are built once per set of batch sizes and reused for other memory constraints.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from _autopar_core import Knowledge
 
 # --------------------------------------------------------------------------------------------------
-# Pins and forbidden rules on priced tables: forbidden rows become invalid.
+# Application of `--pin` and `--forbid` to priced tables: forbidden rows become invalid.
 
 
 def _with(tables: PlanTables, **arrays: Any) -> PlanTables:
@@ -62,7 +62,7 @@ def _with(tables: PlanTables, **arrays: Any) -> PlanTables:
 
 
 def stage_mask(tables: PlanTables, rules: Rules) -> NDArray[np.bool_] | None:
-    """Return (stages, S) strategies allowed by rules with a stage; None without such rules."""
+    """Return (stages, S) True if rules of the stage allow a strategy; None without such rules."""
     if not rules.has_stage_rules:
         return None
     stages = int(tables.table_stages.max())
@@ -74,10 +74,13 @@ def stage_mask(tables: PlanTables, rules: Rules) -> NDArray[np.bool_] | None:
 
 
 def restrict(tables: PlanTables, space: SearchSpace, rules: Rules) -> PlanTables:
-    """Apply pins of layers and the data degree to `valid`; other pins make other layer types."""
+    """Return the tables with rows invalid that `--disable-dp` or rules on layers exclude.
+
+    Layers of one type with different rules become separate types.
+    """
     valid = tables.valid
     if space.only_data_degree_1:
-        # d = 1 where t*c uses all ranks of a stage
+        # the data degree is 1 if t*c equals the ranks of a stage
         ranks = tables.world_size // tables.table_stages
         shards = np.array([s.tp * s.cp for s in space.strategies])
         valid = valid & (ranks[:, None] == shards)[:, None, :]
@@ -117,7 +120,7 @@ def restrict(tables: PlanTables, space: SearchSpace, rules: Rules) -> PlanTables
 
 
 def finite(tables: PlanTables) -> PlanTables:
-    """Return the tables with zeros where rows are not valid; the core reads valid rows only."""
+    """Return the tables with 0 s in invalid rows, where the core does not accept infinity."""
     layer = {
         name: np.where(tables.valid, getattr(tables, name), 0.0)
         for name in ("forward_s", "backward_s", "tail_s")
@@ -134,15 +137,15 @@ def finite(tables: PlanTables) -> PlanTables:
 
 
 FRONTIER_STEPS = 64
-"""Maximum number of points of `Planner.frontier`."""
+"""Maximum number of searches of `Planner.frontier` after the first."""
 
 
 class _PricedSpace(Record, eq=False):
-    """Priced search space of some batch sizes."""
+    """Search space of some batch sizes with its cost tables."""
 
     space: SearchSpace
     priced: PricedTables | None
-    """Priced rows by category; None if they take too much memory or were priced in slices."""
+    """Rows by category; None if they need too much memory or were priced in several parts."""
     tables: PlanTables
     stage_allowed: NDArray[np.bool_] | None
     unpriced: int = 0
@@ -152,17 +155,20 @@ class _PricedSpace(Record, eq=False):
 
 
 class Planner:
-    """Solver for one model on one cluster, which reuses its tables between searches.
+    """Search for the fastest per-layer plan of one model on one cluster.
+
+    Cost tables are reused between searches.
 
     Parameters
     ----------
-    model : a name as for `--model`, or the documents (ModelSpec, ModelProfile).
-    hardware : a name as for `--hardware` (`h100:4x8`), or a HardwareProfile.
-    options : fields of `SearchOptions`; `memory_constraint_gib` in GiB.
+    model : value of `--model`, or (ModelSpec, ModelProfile).
+    hardware : value of `--hardware` such as `h100:4x8`, or a HardwareProfile.
+    options : fields of `SearchOptions`, and `memory_constraint_gib` in GiB.
 
     Raises
     ------
-    InputError, OptionError : the inputs or options cannot be planned with.
+    InputError : an input is missing or invalid.
+    OptionError : an option is invalid.
     """
 
     def __init__(
@@ -181,7 +187,7 @@ class Planner:
         hardware: HardwareProfile,
         options: SearchOptions | None = None,
     ) -> Planner:
-        """Return a planner on loaded documents, with exactly these options."""
+        """Return a planner of loaded inputs; default options if `options` is None."""
         planner = cls.__new__(cls)
         planner._set(spec, profile, hardware, options or SearchOptions())
         return planner
@@ -214,11 +220,16 @@ class Planner:
     ) -> SearchResult:
         """Return the plan with the highest throughput within the memory constraint.
 
-        The constraint, in bytes or in GiB, the batch sizes and the number of alternatives (`top`)
-        default to the options; tables of batch sizes seen before are reused. Raises OptionError
-        for a value that the options would reject.
+        Arguments that are None default to the options of the planner.
 
-        explained : True searches for the option that excludes all plans, if none is legal.
+        Parameters
+        ----------
+        memory_constraint_bytes, memory_constraint_gib : memory per GPU; the first has precedence.
+        global_batch_sizes : batch sizes to search; cost tables of earlier calls are reused.
+        top : number of alternatives.
+        explained : True to find the option that excludes all plans, if none is legal.
+
+        Raises OptionError for an invalid value.
         """
         memory = memory_constraint_bytes
         if memory is None and memory_constraint_gib is not None:
@@ -244,7 +255,7 @@ class Planner:
         return self._result(built, solution, memory, wall, cpu, explained=explained)
 
     def _until(self, start: float) -> float | None:
-        """Return the end of a time limit that begins at `start`, None without one."""
+        """Return the time (`time.perf_counter`) when the time limit ends; None without a limit."""
         limit = self.options.time_limit_s
         return None if limit is None else start + limit
 
@@ -253,7 +264,7 @@ class Planner:
     ) -> TableSolution:
         solution = solve_tables(
             built.tables,
-            # the constraint is on reserved bytes, tables contain allocated bytes
+            # the constraint limits reserved memory, tables contain allocated bytes
             max(0, self._cost.reserve.budget_bytes(memory)),
             alternatives=top,
             # the remaining time; 0 would mean no limit
@@ -265,34 +276,41 @@ class Planner:
         )
         if not built.unpriced:
             return solution
-        # the best of the priced tables is no bound for the others
+        # no bound is known for tables that were not priced
         return replace(solution, status="time_limit", bound_s_per_sample=0.0, bound_step_time_s=0.0)
 
     def evaluate(self, plan: Plan, memory_constraint_bytes: float | None = None) -> Prediction:
-        """Return the prediction of any plan, legal or not, fitting or not."""
+        """Return step time and memory of a plan, which may be illegal or too large.
+
+        memory_constraint_bytes : memory per GPU; None: that of the options. Raises as `predict`.
+        """
         memory = self.options.memory_constraint_bytes
         if memory_constraint_bytes is not None:
             memory = memory_constraint_bytes
         return predict(self._fresh_cost(), plan, memory)
 
     def frontier(self) -> list[SearchResult]:
-        """Return the optimum at every memory constraint where it changes, largest first.
+        """Return the best plans under decreasing memory constraints, largest first.
 
-        Starts at the options' constraint, with alternatives there only. Each following search
-        allows one byte less than the last plan needs, and at most the start less n 64ths of it
-        after n steps, which skips points in long series of small changes.
+        The first search uses the constraint M of the options. The constraint of search n is one
+        byte less than the memory of the last plan, and at most M * (1 - n/64), so that at most 64
+        searches follow; some plans may be skipped. The last result has no plan if nothing fits.
+        Only the first result has alternatives.
         """
         results = [self.solve()]
         most = self.options.memory_constraint_bytes
         while results[-1].prediction is not None and len(results) <= FRONTIER_STEPS:
-            # the peak stage determines the constraint that the plan no longer meets
+            # the stage with the largest reserved memory determines the next constraint
             used = max(s.reserved_bytes for s in results[-1].prediction.stages)
             grid = most - most * len(results) / FRONTIER_STEPS
             results.append(self._solve(min(used - 1, grid), global_batches(self.options), 0))
         return results
 
     def why_not(self, rule: str, baseline: SearchResult) -> SearchResult:
-        """Return the best plan that obeys one more pin, e.g. `tp=8`, at the baseline's batch."""
+        """Return the best plan that obeys one additional pin, such as `tp=8`.
+
+        The global batch is that of the plan in `baseline`. Raises OptionError for an invalid rule.
+        """
         options = replace(self.options, pin=(*self.options.pin, rule))
         # at another batch the result would compare batches
         batches = None if baseline.plan is None else (baseline.plan.global_batch,)
@@ -300,14 +318,14 @@ class Planner:
         return pinned.solve(global_batch_sizes=batches)
 
     def _fresh_cost(self) -> CostModel:
-        """Return a cost model that collects notes on one plan only."""
+        """Return a copy of the cost model whose notes concern one plan only."""
         return self._cost.for_one_plan()
 
     def _tables(self, batches: tuple[int, ...], until: float | None) -> _PricedSpace:
         built = self._built.get(batches)
         if built is None:
             built = self._build(batches, until)
-            # tables that a time limit cut short are priced again, maybe with more time
+            # incomplete tables are priced again, because the next search may have more time
             if not built.unpriced:
                 self._built[batches] = built
         return built
@@ -359,7 +377,7 @@ class Planner:
         )
 
     def _price_until(self, space: SearchSpace, until: float) -> tuple[PlanTables, int]:
-        """Return the tables priced in time, at least one, and the number of the others."""
+        """Return (tables priced before `until`, at least one; number of tables not priced)."""
         # scattered by the golden ratio, so that some tables of all numbers of stages and
         # micro-batch sizes are priced early
         order = sorted(range(len(space.tables)), key=lambda i: (i * _GOLDEN) % 1.0)
@@ -372,8 +390,8 @@ class Planner:
                 (np.array(numbers), self._price(space, [space.tables[i] for i in numbers], ()))
             )
             done += len(numbers)
-            # as many tables as fit into a time slice by the last rate, at most twice the last
-            # number
+            # the number of tables that the last rate prices in a time slice, at most twice the
+            # previous number
             took = max(time.perf_counter() - start, 1e-6)
             size = max(1, min(2 * len(numbers), int(len(numbers) * _SLICE_S / took)))
         place = {n: i for i, n in enumerate(sorted(order[:done]))}
@@ -450,7 +468,7 @@ class Planner:
         )
 
     def _searched(self, built: _PricedSpace, solution: TableSolution) -> SearchedPlan | None:
-        """Return the plan in the rows of its search, None if these were not kept."""
+        """Return the found plan as indices into the priced rows; None if rows were discarded."""
         if built.priced is None:
             return None
         return SearchedPlan(
@@ -467,7 +485,7 @@ class Planner:
             return ()
         found = []
         others = [self._plan(built, choice) for choice in solution.alternatives]
-        # the cost model of the search, so that all plans are priced with the same replicas
+        # all plans need the same replicas, so the cost model of the search is used
         faster = probabilities_faster(self._cost, best, others)
         runs = published_class(self._cost)
         if runs is not None:
@@ -525,12 +543,12 @@ class Planner:
         )
 
     def _excluded(self, built: _PricedSpace) -> str | None:
-        """Return the one option without which some plan would be legal, in words, else None."""
+        """Return the single option that excludes all plans, in words; None if there is none."""
         batches = tuple(
             sorted({int(b) for b in _batches(built.tables)}) or global_batches(self.options)
         )
         for name, value, words in _relaxations(self.options, self.hardware.world_size):
-            # one plan is enough; the limit keeps an error message from becoming a long search
+            # one plan is enough, and an error message must not need a long search
             changes: dict[str, Any] = {name: value, "time_limit_s": _RELAXED_S}
             options = replace(self.options, **changes)
             try:
@@ -545,8 +563,9 @@ class Planner:
 
 
 _RELAXED_S = 1.0
+"""Time limit of a search without one option, seconds."""
 _MOST_KEPT_ROWS = 1 << 16
-"""Number of rows up to which categories are kept for the prediction; about 300 bytes each."""
+"""Maximum number of rows stored by category for `predict`; about 300 bytes each."""
 
 
 _MOST_STRATEGIES = 1024
@@ -556,7 +575,7 @@ _MOST_ROWS = 1 << 22
 
 
 def _check_size(space: SearchSpace, spec: ModelSpec) -> None:
-    """Raise OptionError for a space that would need gigabytes or minutes before its search."""
+    """Raise OptionError for a search space whose pricing would need gigabytes or minutes."""
     strategies, tables = len(space.strategies), len(space.tables)
     if strategies > _MOST_STRATEGIES:
         raise OptionError(
@@ -574,10 +593,11 @@ def _check_size(space: SearchSpace, spec: ModelSpec) -> None:
 
 
 _ROWS_AT_ONCE = 1 << 12
-"""Rows priced without checking the time limit; they take at most 0.1 s."""
+"""Maximum number of rows priced without checking the time limit, which takes at most 0.1 s."""
 _SLICE_S = 0.05
+"""Target time of pricing between two checks of the time limit, seconds."""
 _PRICED_SHARE = 0.6
-"""Share of a time limit for pricing."""
+"""Maximum share of the time limit for pricing."""
 _GOLDEN = (5**0.5 - 1) / 2
 
 
@@ -586,7 +606,7 @@ def _num_rows(space: SearchSpace, spec: ModelSpec) -> int:
 
 
 def _unfinished(built: _PricedSpace, solution: TableSolution) -> Iterator[str]:
-    """Yield why the search ended early, and which parts it skipped."""
+    """Yield sentences on why the search ended early and which parts it skipped."""
     early = "the time limit ended the search early: "
     if solution.too_large:
         yield "the search ended early: one stage has more than 1 GiB of partial plans worth keeping"
@@ -603,7 +623,7 @@ def _unfinished(built: _PricedSpace, solution: TableSolution) -> Iterator[str]:
 
 
 def _batches(tables: PlanTables) -> NDArray[np.int64]:
-    """Return the global batch of every candidate."""
+    """Return the global batch of every candidate, (Q,) samples."""
     result: NDArray[np.int64] = (
         tables.table_microbatch[tables.candidate_table] * tables.candidate_microbatches
     )
@@ -611,7 +631,10 @@ def _batches(tables: PlanTables) -> NDArray[np.int64]:
 
 
 def _relaxations(options: SearchOptions, world: int) -> Iterator[tuple[str, Any, str]]:
-    """Yield (field, least restrictive value, option in words) of options that restrict."""
+    """Yield (field, least restrictive value, option as typed) of options that restrict the search.
+
+    world : number of GPUs.
+    """
     widths = widest(world)
     rows = {row.field: row for row in rows_of(SearchOptions)}
     # Degrees before kinds: another kind with the degree may satisfy a rule such as tp=4. Options
@@ -670,14 +693,14 @@ def _degrees(plan: Plan) -> list[str]:
 
 
 _LOOKED_AT = 4
-"""Number of alternatives searched per family to show."""
+"""Number of alternatives searched for each one to show."""
 
 
 def solve_by_family(planner: Planner, top: int) -> SearchResult:
-    """Return the result of a planner with at most `top` alternatives of other families.
+    """Return the search result of a planner with at most `top` alternatives with other degrees.
 
-    Plans with equal stages and layer degrees are one family; embedding, head and sharding may
-    differ. The fastest plan represents its family.
+    Plans with equal pipeline stages and layer degrees form a family, even if embedding, head or
+    ZeRO stage differ. Each alternative is the fastest found plan of another family.
     """
     result = planner.solve(top=_LOOKED_AT * top)
     if result.plan is None:

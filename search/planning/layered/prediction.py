@@ -1,9 +1,7 @@
-"""Prediction of one per-layer plan, and result of a search, as frozen records.
+"""Prediction of step time and memory of one per-layer plan, and records of a search result.
 
-Times and bytes come from `search.planning.cost`; nothing is chosen here.
-
-Search, `--evaluate` and `autopar-explain` all price plans here, so a plan that is written to a file
-and read back gets the same figures.
+Times and bytes are computed in `search.planning.cost`. Search, `--evaluate` and `autopar-explain`
+all use `predict`, so a plan that is written to a file and read back gets the same figures.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ Status = Literal["optimal", "infeasible", "time_limit"]
 
 
 class Alternative(Record):
-    """Best plan that differs in kind from every better one."""
+    """Plan slower than the best one, which differs from every faster plan of the result."""
 
     plan: Plan
     step_time_s: float
@@ -63,30 +61,30 @@ class Alternative(Record):
     differs_by: str
     """Differences to the best plan, e.g. `p=2`, `no tp8 layers`, `vtp=4`."""
     probability_faster: float | None = None
-    """Probability of being faster than the best plan, 0 to 1; None without spread.
+    """Probability of being faster than the best plan, 0 to 1; None if no errors are known.
 
-    For measured times it is the share of computation replicas in which it is faster. For estimates
-    it follows from the errors of published runs of one model, apart from the error that they
-    share."""
+    Measured times: share of the computation replicas in which this plan is faster. Estimates: from
+    the errors of published runs, without the error that all runs of one model have in common."""
 
 
 class SearchStats(Record):
     """Statistics of a search."""
 
     states: int
-    """Labels created by the exact kernels."""
+    """Partial plans created by the exact search."""
     candidates: int
-    """(G, m, p, embedding) sub-problems considered."""
+    """Sub-problems considered: (global batch, micro-batches, stages, vocabulary strategy)."""
     opened: int
-    """Sub-problems that had to be solved exactly."""
+    """Sub-problems solved exactly; bounds excluded the others."""
     cpu_s: float
     wall_s: float
 
 
 class SearchResult(Record):
-    """Answer of one search; `plan` is None if `infeasible` or if none was found in time.
+    """Result of a search for per-layer plans.
 
-    Notebooks show a sentence and a table, as a plan would be thousands of characters long.
+    `plan` is None if the search is infeasible or found none in time. Notebooks show a sentence and
+    a table instead of the fields.
     """
 
     status: Status
@@ -105,25 +103,25 @@ class SearchResult(Record):
     estimated: bool
     stats: SearchStats
     too_large: bool = False
-    """True if a stage has more non-dominated partial plans than the memory limit allows."""
+    """True if the core ran out of its memory for the non-dominated partial plans of a stage."""
     unfinished: tuple[str, ...] = ()
-    """Parts of the search that the time limit skipped, in words."""
+    """Parts of the search that were skipped because of time or memory, in words."""
     synthetic: bool = False
-    """True if some input is synthetic: it exercises the code and describes no machine."""
+    """True if some input is synthetic: invented for tests, not measured on a machine."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object that `--json` prints, without its head."""
+        """Return the JSON object that `--json` prints, without its header fields."""
         # reports import results, so importing them here at run time avoids a cycle
         reports = import_module("search.show.files")
         found: dict[str, Any] = reports.result_document(self).content()
         return found
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the plans as rows, best first: words, step seconds, samples/s."""
+        """Return one row per plan, best first: plan in words, step time (s), samples/s."""
         return result_rows(self)
 
     def to_frame(self) -> Any:
-        """Return its plans as a pandas.DataFrame; raises InstallError without pandas."""
+        """Return `rows` as a pandas.DataFrame; raises InstallError without pandas."""
         return frame(self.rows())
 
     def __repr__(self) -> str:
@@ -134,7 +132,7 @@ class SearchResult(Record):
 
 
 # --------------------------------------------------------------------------------------------------
-# Spread of a plan's step time: measured computation is resampled and priced for one plan.
+# Spread of a plan's step time: the plan is priced with resampled times of measured computation.
 #
 # Source: cost-model.md "Spread of computation". All plans of a cost model use the same replicas, so
 # that two plans can be compared replica by replica.
@@ -148,9 +146,11 @@ def drawn_step_times(
     stage_sizes: Sequence[int],
     strategy_index: Sequence[int],
 ) -> F64:
-    """Return T of a plan in every replica of the measured computation, (NUM_REPLICAS,) seconds.
+    """Return the step time of a plan in each replica of the computation, (NUM_REPLICAS,) seconds.
 
-    tables : one table that contains exactly the plan's strategies and its vocabulary strategy.
+    A replica is a random draw of all measured compute times.
+
+    tables : one table with exactly the layer strategies and the vocabulary strategy of the plan.
     """
     table = (int(tables.table_stages[0]), int(tables.table_microbatch[0]), tables.table_dp[0])
     drawn = [
@@ -164,11 +164,11 @@ def drawn_step_times(
         )
     ]
     forward, backward, tail = drawn
-    # only computation is resampled: redistribution, transfers and memory are those of the medians
+    # only computation is resampled; redistribution, transfers and memory use the medians
     return replica_step_times(
         tables,
         (forward, backward, tail),
-        # without spread, the tables contain the values of every replica
+        # None without spread: the values of the tables apply to every replica
         cost.drawn_vocab_s(tables.vocab, table),
         num_microbatches=num_microbatches,
         stage_sizes=stage_sizes,
@@ -179,28 +179,33 @@ def drawn_step_times(
 def interval_s(
     step_time_s: float, communication: tuple[float, float] | None, drawn: F64 | None
 ) -> tuple[float, float] | None:
-    """Return the (fast, slow) step time from both spreads; None without any.
+    """Return the 90 % interval of the step time, (low, high) seconds; None without any spread.
 
-    communication : T under fast and slow communication; drawn : T of the replicas, whose 5th and
-    95th percentile count. The deviations add up: both are fast, or both are slow.
+    The deviations of communication and computation are added, as if both were fast or slow at once.
+
+    communication : step time with fast and with slow communication, seconds.
+    drawn : step times of the replicas, seconds; their 5th and 95th percentiles are used.
     """
     if communication is None and drawn is None:
         return None
     fast, slow = communication or (step_time_s, step_time_s)
     if drawn is not None:
         low, high = (float(x) for x in np.quantile(drawn, (0.05, 0.95)))
-        # replicas need not be on both sides of the medians' T
+        # all replicas may be faster, or slower, than the step time of the medians
         fast += min(low - step_time_s, 0.0)
         slow += max(high - step_time_s, 0.0)
     return min(fast, step_time_s), max(slow, step_time_s)
 
 
 def widest_cell(cost: CostModel, drawn: F64) -> WidestCell | None:
-    """Return the cell that explains most of the variance of a plan's replicas; None without any.
+    """Return the measured time that contributes most to the variance of the step time.
 
-    Cells are drawn independently, so the square of a cell's correlation with T is its share.
+    Measured times are drawn independently, so the share of one is its squared correlation with the
+    step time. None if the step time has no variance.
+
+    drawn : step times of the replicas, seconds.
     """
-    # a constant T has no variance to explain, and no correlation
+    # the correlation with a constant step time is undefined
     if np.ptp(drawn) == 0.0:
         return None
     shares = {
@@ -217,7 +222,7 @@ def widest_cell(cost: CostModel, drawn: F64) -> WidestCell | None:
 
 
 class SearchedPlan(Record, eq=False):
-    """Plan found by a search, in the tables that were priced for the search."""
+    """Plan found by a search, as indices into the tables of the search."""
 
     priced: PricedTables
     table: int
@@ -226,7 +231,7 @@ class SearchedPlan(Record, eq=False):
 
 
 class _Priced(Record, eq=False):
-    """Plan as indices into tables that contain its strategies."""
+    """Evaluated plan, as indices into tables that contain its strategies."""
 
     tables: PlanTables
     table: int
@@ -240,18 +245,19 @@ class _Priced(Record, eq=False):
 def predict(
     cost: CostModel, plan: Plan, memory_bytes: float, searched: SearchedPlan | None = None
 ) -> Prediction:
-    """Return the prediction of any plan for the cost model's cluster, legal or not.
+    """Return step time and memory of a legal or illegal plan on the cluster of the cost model.
 
-    memory_bytes : memory constraint per GPU
-    searched : rows of the same model that contain the plan, so that it is not priced again, with
-        equal figures and notes
+    An illegal plan has an infinite step time if its shape does not allow pricing.
 
-    An illegal plan is priced as far as its shape allows; its time is infinite otherwise.
+    Parameters
+    ----------
+    memory_bytes : memory constraint per GPU.
+    searched : the plan in the tables of its search, which saves pricing it again; figures and notes
+        are the same without it.
 
     Raises
     ------
-    InputError
-        When the plan is for another number of GPUs or layers than the inputs.
+    InputError : number of GPUs or layers of the plan differs from that of the inputs.
     """
     world = cost.hardware.world_size
     if plan.world_size != world:
@@ -280,7 +286,7 @@ def predict(
             fits=False,
             problems=tuple(problems),
         )
-    # before memory adds its problems: a plan that does not fit is legal
+    # evaluated before memory problems are added: a plan that does not fit is still legal
     legal = not problems
     stages = tuple(_stages(cost, plan, priced, memory_bytes))
     for stage in stages:
@@ -325,11 +331,11 @@ def predict(
 
 
 def published_class(cost: CostModel) -> RunClass | None:
-    """Return the published runs whose errors apply to such an estimate.
+    """Return the class of published runs whose errors give the interval of this estimate.
 
-    None if times and bandwidths were measured, or are calibrated by runs of the user: published
-    runs show errors of estimates only. If only times or only the cluster were measured, the
-    software stack of the times must be known.
+    None if both times and bandwidths were measured, or if a calibration applies: published runs
+    give errors of estimates only. Also None if one of both was measured and no file names the
+    software stack.
     """
     model, hardware = cost.model, cost.hardware
     if cost.options.calibration or not (model.estimated or hardware.estimated):
@@ -341,13 +347,16 @@ def published_class(cost: CostModel) -> RunClass | None:
 
 
 def _communication_s(cost: CostModel, plan: Plan, step_time_s: float) -> tuple[float, float] | None:
-    """Price the plan again with all communication at both ends of its measured spread."""
+    """Return the step time with fast and with slow communication, seconds.
+
+    Communication is set to the ends of its measured spread. None if it has no spread.
+    """
     if not cost.hardware.has_spread:
         return None
     fast, slow = (_price(cost.at_spread(speed), plan, []) for speed in ("fast", "slow"))
     assert fast is not None, "spread changes times only"
     assert slow is not None, "spread changes times only"
-    # the curves enclose one another; this corrects the last bit of their sums
+    # the median curve is between both, so this corrects rounding errors only
     return (
         min(fast.evaluation.step_time_s, step_time_s),
         max(slow.evaluation.step_time_s, step_time_s),
@@ -355,7 +364,7 @@ def _communication_s(cost: CostModel, plan: Plan, step_time_s: float) -> tuple[f
 
 
 def _drawn(cost: CostModel, plan: Plan, priced: _Priced) -> F64 | None:
-    """Return T in every replica of computation, None if it has no spread."""
+    """Return the step time in each replica of computation, seconds; None without spread."""
     if not cost.has_computation_spread:
         return None
     return drawn_step_times(
@@ -370,9 +379,9 @@ def _drawn(cost: CostModel, plan: Plan, priced: _Priced) -> F64 | None:
 def probabilities_faster(
     cost: CostModel, best: Plan, others: Sequence[Plan]
 ) -> tuple[float | None, ...]:
-    """Return for each plan the share of replicas in which its throughput exceeds the best's.
+    """Return for each of `others` the share of replicas in which it is faster than `best`, 0 to 1.
 
-    The replicas of computation are the same for all plans; None if computation has no spread.
+    Plans are compared by throughput, replica by replica. None if computation has no spread.
     """
 
     def speeds(plan: Plan) -> F64 | None:
@@ -391,8 +400,8 @@ def probabilities_faster(
 
 
 def _looked_up(cost: CostModel, plan: Plan, searched: SearchedPlan) -> _Priced | None:
-    """Return the plan in the rows of its search, None if these are not sufficient."""
-    # with spread, replicas need a table of this plan, and both ends are priced separately
+    """Return the evaluated plan from the tables of its search; None if it must be priced again."""
+    # with spread, replicas need a table with the strategies of this plan only
     if cost.has_computation_spread or cost.hardware.has_spread:
         return None
     used = sorted(set(searched.strategy_index))
@@ -418,11 +427,11 @@ def _looked_up(cost: CostModel, plan: Plan, searched: SearchedPlan) -> _Priced |
 
 
 def _without_idle_zero3(plan: Plan) -> Plan:
-    """Return the plan without ZeRO-3 on groups of one rank, where it shards nothing."""
+    """Return the plan without ZeRO-3 where states have one rank, which ZeRO-3 cannot shard."""
     ranks = plan.world_size // plan.num_stages
 
     def idle(tp: int, ulysses: bool) -> bool:
-        # tensor-parallel ranks share no ZeRO states, Ulysses ranks do
+        # ZeRO shards over Ulysses ranks, but not over tensor-parallel ranks
         return ranks == (1 if ulysses else tp)
 
     changed = {
@@ -438,19 +447,22 @@ def _without_idle_zero3(plan: Plan) -> Plan:
 
 
 def _by_id(layers: Sequence[LayerStrategy]) -> dict[int, LayerStrategy]:
-    """Return the strategies of layers by object identity: many layers share few objects."""
+    """Return the distinct strategy objects by `id`; hashing each layer's would be slower."""
     return {id(s): s for s in layers}
 
 
 def unpriced(plan: Plan) -> tuple[str, ...]:
-    """Return the settings of a plan that this module cannot price, in words."""
-    # a context degree of embedding and head has a price, and so has ZeRO-1
+    """Return the settings of a plan that `predict` does not support, in words."""
+    # a context degree of embedding and head, and ZeRO-1, are supported
     rest = replace(plan, vocab=replace(plan.vocab, cp=1), default_dp_type="ddp")
     return refinements(rest)
 
 
 def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
-    """Return the priced plan; None if its shape has no price, with the reason in `problems`."""
+    """Return the evaluated plan; None if it cannot be priced.
+
+    Reasons are appended to `problems`, except for shapes that `violations` has reported.
+    """
     p, m = plan.num_stages, plan.num_microbatches
     if p < 1 or plan.world_size % p or len(plan.stage_sizes) != p or min(plan.stage_sizes) < 1:
         return None
@@ -610,16 +622,19 @@ def _runs(
 def _waterfall(
     plan: Plan, stages: Sequence[StagePrediction], seen: Evaluation, priced: _Priced
 ) -> Mapping[str, float]:
-    """Split T: m passes of the slowest stage by category, then bubble, transfers and the tail."""
+    """Return the step time split into categories, seconds.
+
+    These are m micro-batches of the slowest stage by category, then bubble, transfers and tail.
+    """
     m = plan.num_microbatches
     slowest = max(stages, key=lambda s: s.forward_s + s.backward_s)
     parts = {name: m * value for name, value in slowest.time_s.items()}
-    # T contains every stage once and the slowest m - 1 times more; the rest is bubble
+    # the step contains every stage once and the slowest m - 1 times more; the rest is bubble
     passes = m * (slowest.forward_s + slowest.backward_s)
     compute = seen.parts_s["first_microbatch"] + seen.parts_s["steady"]
     parts["bubble"] = compute - passes
     parts["transfer"] = seen.parts_s["transfer"]
-    # T ends with the longest tail, so the parts are those of its stage
+    # the step ends with the longest tail, so only that stage's tail is split
     last = max(stages, key=lambda s: s.tail_s)
     optimizer = sum(run.time_s.get("optimizer", 0.0) for run in last.runs)
     position = vocab_position(last.stage, plan.num_stages)

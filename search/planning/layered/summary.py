@@ -1,6 +1,6 @@
-"""Answer of a per-layer search as the record that reports share, and plans in words.
+"""Conversion of per-layer search results to the `Answer` record of reports, and plans in words.
 
-Figures are those of a `SearchResult` and of `Prediction`.
+All figures are copied from `SearchResult` and `Prediction`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 
 _STEADY = ("states", "vocab_states", "fixed", "shared")
-"""Categories of steady-state memory."""
+"""Memory categories that are steady-state."""
 _MODEL_ROLES = ("model", "computation", "memory")
-"""Prefixes of the roles of inputs that describe the model."""
+"""Prefixes of `Source.role` for inputs that describe the model."""
 _COUNTED = "counted exactly"
-"""Prefix of the source note in sidecars of memory files that were counted without a device."""
+"""Start of the source note of memory files that were counted without a GPU."""
 
 
 def summary_of(
@@ -54,13 +54,14 @@ def summary_of(
     gpu_hour_price: float | None = None,
     uniform: Priced | None = None,
 ) -> Answer:
-    """Return the record of a search that found a plan.
+    """Return the record that reports print for a search that found a plan.
 
     Parameters
     ----------
-    title : model and cluster. throughput : that of the plan. uniform : best plan with one strategy
-    for
-        all layers, if it is not the best plan. Others as in `Answer`.
+    title : model and cluster in words.
+    throughput : throughput of the best plan; None if unknown.
+    uniform : best plan with one strategy for all layers; None if that is the best plan.
+    by_engine, tokens, gpu_hour_price : fields of `Answer`.
     """
     plan, prediction = result.plan, result.prediction
     assert plan is not None, "there is a plan"
@@ -110,9 +111,9 @@ def priced_of(
     *,
     estimated: bool,
 ) -> Priced:
-    """Return a per-layer plan with its price.
+    """Return a per-layer plan with time, memory and interval, as the record of reports.
 
-    throughput : that of the plan, None if it cannot run. sources : those of the inputs. estimated :
+    throughput : throughput of the plan; None if it cannot run. sources : input files. estimated :
     True if some inputs were not measured.
     """
     stages = tuple(map(_stage_price, prediction.stages))
@@ -150,7 +151,7 @@ def priced_of(
 
 
 def priced_of_result(result: SearchResult, throughput: Throughput | None = None) -> Priced | None:
-    """Return the plan of a search with its price, None if there is none."""
+    """Return the best plan of a search as the record of reports; None if there is no plan."""
     if result.plan is None or result.prediction is None:
         return None
     return priced_of(
@@ -176,9 +177,9 @@ def _input(source: Source) -> str:
 
 
 def _proof(result: SearchResult) -> str:
-    """Return the size of the search space, and whether the plan is proven to be its fastest."""
+    """Return the number of combinations searched and the proven gap to the best plan, in words."""
     what = f"best of {result.stats.candidates:,} combinations"
-    # a stage that is too large to search ends a search without any time limit
+    # a search without a time limit ends early if it runs out of memory
     early = "stopped early" if result.too_large else "stopped by the time limit"
     if not math.isfinite(result.gap):
         return f"{what}; {early}, gap unknown"
@@ -190,13 +191,16 @@ def _proof(result: SearchResult) -> str:
 
 
 def _basis(prediction: Prediction, sources: Sequence[Source], estimated: bool) -> list[str]:
-    """Return the basis of a plan's interval, or why there is none; empty without a step time."""
+    """Return the basis of the 90 % interval, or why there is none, at most one line.
+
+    Empty without a step time, or with a calibration.
+    """
     if prediction.step_time_interval_s is not None:
         if PUBLISHED_RUNS in prediction.interval_of:
             return [f"interval from published runs; {_software(sources)}"]
         return [f"interval from the measured spread of {' and '.join(prediction.interval_of)}"]
     if math.isfinite(prediction.step_time_s) and "calibration" not in {s.role for s in sources}:
-        # published runs show errors of estimates, not errors of measurements
+        # published runs give errors of estimates, not of measurements
         why = (
             "with a software stack that no file names (--stack)" if estimated else "without spread"
         )
@@ -250,7 +254,7 @@ def warnings_of(
 
 
 def _whose(roles: Iterable[str]) -> str:
-    """Return ` of the model` or ` of the hardware` if these roles belong to only one of them."""
+    """Return ` of the model` or ` of the hardware` if all roles describe the same one, else ''."""
     names = {"model" if role.startswith(_MODEL_ROLES) else "hardware" for role in roles}
     return f" of the {names.pop()}" if len(names) == 1 else ""
 
@@ -266,9 +270,9 @@ _NAMED = 6
 def found_or_reason(
     asked: ConstrainedResult, baseline: SearchResult, budget_bytes: float
 ) -> tuple[Priced | None, str]:
-    """Return the plan that a search has found, or why there is none.
+    """Return (plan that obeys an additional rule, None without one; reason if there is none).
 
-    baseline : search without the tested rule. budget_bytes : memory of a GPU.
+    baseline : search without the rule. budget_bytes : memory constraint per GPU.
     """
     result = asked.result
     if result is None:
@@ -287,12 +291,13 @@ def infeasible_sentence(
     options: Mapping[str, object] | None = None,
     subject: str = "",
 ) -> str:
-    """Return why nothing fits: stage, missing bytes, smallest budget that works.
+    """Return why no plan fits: stage, missing memory and minimum memory constraint, in words.
 
     Parameters
     ----------
-    options : those of the search; restricting ones are named if no budget helps.
-    subject : subject of the plan, such as `gpt2-xl (25 heads) on 8 GPUs`.
+    budget_bytes : memory constraint per GPU.
+    options : options of the search; those that restrict it are named if more memory does not help.
+    subject : model and cluster, such as `gpt2-xl (25 heads) on 8 GPUs`.
     """
     smallest = infeasibility.smallest_budget_bytes
     # 0: no budget helps
@@ -315,7 +320,7 @@ def infeasible_sentence(
 
 
 def _restricting(options: Mapping[str, object]) -> list[str]:
-    """Return the options that exclude parts of the search space, as typed."""
+    """Return the options that restrict the search space, in command-line syntax."""
     found = []
     if options.get("search_space", "full") != "full":
         found.append(f"--search-space {options['search_space']}")
@@ -340,11 +345,11 @@ def _restricting(options: Mapping[str, object]) -> list[str]:
 def one_line(plan: Plan, *, batch: bool = False) -> str:
     """Return a plan in words: `tp4 pp2 dp8, ZeRO-1, micro-batch 1`.
 
-    If layers differ, strategies are listed with their numbers of layers, the most frequent first
-    (`pp2, per layer: 3 x tp2 dp2, 1 x dp4`), and common settings follow. Embedding and head are
-    included if they are sharded unlike most layers.
+    If layers differ, each strategy has its number of layers, the most frequent first (`pp2, per
+    layer: 3 x tp2 dp2, 1 x dp4`), and common settings follow. Embedding and head are included if
+    their strategy differs from that of most layers.
 
-    batch : True adds the global batch.
+    batch : True to add the global batch.
     """
     counts = Counter(
         (strategy, plan.data_degree(layer)) for layer, strategy in enumerate(plan.layers)
@@ -407,7 +412,7 @@ def _degrees(strategy: LayerStrategy, dp: int, pipeline: Sequence[str] = ()) -> 
 
 
 def _sharing(plan: Plan, strategy: LayerStrategy, dp: int) -> str:
-    """Return how model states are sharded; empty if no ranks share them."""
+    """Return `DDP` or the ZeRO stage of a layer; empty without data-parallel ranks."""
     if strategy.zero3:
         return "ZeRO-3"
     if dp == 1 and strategy.cp == 1 and not strategy.ulysses:
@@ -422,14 +427,14 @@ def _again(strategy: LayerStrategy) -> str:
 
 
 def _micro_batch(plan: Plan, dps: Iterable[int]) -> str:
-    """Return the range of micro-batch sizes over all layers, samples per data-parallel rank."""
+    """Return the micro-batch size in samples per data-parallel rank, a range if layers differ."""
     whole = plan.global_batch / max(plan.num_microbatches, 1)
     sizes = sorted({whole / max(dp, 1) for dp in dps})
     return f"{sizes[0]:g}" if len(sizes) == 1 else f"{sizes[0]:g} to {sizes[-1]:g}"
 
 
 def result_words(result: SearchResult) -> str:
-    """Return the answer of a search in one line: plan and figures, or why there is none."""
+    """Return a search result in one line: plan, step time and samples/s, or why no plan exists."""
     plan, found = result.plan, result.prediction
     if plan is None or found is None:
         why = result.infeasibility
@@ -439,7 +444,7 @@ def result_words(result: SearchResult) -> str:
 
 
 def result_rows(result: SearchResult) -> list[dict[str, Any]]:
-    """Return the plan of a search and its alternatives as rows, best first."""
+    """Return one row for the best plan of a search and for each alternative, best first."""
     if result.plan is None or result.prediction is None:
         return []
     best = {
