@@ -1,7 +1,4 @@
-"""Record of a cost model's assumptions in words: defaults, derived and excluded values.
-
-Nothing is priced here; the cost model decides when to record a sentence.
-"""
+"""Sentences on the assumptions of a cost model: defaults, derived and excluded values."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ class LayerModel(Record, eq=False):
 
 
 class Assumptions:
-    """Two ordered lists of sentences without repetitions: defaults and notes."""
+    """Assumptions of a cost model: two ordered lists of unique sentences, defaults and notes."""
 
     def __init__(self) -> None:
         self._defaults: dict[str, None] = {}
@@ -43,7 +40,7 @@ class Assumptions:
         self._in_ring = True
 
     def copy(self) -> Assumptions:
-        """Return a copy to which other sentences can be added."""
+        """Return an independent copy."""
         other = Assumptions()
         other._defaults, other._notes = dict(self._defaults), dict(self._notes)
         other._in_ring = self._in_ring
@@ -51,7 +48,7 @@ class Assumptions:
 
     @property
     def defaults(self) -> list[str]:
-        """Sentences on defaults that replace measurements, or were replaced, in order."""
+        """Sentences on times, memory and settings that are measured or assumed, in order."""
         return list(self._defaults)
 
     @property
@@ -80,7 +77,11 @@ class Assumptions:
         other: OtherFits,
         optimizer: OptimizerCurve | None,
     ) -> None:
-        """Record the assumptions of every row; `fits` are those of the layer types."""
+        """Record the assumptions that apply to all rows.
+
+        fits, other : fits of each layer type, and of embedding, head and loss. optimizer :
+        optimizer times; None if not measured.
+        """
         self._in_ring = options.cp_kind == "ring"
         if model.estimated and any(fit.measured for fit in fits):
             self._default("forward, backward and every sharded layer are estimated from kernels")
@@ -138,7 +139,7 @@ class Assumptions:
                 self.note(f"synthetic: {name}")
 
     def record_calibration(self, calibration: Calibration, doubts: Sequence[str]) -> None:
-        """Record the factors and fixed seconds of a calibration, and doubts about its validity."""
+        """Record factors and fixed seconds of a calibration, and reasons why it may not apply."""
         self._default(calibration.sentence)
         for doubt in doubts:
             self.note(doubt)

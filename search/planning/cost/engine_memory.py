@@ -1,7 +1,7 @@
-"""Memory of Megatron-LM's layers as the tables of a `ModelProfile`.
+"""Memory tables of a `ModelProfile` for layers of Megatron-LM.
 
-`autopar.price.account` counts the memory of one run. This module uses the same terms for one sample
-and each tensor degree. `search.planning.cost` adds them up for plans.
+The terms are those of `autopar.price.account`, which counts the memory of a run. Here they are
+computed for one sample and each tensor degree; `search.planning.cost` adds them up for plans.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def with_megatron_memory(
 ) -> ModelProfile:
     """Return a profile with the memory of Megatron-LM's layers, head and workspaces.
 
-    Times stay unchanged. Every rank has its share of all experts.
+    Times are unchanged. Experts are sharded by tensor parallelism only (expert degree 1).
 
     gpu : device such as `h100-80gb`, which determines the workspaces.
 
@@ -129,7 +129,7 @@ def with_memory_of(
 ) -> ModelProfile:
     """Return a profile with the layer memory of an engine; raises as `with_megatron_memory`.
 
-    Engines other than Megatron-LM keep the profile's tables.
+    For engines other than Megatron-LM the profile is returned unchanged.
     """
     if engine != "megatron":
         return profile
@@ -137,7 +137,10 @@ def with_memory_of(
 
 
 def _layer_memory(layer: LayerSpec, run_of: Callable[[int], Run]) -> LayerMemory:
-    """Return the tables of one layer type; dummy weight gradients count once per weight shape."""
+    """Return the memory of one layer type by tensor degree, bytes per sample.
+
+    run_of : function that returns the run of a tensor degree.
+    """
     kept: dict[int, float] = {}
     backward: dict[int, float] = {}
     shared: dict[int, float] = {}
@@ -170,10 +173,11 @@ def _other_memory(
     measured: Mapping[str, Mapping[tuple[int, ...], OtherMemory]],
     lengths: tuple[int, ...],
 ) -> dict[str, OtherMemory]:
-    """Return the tables of embedding and head: states unchanged, Megatron-LM's activations.
+    """Return the memory of embedding and head by position; model states are unchanged.
 
-    First: the micro-batch. Last: input and output of the final norm, fp32 logits, and the dummy
-    gradient of the head. A single stage has both.
+    The first stage saves the token inputs. The last stage also saves input and output of the final
+    norm and the logits, and has the dummy weight gradient of the head and a buffer of the gradient
+    sent back. A single stage has all but that buffer.
     """
     found = {}
     batch, stream = float(_TOKEN_BYTES * run.tokens), stream_bytes(run)

@@ -1,7 +1,7 @@
-"""Fits of measured times and memory for the cost formulas, and replicas of the fits.
+"""Fits of measured times and memory for the cost formulas, and random draws of these fits.
 
-Source: cost-model.md section 1 (compute) and "Memory of a rank" (sequence mode). All results are in
-seconds and bytes; b is the number of samples that a tensor group processes together.
+Source: cost-model.md section 1 (compute) and "Memory of a rank" (sequence mode). Results are in
+seconds and bytes; b is the number of samples of a micro-batch on a tensor group.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Note = Callable[[str], None]
 
 
 class ComputeFit(Record):
-    """Seconds of b samples at one sequence length: launch_s + b*sample_s."""
+    """Linear fit of the time of b samples at one sequence length: launch_s + b*sample_s."""
 
     launch_s: float
     """Seconds that depend neither on the batch nor on sharding."""
@@ -47,11 +47,14 @@ class ComputeFit(Record):
     """Largest measured batch."""
 
     def forward_s(self, batch: F64) -> F64:
-        """Return the unsharded forward of `batch` samples, in seconds."""
+        """Return the unsharded forward time of `batch` samples, seconds."""
         return self.launch_s + batch * self.sample_s
 
     def sharded_forward_s(self, batch: F64, shards: F64) -> F64:
-        """Return the forward of `batch` samples over `shards` ranks: c0 + (F - c0)/(t*c)."""
+        """Return the forward time of `batch` samples over `shards` ranks, seconds.
+
+        Only the time above `launch_s` is divided by the shards.
+        """
         return self.launch_s + batch * self.sample_s / shards
 
 
@@ -70,7 +73,7 @@ class MeasuredTime(Record):
 def fit_layer_time(
     kind: int, profile: LayerProfile, seq_length: int, options: SearchOptions, note: _Note
 ) -> ComputeFit:
-    """Return the fitted forward of one layer at `seq_length`; raises as `fit_measured`."""
+    """Return the fit of a layer's forward times at `seq_length`; raises as `fit_measured`."""
     name, times = f"layer type {kind}", _forwards(profile)
     return fit_measured(name, times, (seq_length,), options, note, of_layer=True)
 
@@ -78,7 +81,7 @@ def fit_layer_time(
 def fit_other_time(
     profile: ModelProfile, seq_lengths: tuple[int, ...], options: SearchOptions, note: _Note
 ) -> ComputeFit:
-    """Return the fitted forward of embedding, head and loss; linear in S in sequence mode."""
+    """Return the fit of the forward times of embedding, head and loss; raises as `fit_measured`."""
     times = other_cells(profile.other_times)["forward"]
     return fit_measured(OTHER, times, seq_lengths, options, note, of_layer=False)
 
@@ -92,11 +95,16 @@ def fit_measured(
     *,
     of_layer: bool,
 ) -> ComputeFit:
-    """Return the fit of measured times at `seq_lengths`, of a layer or of embedding and head.
+    """Return the fit of measured times at `seq_lengths`, in the mode of `--time-profile-mode`.
 
-    static: proportional to b; batch: c0 + c1*b; sequence: c0 + b*(c1*S + c2*S^2), c0 only with
-    several batch sizes and c2 only for layers. Raises InputError if the measurements do not
-    suffice.
+    - static: proportional to b.
+    - batch: c0 + c1*b.
+    - sequence: c0 + b*(c1*S + c2*S^2), with c0 only for several batch sizes.
+    - hybrid: as sequence, from times at `seq_lengths` only.
+
+    Raises InputError if the mode needs more measurements.
+
+    name : subject of errors and notes. of_layer : True for a layer, whose fit has a term in S^2.
     """
     mode = options.time_profile_mode
     if not times:
@@ -127,7 +135,7 @@ def fit_measured(
             "needs at least two",
             remedy="Profile more batch sizes, or use --time-profile-mode static",
         )
-    # hybrid mode at one length: a launch cost if several batches determine it, and tokens
+    # hybrid mode at one length: a launch overhead if there are several batches, and tokens
     form: Form = "sequence" if mode == "hybrid" else mode
     fitted = _checked_fit(name, here, form, note, quadratic=of_layer)
     return ComputeFit(
@@ -207,10 +215,10 @@ def _checked_fit(
 def layer_memory(
     kind: int, profile: LayerProfile, seq_length: int, options: SearchOptions, note: _Note
 ) -> LayerMemory:
-    """Return the memory of one layer at `seq_length`.
+    """Return the memory of one layer at `seq_length`, in the mode of `--memory-profile-mode`.
 
-    static: as measured at that length. sequence: activations linear from the largest measured
-    length, parameters from the smallest. Raises InputError if the measurements do not suffice.
+    static: the entry of that length. sequence: activations scaled linearly from the largest
+    measured length, parameters of the smallest. Raises InputError without a matching entry.
     """
     table = profile.memory
     _require(f"layer type {kind}", [(s,) for s in table], (seq_length,), options)
@@ -240,7 +248,7 @@ def other_memory(
     options: SearchOptions,
     note: _Note,
 ) -> OtherMemory:
-    """Return the memory of embedding and head at one position, by the rules of `layer_memory`."""
+    """Return the memory of embedding and head at one position, with the modes of `layer_memory`."""
     name = f"embedding and head ({position} stage)"
     _require(name, list(table), seq_lengths, options)
     if options.memory_profile_mode == "static":
@@ -294,7 +302,7 @@ def _lengths(lengths: tuple[int, ...]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Computation of a layer: the documented forward, and measurements of a sidecar file.
+# Computation of a layer: forward times of Galvatron's file format, and times of a sidecar file.
 #
 # Source: cost-model.md section 1 (compute). All results are in seconds on a rank; t is the tensor
 # or Ulysses degree of a row, c its context degree.
@@ -310,16 +318,16 @@ _STANDS_FOR = {
     True: ("sp", "dtensor_sp"),
     False: ("tp", "dtensor"),
 }
-"""By sequence parallelism: the kind of a Megatron layer, then the kind that may replace it. With
-sequence parallelism norms and residuals process S/t tokens and without it S, so neither replaces
-the other. DTensor's layers have the same local matrices."""
+"""Sequence parallel -> (kind of Megatron layers, kind that may replace it in measurements). Kinds
+with and without sequence parallelism do not replace each other, since norms and residuals process
+S/t and S tokens. DTensor layers have local matrices of equal size."""
 
 
 class ComputeFits(Record, eq=False):
     """Fitted times of one layer type at one sequence length."""
 
     whole: ComputeFit
-    """Documented forward of the unsharded layer."""
+    """Fit of the unsharded layer's forward."""
     measured: Mapping[tuple[Pass, bool, int], ComputeFit]
     """Fits by (pass, Ulysses, degree); forwards from degree 2, the others from degree 1."""
 
@@ -332,9 +340,11 @@ class ComputeFits(Record, eq=False):
         return (1, self.whole) if what == "forward" else None
 
     def seconds(self, what: Pass, rows: Rows, otherwise: F64 | None = None) -> F64:
-        """Return the seconds of every row: c0 + (F - c0)*t0/(t*c), F fitted at degree t0 = `base`.
+        """Return the time of a pass for every row, (n,) seconds: c0 + (F - c0)*t0/(t*c).
 
-        otherwise : (n,) seconds of rows without a base, which forwards always have.
+        F is the time and c0 the launch overhead of the fit of `base`, measured at degree t0.
+
+        otherwise : (n,) seconds of rows without a base; not needed for forwards.
         """
         if what == "forward":
             result = self.whole.sharded_forward_s(rows.batch, rows.shards)
@@ -347,21 +357,21 @@ class ComputeFits(Record, eq=False):
         return result
 
     def extrapolated(self, rows: Rows) -> Iterator[tuple[str, int]]:
-        """Yield (measurement, its largest batch) for each one that rows exceed more than twice."""
+        """Yield (name, largest batch) of fits used for more than twice their largest batch."""
         for what in PASSES:
             for at, degree, fit in self.used(what, rows):
                 if rows.batch[at].max() > 2 * fit.largest_batch:
                     yield shard_name(what, bool(rows.ulysses[at[0]]), degree), fit.largest_batch
 
     def used(self, what: Pass, rows: Rows) -> Iterator[tuple[NDArray[np.int64], int, ComputeFit]]:
-        """Yield (rows, degree, fit) for each measured fit that prices rows."""
+        """Yield (indices of rows, measured degree, fit) for each sharded fit used by rows."""
         for ulysses in (False, True):
             if not any((w, u) == (what, ulysses) for w, u, _ in self.measured):
                 continue
             mine = rows.ulysses == ulysses
             for degree in np.unique(rows.tensor[mine]).tolist():
                 found = self.base(what, ulysses, int(degree))
-                # the documented forward is already priced
+                # the unsharded forward is the default of `seconds`
                 if found is not None and found[1] is not self.whole:
                     yield np.flatnonzero(mine & (rows.tensor == degree)), *found
 
@@ -391,10 +401,10 @@ def shard_name(what: Pass, ulysses: bool, degree: int) -> str:
 def fit_computation(
     kind: int, profile: LayerProfile, seq_length: int, options: SearchOptions, note: _Note
 ) -> ComputeFits:
-    """Return the fits of one layer type at `seq_length`, in the forms of `fit_layer_time`.
+    """Return the fits of one layer type at `seq_length` for all measured passes and degrees.
 
-    Measurements that do not suffice in the mode of the search are skipped with a note. Raises
-    InputError if the documented forwards do not suffice.
+    Sharded times, backward and recomputation are skipped with a note if they cannot be fitted in
+    the mode of the options. Raises InputError if the unsharded forward cannot be fitted.
     """
     whole = fit_layer_time(kind, profile, seq_length, options, note)
     measured: dict[tuple[Pass, bool, int], ComputeFit] = {}
@@ -416,10 +426,10 @@ def fit_computation(
 def fit_other(
     profile: ModelProfile, seq_lengths: tuple[int, ...], options: SearchOptions, note: _Note
 ) -> OtherFits:
-    """Return the fits of embedding, head and loss, in the forms of `fit_other_time`.
+    """Return the fits of embedding, head and loss, forward and (if measured) backward.
 
-    A backward that does not suffice in the mode of the search is skipped with a note. Raises
-    InputError if the documented forwards do not suffice.
+    A backward that cannot be fitted in the mode of the options is skipped with a note. Raises
+    InputError if the forward cannot be fitted.
     """
     known = other_cells(profile.other_times)
     forward = fit_measured(OTHER, known["forward"], seq_lengths, options, note, of_layer=False)
@@ -454,7 +464,7 @@ def _cells(
 
 
 def _forwards(profile: LayerProfile) -> list[MeasuredTime]:
-    """Return the documented forwards of a layer type."""
+    """Return the measured unsharded forward times of a layer type."""
     return [
         MeasuredTime(
             batch=p.batch,
@@ -472,7 +482,8 @@ def measured_cells(
 ) -> dict[tuple[Pass, bool, int], list[MeasuredTime]]:
     """Return the measured times of every fit by (pass, Ulysses, degree), in a fixed order.
 
-    Unsharded layers are listed once, as not Ulysses; their forwards are the documented ones.
+    Unsharded layers have keys with Ulysses False only; their forward times are those of
+    `LayerProfile.times`.
     """
     result: dict[tuple[Pass, bool, int], list[MeasuredTime]] = {
         ("forward", False, 1): _forwards(profile)
@@ -481,13 +492,13 @@ def measured_cells(
         for what in PASSES:
             cells = [c for p in points for c in _cells(p, what, (p.seq_length,))]
             if cells:
-                # a sidecar's forward of unsharded layers does not replace the documented one
+                # an unsharded forward of a sidecar does not replace that of `LayerProfile.times`
                 result.setdefault((what, ulysses, degree), cells)
     return result
 
 
 def attention_share(spec: LayerSpec) -> float | None:
-    """Return the share of attention scores in the forward FLOP of a layer, None if unknown.
+    """Return the share of attention in the forward FLOP of a layer, 0 to 1; None if unknown.
 
     Scores and their product with V: 4*S^2*heads*head_dim, half of it when causal; matrices:
     2*S*(parameters of QKV, output projection and the MLPs that a token visits).
@@ -541,7 +552,7 @@ def _by_shard(
 
 
 # --------------------------------------------------------------------------------------------------
-# Replicas of the fits: computation redrawn within its measured spread.
+# Replicas of the fits: compute times drawn at random within their measured spread.
 #
 # Source: cost-model.md "Spread of computation". The draws of a time depend only on its place in the
 # profile, so two plans use the same replicas.
@@ -556,10 +567,11 @@ _OTHER_PLACE = 1_000_000
 
 
 class DrawnFits(ComputeFits, eq=False):
-    """Fits of a layer type with the coefficients of every replica, for `repeated` rows."""
+    """Fits of a layer type in which each copy of `repeated` rows uses another replica."""
 
     draws: LayerDraws
     rows_per_replica: int
+    """Number of rows before `repeated`."""
 
     def seconds(self, what: Pass, rows: Rows, otherwise: F64 | None = None) -> F64:
         """Return the seconds of every row of every replica; as `ComputeFits.seconds`."""
@@ -582,10 +594,7 @@ class DrawnFits(ComputeFits, eq=False):
 
 
 class DrawnOtherFits(OtherFits, eq=False):
-    """Fits of embedding, head and loss with the coefficients of every replica.
-
-    There are as many tables as replicas, and each table is priced with the replica of its number.
-    """
+    """Fits of embedding, head and loss in which table number i uses replica i."""
 
     draws: OtherDraws
 
@@ -598,10 +607,10 @@ class DrawnOtherFits(OtherFits, eq=False):
 
 
 class Draws(ABC):
-    """Replicas of measured times, and their fits, computed on demand."""
+    """Random draws (replicas) of measured times and their fits, computed on demand."""
 
     def __init__(self, place: int, cells: Mapping[_Key, Sequence[MeasuredTime]]) -> None:
-        """Store the times to draw; `place` is their position in the profile."""
+        """Store the measured times; place : number in the profile, part of the random seed."""
         self._place = place
         self._cells = cells
         self._fitted: dict[_Key, tuple[F64, F64]] = {}
@@ -630,7 +639,7 @@ class Draws(ABC):
         return any(bool(np.ptp(times, axis=1).any()) for times in self._times.values())
 
     def coefficients(self, key: _Key) -> tuple[F64, F64]:
-        """Return launch and per-sample seconds of every replica, each (NUM_REPLICAS,).
+        """Return (launch_s, sample_s) of the fit of every replica, (NUM_REPLICAS,) each.
 
         key : (pass, Ulysses, degree).
         """
@@ -648,7 +657,7 @@ class Draws(ABC):
         return self._fitted[key]
 
     def cells(self) -> Mapping[str, F64]:
-        """Return the replicas (NUM_REPLICAS,) of every measured time with spread, by its name."""
+        """Return name -> replicas (NUM_REPLICAS,), seconds, of every measured time with spread."""
         return {
             f"{self._name(key)}, batch {cell.batch}, "
             f"sequence length {','.join(map(str, cell.seq_lengths))}": times
@@ -659,7 +668,7 @@ class Draws(ABC):
 
 
 class LayerDraws(Draws):
-    """Replicas of one layer type's measured times."""
+    """Random draws of the measured times of one layer type."""
 
     def __init__(
         self, kind: int, profile: LayerProfile, seq_length: int, options: SearchOptions
@@ -679,7 +688,7 @@ class LayerDraws(Draws):
 
 
 class OtherDraws(Draws):
-    """Replicas of the measured times of embedding, head and loss."""
+    """Random draws of the measured times of embedding, head and loss."""
 
     def __init__(
         self, times: Sequence[OtherTime], seq_lengths: tuple[int, ...], options: SearchOptions
@@ -724,7 +733,7 @@ def repeated(rows: Rows) -> Rows:
 
 
 def _draw(cell: MeasuredTime, generator: np.random.Generator) -> F64:
-    """Return random replicas of a time, piecewise linear in its 5, 50 and 95 % quantiles."""
+    """Return NUM_REPLICAS random draws of a time, interpolated between 5, 50 and 95 % quantiles."""
     # values outside the percentiles are unknown
     quantile = generator.uniform(0.05, 0.95, NUM_REPLICAS)
     # a percentile that was not measured equals the median

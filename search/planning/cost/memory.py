@@ -1,7 +1,7 @@
-"""Memory of a layer on a rank, in bytes: states, transient peaks, shared buffers.
+"""Memory of a layer on a rank, bytes: model states, activations, transient memory, buffers.
 
-Source: cost-model.md "Memory of a rank". Every function works on flat arrays of rows; layers,
-embedding and head share the formulas of states, ZeRO transients and communicators.
+Source: cost-model.md "Memory of a rank". Functions take flat arrays of rows. The formulas of model
+states, ZeRO buffers and communicators also apply to embedding and head.
 """
 
 from __future__ import annotations
@@ -25,32 +25,34 @@ from search.request.options import SearchOptions
 
 
 def to_bytes(values: F64) -> I64:
-    """Return whole bytes, rounded up, ignoring float noise of a millionth of a byte."""
+    """Return the values rounded up to whole bytes; excess below 1e-6 is rounded down."""
     return np.ceil(values - 1e-6).astype(np.int64)
 
 
 def state_bytes(
     parameters: F64, rows: Rows, recipe: Recipe, *, shard_gradients: bool, kept: F64 | float = 0.0
 ) -> F64:
-    """Return weights, gradients and optimizer of `parameters`, divided exactly by ZeRO, in bytes.
+    """Return the bytes of weights, gradients and optimizer states on a rank, (n,).
 
-    Rows with an engine's layout use it, others FSDP2's. ZeRO-1 shards the optimizer, ZeRO-2
-    gradients too, ZeRO-3 weights too. With one reduction per step (`shard_gradients` False), and
-    with ZeRO-1, unsharded gradients are kept until then.
+    Rows of `listed_rows` use the state layout of the engine, others that of FSDP2. ZeRO-1 shards
+    the optimizer, ZeRO-2 also gradients, ZeRO-3 also weights.
 
-    kept : saved activations of the only micro-batch, which are freed where its sharded gradients
-        appear; only N*e_g/z - kept of the gradients is added, at least 0.
+    parameters : (n,) number of parameters before ZeRO.
+    shard_gradients : True if gradients are sharded in each reduction. If False, and with ZeRO-1,
+        unsharded gradients exist until the reduction at the end of the step.
+    kept : saved activations of the only micro-batch. Sharded gradients reuse their memory, so only
+        the excess of the gradients over them is added.
     """
     weights = recipe.weight / rows.weight_shards
-    # fp32 shards need no separate master weights
+    # fp32 weights need no separate master weights
     optimizer = np.where(
         rows.whole_weights, recipe.optimizer, recipe.optimizer - recipe.own_masters
     )
-    # sums over several micro-batches stay unsharded until the single reduction of a step
+    # gradients summed over micro-batches are unsharded until the single reduction of a step
     divided = rows.divides_gradients(at_once=shard_gradients)
     gradients = recipe.gradient / np.where(divided, rows.optimizer_shards, 1.0)
     own = parameters * gradients
-    # unsharded sums have a buffer that exists from the beginning of a step
+    # unsharded gradients have a buffer that exists from the beginning of a step
     own = np.where(divided & rows.sharded & rows.several, np.maximum(own - kept, 0.0), own)
     result: F64 = parameters * (weights + optimizer / rows.optimizer_shards) + own
     if not recipe.lists:
@@ -62,7 +64,7 @@ def state_bytes(
 
 
 def gathered_weight_bytes(parameters: F64, rows: Rows, recipe: Recipe) -> F64:
-    """Return the weights w*N of a unit while ZeRO-3 has gathered it, in bytes."""
+    """Return the bytes of the gathered weights of a ZeRO-3 unit, (n,); 0 for other rows."""
     weights = np.where(rows.zero3, recipe.weight, 0.0)
     if recipe.lists:
         ahead = _by_kind(rows, recipe, True, lambda kind: kind.ahead)
@@ -73,13 +75,16 @@ def gathered_weight_bytes(parameters: F64, rows: Rows, recipe: Recipe) -> F64:
 
 
 def listed_rows(rows: Rows, recipe: Recipe) -> Bool:
-    """Return True for the rows whose bytes follow the engine's state layout, (n,)."""
+    """Return (n,) True if the bytes of a row are those of an engine's state layout."""
     listed: Bool = _chosen(rows, [float(kind in recipe.at_once) for kind in KINDS]) > 0.0
     return listed
 
 
 def unit_bytes(parameters: F64, rows: Rows, recipe: Recipe, *, shard_gradients: bool) -> F64:
-    """Return the bytes of a unit during its backward, for an engine with a state layout."""
+    """Return the transient bytes of a ZeRO unit during its backward, (n,).
+
+    0 for engines without a state layout, and without other data-parallel ranks.
+    """
     held = _by_kind(rows, recipe, shard_gradients, lambda kind: kind.unit)
     # a group of one rank gathers and scatters nothing
     result: F64 = parameters * np.where(rows.several, held, 0.0)
@@ -89,8 +94,8 @@ def unit_bytes(parameters: F64, rows: Rows, recipe: Recipe, *, shard_gradients: 
 def loss_bytes(parameters: F64, unit: F64, rows: Rows, recipe: Recipe, *, shard: bool) -> F64:
     """Return the bytes of embedding and head during the loss, for an engine with a state layout.
 
-    parameters : number of both.
-    unit : number of the larger.
+    parameters : number of parameters of embedding and head together.
+    unit : number of parameters of the larger one.
     shard : True if gradients are sharded in each reduction.
     """
     kinds = recipe.kinds(at_once=shard)
@@ -111,24 +116,27 @@ def bucket_bytes(rows: Rows, recipe: Recipe) -> F64:
 
 
 def _by_kind(rows: Rows, recipe: Recipe, at_once: bool, part: Callable[[KindBytes], float]) -> F64:
-    """Return one of the byte counts of every row's kind of data parallelism; 0 without a layout."""
+    """Return a byte count of the data-parallel type of every row, (n,); 0 without a state layout.
+
+    part : function that selects the byte count.
+    """
     kinds = recipe.kinds(at_once=at_once)
     return _chosen(rows, [part(kinds[kind]) if kind in kinds else 0.0 for kind in KINDS])
 
 
 def _chosen(rows: Rows, values: Sequence[float]) -> F64:
-    """Return the value of every row's kind, in the order of KINDS."""
+    """Return the value of every row's data-parallel type, (n,); values : in the order of KINDS."""
     replicas, zero1, zero2, zero3 = values
     return np.select([rows.zero3, rows.zero2, rows.zero1], [zero3, zero2, zero1], replicas)
 
 
 def reducing_bytes(parameters: F64, rows: Rows, recipe: Recipe, *, shard_gradients: bool) -> F64:
-    """Return the peak bytes of a ZeRO unit during the reduction of its gradients.
+    """Return the peak bytes of a ZeRO unit of FSDP2 while its gradients are reduced, (n,).
 
-    These are its gradients, in the precision of the weights as autograd makes them, and the
-    reduction buffer: N*(w + e_g); weights are already freed. Unsharded sums are among the states.
-    Then the peak is new gradients with gathered weights, 2*N*w, or later the buffer with its
-    output, N*e_g*(1 + 1/z).
+    - Sharded gradients: gradients in the precision of the weights, and the reduction buffer,
+      N*(w + e_g); gathered weights are already freed.
+    - Gradients summed unsharded, which are part of the states: the larger of new gradients with
+      gathered weights (2*N*w) and the reduction buffer with its output (N*e_g*(1 + 1/z)).
     """
     buffer = recipe.gradient * (1.0 + 1.0 / rows.optimizer_shards)
     beside_sums = np.maximum(recipe.weight * (1.0 + rows.zero3), buffer)
@@ -150,20 +158,25 @@ def layer_transient_bytes(
     shard_gradients: bool,
     accumulates: bool,
 ) -> F64:
-    """Return the peak transient bytes of a layer in addition to saved activations.
+    """Return the peak transient bytes of a layer in addition to saved activations, (n,).
 
-    The peak is one of two points. At the start of its backward all is still saved: it needs
-    `working`, gathered ZeRO-3 weights, the gradient of the last matrix, and the excess of the
-    previous unit's reduction buffer over that unit's freed activations. In the reduction of its
-    gradients, of its activations only the input and the gradient of the input are left.
+    The peak is the larger of two points:
+
+    - Start of the backward: `working`, gathered ZeRO-3 weights, the gradient of the last matrix,
+      and the previous unit's reduction buffer as far as it exceeds that unit's freed activations.
+    - Reduction of the gradients: `reducing_bytes`, the input and its gradient, less the freed
+      activations.
+
+    With a state layout: `working` and the bytes of the unit.
 
     matrix : result of `last_matrix`.
-    kept, tokens : saved activations of the layer, and its input, of one micro-batch.
-    accumulates : True if sharded gradients of earlier micro-batches stay.
+    working : bytes of the backward of one micro-batch in addition to saved activations.
+    kept, tokens : bytes of the layer's saved activations, and of its input, for one micro-batch.
+    accumulates : True if sharded gradients of earlier micro-batches exist.
     """
     weights, later = matrix
     is_shard = rows.sharded & rows.several
-    # replicas add a gradient to its sum at once, before the rest of the MLP begins
+    # DDP adds a gradient to the sum before the backward of the rest of the MLP begins
     fresh = np.where(
         is_shard,
         recipe.weight * weights,
@@ -177,7 +190,7 @@ def layer_transient_bytes(
     reducing = reducing_bytes(parameters, rows, recipe, shard_gradients=shard_gradients)
     reduced = reducing + 2.0 * tokens - gone
     begins = working + gathered_weight_bytes(parameters, rows, recipe) + fresh
-    # FSDP2 keeps the buffer of one reduction until the next: here that of an equal layer
+    # FSDP2 frees a reduction buffer at the next reduction; the previous layer is assumed equal
     buffer = np.where(is_shard & divided, parameters * recipe.gradient, 0.0)
     begins = begins + np.maximum(buffer - gone, 0.0)
     found: F64 = np.maximum(begins, reduced)
@@ -190,11 +203,12 @@ def layer_transient_bytes(
 
 
 def last_matrix(parameters: F64, rows: Rows, spec: LayerSpec, recipe: Recipe) -> tuple[F64, F64]:
-    """Return (parameters of the MLP's last matrix on a rank, bytes not yet allocated with it).
+    """Return (parameters of the MLP's down projection on a rank, bytes not yet allocated then).
 
     The parameters are h*f/t for all experts. The bytes are the second gradient of a gated MLP's
-    inner values, b*S*f*e/(t*c) for the experts that a token visits. If widths are unknown, a third
-    of the layer's parameters, which no built-in block exceeds.
+    inner activations, b*S*f*e/(t*c) times the experts per token, which is allocated after the
+    weight gradient. If the MLP width is unknown: a third of the layer's parameters, an upper bound
+    for built-in models, and 0.
     """
     width = spec.ffn_hidden_size
     if width is None:
@@ -211,14 +225,14 @@ def last_matrix(parameters: F64, rows: Rows, spec: LayerSpec, recipe: Recipe) ->
 
 
 def token_bytes(spec: LayerSpec, recipe: Recipe) -> float:
-    """Return the activation bytes of a sample, S*h*e."""
+    """Return the bytes of one sample's hidden states between two layers, S*h*e."""
     return float(spec.seq_length) * spec.hidden_size * recipe.element
 
 
 def gathered_bytes(rows: Rows, sample_bytes: F64 | float, pricing: Pricing) -> F64:
-    """Return the bytes of the input that Megatron TP gathers with SP, b*S*h*e/c, else 0.
+    """Return the bytes of the input gathered by TP with sequence parallelism, b*S*h*e/c; else 0.
 
-    It is in the shared buffer, or without `global_memory_buffer` in separate memory while in use.
+    It is part of the shared buffers with `global_memory_buffer`, else transient memory.
 
     sample_bytes : S*h*e.
     """
@@ -229,8 +243,8 @@ def gathered_bytes(rows: Rows, sample_bytes: F64 | float, pricing: Pricing) -> F
 
 
 def communicator_bytes(rows: Rows, pricing: Pricing) -> F64:
-    """Return the buffer bytes of a row's communicators; 0 for measured hardware."""
-    # measured buffers are part of the reserved context
+    """Return the buffer bytes of a row's NCCL communicators; 0 for measured hardware."""
+    # for measured hardware they are part of the CUDA and NCCL reserve
     if not pricing.hardware.estimated:
         return np.zeros_like(rows.batch)
     # if all ranks of a stage are one group, they need one communicator
@@ -243,13 +257,13 @@ def communicator_bytes(rows: Rows, pricing: Pricing) -> F64:
 def layer_shared_bytes(
     rows: Rows, spec: LayerSpec, pricing: Pricing, known: Mapping[int, float]
 ) -> F64:
-    """Return the bytes of buffers that layers of a stage share.
+    """Return the bytes of buffers that all layers of a stage use in turn, (n,).
 
-    With SP the gather buffer b*S*h*e/c, if `global_memory_buffer`; without SP the replicated part
-    of the pipeline's receive buffers, 2*(t-1) of the sharded one. Estimates add 64 MiB per
-    communicator.
+    - With SP and `global_memory_buffer`: the gather buffer, b*S*h*e/c.
+    - Without SP: the additional pipeline receive buffers for t replicas, 2*(t-1)*X.
+    - Buckets of the state layout, and for estimates buffers of communicators.
 
-    known : by tensor degree the shared bytes of the engine's layers instead of the gather buffer.
+    known : tensor degree -> shared bytes of the engine's layers, which replace the gather buffer.
     """
     shared = communicator_bytes(rows, pricing) + bucket_bytes(rows, pricing.recipe)
     options = pricing.options
@@ -261,14 +275,14 @@ def layer_shared_bytes(
     elif not options.sequence_parallel:
         # X, the activation of a micro-batch fully sharded over its stage
         base = rows.samples * token_bytes(spec, pricing.recipe) / rows.ranks
-        # a stage's fixed buffers hold one shard per side; t copies are t - 1 more on both sides
+        # `stage_fixed_bytes` has one shard per side; t replicas need t - 1 more on both sides
         replicated = rows.megatron & (rows.stages > 1.0)
         shared = np.where(replicated, 2.0 * (rows.tensor - 1.0) * base, 0.0) + shared
     return shared
 
 
 def _by_degree(table: Mapping[int, float], degrees: F64) -> F64:
-    """Return the entry of every row's degree, 0 if there is none."""
+    """Return the table entry of every row's degree, (n,); 0 without an entry."""
     found = np.zeros_like(degrees)
     for degree, size in table.items():
         found[degrees == degree] = size
@@ -282,12 +296,13 @@ def stage_fixed_bytes(
     hardware: HardwareProfile,
     rank_bytes: float = 0.0,
 ) -> I64:
-    """Return (N, 4) bytes by stage kind: pipeline receive buffers, and communicators if estimated.
+    """Return the bytes of a stage that no strategy changes, (N, 4) by stage kind.
 
-    An end stage receives from one side, a middle stage from two.
+    These are pipeline receive buffers (one side for first and last stage, two for middle stages),
+    `rank_bytes`, and for estimated hardware buffers of communicators.
 
     sample_bytes : S*h*e of the widest layer type.
-    rank_bytes : bytes that every rank holds, whatever it runs.
+    rank_bytes : constant bytes of every rank, such as workspaces.
     """
     base = samples * stages / hardware.world_size * sample_bytes
     fixed = base[:, None] * np.array([0.0, 1.0, 2.0, 1.0]) + rank_bytes
@@ -300,8 +315,8 @@ def stage_fixed_bytes(
 # --------------------------------------------------------------------------------------------------
 # Activation bytes per sample by strategy: saved, recomputed, and needed in the backward.
 #
-# Source: cost-model.md "Memory of a rank". Degrees that were not counted are derived from counted
-# ones, never below their true count, and every derivation adds a sentence.
+# Source: cost-model.md "Memory of a rank". Degrees without an entry are derived from other degrees
+# as upper bounds, and every derivation adds a sentence.
 
 
 _Known = tuple[float | None, str]
@@ -309,13 +324,12 @@ _Known = tuple[float | None, str]
 
 
 class ActivationBytes(Record, eq=False):
-    """Activation bytes per sample of a layer, (S,) by strategy: saved, recomputed, backward.
-
-    Saved bytes are nan if not measured.
-    """
+    """Activation bytes per sample of a layer by strategy, (S,)."""
 
     kept: F64
+    """Saved activations; nan if not measured."""
     recomputed: F64
+    """Activations that the backward recomputes; 0 without recomputation."""
     backward: F64
     """Bytes in addition to saved and recomputed activations during the layer's backward."""
     derived: tuple[str, ...]
@@ -330,10 +344,11 @@ def activation_bytes(
     *,
     sequence_parallel: bool,
 ) -> ActivationBytes:
-    """Return the activation bytes per sample of every strategy.
+    """Return the activation bytes per sample and rank of every strategy.
 
-    tp: `tensor_bytes`; Ulysses: `ulysses_bytes`; backward: `layer_backward_bytes`; all over c.
-    Checkpointed input: entry /t with SP or Ulysses, /c.
+    Saved bytes are `tensor_bytes` or `ulysses_bytes`, those of the backward `layer_backward_bytes`,
+    each divided by the context degree c. With recomputation only the layer's input is saved,
+    divided by c, and by t with SP or Ulysses.
     """
     kept = np.full(len(strategies), np.nan)
     recomputed = np.zeros(len(strategies))
@@ -391,10 +406,9 @@ def activation_bytes(
 def tensor_bytes(
     memory: LayerMemory, degree: int, spec: LayerSpec, recipe: Recipe, *, sequence_parallel: bool
 ) -> _Known:
-    """Return the saved bytes of a tensor-parallel layer, per sample and rank.
+    """Return (saved bytes of a tensor-parallel layer per sample and rank, source if derived).
 
-    table[t]; without SP a missing t stays unknown, with SP it is derived from its neighbours by
-    `_derived`.
+    A degree without an entry is derived by `_derived` with SP, and unknown (None) without.
     """
     table = memory.activation_bytes_per_sample
     if degree in table or not sequence_parallel:
@@ -403,10 +417,10 @@ def tensor_bytes(
 
 
 def ulysses_bytes(memory: LayerMemory, degree: int, spec: LayerSpec, recipe: Recipe) -> _Known:
-    """Return the saved bytes of a Ulysses layer, per sample and rank.
+    """Return (saved bytes of a Ulysses layer per sample and rank, source if derived).
 
-    Counted degrees are used as counted, others are derived by `_derived`. Without any counted
-    degree it is table[1]/t, which ignores the saved buffers of the all-to-alls.
+    Degrees without an entry are derived by `_derived`. Without any entry for Ulysses, the bytes of
+    the unsharded layer are divided by t, which ignores all-to-all buffers.
     """
     table, counted = memory.activation_bytes_per_sample, memory.ulysses_activation_bytes_per_sample
     # degree 1 is the unsharded layer under either name
@@ -430,10 +444,10 @@ def layer_backward_bytes(
     recipe: Recipe,
     kept_bytes: float,
 ) -> tuple[float, str]:
-    """Return (bytes that a sample's backward needs above `kept_bytes`, text of the rule if used).
+    """Return (bytes of a sample's backward above `kept_bytes`, name of the rule if one was used).
 
-    Counted degrees are used as counted. Others use the rule of `autopar.rates.model`, raised by the
-    ratio of count and rule at the nearest counted degree.
+    Degrees without an entry use the rule of `autopar.rates.model.backward_bytes`, times the ratio
+    of entry and rule at the nearest degree with an entry, at least 1.
     """
     # degree 1 is the unsharded layer under either name
     counted = (
@@ -464,12 +478,12 @@ def layer_backward_bytes(
 def _derived(
     counted: Mapping[int, float], degree: int, name: str, spec: LayerSpec, recipe: Recipe
 ) -> _Known:
-    """Return the bytes at a degree that was not counted, never below its true count.
+    """Return (upper bound of the saved bytes A(t) at a degree t without an entry, its source).
 
-    Over all t ranks a layer never keeps less at a larger degree. It grows only by copies of k and v
-    and, with SP, of the tokens that experts see. Up to the largest counted degree the next counted
-    t1 therefore gives t1*A(t1)/t. Beyond it the largest t0 gives (t0*A(t0) + copies)/t, at most
-    A(t0), which is all that is known without heads.
+    The sum over ranks, t*A(t), does not decrease with t. It grows only by replicated heads of k and
+    v, and with SP by tokens replicated for experts. A larger degree t1 with an entry gives
+    t1*A(t1)/t. Otherwise the largest entry t0 gives (t0*A(t0) + replicas)/t, at most A(t0); if the
+    number of heads is unknown, A(t0).
     """
     if not counted:
         return None, ""
@@ -485,7 +499,7 @@ def _derived(
         return counted[below], f"those at {name}={below} (an upper bound)"
     key_value = spec.num_kv_heads or heads
     attentions = 2.0 if spec.cross_attention else 1.0
-    # copies begin where t is above kv_heads; those of the counted degree are in its count
+    # heads are replicated if t exceeds kv_heads; those of degree `below` are in its entry
     more = max(key_value, degree) - max(key_value, below)
     element = spec.seq_length * recipe.element
     # k and v of all ranks together; the division by the degree follows below
@@ -506,7 +520,7 @@ def _derived(
 
 
 def _by_rule(ruled: Mapping[tuple[bool, int], str]) -> tuple[str, ...]:
-    """Return one sentence for every rule, with the degrees to which it applies."""
+    """Return one sentence for every rule, with its degrees; ruled : (ulysses, t) -> rule."""
     degrees: dict[str, list[str]] = {}
     for (ulysses, degree), text in sorted(ruled.items()):
         name = "ulysses" if ulysses else "tp"
@@ -523,7 +537,7 @@ def _by_rule(ruled: Mapping[tuple[bool, int], str]) -> tuple[str, ...]:
 
 
 class Reserve(Record):
-    """Device memory that no plan may fill."""
+    """Reserved memory in addition to allocated memory: allocator overhead, CUDA and NCCL."""
 
     share: float
     """Reserved over allocated memory, minus 1."""
@@ -534,12 +548,15 @@ class Reserve(Record):
     """OOM probability that `share` is derived from; None if the user gave `share`."""
 
     def reserved_bytes(self, allocated_bytes: int) -> int:
-        """Return the device memory used by `allocated_bytes`, context included."""
+        """Return the reserved device memory for a peak of allocated memory, bytes."""
         # fragments are a share of allocated memory, the context is not
         return math.ceil(allocated_bytes * (1.0 + self.share) + self.context_bytes)
 
     def budget_bytes(self, memory_bytes: float) -> int:
-        """Return the largest allocated bytes whose reserved memory fits in `memory_bytes`."""
+        """Return the largest allocated memory whose reserved memory fits in a device, bytes.
+
+        memory_bytes : device memory.
+        """
         # start two bytes above possible rounding, then go down to the largest that fits
         budget = int((memory_bytes - self.context_bytes) / (1.0 + self.share)) + 2
         while self.reserved_bytes(budget) > memory_bytes:
@@ -547,24 +564,27 @@ class Reserve(Record):
         return budget
 
     def oom_probability(self, allocated_bytes: int, memory_bytes: float) -> float:
-        """Return the probability that a device of `memory_bytes` runs out of memory."""
+        """Return the probability (0 to 1) that a device runs out of memory.
+
+        memory_bytes : device memory, including CUDA and NCCL.
+        """
         return oom_probability_of_kind(
             self.kind, allocated_bytes, memory_bytes - self.context_bytes
         )
 
     @property
     def sentence(self) -> str:
-        """Reserved memory as one of the lines of `defaults used`."""
+        """Formula of reserved memory in words, a line of `defaults used`."""
         why = "" if self.odds is None else f" (--oom-risk {self.odds:g})"
         context = f"{self.context_bytes / GIB:g} GiB"
         return f"reserved memory is allocated * {1.0 + self.share:.4g} + {context}{why}"
 
 
 def reserve_of(options: SearchOptions, spec: ModelSpec) -> Reserve:
-    """Return the reserve of options: `--reserve` if given, else from `--oom-risk`.
+    """Return the allocator overhead and context of the options.
 
-    Measured runs are of Megatron-LM in bf16. Other engines and precisions have few runs, so their
-    interval is wider.
+    The overhead is `--reserve` if given, else follows from `--oom-risk`. Measured runs are mostly
+    of Megatron-LM in bf16; other engines and precisions have few, so their margin is larger.
     """
     mixture = any(layer.num_experts is not None for layer in spec.layers)
     kind: LaunchKind = "experts" if mixture else "dense"

@@ -506,7 +506,7 @@ class CostModel:
 
     @property
     def all_draws(self) -> tuple[Draws, ...]:
-        """Random draws of measured compute times: of each layer type, then of embedding and head."""
+        """Random draws of measured compute times: layer types, then embedding, head and loss."""
         return (*self.draws, self.other_draws)
 
     @cached_property

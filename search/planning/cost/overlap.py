@@ -1,9 +1,9 @@
 """Overlap of communication with compute: by one coefficient, or by factors of a software stack.
 
-Measured files only give the slowdown of compute and communication that overlap. Estimates use the
-overlap factors of the engine's software stack (`autopar.run.runtime.OverlapFactors`), and are
-priced like steps in `autopar.price.step`. Compute and messages are in `search.planning.cost.time`.
-Source: cost-model.md sections 3, 5 and 7.
+Measured profiles contain one coefficient, the slowdown of overlapping compute and communication.
+Estimates use the overlap factors of the engine's software stack
+(`autopar.run.runtime.OverlapFactors`), with the formulas of `autopar.price.step`. Compute and
+messages are in `search.planning.cost.time`. Source: cost-model.md sections 3, 5 and 7.
 """
 
 from __future__ import annotations
@@ -25,29 +25,31 @@ from search.request.options import SearchOptions
 
 
 class LayerTime(Record, eq=False):
-    """Seconds by category, each (n,): per micro-batch, and `step` once per training step."""
+    """Time of rows by category, (n,) seconds. Estimates add `stragglers` to each field."""
 
     forward: dict[str, F64]
-    """forward, tp, ulysses, cp, zero3"""
+    """Seconds per micro-batch: forward, tp, ulysses, cp, zero3."""
     backward: dict[str, F64]
-    """backward, recompute, tp, ulysses, cp, zero3, sync (reduction in every micro-batch)"""
+    """Seconds per micro-batch: backward, recompute, tp, ulysses, cp, zero3, sync (exposed reduction
+    in every micro-batch); for estimates also host (exposed host overhead)."""
     step: dict[str, F64]
-    """tail (exposed reduction and ZeRO-2 gather), optimizer"""
+    """Seconds once per step: tail (exposed reduction, ZeRO-1 and 2 gather), optimizer."""
 
 
 # --------------------------------------------------------------------------------------------------
-# Overlap of communication with compute: one scalar slows down both while both run.
+# Overlap with one coefficient k, by which compute and communication are slower while both run.
 #
 # Source: cost-model.md sections 3, 5 and 7. All times in seconds, arrays broadcast.
 
 
 def overlap_s(window_s: F64, comm_s: F64, coefficient: float) -> F64:
-    """Return the seconds of `window_s` of compute overlapped with `comm_s` of communication.
+    """Return the total time of overlapping compute x and communication y, seconds.
 
-    min(k*min(x, y) + |x - y|, x + y): the shorter overlaps completely with the longer, k times
-    slower.
+    min(k*min(x, y) + |x - y|, x + y): both are k times slower while both run.
+
+    window_s : time x of the compute. comm_s : time y of the communication. coefficient : k.
     """
-    # the shorter is slowed down by k while both run, the remainder of the longer runs alone
+    # both run for k times the shorter time, then the rest of the longer one is not slowed down
     both = coefficient * np.minimum(window_s, comm_s) + np.abs(window_s - comm_s)
     # k above 2 would make overlap slower than one after the other
     return np.minimum(both, window_s + comm_s)
@@ -59,10 +61,14 @@ def overlapped_backward_s(
     other_comm_s: F64,
     coefficient: float,
 ) -> F64:
-    """Return the seconds of a layer's backward with communication overlapped by its compute.
+    """Return the time of a layer's backward with overlapped communication, seconds.
 
-    max(B + sum_i (overlap(w_i, y_i) - w_i), overlap(B, sum_i y_i + y_other)): each tensor-parallel
-    message y_i overlaps only with its window w_i, and all messages together share the compute B.
+    max(B + sum_i (overlap(w_i, y_i) - w_i), overlap(B, sum_i y_i + y_other))
+
+    Each tensor-parallel message y_i overlaps only with its GEMM w_i; all messages together overlap
+    with the compute B.
+
+    compute_s : B. windows : pairs (w_i, y_i). other_comm_s : y_other, data-parallel communication.
     """
     separate = compute_s
     together = other_comm_s
@@ -70,12 +76,12 @@ def overlapped_backward_s(
         # the window is already part of B: only its excess lengthens the backward
         separate = separate + (overlap_s(window_s, comm_s, coefficient) - window_s)
         together = together + comm_s
-    # two limits of the overlap, each message in its window and all under B: the tighter counts
+    # both limits of the overlap hold, so the longer time applies
     return np.maximum(separate, overlap_s(compute_s, together, coefficient))
 
 
 # --------------------------------------------------------------------------------------------------
-# Overlap factors of an engine's software stack, for estimates only: measured files lack them.
+# Overlap factors of an engine's software stack, for estimates only.
 #
 # Source: cost-model.md "Traffic of estimates"; the terms are those of `autopar.price.step`.
 
@@ -83,12 +89,12 @@ def overlapped_backward_s(
 def exposed_tensor_s(
     seconds: Sequence[F64], hiding: OverlapFactors, options: SearchOptions
 ) -> tuple[F64, F64]:
-    """Return the exposed seconds of a layer's tensor-parallel collectives, (forward, backward).
+    """Return the exposed tensor-parallel communication of a layer, (forward, backward) seconds.
 
-    The same share is hidden under the GEMMs of both directions.
+    An equal share is overlapped with GEMMs in both directions.
 
-    seconds : of all blocks, all-gathers and reduce-scatters with sequence parallelism, else
-        all-reduces.
+    seconds : total time of [all-gathers, reduce-scatters] of the forward with sequence parallelism,
+        else [all-reduces].
     """
     seen = 1.0 - (hiding.tensor if options.tp_overlap else 0.0)
     if not options.sequence_parallel:
@@ -100,23 +106,25 @@ def exposed_tensor_s(
 
 
 def exposed_reduction_s(comm_s: F64, microbatch_s: F64, hiding: OverlapFactors) -> F64:
-    """Return the exposed seconds of a reduction overlapped with the last micro-batch.
+    """Return the exposed time of a reduction that overlaps with the last micro-batch, seconds.
 
-    max(0, y - gradients*w) + reduction*y of a reduction y and a micro-batch of w seconds.
+    max(0, y - gradients*w) + reduction*y, with the factors `gradients` and `reduction` of `hiding`.
+
+    comm_s : time y of the reduction. microbatch_s : time w of the micro-batch.
     """
     late = np.maximum(0.0, comm_s - hiding.gradients * microbatch_s)
     return late + hiding.reduction * comm_s
 
 
 def stragglers_share(pricing: Pricing) -> float:
-    """Return the straggler share of a step, waiting for the slowest node; 0 for measured files."""
+    """Return the waiting time for the slowest node as a share of the step; 0 if measured."""
     if pricing.hiding is None:
         return 0.0
     return pricing.hiding.stragglers * math.log2(pricing.hardware.num_nodes)
 
 
 def with_stragglers(times: LayerTime, pricing: Pricing) -> LayerTime:
-    """Return the times with the category `stragglers`, a share of all but the optimizer."""
+    """Return the times with the category `stragglers`, a share of all times but the optimizer."""
     share = stragglers_share(pricing)
     if not share:
         return times
@@ -133,20 +141,23 @@ def with_stragglers(times: LayerTime, pricing: Pricing) -> LayerTime:
 
 
 class IsolatedTimes(NamedTuple):
-    """Seconds of a layer's compute and communication without any overlap, (n,)."""
+    """Compute and communication of a layer before overlap, (n,) seconds."""
 
     forward: F64
     backward: F64
     recompute: F64
     again: F64
-    """1 if a layer's forward is recomputed, else 0."""
+    """1 with full recomputation, else 0."""
     tensor: tuple[F64, F64] | None
     """Exposed tensor-parallel communication, (forward, backward); None if there is none."""
     ulysses: F64
     """Seconds of the all-to-alls in each direction."""
     ring: tuple[F64, F64]
+    """Exposed context-parallel communication, (forward, backward)."""
     reduce: F64
+    """Gradient reduction."""
     gather: F64
+    """All-gather of the weights; 0 with DDP."""
     optimizer: F64
     routing_s: float
     """Host seconds of routing tokens to experts."""
@@ -155,7 +166,10 @@ class IsolatedTimes(NamedTuple):
 def _host_waited_s(
     device_s: F64, rows: Rows, raw: IsolatedTimes, pricing: Pricing, hiding: OverlapFactors
 ) -> F64:
-    """Return the exposed host overhead of a layer, both directions, in seconds."""
+    """Return the exposed host overhead of forward and backward of a layer, seconds.
+
+    device_s : device time of both.
+    """
 
     megatron = "sp" if pricing.options.sequence_parallel else "tp"
     exchanges = rows.ulysses & (rows.tensor > 1.0)
@@ -174,11 +188,12 @@ def _host_waited_s(
 def estimated_time(
     raw: IsolatedTimes, rows: Rows, pricing: Pricing, hiding: OverlapFactors
 ) -> LayerTime:
-    """Return the seconds of every row of an estimate by category.
+    """Return the estimated time of every row by category, seconds.
 
-    ZeRO-3's communication runs at the stack's share of the network and overlaps with all other time
-    of a layer: gathers in both directions, the scatter with the last backward. Other reductions
-    overlap with a share of the last micro-batch; ZeRO-2's gather counts with them.
+    Communication of ZeRO-3 runs at a share of the network bandwidth (`sharded_network`) and
+    overlaps with the layer: gathers with forward and backward, the reduce-scatter with the
+    backward. Other reductions, and the gathers of ZeRO-1 and 2, overlap with a share of the last
+    micro-batch.
     """
     coefficient = pricing.hardware.overlap_coefficient
     late = pricing.options.async_grad_reduce
@@ -221,7 +236,7 @@ def estimated_time(
             **backward_parts,
             "zero3": with_gather - back,
             "sync": nothing if late else seen,
-            # for both directions: shares of it in forwards would make GPipe's frontiers long
+            # for both directions; split over both, the search would have more partial plans
             "host": waited,
         },
         step={"tail": whole if late else whole - seen, "optimizer": raw.optimizer},
@@ -232,10 +247,11 @@ def estimated_time(
 def exposed_transfer_s(
     sends_s: F64, stages: I64, pricing: Pricing, pipeline_type: PipelineType
 ) -> F64:
-    """Return the transfers between stages as the step formula counts them, (N, K, Y) seconds.
+    """Return the transfer times between stages for the step formula, (N, K, Y) seconds.
 
-    A stage of an estimate waits for a whole message in each direction. The step formula counts (p -
-    1)/p of it, as in measured files, so the factor is compensated here. GPipe counts whole links.
+    In estimates, a stage waits for a full message in each direction. The 1F1B formula multiplies
+    transfers by (p - 1)/p, which is compensated here; GPipe has no such factor. Measured times are
+    returned unchanged.
     """
     if pricing.hiding is None:
         return sends_s
@@ -249,10 +265,10 @@ def exposed_transfer_s(
 
 
 def without_host(model: ModelProfile, spec: ModelSpec, hiding: OverlapFactors) -> ModelProfile:
-    """Return an estimated profile with device times only, host overhead removed.
+    """Return an estimated profile with device times only, without host overhead.
 
-    This is the inverse of what `layer_cells` combines. Layers are then priced together with their
-    communication, which also overlaps with the host.
+    Reverses the combination of device and host times in `layer_cells`. Host overhead is added later
+    to compute and communication together, because it overlaps with both.
     """
     layers = []
     for kind, layer in zip(spec.layers, model.layers, strict=True):
@@ -277,7 +293,7 @@ def without_host(model: ModelProfile, spec: ModelSpec, hiding: OverlapFactors) -
 
 
 def _alone_s(both_s: float, host_s: float) -> float:
-    """Return the device seconds of a time that `host_device_time_s` combined."""
+    """Return the device time, seconds; both_s : `host_device_time_s` of device and host time."""
     # (device^p + host^p)^(1/p) of 1 and 1 is 2^(1/p)
     power = math.log(2.0) / math.log(float(host_device_time_s(1.0, 1.0)))
     # times in edited files may be shorter than the host overhead; the result is never 0

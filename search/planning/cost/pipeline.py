@@ -1,8 +1,7 @@
-"""Step time T and memory of every stage, evaluated for one plan on the tables.
+"""Step time and memory of every stage of one plan, computed from the planner's tables.
 
-Source: cost-model.md section 9 and "Memory of a rank"; the formulas are those of the docstring of
-`search.planning.cost.tables`. Plain float64 and int64, so it is the reference for every faster
-kernel.
+Source: cost-model.md section 9 and "Memory of a rank"; the formulas are in the docstring of
+`search.planning.cost.tables`. This is the reference implementation for the C++ core.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _WORK: tuple[Literal["forward", "backward", "tail"], ...] = ("forward", "backwar
 
 
 class Event(Record):
-    """Work of one stage, with times in seconds since the start of the step."""
+    """Work of one stage with start and end, seconds since the start of the step."""
 
     stage: int
     kind: Literal["forward", "backward", "tail"]
@@ -44,9 +43,9 @@ class Event(Record):
 
 
 _MOST_MICROBATCHES = 1 << 21
-"""Micro-batches of all stages together that are replayed one by one: about 10 ms of work."""
+"""Maximum number of micro-batches, summed over stages, that are replayed: about 10 ms of work."""
 _RHYTHM = 840
-"""Micro-batches over which growth is measured: a multiple of every period up to 8."""
+"""Micro-batches between the two replays of `_long_step`: a multiple of all periods up to 8."""
 
 
 class ReplayResult(Record):
@@ -54,9 +53,9 @@ class ReplayResult(Record):
 
     step_time_s: float
     idle_s: tuple[float, ...]
-    """Seconds per stage without compute and without tail."""
+    """Idle time of each stage, seconds."""
     timeline: tuple[Event, ...] | None
-    """Events in the order in which stages work; None unless requested."""
+    """Events of the step; None unless requested."""
 
 
 def replay(
@@ -69,15 +68,22 @@ def replay(
     *,
     timeline: bool = False,
 ) -> ReplayResult:
-    """Return the time of one step of p stages and m micro-batches, in O(p*m).
+    """Return step time and idle times of p stages and m micro-batches from an event replay.
 
-    Without a timeline, steps of more than 2^21 micro-batches over all stages are replayed in part,
-    see `_long_step`. Ctrl-C interrupts the replay.
+    Long steps (about 2^21 micro-batches summed over stages) are replayed in part and extrapolated
+    by `_long_step`, unless a timeline is requested. Ctrl-C interrupts the replay.
 
-    `forward_s`, `backward_s`: seconds per micro-batch, `tail_s`: per step, one entry per stage.
-    `send_s[j]`: transfer between stages j and j+1, equal in both directions; p - 1 entries. A p-th
-    entry for the last stage, which sends nothing, is ignored. Raises ValueError for lists of
-    unequal length and for fewer than one micro-batch.
+    Parameters
+    ----------
+    forward_s, backward_s : seconds of one micro-batch on each stage.
+    send_s : seconds of a transfer between stages j and j+1, in either direction; p - 1 entries, a
+        p-th one is ignored.
+    tail_s : seconds of each stage once per step.
+    timeline : True to return all events.
+
+    Raises
+    ------
+    ValueError : lists of unequal length, or fewer than one micro-batch.
     """
     p, m = len(forward_s), num_microbatches
     if p == 0 or len(backward_s) != p or len(tail_s) != p or len(send_s) not in (p - 1, p):
@@ -120,10 +126,11 @@ def replay_schedule_s(
     ahead: int = 0,
     overlapped: bool = False,
 ) -> float:
-    """Return the seconds of one step under a schedule, as `autopar.pipeline.replay` computes them.
+    """Return the time of one step under a schedule, seconds, replayed by the C++ core.
 
-    Arguments are those of that function, which is plain Python and also returns a timeline. Ctrl-C
-    interrupts the replay. Raises InputError for a schedule that cannot run.
+    Arguments and result are those of `autopar.pipeline.replay`, the Python implementation that also
+    returns a timeline. Ctrl-C interrupts the replay. Raises InputError for a schedule that cannot
+    run.
     """
     # imported here: commands that replay nothing start without the compiled core
     from search.planning.layered.core import core
@@ -158,7 +165,7 @@ _Shares = tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[floa
 def _whole_step(
     shares: _Shares, num_microbatches: int, pipeline_type: PipelineType, *, timeline: bool = False
 ) -> tuple[float, tuple[NDArray[Any], ...] | None]:
-    """Return the seconds of a step, and its events as columns if requested."""
+    """Return (step time in seconds, columns of events if requested, else None)."""
     # imported here: commands that replay nothing start without the compiled core
     from search.planning.layered.core import core
 
@@ -168,10 +175,10 @@ def _whole_step(
 def _long_step(
     shares: _Shares, num_microbatches: int, replayed: int, pipeline_type: PipelineType
 ) -> float:
-    """Return the seconds of a step from `replayed` micro-batches and extrapolation of the others.
+    """Return the step time, seconds, extrapolated from the first `replayed` micro-batches.
 
-    Once the pipeline is full, the slowest stage or link sets a periodic pattern. The recurrence of
-    starts is linear in (max, +), so steps grow by the same time every few micro-batches.
+    Once the pipeline is full, the slowest stage or link determines a periodic pattern: start times
+    are linear in (max, +) algebra, so the step grows by a constant time per period.
     """
     whole, _ = _whole_step(shares, replayed, pipeline_type)
     part, _ = _whole_step(shares, replayed - _RHYTHM, pipeline_type)
@@ -205,10 +212,9 @@ class Evaluation(Record):
 
 
 def in_flight(pipeline_type: str, stage: int, num_stages: int, num_microbatches: int) -> int:
-    """Return the micro-batches whose activations stage j holds: p - j (1F1B), m (GPipe).
+    """Return the number of live micro-batches of a stage: min(m, p - stage) (1F1B) or m (GPipe).
 
-    A single stage runs one micro-batch after the other under either name. Never more than all
-    micro-batches are in flight (m < p is illegal with 1F1B, but still priced).
+    1 for a single stage with either schedule.
     """
     if num_stages == 1:
         return 1
@@ -218,14 +224,14 @@ def in_flight(pipeline_type: str, stage: int, num_stages: int, num_microbatches:
 
 
 def stage_kind(stage: int, num_stages: int) -> int:
-    """Return the index into STAGE_KINDS of a stage."""
+    """Return the index of a stage's kind in STAGE_KINDS."""
     if num_stages == 1:
         return 0
     return 1 if stage == 0 else 3 if stage == num_stages - 1 else 2
 
 
 def vocab_position(stage: int, num_stages: int) -> int | None:
-    """Return the index into POSITIONS of a stage's vocabulary layers, None for a middle stage."""
+    """Return the index in POSITIONS of a stage with embedding or head; None for a middle stage."""
     kind = stage_kind(stage, num_stages)
     return None if kind == 2 else min(kind, 2)
 
@@ -239,9 +245,11 @@ def evaluate(
     strategy_index: Sequence[int],
     vocab_index: int,
 ) -> Evaluation:
-    """Return step time and stages of the plan with strategy `strategy_index[l]` for layer l.
+    """Return step time and memory of a plan from the planner's tables.
 
-    stage_sizes : layers per stage, length p, sums to L.
+    table, vocab_index : indices of the table and of the vocabulary strategy.
+    stage_sizes : number of layers of each stage.
+    strategy_index : strategy of each layer.
     """
     n, e, m = table, vocab_index, num_microbatches
     p = len(stage_sizes)
@@ -338,13 +346,13 @@ def replica_step_times(
     stage_sizes: Sequence[int],
     strategy_index: Sequence[int],
 ) -> F64:
-    """Return the step times of a plan for replicas of its computation, (R,) seconds.
+    """Return the step times of a plan for R random draws of its compute times, (R,) seconds.
 
-    Redistribution, transfers and memory are those of the tables.
+    Redistribution and transfers are those of the tables.
 
-    tables : of one table and one vocabulary strategy.
-    drawn : (R, K, S) forward, backward and tail that replace those of the tables.
-    vocab : (R, 3, 1) each, for vocabulary layers; None to use the tables.
+    tables : arrays with one table and one vocabulary strategy.
+    drawn : (R, K, S) forward, backward and tail of layers, seconds.
+    vocab : (R, 3, 1) forward, backward and tail of embedding and head; None: those of the tables.
     """
     seen = evaluate(
         tables,
@@ -393,13 +401,13 @@ def _step_parts(
     tail: list[_Seconds],
     most: Callable[[list[Any]], Any] = max,
 ) -> dict[str, _Seconds]:
-    """Return the parts of the step time T by name, in seconds.
+    """Return the step time T by part (`Evaluation.parts_s`), seconds.
 
     1F1B: T = sum s_j + (m-1)*max s_j + max tail_j with s_j = f_j + g_j + 2*cbar*(p-1)/p. GPipe: T =
     sum (f_j+g_j) + (m-1)*(max(f_j, c_j) + max(g_j, c_j)) + 2*sum c_j + max tail_j, the maxima over
     all stages and links: a link slower than every stage is the bottleneck.
 
-    most : maximum of several seconds, which may be arrays.
+    most : function for the maximum of several times, which may be arrays.
     """
     p = len(forward)
     stage = [f + g for f, g in zip(forward, backward, strict=True)]

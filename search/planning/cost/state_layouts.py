@@ -1,7 +1,7 @@
-"""Bytes per parameter and per activation element that price a plan's rows.
+"""Bytes per parameter and per activation element for the memory of per-layer plans.
 
-The states of each engine are in `autopar.price.state_layouts`. This module converts them to the
-kinds of data parallelism of a plan's layers: DDP, ZeRO-1, ZeRO-2 and ZeRO-3.
+The model states of each engine are in `autopar.price.state_layouts`. This module converts them to
+the data-parallel types of layers: DDP, ZeRO-1, ZeRO-2 and ZeRO-3.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ KINDS: tuple[Kind, ...] = ("ddp", "zero1", "zero2", "zero3")
 
 
 class KindBytes(Record):
-    """Bytes per parameter of a layer with one kind of data parallelism."""
+    """Bytes per parameter of a layer with one data-parallel type."""
 
     whole: float
-    """Bytes per parameter that every rank holds."""
+    """Unsharded bytes per parameter."""
     shared: float
-    """Bytes per parameter, divided by the ranks that share states."""
+    """Sharded bytes per parameter, before division by the number of data-parallel ranks."""
     unit: float = 0.0
-    """Bytes per parameter of a layer during its backward, if there are other ranks."""
+    """Transient bytes per parameter of the backward, with several data-parallel ranks."""
     ahead: float = 0.0
-    """Part of `unit` that may be live at another layer's peak: prefetched units."""
+    """Part of `unit` for prefetched weights, which may be live at the peak of another layer."""
     loss: float | None = None
     """Bytes per parameter of embedding and head during the loss; None: `unit` of the larger one."""
     constant_bytes: float = 0.0
@@ -40,26 +40,27 @@ class Recipe(Record):
     """Bytes per parameter and per activation element of a training precision."""
 
     weight: float
-    """Bytes of a gathered weight, as communicated."""
+    """Bytes of a weight in compute and all-gather."""
     gradient: float
-    """Bytes of a gradient, as reduced."""
+    """Bytes of a gradient in its reduction."""
     optimizer: float
-    """Bytes of Adam's moments and of a master weight."""
+    """Bytes of Adam's moments and master weight, per parameter."""
     element: float
+    """Bytes of an activation element."""
     own_masters: float = 0.0
-    """Part of `optimizer` for master weights that replicas and ZeRO-3 do not need: fp32 weights."""
+    """Part of `optimizer` that DDP and ZeRO-3 do not need, because FSDP2 has fp32 weights."""
     at_once: dict[Kind, KindBytes] = field(default_factory=dict)
-    """Bytes if gradients are sharded as they are reduced: one micro-batch, or a reduction in
-    each."""
+    """State layout if gradients are reduced in every micro-batch, or if there is only one."""
     at_end: dict[Kind, KindBytes] = field(default_factory=dict)
-    """Bytes if gradients are first summed over micro-batches. Kinds that are in neither use the
-    FSDP2 formulas of `search.planning.cost.memory`."""
+    """State layout if gradients are reduced once, after several micro-batches. Types without a
+    layout use the FSDP2 formulas of `search.planning.cost.memory`."""
 
     @staticmethod
     def of(options: SearchOptions) -> Recipe:
-        """Return the recipe of the options: `--memory-of`'s engine, else 16-bit weights with fp32.
+        """Return the bytes of a parameter for the precision and the `--memory-of` of the options.
 
-        fp32 4+4+8; bf16 and fp16 2+2+12 (fp32 gradients 4): Rajbhandari et al., arXiv 1910.02054.
+        Weight + gradient + optimizer: 4+4+8 in fp32, 2+2+12 in bf16 and fp16, 2+4+12 with fp32
+        gradients (Rajbhandari et al., arXiv 1910.02054).
         """
         fp32 = options.mixed_precision == "fp32"
         weight = element = 4.0 if fp32 else 2.0
@@ -80,7 +81,7 @@ class Recipe(Record):
 
     @property
     def lists(self) -> bool:
-        """True if the bytes of any kind come from an engine's state layout."""
+        """True if some data-parallel type uses the state layout of an engine."""
         return bool(self.at_once)
 
     @property
@@ -90,12 +91,15 @@ class Recipe(Record):
         return self.gradient + 24.0
 
     def kinds(self, *, at_once: bool) -> dict[Kind, KindBytes]:
-        """Return the bytes by kind."""
+        """Return the state layouts; at_once : True for a reduction in every micro-batch."""
         return self.at_once if at_once else self.at_end
 
 
 def _kinds(options: SearchOptions, *, at_once: bool) -> Iterable[tuple[Kind, KindBytes]]:
-    """Yield the bytes of each kind; at_once : True if gradients are sharded as they are reduced."""
+    """Yield (data-parallel type, state layout) of the engine of `--memory-of`; none for FSDP2.
+
+    at_once : True for a reduction in every micro-batch.
+    """
     engine = options.memory_of
     # FSDP2 units that are reduced in fp32 are counted at each point of a step instead
     if engine is None or engine == "torchtitan":
@@ -125,10 +129,10 @@ def _kinds(options: SearchOptions, *, at_once: bool) -> Iterable[tuple[Kind, Kin
 
 
 def _of_engine(recipe: StateLayout) -> KindBytes:
-    """Return the bytes of an engine's state layout by their use in a plan's layers.
+    """Return the bytes of an engine's state layout, classified for the layers of a plan.
 
-    Transient tensors of the backward of all parameters of a rank are live at the peak, like states.
-    Those of a rank's shard are live only in the step, when activations are freed.
+    Transient tensors for all parameters of a stage in the backward count like states, since they
+    are live at the peak. Those of the optimizer step are left out: activations are freed by then.
     """
     whole, shared = recipe.whole_and_shared()
     passing = [entry for entry in recipe.passing if "backward" in entry.during]

@@ -1,15 +1,15 @@
-"""PlanTables, the contiguous arrays of the planner and their layout; and flat rows for formulas.
+"""Arrays of the planner (`PlanTables`), and flat arrays of rows for the cost formulas (`Rows`).
 
 A *table* is one (number of stages p, samples per micro-batch g = G/m, default dp type). Time and
-memory of a layer depend only on the table and the layer's strategy, never on the global batch
-itself. So every distinct table is priced once, and a *candidate* is a table and a number of
-micro-batches m (global batch G = g*m).
+memory of a layer depend only on the table and the layer's strategy, not on the global batch G.
+Every distinct table is priced once. A *candidate* is a table and a number of micro-batches m
+(global batch G = g*m).
 
 Axes: N tables, K layer types, S layer strategies (canonical order), Y layouts of the activation
-between layers, E strategies of embedding and head. `POSITIONS` and `STAGE_KINDS` index the position
-of the vocabulary layers and of a stage in the pipeline. Arrays named `*_bytes` with a leading axis
-of two hold [m == 1, m > 1]: with one reduction per step, gradients of several micro-batches are
-kept unsharded until then.
+between layers, E strategies of embedding and head. `POSITIONS` lists the positions of embedding and
+head in the pipeline, `STAGE_KINDS` those of a stage. A leading axis of two in arrays named
+`*_bytes` is [m == 1, m > 1]: with one reduction per step, gradients of several micro-batches stay
+unsharded until the reduction.
 
 Memory of stage j of p, which must not exceed `budget_bytes`:
     stage_fixed_bytes[n, kind(j)]
@@ -17,16 +17,16 @@ Memory of stage j of p, which must not exceed `budget_bytes`:
   + sum over its layers of (static_bytes + activation_bytes * in_flight(j))
   + max over its layers and vocabulary layers of transient_bytes
   + max over its layers and vocabulary layers of shared_bytes
-with in_flight(j) = p - j (1F1B) or m (GPipe), and 1 when there is one stage only.
+with in_flight(j) = min(m, p - j) (1F1B) or m (GPipe), and 1 if there is only one stage.
 
-Time: f_j and g_j are the forward and backward of one micro-batch on stage j. They include layers,
-vocabulary layers, and the redistribution before every layer, charged to the receiving stage; before
-the head it is charged to the last stage. tail_j is the sum of its tails, c_j = send_s of the last
-layer of stage j, cbar = max c_j:
+Time: f_j and g_j are forward and backward of one micro-batch on stage j. They include layers,
+embedding and head, and the redistribution before every layer, charged to the receiving stage;
+before the head it is charged to the last stage. tail_j is the sum of the tails of stage j, c_j =
+send_s of its last layer, cbar = max c_j:
     1F1B  s_j = f_j + g_j + 2*cbar*(p-1)/p;   T = sum s_j + (m-1)*max s_j + max tail_j
     GPipe T = sum (f_j+g_j) + (m-1)*(max(f_j, c_j) + max(g_j, c_j)) + 2*sum c_j + max tail_j
-Redistribution uses [type of the producing layer, from layout, to layout]; between embedding and
-first layer the type of the first layer, between last layer and head that of the last.
+Redistribution is indexed [type of the producing layer, from layout, to layout]. Between embedding
+and first layer the type is that of the first layer, between last layer and head that of the last.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ from search.planning.space import Table
 from search.request.options import SearchOptions
 
 POSITIONS = ("only", "first", "last")
-"""Positions of vocabulary layers: p == 1 has 'only'; otherwise the first and the last stage."""
+"""Positions of embedding and head: `only` if p == 1, else `first` and `last` stage."""
 STAGE_KINDS = ("only", "first", "middle", "last")
 
 
 class ActivationLayout(Record, order=True):
-    """Distribution of the activation between two layers over a stage's ranks."""
+    """Distribution of the activation between two layers over the ranks of a stage."""
 
     sequence_shards: int
     """Shards of the sequence dimension (t*c with SP or Ulysses, c otherwise)."""
     cp: int
-    """Zigzag context-parallel degree contained in `sequence_shards`."""
+    """Context-parallel degree (zigzag chunks), a factor of `sequence_shards`."""
     replicas: int
     """Copies of each shard (t for tensor parallelism without SP)."""
     strided: bool = False
-    """True if tensor ranks are not neighbours, so that the shards of a sample are on other
-    ranks."""
+    """True if tensor groups are strided, so that a sample is on other ranks than in contiguous
+    groups."""
 
 
 class PlanTables(Record, eq=False):
@@ -75,7 +75,7 @@ class PlanTables(Record, eq=False):
     world_size: int
     pipeline_type: PipelineType
     layer_type: NDArray[np.int32]
-    """(L,) type of every layer."""
+    """(L,) type of every layer, an index into the axis K."""
     strategies: tuple[LayerStrategy, ...]
     layouts: tuple[ActivationLayout, ...]
     strategy_layout: NDArray[np.int32]
@@ -94,16 +94,19 @@ class PlanTables(Record, eq=False):
     valid: NDArray[np.bool_]
     """(N, K, S) True if the strategy is legal and priced."""
     forward_s: F64
+    """(N, K, S) seconds of one micro-batch."""
     backward_s: F64
+    """(N, K, S) seconds of one micro-batch."""
     tail_s: F64
+    """(N, K, S) seconds once per step: exposed reduction, optimizer."""
     static_bytes: I64
     """(2, N, K, S) bytes of weights, gradients and optimizer states."""
     activation_bytes: I64
-    """(N, K, S) per micro-batch in flight."""
+    """(N, K, S) bytes of saved activations per micro-batch in flight."""
     transient_bytes: I64
     """(2, N, K, S) peak bytes of transient memory."""
     shared_bytes: I64
-    """(N, K, S) bytes of buffers that layers share."""
+    """(N, K, S) bytes of buffers that all layers of a stage use in turn."""
 
     redistribute_forward_s: F64
     """(N, K, Y, Y) seconds from one layout to another."""
@@ -120,7 +123,7 @@ class PlanTables(Record, eq=False):
     vocab_static_bytes: I64
     """(2, N, 3, E) bytes of weights, gradients and optimizer states."""
     vocab_activation_bytes: I64
-    """(N, 3, E) bytes per micro-batch in flight."""
+    """(N, 3, E) bytes of saved activations per micro-batch in flight."""
     vocab_transient_bytes: I64
     """(2, N, 3, E) peak bytes of transient memory."""
     vocab_shared_bytes: I64
@@ -150,12 +153,10 @@ _SECOND_AXIS = ("static_bytes", "transient_bytes", "vocab_static_bytes", "vocab_
 def joined(
     parts: Sequence[tuple[I64, PlanTables]], candidates: Sequence[tuple[int, int]]
 ) -> PlanTables:
-    """Return one PlanTables from tables that were priced in parts, with these candidates.
-
-    All parts have the same strategies.
+    """Return the concatenation of tables that were priced in parts with the same strategies.
 
     parts : (numbers of the tables, tables) of each part; the result is ordered by number.
-    candidates : (index of a table in that order, m).
+    candidates : (index of a table in the result, number of micro-batches).
     """
     first = parts[0][1]
     order = np.argsort(np.concatenate([numbers for numbers, _ in parts]))
@@ -185,14 +186,14 @@ _OF_ALL_TABLES = (
 
 
 class PricedRows(Record, eq=False, dict=True):
-    """Seconds and bytes of (table, strategy), by category.
+    """Time and memory of every (table, strategy), by category.
 
-    Seconds are stored for the priced rows only. A search needs their sums; categories are needed
-    only to show one plan.
+    Seconds are stored as flat arrays of the priced rows. A search uses their sums; categories are
+    reported for single plans.
     """
 
     at: tuple[I64, ...]
-    """Places of the priced rows, (n,) for every axis of `shape`."""
+    """Indices of the priced rows, (n,) for every axis of `shape`."""
     shape: tuple[int, ...]
     seconds: tuple[Mapping[str, F64], Mapping[str, F64], Mapping[str, F64]]
     """Seconds (n,) by category: forward and backward of a micro-batch, and once per step."""
@@ -204,33 +205,35 @@ class PricedRows(Record, eq=False, dict=True):
     valid: Bool
     """(N tables, strategies) True if legal."""
     priced: Bool
-    """(N tables, strategies) True if priced. With `price_illegal` also where only a divisibility
-    rule is broken."""
+    """(N tables, strategies) True if priced. With `price_illegal` also for strategies that only
+    break a divisibility rule."""
     states: I64
-    """Bytes of states; the leading axis of two is that of `PlanTables`, as in `transient`."""
+    """Bytes of weights, gradients and optimizer states; leading axis [m == 1, m > 1]."""
     activations: I64
-    """Bytes per micro-batch in flight."""
+    """Bytes of saved activations per micro-batch in flight."""
     transient: I64
+    """Peak bytes of transient memory; leading axis [m == 1, m > 1]."""
     shared: I64
+    """Bytes of buffers that all layers of a stage use in turn."""
 
     @cached_property
     def forward(self) -> dict[str, F64]:
-        """Seconds of a micro-batch's forward."""
+        """Forward seconds of a micro-batch by category, arrays of `shape`."""
         return self._placed(self.seconds[0])
 
     @cached_property
     def backward(self) -> dict[str, F64]:
-        """Seconds of a micro-batch's backward."""
+        """Backward seconds of a micro-batch by category, arrays of `shape`."""
         return self._placed(self.seconds[1])
 
     @cached_property
     def step(self) -> dict[str, F64]:
-        """Seconds once per step."""
+        """Seconds once per step by category, arrays of `shape`."""
         return self._placed(self.seconds[2])
 
     @cached_property
     def sums_s(self) -> F64:
-        """(3, ...) sums of `forward`, `backward` and `step`."""
+        """(3, *shape) sums over the categories of `forward`, `backward` and `step`, seconds."""
         full = np.full((3, *self.shape), self.unpriced_s)
         for whole, part in zip(full, self.seconds, strict=True):
             whole[self.at] = sum_of(part)
@@ -238,24 +241,24 @@ class PricedRows(Record, eq=False, dict=True):
 
     @property
     def forward_s(self) -> F64:
-        """Sum of `forward`."""
+        """Forward seconds of a micro-batch, sum of all categories."""
         sums: F64 = self.sums_s[0]
         return sums
 
     @property
     def backward_s(self) -> F64:
-        """Sum of `backward`."""
+        """Backward seconds of a micro-batch, sum of all categories."""
         sums: F64 = self.sums_s[1]
         return sums
 
     @property
     def tail_s(self) -> F64:
-        """Sum of `step`."""
+        """Seconds once per step, sum of all categories."""
         sums: F64 = self.sums_s[2]
         return sums
 
     def row(self, *place: int) -> int | None:
-        """Return the number of the row at a place of the axes, None if it is not priced."""
+        """Return the number of the priced row at these indices, None if it is not priced."""
         number = int(self._numbers[place])
         return None if number < 0 else number
 
@@ -266,7 +269,7 @@ class PricedRows(Record, eq=False, dict=True):
         return numbers
 
     def _placed(self, part: Mapping[str, F64]) -> dict[str, F64]:
-        """Return the categories in the shape of tables."""
+        """Return the categories as arrays of `shape`."""
         found = {}
         for name, values in part.items():
             found[name] = np.full(self.shape, self._unpriced_s(name))
@@ -281,13 +284,11 @@ class PricedRows(Record, eq=False, dict=True):
 class LayerRows(PricedRows, eq=False):
     """Priced rows of one layer type, axes (N, S).
 
-    Categories: forward, tp, ulysses, cp, zero3; backward, recompute, tp, ulysses, cp, zero3, sync;
-    tail, optimizer. Rows without a price hold inf seconds in `forward`, `backward` and `tail`, and
-    0 elsewhere.
+    Categories are those of `LayerTime`; estimates add `host` and `stragglers`.
     """
 
     backward_peak: I64
-    """Part of `transient`: bytes that a layer's backward needs in addition to saved activations."""
+    """Part of `transient` that the backward needs in addition to saved activations, bytes."""
 
     def time_s(self, table: int, strategy: int) -> dict[str, float]:
         """Return the seconds of one row by category, per micro-batch and per step."""
@@ -301,7 +302,7 @@ class LayerRows(PricedRows, eq=False):
 
 
 def sum_of(parts: Mapping[str, F64]) -> F64:
-    """Return the sum of the categories, in their order."""
+    """Return the sum of the arrays of all categories."""
     values = iter(parts.values())
     total = next(values).copy()
     for value in values:
@@ -310,7 +311,7 @@ def sum_of(parts: Mapping[str, F64]) -> F64:
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows, over which formulas are evaluated. Only `build_rows` and `Rows.scatter` know the table axes.
+# Rows: flat arrays for the formulas. Only `build_rows` and `Rows.scatter` use the table axes.
 #
 # Rank order inside a stage: tensor or Ulysses ranks fastest, then context, then data; with strided
 # tensor groups context first, then data, then tensor.
@@ -320,7 +321,7 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class Pricing(Record, eq=False):
-    """Inputs that are common to the pricing of all rows."""
+    """Inputs common to the pricing of all rows."""
 
     hardware: HardwareProfile
     groups: Groups
@@ -329,17 +330,20 @@ class Pricing(Record, eq=False):
     recipe: Recipe
     """Bytes per parameter and activation of `options`."""
     hiding: OverlapFactors | None = None
-    """Overlap factors of `hardware` if the model's times are estimates too; None: measured."""
+    """Overlap factors if times of model and hardware are estimates; None for measured times."""
 
 
 class Rows(Record, eq=False, dict=True):
     """Flat arrays over the n priced rows; `valid` marks those that are also legal."""
 
     shape: tuple[int, int]
-    """(tables, strategies) of arrays made by `scatter`."""
+    """(tables, strategies), the last axes of the result of `scatter`."""
     table: I64
+    """(n,) index of the table."""
     strategy: I64
+    """(n,) index of the strategy."""
     valid: Bool
+    """(n,) True if legal."""
     stages: F64
     """(n,) p, number of stages."""
     ranks: F64
@@ -347,13 +351,15 @@ class Rows(Record, eq=False, dict=True):
     samples: F64
     """(n,) g, samples of a micro-batch."""
     tensor: F64
+    """(n,) t, tensor or Ulysses degree."""
     context: F64
+    """(n,) c, context-parallel degree."""
     shards: F64
-    """(n,) t*c"""
+    """(n,) t*c."""
     batch: F64
     """(n,) b = g/d, samples of a tensor group."""
     zero_size: F64
-    """(n,) ranks over which gradients are reduced and ZeRO shards."""
+    """(n,) number of ranks that reduce gradients and share ZeRO states."""
     ulysses: Bool
     zero3: Bool
     zero1: Bool
@@ -371,7 +377,7 @@ class Rows(Record, eq=False, dict=True):
         return self.table, self.strategy
 
     def scatter(self, values: NDArray[_Scalar]) -> NDArray[_Scalar]:
-        """Return (..., tables, strategies) with `values` (..., n) in the priced places, else 0."""
+        """Return an array (..., tables, strategies) of `values` (..., n), 0 for unpriced rows."""
         full = np.zeros((*values.shape[:-1], *self.shape), dtype=values.dtype)
         full[..., self.table, self.strategy] = values
         return full
@@ -389,10 +395,11 @@ class Rows(Record, eq=False, dict=True):
         return self.zero1 | self.zero2
 
     def divides_gradients(self, *, at_once: bool) -> Bool:
-        """Return True for rows that keep only a rank's shard of a gradient, (n,).
+        """Return (n,) True if a rank stores only its shard of the gradients.
 
-        at_once : True if gradients are sharded as they are reduced. For DDP rows the value has no
-            meaning, because the shard is the whole gradient.
+        For DDP rows the value has no meaning, because the shard is the full gradient.
+
+        at_once : True if gradients are sharded in each reduction.
         """
         return ~self.zero1 if at_once else np.zeros_like(self.zero1)
 
@@ -408,7 +415,7 @@ class Rows(Record, eq=False, dict=True):
 
     @cached_property
     def weight_shards(self) -> F64:
-        """(n,) number of ranks that share weights."""
+        """(n,) number of ranks that share the weights."""
         return np.where(self.zero3, self.zero_size, 1.0)
 
     @cached_property
@@ -417,14 +424,14 @@ class Rows(Record, eq=False, dict=True):
         return ~self.ulysses & (self.tensor > 1.0)
 
     def take(self, places: I64) -> Rows:
-        """Return the rows at these places, in their order and with repetitions."""
+        """Return the rows with these numbers, which may repeat."""
         names = (name for name in self.__struct_fields__ if name != "shape")
         taken: dict[str, Any] = {name: getattr(self, name).take(places) for name in names}
         return replace(self, **taken)
 
 
 def table_arrays(tables: Sequence[Table]) -> tuple[I64, I64, Bool]:
-    """Return p, g and the default dp types (ZeRO-1, ZeRO-2) of every table: (N,), (N,), (2, N)."""
+    """Return p (N,), g (N,) and True for the default dp types ZeRO-1 and ZeRO-2 (2, N)."""
     stages = np.array([p for p, _, _ in tables], dtype=np.int64)
     samples = np.array([g for _, g, _ in tables], dtype=np.int64)
     kinds = [kind for _, _, kind in tables]
@@ -433,7 +440,7 @@ def table_arrays(tables: Sequence[Table]) -> tuple[I64, I64, Bool]:
 
 
 class Grid(Record, eq=False):
-    """Degrees, groups and samples of (table, strategy), independent of layer type.
+    """Degrees, groups and samples of every (table, strategy), shared by all layer types.
 
     Axes besides N and S: D distinct numbers of stages, H distinct degrees of strategies.
     """
@@ -443,7 +450,7 @@ class Grid(Record, eq=False):
     samples: I64
     """(N,) g, samples of a micro-batch."""
     zero: Bool
-    """(2, N) True if the default is ZeRO-1, and if it is ZeRO-2."""
+    """(2, N) True if the default dp type is ZeRO-1, ZeRO-2."""
     at: I64
     """(N,) index of the table's p among the distinct ones."""
     of_table: F64
@@ -457,7 +464,7 @@ class Grid(Record, eq=False):
     fits: Bool
     """(D, S) True if the degrees divide the ranks of a stage and all bandwidths are known."""
     named: Bool
-    """(D, S) True unless another strategy is equivalent."""
+    """(D, S) False for ZeRO-3 with one rank, which equals the strategy without ZeRO-3."""
     numbers: F64
     """(5, D*H) t, c, t*c, d, and number of ranks that share ZeRO states."""
     groups: I64
@@ -478,10 +485,9 @@ def build_grid(
     pricing: Pricing,
     priceable: tuple[Bool, Bool],
 ) -> Grid:
-    """Return the grid of tables and strategies.
+    """Return degrees, groups and samples of all tables and strategies.
 
-    priceable : (S,) each, True if a strategy has the measurements for a single stage, and for
-        several.
+    priceable : (S,) True if a strategy has all measurements, for p == 1 and for p > 1.
     """
     stages, samples, zero = table_arrays(tables)
     world_size, groups = pricing.hardware.world_size, pricing.groups
@@ -534,9 +540,9 @@ def _on_stage(
     degrees: tuple[int, int, bool, bool],
     groups: Groups,
 ) -> _Cell:
-    """Return t, c, t*c, d, ranks that share ZeRO states, three groups, and 1 if it fits.
+    """Return (t, c, t*c, d, ranks sharing ZeRO states, tensor, context and ZeRO group, 1.0).
 
-    The groups are those of tensor, context and ZeRO ranks.
+    `_NOWHERE` if the degrees do not divide the ranks of a stage or a bandwidth is unknown.
 
     degrees : `_DEGREES` of a strategy.
     """
@@ -559,7 +565,7 @@ def _on_stage(
 def note_groups(
     strategies: Sequence[LayerStrategy], num_stages: int, world_size: int, groups: Groups
 ) -> None:
-    """Record the notes about the groups of these strategies, as `build_grid` does."""
+    """Record the notes on the groups of these strategies that `build_grid` would record."""
     for degrees in map(_DEGREES, strategies):
         _on_stage(world_size, num_stages, degrees, groups)
 
@@ -567,10 +573,10 @@ def note_groups(
 def build_rows(grid: Grid, *, legal: Bool, price_illegal: bool = False) -> Rows:
     """Return the rows of one layer type, or of embedding and head.
 
-    legal : (S,) True if the model allows the strategy by the rules of `autopar.run.plan`. The rules
-        of ranks and samples are added here.
-    price_illegal : True to also price rows that only break divisibility rules, with a fractional b
-        and marked as not valid.
+    legal : (S,) True if the strategy is legal for the model by `autopar.run.plan`; divisibility of
+        ranks and samples is checked here.
+    price_illegal : True to include rows that only break a divisibility rule. They are not valid,
+        and their batch b may be fractional.
     """
     allowed, priced = which_rows(grid, legal=legal, price_illegal=price_illegal)
     return rows_at(grid, allowed, *priced.nonzero())
@@ -586,7 +592,10 @@ def which_rows(grid: Grid, *, legal: Bool, price_illegal: bool = False) -> tuple
 
 
 def rows_at(grid: Grid, allowed: Bool, table: I64, strategy: I64) -> Rows:
-    """Return the rows (n,) of these tables and strategies; allowed : (N, S) from `which_rows`."""
+    """Return the rows of these tables (n,) and strategies (n,).
+
+    allowed : (N, S) True if legal, from `which_rows`.
+    """
     cell = grid.at.take(table) * grid.shapes + grid.degrees.take(strategy)
     tensor, context, shards, data, zero_size = grid.numbers.take(cell, axis=1)
     stages, ranks, samples = grid.of_table.take(table, axis=1)

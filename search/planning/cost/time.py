@@ -106,7 +106,7 @@ def layout_of(strategy: LayerStrategy, *, sequence_parallel: bool) -> Activation
 
 
 class Exchange(Record, order=True):
-    """Collective of a redistribution: group size and stride, message of `multiple` times X bytes."""
+    """Collective of a redistribution in groups (size, stride), with `multiple` times X bytes."""
 
     operation: str
     size: int

@@ -1,7 +1,8 @@
-"""Embedding, head and loss: their time and memory by position in the pipeline.
+"""Time and memory of embedding, head and loss by position in the pipeline.
 
-Source: cost-model.md section 6 and "Memory of a rank". The embedding has the shape of the first
-layer, the head that of the last. A single stage has both.
+Source: cost-model.md section 6 and "Memory of a rank". Hidden size and sequence length of the
+embedding are those of the first layer, those of the head are those of the last layer. A single
+stage has both.
 """
 
 from __future__ import annotations
@@ -51,33 +52,34 @@ from search.planning.cost.time import (
 from search.planning.space import Table
 
 _STATE_BYTES_DOCUMENTED = 16.0
-"""Bytes per parameter in the model states of the documented memory file."""
+"""Bytes per parameter of the model states in memory files of Galvatron."""
 
 
 class VocabModel(Record, eq=False):
-    """Architecture, fitted time and memory by position of the vocabulary layers."""
+    """Architecture, fitted times and measured memory of embedding, head and loss."""
 
     spec: ModelSpec
     fits: OtherFits
     memory: Mapping[str, OtherMemory]
+    """Memory by name in `POSITIONS`."""
     logits_peak_bytes_per_sample: float
-    """Additional bytes per sample during the loss, divided by the vocabulary degree."""
+    """Additional bytes per sample during the loss, before division by the vocabulary degree."""
     optimizer: OptimizerCurve | None = None
     """Measured optimizer step of layers, also used for embedding and head; None if not measured."""
 
 
 class VocabRows(PricedRows, eq=False):
-    """Priced rows of the vocabulary layers; axes (N tables, 3, E), of `valid` and `priced` (N, E).
+    """Time and memory of embedding and head, axes (N, 3, E); `valid` and `priced` have (N, E).
 
     Categories: forward, tp, zero3; backward, tp, zero3, sync; tail, optimizer, tied (all-reduce of
-    tied weights). Rows without a price hold 0 seconds and bytes. `activations` are kept until the
-    layers' backward has finished.
+    tied weights). Estimates add stragglers, a calibration adds fixed. Rows that are not priced
+    contain 0. `activations` are live until the backward of the layers ends.
     """
 
     unmeasured: tuple[int, ...]
-    """Degrees that fit some table but have no entry in the memory tables."""
+    """Degrees that divide the ranks of some table but have no entry in the memory tables."""
     loss: I64
-    """Bytes of head and loss besides `activations`, freed before a layer's backward begins."""
+    """Bytes of head and loss in addition to `activations`, freed before the layers' backward."""
     beside_loss: I64
     """Bytes (2, N, 3, E) during the loss, in addition to `activations` and `loss`."""
     beside_half: I64
@@ -87,10 +89,10 @@ class VocabRows(PricedRows, eq=False):
     """Part of `loss`: logits of the head, freed when the loss is known."""
 
     def memory(self, pipeline_type: PipelineType) -> tuple[I64, I64]:
-        """Return (kept (N, 3, E), transient (2, N, 3, E)) bytes.
+        """Return (saved activations (N, 3, E), peak transient memory (2, N, 3, E)), bytes.
 
-        The loss is transient, because it ends before a layer's backward. Only GPipe's last stage
-        keeps it for every micro-batch, except the logits. `transient` is the memory after the loss.
+        Memory of the loss is transient, because the loss ends before the backward of the layers.
+        Only on the last stage of GPipe it is live for every micro-batch, except the logits.
         """
         kept, passing = self.activations, self.loss
         if pipeline_type == "gpipe":
@@ -103,10 +105,11 @@ class VocabRows(PricedRows, eq=False):
 
 
 def tied_parameters(model: VocabModel, vocab: VocabStrategy) -> float:
-    """Return the embedding parameters on a rank that a tied head shares with it.
+    """Return the number of embedding parameters on a rank that a tied head shares.
 
-    padded_vocab*h/vtp, the vocabulary padded to a multiple of `make_vocab_size_divisible_by`*vtp;
-    with an unknown vocabulary, all of the first stage's.
+    This is padded_vocab*h/vtp, where the vocabulary is padded to a multiple of
+    `make_vocab_size_divisible_by`*vtp. If the vocabulary size is unknown, all parameters of the
+    embedding's stage other than layers are counted.
     """
     spec = model.spec
     degree = 1 if vocab.ulysses else vocab.tp
@@ -125,10 +128,12 @@ def vocab_rows(
     *,
     price_illegal: bool = False,
 ) -> Asking[VocabRows]:
-    """Return every (table, embedding strategy) priced at each position.
+    """Return time and memory of embedding and head for every table, position and strategy.
 
-    Positions that a table does not have (first and last for p == 1, only for p > 1) and rows that
-    are not `priced` hold zeros.
+    Values are 0 for positions that do not exist in a table (`first` and `last` if p == 1, `only` if
+    p > 1) and for rows that are not `priced`.
+
+    price_illegal : True to also price rows that only break a divisibility rule.
     """
     options, spec, recipe = pricing.options, model.spec, pricing.recipe
     sp = options.sequence_parallel
@@ -153,12 +158,12 @@ def vocab_rows(
         rows=[slice(end - n, end) for n, end in zip(counts, accumulate(counts), strict=True)],
     )
     which = (at.number, rows.strategy)
-    # the file counts states of 16 bytes per parameter, whatever recipe is planned
+    # the file contains 16 bytes per parameter, whatever the precision of the search
     parameters = states[which] / _STATE_BYTES_DOCUMENTED
     at_once, head = _at_once(states, model), _head(states)
     units = (at_once[which] / _STATE_BYTES_DOCUMENTED, head[which] / _STATE_BYTES_DOCUMENTED)
     times = yield from _time(at, rows, parameters, model, vocab, pricing)
-    # input gathered by SP with vtp > 1, in the shared buffer or separately
+    # input gathered with sequence parallelism, in the shared buffer or in transient memory
     first, last = (token_bytes(layer, recipe) for layer in (spec.layers[0], spec.layers[-1]))
     buffer = gathered_bytes(rows, np.where(at.number == _FIRST, first, last), pricing)
     # Logits are live during the loss. A rank has 1/vtp of the vocabulary's columns, or with Ulysses
@@ -182,7 +187,7 @@ def vocab_rows(
     # dummy weight gradients, which ZeRO-3 shards do not have
     held = np.where(rows.zero3, 0.0, _held(model, vocab)[which])
     if any(memory.held_bytes for memory in model.memory.values()):
-        # such an engine also holds its one gather buffer, which layers do not share
+        # such an engine also has a gather buffer that layers do not share
         held, buffer = held + buffer, np.zeros_like(buffer)
         held[at.rows[_FIRST]] = 0.0
     # for m == 1, then m > 1: with one micro-batch gradients are sharded as they are reduced
@@ -191,7 +196,7 @@ def vocab_rows(
         own = state_bytes(parameters, rows, recipe, shard_gradients=shard)
         states_.append(own + found.held + held + opened)
         moments.append((found.reduced, found.at_loss + logits, found.at_weights + logits / 2.0))
-    # a unit is copied out of its gather buffer, and the embedding is prefetched in a backward
+    # a unit is copied out of its gather buffer, and the embedding is prefetched in the backward
     shared = gathered_weight_bytes(units[0], rows, recipe)
     shared = np.where(listed_rows(rows, recipe), 0.0, shared)
     num_bytes = to_bytes(
@@ -246,24 +251,25 @@ _ONLY, _FIRST, _LAST = range(len(POSITIONS))
 
 
 class _Positions(Record, eq=False):
-    """Index ranges of the rows of each position, one position after the other."""
+    """Positions of flat rows, which are sorted by position."""
 
     number: I64
-    """(n,) index into POSITIONS."""
+    """(n,) index of the position in POSITIONS."""
     rows: Sequence[slice]
-    """Rows of every position."""
+    """Range of rows of each position."""
 
 
 class _Moments(Record, eq=False):
-    """Bytes (n,) of weights and gradients of embedding and head at points of a step."""
+    """Weights and gradients of embedding and head in addition to states, (n,) bytes."""
 
     held: F64
-    """Bytes during layers, and so at all points: the others are in addition and may be below 0."""
+    """Bytes throughout the step; the other fields are in addition to it and may be negative."""
     at_loss: F64
+    """Bytes during the loss."""
     at_weights: F64
-    """Bytes when autograd makes the head's weight gradient."""
+    """Bytes while the weight gradient of the head is computed."""
     reduced: F64
-    """Bytes when a unit is reduced, or a replica's gradient is added to its sum."""
+    """Bytes while a ZeRO unit is reduced, or a DDP gradient is added to its sum."""
 
 
 def _moments(
@@ -275,13 +281,14 @@ def _moments(
     *,
     shard_gradients: bool,
 ) -> _Moments:
-    """Return the bytes of embedding and head besides their states, at each point of a step.
+    """Return the bytes of embedding and head in addition to states, at each point of a step.
 
-    The head is reduced first, and its buffer is live until the next unit is reduced, during the
-    last layer's backward. A table that both share on the only stage is gathered from the first
-    layer to the last, and its gradient waits for that of the look-up.
+    The gradient of the head is reduced first, and its buffer is live until the next reduction in
+    the last layer's backward. Tied weights on a single stage are gathered throughout the step, and
+    their gradient is reduced after the backward of the embedding.
 
-    units : parameters of both, of ZeRO's larger unit, and of the head.
+    units : (n,) parameters of embedding and head, of the larger ZeRO unit, and of the head.
+    shard_gradients : True if gradients are sharded in each reduction.
     """
     parameters, unit, head = units
     has_head = at.number != _FIRST
@@ -314,10 +321,9 @@ def _moments(
 
 
 def _at_once(states: F64, model: VocabModel) -> F64:
-    """Return the documented state bytes that ZeRO gathers and reduces at once, (3, E).
+    """Return the state bytes (16 per parameter) of the largest ZeRO unit of each position, (3, E).
 
-    On the only stage embedding and head are two units, used at opposite ends of a micro-batch,
-    unless they share their table.
+    On a single stage, embedding and head are two units unless their weights are tied.
     """
     if model.spec.tied_embeddings:
         return states
@@ -327,27 +333,28 @@ def _at_once(states: F64, model: VocabModel) -> F64:
 
 
 def _head(states: F64) -> F64:
-    """Return the documented state bytes of the head, (3, E); 0 on a first stage."""
+    """Return the state bytes (16 per parameter) of the head, (3, E); 0 on the first stage."""
     only, _, last = states
     return np.array((np.fmin(only, last), np.zeros_like(last), last))
 
 
 def _staying(activations: F64) -> F64:
-    """Return the bytes per sample that are live during the backward of layers, (3, E).
+    """Return the activation bytes per sample that are live in the layers' backward, (3, E).
 
-    Head and loss have finished by then. The only stage keeps the activations of a first stage, or
-    all if that was not measured.
+    Activations of head and loss are freed by then. A single stage has those of a first stage, or
+    all activations if a first stage was not measured.
     """
     only, first, last = activations
-    # fmin ignores nan: without a first stage's table all stays
+    # fmin ignores nan, that is, an unmeasured first stage
     return np.array((np.fmin(first, only), first, np.zeros_like(last)))
 
 
 def _measured(model: VocabModel, vocab: Sequence[VocabStrategy]) -> tuple[F64, F64]:
-    """Return (state bytes, activation bytes per sample), (3, E) each; nan if not measured.
+    """Return (state bytes, activation bytes per sample) on a rank, (3, E); nan if not measured.
 
-    Vocabulary Ulysses replicates the weights and shards the sequence: states[1], activation[1]/t.
-    Context-parallel ranks hold equal weights and 1/c of the tokens.
+    States have 16 bytes per parameter. Ulysses ranks replicate the weights and have 1/t of the
+    tokens, so entries of degree 1 are used. Context-parallel ranks replicate the weights and have
+    1/c of the tokens.
     """
     states = np.full((len(POSITIONS), len(vocab)), np.nan)
     activations = np.full_like(states, np.nan)
@@ -365,7 +372,7 @@ def _measured(model: VocabModel, vocab: Sequence[VocabStrategy]) -> tuple[F64, F
 
 
 def _held(model: VocabModel, vocab: Sequence[VocabStrategy]) -> F64:
-    """Return the bytes held besides states and activations, (3, E); 0 if unknown."""
+    """Return the bytes of persistent buffers (`OtherMemory.held_bytes`), (3, E); 0 if unknown."""
     held = np.zeros((len(POSITIONS), len(vocab)))
     for i, position in enumerate(POSITIONS):
         memory = model.memory.get(position)
@@ -383,10 +390,13 @@ def _time(
     vocab: Sequence[VocabStrategy],
     pricing: Pricing,
 ) -> Asking[LayerTime]:
-    """Return the times of all rows by category, in seconds.
+    """Return the times of all rows by category, seconds.
 
-    `other`(b)/(vtp*vcp) belongs to the last (or only) stage, except the look-up on the first. The
-    backward is 2x, or measured, in which the look-up takes 2x as well.
+    The measured time of embedding, head and loss, over vtp*vcp, is charged to the last (or only)
+    stage, except the embedding look-up, which is charged to the first. The backward is measured, or
+    else twice the forward; that of the look-up is always twice its forward.
+
+    parameters : (n,) number of parameters on a rank before ZeRO.
     """
     coefficient, rate = pricing.hardware.overlap_coefficient, pricing.hardware.memory_bytes_per_s
     total = model.fits.seconds("forward", rows.batch, rows.table)
@@ -399,7 +409,7 @@ def _time(
         first_bytes = 3.0 * token_bytes(model.spec.layers[0], pricing.recipe)
         # context-parallel ranks look up different tokens
         look_up = rows.batch * first_bytes / (rate * rows.context)
-    # part of the last stage's measurement that runs on the first stage
+    # part of the measured time that runs on the first stage
     shared = look_up / rows.tensor
     _, first, last = at.rows
     shared[at.rows[_ONLY]] = 0.0
@@ -479,13 +489,14 @@ def _estimated_time(
     pricing: Pricing,
     hiding: OverlapFactors,
 ) -> LayerTime:
-    """Return the times of all rows of an estimate by category, in seconds.
+    """Return the estimated times of all rows by category, seconds.
 
-    With ZeRO-3 embedding and head are one more unit besides the layers, gathered once per
-    micro-batch. The overlap coefficient sets the exposed part of its communication. Other
-    reductions are priced like those of layers.
+    With ZeRO-3, embedding and head are one unit that is gathered once per micro-batch. The overlap
+    coefficient determines the exposed part of its communication. Other reductions are treated like
+    those of layers.
 
-    sent : seconds of the reduction, and of the gather of parameters.
+    forward, backward, step : times by category before data-parallel communication.
+    sent : seconds of (gradient reduction, all-gather of weights).
     """
     reduce, gather = sent
     late, nothing = pricing.options.async_grad_reduce, np.zeros_like(rows.batch)
@@ -505,16 +516,16 @@ def _estimated_time(
 
 
 class _Messages(Record, eq=False):
-    """Messages of the rows of all positions."""
+    """Messages of embedding and head."""
 
     of_positions: list[Message]
-    """Messages in the order of positions: vocabulary-parallel ones, then those of gradients."""
+    """Messages of each position: vocabulary-parallel ones, then those of `gradient_messages`."""
     exchanged: bool
-    """True if `_communication` returned any messages."""
+    """True if any row has vocabulary-parallel messages."""
     stages: Sequence[float]
-    """Numbers of stages whose first and last stage share tied weights."""
+    """Numbers of stages p, above 1, of the rows of a model with tied weights; else empty."""
     tied: list[Message]
-    """One message for each number of stages."""
+    """All-reduce of tied weights for each of `stages`."""
 
 
 def _messages(
@@ -546,9 +557,9 @@ def _messages(
 def plan_messages(
     model: VocabModel, vocab: VocabStrategy, found: Rows, pricing: Pricing
 ) -> list[Message]:
-    """Return the messages of one plan's embedding and head, in the order of `vocab_rows`.
+    """Return the messages of embedding and head of one plan, in the order of `vocab_rows`.
 
-    found : the row of a single stage, or those of the first and the last of several.
+    found : one row for a single stage, else two rows, for first and last stage.
     """
     number = np.array([_ONLY] if len(found.batch) == 1 else [_FIRST, _LAST], dtype=np.int64)
     at = _Positions(
@@ -575,10 +586,13 @@ def _cut(messages: Sequence[Message], part: slice) -> list[Message]:
 def _communication(
     at: _Positions, rows: Rows, model: VocabModel, pricing: Pricing
 ) -> tuple[list[Message], ...]:
-    """Return the vocabulary-parallel messages of every position, in the order of `_exchanged_s`.
+    """Return the vocabulary-parallel collectives of every position, in the order of `_exchanged_s`.
 
-    Embedding: RS (SP) or AR of b*S*h*e/c, and with SP the transposed AG. Head: AG and RS (SP) or
-    AR. Cross-entropy: AR of 4*b*S/c bytes. Empty if no row has any.
+    - Embedding: with SP a reduce-scatter and (backward) an all-gather, else an all-reduce.
+    - Head: with SP an all-gather and a reduce-scatter, else an all-reduce.
+    - Cross-entropy: an all-reduce of 4*b*S/c bytes.
+
+    Those of embedding and head have b*S*h*e/c bytes. Empty if no row has vocabulary parallelism.
     """
     # with Ulysses a rank has the whole table and different tokens
     if not rows.megatron.any():
@@ -612,7 +626,10 @@ def _communication(
 def _exchanged_s(
     number: int, seconds: Iterator[F64], forward: F64, backward: F64, pricing: Pricing
 ) -> None:
-    """Add the messages of one position to its forward and backward, all exposed."""
+    """Add the exposed times of one position's messages to `forward` and `backward` in place.
+
+    number : index in POSITIONS. seconds : times of the messages of `_communication`.
+    """
     sequence_parallel = pricing.options.sequence_parallel
     if number != _LAST:
         # a rank looks up only its rows and 0 for others, which gives partial sums
@@ -637,7 +654,7 @@ def _exchanged_s(
 def _tied(
     stages: Sequence[float], model: VocabModel, vocab: Sequence[VocabStrategy], pricing: Pricing
 ) -> list[Message]:
-    """Return the all-reduces (E,) of tied weights between first and last stage, for every p."""
+    """Return one all-reduce of tied gradients between first and last stage per number of stages."""
     if not stages:
         return []
     world, groups = pricing.hardware.world_size, pricing.groups
