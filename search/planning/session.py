@@ -270,7 +270,7 @@ class Session(Record, eq=False):
     def notes(self) -> tuple[str, ...]:
         """Notes on input values that were derived, skipped or scaled, and calibration doubts.
 
-        Notes on estimated values are left out, as `warnings` covers them.
+        Notes on estimated values are not included; `warnings` reports them.
         """
         from search.planning.cost.calibrated import calibration_doubts
 
@@ -377,8 +377,8 @@ def open_session(
     Parameters
     ----------
     given : names of the options that the user gave; other options may be set from the inputs.
-    has_plan : True if the session evaluates a given plan: the batch needs no default then, and the
-        memory constraint may exceed the device memory.
+    has_plan : True to evaluate a given plan; the memory constraint may then exceed device memory.
+
     once : function (key, make) that caches inputs of several requests, as in `load_placed`.
     """
     given = {*given, "global-batch-size"} if has_plan else given

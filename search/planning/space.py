@@ -77,7 +77,7 @@ class Rule(Record):
     kind: str
     """Restricted setting: `layer`, `vocab` (embedding and head), `stages` or `batch`."""
     conditions: tuple[tuple[str, int], ...]
-    """(key, value), all of which a pin requires."""
+    """Pairs (key, value); a pin requires all of them."""
     layers: tuple[int, int] | None = None
     """First and last layer, both inclusive; None for all layers."""
     stage: int | None = None

@@ -1,6 +1,6 @@
-"""Screen of a checked run: verdict, plan, estimates, findings and changes of its file.
+"""Report of `autopar check`: verdict, plan, estimates, findings and suggested changes.
 
-`search.check` finds the changes, and `search.check.patch` applies them to the file.
+`search.check` searches the changes, and `search.check.patch` applies them to the file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _LABEL = 12
 """Smallest width of a label with the blanks after it, columns."""
 _TERMS = 5
-"""Number of terms of the step time on the first screen."""
+"""Maximum number of terms of the step time on the first screen."""
 _SMALL = 0.005
 """Share of the peak below which terms are merged into one row."""
 _UNSEEN = 0.0005
@@ -42,7 +42,7 @@ _UNSEEN = 0.0005
 _FIXED = "\u00a0"
 """No-break space."""
 _LEAST_FINDINGS = 2
-"""Smallest number of findings on the first screen."""
+"""Minimum number of findings on the first screen, if there are that many."""
 
 
 def show_check(
@@ -55,8 +55,10 @@ def show_check(
     verbose: bool = False,
     strict: bool = False,
 ) -> None:
-    """Print the report of a checked run; parts that are None are not printed.
+    """Print the report of a checked run.
 
+    assessment : estimate; None if it could not be made. neighbours : suggested changes; None if
+    they were not searched.
     verbose : True to print also all settings, terms and arguments; else one screen.
     strict : True to print the exit code of a run with findings, or of one that does not fit.
     """
@@ -110,7 +112,7 @@ def _verdict(
 def _verdict_text(
     file: CheckedFile, assessment: Assessment | None, target: Target
 ) -> tuple[str, str]:
-    """Return the verdict in capitals, and the figures that it is based on."""
+    """Return (verdict in capitals, memory and OOM probability that it is based on)."""
     if assessment is None:
         number = sum(one.kind == "illegal" for one in file.findings)
         if number:
@@ -170,7 +172,7 @@ def _architecture(run: Run) -> Iterator[str]:
 
 
 def _experts(run: Run) -> Iterator[str]:
-    """Yield the experts of a mixture, and the experts of each token."""
+    """Yield number and width of the experts, and the number of experts per token; none if dense."""
     experts = run.model.experts
     if experts is None:
         return
@@ -224,7 +226,7 @@ def _understood(run: Run) -> Iterator[tuple[str, str]]:
 
 
 _LABELS = {"recomputes": "Recompute"}
-"""Printed labels of settings, where they are not the key with a capital."""
+"""Printed labels of settings; the default is the capitalized key."""
 
 
 def _recompute(recomputed: Recomputed, *, torch: bool) -> str:
@@ -310,7 +312,7 @@ def _basis(assessment: Assessment, target: Target) -> str:
 
 
 def _reserved(assessment: Assessment, one: Account) -> tuple[float, float]:
-    """Return the 90 % interval of the reserved bytes; nothing below the allocated bytes."""
+    """Return the 90 % interval of the reserved bytes, limited below by the allocated bytes."""
     low, high = reserved_interval(assessment.run, one.peak_bytes)
     return max(low, one.peak_bytes), max(high, one.peak_bytes)
 
@@ -377,7 +379,7 @@ def _share(name: str, value: float | None, low: float, high: float, peak: str = 
 
 
 def _time_unit(step_s: float) -> tuple[str, float]:
-    """Return the unit of a step time and its interval, and its seconds."""
+    """Return (unit in which a step time is printed, seconds per unit)."""
     return ("s", 1.0) if step_s >= 1.0 else ("ms", 1e-3)
 
 
@@ -485,7 +487,7 @@ def _findings(console: Console, file: CheckedFile, room: int | None) -> list[str
 
 
 def _important_first(findings: Iterable[Notice]) -> list[Notice]:
-    """Return the findings, broken rules first and notes on what was read last."""
+    """Return the findings sorted by kind, violated rules first."""
     order = ("illegal", "not priced", "not understood", "environment", "no effect", "read")
     return sorted(findings, key=lambda one: order.index(one.kind))
 
@@ -531,7 +533,7 @@ def _change_lines(
 
 
 def _new_settings(before: Run, after: Run) -> Iterator[str]:
-    """Yield the settings of a run that differ from another run, in the words of a plan."""
+    """Yield the settings of `after` that differ from `before`, such as `tp8` or `mbs 2`."""
     was = dict(_named_settings(before))
     for name, text in _named_settings(after):
         if was.get(name) != text:
@@ -556,7 +558,7 @@ def _named_settings(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _distinct(neighbours: BestChanges) -> list[ChangedRun]:
-    """Return the suggested runs, each once, the smallest change first."""
+    """Return the distinct suggested runs, the one with the fewest changes first."""
     found: list[ChangedRun] = []
     for one in (neighbours.one, neighbours.two, neighbours.any):
         if one is not None and one not in found:
@@ -574,7 +576,7 @@ def _next(
     verbose: bool,
     strict: bool,
 ) -> list[str]:
-    """Return the lines of the exit code and of further options."""
+    """Return the lines with the exit code (`--strict`) and with options to use next."""
     lines = []
     if strict and (file.findings or not fits):
         reasons = [format_count(len(file.findings), "finding")] if file.findings else []
@@ -586,7 +588,7 @@ def _next(
         options.append("--diff (last change as a patch)")
     if options:
         lines += _labelled(console, "Next", ", ".join(options))
-    # Suggested changes have a blank line of their own.
+    # Suggested changes already begin with a blank line.
     return lines if not lines or neighbours is not None else ["", *lines]
 
 
@@ -706,7 +708,7 @@ def _show_change(console: Console, file: CheckedFile, before: Assessment, one: C
 
 
 def argument_lines(file: CheckedFile, one: ChangedRun) -> list[str]:
-    """Return the changed arguments of a suggested run as lines with - and + in front."""
+    """Return the changed arguments of a suggested run as lines that start with - or +."""
     lines = []
     for flag, before, after in one.changes:
         if before is not None:
@@ -717,7 +719,10 @@ def argument_lines(file: CheckedFile, one: ChangedRun) -> list[str]:
 
 
 def _odds_of_faster(before: Assessment, after: Assessment) -> float | None:
-    """Return the probability that `after` is faster; None if a step time is missing."""
+    """Return the probability (0 to 1) that `after` is faster than `before`.
+
+    None if a step time is missing or no published runs apply.
+    """
     if before.step is None or after.step is None or before.runs is None:
         return None
     return probability_faster(after.step.total_s, before.step.total_s, before.runs.plan_spread)

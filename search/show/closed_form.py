@@ -72,8 +72,8 @@ def show_answer(
 ) -> None:
     """Print the best executions of one search and the counts of rejected ones.
 
-    unit : 'processor' or 'GPU'. legend : meaning of the letters of executions. alone : True if no
-    other search follows; then time and memory are printed by part.
+    unit : 'processor' or 'GPU'. legend : meaning of the abbreviations in executions; empty for
+    none. alone : True for the only search, whose time and memory are also printed by part.
     """
     print_heading(console, _subject(answer, unit))
     if answer.best:
@@ -141,7 +141,10 @@ def show_frontier(console: Console, answer: Answer) -> None:
 
 
 def show_scaling(console: Console, answers: Sequence[Answer], *, unit: str) -> None:
-    """Print the best execution of every search with its scaling efficiency and parts."""
+    """Print the best execution of every search, with scaling efficiency, time and memory by part.
+
+    Nothing is printed for a single search.
+    """
     if len(answers) < 2:
         return
     named = any(answer.strategy for answer in answers)
@@ -222,9 +225,10 @@ def show_sweep(
 
 
 def infeasible_sentence(answers: Sequence[Answer], name: str, system: str, unit: str) -> str:
-    """Return a sentence why nothing can run and what may help.
+    """Return the reasons why no execution is possible, with a remedy, in one sentence.
 
-    The reasons are those of the search that considered most executions.
+    Reasons are taken from the search with the largest number of executions. name, system : model
+    and system. unit : 'processor' or 'GPU'.
     """
     answer = max(answers, key=lambda one: one.considered)
     count = format_count(answer.processors, unit)
@@ -251,7 +255,10 @@ def by_strategy(answers: Iterable[Answer]) -> list[list[Answer]]:
 
 
 def efficiencies(answers: Sequence[Answer]) -> list[float | None]:
-    """Return the rates per processor relative to the first known rate; None without an answer."""
+    """Return the scaling efficiency of each search: rate per processor over the first known rate.
+
+    None for a search without an execution.
+    """
     rates = [a.best[0].rate_per_s / a.processors if a.best else None for a in answers]
     first = next((rate for rate in rates if rate is not None), None)
     return [None if rate is None or first is None else rate / first for rate in rates]
@@ -333,8 +340,8 @@ def json_document(
 ) -> dict[str, Any]:
     """Return the object of `--json`: the best executions of one search, or all searches.
 
-    paths : paths of the axes of a sweep. alone : True for one search, whose executions are keyed by
-    place with `execution` and `stats`.
+    paths : settings that a sweep varies. alone : True for a single search, whose executions are
+    keyed by rank. frontier : True to include the frontier of each search.
     """
     if alone:
         return _rows(answers[0].best)
@@ -484,7 +491,7 @@ def _show_estimate(
 ) -> None:
     """Print step time and memory of the peak processor by part, next to each other.
 
-    second : needed and existing bytes of a second memory tier, printed if it is used.
+    second : (needed, available) bytes of the second memory tier, printed if it is used.
     """
     print_plain(console, title, style="bold")
     console.print()
@@ -571,8 +578,8 @@ def show_execution(
 ) -> None:
     """Print the result of `calculon.evaluate` for an execution.
 
-    s : the result; its operations are printed if it contains them. assumed : defaults for values
-    that the documents do not contain.
+    s : the result; its key `layers`, if present, is printed as a table. compat : True if the
+    published model without corrections was used. assumed : defaults that replace missing inputs.
     """
     title = (
         f"{known.name} on {system_name}: {x.num_procs} processors = tensor {x.tensor_par} * "
@@ -620,9 +627,9 @@ def show_execution(
 def _show_rates(
     console: Console, rate: float, tokens: float, each: float, total_s: float, batch: int
 ) -> None:
-    """Print a step time as samples and tokens per second.
+    """Print a step time with its rates in samples and tokens per second.
 
-    rate : samples/s. tokens, each : tokens/s in total and per processor.
+    rate : samples/s. tokens, each : tokens/s in total and per processor. batch : samples per step.
     """
     text = (
         f"{format_seconds(total_s)} per step of {format_count(batch, 'sample')}, "
@@ -632,7 +639,7 @@ def _show_rates(
 
 
 def _required(x: calculon.Execution, system: calculon.System, s: Mapping[str, Any]) -> str:
-    """Return the needed and available bandwidths of transfers that could be hidden."""
+    """Return the bandwidths needed to overlap all transfers, and the available ones, in words."""
     texts = []
     for text, key, net in _REQUIRED:
         if not s[key]:
@@ -696,7 +703,8 @@ def show_validation(
 ) -> None:
     """Print published figures with the errors of the default and of the published model.
 
-    Errors are signed: above 0 if the model returns more than was published.
+    Errors are signed: above 0 if a model overestimates. checks, compat : results of the default
+    model and of the published model (`--compat`), in the same order.
     """
     from search.closed_form.validation import SOURCE, errors_of
 

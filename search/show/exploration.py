@@ -1,6 +1,6 @@
-"""Report of an exploration: a table per model, the certainty of its order, effects of options.
+"""Report of `autopar explore`: ranking per model, its certainty, and effects of options.
 
-The tables, the object of `--json` and the picture show the answers of `search.questions.explore`.
+Tables, the object of `--json` and the picture show the results of `search.questions.explore`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _common_batch(answers: Sequence[CombinationResult], varied: Sequence[str]) -
 
 
 def _basis(found: Sequence[CombinationResult]) -> str:
-    """Return which answers are estimated or synthetic: all, or those of some hardware."""
+    """Return a sentence on estimated or synthetic times, with the hardware if not all have them."""
     parts = []
     for kind, of in (
         ("SYNTHETIC timings", [answer for answer in found if answer.synthetic]),
@@ -296,7 +296,7 @@ def _name(answer: CombinationResult, axes: Sequence[str]) -> str:
 
 
 def _lead_words(group: ComparableGroup, ahead: LeadEntry, by: By) -> str:
-    """Return the lead of the best answer over another one, and how certain it is."""
+    """Return the ratio of the best result to another one, and its certainty, in one line."""
     best, one = group.ranked[0], group.ranked[ahead.over - 1]
     words, others = best.choice.words, one.choice.words
     differ = [name for name in AXES if name in others and words.get(name) != others[name]]
@@ -321,7 +321,7 @@ def _lead_words(group: ComparableGroup, ahead: LeadEntry, by: By) -> str:
 
 
 def _show_effects(console: Console, answers: Sequence[CombinationResult], by: By) -> None:
-    """Print the effect of each option: best over worst value, with all others equal."""
+    """Print the effect of each option: ratio of its best to its worst value, others being equal."""
     worth = effects(answers, by)
     if not worth:
         return

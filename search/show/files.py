@@ -99,7 +99,7 @@ _OF_THE_FILE = frozenset(
 )
 """Options that affect the output only, not the plan."""
 
-# Names of dimensions in the documented file name, by the option that disables each.
+# Names of disabled dimensions in Galvatron's strategy file names, by option.
 _OFF_NAMES = (
     ("disable_dp", "dp"),
     ("disable_tp", "tp"),
@@ -173,10 +173,10 @@ def evaluation_document(
     throughput: Throughput | None = None,
     price: float | None = None,
 ) -> ResultDocument:
-    """Return the object of `--evaluate --json`; `problems` has violated rules with their values.
+    """Return the object of `--evaluate --json`, with violated rules in `problems`.
 
-    `prediction`, `options` and `request` are those of autopar's plan file, so that tools which
-    check a plan can read either document.
+    The keys `prediction`, `options` and `request` have the format of autopar's plan file, so that
+    tools can read either document.
     """
     return ResultDocument(
         **_head("evaluated", plan, prediction),
@@ -202,9 +202,10 @@ def explanation_document(
     pinned: Sequence[tuple[str, ConstrainedResult]],
     gains: Sequence[Gain],
 ) -> dict[str, Any]:
-    """Return the entries that `autopar-explain --json` adds to the price of a plan.
+    """Return the keys that `autopar-explain --json` adds to the prediction of a plan.
 
-    baseline : search with the best plan of the search space. pinned : best plan under each rule.
+    baseline : result of the search without additional rules. pinned : (rule, best plan under it).
+    gains : gains of more memory or bandwidth.
     """
     return {
         "best": _found(baseline),
@@ -214,13 +215,16 @@ def explanation_document(
 
 
 def _against(baseline: SearchResult, found: ConstrainedResult) -> dict[str, Any]:
-    """Return the best plan under a rule, or why there is none, and its time differences by term."""
+    """Return the best plan under a rule, or why there is none, as a JSON object.
+
+    Differences to the plan of `baseline` are in seconds per sample by term.
+    """
     result, terms = found.result, dict[str, float]()
     other = None if result is None else priced_of_result(result)
     best = priced_of_result(baseline)
     if other is not None and best is not None:
         more = other.price.term_differences(best.price)
-        # Sorted by loss, largest first.
+        # Sorted by difference, the largest slowdown first.
         terms = dict(sorted(more.items(), key=lambda item: -item[1]))
     return {
         **({"status": "infeasible"} if result is None else _found(result)),
@@ -378,7 +382,7 @@ def launch_text(answer: Launches, request: Mapping[str, object], status: str = "
 
 
 def launch_document(answer: Launches, request: Mapping[str, object]) -> LaunchDocument:
-    """Return the answer with the best uniform plan: request, degrees and predicted figures."""
+    """Return the document of a search for uniform plans: request, best plan and its prediction."""
     question, one, best = answer.question, answer.best, answer.fastest
     launch = None if one is None or best is None else _launch(answer, one, best)
     return LaunchDocument(
@@ -448,10 +452,13 @@ def _searched(answer: Launches, one: EngineResult) -> dict[str, Any]:
 def against_entry(
     answer: Launches, other: PricedRun | None, reason: str, broken: Sequence[Notice] = ()
 ) -> dict[str, Any]:
-    """Return another uniform plan with its gain over the answer and the differences by term.
+    """Return a comparison of another uniform plan with the best one of `answer`, as a JSON object.
 
-    reason : why there is no other plan. broken : violated rules that exclude it. Differences are in
-    seconds per sequence, because global batches may differ.
+    It contains the gain in throughput and the differences by term in seconds per sequence, since
+    global batches may differ.
+
+    other : None if there is no such plan. reason : why there is none. broken : violated rules that
+    exclude it.
     """
     (one,) = answer.engines
     assert one.best is not None, "a launch is shown"
@@ -502,11 +509,14 @@ def launch_file_name(answer: Launches, request: Mapping[str, object]) -> Path:
 
 
 def options_digest(request: Mapping[str, object], named: Collection[str]) -> str:
-    """Return a digest of eight hex digits of the options that affect a plan; empty if none does.
+    """Return a digest (8 hex digits) of the options that affect a plan, for its file name.
+
+    Options with default values, shipped models and cards, and `named` are ignored. Empty if no
+    other option is given.
 
     Parameters
     ----------
-    request : options as typed. Default values and names of shipped files are ignored.
+    request : options as typed.
     named : options that the file name contains in words.
     """
     rows = {row.name: row for row in ROWS}
@@ -529,7 +539,7 @@ def options_digest(request: Mapping[str, object], named: Collection[str]) -> str
 
 
 def _says_itself(option: str, value: str) -> bool:
-    """Return True if a value is a shipped model or card, which its name defines completely."""
+    """Return True if a value names a shipped model or card rather than a file of the user."""
     if option == "model":
         return value in model_names() or published_name(value) is not None
     if option != "hardware":
@@ -555,7 +565,7 @@ def output_paths(
 
     Parameters
     ----------
-    config_path : folder, in which the documented name is used, or a file ending in `.json`.
+    config_path : folder, in which Galvatron's file name is used, or a file ending in `.json`.
     request, engine : see `plan_document`.
     """
     target = Path(config_path)
@@ -590,10 +600,12 @@ def output_texts(
     engines: Sequence[EngineBest] = (),
     throughput: Throughput | None = None,
 ) -> dict[Path, str]:
-    """Return the texts of the strategy file and the plan file by path; empty without a plan.
+    """Return path -> text of Galvatron's strategy file and autopar's plan file.
 
-    A plan that Galvatron's strategy file cannot express has only autopar's plan file. A plan whose
-    model has unknown sizes is no run, so that its plan file holds the strategy instead.
+    Empty without a plan. The strategy file is omitted for plans that its format does not support.
+    The plan file contains the run, or only the strategy if some model sizes are unknown.
+
+    paths : result of `output_paths`. Others as in `plan_document`.
     """
     if result.plan is None:
         return {}
@@ -654,7 +666,7 @@ def _head(status: str, plan: Plan | None, prediction: Prediction | None) -> dict
 
 
 def _where_it_applies(prediction: Prediction | None, *, synthetic: bool) -> dict[str, Any]:
-    """Return the optional keys: the step time interval, and a mark of synthetic inputs."""
+    """Return the optional keys: interval of the step time, and `synthetic` for such inputs."""
     document: dict[str, Any] = {}
     if prediction is not None and prediction.step_time_interval_s is not None:
         document["step_time_interval_s"] = plain(prediction.step_time_interval_s)

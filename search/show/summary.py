@@ -1,4 +1,4 @@
-"""First block of an answer in 80 columns: a plan in one line and the figures of its step.
+"""Summary at the top of a report: the plan in one line, step time, throughput and memory.
 
 `search.show.terminal` prints the tables of stages, terms and alternatives that follow.
 """
@@ -39,7 +39,7 @@ SCREEN_WIDTH, SCREEN_HEIGHT = 80, 24
 
 
 Rows = list[tuple[str, str]]
-"""Labels and their texts."""
+"""Pairs (label, text)."""
 
 
 class Figure(NamedTuple):
@@ -86,7 +86,7 @@ def figure_lines(figures: Sequence[Figure], width: int) -> list[str]:
     """Return figures as lines under the headings `estimate` and `90 % interval`.
 
     Without any interval there are no headings. Further figures that do not fit next to the interval
-    follow on a line of their own.
+    follow on a separate line.
     """
     told = any(one.interval for one in figures)
     first = max((len(one.estimate) for one in figures), default=0)
@@ -239,7 +239,7 @@ def headline_of(
 
 
 def _precision_words(other: OtherPrecision, price: Price) -> str:
-    """Return the gain of the chosen precision over the other kind, and the terms that make it."""
+    """Return the slowdown of the fastest plan in the other precision, and its largest terms."""
     least = _LEAST_TERM * sum(price.terms_s.values())
     shown = sorted(other.terms_s.items(), key=lambda item: -abs(item[1]))[:_PRECISION_TERMS]
     differing = ", ".join(

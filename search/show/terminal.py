@@ -1,4 +1,4 @@
-"""Terminal report of an `Answer`, for every kind of plan: one screen or all details."""
+"""Terminal report of an `Answer` for uniform and per-layer plans: one screen or all details."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def show_answer(
     """Print the best plan, the best plan of each engine, and the basis of the estimates.
 
     verbose : True to print also terms, stages, other degrees and the search space; else one screen.
-    goal : sentence with the clusters among which this one was chosen. path : file of the plan.
+    goal : sentence on the choice of the cluster; empty if it was given. path : plan file.
     """
     used = _show_title(console, answer)
     first = _headlines(answer, whole=verbose)
@@ -106,7 +106,7 @@ def _path_line(path: Path) -> str:
 
 
 def _show_path(console: Console, path: Path) -> None:
-    """Print the path of the plan in one line; a long one is printed whole on stderr."""
+    """Print the path of the plan file in one line, shortened if it exceeds the width."""
     line = _path_line(path)
     if len(line) > console.width:
         end = "...json  (full path on stderr)"
@@ -117,10 +117,10 @@ def _show_path(console: Console, path: Path) -> None:
 def show_given(
     console: Console, answer: Answer, *, path: str | None = None, explained: bool = False
 ) -> None:
-    """Print the time and memory of a given plan, and if it is legal and fits.
+    """Print verdict, time and memory of a given plan.
 
-    path : file of the plan. explained : True to print also the terms of the peak of a uniform plan,
-    or of all stages and layers of a per-layer plan.
+    path : plan file. explained : True to print also the peak memory by term (uniform plan), or time
+    and memory of all stages and layers by category (per-layer plan).
     """
     if path is not None:
         # Not wrapped, so that the path can be copied.
@@ -166,9 +166,9 @@ def _show_title(console: Console, answer: Answer) -> int:
 
 
 def _headlines(answer: Answer, *, whole: bool) -> list[Headline]:
-    """Return the headline of the best plan, and that of the best uniform plan if layers differ.
+    """Return the summaries of the best plan and, if it is per-layer, of the best uniform plan.
 
-    whole : True for all figures of both; else the uniform plan has its step time and memory only.
+    whole : False to include only step time and memory of the uniform plan.
     """
     best, uniform = answer.best, answer.uniform
     if best.layered is not None and answer.by_engine:
@@ -289,7 +289,7 @@ def show_layers(console: Console, priced: Priced) -> None:
 
 
 def _samples(plan: Plan) -> str:
-    """Return the samples of a micro-batch, per data rank if all layers have one data degree."""
+    """Return the size of a micro-batch in words, per data-parallel rank if layers agree on it."""
     whole = plan.global_batch / plan.num_microbatches
     degrees = {plan.data_degree(layer) for layer in range(len(plan.layers))}
     dp = degrees.pop() or 1
@@ -391,9 +391,9 @@ def show_peak(console: Console, fullest: StagePrice, worded: Callable[[str], str
 
 
 def _show_alternatives(console: Console, answer: Answer, room: int | None = None) -> None:
-    """Print plans of other degrees, without empty columns.
+    """Print a table of plans with other degrees.
 
-    room : maximum number of lines, in which plans are shortened; None means no limit.
+    room : maximum number of lines; plans are then shortened to the column. None: no limit.
     """
     best, others = answer.best, answer.others
     if not others:
@@ -505,10 +505,11 @@ def show_explained(
     path: str | None = None,
     verbose: bool = True,
 ) -> None:
-    """Print plans that the user asked for, or a given plan in full with its comparison.
+    """Print the report of `autopar explain`: requested plans, then the given plan with details.
 
-    others : plans that the user asked for. best : plan that they are compared with; None means the
-    given plan. verbose : True to print the given plan also after other plans.
+    others : plans of `--why-not` rules, compared with `best` (None: the given plan). fastest :
+    fastest plan, compared with the given one. gains : gains of more resources. verbose : False to
+    omit the given plan if there are `others`.
     """
     same = best is None or best.key == answer.best.key
     if others:
@@ -638,10 +639,10 @@ _WORTH = 1e-3
 def show_infeasible(
     console: Console, found: Launches, ways: Sequence[Suggestion], *, verbose: bool = False
 ) -> None:
-    """Print the smallest plan of each engine and the options that make a plan fit.
+    """Print the plan with the least memory of each engine, and options that make a plan fit.
 
-    ways : suggestions, smallest change of the training first. verbose : True to print also the
-    reason of each engine in full, and the memory of the smallest plan by term.
+    ways : suggestions, the smallest change first. verbose : True to print also the full reason of
+    each engine, and the memory of the smallest plan by term.
     """
     lines = _smallest_first(found)
     _show_smallest(console, lines)
@@ -665,7 +666,7 @@ def show_infeasible(
 
 
 def _smallest_first(found: Launches) -> list[EngineBest]:
-    """Return the smallest plan of each engine, by missing memory; others follow."""
+    """Return the engines sorted by missing memory; those without counted memory are last."""
     from search.planning.uniform.summary import best_of
 
     lines = found.lines or tuple(best_of(found.question, one) for one in found.engines)
@@ -736,7 +737,7 @@ def _show_smallest_memory(console: Console, found: Launches) -> None:
 
 
 def infeasible_lines(found: Launches) -> tuple[str, ...]:
-    """Return a line that no plan fits, and one line with the reason of each engine."""
+    """Return the outcome of an infeasible search, then one line per engine with its reason."""
     lines = _smallest_first(found)
     return (
         f"{_outcome(found, lines)}: {found.question.title}",

@@ -170,8 +170,9 @@ def layer_transient_bytes(
     With a state layout: `working` and the bytes of the unit.
 
     matrix : result of `last_matrix`.
-    working : bytes of the backward of one micro-batch in addition to saved activations.
-    kept, tokens : bytes of the layer's saved activations, and of its input, for one micro-batch.
+    working : bytes of one micro-batch's backward in addition to saved activations.
+
+    kept, tokens : bytes of saved activations, and of the layer's input, for one micro-batch.
     accumulates : True if sharded gradients of earlier micro-batches exist.
     """
     weights, later = matrix

@@ -675,8 +675,8 @@ class CostModel:
         Notes and order are the same as if only this plan were priced. If False, it must be priced.
 
         priced : rows of the model whose `for_one_plan` returned this one.
-        table, vocab : indices of the plan's table and vocabulary strategy.
-        strategies : indices of the plan's layer strategies; every layer type may use any of them.
+
+        table, vocab, strategies : indices of the plan's table, vocabulary and layer strategies.
         """
         p, g = int(priced.tables.table_stages[table]), int(priced.tables.table_microbatch[table])
         ends = [priced.vocab.row(table, at, vocab) for at in ((0,) if p == 1 else (1, 2))]

@@ -37,7 +37,7 @@ class LayerTime(Record, eq=False):
 
 
 # --------------------------------------------------------------------------------------------------
-# Overlap with one coefficient k, by which compute and communication are slower while both run.
+# Overlap with one coefficient k: compute and communication are k times slower while both run.
 #
 # Source: cost-model.md sections 3, 5 and 7. All times in seconds, arrays broadcast.
 

@@ -76,8 +76,9 @@ def replay(
     Parameters
     ----------
     forward_s, backward_s : seconds of one micro-batch on each stage.
-    send_s : seconds of a transfer between stages j and j+1, in either direction; p - 1 entries, a
-        p-th one is ignored.
+
+    send_s : seconds of a transfer between stages j and j+1; p - 1 entries. A p-th one is ignored.
+
     tail_s : seconds of each stage once per step.
     timeline : True to return all events.
 

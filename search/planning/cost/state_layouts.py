@@ -132,7 +132,7 @@ def _of_engine(recipe: StateLayout) -> KindBytes:
     """Return the bytes of an engine's state layout, classified for the layers of a plan.
 
     Transient tensors for all parameters of a stage in the backward count like states, since they
-    are live at the peak. Those of the optimizer step are left out: activations are freed by then.
+    are live at the peak. Those of the optimizer step do not count: activations are freed by then.
     """
     whole, shared = recipe.whole_and_shared()
     passing = [entry for entry in recipe.passing if "backward" in entry.during]

@@ -336,7 +336,7 @@ def as_engine(request: Request, engine: Engine) -> Request:
 def _short(error: InputError | InfeasibleError) -> str:
     """Return the problem of an error in at most `_REASON_LENGTH` characters.
 
-    The remedy is left out, as it may name options that the search added.
+    The remedy is not included, as it may name options that the search added.
     """
     text = error.short
     return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 3] + "..."

@@ -293,8 +293,8 @@ class Planner:
         """Return the best plans under decreasing memory constraints, largest first.
 
         The first search uses the constraint M of the options. The constraint of search n is one
-        byte less than the memory of the last plan, and at most M * (1 - n/64), so that at most 64
-        searches follow; some plans may be skipped. The last result has no plan if nothing fits.
+        byte less than the memory of the last plan, and at most M * (1 - n/64). At most 64 searches
+        follow, and some plans may be skipped. The last result has no plan if nothing fits.
         Only the first result has alternatives.
         """
         results = [self.solve()]
