@@ -330,7 +330,7 @@ class Pricing(Record, eq=False):
     recipe: Recipe
     """Bytes per parameter and activation of `options`."""
     hiding: OverlapFactors | None = None
-    """Overlap factors if times of model and hardware are estimates; None for measured times."""
+    """Overlap factors of estimated times with 1F1B; None for measured times and for GPipe."""
 
 
 class Rows(Record, eq=False, dict=True):

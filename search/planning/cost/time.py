@@ -191,8 +191,8 @@ def redistribution(
 
     Each array is (N, K, Y, Y) seconds. If the rank order differs, as between strided and contiguous
     tensor groups, every sample moves to other ranks. This is an all-to-all of X times the larger
-    number of replicas over the stage, or `plan_exchange` if that is slower. Groups
-    larger than `world_size` cost 0, since rows of such layouts are not valid.
+    number of replicas over the stage, or `plan_exchange` if that is slower. Groups larger than
+    `world_size` cost 0, since rows of such layouts are not valid.
 
     sharded_bytes : (N, K) fully sharded activation X of every table and layer type.
     stages : (N,) numbers of stages p.

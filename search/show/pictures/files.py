@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Pictures(NamedTuple):
-    """Paths of the requested page and trace; None if not requested."""
+    """Paths of the requested HTML page and trace file; None if not requested."""
 
     html: Path | None
     trace: Path | None

@@ -109,7 +109,7 @@ def _again(times: Sequence[LayerTimes], term_s: float) -> float | None:
 def _filled(
     raw: Sequence[_Raw], pieces: Sequence[Piece], transfer_bytes: float
 ) -> tuple[Piece, ...]:
-    """Return pieces whose shares fill the time of a work."""
+    """Return pieces whose shares of the work's time add up to 1."""
     whole = [piece for piece in pieces if piece.term in (*_WHOLE, "gradients")]
     left = 1.0 - sum(piece.share for piece in whole)
     total = sum(one.seconds for one in raw)

@@ -77,7 +77,7 @@ def launch_memory(
 def _moments(track: Track, heads: Sequence[bool], *, splits: bool) -> Iterator[Moment]:
     """Yield the work of a stage with its live micro-batches, like `autopar.price.peak.moments`.
 
-    splits : True for engines without split backward passes; each half then counts as a whole one.
+    splits : True for engines without split backward passes; each half counts as a full backward.
     """
     live = [0] * len(heads)
     waiting: set[int] = set()

@@ -1,4 +1,4 @@
-"""HTML page of one answer: a single file with style, script and numbers, which loads nothing.
+"""HTML page of one plan: a single file with style, script and numbers, without external resources.
 
 `search.show.pictures.answers` collects the content. Events of the step are packed as binary
 columns, so that pipelines with many micro-batches stay small: 8 bytes for each piece of work, and

@@ -19,7 +19,7 @@ class Term(NamedTuple):
     colour: str
     """CSS class of the colour."""
     stream: Stream = "compute"
-    """Stream of a rank on which the term takes time."""
+    """Stream that the term occupies."""
     sends: bool = False
     """True if it is communication."""
 
@@ -58,8 +58,8 @@ TERMS = {
 }
 """Appearance of each term.
 
-Terms that both kinds of plans have under different names share a colour, so that two pages can be
-compared.
+Equal terms of uniform and per-layer plans have different names but one colour, so that two pages
+can be compared.
 """
 _PLAIN = "c0"
 """CSS class of a term without a row."""

@@ -1,8 +1,8 @@
 """Timeline of one predicted step: the spans of every stage, by stream.
 
 A replay of the schedule computes the waits (`autopar.pipeline.replay`,
-`search.planning.cost.pipeline`), and the step model provides the seconds. Times that the model has
-only as a sum are apportioned so that the last span ends with the step. `Timeline.notes` lists them.
+`search.planning.cost.pipeline`), and the step model provides the seconds. Times known only as a sum
+over the step are apportioned so that the last span ends with the step. `Timeline.notes` lists them.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def _replayed(
 def _ended(
     stages: list[list[TimedAction]], replayed_s: float, ends_s: float, notes: list[str]
 ) -> list[list[TimedAction]]:
-    """Return events scaled so that the last one ends at `ends_s`.
+    """Return the events of every stage scaled so that the last one ends at `ends_s` seconds.
 
     If the replay is too short, only starts are scaled: s' = a s, with the largest a for which every
     s' + d is at most `ends_s`. All dependencies still hold. If it is too long, all spans are
