@@ -589,7 +589,7 @@ def paddle_document(plan: Plan) -> dict[str, object]:
 
     Keys are in the order of PaddleNLP's search engine. Two keys are added if the others are
     ambiguous: the schedule if it is GPipe, and the ZeRO stage of layers without ZeRO-3 if there are
-    no such layers. PaddleNLP's runtime ignores them.
+    no such layers. PaddleNLP's runtime reads keys by name.
 
     Raises InputError if the format cannot express the plan.
     """

@@ -253,8 +253,9 @@ def expert_dispatch_bytes(run: Run, chunk: Chunk) -> int:
 
     The peak of the forward is in the combine. Live are the dispatched input (the caller still
     references it), the experts' output, its copy in sending order, and the shared expert's output.
-    The number of copies is fitted to published peaks for `alltoall` and derived in the same way for
-    the other dispatchers, which have no published peak of a stage without head. 0 for dense layers.
+    The copies of `alltoall` are counted from published peaks of first and last stages; those of the
+    other dispatchers, whose published peaks are of stages with a head, are derived in the same way.
+    0 for dense layers.
     """
     last, dispatcher = _last_layer(run, chunk), run.runtime.experts.dispatcher
     if last is None or last.layer.experts is None:
