@@ -1,7 +1,7 @@
 """Cells that `profile-model` measures; each is one part of the model at one size.
 
-The list of cells is computed from a spec and the options alone. A cell is identified by its key
-across runs, so a key never changes its meaning.
+The list of cells depends only on the model spec and the options. A cell is identified by its key
+across runs, so the meaning of a key must never change.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from profiler.model.options import ModelOptions
 
 
 DEFAULT_DEGREES = (1, 2, 4, 8)
-"""Tensor-parallel degrees of the documented tables."""
+"""Default tensor-parallel degrees, those of Galvatron's memory tables."""
 _KINDS: dict[str, tuple[TensorKind, TensorKind]] = {
     "megatron": ("sp", "tp"),
     "dtensor": ("dtensor_sp", "dtensor"),
@@ -32,12 +32,12 @@ _SHORTEST = 64
 
 
 def seqs_text(seqs: tuple[int, ...]) -> str:
-    """Return sequence lengths in the format of the documented keys: `2048` or `[512,512]`."""
+    """Return sequence lengths in the format of Galvatron's keys: `2048` or `[512,512]`."""
     return str(seqs[0]) if len(seqs) == 1 else f"[{','.join(map(str, seqs))}]"
 
 
 def with_seq_lengths(spec: ModelSpec, seqs: tuple[int, ...]) -> ModelSpec:
-    """Return the spec with other sequence lengths, one per layer type."""
+    """Return a copy of the spec with these sequence lengths, one per layer type."""
     layers = (replace(layer, seq_length=seq) for layer, seq in zip(spec.layers, seqs, strict=True))
     return replace(spec, layers=tuple(layers))
 
@@ -47,14 +47,15 @@ def tensor_kinds(
 ) -> tuple[TensorKind, TensorKind]:
     """Return the sharding kinds of the tables with and without sequence parallelism.
 
-    A custom module shards the sequence or not according to its own plan, so both tables contain
-    the kind of that plan.
+    own_module : True for a custom module. Its parallelize plan determines whether the sequence is
+    sharded, so both tables contain that one kind.
     """
     return ("dtensor", "dtensor") if own_module else _KINDS[options.tp_impl]
 
 
 def tensor_degrees(spec: ModelSpec, options: ModelOptions) -> tuple[int, ...]:
-    """Return the tensor-parallel degrees to profile; defaults that the model forbids are dropped.
+    """Return the tensor-parallel degrees to profile; illegal default degrees are dropped.
+
 
     Raises
     ------
@@ -78,7 +79,8 @@ def tensor_degrees(spec: ModelSpec, options: ModelOptions) -> tuple[int, ...]:
 
 
 def length_cases(spec: ModelSpec, options: ModelOptions) -> tuple[tuple[int, ...], ...]:
-    """Return the cases to measure; each is a tuple of sequence lengths, one per layer type.
+    """Return the sequence lengths to measure: one tuple per case, one length per layer type.
+
 
     Raises
     ------
@@ -117,7 +119,7 @@ def length_cases(spec: ModelSpec, options: ModelOptions) -> tuple[tuple[int, ...
 
 
 def _default_cases(own: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return up to five cases, each half of the next, ending at the model's own lengths."""
+    """Return up to five cases, each with half the lengths of the next; the last is `own`."""
     halves = (tuple(seq >> k for seq in own) for k in reversed(range(_LENGTHS)))
     return tuple(case for case in halves if case == own or min(case) >= _SHORTEST)
 
@@ -128,8 +130,8 @@ def _default_cases(own: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 _PARTS: tuple[Part, ...] = ("only", "first", "last")
 _VOCAB_BATCH = 8
-"""Batch size at which embedding and head are counted, equal to that of the documented tables. Part
-of their peak does not grow with the batch: the second gradient of a tied table."""
+"""Batch size at which embedding and head are counted, as in Galvatron. It matters because one part
+of their peak does not grow with the batch: the second gradient of a tied embedding table."""
 
 
 class ModelCell(Record):
@@ -147,12 +149,12 @@ class ModelCell(Record):
     num_layers: tuple[int, ...] | None = None
     """Number of layers of each type in a whole forward pass; None for a single part."""
     encoder_seq_length: int | None = None
-    """Encoder tokens that cross-attention reads, or None; not in the key, since documented keys
-    do not contain it."""
+    """Encoder tokens that cross-attention reads; None without cross-attention. Not part of the
+    key, since Galvatron's keys do not contain it."""
 
     @property
     def key(self) -> str:
-        """Unique name, in the format of the documented keys."""
+        """Unique name, similar to Galvatron's keys: `time_layertype_0_bsz8_seq2048_tp2_sp`."""
         if self.num_layers is not None:
             what = f"layernum[{','.join(map(str, self.num_layers))}]"
         elif self.part == "layer":
@@ -176,7 +178,11 @@ class ModelCell(Record):
         reason: str | None = None,
         source: Literal["device", "exact"] | None = None,
     ) -> ModelMeasurement:
-        """Return a measurement with the identity of this cell and without results."""
+        """Return a measurement of this cell without results.
+
+        reason : cause of a status other than `ok`. source : None means the usual source of the
+        quantity, `device` for times and `exact` for memory.
+        """
         return ModelMeasurement(
             key=self.key,
             quantity=self.quantity,
@@ -197,14 +203,15 @@ class ModelCell(Record):
 def stack_counts(
     spec: ModelSpec, options: ModelOptions, *, own_module: bool = False
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the layer counts of the whole forward passes: the base, then one more per type.
+    """Return the layer counts, per layer type, of the forward passes to measure.
 
-    The factory of a custom module makes the same number of layers of every type. With several
-    types, their difference would not belong to one type, so only the base is returned.
+    The first pass has `layernum_min` layers of every type. Each further pass has `layernum_max`
+    layers of one type, so that its difference to the first is the time of that type. A custom
+    module has equal counts for all types, so with several types only the first pass is returned.
     """
     types = len(spec.layers)
     base = (options.layernum_min,) * types
-    # all types would grow together, and the difference would belong to no single type
+    # the counts of all types change together, so a difference has no single type
     if own_module and types > 1:
         return (base,)
     more = ((*base[:kind], options.layernum_max, *base[kind + 1 :]) for kind in range(types))
@@ -214,14 +221,16 @@ def stack_counts(
 def plan_cells(
     spec: ModelSpec, options: ModelOptions, *, own_degrees: tuple[int, ...] | None = None
 ) -> tuple[ModelCell, ...]:
-    """Return the cells that the options request, those of the documented keys first.
+    """Return the cells that the options request, in measuring order: memory, then times.
 
     own_degrees : tensor-parallel degrees that a custom module supports; None for a spec.
+
 
     Raises
     ------
     InputError: the model cannot be sharded, or a sequence exceeds its position table.
-    OptionError: the sequence lengths do not fit the layer types or the mode.
+    OptionError: the number of sequence lengths does not fit the layer types or the mode, or a
+    custom module has layer types with different lengths.
     """
     own_module = own_degrees is not None
     if own_degrees is None:

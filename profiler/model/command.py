@@ -1,4 +1,4 @@
-"""`profile-model`: measure a model and write the documented computation and memory files."""
+"""`profile-model`: measure a model and write its computation and memory files."""
 
 from __future__ import annotations
 

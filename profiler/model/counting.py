@@ -1,6 +1,6 @@
 """Count the memory of one forward and backward pass of a module, storage by storage.
 
-There are two results, for one rank and the whole batch:
+There are two results, in bytes of one rank for the whole batch:
 
     activation  bytes of saved activations: storages that autograd saves in the forward pass and
                 that are still alive at its end, each counted once. The input of the part is
@@ -50,8 +50,9 @@ from profiler.model.layers.vocab import VocabPart, build_vocab, vocab_inputs
 #     other                 outputs, incoming gradients, temporaries, recomputed tensors
 #
 # Not counted: rounding and fragmentation of an allocator, workspaces, communicators, internal
-# copies of a communication backend, the device context, and earlier tensors outside these
-# categories. Works on real tensors and inside a `FakeTensorMode`.
+# copies of a communication backend, the device context, and tensors that existed before the step
+# and belong to none of the first five categories. Works with real tensors and inside a
+# `FakeTensorMode`.
 
 
 PARTS = (
@@ -62,7 +63,7 @@ PARTS = (
     "activations",
     "other",
 )
-"""Categories of bytes; a storage that fits several belongs to the first."""
+"""Memory categories by priority: a storage with several labels belongs to the first of them."""
 
 # FSDP2 operators by name: torch registers them only when the first module is sharded.
 _FSDP_PARTS = {
@@ -71,7 +72,7 @@ _FSDP_PARTS = {
     "fsdp::chunk_cat": "gradients",
 }
 
-# Returns its input, except for fake tensors, whose copy would be counted twice.
+# This operator returns its input, except that it copies fake tensors. The copy is not counted.
 _WAIT = "_c10d_functional::wait_tensor"
 
 
@@ -81,10 +82,11 @@ def count_step(
     model: nn.Module,
     optimizers: Iterable[torch.optim.Optimizer],
 ) -> tuple[int, Mapping[str, int]]:
-    """Return the peak bytes alive while `step` runs, in total and by category of `PARTS`.
+    """Return the peak of the bytes alive while `step` runs: (total, bytes by category of `PARTS`).
 
-    `step` runs forwards, backwards and the optimizers. Run one step before this call: it creates
-    the optimizer states, and fills the caches of DTensor, which would otherwise be counted.
+    `step` runs forward passes, backward passes and the optimizers. Run one step before this call:
+    the first step creates the optimizer states and the caches of DTensor, which would otherwise be
+    counted as new tensors.
     """
     ledger = _Ledger()
     ledger.label((*model.parameters(), *model.buffers()), "parameters")
@@ -129,7 +131,7 @@ def count_step(
 def held_bytes(tensors: object) -> int:
     """Return the bytes of the storages of all tensors in nested containers, each storage once.
 
-    A distributed tensor counts with its local part on this rank. Other objects count as 0.
+    For a distributed tensor, only the local part on this rank counts. Other objects count as 0.
     """
     # views of one storage share its address
     held = {s._cdata: s.nbytes() for s in _storages(tree_leaves(tensors))}
@@ -141,7 +143,8 @@ def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _storages(leaves: Iterable[object]) -> Iterator[torch.UntypedStorage]:
-    """Yield the storages of all tensors among `leaves`; for a wrapper, those of its inner tensors.
+    """Yield the storages of all tensors in `leaves`; for a wrapper, those of its inner tensors.
+
 
     DTensor and the results of asynchronous functional collectives are wrappers.
     """
@@ -156,20 +159,21 @@ def _storages(leaves: Iterable[object]) -> Iterator[torch.UntypedStorage]:
 
 
 class _Ledger:
-    """Log of storages: numbered, with their category and all changes of size in order."""
+    """Log of storages: their numbers, categories and size changes in order of time."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
         self._sizes: list[int] = []
         self._parts: list[int] = []
         self._before: list[tuple[int, int]] = []
-        """(number, bytes) of storages that existed when counting began."""
+        """(number, bytes) of labelled storages that existed when counting began."""
         self._events: list[tuple[int, int]] = []
         self._foreign: set[int] = set()
-        """Numbers of storages that no watched operator created; they do not count."""
+        """Numbers of storages that no watched operator created. They are not counted unless they
+        receive a label."""
 
     def made(self, tensors: object) -> None:
-        """Record the results of an operator: new storages are alive from now on."""
+        """Record the results of an operator; their new storages are alive from now on."""
         for storage in _storages(tree_leaves(tensors)):
             self.sized(storage)
 
@@ -179,14 +183,14 @@ class _Ledger:
         self._resize(self._enter(storage) if number is None else number, storage.nbytes())
 
     def taken(self, storage: torch.UntypedStorage) -> None:
-        """Record an operator's input; a storage that no operator created does not count."""
+        """Record an operator's input; a storage that no operator created is not counted."""
         if storage._cdata not in self._numbers:
             self._foreign.add(self._enter(storage))
 
     def label(self, tensors: object, part: str) -> None:
         """Assign the storages of all tensors in nested containers to category `part`.
 
-        Storages that no operator created count as alive from the beginning.
+        Storages that no operator created are counted as alive from the beginning.
         """
         for storage in _storages(tree_leaves(tensors)):
             self.label_storage(storage, part)
@@ -209,9 +213,9 @@ class _Ledger:
         return sum(size for found, size in sizes if found == wanted)
 
     def peak(self, first: int = 0) -> tuple[int, Mapping[str, int]]:
-        """Return the peak of the bytes alive at once, in total and by category.
+        """Return the peak of the bytes alive at once: (total, bytes by category at that point).
 
-        first : index in `PARTS` of the first category that counts.
+        first : index in `PARTS`; the total excludes the categories before it.
         """
         alive = [0] * len(PARTS)
         for number, size in self._before:
@@ -248,8 +252,8 @@ class _Ledger:
 class _Watch(TorchDispatchMode):
     """Dispatch mode that reports the inputs and results of operators to a ledger.
 
-    closely : True also counts inside the operators of wrappers, and ignores tensors that no
-    watched operator created. False counts the results of all operators.
+    closely : True counts the inner operators of wrapper tensors, and ignores tensors that no
+    watched operator created. False counts the results of every operator.
     """
 
     def __init__(self, ledger: _Ledger, *, closely: bool = True) -> None:
@@ -287,13 +291,13 @@ def _seen_resizes(ledger: _Ledger) -> Iterator[None]:
     resize = torch.UntypedStorage.resize_
 
     def resize_and_tell(storage: torch.UntypedStorage, size: int) -> Any:
-        # FSDP2 keeps the storages of its unsharded parameters, with size 0 between uses
+        # FSDP2 reuses the storages of its unsharded parameters; their size is 0 between uses
         ledger.label_storage(storage, "gathered parameters")
         out = resize(storage, size)
         ledger.sized(storage)
         return out
 
-    # restored exactly: an attribute left on the class would hide the inherited one
+    # delete the attribute if it was inherited: a copy on the class would hide the base's method
     inherited = "resize_" not in vars(torch.UntypedStorage)
     torch.UntypedStorage.resize_ = resize_and_tell
     try:
@@ -315,9 +319,10 @@ class ExactMemory(Record):
     num_parameters: int
     parameter_bytes: int
     activation_bytes: int
-    """Saved activations: bytes kept from forward to backward."""
+    """Bytes of tensors that autograd saves from forward to backward."""
     peak_bytes: int
-    """Peak of bytes alive at once, above `activation_bytes`."""
+    """Peak of the bytes alive in forward and backward, minus `activation_bytes`. Parameters and
+    their gradients are not included."""
     notes: tuple[str, ...] = ()
 
 
@@ -327,10 +332,12 @@ def count_memory(
     *,
     shared: Sequence[torch.Tensor] = (),
 ) -> ExactMemory:
-    """Return the memory of one forward and backward of a module; see the module docstring.
+    """Return the memory of one forward and backward pass of a module; see the module docstring.
 
-    `shared` tensors belong to other parts and are not counted. The module returns one tensor. It
-    and its inputs may be real, or created inside a `FakeTensorMode` that is still active.
+    The module must return one tensor. It and its inputs may be real, or created inside a
+    `FakeTensorMode` that is still active. Gradients of parameters are set to None.
+
+    shared : inputs that belong to other parts of the model and are not counted.
     """
     parameters = list(module.parameters())
     own = [local_tensor(parameter) for parameter in parameters]
@@ -339,7 +346,7 @@ def count_memory(
     ledger.made(inputs)
 
     def saved(tensor: torch.Tensor) -> torch.Tensor:
-        # counted whatever created it: a table in an attribute is also saved for the backward
+        # counted even if no operator created it, for example a table that the module stores
         ledger.made([tensor])
         ledger.label([tensor], "activations")
         return tensor
@@ -371,7 +378,7 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class End(torch.autograd.Function):
-    """Stand-in for the next layer: releases an output, and provides its gradient in backward."""
+    """Replacement of the next layer: releases an output, and provides its gradient in backward."""
 
     @staticmethod
     def forward(ctx: Any, out: torch.Tensor) -> torch.Tensor:
@@ -389,8 +396,8 @@ class End(torch.autograd.Function):
 # --------------------------------------------------------------------------------------------------
 # Exact memory of layers and of embedding and head, counted without a device.
 #
-# Each part runs forward and backward on fake tensors, on one rank of a group that exchanges no
-# data. The module docstring describes the results.
+# Each part runs forward and backward with fake tensors, as one rank of a group without
+# communication. The module docstring defines the results.
 
 
 def layer_memory(
@@ -401,7 +408,11 @@ def layer_memory(
     dtype: str = "bf16",
     encoder_seq_length: int | None = None,
 ) -> ExactMemory:
-    """Return the memory of one layer on one rank; raise InputError if it cannot be built."""
+    """Return the memory of one layer on one rank; raise InputError if it cannot be built.
+
+    encoder_seq_length : encoder tokens that cross-attention reads; None means the length of the
+    layer.
+    """
     element = torch_dtype(dtype)
     notes = []
     if spec.cross_attention:
@@ -444,7 +455,10 @@ def vocab_memory(
     batch: int = 1,
     dtype: str = "bf16",
 ) -> ExactMemory:
-    """Return the memory of embedding or head on one rank of a vocabulary-parallel group."""
+    """Return the memory of embedding, head or both on one rank of a vocabulary-parallel group.
+
+    part : as in `build_vocab`. Raises InputError if the part cannot be built.
+    """
     element = torch_dtype(dtype)
     with FakeTensorMode():
         module = build_vocab(

@@ -1,7 +1,7 @@
-"""Derive the two documented files from measured cells, with warnings about suspicious cells.
+"""Derive the two profile files of Galvatron (computation, memory) from measured cells.
 
-The result is a pure function of the measurements: equal cells give identical bytes, whatever runs
-measured them.
+Also derives their fits and the warnings about suspicious cells. The result depends only on the
+cells: equal cells give identical bytes, regardless of how many runs measured them.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ from profiler.model.cells import seqs_text
 from profiler.model.options import GALVATRON_BATCHES, Mode
 
 # --------------------------------------------------------------------------------------------------
-# Fits of measured cells, in the forms in which a planner uses their times, with their warnings.
+# Fits of measured times, in the forms that the planner uses, and warnings about bad fits.
 #
-# A pure function of the cells, like the documents. The planner fits the same times again when it
-# reads them, so the fits in a sidecar show how accurate its times are.
+# The planner fits the times again when it reads the files. The fits in a sidecar are equal to
+# these and show how accurate the planner's times are.
 
 
 _Pass = Literal["forward", "backward", "recompute"]
@@ -73,14 +73,14 @@ def fit_cells(
     cells: Iterable[ModelMeasurement],
     rests: Mapping[tuple[tuple[int, ...], int], float] | None = None,
 ) -> list[TimeFit]:
-    """Return the fits of the times of layers and of embedding and head, in a fixed order.
+    """Return the fits of the measured times of layers and of embedding and head, in a fixed order.
 
-    Each pass and sharding gets a joint fit if several lengths were measured. Each length with
-    several batch sizes gets a fit with a launch overhead. With neither, the fit is proportional
-    to the batch.
+    Each pass and sharding has a joint fit if several lengths were measured. Each length with
+    several batch sizes has a fit with a launch overhead. Otherwise, the fit is proportional to
+    the batch.
 
-    rests : seconds of embedding and head where no cell measured them directly, by sequence
-    lengths and batch.
+    rests : forward seconds of embedding and head, by (sequence lengths, batch), where they were
+    derived by subtraction and not measured.
     """
     series: dict[_Series, list[_Point]] = {}
     for m in cells:
@@ -91,7 +91,7 @@ def fit_cells(
             if samples := m.samples_s.get(name):
                 point = (tuple(m.seq_lengths), m.batch, tuple(samples))
                 series.setdefault((m.layer_type, m.degree, m.kind, name), []).append(point)
-    # a difference of whole forwards gives the forward time alone, for one rank
+    # subtraction of forward passes gives only a forward time, and only for one rank
     for (lengths, batch), time_s in (rests or {}).items():
         series.setdefault((None, 1, "sp", "forward"), []).append((lengths, batch, (time_s,)))
     return [
@@ -102,7 +102,7 @@ def fit_cells(
 
 
 def bad_fits(fits: Sequence[TimeFit]) -> list[str]:
-    """Return a warning about the fits that are far from one of their times, or an empty list."""
+    """Return one warning about all fits with an error above `BAD_FIT`; empty if there is none."""
     bad = [fit for fit in fits if abs(fit.worst_relative) > BAD_FIT]
     if not bad:
         return []
@@ -126,7 +126,7 @@ def fit_name(fit: TimeFit) -> str:
 
 
 def cell_name(cell: FitCell) -> str:
-    """Return the size of a cell as text."""
+    """Return the size of a cell as text, such as `batch 8, sequence length 2048`."""
     return f"batch {cell.batch}, sequence length {','.join(map(str, cell.seq_lengths))}"
 
 
@@ -136,7 +136,7 @@ def largest_cell(fit: TimeFit) -> FitCell:
 
 
 def fits_through(fits: Sequence[TimeFit], cells: Iterable[ModelMeasurement]) -> list[TimeFit]:
-    """Return the fits that use at least one of these cells."""
+    """Return the fits that contain at least one of these cells."""
     sizes = {(m.layer_type, m.degree, m.kind, m.batch, tuple(m.seq_lengths)) for m in cells}
     return [
         fit
@@ -151,7 +151,8 @@ def fits_through(fits: Sequence[TimeFit], cells: Iterable[ModelMeasurement]) -> 
 def main_fits(fits: Sequence[TimeFit], mode: Mode) -> list[TimeFit]:
     """Return the fits of unsharded forward and backward times, in the form of `mode`.
 
-    Times without a fit of that form get their joint fit, or else all fits they have.
+    A time without a fit of that form is represented by its joint fit (form `sequence`), or else by
+    all of its fits.
     """
     chosen: dict[tuple[int | None, str], list[TimeFit]] = {}
     for fit in fits:
@@ -172,7 +173,7 @@ def _order(series: _Series) -> tuple[bool, int, int, str, int]:
 
 
 def _forms(points: list[_Point]) -> list[tuple[Form, list[_Point]]]:
-    """Return the forms that can be fitted to these points, each with its points."""
+    """Return (form, points) for every form that these points can determine."""
     found: list[tuple[Form, list[_Point]]] = []
     # several lengths determine the term that grows with the tokens
     if len({sum(lengths) for lengths, _, _ in points}) > 1:
@@ -245,7 +246,8 @@ ON_DEVICE = "% on the device: "
 Size = tuple[int, int, int]
 """Layer type, batch, sequence length."""
 _APART = 0.10
-"""Largest relative difference, without a warning, between a layer timed alone and by difference."""
+"""Largest relative difference without a warning between two times of one layer: measured
+separately, and from the difference of two forward passes with different layer counts."""
 
 
 def forward_s(measurement: ModelMeasurement) -> float:
@@ -254,7 +256,7 @@ def forward_s(measurement: ModelMeasurement) -> float:
 
 
 def device_differences(cells: Iterable[ModelMeasurement]) -> list[str]:
-    """Return a warning about cells whose exact and device memory differ, or an empty list."""
+    """Return one warning about cells whose exact and device memory differ; empty if none do."""
     apart = {m.key: note for m in cells for note in m.notes if ON_DEVICE in note}
     if not apart:
         return []
@@ -264,7 +266,7 @@ def device_differences(cells: Iterable[ModelMeasurement]) -> list[str]:
 
 
 def missing_cells(found: Mapping[str, ModelMeasurement]) -> list[str]:
-    """Return warnings about cells without results, one per reason."""
+    """Return one warning per reason for which cells have no result."""
     by_reason: dict[str, list[str]] = {}
     for m in found.values():
         if m.status != "ok":
@@ -276,7 +278,10 @@ def missing_cells(found: Mapping[str, ModelMeasurement]) -> list[str]:
 
 
 def few_batches(layers: list[tuple[TimePoint, ...]], mode: Mode | None) -> list[str]:
-    """Return warnings where batch mode has fewer batch sizes than Galvatron accepts."""
+    """Return one warning per sequence length with fewer batch sizes than Galvatron accepts.
+
+    Only batch mode has this limit (`GALVATRON_BATCHES`). Batch sizes are those of layer type 0.
+    """
     if mode != "batch" or not layers or not layers[0]:
         return []
     counts = {p.seq_length: 0 for p in layers[0]}
@@ -292,7 +297,11 @@ def few_batches(layers: list[tuple[TimePoint, ...]], mode: Mode | None) -> list[
 
 
 def layer_differences(stacks: list[ModelMeasurement], alone: Mapping[Size, float]) -> list[str]:
-    """Return a warning where a layer timed alone differs from its share of a whole forward."""
+    """Return a warning about layers whose separate time differs from that in a forward pass.
+
+    stacks : cells of forward passes with several layers. alone : forward seconds of separately
+    measured layers.
+    """
     apart: list[tuple[float, str]] = []
     checked = 0
     by_size: dict[tuple[int, tuple[int, ...]], list[ModelMeasurement]] = {}
@@ -325,7 +334,7 @@ def layer_differences(stacks: list[ModelMeasurement], alone: Mapping[Size, float
 
 
 def unsteady_times(cells: list[ModelMeasurement]) -> list[str]:
-    """Return a warning about whole layers whose samples are suspicious, or an empty list."""
+    """Return one warning about unsharded layers with suspicious samples; empty if none are."""
     suspicious = {
         m.key: said[0]
         for m in cells
@@ -339,20 +348,20 @@ def unsteady_times(cells: list[ModelMeasurement]) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The two documented files, derived from the measured cells.
+# The two profile files of Galvatron, derived from the measured cells.
 
 
 STATE_BYTES_PER_PARAMETER = 16
-"""Bytes per parameter of the documented model states (weight, gradient, optimizer), whatever the
-precision."""
+"""Bytes of model states per parameter (weight, gradient, optimizer) in Galvatron's memory tables,
+for every precision."""
 _PARTS = ("only", "first", "last")
 
 
 class ModelDocument(Record):
-    """One documented file and the data of its sidecar."""
+    """Contents of one profile file in Galvatron's format, and the derived data of its sidecar."""
 
     data: Mapping[str, Any]
-    """Documented keys; empty if no cell has a result."""
+    """Keys and values of the profile file; empty if no cell has a result."""
     layer_times: list[ShardedTime] = field(default_factory=list)
     other_times: list[OtherTime] = field(default_factory=list)
     fits: list[TimeFit] = field(default_factory=list)
@@ -365,13 +374,14 @@ def derive_computation(
     mode: Mode | None,
     about: Container[str] | None = None,
 ) -> ModelDocument:
-    """Return the computation file of measured cells: ms per layer and sample, and raw passes.
+    """Return the computation file, in ms, from measured cells.
 
-    mode, about : warnings apply to this mode and to cells with these keys; None means no
-    particular mode, and all cells.
+    Entries per layer and sample are median forward times of separately measured layers. Entries
+    with `layernum` are median times of forward passes of the model, per batch; their differences
+    check the former.
 
-    A processed entry is the median forward of a layer measured alone. Raw entries are medians of
-    whole forwards in ms per batch; their differences check the processed entries.
+    mode : profiling mode whose requirements are checked; None checks none. about : keys of the
+    cells to warn about; None means all.
     """
     cells = [m for m in found.values() if m.status == "ok" and m.samples_s.get("forward")]
     plain = [m for m in cells if m.degree == 1 and m.num_layers is None]
@@ -387,7 +397,8 @@ def derive_computation(
     }
     others = {(tuple(m.seq_lengths), m.batch): forward_s(m) for m in plain if m.part != "layer"}
     rests: dict[tuple[tuple[int, ...], int], float] = {}
-    for m in stacks:  # of a custom module, whose embedding and head are not separate
+    # embedding and head of a custom module cannot be measured separately
+    for m in stacks:
         rest, size = _rest(m, alone), (tuple(m.seq_lengths), m.batch)
         # a direct measurement is more accurate than a difference
         if rest is not None and size not in others:
@@ -429,13 +440,14 @@ def derive_memory(
     kinds: tuple[TensorKind, TensorKind],
     about: Container[str] | None = None,
 ) -> ModelDocument:
-    """Return the memory file of counted cells: MiB per sample, with and without `_sp`.
+    """Return the memory file from counted cells: parameters in MiB, activations in MiB per sample.
 
-    kinds : sharding kinds of the tables with and without `_sp`. about : keys of the cells to warn
-    about; None means all.
+    kinds : sharding kinds of the tables whose keys end with `_sp` (sequence parallelism), and of
+    those without the suffix. about : keys of the cells to warn about; None means all.
 
-    The activations of a layer are its saved activations. Those of embedding and head also contain,
-    on the stage with the loss, the peak above the saved activations, as in the documented tables.
+    The activations of a layer are its saved activations. On the stage with the loss, those of
+    embedding and head also include the peak above the saved activations, as Galvatron measures
+    them.
     """
     cells = [m for m in found.values() if m.status == "ok" and m.bytes]
     data: dict[str, Any] = {}
@@ -458,7 +470,7 @@ def derive_memory(
 def _at_lengths(
     layers: Iterable[tuple[TimePoint, ...]], cells: Iterable[ModelMeasurement]
 ) -> list[tuple[TimePoint, ...]]:
-    """Return the points at the sequence lengths of these cells."""
+    """Return, per layer type, the points whose sequence length occurs in `cells`."""
     lengths = {seq for m in cells for seq in m.seq_lengths}
     return [tuple(p for p in points if p.seq_length in lengths) for points in layers]
 
@@ -492,7 +504,7 @@ def _layer_times(cells: Iterable[ModelMeasurement]) -> list[ShardedTime]:
 def _other_times(
     plain: Iterable[ModelMeasurement], rests: Mapping[tuple[tuple[int, ...], int], float]
 ) -> list[OtherTime]:
-    """Return the times of embedding and head; where derived by difference, the forward alone."""
+    """Return the times of embedding and head, in seconds; derived ones have only a forward time."""
     result = [
         OtherTime(
             batch=m.batch,
@@ -513,7 +525,10 @@ def _other_times(
 def _summary(
     cell: ModelMeasurement, names: Iterable[str], *, spread: bool = True
 ) -> dict[str, float]:
-    """Return median, 5th and 95th percentile (seconds) of the samples of these passes, by key."""
+    """Return the median time of each pass in seconds, and its 5th and 95th percentile if `spread`.
+
+    Keys are `<pass>_s`, `<pass>_low_s` and `<pass>_high_s`; passes without samples are absent.
+    """
     found: dict[str, float] = {}
     for name in names:
         if samples := cell.samples_s.get(name):
@@ -527,7 +542,10 @@ def _summary(
 def _layer_memory(
     cells: Iterable[ModelMeasurement], number: int, kind: TensorKind
 ) -> dict[int, LayerMemory]:
-    """Return the memory of one layer type by length; skip lengths without an unsharded cell."""
+    """Return the memory of one layer type by sequence length.
+
+    Lengths without an unsharded cell are absent.
+    """
     own = [m for m in cells if m.part == "layer" and m.layer_type == number]
     result: dict[int, LayerMemory] = {}
     for seq in sorted({m.seq_lengths[0] for m in own}):
@@ -567,7 +585,7 @@ def _other_memory(
                 },
                 activation_bytes_per_sample={
                     degree: (
-                        # the documented tables add the peak of the loss to the saved activations
+                        # Galvatron's tables add the peak of the loss to the saved activations
                         m.bytes["activation"]
                         + (m.bytes.get("peak", 0.0) if part != "first" else 0.0)
                     )
@@ -588,7 +606,10 @@ def _by_degree(cells: Iterable[ModelMeasurement], kind: TensorKind) -> dict[int,
 
 
 def _rest(stack: ModelMeasurement, alone: Mapping[Size, float]) -> float | None:
-    """Return the seconds of a whole forward outside its layers, at least 0; None if unknown."""
+    """Return the forward seconds of embedding and head: those of `stack` minus those of its layers.
+
+    At least 0; None if a layer was not measured separately at the size of `stack`.
+    """
     sizes = [(kind, stack.batch, seq) for kind, seq in enumerate(stack.seq_lengths)]
     if any(size not in alone for size in sizes):
         return None

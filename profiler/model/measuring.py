@@ -1,4 +1,4 @@
-"""Measurement of one cell: selects the function for it and records failures."""
+"""Measurement of single cells of reference layers and custom modules, including failed cells."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ def build_half(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> nn.Module:
-    """Return one half of a layer on one rank; its call has the signature of the whole layer.
+    """Return the attention or MLP half of a layer on one rank, with norm and residual connection.
 
-    Cross-attention belongs to the attention half. Figures of the two halves add up to a layer's.
+    The call signature is that of `build_layer`'s module. Cross-attention belongs to the attention
+    half. Parameters and activations of the two halves add up to those of the layer.
     """
     return _Half(build_layer(spec, sharding, group=group, dtype=dtype, device=device), unit)
 
@@ -80,19 +81,19 @@ class _Half(nn.Module):
 
 
 # --------------------------------------------------------------------------------------------------
-# The module of a cell of a spec, to be timed, counted, and compared with the device.
+# The reference module of a cell, for timing, counting, and comparison with the device.
 #
-# With real tensors, collectives of `SoleRank` allocate the buffers of a real group without
-# exchanging data. Those of `timed_group` cost no time at all.
+# Collectives of `SoleRank` allocate the buffers of a real group without exchanging data; those of
+# `timed_group` take no time.
 
 
 class CellPart(Record):
-    """One part of a model at one size, not yet built."""
+    """Functions that create the module and the inputs of one part of a model at one size."""
 
     build: Callable[[], nn.Module]
     make_inputs: Callable[[], tuple[torch.Tensor, ...]]
     num_own: int
-    """Number of leading inputs that belong to the part; the other inputs are shared."""
+    """Number of leading inputs that count for the part; the others are shared by all layers."""
 
 
 def cell_part(
@@ -104,9 +105,10 @@ def cell_part(
     device: torch.device | str,
     group_of: Callable[[int], Any] = sole_group,
 ) -> CellPart:
-    """Return the part of a cell; its `build` raises InputError if it cannot be built.
+    """Return the part of a cell; its `build` raises InputError for an unsupported sharding.
 
-    group_of : returns the stand-in for a tensor-parallel group of a given number of ranks.
+    unit : all of a layer, or its attention or MLP half. group_of : function from a tensor-parallel
+    degree to a simulated group.
     """
     on: dict[str, Any] = {"dtype": torch_dtype(dtype), "device": device}
     if cell.part == "layer":
@@ -155,19 +157,18 @@ def time_cell(
     more: bool = True,
     timer: Timer | None = None,
 ) -> Timed:
-    """Return the times of a cell's part on one rank of its tensor-parallel group.
+    """Return the times of a cell's part, in seconds, on one rank of its tensor-parallel group.
 
-    Weights and activations of the rank are on `device`; collectives cost no time (see
-    `LocalGroup`). A layer with a checkpointed sharding recomputes inside its `backward`.
-    Whole forwards run without backward, as in the documented raw keys `layernum[...]`. Their
-    difference is the time of a layer among others, and checks a layer measured alone. Autograd is
-    on in them, as where a layer is timed alone.
+    The computation of the rank runs on `device`; collectives take no time (see `LocalGroup`). For
+    a cell with checkpointing, the backward includes the recomputation. Forward passes of several
+    layers (`layernum[...]` in Galvatron's files) run without backward, but with autograd on.
 
-    more : for a layer, time recomputation too and, with `backward`, the optimizer step.
+    more : True to also time, for a layer with `backward`, recomputation and the optimizer step.
+
 
     Raises
     ------
-    InputError: the part cannot be sharded like this.
+    InputError: the part cannot have this sharding.
     """
     part = cell_part(spec, cell, unit=unit, dtype=dtype, device=device, group_of=timed_group)
     where = f"batch {cell.batch}, sequence {seqs_text(cell.seq_lengths)}"
@@ -191,13 +192,13 @@ def time_cell(
 
 
 # --------------------------------------------------------------------------------------------------
-# Measurement of a spec: one library function per kind of cell.
+# Measurement of the cells of a model spec.
 
 
 OUT_OF_MEMORY = "out of memory"
 """Prefix of the reason of a cell that ran out of memory."""
 _SAMPLE_S = {"cuda": DEVICE_SAMPLE_S, "cpu": 4e-3}
-"""Shortest duration of a repetition, seconds, so that starting and stopping are negligible."""
+"""Shortest repetition by device type, seconds, so that the timer's overhead is negligible."""
 ADAM_BYTES = 16
 """Bytes per parameter for AdamW: fp32 copy, fp32 gradient and two moments."""
 _LOGIT_BYTES = 12
@@ -213,11 +214,11 @@ class Measurer(ABC):
         self.policy = policy_of(options, _SAMPLE_S[device.type])
 
     def rehearse(self, cells: Sequence[ModelCell]) -> None:
-        """Raise InputError if the model cannot be measured; reference blocks always can."""
+        """Raise InputError if a trial of the model fails; does nothing for reference layers."""
         return
 
     def measure(self, cell: ModelCell) -> ModelMeasurement:
-        """Return the measurement of a cell; an error becomes the reason of its failure."""
+        """Return the measurement of a cell; if it fails, status and reason contain the error."""
         began_s = time.perf_counter()
         short = self._shortage(cell)
         if short is not None:
@@ -248,10 +249,10 @@ class Measurer(ABC):
 
     @abstractmethod
     def _add_device_memory(self, cell: ModelCell, measurement: ModelMeasurement) -> None:
-        """Add the memory that the device's allocator reports to the exact results, if known."""
+        """Add the bytes that the device's allocator reports to `measurement`, if available."""
 
     def _shortage(self, cell: ModelCell) -> str | None:
-        """Return why a cell cannot fit where its device would not fail cleanly, else None."""
+        """Return the reason to skip a time cell that exceeds the free memory of a CPU, or None."""
         # a CPU allocator overcommits, and the kernel then kills the process
         if cell.quantity != "time" or self.device.type != "cpu":
             return None
@@ -269,7 +270,7 @@ class Measurer(ABC):
 
 
 class SpecMeasurer(Measurer):
-    """Measurer of the reference blocks of a spec."""
+    """Measurer of the reference layers, embedding and head of a model spec."""
 
     def __init__(self, spec: ModelSpec, options: ModelOptions, device: torch.device) -> None:
         super().__init__(options, device)
@@ -334,7 +335,7 @@ def is_out_of_memory(measurement: ModelMeasurement) -> bool:
 
 
 def needed_bytes(spec: ModelSpec, cell: ModelCell, options: ModelOptions) -> float:
-    """Return the approximate bytes that timing a cell of a spec needs."""
+    """Return the approximate bytes of memory that timing a cell of a model spec needs."""
     element = torch_dtype(options.dtype).itemsize
     types = range(len(spec.layers)) if cell.layer_type is None else (cell.layer_type,)
     counts = cell.num_layers or tuple(int(cell.part == "layer") for _ in spec.layers)
@@ -358,7 +359,7 @@ def needed_bytes(spec: ModelSpec, cell: ModelCell, options: ModelOptions) -> flo
 
 
 def filled_with(cell: ModelCell, timed: Timed) -> ModelMeasurement:
-    """Return the measurement of a timed cell."""
+    """Return the measurement of a cell with the samples, or the failure, of `timed`."""
     if timed.reason is not None:
         found = cell.filled(status="failed", reason=timed.reason)
     else:
@@ -368,7 +369,7 @@ def filled_with(cell: ModelCell, timed: Timed) -> ModelMeasurement:
 
 
 def counted_as(cell: ModelCell, found: ExactMemory) -> ModelMeasurement:
-    """Return the measurement of a counted cell."""
+    """Return the measurement of a cell with the bytes of `found`."""
     sizes = {
         "parameters": float(found.parameter_bytes),
         "activation": float(found.activation_bytes),
@@ -381,16 +382,16 @@ def counted_as(cell: ModelCell, found: ExactMemory) -> ModelMeasurement:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first line of an exception's message."""
+    """Return an exception's message: complete for errors of autopar, else its first line."""
     return str(error) if isinstance(error, AutoparError) else first_line(error)
 
 
 # --------------------------------------------------------------------------------------------------
 # Measurement of the cells of a custom module.
 #
-# Its layers are measured with the arguments of a call by the model itself. The rest of the model is
-# the difference of a whole model and its layers. Since a module does not define pipeline stages,
-# the class of a submodule decides whether it counts for the first or the last stage.
+# Its layers are measured with the arguments that the model passes to them. Embedding and head are
+# the difference between a complete model and its layers. A module does not define pipeline stages,
+# so nn.Embedding counts for the first stage, and all other modules outside layers for the last.
 
 
 # tokens are int64
@@ -399,7 +400,10 @@ _SPLIT = "embeddings were taken as the first stage's and all else but layers as 
 
 
 class ModuleMeasurer(Measurer):
-    """Measurer of whole forwards and of layers, unsharded or sharded by the module's own plan."""
+    """Measurer of a custom module: forward passes of the model, and its layers.
+
+    Layers are unsharded, or sharded by the module's `parallelize_plan`.
+    """
 
     def __init__(self, source: ModuleSource, options: ModelOptions, device: torch.device) -> None:
         super().__init__(options, device)
@@ -496,7 +500,7 @@ class ModuleMeasurer(Measurer):
             measurement.notes.append(said)
 
     def _on_device(self, cell: ModelCell, kind: int | None) -> dict[str, float]:
-        """Return the device memory of a layer type, or of a model with few layers (kind None)."""
+        """Return the device memory of a layer type (None: of the model), in bytes by name."""
         made: dict[str, Any] = {}
 
         def build() -> nn.Module:
@@ -506,9 +510,9 @@ class ModuleMeasurer(Measurer):
         return figures_of(allocated_by(build, lambda: made["inputs"], self.device))
 
     def _part(self, cell: ModelCell, kind: int | None) -> tuple[nn.Module, tuple[Any, ...]]:
-        """Return the layer of a type, or a whole model, on the device, and its inputs.
+        """Return (module, inputs) on the device, for a layer type or (None) the complete model.
 
-        A whole model has its batch bound and takes no inputs.
+        The complete model has its batch bound, so its inputs are empty.
         """
         built, seq = self._built(cell, self.device), max(cell.seq_lengths)
         if kind is None:
@@ -553,7 +557,7 @@ class ModuleMeasurer(Measurer):
         )
 
     def _layers(self, cell: ModelCell) -> list[ExactMemory]:
-        """Return the memory of one layer of each type."""
+        """Return the memory of one layer of each type, with the checkpointing of the cell."""
         with self._mode():
             built = self._built(cell)
             found = []
@@ -571,7 +575,7 @@ class ModuleMeasurer(Measurer):
         return found
 
     def _whole(self, cell: ModelCell) -> ExactMemory:
-        """Return the memory of a model with the fewest layers of each type that are typical."""
+        """Return the memory of a complete model with `num_typical` layers of each type."""
         with self._mode():
             built = self._built(cell)
             self._split(built)
@@ -591,7 +595,7 @@ class ModuleMeasurer(Measurer):
         return fake_tensors() if self._source.fakeable else nullcontext()
 
     def _split(self, built: Built) -> None:
-        """Store the number of embedding parameters, and how many of them the head shares."""
+        """Set the number of embedding parameters, and the number of those tied to the head."""
         of_layers = {id(p) for of_type in built.layers for m in of_type for p in m.parameters()}
         # modules that hold parameters directly, not only in submodules
         outer = [m for m in built.module.modules() if next(m.parameters(False), None) is not None]

@@ -1,7 +1,7 @@
 """Custom modules: find their layers, call them, and report their errors.
 
-A custom model is any `nn.Module`; its repeated layers are measured. Each layer is measured with
-the arguments that the model itself passes to it, captured in a forward pass.
+A custom model is any `nn.Module` with repeated layers. Each layer is measured with the arguments
+that the model passes to it, which are captured in a forward pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 # --------------------------------------------------------------------------------------------------
-# Custom modules made of fake tensors, which have shapes and no contents.
+# Custom modules with fake tensors, which have shapes and no contents.
 #
 # A module is not built inside FakeTensorMode: there, `module.to(dtype)` fails, which most factories
 # call. It is built with meta tensors outside, or with real tensors if its code does not support
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def fake_tensors() -> Iterator[None]:
-    """Create fake tensors inside this context; their failures are raised and not also logged."""
+    """Activate FakeTensorMode, without its log messages about exceptions that are also raised."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     log = logging.getLogger("torch._subclasses.fake_tensor")
@@ -43,7 +43,7 @@ def fake_tensors() -> Iterator[None]:
 
 
 def needs_values() -> tuple[type[Exception], ...]:
-    """Return the exceptions that torch raises if the values of fake tensors are needed."""
+    """Return the exception types that torch raises if an operation needs values of fake tensors."""
     from torch._subclasses import fake_tensor
 
     names = (
@@ -62,8 +62,8 @@ def made_here(
 ) -> Any:
     """Return the result of `make` on a device; inside FakeTensorMode its tensors are fake.
 
-    make : function of the device; raises InputError. module_of : function that returns the module
-    in the result.
+    make : function from a device to the factory's result; it raises InputError on failure.
+    module_of : function from that result to the module.
     """
     from torch import nn
     from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -117,11 +117,11 @@ def replace_tensors(module: nn.Module, device: torch.device | str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# A custom model: its layers, the calls of them, and the source of an error.
+# A custom model: its layers, their arguments, and errors of its code.
 
 
 class Built(NamedTuple):
-    """A model with few layers, ready to be called."""
+    """Model with few layers, with its `make_batch` and its layers."""
 
     module: nn.Module
     make_batch: Callable[[int, int], Any]
@@ -131,22 +131,23 @@ class Built(NamedTuple):
 
 
 class LayerCall(NamedTuple):
-    """One layer and the inputs with which its model calls it."""
+    """One layer and the arguments that its model passes to it."""
 
     module: nn.Module
     """The layer with all arguments bound except `inputs`; returns only the hidden state."""
     inputs: tuple[torch.Tensor, ...]
-    """Tensors that the backward passes through: the hidden state and encoder states."""
+    """Inputs with a gradient: the hidden state and, if any, encoder states."""
     shared: tuple[torch.Tensor, ...] = ()
-    """Inputs other than the hidden state, which all layers share: positions, masks."""
+    """Tensors other than the hidden state, which all layers share: encoder states, positions,
+    masks."""
 
 
 class _CapturedError(Exception):
-    """Stops a forward after the last layer of interest; not an error."""
+    """Internal exception that ends a forward pass once all layers are captured."""
 
 
 def first_line(error: BaseException) -> str:
-    """Return the type and the first line of an exception, at most 300 characters, no final dot."""
+    """Return type and first line of an exception, at most 300 characters, no final period."""
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return text[:300].rstrip(".")
@@ -155,7 +156,7 @@ def first_line(error: BaseException) -> str:
 def blamed(what: str, action: Callable[[], Any]) -> Any:
     """Return the result of `action`; convert its exceptions to an InputError that names `what`.
 
-    Errors of autopar, lack of memory, and failures that only fake tensors cause, are raised
+    Errors of autopar, out-of-memory errors and the exceptions of `needs_values` are raised
     unchanged.
     """
     try:
@@ -174,10 +175,12 @@ def blamed(what: str, action: Callable[[], Any]) -> Any:
 
 
 def find_layers(module: nn.Module, where: str, *, several: bool = False) -> list[list[nn.Module]]:
-    """Return the longest `nn.ModuleList` of one class; lists inside its layers are ignored.
+    """Return the layers by type: the longest `nn.ModuleList` whose modules have one class.
 
-    several : True returns all lists of that length, for an encoder and a decoder. Otherwise two
-    such lists are an error. Raises InputError.
+    Lists inside layers are ignored. Raises InputError if there is no such list, or if several have
+    the largest length and `several` is False.
+
+    several : True to return all lists of the largest length, as for an encoder and a decoder.
     """
     found = dict(_outermost_lists(module, ""))
     if not found:
@@ -197,17 +200,18 @@ def find_layers(module: nn.Module, where: str, *, several: bool = False) -> list
 
 
 def call(module: nn.Module, batch: Any) -> Any:
-    """Return the result of the module for a batch: a tensor, positional or keyword arguments."""
+    """Call a module with a batch: a tensor, a tuple or list of arguments, or a dict of them."""
     if isinstance(batch, Mapping):
         return module(**batch)
     return module(*batch) if isinstance(batch, tuple | list) else module(batch)
 
 
 def main_output(output: Any, where: str) -> torch.Tensor:
-    """Return the output tensor that a backward starts from, or that the next layer receives.
+    """Return the output tensor that starts the backward, or that the next layer receives.
 
-    It is the output itself, its first element if it is a tuple, or its attribute or key `loss`,
-    `logits`, `last_hidden_state` or `hidden_states`.
+    This is the first floating-point tensor among: the output; its attribute or key `loss`,
+    `logits`, `last_hidden_state` or `hidden_states`; its first element. Raises InputError if there
+    is none.
     """
     import torch
 
@@ -236,7 +240,10 @@ def main_output(output: Any, where: str) -> torch.Tensor:
 
 
 def check_weights(module: nn.Module, where: str) -> None:
-    """Raise InputError if a parameter is not finite or a buffer is NaN; skip fake tensors."""
+    """Raise InputError if a parameter is not finite or a buffer contains NaN.
+
+    Fake and meta tensors are ignored.
+    """
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -253,7 +260,7 @@ def check_weights(module: nn.Module, where: str) -> None:
 
 
 def check_positions(module: nn.Module, seq_length: int, where: str) -> None:
-    """Raise InputError if a position embedding, recognized by its name, has too few rows."""
+    """Raise InputError if a position embedding, found by its name, has under `seq_length` rows."""
     from torch import nn
 
     for name, table in module.named_modules():
@@ -271,10 +278,10 @@ def check_positions(module: nn.Module, seq_length: int, where: str) -> None:
 
 
 def capture_layers(built: Built, batch: int, seq_length: int, where: str) -> list[LayerCall]:
-    """Return the typical layer of every type with its arguments from one forward of the model.
+    """Return the typical layer of every type with the arguments of its first call in a forward.
 
-    The forward stops as soon as all layers are captured, before the head. Raises InputError if a
-    layer is never called, or receives or returns no hidden state.
+    The forward pass ends as soon as all layers are captured. Raises InputError if it fails, a
+    layer is never called, or it receives no floating-point tensor.
     """
     import torch
 
@@ -312,9 +319,10 @@ def capture_layers(built: Built, batch: int, seq_length: int, where: str) -> lis
 
 
 def typical_layer(layers: Sequence[nn.Module]) -> nn.Module:
-    """Return the first of the layers, or the last if the first has other parameters.
+    """Return the first layer, or the last one if the first has different parameters.
 
-    A first layer may contain parameters that all layers use, such as T5's relative position table.
+    The first layer may contain parameters that all layers use, such as T5's relative position
+    table.
     """
     shapes = [
         [(name, tuple(p.shape)) for name, p in layer.named_parameters()]
@@ -326,7 +334,11 @@ def typical_layer(layers: Sequence[nn.Module]) -> nn.Module:
 def _bound(
     layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], where: str
 ) -> LayerCall:
-    """Return the layer with its arguments bound, except those that a backward passes through."""
+    """Return the layer with all arguments bound, except the hidden state and encoder states.
+
+    args, kwargs : arguments that the model passes to the layer. Raises InputError without a
+    floating-point tensor among them.
+    """
     import torch
     from torch import nn
     from torch.utils._pytree import tree_leaves
@@ -390,7 +402,7 @@ def _detached(value: Any) -> Any:
 
 
 def _outermost_lists(module: nn.Module, prefix: str) -> Iterator[tuple[str, list[nn.Module]]]:
-    """Yield (name, modules) of ModuleLists of one class that are in no other such list."""
+    """Yield (name, modules) of every outermost ModuleList whose modules have one class."""
     from torch import nn
 
     for name, child in module.named_children():
@@ -402,7 +414,7 @@ def _outermost_lists(module: nn.Module, prefix: str) -> Iterator[tuple[str, list
 
 
 # --------------------------------------------------------------------------------------------------
-# Models of the transformers library (`hf:NAME_OR_PATH`), made from their configuration alone.
+# Models of the transformers library (`hf:NAME_OR_PATH`), created from their configurations.
 #
 # Nothing is downloaded. The configuration is a local file, a folder, or in the library's cache
 # after an earlier download; weights are random. The library is imported only when needed.
@@ -418,14 +430,14 @@ _DROPOUTS = ("dropout", "drop", "pdrop", "dropout_rate", "dropout_prob")
 
 
 class HubModel(Record):
-    """Model made by a `HubFactory`."""
+    """transformers model with random weights, created by a `HubFactory`."""
 
     module: nn.Module
     layers: list[list[nn.Module]]
     vocab_size: int
 
     def make_batch(self, batch: int, seq_length: int) -> dict[str, torch.Tensor]:
-        """Return random tokens, also as labels, so that the model computes its loss."""
+        """Return random tokens as `input_ids` and `labels`, so that the model returns its loss."""
         import torch
 
         tokens = torch.randint(0, self.vocab_size, (batch, seq_length))
@@ -433,7 +445,7 @@ class HubModel(Record):
 
 
 class HubFactory(Record):
-    """Factory for models of one configuration, without dropout and with any number of layers."""
+    """Factory of transformers models from one configuration, without dropout."""
 
     library: Any
     config: Any
@@ -455,7 +467,8 @@ class HubFactory(Record):
         return None
 
     def __call__(self, num_layers: int, seq_length: int, dtype: torch.dtype) -> HubModel:
-        """Return a model with random weights.
+        """Return a model with random weights and `num_layers` layers of each type.
+
 
         Raises
         ------
@@ -500,13 +513,13 @@ class HubFactory(Record):
             # keys and values are cached only for generation, which is not measured
             values["use_cache"] = False
         if values.get("is_encoder_decoder") and values.get("decoder_start_token_id") is None:
-            # the decoder's input is the labels shifted behind it; its value changes no size
+            # the first token of the decoder's input; its value does not affect any size
             values["decoder_start_token_id"] = values.get("pad_token_id") or 0
         # older versions read `torch_dtype`, newer ones `dtype`
         return {**values, "torch_dtype": dtype, "dtype": dtype}
 
     def _kind(self, config: Any) -> Any:
-        """Return the auto class of the model with the head that it was trained with."""
+        """Return the transformers auto class of the configuration: seq2seq, masked or causal LM."""
         if getattr(config, "is_encoder_decoder", False):
             return self.library.AutoModelForSeq2SeqLM
         trained = getattr(config, "architectures", None)
@@ -520,10 +533,11 @@ class HubFactory(Record):
 
 
 def hub_factory(name_or_path: str, *, library: Any = None) -> HubFactory:
-    """Return the factory of a configuration on this machine.
+    """Return the factory for a transformers configuration; nothing is downloaded.
 
-    library : replacement of transformers. Raises InstallError if transformers is missing, and
-    InputError if the configuration is not on this machine or needs custom code.
+    library : replacement of the transformers module, for tests. Raises InstallError if
+    transformers is missing, and InputError if the configuration is not on this machine or needs
+    custom code.
     """
     if not name_or_path:
         raise InputError("--model: 'hf:' without a name", remedy="Use hf:NAME or hf:FOLDER")

@@ -1,7 +1,4 @@
-"""Validated options of `profile-model`, with parsers of their lists and ranges.
-
-The cells that follow from them are in `cells`.
-"""
+"""Validated options of `profile-model`, with parsers of their lists and ranges."""
 
 from __future__ import annotations
 
@@ -39,7 +36,10 @@ _NUMBER = re.compile(r"[0-9]{1,12}")
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
-    """Return the batch sizes, increasing, of a comma list of numbers and ranges such as 1:12."""
+    """Return the batch sizes, increasing, of a comma-separated list of numbers and ranges.
+
+    Raises OptionError if the list is malformed.
+    """
     found: set[int] = set()
     for part in text.split(","):
         found |= set(_range("--bsz", part, "1:12, 1:64:x2 or 1,2,4"))
@@ -47,10 +47,10 @@ def parse_batches(text: str) -> tuple[int, ...]:
 
 
 def parse_seq_lengths(text: str) -> tuple[tuple[int, ...], ...]:
-    """Return the cases of sequence lengths in a comma list, increasing.
+    """Return the cases of sequence lengths in a comma-separated list, ordered by mean length.
 
-    A number, or a range such as 512:32768:x2, applies to all layer types; [512,128] contains one
-    length per type.
+    A number or range (512:32768:x2) gives cases of one length for all layer types. A bracket
+    ([512,128]) is a case with one length per type. Raises OptionError if the list is malformed.
     """
     example = "512:32768:x2, 1024,2048 or [512,128]"
     found: set[tuple[int, ...]] = set()
@@ -72,7 +72,7 @@ def parse_seq_lengths(text: str) -> tuple[tuple[int, ...], ...]:
 
 
 def parse_degrees(text: str) -> tuple[int, ...]:
-    """Return the tensor-parallel degrees of a comma list, increasing; always including 1."""
+    """Return the tensor-parallel degrees of a comma-separated list and 1, increasing."""
     found = {1}
     for part in text.split(","):
         if not _NUMBER.fullmatch(part.strip()) or not 1 <= int(part) <= MAX_DEGREE:
@@ -85,7 +85,7 @@ def parse_degrees(text: str) -> tuple[int, ...]:
 
 
 def _range(option: str, text: str, example: str) -> list[int]:
-    """Return the numbers of `N`, `A:B`, `A:B:STEP` or `A:B:xFACTOR`; A and B are included."""
+    """Return the numbers of `N`, `A:B`, `A:B:STEP` or `A:B:xFACTOR`, from A up to at most B."""
     parts = [part.strip() for part in text.strip().split(":")]
     step = parts[2] if len(parts) == 3 else "1"
     factor = step[:1] in ("x", "*")
@@ -129,7 +129,7 @@ Unit = Literal["all", "attention", "mlp"]
 GALVATRON_BATCHES = 8
 """Fewest batch sizes that Galvatron's search accepts in batch mode."""
 DEFAULT_BATCHES: Mapping[Mode, str] = {"static": "8", "batch": "1:12", "sequence": "1"}
-"""Default batch sizes by mode, as in the documented commands."""
+"""Default batch sizes by mode."""
 _MAX_LAYERS = 1024
 _ALL: tuple[ProfileType, ...] = ("computation", "memory")
 _WHAT, _SIZES, _DOCUMENTED = "What to profile", "Sizes", "Documented spellings"
@@ -186,7 +186,7 @@ class ModelOptions(MeasuringOptions):
         shown="by mode 8, 1:12, 1",
         most_used=True,
     )
-    """Batch sizes of the times, increasing."""
+    """Batch sizes at which times are measured, increasing."""
     seq_lengths: tuple[tuple[int, ...], ...] | None = option(
         None,
         name="seq",
@@ -196,7 +196,8 @@ class ModelOptions(MeasuringOptions):
         shown="that of the model; in sequence mode five up to it",
         most_used=True,
     )
-    """Cases to measure: one length for all layer types, or one per type; None: by mode."""
+    """Cases to measure, each with one length for all layer types or one per type. None means the
+    model's length, or in sequence mode five cases up to it."""
     degrees: tuple[int, ...] | None = option(
         None,
         name="tp",
@@ -206,7 +207,8 @@ class ModelOptions(MeasuringOptions):
         shown="those of 1,2,4,8 that the model allows",
         most_used=True,
     )
-    """Tensor-parallel degrees, increasing and starting with 1; None: those the model allows."""
+    """Tensor-parallel degrees, increasing and starting with 1. None means those of 1, 2, 4, 8 that
+    the model allows."""
     tp_impl: TensorImplementation = option(
         "megatron", help="saved by sequence parallelism: shards (megatron) or gathered copies"
     )
@@ -218,7 +220,8 @@ class ModelOptions(MeasuringOptions):
         help="layers of the longer forward pass that checks layer times",
         between=(1, _MAX_LAYERS),
     )
-    """Most layers of each type in the whole forwards whose difference checks a layer's time."""
+    """Layers of one type in the longer forward pass. Its difference to the pass with
+    `layernum_min` layers checks the time of a layer."""
     vocab_divisor: int | None = option(
         None,
         name="make-vocab-size-divisible-by",
@@ -253,7 +256,7 @@ class ModelOptions(MeasuringOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentedRanges:
-    """Sizes in the spellings of the documentation and of Galvatron."""
+    """Ranges of batch sizes, sequence lengths and tensor degrees, as options of Galvatron."""
 
     PANEL: ClassVar[str] = _DOCUMENTED
 
@@ -286,9 +289,10 @@ class DocumentedRanges:
 def build_options(tell: Callable[[str], None] | None = None, /, **given: object) -> ModelOptions:
     """Return the validated options of a command line.
 
+
     Parameters
     ----------
-    tell : receives a sentence for each default that replaces a missing or unused option.
+    tell : function called with a sentence for each default used and each ignored option.
     given : option name, with hyphens or underscores -> text or value.
 
     Raises
@@ -371,7 +375,7 @@ def _take_length(
 
 
 def _shortest(longest: int) -> int:
-    """Return the shortest of up to five lengths, each half of the next, ending at `longest`."""
+    """Return the start of a range of up to five lengths, each twice the previous, to `longest`."""
     for _ in range(4):
         if longest % 2 == 0 and longest // 2 >= 64:
             longest //= 2
@@ -418,7 +422,11 @@ def _range_text(
     default_step: str,
     say: Callable[[str], None],
 ) -> str | None:
-    """Return the range of the documented options, in the spelling of `--bsz` or `--seq`."""
+    """Return the range of `--profile-min-NAME` and its companions in the form of `--bsz`, or None.
+
+    low, high, step : values of the options; None if not given. default_step : suffix without a
+    step. Raises OptionError for an incomplete or empty range.
+    """
     if low is None and high is None:
         if step is not None:
             raise OptionError(

@@ -1,6 +1,7 @@
-"""Record of a model's measurements in two documents, and the check that runs are comparable.
+"""Record of a model's measurements in two files, and the check that runs are comparable.
 
-Each cell belongs to one of the two files, so each file can be resumed separately.
+Each cell belongs to one of the two files, computation or memory, so each file can be resumed
+separately.
 """
 
 from __future__ import annotations
@@ -32,25 +33,26 @@ from profiler.model.options import Mode, ModelOptions
 from profiler.record import Content, DocumentFile, Record
 
 # --------------------------------------------------------------------------------------------------
-# The metadata of a profiling run, and the differences that forbid resuming an earlier one.
+# The metadata of a profiling run, and the differences that prevent resuming an earlier run.
 
 
 _MODEL_ROWS = {
     "model": "the model",
     "unit": "the part of a layer",
 }
-"""Metadata keys in addition to those of `profiler.environment`, with their descriptions; equal in
-all runs of a file."""
+"""Descriptions of metadata that must be equal in all runs of a file, by key. These keys are in
+addition to those of `profiler.environment`."""
 _TIME_ROWS = {**_MODEL_ROWS, "threads": "the threads of a CPU"}
 _MEMORY_ROWS = {**_MODEL_ROWS, "tp_impl": "the implementation of tensor parallelism"}
 _EXACT_KEYS = ("dtype", "torch")
-"""Metadata keys, besides the model, that exact counts depend on; the machine has no influence."""
+"""Metadata keys that exact counts depend on, in addition to those of the model. They do not depend
+on the machine."""
 
 
 def model_metadata(
     info: RankInfo, argv: Sequence[str], options: ModelOptions, spec: ModelSpec
 ) -> Metadata:
-    """Return the metadata of a run of this process."""
+    """Return the metadata of the run of this process: machine, command, options and model."""
     import torch
 
     return {
@@ -73,7 +75,10 @@ def model_differences(
     earlier: Mapping[str, object],
     now: Mapping[str, object],
 ) -> list[str]:
-    """Return the reasons why cells of two runs may not be in one file, one clause each."""
+    """Return the differences that prevent two runs from sharing a file; empty if there are none.
+
+    earlier, now : metadata of the two runs. Each difference is one clause of a sentence.
+    """
     if kind != "memory":
         return comparable(earlier, now, resume=True, own=_TIME_ROWS)
     keys = (*_EXACT_KEYS, *_MEMORY_ROWS)
@@ -101,9 +106,10 @@ class ModelRecord(Record[ModelMeasurement]):
         kinds: tuple[TensorKind, TensorKind],
         memory_bytes: float | None = None,
     ) -> None:
-        """Open the record of these documented files; raises the errors of `Record`.
+        """Read the files at `paths`, if they exist, and start a run; raises the errors of `Record`.
 
-        kinds : sharding kinds of the memory tables with and without `_sp`.
+        kinds : sharding kinds of the memory tables with and without `_sp`. memory_bytes : device
+        memory, written to the sidecar of the computation file; None if unknown.
         """
         self._spec = spec
         self._options = options
@@ -128,7 +134,7 @@ class ModelRecord(Record[ModelMeasurement]):
     def warnings(self, cells: Iterable[ModelCell]) -> list[str]:
         """Return warnings about missing or suspicious results of these cells.
 
-        Warnings about other cells of the files are summarized in one sentence with their number.
+        Warnings about other cells in the files are replaced by one sentence with their number.
         """
         own = {cell.key for cell in cells}
         found: list[str] = []
@@ -146,11 +152,11 @@ class ModelRecord(Record[ModelMeasurement]):
         return found
 
     def fits(self) -> list[TimeFit]:
-        """Return the fits of the current times."""
+        """Return the fits of all current times in the files of this run."""
         return [fit for file in self._asked for fit in self._derive(file).fits]
 
     def _found(self, file: DocumentFile) -> dict[str, ModelMeasurement]:
-        """Return the current measurements by cell key: the newest ok one, else the newest."""
+        """Return one measurement per cell key: the newest with status ok, else the newest."""
         return newest_cells((*file.earlier, self._own_run(file)))
 
     def _own_run(self, file: DocumentFile) -> Run:
@@ -160,7 +166,7 @@ class ModelRecord(Record[ModelMeasurement]):
     def _derive(
         self, file: DocumentFile, about: Container[str] = (), *, mode: Mode | None = None
     ) -> ModelDocument:
-        """Return the document of a file, with warnings about the cells with keys in `about`."""
+        """Return the contents of a file, with warnings about the cells with keys in `about`."""
         # sorted by key, so that the result does not depend on the order of the runs
         found = dict(sorted(self._found(file).items()))
         if file.kind == "memory":
@@ -194,7 +200,7 @@ class ModelRecord(Record[ModelMeasurement]):
             # reference layers are PyTorch operations, which the default stack describes;
             # the stack of a custom module is unknown
             stack=DEFAULT_STACK if file.kind == "computation" and self._reference else None,
-            # documented parameter sizes are fp32, whatever precision was counted
+            # parameter sizes in Galvatron's memory file are those of fp32 for every precision
             parameter_bytes=4 if file.kind == "memory" else None,
             memory_bytes=self._memory_bytes if file.kind == "computation" else None,
             layer_times=document.layer_times,

@@ -36,21 +36,24 @@ from profiler.model.timing import OPTIMIZER_SHARE
 from profiler.show.tables import show_fits
 
 # --------------------------------------------------------------------------------------------------
-# Forecast of the duration of a run, for `--dry-run`: a few cells are measured, the rest is scaled.
+# Forecast of the duration of a run, for `--dry-run`: extrapolated from a few measured cells.
 
 
 _PROBE_ITERS = 4
 _PROBE_SECONDS = 0.2
 _LONG_PROBE_S = 0.3
-"""Longest duration of one repetition of a probe of a large cell, seconds."""
+"""Longest repetition of the larger probe, seconds."""
 _SHORT_TOKENS = 64
 """Sequence length of the first probe, tokens: short enough for every device."""
 _VARIATION = 0.05
-"""Relative scatter of the samples that is assumed for every cell."""
+"""Relative standard deviation of samples, assumed for every cell."""
 
 
 def work(spec: ModelSpec, cell: ModelCell) -> float:
-    """Return the FLOP of a forward pass of a cell; a count of tokens where sizes are unknown."""
+    """Return the FLOP of a cell's forward pass per rank.
+
+    For layers without known heads or MLP width, tokens times hidden size is used instead.
+    """
     counts = cell.num_layers or tuple(
         int(cell.part == "layer" and kind == cell.layer_type) for kind in range(len(spec.layers))
     )
@@ -73,7 +76,7 @@ def _layer_work(layer: LayerSpec, seq: int, encoder_seq: int) -> float:
 
 
 def forecast(cells: Sequence[ModelCell], spec: ModelSpec, measurer: Measurer) -> Forecast:
-    """Return the forecast duration of `cells`, in seconds, from short probes of a few of them."""
+    """Return the expected duration of each cell, in seconds, from short probes of a few cells."""
     begun_s = time.perf_counter()
     policy = measurer.policy
     measurer.policy = replace(
@@ -99,7 +102,7 @@ def forecast(cells: Sequence[ModelCell], spec: ModelSpec, measurer: Measurer) ->
 
 
 class _Probe(Record):
-    """Seconds of one measured cell: forward, repetition of all passes, setup, optimizer step."""
+    """FLOP of one measured cell and its seconds: forward, all passes, setup, optimizer step."""
 
     work: float
     forward_s: float
@@ -109,7 +112,7 @@ class _Probe(Record):
 
 
 def _memory_seconds(cells: Sequence[ModelCell], measurer: Measurer) -> float:
-    """Return the seconds of one exact memory count, measured on the last cell after a warm-up."""
+    """Return the seconds of one exact memory count, measured with the last memory cell."""
     chosen = [cell for cell in cells if cell.quantity == "memory"]
     if not chosen:
         return 0.0
@@ -119,9 +122,9 @@ def _memory_seconds(cells: Sequence[ModelCell], measurer: Measurer) -> float:
 
 
 def _probes(cells: Sequence[ModelCell], spec: ModelSpec, measurer: Measurer) -> list[_Probe]:
-    """Return probes of the smallest layer cell and of the largest one that is still quick.
+    """Return up to two probes: the smallest layer cell, and the largest below `_LONG_PROBE_S`.
 
-    If the smallest cell is not quick, probe a short sequence and a quick part of the cell instead.
+    If the smallest cell is longer than that, reduced batches and sequences of it are used instead.
     """
     timed = [c for c in cells if c.quantity == "time" and c.part == "layer"]
     ordered = sorted(timed, key=lambda cell: work(spec, cell))
@@ -157,7 +160,7 @@ def _shorter(cell: ModelCell, batch: int, tokens: int) -> ModelCell:
 
 
 def _parts(cell: ModelCell) -> list[ModelCell]:
-    """Return ever smaller parts of a cell: halve the batch first, then the sequence."""
+    """Return reduced cells: the batch is halved repeatedly, then the sequence length."""
     found = []
     batch, tokens = cell.batch // 2, max(cell.seq_lengths)
     while batch or tokens > _SHORT_TOKENS:
@@ -192,7 +195,10 @@ def _probe(cell: ModelCell, spec: ModelSpec, measurer: Measurer) -> list[_Probe]
 def _cell_seconds(
     cell: ModelCell, spec: ModelSpec, probes: Sequence[_Probe], policy: Policy
 ) -> float:
-    """Return the expected seconds of a cell: linear through two probes, or proportional to one."""
+    """Return the expected seconds of a cell with setup; linear in its FLOP, from the probes.
+
+    With a single probe, time is proportional to FLOP. Returns 0 without a probe.
+    """
     if not probes:
         return 0.0
     small, large = probes[0], probes[-1]
@@ -218,6 +224,9 @@ def _cell_seconds(
 
 def run(options: ModelOptions, argv: Sequence[str]) -> int:
     """Profile the model according to the options; return the exit code.
+
+    argv : command-line arguments, for the metadata of the files.
+
 
     Raises
     ------
@@ -284,9 +293,11 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
 def profile_paths(spec: ModelSpec, options: ModelOptions, device: str) -> dict[DocumentKind, Path]:
     """Return the path of each requested file, by document kind.
 
-    With `out`, all files are in that folder. Otherwise memory is in `models/NAME/configs` and
-    times are in the model's folder for the device. Raises InputError if the number of heads,
-    which the file names contain, is unknown.
+    With `options.out`, all files are in that folder. Otherwise the memory file is in
+    `models/NAME/configs`, and times are in the model's folder of the device. File names contain
+    the number of heads; raises InputError if it is unknown.
+
+    device : name of the device.
     """
     if spec.layers[0].num_heads is None:
         raise InputError(
@@ -306,12 +317,15 @@ def profile_paths(spec: ModelSpec, options: ModelOptions, device: str) -> dict[D
 
 
 def measure_cells(cells: Sequence[ModelCell], measurer: Measurer, record: ModelRecord) -> None:
-    """Measure and record cells one by one; skip batches as large as one that ran out of memory."""
+    """Measure and record cells one by one.
+
+    After a cell runs out of memory, equal cells with at least its batch size are skipped.
+    """
     too_large: dict[tuple[object, ...], ModelCell] = {}
     with Progress(len(cells), enabled=True) as progress:
         for cell in cells:
             progress.begin(cell.key)
-            # cells with the same series differ in their batch alone
+            # cells of one series differ only in their batch size
             series = (cell.quantity, cell.part, cell.layer_type, cell.seq_lengths, cell.degree)
             before = too_large.get((*series, cell.num_layers))
             if before is not None and before.batch <= cell.batch:
@@ -328,7 +342,7 @@ def measure_cells(cells: Sequence[ModelCell], measurer: Measurer, record: ModelR
 
 
 def describe(measurement: ModelMeasurement) -> str:
-    """Return one line with the result of a cell."""
+    """Return one line of text with the result of a cell."""
     m = measurement
     if m.status != "ok":
         return f"{m.key:<48s}  {m.status}: {m.reason}"
@@ -344,7 +358,8 @@ def describe(measurement: ModelMeasurement) -> str:
 
 
 def _device(options: ModelOptions) -> Any:
-    """Return the device that times are measured on.
+    """Return the torch device for measuring times.
+
 
     Raises
     ------

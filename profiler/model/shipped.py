@@ -1,9 +1,10 @@
-"""Count the memory files that are shipped with models, for `make models`.
+"""Count the memory files of the models that are part of the package, for `make models`.
 
-The cells are those of `profile-model --source exact` at the model's default length, and more.
-Layers have every tensor-parallel degree that the heads allow. Embedding and head have every
-vocabulary-parallel degree that a cluster may use, and shorter lengths too. The sidecar contains
-only the cells that the planner reads and no data about the machine: all machines write equal bytes.
+The cells include those of `profile-model --source exact` at the model's default length.
+In addition, layers are counted at every tensor-parallel degree that the heads allow. Embedding and
+head are counted at every vocabulary-parallel degree that a cluster may use, and at shorter lengths.
+The sidecar contains only the cells that the planner reads and no data about the machine, so all
+machines write identical bytes.
 """
 
 from __future__ import annotations
@@ -56,10 +57,12 @@ def is_counted(
     metadata: Metadata,
     kinds: tuple[TensorKind, TensorKind],
 ) -> bool:
-    """Return True if a file of another command has all results that these cells would give.
+    """Return True if a shipped memory file already contains the results of these memory cells.
 
-    path : the documented file. cells : cells of the run; only memory cells are compared. kinds : as
-    in `derive_memory`. Files written by `profile-model` itself are left to `--resume`.
+    False for files of `profile-model`, which `--resume` continues, and for unreadable files.
+
+    path : the memory file. cells : cells of the run; time cells are ignored. kinds : as in
+    `derive_memory`.
     """
     try:
         sidecar = read_sidecar(path, "memory")
@@ -104,16 +107,17 @@ def _has_keys(there: object, wanted: object) -> bool:
 _KINDS: tuple[TensorKind, TensorKind] = ("sp", "tp")
 """Sharding kinds of the tables with and without `_sp`."""
 _SHARES = ((1, 16), (1, 4), (3, 4), (1, 1))
-"""Lengths of embedding and head, as fractions of the model's length. Their peak is not exactly
-proportional to the tokens. Three quarters is divisible by 3, which clusters of 24 GPUs need."""
+"""Sequence lengths at which embedding and head are counted, as fractions of the model's length.
+Several are needed because their peak is not exactly proportional to the tokens. Three quarters
+gives a length that is divisible by 3, which clusters of 24 GPUs need."""
 
 
 class ShippedMemory(Record):
-    """A memory file to ship and its sidecar."""
+    """Memory file of a model of the package, and its sidecar."""
 
     file_name: str
     data: dict[str, Any]
-    """Documented keys, MiB."""
+    """Keys and values of the memory file, in MiB."""
     sidecar: Sidecar
 
 
@@ -140,7 +144,8 @@ def shipped_cells(spec: ModelSpec) -> tuple[ModelCell, ...]:
 
 
 def count_shipped(spec: ModelSpec) -> ShippedMemory:
-    """Return the memory file of a model, newly counted.
+    """Count a model on the CPU and return its memory file and sidecar.
+
 
     Raises
     ------
@@ -188,7 +193,7 @@ def write_shipped(name: str) -> Path:
     counted = count_shipped(load_spec(name))
     path = catalog.find_model(name).parent / "configs" / counted.file_name
     sidecar = written(counted.sidecar, defaults=False)
-    # default values are not written, except the tool that wrote the file
+    # default values are omitted, except `tool`, the name of the program
     write_json(sidecar_path(path), {**sidecar, "tool": counted.sidecar.tool}, number_rows=True)
     write_json(path, counted.data)
     return path

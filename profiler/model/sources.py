@@ -1,7 +1,7 @@
 """Sources of `--model`: a shipped model or file, a Hugging Face model, or a custom module.
 
-`load_source` checks the sizes of a described model, and runs a trial forward of a module, so that
-errors are reported before measuring.
+Before measuring, `load_source` checks the sizes of a model that a file describes, and runs a trial
+forward pass of a custom module.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ if TYPE_CHECKING:
     from torch import nn
 
 # --------------------------------------------------------------------------------------------------
-# Layers of custom modules, sharded over a tensor-parallel group by the module's own plan.
+# Layers of custom modules, sharded over a tensor-parallel group by their `parallelize_plan`.
 #
 # The group is the "fake" process group of torch, in which only one rank exists. DTensor gets the
 # shapes of that rank, and collectives exchange no data.
 
 
 def parallelized(layer: nn.Module, plan: Mapping[str, Any], degree: int) -> nn.Module:
-    """Shard the layer in place with `parallelize_module`, for rank 0 of `degree` ranks; return it.
+    """Shard a layer in place by a tensor-parallel plan, as rank 0 of `degree` ranks; return it.
+
 
     Raises the exceptions of `parallelize_module` if the plan does not fit the layer.
     """
@@ -64,7 +65,7 @@ def parallelized(layer: nn.Module, plan: Mapping[str, Any], degree: int) -> nn.M
 
 
 def _mesh(degree: int, device_type: str) -> Any:
-    """Return a mesh of `degree` ranks; this process is rank 0."""
+    """Return a device mesh of `degree` ranks of torch's fake backend; this process is rank 0."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -83,9 +84,10 @@ def _mesh(degree: int, device_type: str) -> Any:
 
 
 Factory = Callable[[int, int, Any], Any]
-"""Function (num_layers, seq_length, torch dtype) that returns a module with `make_batch`, or an
-object with `module`, `make_batch` and, unless they are the longest ModuleList of one class,
-`layers`."""
+"""Function (num_layers, seq_length, torch dtype) that returns a model.
+
+The result is a module with `make_batch`, or an object with `module`, `make_batch` and `layers`.
+`layers` may be absent if the layers are the longest ModuleList of one class."""
 
 _FORM = "py:package.module:factory"
 
@@ -95,22 +97,24 @@ class ModelSource(ABC):
     """Base class of the models that can be profiled."""
 
     sizes: ModelSpec
-    """Layer types, lengths, width and heads: complete for a spec, partial for a module."""
+    """Sizes of the model. For a custom module only name, layers, lengths, hidden size and heads
+    are set."""
     warnings: tuple[str, ...] = ()
     """Assumptions about the model, one sentence each."""
 
     @property
     @abstractmethod
     def spec(self) -> ModelSpec | None:
-        """Architecture whose reference blocks are measured; None for a module."""
+        """Architecture whose reference layers are measured; None for a custom module."""
 
     @property
     @abstractmethod
     def degrees(self) -> tuple[int, ...]:
-        """Tensor-parallel degrees that can be measured; at others, results are scaled."""
+        """Tensor-parallel degrees that can be measured; at others, the planner scales results."""
 
     def check_degree(self, degree: int) -> str | None:
-        """Return a warning for a degree whose results are scaled, None if it can be measured.
+        """Return a warning for a degree that cannot be measured; None for one that can.
+
 
         Raises
         ------
@@ -134,7 +138,7 @@ class ModelSource(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class SpecSource(ModelSource):
-    """Model that a spec describes completely: a shipped name, config.json or model.json."""
+    """Model of a shipped name, config.json or model.json, with all sizes known."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -156,17 +160,17 @@ def load_source(
     dtype: str = "bf16",
     sizes: SizeOptions = SizeOptions(),
 ) -> ModelSource:
-    """Return the source of `--model`, after a trial forward of a module.
+    """Return the source of a `--model` value, after a trial forward pass of a custom module.
 
-    seq_lengths : lengths to measure, for a module. None means the length of its factory, or 2,048
-    if it defines none.
-    num_layers : layers of each type in the trial.
-    sizes : replacements of the sizes of a described model; not allowed for a module.
+    text : value of `--model`. seq_lengths : lengths to measure, for a custom module; None means
+    the factory's `seq_length`, or 2,048. num_layers : layers of each type in the trial. sizes :
+    options that replace sizes in the model's file; not allowed for a custom module.
+
 
     Raises
     ------
     OptionError: `sizes` are given for a module, or the name is not a Python object.
-    InputError: no model has that name, or it cannot be measured; one sentence.
+    InputError: no model has that name, or it cannot be measured.
     InstallError: torch or transformers is needed and missing.
     """
     kind, _, rest = text.partition(":")
@@ -213,7 +217,10 @@ def _spec_source(text: str, sizes: SizeOptions) -> SpecSource:
 
 
 def _import_factory(text: str, path: str) -> tuple[str, str, Factory]:
-    """Return (module, attribute, factory) of `package.module:factory`."""
+    """Import `package.module:factory`; return (module name, attribute name, factory).
+
+    Raises OptionError for a malformed path, InputError if the import fails.
+    """
     module_name, _, attribute = path.partition(":")
     parts = (*module_name.split("."), attribute)
     if parts[-2] == "py" or not all(part.isidentifier() for part in parts):
@@ -250,21 +257,21 @@ def _import_factory(text: str, path: str) -> tuple[str, str, Factory]:
 
 
 # --------------------------------------------------------------------------------------------------
-# A custom module made by a factory, as a source of layers to measure.
+# A custom module, created by a factory, as a source of layers to measure.
 #
 # The trial uses fake tensors, which cost neither memory nor time. If shapes depend on values (a
 # router that sorts tokens), the trial uses real tensors at the shortest length.
 
 
 _LENGTH = 2048
-"""Sequence length in tokens if neither the run nor the factory sets it."""
+"""Sequence length if neither the options nor the factory set it, tokens."""
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 _WIDTHS = ("hidden_size", "d_model", "n_embd")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleSource(ModelSource):
-    """Module that a factory makes."""
+    """Custom module or Hugging Face model, created by a factory."""
 
     text: str
     """Value of `--model`, for messages."""
@@ -274,8 +281,8 @@ class ModuleSource(ModelSource):
     fakeable: bool = True
     """True if memory can be counted with fake tensors; False if shapes depend on values."""
     num_typical: int = 1
-    """Layers of a type to make so that the last one is typical: 1, or 2 if the first layer has
-    extra parameters, such as a table that all layers share."""
+    """Smallest number of layers per type that includes a typical layer: 1, or 2 if the first layer
+    has additional parameters, such as a table that all layers share."""
 
     @property
     def spec(self) -> None:
@@ -284,7 +291,7 @@ class ModuleSource(ModelSource):
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """Only 1 without a plan, otherwise all divisors of the number of heads."""
+        """Divisors of the number of heads; only 1 without a `parallelize_plan`."""
         heads = (self.sizes.layers[0].num_heads or 1) if self.parallelize_plan is not None else 1
         return tuple(t for t in range(1, heads + 1) if heads % t == 0)
 
@@ -296,10 +303,13 @@ class ModuleSource(ModelSource):
         dtype: str = "bf16",
         device: torch.device | str = "cpu",
     ) -> Built:
-        """Return a model of the factory on a device, with its layers found and weights checked.
+        """Call the factory and return the model on a device, with its layers and `make_batch`.
 
-        Inside FakeTensorMode, its tensors are fake. num_layers : layers of each type. seq_length :
-        longest sequence of a batch; None: that of `sizes`. Raises InputError, one sentence.
+        Inside FakeTensorMode, its tensors are fake. Raises InputError if the factory fails or its
+        result is unusable.
+
+        num_layers : layers of each type. seq_length : longest sequence of a batch; None means that
+        of `sizes`.
         """
         length = seq_length or max(layer.seq_length for layer in self.sizes.layers)
         return _make(self.factory, self.text, num_layers, length, dtype, device)[1]
@@ -309,8 +319,8 @@ class ModuleSource(ModelSource):
     ) -> list[LayerCall]:
         """Return the typical layer of each type, with the arguments that the model passes to it.
 
-        degree : number of ranks; above 1, the layers in `built` are sharded in place by
-        `parallelize_plan`, as on one of these ranks.
+        degree : tensor-parallel degree. Above 1, `parallelize_plan` shards these layers of `built`
+        in place, as on one rank.
         """
         calls = capture_layers(built, batch, seq_length, self.text)
         if degree > 1:
@@ -331,10 +341,10 @@ def module_source(
     num_layers: int = 2,
     dtype: str = "bf16",
 ) -> ModuleSource:
-    """Return the source of a factory, after a trial forward of its model.
+    """Return the source of a factory, after a trial forward pass of its model.
 
-    text : name of the source in messages. label : name of the model. Raises InputError, one
-    sentence.
+    text : value of `--model`, for messages. label : name of the model. Other parameters are as in
+    `load_source`. Raises InputError if the trial fails.
     """
     lengths = tuple(seq_lengths or (getattr(factory, "seq_length", None) or _LENGTH,))
     assumed = []
@@ -382,9 +392,10 @@ def module_source(
 def _tried(
     factory: Factory, text: str, num_layers: int, lengths: Sequence[int], dtype: str
 ) -> tuple[Any, Built, list[int], str | None]:
-    """Return the factory's result, its model, the widths of its layer types, and a flaw or None.
+    """Run the trial; return (factory's result, model, hidden size per layer type, flaw).
 
-    The flaw is a phrase that explains why fake tensors do not work for the model.
+    The flaw is a phrase that explains why fake tensors do not work for the model, or None. Raises
+    InputError if the trial fails, also with real tensors.
     """
     made = built = None
     try:
@@ -409,7 +420,10 @@ def _tried(
 
 
 def _run_once(built: Built, seq_length: int, text: str) -> list[int]:
-    """Return the widths of the layer types, after one forward of each and of the whole model."""
+    """Return the hidden size of each layer type, after one forward of every type and of the model.
+
+    Raises InputError if a forward fails or its output cannot start a backward.
+    """
     check_positions(built.module, seq_length, text)
     widths = []
     calls = capture_layers(built, 1, seq_length, text)
@@ -442,10 +456,10 @@ def _check_gradient(output: torch.Tensor, name: str) -> None:
 
 
 def rehearse(source: ModuleSource, lengths: Sequence[int], dtype: str, device: Any) -> None:
-    """Run a small model with real tensors; raise InputError if its values cause a failure.
+    """Run the smallest model with real tensors; raise InputError if it fails.
 
-    Fake tensors do not reveal tokens or positions beyond their tables, outputs or weights that are
-    not finite, or operators that the device does not support.
+    Fake tensors do not reveal tokens or positions beyond their tables, non-finite outputs or
+    weights, or operators that the device does not support.
     """
     import torch
 
@@ -465,7 +479,7 @@ def rehearse(source: ModuleSource, lengths: Sequence[int], dtype: str, device: A
 
 
 def _fits(built: Built) -> bool:
-    """Return True if twice the parameters of a model fit into the free memory."""
+    """Return True if the parameters and gradients of a model fit into the free host memory."""
     # weights and gradients
     needed: float = 2.0 * sum(p.nbytes for p in built.module.parameters())
     return needed < available_bytes()
@@ -491,7 +505,10 @@ def _make(
     dtype: str,
     device: torch.device | str,
 ) -> tuple[Any, Built]:
-    """Return the factory's result and its model, after all checks that need no forward."""
+    """Call the factory; return (its result, the model), after all checks without a forward.
+
+    Raises InputError if the factory fails or its result is unusable.
+    """
     from torch import nn
 
     from profiler.measure import torch_dtype
@@ -554,7 +571,7 @@ def _module_of(made: Any) -> Any:
 def _batches(
     own: Callable[[int, int], Any], text: str, device: torch.device | str, element: torch.dtype
 ) -> Callable[[int, int], Any]:
-    """Return a `make_batch` that creates tensors on `device` and raises InputError sentences."""
+    """Return `own` as a function that creates tensors on `device` and raises only InputError."""
 
     import torch
     from torch.utils._pytree import tree_leaves
@@ -603,7 +620,7 @@ def _checked_layers(stated: Any, text: str) -> list[list[Any]]:
 
 
 def _check_dtype(layers: list[list[Any]], element: torch.dtype, text: str) -> None:
-    """Raise InputError if most layer parameters have another dtype, which would change times."""
+    """Raise InputError if at most half of the layer parameters have dtype `element`."""
     right = total = 0
     for of_type in layers:
         for parameter in of_type[0].parameters():
@@ -621,7 +638,7 @@ def _check_dtype(layers: list[list[Any]], element: torch.dtype, text: str) -> No
 
 
 def _number(owners: Sequence[Any], names: Sequence[str]) -> int | None:
-    """Return the first positive integer that an owner has under one of the names, or None."""
+    """Return the first attribute of `owners` among `names` that is a positive integer, or None."""
     for owner in owners:
         for name in names:
             value = getattr(owner, name, None)

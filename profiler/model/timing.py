@@ -1,8 +1,8 @@
 """Time one module on one device: forward, backward, recomputation and optimizer separately.
 
-`measuring` selects the module of a cell. Data are random, and autograd is on as in training. Saved
-activations stay alive until the backward; gradients and graphs are dropped between repetitions. The
-device's cache is not flushed, since in training it also holds data of the layer before.
+Inputs are random, and autograd is on as in training. Saved activations stay alive until the
+backward; gradients and graphs are freed between repetitions. The device's cache is not flushed,
+since in training it also contains data of the previous layer.
 """
 
 from __future__ import annotations
@@ -33,16 +33,13 @@ from profiler.model.documents import ON_DEVICE
 
 # --------------------------------------------------------------------------------------------------
 # The passes of a module and their samples: the timed work, and the untimed work in between.
-#
-# Saved activations stay alive until the backward, as in training. Gradients and graphs are dropped
-# between repetitions.
 
 
 class Passes:
-    """Passes of one module with fixed inputs, and the outputs and gradients that they create."""
+    """Forward, backward and recomputation of one module with fixed inputs."""
 
     def __init__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Prepare the passes; floating-point tensors among the inputs get gradients."""
+        """Set the module to training mode; floating-point inputs require gradients."""
         # evaluation mode would skip work of training, such as dropout
         self._module = module.train()
         self._inputs = tuple(
@@ -52,12 +49,12 @@ class Passes:
         )
         self._leaves = [x for x in self._inputs if isinstance(x, torch.Tensor) and x.requires_grad]
         self.parameters = [p for p in module.parameters() if p.requires_grad]
-        """Parameters that an optimizer updates."""
+        """Parameters that require gradients."""
         self._outputs: list[torch.Tensor] = []
         self._gradient: torch.Tensor | None = None
 
     def forward(self) -> None:
-        """Run the module and keep its output, and with it the saved activations."""
+        """Run the module and store its output, which keeps the saved activations alive."""
         self._outputs.append(self._module(*self._inputs))
 
     def backward(self) -> None:
@@ -67,7 +64,7 @@ class Passes:
         output.backward(self._gradient)
 
     def recompute(self) -> None:
-        """Run the module again, as a checkpoint does in its backward, and keep its output."""
+        """Run the module from detached inputs, as a checkpoint does, and store its output."""
         inputs = (
             # a checkpoint recomputes from its detached input
             x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
@@ -81,10 +78,11 @@ class Passes:
         self._drop_gradients()
 
     def rehearse(self, where: str, *, backward: bool) -> str | None:
-        """Run each pass once; return a phrase about a flaw of the output, or None.
+        """Run forward and backward once; return a phrase if the output is not finite, else None.
 
-        where : the size, for messages. backward : True if the backward will be run.
-        Raises InputError if the module itself fails, or its output allows no backward.
+        where : size of the cell, for messages. backward : True if the backward will be timed.
+        Raises InputError if the module fails, returns anything but one tensor, or allows no
+        backward, and the original exception if memory runs out.
         """
         name = type(self._module).__name__
         try:
@@ -126,7 +124,10 @@ class Passes:
 def optimizer_step(
     parameters: list[nn.Parameter], device: torch.device
 ) -> Callable[[], None] | None:
-    """Return a step of AdamW on fp32 copies with the copy back; None without parameters."""
+    """Return a function that runs AdamW on fp32 copies and casts them back; None if there are none.
+
+    parameters : weights whose sizes and dtypes are used; they are not changed.
+    """
     if not parameters:
         return None
     # mixed precision updates fp32 copies, whatever the dtype of the weights
@@ -155,11 +156,13 @@ def sample(
     timer: Timer,
     policy: Policy,
 ) -> dict[str, list[float]]:
-    """Return the samples, in seconds, of stages that run one after another in each repetition.
+    """Return the samples of each stage, in seconds; stages run in order in every repetition.
 
-    stages : operations by name. drop : frees the results of a repetition, outside the timing.
-    With several loops all forwards run before all backwards, as in a model with several layers.
-    Each stage has the time budget of the policy.
+    If a stage is shorter than the policy's smallest sample, a repetition runs it several times.
+    Then all forwards precede all backwards, as in a model with several layers.
+
+    stages : operations by name. drop : frees the results of a repetition; not timed. policy :
+    precision and time budget of each stage.
     """
 
     def play(repetitions: Mapping[str, Callable[[], float]]) -> dict[str, float]:
@@ -188,7 +191,7 @@ def sample(
         drop()
     samples_s: dict[str, list[float]] = {name: [] for name in stages}
     begun_s, spent_s = time.perf_counter(), 0.0
-    # until the least certain stage is certain, since all stages run together
+    # until every stage is precise enough, since all stages run together
     while count := max(next_block(taken, spent_s, policy) for taken in samples_s.values()):
         for _ in range(count):
             for name, seconds in play(repetitions).items():
@@ -200,10 +203,10 @@ def sample(
 # --------------------------------------------------------------------------------------------------
 # Memory of one part of a model from a GPU's allocator, for comparison with exact counts.
 #
-# Figures are differences of allocated bytes in torch, for the whole batch. `kept` is memory that a
-# forward leaves allocated, including its input and without its output, as in an exact count. `peak`
-# is the largest further need of forward and backward. Gradients of parameters are freed as soon as
-# they are complete: gradients in progress count, and those that wait for an optimizer do not.
+# Results are differences of bytes allocated by torch, for the whole batch. As in an exact count,
+# `kept` is the memory that a forward leaves allocated, including its input and without its output,
+# and `peak` is the maximum above `kept` in forward and backward. Gradients of parameters are freed
+# as soon as they are complete, so that only gradients in progress count.
 
 
 APART = 0.01
@@ -214,10 +217,10 @@ _FEW_BYTES = 64 << 10
 
 
 class Allocated(Record):
-    """Bytes that the allocator of a device reports for one forward and backward."""
+    """Memory that torch's CUDA allocator reports for one forward and backward, bytes."""
 
     kept_bytes: int
-    """Bytes left allocated by the forward, in blocks of the allocator."""
+    """Bytes that stay allocated after the forward, in blocks of the allocator."""
     peak_bytes: int
     """Peak allocated bytes above `kept_bytes`."""
     requested_bytes: int | None
@@ -234,7 +237,7 @@ def allocated_by(
 ) -> Allocated:
     """Return the CUDA memory that a module with one output tensor allocates.
 
-    shared : number of leading inputs that belong to the part; the other inputs are shared.
+    shared : number of leading inputs that count for the module; the others are shared.
     Raises RuntimeError if the device runs out of memory.
     """
     with torch.cuda.device(device):
@@ -271,7 +274,7 @@ def allocated_by(
 
 
 def figures_of(found: Allocated) -> dict[str, float]:
-    """Return the device results under their names in a memory cell."""
+    """Return the device results, in bytes, by their keys in a memory cell."""
     return {
         "device_activation": float(found.kept_bytes),
         "device_peak": float(found.peak_bytes),
@@ -281,10 +284,10 @@ def figures_of(found: Allocated) -> dict[str, float]:
 def explain_difference(
     exact_bytes: float, device_bytes: float, requested_bytes: float | None = None
 ) -> str | None:
-    """Return a sentence if two byte counts differ by more than 1 %, None if they agree.
+    """Return a note if exact and device bytes differ by more than 1 %, None if they agree.
 
-    requested_bytes : bytes requested from the allocator, which separate its rounding from memory
-    of a kernel.
+    requested_bytes : bytes requested from the allocator before its rounding; None if unknown. They
+    show whether rounding or a kernel causes the difference.
     """
     if exact_bytes <= 0.0 or abs(device_bytes / exact_bytes - 1.0) <= APART:
         return None
@@ -336,14 +339,14 @@ def _rounded(num_bytes: int) -> int:
 _LOG = logging.getLogger(__name__)
 
 DEVICE_SAMPLE_S = 1e-2
-"""Shortest repetition on a GPU, seconds: after an idle time, up to 50 us pass before its first
-kernel."""
+"""Shortest repetition on a GPU, seconds; long compared with the launch delay of up to 50 us after
+an idle time."""
 OPTIMIZER_SHARE = 0.25
 """Time budget of the optimizer step, as a fraction of a cell's budget and in addition to it."""
 
 
 class Timed(Record):
-    """Samples of one cell, or the reason why there are none."""
+    """Time samples of one cell, or the reason of its failure."""
 
     samples_s: Mapping[str, list[float]] = field(default_factory=dict)
     """Seconds for the whole batch, in measured order, by `forward`, `backward`, `recompute` and
@@ -367,18 +370,19 @@ def time_module(
     optimizer: bool = True,
     timer: Timer | None = None,
 ) -> Timed:
-    """Return the times of a module that returns one tensor.
+    """Return time samples, in seconds, of the passes of a module that returns one tensor.
 
-    module : the module on `device`, or a function that builds it there with the same random
-    numbers each time.
-    make_inputs : returns the inputs of a call. A floating-point tensor gets a gradient, as inside
-    a model.
-    where : the size, for messages.
-    checkpoint : also time `recompute`, the forward that a checkpointed module repeats in its
-    backward. It runs from detached inputs with autograd, so that it saves activations.
-    optimizer : also time AdamW on fp32 copies of the parameters, with the copy back to their dtype.
-    Lack of memory, or an output that is not finite, fails the cell.
-    Raises InputError if the module itself fails, or returns anything but one tensor.
+    If memory runs out or the output is not finite, the result contains a reason and no samples.
+
+    module : module on `device`, or a function that builds it there.
+
+    make_inputs : function that
+    returns the inputs of a call; floating-point tensors require gradients. where : size of the
+    cell, for messages. backward : True to time the backward. checkpoint : True to time
+    `recompute`, the forward that a checkpointed module repeats in its backward. optimizer : True
+    to time AdamW on fp32 copies of the parameters, with the cast to their dtype.
+
+    Raises InputError if the module fails, or returns anything but one tensor.
     """
 
     def measure() -> Timed:
@@ -408,7 +412,10 @@ def time_module(
 
 
 def _guarded(measure: Callable[[], Timed], device: torch.device, where: str) -> Timed:
-    """Return the result of `measure`, or a failed cell if memory runs out."""
+    """Return the result of `measure`; if memory runs out, a result with that reason.
+
+    Runs with seed 0 and restores the caller's random state.
+    """
     began_s = time.perf_counter()
     result: Timed | None = None
     # keep the caller's random state

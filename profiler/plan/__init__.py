@@ -1,4 +1,4 @@
-"""Run or dry-run one plan with torch-native parallelism to check it; not for real training."""
+"""Checks of one plan by arithmetic, a dry run or a run with PyTorch; not for real training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arithmetic of a plan without torch: mesh, samples and model states of every rank."""
+"""Device mesh, samples and model states of every rank of a plan, computed without torch."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from profiler.plan.weights import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Rank groups of each layer: one cube of mesh axes for the whole plan.
+# Rank groups of each layer, on one mesh for the complete plan.
 #
-# The ranks of every stage form one mesh whose axes are prime factors of their number (a binary
-# hypercube for powers of two). A layer's tensor-parallel group is a product of the last axes
-# (consecutive ranks) or of the first ones (strided ranks). The other axes are its data-parallel
-# group. So every layer has its own degree, and all activations are on one mesh.
+# The ranks of every stage form a mesh whose axis sizes are the prime factors of their number (a
+# binary hypercube for powers of two). A layer's tensor-parallel group consists of the last axes
+# (consecutive ranks) or of the first axes (strided ranks). The remaining axes are its data-parallel
+# group. Layers can therefore have different degrees on one mesh.
 
 
 Axes = tuple[int, ...]
@@ -44,7 +44,7 @@ SCHEDULES: tuple[PipelineType, ...] = ("1f1b", "gpipe", "interleaved", "looped_b
 
 
 class Cube(Record):
-    """Mesh of the ranks of one stage; neighbouring ranks differ along the last axis."""
+    """Mesh of the ranks of one stage; consecutive ranks differ along the last axis."""
 
     factors: tuple[int, ...]
     """Sizes of the axes, prime numbers; (1,) for a stage with one rank."""
@@ -55,8 +55,8 @@ class Cube(Record):
         return math.prod(self.factors)
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """Return the coordinates of a rank of the stage, one per axis."""
-        # the last axis enumerates neighbours, so it varies fastest
+        """Return the mesh coordinates of a rank, given by its index in the stage."""
+        # row-major order: the last axis varies fastest
         return tuple(map(int, np.unravel_index(rank, self.factors)))
 
     def size(self, axes: Axes) -> int:
@@ -64,7 +64,8 @@ class Cube(Record):
         return math.prod(self.factors[axis] for axis in axes)
 
     def index(self, rank: int, axes: Axes) -> int:
-        """Return the index of a rank of the stage in its group along these axes."""
+        """Return the index of a rank in its group along `axes`; `rank` is its index in the
+        stage."""
         places = self.coordinates(rank)
         index = 0
         for axis in axes:
@@ -72,14 +73,14 @@ class Cube(Record):
         return index
 
     def groups(self, axes: Axes) -> tuple[tuple[int, ...], ...]:
-        """Return all groups of ranks of the stage that differ along these axes, in mesh order."""
+        """Return all rank groups of a stage along `axes`, as indices in the stage in mesh order."""
         rest = [axis for axis in range(len(self.factors)) if axis not in axes]
         mesh = np.arange(self.num_ranks).reshape(self.factors).transpose(*rest, *axes)
         return tuple(map(tuple, mesh.reshape(-1, self.size(axes)).tolist()))
 
 
 class Layout(Record, dict=True):
-    """Layout of one layer, or of embedding and head, on the cube of its stage."""
+    """Parallel layout of one layer, or of embedding and head, on the mesh of its stage."""
 
     cube: Cube
     kind: TensorKind
@@ -87,10 +88,10 @@ class Layout(Record, dict=True):
     zero: str
     """Data parallelism: ddp, zero1, zero2 or zero3."""
     context_axes: Axes = ()
-    """Axes of context parallelism, which shard the sequence throughout the layer."""
+    """Axes of context parallelism, which shard the sequence in the complete layer."""
     expert_axes: Axes | None = None
-    """Axes of expert parallelism; None without experts, or if the tensor-parallel group shards
-    every expert."""
+    """Axes of expert parallelism; None without experts, or if tensor parallelism shards every
+    expert."""
 
     @property
     def degree(self) -> int:
@@ -104,17 +105,17 @@ class Layout(Record, dict=True):
 
     @property
     def context_degree(self) -> int:
-        """Context-parallel degree: ranks that share the sequence throughout the layer."""
+        """Context-parallel degree: number of ranks over which the sequence is sharded."""
         return self.cube.size(self.context_axes)
 
     @property
     def expert_degree(self) -> int:
-        """Expert-parallel degree: ranks that the experts are distributed over."""
+        """Expert-parallel degree: number of ranks over which the experts are distributed."""
         return self.cube.size(self.expert_axes or ())
 
     @property
     def expert_sync_axes(self) -> Axes:
-        """Axes over which gradients of whole experts are summed."""
+        """Axes over which gradients of expert-parallel weights are summed."""
         return self._others(set(self.expert_axes or ()))
 
     def _others(self, axes: set[int]) -> Axes:
@@ -122,7 +123,7 @@ class Layout(Record, dict=True):
 
     @property
     def data_degree(self) -> int:
-        """Data-parallel degree: ranks that the samples are divided over."""
+        """Data-parallel degree: number of ranks over which samples are divided."""
         return self.cube.size(self.data_axes)
 
     @property
@@ -137,8 +138,8 @@ class Layout(Record, dict=True):
 
     @property
     def sync_axes(self) -> Axes:
-        """Axes over which gradients are summed, and over which ZeRO shards."""
-        # Ulysses and context ranks have whole weights too, and sum gradients with all other ranks
+        """Axes over which gradients are summed and ZeRO shards, without expert-parallel ones."""
+        # Ulysses and context-parallel ranks have unsharded weights, so their gradients are summed too
         return self._others(set(self.tensor_axes) if self.splits_weights else set())
 
     @property
@@ -153,13 +154,13 @@ class Layout(Record, dict=True):
 
 
 def cube_of(plan: Plan) -> Cube:
-    """Return a cube that fits the degrees of every layer of a plan.
+    """Return a mesh of the stage whose axes form the groups of every layer.
 
     Raises
     ------
     InputError
-        The stages do not divide the ranks, or no order of factors has the axes of all degrees,
-        such as consecutive groups of 2 and of 3 among 6 ranks.
+        The stages do not divide the ranks, or no mesh contains the groups of all degrees, such as
+        consecutive groups of 2 and of 3 among 6 ranks.
     """
     ranks, rest = divmod(plan.world_size, plan.num_stages)
     if rest:
@@ -167,7 +168,7 @@ def cube_of(plan: Plan) -> Cube:
             f"world_size({plan.world_size}) % pp({plan.num_stages}) = {rest} != 0",
             remedy="Use a number of stages that divides the ranks",
         )
-    # A strided group of t ranks uses the first axes, so the last ones have ranks / t ranks.
+    # A strided group of t ranks uses the first axes, so the last axes contain ranks / t ranks.
     names: dict[int, str] = {}
     for layer, strategy in enumerate(plan.layers):
         t, c, e = strategy.tp, strategy.cp, strategy.ep
@@ -196,20 +197,20 @@ def cube_of(plan: Plan) -> Cube:
                 f"({before} does not divide {size})",
                 remedy="Use degrees that divide each other",
             )
-        # from neighbours outwards: each size is the previous one times the axes put in front of it
+        # from the last axis to the first: new axes extend the previous size to the next
         factors = [*reversed(_primes(size // before)), *factors]
         before = size
     return Cube(factors=tuple(factors) or (1,))
 
 
 def layer_layout(job: PlanJob, cube: Cube, layer: int) -> Layout:
-    """Return the layout of one layer of a plan on the cube."""
+    """Return the layout of one layer on the mesh `cube`."""
     strategy = job.plan.layers[layer]
     return _layout(job, cube, strategy, whole_experts=has_whole_experts(job, layer))
 
 
 def vocab_layout(job: PlanJob, cube: Cube) -> Layout:
-    """Return the layout of embedding, head and loss on the cube."""
+    """Return the layout of embedding, head and loss on the mesh `cube`."""
     return _layout(job, cube, job.plan.vocab.as_layer())
 
 
@@ -223,32 +224,32 @@ def layouts(job: PlanJob, cube: Cube) -> list[Layout]:
 
 
 def stream_lengths(spec: ModelSpec) -> tuple[int, ...]:
-    """Return the sequence length of every stream of activations between the stages.
+    """Return the sequence length of every stream of activations between pipeline stages.
 
-    There is one stream. With cross-attention there are two: the decoder's, then the encoder's. Both
-    are embedded on the first stage. The decoder's waits while encoder layers run. The encoder's
-    output continues to the last stage, since every decoder layer reads it.
+    A decoder-only model has one stream. An encoder-decoder has two: the decoder's, then the
+    encoder's. Both are embedded on the first stage. Encoder layers pass the decoder's stream on
+    unchanged. The encoder's output is sent to the last stage, since every decoder layer reads it.
     """
     last = spec.layers[-1]
     return (last.seq_length, spec.layers[0].seq_length)[: 1 + last.cross_attention]
 
 
 def layer_streams(spec: ModelSpec, layer: int) -> tuple[int, ...]:
-    """Return the input streams of a layer by index; the layer replaces the first of them."""
+    """Return the indices of a layer's input streams; its output replaces the first of them."""
     if not spec.layers[-1].cross_attention:
         return (0,)
     return (1,) if layer < num_encoder_layers(spec) else (0, 1)
 
 
 def num_encoder_layers(spec: ModelSpec) -> int:
-    """Return the number of encoder layers before a decoder; 0 for a single stack."""
+    """Return the number of encoder layers of an encoder-decoder; 0 for other models."""
     if not spec.layers[-1].cross_attention:
         return 0
     return sum(layer.num_layers for layer in spec.layers if not layer.cross_attention)
 
 
 def entry_layouts(job: PlanJob, cube: Cube, layer: int) -> tuple[Layout, ...]:
-    """Return the layout of every stream before a layer, as left by the layer before."""
+    """Return the layout of every stream at the input of a layer, before any exchange."""
     found = [vocab_layout(job, cube)] * len(stream_lengths(job.spec))
     for k in range(layer):
         for stream in layer_streams(job.spec, k):
@@ -261,8 +262,8 @@ def _layout(
 ) -> Layout:
     kind: TensorKind = "ulysses" if strategy.ulysses else "sp" if job.sequence_parallel else "tp"
     tensor = _axes(cube, strategy.tp, strided=strategy.strided)
-    # consecutive ranks, independent of the other groups, as in Megatron-Core's rank order with
-    # whole experts: its expert grid has neither tensor nor context ranks
+    # consecutive ranks, independent of the other groups, as in Megatron-Core with expert tensor
+    # degree 1: its rank grid for experts has no tensor- or context-parallel axis
     experts = _axes(cube, strategy.ep) if whole_experts else None
     return Layout(
         cube=cube,
@@ -275,7 +276,10 @@ def _layout(
 
 
 def has_whole_experts(job: PlanJob, layer: int) -> bool:
-    """Return True if experts are whole on a separate grid, False if tensor ranks shard them."""
+    """Return True if a layer's experts are distributed over a separate rank grid.
+
+    False without experts, or if the layer's tensor-parallel group shards every expert.
+    """
     strategy = job.plan.layers[layer]
     if strategy.ep == 1 and strategy.expert_tp == _split(strategy):
         return False
@@ -287,7 +291,8 @@ def _zero(plan: Plan, strategy: LayerStrategy) -> str:
 
 
 def check_job(job: PlanJob) -> Cube:
-    """Return the cube of a plan that can be run.
+    """Return the mesh of a plan after checking that it is legal and that the executor supports it.
+
 
     Raises
     ------
@@ -311,7 +316,7 @@ def check_job(job: PlanJob) -> Cube:
 
 
 def _check_layer(job: PlanJob, layer: int, strategy: LayerStrategy) -> None:
-    """Raise InputError if the executor does not support a legal strategy."""
+    """Raise InputError if the executor does not support the legal strategy of a layer."""
     kind = job.spec.layers[job.spec.layer_types[layer]]
     alone = not_divided(kind) if strategy.cp > 1 else None
     if alone is not None:
@@ -341,7 +346,7 @@ def _check_layer(job: PlanJob, layer: int, strategy: LayerStrategy) -> None:
 
 
 def _check_streams(job: PlanJob) -> None:
-    """Raise InputError if layers with cross-attention are not a decoder after an encoder."""
+    """Raise InputError for an unsupported encoder-decoder; other models always pass."""
     spec, plan = job.spec, job.plan
     crosses = [layer.cross_attention for layer in spec.layers]
     if not any(crosses):
@@ -381,9 +386,9 @@ def _primes(number: int) -> list[int]:
 
 
 def _axes(cube: Cube, degree: int, *, strided: bool = False, taken: Axes = ()) -> Axes:
-    """Return the axes of a group: the last free ones for neighbours, the first for strided ranks.
+    """Return the mesh axes of a group: the last axes, or with `strided` the first.
 
-    taken : axes of another group, which are excluded.
+    degree : number of ranks. taken : axes of another group, which are excluded.
     """
     axes: list[int] = []
     order = [axis for axis in range(len(cube.factors)) if axis not in taken]
@@ -400,20 +405,20 @@ def _axes(cube: Cube, degree: int, *, strided: bool = False, taken: Axes = ()) -
 
 
 class Weights(NamedTuple):
-    """Parameters of one layer, or of embedding and head, on a rank before ZeRO shards them."""
+    """Parameters of one layer, or of embedding and head, on one rank without ZeRO sharding."""
 
     shapes: tuple[Tensors, ...]
     zero: str
     """Data parallelism: ddp, zero1, zero2 or zero3."""
     num_ranks: int
-    """Number of ranks with the same weights, which sum gradients and share ZeRO shards."""
+    """Number of ranks with equal weights; gradients are summed, and ZeRO shards, over them."""
 
 
 class Held(Record):
-    """Model states of the first rank of a stage or of a part of it; no other rank has more."""
+    """Model states of a stage, or of a part of it, on its first rank, which has the most."""
 
     num_parameters: int = 0
-    """Elements of the rank's shards, with nothing gathered."""
+    """Number of parameters in the rank's shards, before any gathering."""
     parameter_bytes: int = 0
     gradient_bytes: int = 0
     """Bytes of gradients when the optimizer steps."""
@@ -422,7 +427,8 @@ class Held(Record):
     gathered_bytes: int = 0
     """Bytes of weights that ZeRO-2 keeps gathered during a step."""
     accumulated_bytes: int = 0
-    """Bytes of whole gradients that ZeRO keeps until the last micro-batch, if it reduces once."""
+    """Bytes of unsharded gradients that ZeRO-2 and ZeRO-3 accumulate if gradients are reduced once
+    per step."""
 
     @property
     def state_bytes(self) -> int:
@@ -430,12 +436,12 @@ class Held(Record):
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
     def __add__(self, other: Held) -> Held:
-        """Return the sum of both, field by field."""
+        """Return the sum of each field."""
         return Held(**{key: value + getattr(other, key) for key, value in asdict(self).items()})
 
 
 class RunArithmetic(Record):
-    """Consecutive layers of a stage with one strategy and one type."""
+    """Consecutive layers of a stage with equal strategy and type."""
 
     first_layer: int
     last_layer: int
@@ -445,28 +451,28 @@ class RunArithmetic(Record):
     samples: int
     """Samples per micro-batch on a rank."""
     tensor_axes: tuple[int, ...]
-    """Mesh axes of its tensor-parallel group; the other axes divide the samples."""
+    """Mesh axes of the tensor-parallel group."""
     held: Held
 
 
 class StageArithmetic(Record):
-    """Arithmetic of one stage of a plan."""
+    """Ranks, layers, live micro-batches and model states of one stage."""
 
     stage: int
     ranks: tuple[int, int]
     """First and last rank."""
     layers: tuple[int, int]
     in_flight: int
-    """Largest number of micro-batches whose activations are kept at once."""
+    """Largest number of micro-batches with saved activations."""
     runs: tuple[RunArithmetic, ...]
     held: Held
     """Model states of layers, embedding and head."""
     vocab: Held
-    """Model states of embedding and head alone."""
+    """Model states of embedding and head, which `held` includes."""
 
 
 class StaticReport(Record):
-    """Static properties of a legal plan, found without running it."""
+    """Static properties of a legal plan: stages, mesh, embedding and head, pipeline bubble."""
 
     stages: tuple[StageArithmetic, ...]
     mesh: tuple[int, ...] | None
@@ -476,7 +482,8 @@ class StaticReport(Record):
     vocab_label: str
     vocab_samples: int
     bubble_share: float
-    """Idle fraction of a step with equal stages and free transfers: (p-1) / (v m + p-1)."""
+    """Pipeline bubble as a fraction of a step, (p-1) / (v m + p-1), for equal stages and no
+    transfer time."""
 
     @property
     def largest(self) -> int:
@@ -485,7 +492,8 @@ class StaticReport(Record):
 
 
 def examine(job: PlanJob) -> StaticReport:
-    """Return the arithmetic of a legal plan.
+    """Return stages, model states and pipeline bubble of a legal plan.
+
 
     Raises InputError if the model has no heads, MLP width or vocabulary size.
     """
@@ -526,16 +534,16 @@ def examine(job: PlanJob) -> StaticReport:
         obstacle=obstacle,
         vocab_label=label.replace("tp", "vtp", 1),
         vocab_samples=plan.global_batch // (m * degree),
-        # a stage works in m of the m + (p - 1) / v turns: chunks fill the pipeline v times faster
+        # a stage is busy for m of m + (p - 1) / v slots: chunks shorten the bubble v times
         bubble_share=(p - 1) / (v * m + p - 1),
     )
 
 
 def micro_batches_in_flight(plan: Plan, stage: int) -> int:
-    """Return the largest number of micro-batches whose activations a stage keeps at once.
+    """Return the largest number of micro-batches with saved activations on a stage.
 
-    A single stage runs forward and backward of one micro-batch after another in both schedules, as
-    Megatron-LM and Galvatron do without a pipeline. Only gradients are accumulated.
+    This is 1 without a pipeline, for every schedule: each backward directly follows its forward, as
+    in Megatron-LM and Galvatron.
     """
     found = in_flight(plan.pipeline_type, plan.num_stages, plan.num_chunks, plan.num_microbatches)
     # a chunk is a fraction of a micro-batch: round up to whole ones
@@ -543,7 +551,7 @@ def micro_batches_in_flight(plan: Plan, stage: int) -> int:
 
 
 def stage_weights(job: PlanJob, stage: int) -> tuple[Weights, ...]:
-    """Return the weights on a rank of a stage: every layer's, then those of embedding and head."""
+    """Return the weights on a rank of a stage: those of layers, then of embedding and head."""
     places = job.plan.stage_of_layer()
     layers = (w for k, at in enumerate(places) if at == stage for w in _layer_weights(job, k))
     return (*layers, _vocab_weights(job, stage))
@@ -580,7 +588,7 @@ def _runs(
 
 
 def _layer_weights(job: PlanJob, layer: int) -> tuple[Weights, ...]:
-    """Return the weights of a layer, with whole experts as a separate entry."""
+    """Return the weights of a layer on a rank; distributed experts are a separate entry."""
     plan, strategy = job.plan, job.plan.layers[layer]
     kind = job.spec.layers[job.spec.layer_types[layer]]
     apart = has_whole_experts(job, layer)
@@ -597,7 +605,7 @@ def _layer_weights(job: PlanJob, layer: int) -> tuple[Weights, ...]:
 
 
 def _vocab_weights(job: PlanJob, stage: int) -> Weights:
-    """Return the weights of embedding and head on a stage."""
+    """Return the weights of embedding and head on a rank of a stage; may be empty."""
     spec, strategy = job.spec, job.plan.vocab.as_layer()
     at_start, at_end = stage == 0, stage == job.plan.num_stages - 1
     # on the only stage a tied table is one tensor
@@ -610,7 +618,7 @@ def _vocab_weights(job: PlanJob, stage: int) -> Weights:
 
 
 def _split(strategy: LayerStrategy) -> int:
-    """Return the number of weight shards; Ulysses divides only tokens."""
+    """Return the number of shards of weights: the tensor-parallel degree, or 1 for Ulysses."""
     return 1 if strategy.ulysses else strategy.tp
 
 
@@ -621,11 +629,15 @@ def _weights(plan: Plan, strategy: LayerStrategy, shapes: tuple[Tensors, ...]) -
 
 
 def _held(job: PlanJob, weights: Weights) -> Held:
-    """Return the model states that the executor keeps for the weights, by its bytes per parameter.
+    """Return the model states of the executor for these weights, in bytes of one rank.
 
-    Bytes of weight + gradient + optimizer: fp32 4+4+8. bf16 and fp16 with ddp 2+4+12, and ZeRO-1
-    shards the 12. ZeRO-2 and ZeRO-3 have fp32 shards of 4+4+8, and gather 2-byte weights from them.
-    Without `fp32_gradients`, gradients of replicas and accumulated whole gradients take 2 bytes.
+    Bytes per parameter for weight + gradient + optimizer:
+
+        fp32                          4 + 4 + 8
+        bf16, fp16: ddp, ZeRO-1       2 + 4 + 12, where ZeRO-1 shards the optimizer states
+        bf16, fp16: ZeRO-2, ZeRO-3    4 + 4 + 8, sharded; gathered weights have 2 bytes
+
+    Without `fp32_gradients`, bf16 or fp16 gradients that are not sharded have 2 bytes.
     """
     shapes, zero, z = weights
     whole, wide = held(shapes), job.precision != "fp32"

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 
 class MismatchError(AutoparError):
-    """Losses or gradients of a run differ from those of one process (exit code 1)."""
+    """Error for losses or gradient norms that differ from those of one process (exit code 1)."""
 
 
 class UncheckedError(AutoparError):
-    """A run that could not be compared with one process (exit code 1)."""
+    """Error for a run that could not be compared with one process (exit code 1)."""
 
 
 def refuse_illegal(
     question: Question, options: PlanOptions, mode: Mode, *, writes: bool = True
 ) -> None:
-    """Raise InputError with every violation of an illegal plan.
+    """Raise InputError with all violations if the plan is illegal.
 
-    writes : True if this process writes the document first; only one process does.
+    writes : True if this process writes the JSON document before; only rank 0 does.
     """
     if not question.problems:
         return
@@ -52,7 +52,8 @@ def refuse_illegal(
 def dispatch(question: Question, options: PlanOptions, mode: Mode) -> int:
     """Run a mode with a legal plan; return the exit code.
 
-    All ranks take part in `run`; the other modes are for the first rank only.
+    All ranks must call this for mode `run`, only the first rank for other modes.
+
 
     Raises
     ------
@@ -80,7 +81,7 @@ def _tell(
     show: Callable[..., None],
     *found: object,
 ) -> None:
-    """Write the document of a result if requested, and print the result as tables."""
+    """Write the JSON document if requested; print the tables unless the document is on stdout."""
     from autopar.command.console import make_console
     from autopar.command.show import write_result
     from profiler.plan.report import show_head
@@ -169,7 +170,7 @@ def _backend(options: PlanOptions) -> Backend:
 
 _NAME = "profile-plan"
 _WIDTH = 80
-"""Width of the tables without a terminal, columns."""
+"""Width of tables if stdout is not a terminal, columns."""
 COMMAND = Command(
     name=_NAME,
     usage="[PLAN.json] [OPTIONS]",
@@ -223,7 +224,7 @@ def _check(raw: Mapping[str, object], rank: Rank, arguments: Sequence[str]) -> i
 
 
 def _check_world(question: Question, launched: int | None, arguments: Sequence[str]) -> None:
-    """Raise InputError, with the right command, if the number of ranks is not the plan's."""
+    """Raise InputError, with the correct command, if the number of ranks differs from the plan."""
     world = question.job.plan.world_size
     if world == (launched or 1):
         return

@@ -1,9 +1,9 @@
 """Memory of one rank of a plan, counted on one machine with fake tensors.
 
-One rank of the whole job is built, with process groups that send nothing, and runs two steps. The
-first creates the optimizer states, the second is counted. A pipeline stage runs alone: activations
-and gradients of its neighbours are created where they would arrive, with as many micro-batches in
-flight as in the schedule. Communicators are counted by number, since their buffers are not tensors.
+The modules of one rank are built with fake process groups and run two steps. The first creates the
+optimizer states, the second is counted. Only one pipeline stage runs: its received activations and
+gradients are created when they would arrive, with as many micro-batches in flight as in the
+schedule. Only the number of communicators is counted, since their buffers are not tensors.
 Not included: transfers between stages, workspaces, fragmentation, the device context.
 """
 
@@ -31,15 +31,15 @@ from profiler.plan.stage import Stage, build_stages, open_groups
 from profiler.plan.units import gradient_of
 
 # --------------------------------------------------------------------------------------------------
-# A job of any size with a single existing rank: its process groups send nothing.
+# A job of any size with one process, whose process groups send nothing.
 
 
 @contextlib.contextmanager
 def fake_world(*, rank: int, world_size: int) -> Iterator[None]:
-    """Act as one rank of a job while the context is active.
+    """Make this process one rank of a fake torch.distributed job while the context is active.
 
-    Every collective returns at once. Its result has the size of a real job's, but no meaningful
-    values. Raises InputError in a process that is part of a real job.
+    Every collective returns immediately. Its result has the size of a real job's, but undefined
+    values. Raises InputError if torch.distributed is already initialised.
     """
     # meant for torch's tests, but no other backend works without a second rank
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -62,23 +62,23 @@ def fake_world(*, rank: int, world_size: int) -> Iterator[None]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The count: each requested rank is built, and runs its steps on fake tensors.
+# The count: the modules of each requested rank are built and run with fake tensors.
 
 
 def dry_run(job: PlanJob, *, ranks: Sequence[int]) -> tuple[DryRunRank, ...]:
-    """Return the memory of each of the given global ranks, by counting one step of its stage.
+    """Return the memory of the given global ranks, each counted in one step of its stage.
 
-    Raises InputError for a plan that cannot run, and in a process that is part of a job.
+    Raises InputError for a plan that cannot run, and if torch.distributed is initialised.
     """
     check_job(job)
     return tuple(_dry_run_rank(job, rank) for rank in ranks)
 
 
 def first_ranks(job: PlanJob) -> dict[str, int]:
-    """Return the first rank of the first, the last and the largest stage, under these names.
+    """Return the first rank of three stages, by name: `first`, `last` and `largest`.
 
-    The largest stage has the most layers. Among equals, embedding and head decide: the last stage,
-    then the first, then the earliest.
+    The largest stage has the most layers. Among equals, the last stage is preferred because of the
+    head, then the first because of the embedding, then the earliest.
     """
     plan = job.plan
     each = plan.world_size // plan.num_stages
@@ -141,9 +141,9 @@ def _dry_run_rank(job: PlanJob, rank: int) -> DryRunRank:
 
 
 def _narrow_shard_bytes(stage: Stage) -> int:
-    """Return the bytes of ZeRO-3's shards in the precision that weights are gathered in.
+    """Return the bytes of ZeRO-3's additional bf16 or fp16 shards of a stage; 0 in fp32.
 
-    They exist at all times, so they are part of every peak.
+    They exist at all times, so they are added to the peak.
     """
     dtype = torch_dtype(stage.job.precision)
     if dtype == torch.float32:
@@ -158,11 +158,11 @@ def _narrow_shard_bytes(stage: Stage) -> int:
 
 
 def _order(job: PlanJob, stage: int) -> tuple[tuple[bool, int], ...]:
-    """Return the schedule of a stage as (is forward, chunk), long enough to reach its peak.
+    """Return the schedule of a stage as (is forward, chunk), shortened but with an equal peak.
 
-    1F1B has p - j micro-batches in flight on stage j, and more of them do not change the peak. Two
-    more are run, so that one backward neither begins nor ends the gradient accumulation. GPipe has
-    all micro-batches in flight, except on a single stage, which has one at a time.
+    1F1B has p - j micro-batches in flight on stage j; more micro-batches do not change the peak.
+    Two more are run, so that one backward neither starts nor ends the gradient accumulation. GPipe
+    has all micro-batches in flight, except without a pipeline, where it has one.
     """
     plan = job.plan
     m, p, v = plan.num_microbatches, plan.num_stages, plan.num_chunks
@@ -179,7 +179,7 @@ def _order(job: PlanJob, stage: int) -> tuple[tuple[bool, int], ...]:
 
 
 def _batch(stages: Sequence[Stage]) -> Batch:
-    """Return the tokens and labels of a step that the rank needs; the others are empty."""
+    """Return the batch of a step: tokens on the first stage, labels on the last, else empty."""
     first, last = stages[0], stages[-1]
     m = first.job.plan.num_microbatches
     shapes = first.token_shapes()
@@ -195,7 +195,10 @@ def _batch(stages: Sequence[Stage]) -> Batch:
 
 
 def _step(stages: Sequence[Stage], order: Sequence[tuple[bool, int]], batch: Batch) -> int:
-    """Run a step of one rank alone; return the gradient bytes when the optimizer begins."""
+    """Run a step of one rank without other ranks; return its gradient bytes before the optimizer.
+
+    order : schedule as (is forward, chunk).
+    """
     job = stages[0].job
     dtype = torch_dtype(job.precision)
     m = job.plan.num_microbatches
@@ -239,7 +242,10 @@ def _step(stages: Sequence[Stage], order: Sequence[tuple[bool, int]], batch: Bat
 def _optimizer_bytes(
     own: Sequence[torch.Tensor], optimizers: Sequence[torch.optim.Optimizer]
 ) -> int:
-    """Return the bytes of moments and of fp32 weight copies, without step counts."""
+    """Return the bytes of optimizer moments and fp32 weight copies, without step counters.
+
+    own : parameters of the model, which are not included.
+    """
     stepped = [p for o in optimizers for group in o.param_groups for p in group["params"]]
     moments: list[Any] = [
         value

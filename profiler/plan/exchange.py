@@ -1,9 +1,9 @@
-"""Exchange of activations between two layers with different layouts on the ranks of a stage.
+"""Process groups, initial weights and batches of a plan, and exchange of activations.
 
-A rank holds a block of the micro-batch: some tokens of some samples. For another layout, one
-all-to-all sends every rank the missing parts of its new block. Where activations are replicated, a
-rank gets its block from the copy at its own index in the tensor-parallel group. The backward
-returns gradients the same way; they are complete on every copy.
+Two adjacent layers of a stage may have different layouts. A rank holds a block of the micro-batch:
+some tokens of some samples. One all-to-all sends every rank its block in the new layout. Where
+activations are replicated, a rank receives its block from the replica with its index in the
+tensor-parallel group. The backward exchanges gradients in the opposite direction.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from profiler.plan.job import PlanJob
 
 
 class PlanGroups:
-    """Process groups of one rank of a plan; every rank creates them with the same arguments.
+    """Process groups of one rank of a plan.
 
-    torch names a group by the number of groups before it. So all ranks create all groups in the
-    same order, including those of other ranks.
+    torch names a group by the number of groups created before, so all ranks create all groups in
+    one order, including groups of other ranks.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class PlanGroups:
     ) -> None:
         """Create the groups along the axes `wanted`, in every stage.
 
-        used : axes that this rank's stage communicates along. A group that is never used has no
-            communicator, since NCCL creates it on first use.
-        own_only : True creates only groups of this rank; legal only in a fake world.
+        used : axes along which this rank's stage communicates, to count communicators; NCCL
+            creates a communicator on first use of a group.
+        own_only : True to create only groups of this rank; legal only in `fake_world`.
         """
         self.stage, self.place = divmod(rank, cube.num_ranks)
         self.num_stages, self.cube, self.rank = num_stages, cube, rank
@@ -65,7 +65,7 @@ class PlanGroups:
         self.pipeline: Any = whole.get_group("stage")
         """Pipeline group: the ranks with this rank's index in all stages."""
         self.num_communicators = 1 + (num_stages > 1)
-        """Communicators that this rank opens: world, pipeline, and the axes that it uses."""
+        """Number of communicators of this rank: world, pipeline, and one per used group."""
         self.num_communicators += len({axes for axes in used if cube.size(axes) > 1})
         self._device_type = device_type
         self._groups: dict[Axes, Any] = {}
@@ -85,14 +85,15 @@ class PlanGroups:
 
         # with two stages the first and the last are the whole pipeline
         self.ends: Any = self.pipeline if num_stages == 2 else None
-        """Group of this index in the first and last stage; None on the stages between."""
+        """Group of the ranks with this index in the first and the last stage; None on other
+        stages and without a pipeline."""
         if num_stages > 2:
             last = (num_stages - 1) * cube.num_ranks
             ends = ([place, last + place] for place in range(cube.num_ranks))
             self.ends = self._open(ends, timeout, own_only)
 
     def _open(self, groups: Iterable[list[int]], timeout: timedelta | None, own_only: bool) -> Any:
-        """Create groups of ranks; return the one of this rank, or None."""
+        """Create process groups; return the group that contains this rank, or None."""
         found = None
         for ranks in groups:
             if own_only and self.rank not in ranks:
@@ -103,7 +104,7 @@ class PlanGroups:
         return found
 
     def group(self, axes: Axes) -> Any:
-        """Return this rank's group along these axes; None for a group of one."""
+        """Return this rank's process group along `axes`; None for a group of one rank."""
         return self._groups[axes] if self.cube.size(axes) > 1 else None
 
     @property
@@ -112,18 +113,17 @@ class PlanGroups:
         return self.group(tuple(range(len(self.cube.factors))))
 
     def flat_mesh(self, axes: Axes) -> DeviceMesh:
-        """Return this rank's group along these axes as a mesh of one dimension."""
+        """Return this rank's group along `axes` as a one-dimensional DeviceMesh."""
         if axes not in self._meshes:
             self._meshes[axes] = DeviceMesh.from_group(self._groups[axes], self._device_type)
         return self._meshes[axes]
 
 
 # --------------------------------------------------------------------------------------------------
-# Weights that are equal on any number of ranks, and partial gradients outside the data group.
+# Initial weights that do not depend on the number of ranks, and parameters with partial gradients.
 #
-# A parameter of a whole layer is generated from the seed and its name, and every rank keeps its
-# shard. Shapes determine the shard: it is along the dimension in which a rank's parameter is
-# smaller than the whole one.
+# An unsharded parameter is generated from the seed and its name, and every rank copies its shard.
+# The sharded dimension is the one in which a rank's parameter is smaller than the unsharded one.
 
 
 _SPREAD = 0.02
@@ -132,19 +132,19 @@ _HEAD_NORMS = ("query_norm.weight", "key_norm.weight")
 
 
 class Piece(Record):
-    """One rank's shard of a parameter of a whole layer."""
+    """Tensor- or expert-parallel shard of one parameter on one rank."""
 
     name: str
     whole: tuple[int, ...]
     """Shape of the parameter on one rank without parallelism."""
     dim: int | None
-    """Sharded dimension; None if every rank has the whole parameter."""
+    """Sharded dimension; None if the parameter is replicated."""
     pieces: int
     index: int
     is_partial: bool
-    """True if each rank with this shard has only a part of its gradient, which must be summed."""
+    """True if the gradient must be summed over the tensor-parallel ranks with this shard."""
     is_expert: bool = False
-    """True for whole experts, whose gradients are summed over other ranks than the layer's."""
+    """True for weights of expert-parallel experts, with separate gradient groups."""
 
 
 def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -155,9 +155,9 @@ def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
 def pieces_of(
     module: nn.Module, whole: Mapping[str, tuple[int, ...]], layout: Layout, place: int
 ) -> dict[str, Piece]:
-    """Return this rank's shard of each parameter, by name.
+    """Return a description of this rank's shard of each parameter, by name.
 
-    whole : shapes of the same module without parallelism. place : index of the rank in its stage.
+    whole : shapes of the module without parallelism. place : index of the rank in its stage.
     """
     t = layout.degree if layout.splits_weights else 1
     tensor_rank = layout.cube.index(place, layout.tensor_axes) if t > 1 else 0
@@ -199,10 +199,10 @@ def pieces_of(
 def fill(
     module: nn.Module, pieces: Mapping[str, Piece], *, seed: int, where: str, tied: bool = False
 ) -> None:
-    """Initialise the parameters of a module in place, with the same values in every plan.
+    """Initialise the parameters of a module in place, with equal values in every plan.
 
-    where : name of the module in the model, so that equal layers get different values. tied : True
-    gives the tables of embedding and head equal values.
+    where : name of the module in the model, so that equal layers have different values. tied : True
+    if the tables of embedding and head have equal values.
     """
     norms = {
         f"{prefix}.weight" if prefix else "weight"
@@ -220,7 +220,7 @@ def fill(
 
 
 def _key(where: str, name: str, tied: bool) -> str:
-    """Return the name of a parameter, which is equal in every plan."""
+    """Return the name of a parameter in the model, which does not depend on the plan."""
     if where == "ends":  # embedding and head as one part
         prefix, _, name = name.partition(".")
         where = "embedding" if prefix == "first" else "head"
@@ -239,7 +239,7 @@ def _value(shape: tuple[int, ...], *, seed: int, where: str, norm: bool) -> torc
 
 
 def _key_value_names(module: Any) -> set[str]:
-    """Return the names of parameters of keys and values, which ranks may share."""
+    """Return the names of key and value projections, which may be replicated on several ranks."""
     names: set[str] = set()
     for name in shapes(module):
         parts = name.split(".")
@@ -255,7 +255,7 @@ def _head_norm_names(module: Any) -> set[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Random tokens of a global batch and each rank's part of them; equal in any plan.
+# Random tokens of a global batch, which do not depend on the plan, and each rank's part of them.
 
 
 class Batch(Record):
@@ -266,7 +266,7 @@ class Batch(Record):
     labels: tuple[torch.Tensor, ...]
     """Labels of every micro-batch, shape (sequence, samples)."""
     encoder_tokens: torch.Tensor | None = None
-    """Tokens of an encoder before the decoder, in the layout of `tokens`; None without one."""
+    """Tokens of the encoder, in the layout of `tokens`; None without an encoder."""
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
@@ -275,9 +275,10 @@ class Batch(Record):
 
 
 def global_tokens(job: PlanJob, step: int) -> tuple[torch.Tensor, ...]:
-    """Return tokens and labels of the global batch, (samples, sequence) each.
+    """Return random tokens and labels of the global batch, (samples, sequence) each.
 
-    With an encoder, its tokens follow, with the encoder's sequence length.
+    For an encoder-decoder, the encoder's tokens follow. Raises InputError if the vocabulary size is
+    unknown.
     """
     vocab = job.spec.vocab_size
     if vocab is None:
@@ -298,11 +299,12 @@ def global_tokens(job: PlanJob, step: int) -> tuple[torch.Tensor, ...]:
 def local_batch(
     job: PlanJob, layout: Layout, place: int, *, step: int, device: torch.device | str
 ) -> Batch:
-    """Return a rank's part of a step's batch, on the first or the last stage.
+    """Return a rank's part of the batch of a step, on the first or the last stage.
 
-    layout : layout of embedding and head. place : index of the rank in its stage. Ranks of a
-    tensor-parallel group hold the same whole sequences. Ulysses ranks hold a shard of each, and
-    context ranks two pieces, from the front and from the back.
+    Tensor-parallel ranks hold equal, complete sequences. Ulysses ranks hold a shard of each
+    sequence, and context-parallel ranks two pieces, from the front and from the back.
+
+    layout : layout of embedding and head. place : index of the rank in its stage.
     """
     m = job.plan.num_microbatches
     samples = job.plan.global_batch // m // layout.data_degree
@@ -323,20 +325,20 @@ def local_batch(
 
 
 # --------------------------------------------------------------------------------------------------
-# Between layers: the blocks of an activation and their ranks.
+# Exchange between layers: the block of every rank in two layouts, and the parts to send.
 
 
 class Block(NamedTuple):
     """Block of an activation: some tokens of some samples."""
 
     tokens: tuple[tuple[int, int], ...]
-    """(first, end) of every piece of the sequence, in the order in which a rank holds them."""
+    """Ranges [first, end) of the sequence, in the order of a rank's tensor."""
     samples: tuple[int, int]
-    """(first, end) of the samples."""
+    """Range [first, end) of the samples."""
 
     @property
     def size(self) -> int:
-        """Number of tokens of all samples together."""
+        """Number of tokens, summed over the samples."""
         first, end = self.samples
         return self.num_tokens * (end - first)
 
@@ -349,14 +351,17 @@ class Block(NamedTuple):
 def local_shape(layout: Layout, *, seq_length: int, batch: int, hidden: int) -> tuple[int, ...]:
     """Return the shape of a rank's activations, (sequence, batch, hidden).
 
-    batch : samples of a micro-batch on all ranks together.
+    batch : samples of a micro-batch, summed over all ranks.
     """
     tokens, samples = _splits(layout)
     return (seq_length // tokens, batch // samples, hidden)
 
 
 def relayout(x: torch.Tensor, groups: PlanGroups, old: Layout, new: Layout) -> torch.Tensor:
-    """Return activations, (sequence, batch, hidden), of layout `old` in layout `new`."""
+    """Convert activations, (sequence, batch, hidden), from layout `old` to layout `new`.
+
+    Differentiable. All ranks of the stage must call this.
+    """
     tokens, samples = _splits(old)
     size = (x.shape[0] * tokens, x.shape[1] * samples)
     there, back = _moves(old, new, size, groups.place), _moves(new, old, size, groups.place)
@@ -378,15 +383,18 @@ def is_exchanged(old: Layout, new: Layout) -> bool:
 
 
 class _Moves(Record):
-    """Blocks that one rank sends and receives, relative to its own block."""
+    """Blocks that one rank sends and receives in one exchange.
+
+    Sent blocks are relative to its old block, received blocks to its new block.
+    """
 
     shape: tuple[int, int]
     """Tokens and samples of the rank's new block."""
     sent: tuple[Block | None, ...]
-    """Block to send to each index in the stage; None for nothing."""
+    """Block for each rank of the stage; None if nothing is sent."""
     received: tuple[Block | None, ...]
     is_local: bool
-    """True if no rank needs data of another one."""
+    """True if no rank needs data of another rank."""
     is_nothing: bool
     """True if every rank already has its block."""
 
@@ -399,7 +407,7 @@ def _splits(layout: Layout) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)
 def _blocks(layout: Layout, size: tuple[int, int]) -> tuple[Block, ...]:
-    """Return the block of every rank of the stage."""
+    """Return the block of every rank of the stage; `size` is (sequence length, samples)."""
     step = size[1] // layout.data_degree
     rows = []
     for place in range(layout.cube.num_ranks):
@@ -412,9 +420,10 @@ def _blocks(layout: Layout, size: tuple[int, int]) -> tuple[Block, ...]:
 def tokens_of(
     layout: Layout, place: int, length: int, *, sharded: bool
 ) -> tuple[tuple[int, int], ...]:
-    """Return the pieces of a sequence that a rank of the stage holds, in its order.
+    """Return the ranges [first, end) of a sequence on one rank, in the order of its tensor.
 
-    sharded : True if tensor-parallel ranks shard the tokens of a context rank.
+    place : index of the rank in its stage. sharded : True if the tokens of a context-parallel rank
+    are sharded over its tensor-parallel group.
     """
     shard = (layout.degree, layout.cube.index(place, layout.tensor_axes)) if sharded else (1, 0)
     context = (layout.context_degree, layout.cube.index(place, layout.context_axes))
@@ -422,7 +431,7 @@ def tokens_of(
 
 
 def _copies(layout: Layout) -> tuple[int, ...]:
-    """Return the index of each rank's copy of its block."""
+    """Return, for each rank, the number of its replica of a block; 0 if nothing is replicated."""
     axes = () if layout.splits_sequence else layout.tensor_axes
     cube = layout.cube
     return tuple(cube.index(place, axes) for place in range(cube.num_ranks))
@@ -478,7 +487,7 @@ def _moves(old: Layout, new: Layout, size: tuple[int, int], place: int) -> _Move
 
 
 def _relative(block: Block | None, own: Block) -> Block | None:
-    """Return a part of a rank's own block in coordinates of that block."""
+    """Return `block`, a part of `own`, in coordinates relative to `own`."""
     if block is None:
         return None
     tokens, at = [], 0

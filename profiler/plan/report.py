@@ -1,4 +1,4 @@
-"""Tables and documents of `profile-plan`: the plan, its arithmetic, dry runs and runs.
+"""Tables and JSON documents of `profile-plan` for all its modes: static, dry run and run.
 
 Results are computed in other modules; this one formats them.
 """
@@ -33,11 +33,11 @@ from profiler.plan.question import Question
 from profiler.plan.weights import held
 
 # --------------------------------------------------------------------------------------------------
-# Helpers of the tables of `profile-plan`: values, differences, limits on rows.
+# Helpers of the tables: values, differences, limits on rows.
 
 
 _MOST_ROWS = 24
-"""Largest number of ranks or stages in a table; the others are only counted."""
+"""Largest number of rows in a table; a note reports the number of omitted rows."""
 
 
 def print_some(
@@ -50,20 +50,20 @@ def print_some(
 
 
 def _beside(predicted: float | None, measured: float, written: Callable[[float], str]) -> list[str]:
-    """Return prediction (empty for None), measurement and difference as cells of a table."""
+    """Return three table cells: prediction (empty for None), measurement, relative difference."""
     then = "" if predicted is None else written(predicted)
     return [then, written(measured), difference(predicted, measured)]
 
 
 def difference(predicted: float | None, measured: float) -> str:
-    """Return the relative excess of the prediction in percent; empty if it is undefined."""
+    """Return prediction over measurement minus 1, as text in percent; empty if undefined."""
     if predicted is None or measured <= 0:
         return ""
     return f"{100 * (predicted / measured - 1):+.1f} %"
 
 
 def no_prediction(what: str) -> str:
-    """Return a sentence about why there is no prediction to compare with."""
+    """Return a note that explains why there is no prediction of `what` (memory or times)."""
     return (
         f"no predicted {what}: only plan files of autopar-search contain it, and scaled-down plans "
         "do not"
@@ -73,22 +73,22 @@ def no_prediction(what: str) -> str:
 # --------------------------------------------------------------------------------------------------
 # Predicted and counted memory in the same categories, so that they can be compared.
 #
-# A plan file separates steady-state from transient memory, a dry run separates uses of tensors.
-# Here both have: weights and optimizer (with whole weights that ZeRO-2 keeps during a step),
-# gradients, activations, and transient memory.
+# A plan file separates steady-state from transient memory; a dry run separates tensors by use. Both
+# are converted to: weights and optimizer (including the gathered weights of ZeRO-2), gradients,
+# activations, and transient memory.
 
 
 AT_THE_PEAK = ("activations", "passing")
-"""Parts that are comparable only as a sum. Tensors that the loss, or the layer at its peak, saves
-are transient ("passing") in a prediction, and activations in a count."""
+"""Memory categories whose sum is compared, not each of them. Tensors that the loss or the peak
+layer saves are transient ("passing") in a prediction, but activations in a dry run."""
 
 
 _PARTS = {"passing": "transient"}
-"""Printed name of a part, where it differs."""
+"""Printed names of memory categories that differ from their keys."""
 
 
 class BookedPart(Record):
-    """One part of a rank's memory at the peak, in bytes."""
+    """One memory category of a rank at the peak, predicted and counted."""
 
     name: str
     predicted_bytes: int | None
@@ -99,10 +99,12 @@ class BookedPart(Record):
 def book(
     job: PlanJob, rank: DryRunRank, prediction: PlanDocument | None, *, kept_bytes: int
 ) -> tuple[BookedPart, ...]:
-    """Return the parts of a rank's peak, which sum to it, with the prediction of each.
+    """Return the memory categories of a rank's peak, in bytes, counted and predicted.
 
-    kept_bytes : whole weights that ZeRO-2 keeps on the stage (`Held.gathered_bytes`). Predicted
-        communicators and receive buffers (`fixed`) belong to no part.
+    The counted bytes sum to the peak. Predicted communicators and receive buffers (`fixed`) are in
+    no category.
+
+    kept_bytes : gathered weights of ZeRO-2 on the stage (`Held.gathered_bytes`).
     """
     parts = rank.peak_parts
     gathered = parts["gathered parameters"]
@@ -131,7 +133,7 @@ def book(
 def _predicted(stage: StageEntry, gradient_share: float) -> dict[str, int]:
     of = stage.memory_bytes
     states = of.get("states", 0) + of.get("vocab_states", 0)
-    # a plan file has weights, gradients and optimizer states as one value
+    # a plan file contains weights, gradients and optimizer states as one value
     gradients = round(states * gradient_share)
     return {
         "weights and optimizer": states - gradients,
@@ -142,12 +144,12 @@ def _predicted(stage: StageEntry, gradient_share: float) -> dict[str, int]:
 
 
 def _gradient_share(job: PlanJob, stage: int, *, fp32_gradients: bool) -> float:
-    """Return the fraction of gradients in the predicted states of a stage.
+    """Return gradients as a fraction of the predicted model states of a stage.
 
-    The planner assumes w + g + o bytes per parameter: 4 + 4 + 8 in fp32, else 2 + 2 + 12 (g is 4
-    with fp32 gradients). ZeRO-1, 2 and 3 shard o, and ZeRO-3 shards w. ZeRO-2 and 3 shard g if it
-    is reduced in every micro-batch. With a single micro-batch, sharded gradients of ZeRO-2 and 3
-    are not predicted in addition to the activations.
+    The planner assumes w + g + o bytes per parameter for weight, gradient and optimizer: 4 + 4 + 8
+    in fp32, else 2 + 2 + 12 (g is 4 with fp32 gradients). ZeRO-1, 2 and 3 shard o, and ZeRO-3
+    shards w. ZeRO-2 and 3 shard g if gradients are reduced in every micro-batch. With a single
+    micro-batch, the planner predicts no gradients for ZeRO-2 and 3.
     """
     wide = job.precision == "fp32"
     weight, optimizer = (4, 8) if wide else (2, 12)
@@ -172,12 +174,13 @@ def _gradient_share(job: PlanJob, stage: int, *, fp32_gradients: bool) -> float:
 
 
 class Fit(Record):
-    """Memory that a rank needs and its budget, in bytes."""
+    """Comparison of the memory that a rank needs with its budget."""
 
     rank: int
     stage: int
     needed_bytes: int
-    """Counted tensors, communicators, and the plan's reserved minus allocated bytes."""
+    """Bytes of counted tensors and communicators, plus the plan's reserved minus allocated bytes
+    (allocator overhead)."""
     budget_bytes: int
 
     @property
@@ -187,7 +190,7 @@ class Fit(Record):
 
     @property
     def sentence(self) -> str:
-        """Sentence about the missing memory."""
+        """Error message with the missing memory; only for a rank that does not fit."""
         over = format_bytes(self.needed_bytes - self.budget_bytes)
         return (
             f"DOES NOT FIT: stage {self.stage} (rank {self.rank}) needs "
@@ -197,10 +200,10 @@ class Fit(Record):
 
 
 def fits_of(question: Question, ranks: Sequence[DryRunRank]) -> tuple[Fit, ...]:
-    """Return the fit of each rank whose stage has a budget in the plan file.
+    """Return the fit of each rank for which the plan file contains a memory budget.
 
-    Communicators are added only for a plan from estimated hardware, which accounts for them.
-    Otherwise they belong to the reserved context.
+    Bytes of communicators are added only for plans from estimated hardware, whose predictions
+    include them. For measured hardware they are part of the reserved device context.
     """
     prediction = question.prediction
     found = []
@@ -249,7 +252,7 @@ def _print_fits(console: Console, fits: Sequence[Fit]) -> None:
 
 
 def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRank]) -> None:
-    """Print the counted memory of ranks, with the prediction."""
+    """Print the counted memory of ranks, with the predictions of the plan file."""
     _print_fits(console, fits_of(question, ranks))
     print_heading(console, "Memory counted on meta tensors")
     rows = [
@@ -305,7 +308,10 @@ def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRan
 def show_run(
     console: Console, question: Question, result: RunResult, verdict: Verdict | None
 ) -> None:
-    """Print losses with the reference, and time and memory with the prediction."""
+    """Print losses and gradient norms with the reference, times and memory with the prediction.
+
+    verdict : result of the comparison with the reference; None without one.
+    """
     print_heading(console, "Steps compared with one process")
     reference = bool(result.reference_loss)
     rows = [
@@ -454,7 +460,7 @@ def _stage_times(
 
 
 # --------------------------------------------------------------------------------------------------
-# The JSON documents of `profile-plan`: one format, with the keys of the mode that wrote it.
+# The JSON documents of `profile-plan`; the mode determines their keys.
 
 
 FORMAT = "autopar-plan-check"
@@ -463,12 +469,12 @@ VERSION = 1
 
 
 def illegal_document(question: Question, mode: Mode) -> dict[str, object]:
-    """Return the document of a plan that cannot run."""
+    """Return the JSON document of an illegal plan, with its violations."""
     return {**_head(question, mode), "legal": False, "problems": list(question.problems)}
 
 
 def static_document(question: Question, report: StaticReport) -> dict[str, object]:
-    """Return the document of `--mode static`."""
+    """Return the JSON document of `--mode static`."""
     return {
         **_head(question, "static"),
         "legal": True,
@@ -486,7 +492,7 @@ def static_document(question: Question, report: StaticReport) -> dict[str, objec
 
 
 def dry_run_document(question: Question, ranks: Sequence[DryRunRank]) -> dict[str, object]:
-    """Return the document of `--mode dryrun`; every rank includes its prediction."""
+    """Return the JSON document of `--mode dryrun`, with the prediction for every rank."""
     job, prediction = question.job, question.prediction
     predicted = _predicted_memory(prediction)
     stages = examine(job).stages
@@ -518,7 +524,7 @@ def dry_run_document(question: Question, ranks: Sequence[DryRunRank]) -> dict[st
 def run_document(
     question: Question, result: RunResult, verdict: Verdict | None
 ) -> dict[str, object]:
-    """Return the document of `--mode run`: a value per step, and the prediction of the same keys.
+    """Return the JSON document of `--mode run`: measured values, predictions and the verdict.
 
     verdict : result of the comparison with the reference; None without a comparison.
     """
@@ -587,7 +593,7 @@ def _held(held: Held) -> dict[str, object]:
 
 
 def _predicted_memory(prediction: PlanDocument | None) -> list[object] | None:
-    """Return the predicted memory by stage; None without a prediction."""
+    """Return the predicted memory of every stage, in bytes; None without a prediction."""
     if prediction is None or not prediction.stages:
         return None
     return [
@@ -597,7 +603,7 @@ def _predicted_memory(prediction: PlanDocument | None) -> list[object] | None:
 
 
 def _predicted_run(question: Question, peak_source: PeakSource) -> dict[str, object] | None:
-    """Return the predictions for the keys of a run; None for values not in the plan file."""
+    """Return the predictions for the measured values of a run; None for values not predicted."""
     prediction, plan = question.prediction, question.job.plan
     if prediction is None:
         return None
@@ -617,7 +623,7 @@ def _predicted_run(question: Question, peak_source: PeakSource) -> dict[str, obj
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in JSON types; numbers that are not finite become None."""
+    """Return a value converted to JSON types; numbers that are not finite become None."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -663,7 +669,7 @@ def show_head(console: Console, question: Question) -> None:
 
 
 def show_static(console: Console, question: Question, report: StaticReport) -> None:
-    """Print the arithmetic of a legal plan."""
+    """Print strategies, model states and pipeline bubble of a legal plan."""
     print_line(console, "LEGAL")
     if report.obstacle is not None:
         print_line(

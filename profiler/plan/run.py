@@ -1,4 +1,4 @@
-"""Run a plan in real processes: steps checked against one process, then timed steps."""
+"""Run a plan in real processes: steps compared with one process, then timed steps."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from profiler.progress import Trouble
 
 
 class Stopwatch:
-    """Sum of device times by name, for a device that alternates between several tasks."""
+    """Total device time by name, for named blocks of code that alternate."""
 
     def __init__(self, device: torch.device) -> None:
         """Create a stopwatch that uses CUDA events on a GPU, and the host clock elsewhere."""
@@ -68,7 +68,7 @@ class Stopwatch:
             self._spans.setdefault(name, []).append((start, self._now()))
 
     def take(self) -> dict[str, float]:
-        """Return the seconds by name and reset them; the device must be synchronized."""
+        """Return the total seconds by name and reset them; the device must be synchronized."""
         found = {
             name: sum(self._seconds(*pair) for pair in pairs) for name, pairs in self._spans.items()
         }
@@ -88,10 +88,10 @@ class Stopwatch:
 
 
 class LossScaler:
-    """Loss scale of fp16, which avoids underflow of small gradients; follows GradScaler's rule.
+    """Dynamic loss scale for fp16, with the growth and backoff rule of torch.amp.GradScaler.
 
-    torch.amp.GradScaler unscales only fp32 gradients, and would need fp32 gradients of all weights
-    at once in addition to the fp16 ones. Here each part unscales its gradients in its step.
+    GradScaler unscales only fp32 gradients, so fp32 gradients of all weights would have to exist in
+    addition to those in fp16. Here each unit unscales its gradients in its optimizer step.
     """
 
     def __init__(
@@ -99,16 +99,15 @@ class LossScaler:
     ) -> None:
         """Set the first scale; it doubles after `growth_interval` steps without an overflow.
 
-        is_alone : True if the whole model is on this rank, so that no other ranks are asked.
+        is_alone : True if the complete model is on this rank, so that no all-reduce is needed.
         """
         self.scale, self._is_alone = scale, is_alone
         self._interval, self._good = growth_interval, 0
 
     def accepts(self, gradients: Iterable[torch.Tensor], *, device: torch.device) -> bool:
-        """Return True if no gradient of any rank has overflowed, and choose the next scale.
+        """Return True if no gradient of any rank has overflowed, and update the scale.
 
-        All ranks of the job get the same result, including other stages and other shards of the
-        weights: they all step or none does.
+        The result is equal on all ranks, so that either all ranks step or none.
         """
         # the largest absolute element of each gradient, NaN or infinite if any element is
         largest = [torch.linalg.vector_norm(g, math.inf).float() for g in gradients if g.numel()]
@@ -127,7 +126,7 @@ class LossScaler:
 
 
 class Trainer:
-    """Runs the training steps of a stage together with the other ranks."""
+    """Training loop of one rank: forward, backward and optimizer of its pipeline stage."""
 
     def __init__(self, stages: Sequence[Stage], job: PlanJob, device: torch.device) -> None:
         """Prepare the schedule of the plan; `stages` are this rank's model chunks."""
@@ -138,7 +137,10 @@ class Trainer:
         self.scaler = LossScaler(job.loss_scale) if job.precision == "fp16" else None
 
     def forward_backward(self, batch: Batch) -> torch.Tensor:
-        """Run all micro-batches of a step; return the sum of this rank's shares of the loss."""
+        """Run all micro-batches of a step; return the sum of this rank's losses, unscaled.
+
+        The sum is 0 on all stages except the last.
+        """
         first, last, m = self.stages[0], self.stages[-1], self.job.plan.num_microbatches
         scale = 1.0 if self.scaler is None else self.scaler.scale
         for stage in self.stages:
@@ -167,7 +169,7 @@ class Trainer:
         return torch.stack([loss.detach() for loss in losses]).sum() / scale
 
     def checked_step(self, batch: Batch) -> tuple[float, float]:
-        """Run a step; return the loss of the global batch and the norm of its gradient.
+        """Run a step; return (loss, gradient norm) of the global batch, equal on all ranks.
 
         The norm is infinite if gradients overflowed fp16 and the step was skipped.
         """
@@ -182,7 +184,7 @@ class Trainer:
         return total, squared**0.5 if is_taken else math.inf
 
     def timed_step(self, batch: Batch) -> float:
-        """Run a step that begins on all ranks together; return this rank's time in seconds."""
+        """Run a step after a barrier; return its duration on this rank, in seconds."""
         # unfinished work of the step before must not count
         self._synchronize()
         barrier(self.device)
@@ -192,13 +194,13 @@ class Trainer:
         return time.perf_counter() - start
 
     def step(self, batch: Batch) -> None:
-        """Run a step."""
+        """Run a training step: all micro-batches and the optimizer."""
         self.forward_backward(batch)
         with self.watch.span("optimizer_s"):
             self._update()
 
     def _update(self) -> bool:
-        """Step the optimizers; on an overflow, skip them all and return False."""
+        """Step all optimizers and return True; if gradients overflowed, skip and return False."""
         parts = [part for stage in self.stages for part in stage.parts]
         gradients = (grad for part in parts for _, _, grad in part.gradients())
         is_taken = self.scaler is None or self.scaler.accepts(gradients, device=self.device)
@@ -222,7 +224,7 @@ class Trainer:
 
 
 class _TimedStage(PipelineStage):
-    """Pipeline stage that times its forwards and backwards, without waiting for other stages."""
+    """Pipeline stage that times its forwards and backwards, excluding waits for other stages."""
 
     trainer: Trainer
 
@@ -291,16 +293,16 @@ def _timed_stage(trainer: Trainer, stage: Any) -> _TimedStage:
 
 
 # --------------------------------------------------------------------------------------------------
-# The same training steps in one process without parallelism, as a reference for the plan.
+# The training steps in one process without parallelism, as a reference for the plan.
 
 
 def reference_steps(
     job: PlanJob, num_steps: int, *, device: torch.device
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return (losses, gradient norms), one per step, of the whole model on one device.
+    """Train the complete model on one device; return (losses, gradient norms), one per step.
 
-    Micro-batches run one after another, as on one rank of the plan. The device needs memory for
-    one micro-batch of the whole model.
+    Micro-batches run one after another. The device needs memory for the model states and for one
+    micro-batch of the complete model. A norm is infinite if the step was skipped in fp16.
     """
     dtype = torch_dtype(job.precision)
     spec = padded_spec(job)
@@ -338,7 +340,7 @@ def reference_steps(
 
 
 def _fill(module: torch.nn.Module, job: PlanJob) -> None:
-    """Initialise every part with the values that it has in any plan."""
+    """Initialise the parameters in place with the values that they have in every plan."""
     whole = Layout(cube=Cube(factors=(1,)), kind="tp", tensor_axes=(), zero="ddp")
     tied = job.spec.tied_embeddings
     layers = [layer for of_type in module.layers for layer in of_type]
@@ -353,15 +355,15 @@ def _fill(module: torch.nn.Module, job: PlanJob) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Joining and watching the ranks of a run: a run that fails or hangs ends with one sentence.
+# Process group of a run and its watch: a run that fails or hangs ends with an error message.
 
 
 _MARGIN_S = 5.0
-"""Seconds from the timeout of the watch to the later one of the communication library."""
+"""Timeout of the process groups minus that of the watch, seconds."""
 
 
 class OutOfMemoryError(AutoparError):
-    """Lack of memory on a rank (exit code 1)."""
+    """Error for a rank that runs out of memory (exit code 1)."""
 
 
 @contextmanager
@@ -373,13 +375,13 @@ def joined_ranks(
     timeout_s: float,
     predicted_bytes: Sequence[int | None] = (),
 ) -> Iterator[Callable[[str], None]]:
-    """Join the process group of all ranks that torchrun started; leave it at the end.
+    """Initialise torch.distributed for all ranks of torchrun while the context is active.
 
-    Yields a function that announces the next step, which must end within the timeout. If any rank
-    fails, the processes of all ranks are ended, and rank 0 prints the reason. Without torchrun
-    there is one rank, whose errors are raised.
+    Yields a function to call with a description before each step, which must then end within
+    `timeout_s`. If a rank fails, all processes are ended, and the first remaining rank prints the
+    reason. Without torchrun there is one rank, whose errors are raised.
 
-    predicted_bytes : predicted memory by stage, for the message if memory runs out.
+    predicted_bytes : predicted memory by stage, for the out-of-memory message.
     """
     if launched_ranks() is None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
@@ -407,7 +409,7 @@ def joined_ranks(
 def _explained(
     rank: int, cube: Cube, device: torch.device, predicted_bytes: Sequence[int | None]
 ) -> Iterator[None]:
-    """Convert an out-of-memory error to an OutOfMemoryError with one sentence."""
+    """Convert out-of-memory exceptions of torch to an OutOfMemoryError with stage and memory."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -442,7 +444,7 @@ def _shortage(
 
 
 def _say(trouble: Trouble, rank: int) -> None:
-    """Print why a run ends; called on the first remaining rank, while its main thread hangs."""
+    """Print the reason why a run ends; called on the first remaining rank by its watch thread."""
     # an input error is the same on every rank: only rank 0 prints it
     if trouble.is_input_error and rank:
         return
@@ -451,7 +453,7 @@ def _say(trouble: Trouble, rank: int) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The run: checked steps, then timed steps.
+# The run: steps compared with the reference, then timed steps.
 
 
 _NO_REFERENCE = (
@@ -470,19 +472,18 @@ def run_plan(
     timeout_s: float = 300.0,
     predicted_bytes: Sequence[int | None] = (),
 ) -> RunResult | None:
-    """Run a plan on the ranks that torchrun has started; return the result on rank 0.
+    """Run a plan on the ranks of torchrun; return the result on rank 0, None on other ranks.
 
-    Other ranks return None. Losses and norms are those of `num_steps` steps, which begin with the
-    weights of the reference. Then `num_timed_steps` steps are timed, and the memory of one more
-    step is counted.
+    First, `num_steps` steps with the reference's initial weights give losses and gradient norms.
+    Then `num_timed_steps` steps are timed, and the peak memory of one more step is measured.
 
-    timeout_s : seconds for each step. predicted_bytes : memory by stage, as in `joined_ranks`.
+    timeout_s : limit of each step, seconds. predicted_bytes : as in `joined_ranks`.
 
     Raises
     ------
     InputError
-        The plan cannot run, or not on this backend or number of ranks. After the ranks have met, a
-        failure of any of them is printed by rank 0 and ends the processes of all.
+        The plan cannot run, or not with this backend or number of ranks. After the process group
+        is initialised, a failure of any rank ends all processes (see `joined_ranks`).
     """
     cube = check_job(job)
     if with_reference:
@@ -529,9 +530,9 @@ def run_in_world(
     timeout_s: float = 300.0,
     begin: Callable[[str], None] = lambda during: None,
 ) -> RunResult | None:
-    """Run a plan as `run_plan` does, in an existing process group; several plans may follow.
+    """Run a plan like `run_plan`, in an existing process group, which stays usable.
 
-    begin : called with a description of each next step.
+    begin : function called with a description before each step.
     """
     rank = dist.get_rank()
     begin("building the stages")
@@ -582,7 +583,7 @@ def run_in_world(
 
 
 def choose_device(backend: str) -> tuple[str, torch.device]:
-    """Return (backend, device) of this rank; raise InputError without enough GPUs."""
+    """Return (backend, device) of this rank; raise InputError if there are too few GPUs."""
     backend = choose_backend(backend)
     if backend == "gloo":
         return backend, torch.device("cpu")
@@ -598,7 +599,7 @@ def choose_device(backend: str) -> tuple[str, torch.device]:
 
 
 def _check_reference(job: PlanJob) -> None:
-    """Raise InputError if one process would route tokens to other experts than the ranks do."""
+    """Raise InputError if even routing would differ between one process and the plan's ranks."""
     if job.routing == "top_k":
         return
     for index, (kind, strategy) in enumerate(
@@ -622,7 +623,10 @@ def _check_reference(job: PlanJob) -> None:
 
 
 def _check_zero(job: PlanJob, cube: Cube, device: torch.device) -> None:
-    """Raise InputError if gradients cannot be summed: older FSDP2 averages, gloo cannot."""
+    """Raise InputError for ZeRO-2 and ZeRO-3 on CPUs before torch 2.8.
+
+    Older FSDP2 only averages gradients, which gloo does not support.
+    """
     sharded = any(layout.is_sharded for layout in layouts(job, cube))
     if device.type == "cuda" or sums_by_itself() or not sharded:
         return
@@ -648,6 +652,6 @@ def _peak(trainer: Trainer, batch: Batch) -> int:
 def _by_name(
     choose: Callable[[list[float]], float], spans: Sequence[dict[str, float]]
 ) -> dict[str, float]:
-    """Return one value per name, chosen among the spans; a missing name counts as 0 seconds."""
+    """Return `choose` of the seconds of each name over all spans; a missing name counts as 0."""
     names = sorted({name for span in spans for name in span})
     return {name: choose([span.get(name, 0.0) for span in spans]) for name in names}

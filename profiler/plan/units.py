@@ -1,6 +1,6 @@
-"""Parameters of one part of a model on one rank with their optimizer, replicated or sharded.
+"""Units of parameters with their gradients and optimizer: replicated (DDP, ZeRO-1) or sharded.
 
-The computation of a part is defined elsewhere.
+A unit contains the parameters of one part of a model, such as a layer.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from profiler.options import Precision
 # --------------------------------------------------------------------------------------------------
 # Parameters replicated on every rank of a data-parallel group: ddp, ZeRO-1, and single ranks.
 #
-# Parameters and gradients of a part are in one buffer each. One all-reduce sums its gradients. It
-# starts when the last gradient is ready, while the backward continues: in the last micro-batch, or
-# in every one. With ZeRO-1 each rank keeps the optimizer states of its part of the buffer, steps
-# that part, and gathers the others. Megatron-LM's distributed optimizer keeps the same tensors. Its
-# reduce-scatter moves half the bytes of this all-reduce, which is needed here since tensor-parallel
-# sums, tied tables and the norm use whole gradients.
+# The parameters of a unit are in one buffer, and its gradients in another. One all-reduce sums the
+# gradients over the group. It starts when the last gradient is ready and overlaps with the backward
+# of other units, in the last micro-batch or in every one. With ZeRO-1, each rank has the optimizer
+# states of a part of the buffer, steps that part, and all-gathers the others. Megatron-LM's
+# distributed optimizer has equal tensors, but uses a reduce-scatter, which moves half the bytes.
+# Here, tensor-parallel sums, tied tables and the gradient norm need complete gradients.
 
 
 _MAIN = "main_grad"
-"""Attribute of a bf16 or fp16 parameter with its fp32 gradient sum, named as in engines."""
+"""Attribute of a bf16 or fp16 parameter for its fp32 gradient, as in Megatron-LM."""
 
 
 def gradient_of(parameter: nn.Parameter) -> torch.Tensor | None:
     """Return the gradient of a parameter for the optimizer; None before the first backward.
 
-    It is the fp32 sum if gradients of bf16 or fp16 weights are summed in fp32.
+    This is `main_grad` if gradients of bf16 or fp16 weights are accumulated in fp32, else `grad`.
     """
     found: torch.Tensor | None = getattr(parameter, _MAIN, parameter.grad)
     return found
 
 
 class Replica:
-    """Parameters of one part of a model, replicated over a group, and their optimizer.
+    """Unit of parameters that are replicated over a group, with their optimizer.
 
     The optimizer states may be sharded over the group (ZeRO-1).
     """
@@ -59,11 +59,13 @@ class Replica:
         learning_rate: float,
         divides_states: bool = False,
     ) -> None:
-        """Move the parameters into one buffer; `group` is None for a single rank.
+        """Move the parameters into one buffer.
 
-        In bf16 and fp16 the optimizer has fp32 copies of the weights. With `fp32_gradients`, sums
-        over micro-batches and ranks are fp32 too, as in Megatron-LM. divides_states : True shards
-        the optimizer states by parts of the buffer.
+        In bf16 and fp16, the optimizer has fp32 copies of the weights.
+
+        group : process group of the replicas; None for a single rank. fp32_gradients : True to
+        accumulate and reduce gradients in fp32, as in Megatron-LM. divides_states : True to shard
+        the optimizer states over the group.
         """
         self._group = group
         self._parameters = list(parameters)
@@ -105,7 +107,7 @@ class Replica:
                 parameter.register_post_accumulate_grad_hook(self._on_gradient)
 
     def before_backward(self, *, reduces: bool) -> None:
-        """Set whether the next backward reduces the gradients over the group."""
+        """Prepare the next backward; `reduces` is True if it sums the gradients over the group."""
         self._reduces, self._arrived = reduces, 0
         if self._work is not None:
             # every rank has the sum so far, which the next all-reduce would multiply
@@ -114,7 +116,7 @@ class Replica:
             self._gradients.div_(self._group.size())
 
     def finish_backward(self) -> None:
-        """Wait until the gradients are summed over the group."""
+        """Wait for the all-reduce of the gradients, after the last backward of a step."""
         if self._group is None:
             return
         if self._work is None:  # unused parameters never get a gradient, so the hook did not start
@@ -123,7 +125,7 @@ class Replica:
         self._work = None
 
     def step(self, loss_scale: float = 1.0) -> None:
-        """Step the optimizer with gradients of a scaled loss, and clear them."""
+        """Divide the gradients by `loss_scale`, step the optimizer, and set the gradients to 0."""
         own, gradients = self._weights[self._own], self._gradients[self._own]
         if self._master.dtype == self._weights.dtype:  # then both are one tensor
             self._master.grad = gradients
@@ -142,7 +144,7 @@ class Replica:
         self.skip()
 
     def skip(self) -> None:
-        """Clear the gradients without a step."""
+        """Set the gradients to 0 without a step."""
         self._gradients.zero_()
 
     def _on_gradient(self, parameter: Any) -> None:
@@ -160,16 +162,16 @@ class Replica:
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], learning_rate: float) -> Any:
-    """Return a fused AdamW, which needs no temporary copies of the parameters."""
+    """Return a fused AdamW optimizer; fused steps allocate no temporary copies of parameters."""
     return torch.optim.AdamW(list(parameters), lr=learning_rate, fused=True)
 
 
 # --------------------------------------------------------------------------------------------------
-# Parameters that ZeRO shards over a data-parallel group: FSDP2's fully_shard, one unit per part.
+# Parameters that ZeRO-2 or ZeRO-3 shards over a data-parallel group, with FSDP2's fully_shard.
 
 
 class Shard:
-    """Parameters of one part of a model, sharded over a group, and their optimizer."""
+    """Unit of parameters that are sharded over a group (ZeRO-2, ZeRO-3), with their optimizer."""
 
     def __init__(
         self,
@@ -184,8 +186,9 @@ class Shard:
     ) -> None:
         """Shard the parameters of the modules in place.
 
-        gathers_twice : True for ZeRO-3, which frees weights after the forward. others : parameters
-        of these modules that belong to another unit.
+        gathers_twice : True for ZeRO-3, which frees gathered weights after the forward and gathers
+        them again for the backward; False for ZeRO-2. others : parameters of these modules that
+        belong to another unit.
         """
         self.modules = list(modules)
         self._gathers_twice = gathers_twice
@@ -210,20 +213,24 @@ class Shard:
         self.optimizer = make_optimizer(self._parameters, learning_rate)
 
     def before_backward(self, *, is_last: bool, reduces: bool) -> None:
-        """Set whether the next backward is the last of the step, and reduces gradients."""
+        """Prepare the next backward.
+
+        is_last : True for the last micro-batch of a step. reduces : True to reduce the gradients
+        over the group.
+        """
         self._unit.set_requires_gradient_sync(reduces, recurse=False)
         # ZeRO-2 keeps its gathered weights for the following micro-batches
         self._unit.set_reshard_after_backward(self._gathers_twice or is_last, recurse=False)
 
     def finish_backward(self) -> None:
-        """Multiply gradients by the group size if torch can only average over the group."""
+        """Multiply gradients by the group size if torch has averaged them instead of summing."""
         if not self._is_sum:
             for parameter in self._parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(self._size)
 
     def step(self, loss_scale: float = 1.0) -> None:
-        """Step the optimizer with gradients of a scaled loss, and drop them."""
+        """Divide the gradients by `loss_scale`, step the optimizer, and free the gradients."""
         if loss_scale != 1:
             for parameter in self._parameters:
                 if parameter.grad is not None:
@@ -232,17 +239,17 @@ class Shard:
         self.skip()
 
     def skip(self) -> None:
-        """Drop the gradients."""
+        """Free the gradients without a step."""
         self.optimizer.zero_grad(set_to_none=True)
 
 
 def sums_by_itself() -> bool:
-    """Return True if FSDP2 can sum gradients over a group; before torch 2.8 it only averages."""
+    """Return True if FSDP2 can sum gradients with gloo too, that is from torch 2.8."""
     return hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
 
 
 def make_root(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Make the module that runs all units the FSDP root, so that they share streams and order."""
+    """Make `module` the FSDP root, so that all units in it share communication streams."""
     fully_shard(module, mesh=mesh, reshard_after_forward=False)
     assert isinstance(module, FSDPModule)
 
@@ -258,7 +265,7 @@ def _policy(precision: Precision, *, fp32_gradients: bool) -> MixedPrecisionPoli
 
 
 def _reduce_by_sum(unit: Any) -> bool:
-    """Let a unit sum gradients over its group; return False if torch can only average them."""
+    """Configure an FSDP unit to sum gradients over its group; return False if torch cannot."""
     if not sums_by_itself():
         return False
     # sums, not means: the loss is already divided by the number of ranks

@@ -1,8 +1,8 @@
-"""Exact parameters of one rank: the shapes of its tensors, and its ZeRO shards of them.
+"""Shapes of the parameters on one rank, and the number of elements of its ZeRO shards.
 
-`profiler.plan.arithmetic` determines the ranks, and counts the rest of a rank's memory. The shapes
-are those of `profiler.model.layers.blocks` and `vocab`. ZeRO shards every tensor along its first
-dimension (torch's FSDP2), so a rank has whole rows, and the first ranks have the most.
+Shapes equal those of the modules in `profiler.model.layers.blocks` and `vocab`. ZeRO (torch's
+FSDP2) shards every tensor along its first dimension, so shards are whole rows, and the first ranks
+have the largest shards.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from autopar.run.model import LayerSpec, ModelSpec, head_dim, layer_norms, padde
 
 
 class Tensors(NamedTuple):
-    """Tensors of one shape: rows, elements per row, and the number of such tensors."""
+    """Tensors of equal shape: rows, elements per row, and number of tensors."""
 
     rows: int
     row: int
@@ -25,11 +25,11 @@ class Tensors(NamedTuple):
 def layer_shapes(
     layer: LayerSpec, degree: int, *, whole_experts: bool = False
 ) -> tuple[Tensors, ...]:
-    """Return the parameter shapes of one layer on a rank with weights sharded by `degree`.
+    """Return the parameter shapes of one layer on one of `degree` tensor-parallel ranks.
 
-    A rank has at least one key-value head. `whole_experts` excludes the experts, since they are on
-    other ranks (`expert_shapes`). Raises InputError if heads or MLP width are
-    unknown.
+    A rank has at least one key-value head. Raises InputError if the MLP width is unknown.
+
+    whole_experts : True to exclude the experts, whose shapes `expert_shapes` returns.
     """
     if layer.ffn_hidden_size is None:
         raise InputError("the width of the MLP is unknown", remedy="Add --model with a model spec")
@@ -53,7 +53,7 @@ def layer_shapes(
 
 
 def _head_shapes(layer: LayerSpec, degree: int) -> list[Tensors]:
-    """Return the parameter shapes of attention with direct projections of heads."""
+    """Return the parameter shapes of multi-head or grouped-query attention on a rank."""
     width, h, heads = head_dim(layer), layer.hidden_size, layer.num_heads or 1
     kv_heads = layer.num_kv_heads or heads
     query, pair = heads // degree * width, max(1, kv_heads // degree) * width
@@ -71,7 +71,8 @@ def _head_shapes(layer: LayerSpec, degree: int) -> list[Tensors]:
 
 
 def _latent_shapes(layer: LayerSpec, degree: int) -> list[Tensors]:
-    """Return the parameter shapes of latent attention; projections to latents are replicated."""
+    """Return the parameter shapes of latent attention on a rank; down projections are
+    replicated."""
     latent, h, own = layer.latent, layer.hidden_size, (layer.num_heads or 1) // degree
     assert latent is not None, "a layer with latent attention"
     rank, narrow = latent.query_rank, latent.key_value_rank
@@ -97,7 +98,10 @@ def _mlp_shapes(layer: LayerSpec, width: int) -> list[Tensors]:
 
 
 def expert_shapes(layer: LayerSpec, degree: int, *, width: int) -> tuple[Tensors, ...]:
-    """Return the shapes of experts of hidden width `width` on one of `degree` ranks."""
+    """Return the parameter shapes of experts on one of `degree` expert-parallel ranks.
+
+    width : MLP width of an expert on the rank.
+    """
     own, ups = (layer.num_experts or 0) // degree, 2 if layer.gated_mlp else 1
     h = layer.hidden_size
     # stacked by expert: ZeRO divides between experts, not within one
@@ -106,7 +110,7 @@ def expert_shapes(layer: LayerSpec, degree: int, *, width: int) -> tuple[Tensors
 
 
 def first_shapes(spec: ModelSpec, degree: int) -> tuple[Tensors, ...]:
-    """Return the parameter shapes before the layers, on one of `degree` vocabulary ranks."""
+    """Return the parameter shapes of the embedding on one of `degree` vocabulary-parallel ranks."""
     h = spec.layers[0].hidden_size
     shapes = [Tensors(_rows(spec, degree), h)]
     if spec.learned_positions:
@@ -115,9 +119,9 @@ def first_shapes(spec: ModelSpec, degree: int) -> tuple[Tensors, ...]:
 
 
 def last_shapes(spec: ModelSpec, degree: int, *, own_table: bool) -> tuple[Tensors, ...]:
-    """Return the parameter shapes after the layers, on one of `degree` vocabulary ranks.
+    """Return the parameter shapes of final norm and head on one of `degree` ranks.
 
-    own_table : True if the output matrix is not the embedding table of this rank.
+    own_table : False if the head is tied to an embedding table on this rank.
     """
     last = spec.layers[-1]
     head = [Tensors(_rows(spec, degree), last.hidden_size)] if own_table else []
@@ -126,13 +130,13 @@ def last_shapes(spec: ModelSpec, degree: int, *, own_table: bool) -> tuple[Tenso
 
 
 def held(shapes: Iterable[Tensors], pieces: int = 1) -> int:
-    """Return the elements on the first of `pieces` ranks, the largest number of any rank."""
+    """Return the number of elements on the first of `pieces` ZeRO ranks, which has the most."""
     # FSDP2 gives each rank ceil(rows / pieces) rows until none are left
     return sum(-(-shape.rows // pieces) * shape.row * shape.copies for shape in shapes)
 
 
 def final_norm(layer: LayerSpec) -> Tensors:
-    """Return the shape of the final norm after a stack of such layers."""
+    """Return the parameter shape of the norm after the last of these layers."""
     # parameters of a single norm
     return Tensors(layer.hidden_size, 1, layer.norm_parameters_per_hidden // layer_norms(layer))
 

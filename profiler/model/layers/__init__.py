@@ -1,4 +1,4 @@
-"""Measured layers as torch modules: the only nn.Module code of the profiler."""
+"""torch modules of the reference layers, embedding and head that the profiler measures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Attention of a spec with the shapes of one rank: multi-head and multi-head latent attention.
+"""Attention modules with the shapes of one rank: multi-head and multi-head latent attention.
+
 
 Supports grouped keys and values, rotary positions, norms of queries and keys, windows and sinks.
 The kernels are in `profiler.model.layers.kernels`.
@@ -24,7 +25,7 @@ _ROTARY_BASE = 10000.0
 
 
 class Norm(nn.Module):
-    """RMSNorm, or LayerNorm if it has a bias."""
+    """LayerNorm with a bias, RMSNorm without."""
 
     def __init__(self, width: int, *, bias: bool) -> None:
         """Create a norm over the last dimension, with `width` elements."""
@@ -40,7 +41,8 @@ class Norm(nn.Module):
 
 
 def has_norm_biases(spec: LayerSpec) -> bool:
-    """Return True if the norms of a layer have biases (LayerNorm), False for RMSNorm.
+    """Return True if the norms of a layer are LayerNorms, False if they are RMSNorms.
+
 
     Raises InputError if the number of norm parameters fits neither.
     """
@@ -57,7 +59,7 @@ def has_norm_biases(spec: LayerSpec) -> bool:
 
 
 class _Core(nn.Module):
-    """Attention core of one rank, from queries, keys and values by head; without projections."""
+    """Core attention of one rank, without projections; base class of both kinds of attention."""
 
     def __init__(
         self, spec: LayerSpec, sharding: Sharding, on: TensorGroup, *, context: ContextGroup
@@ -69,22 +71,31 @@ class _Core(nn.Module):
         self.dropout = sharding.dropout
         self.core = attention if sharding.flash else open_attention
         self.recompute = sharding.checkpoint == "selective" or "core_attn" in sharding.recompute
-        # sinks of the rank's heads; with Ulysses of all heads, and each rank uses its piece
+        # sinks of this rank's heads; with Ulysses, of all heads, and `attended` selects this rank's
         own = (spec.num_heads or 1) // on.weight_ranks
         self.sinks = nn.Parameter(torch.zeros(own)) if spec.attention_sinks else None
 
     def heads(self, q: Any, k: Any, v: Any) -> Any:
-        """Return the attention output of this rank, (tokens, batch, heads * width)."""
+        """Return core attention of q, k and v, (tokens, batch, heads * width).
+
+        Includes the exchange of Ulysses before and after it.
+        """
         return self.attended(*self.exchanged(q, k, v), recompute=self.recompute)
 
     def exchanged(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
-        """Return q, k and v of the heads that this rank computes, with all tokens of its group."""
+        """Return q, k and v of the heads that this rank computes, for all tokens of its group.
+
+        With Ulysses this is an all-to-all; otherwise the tensors are unchanged.
+        """
         if self.on.splits_weights or self.on.degree == 1:
             return q, k, v
         return self._to_heads(q), self._to_heads(k), self._to_heads(v)
 
     def attended(self, q: Any, k: Any, v: Any, *, recompute: bool) -> Any:
-        """Return the output of `heads` from the tensors that `exchanged` returns."""
+        """Return the output of `heads` from the result of `exchanged`.
+
+        recompute : True to recompute core attention in the backward.
+        """
         if self.on.splits_weights or self.on.degree == 1:
             out = self._scores(q, k, v, self.sinks, recompute=recompute)
         else:
@@ -129,7 +140,7 @@ class _Core(nn.Module):
 def _rotary_tables(
     on: TensorGroup, context: ContextGroup, seq_length: int, width: int
 ) -> tuple[Any, Any]:
-    """Return (cos, sin) tables of the positions at which this rank rotates heads."""
+    """Return rotary tables (cos, sin) of this rank's positions, (tokens, 1, 1, width / 2)."""
     # Ulysses rotates heads before the exchange, when a rank holds only its own tokens
     ulysses = on.splits_sequence and not on.splits_weights
     held = held_tokens(
@@ -147,7 +158,7 @@ def _rotary_tables(
 
 
 class Attention(_Core):
-    """Multi-head self-attention or cross-attention, with direct projections of heads."""
+    """Multi-head or grouped-query attention, as self-attention or cross-attention."""
 
     def __init__(
         self,
@@ -158,7 +169,10 @@ class Attention(_Core):
         context: ContextGroup,
         cross: bool = False,
     ) -> None:
-        """Create the shard of one rank; raise InputError if it cannot be sharded so."""
+        """Create the shard of one rank; raise InputError for an unsupported sharding.
+
+        cross : True for cross-attention, whose keys and values come from the encoder's output.
+        """
         super().__init__(spec, sharding, on, context=context)
         self.cross = cross
         self.causal = spec.causal and not cross
@@ -195,7 +209,7 @@ class Attention(_Core):
         return Norm(query, bias=False), Norm(key, bias=False)
 
     def _normed(self, flat: Any, norm: Norm | None) -> Any:
-        """Return the projected queries or keys by head, normalised per head or over all heads."""
+        """Return projected queries or keys, split into heads and normalised by `norm` (or not)."""
         if norm is not None and norm.weight.numel() != self.width:
             flat = norm(flat)
         heads = flat.view(*flat.shape[:2], -1, self.width)
@@ -218,9 +232,10 @@ class Attention(_Core):
 class LatentAttention(_Core):
     """Multi-head latent attention (arXiv 2405.04434, section 2.1), sharded as in Megatron-LM.
 
-    Down projections and their norms are replicated on every tensor-parallel rank; the heads after
-    them are sharded. With sequence parallelism, each rank applies them to its own tokens, and the
-    single rotary key of each token is gathered. Keys and values are expanded to all heads.
+    Down projections and their norms are replicated on every tensor-parallel rank; up projections
+    are sharded by heads. With sequence parallelism, each rank computes the down projections of its
+    tokens, and the rotary key, which all heads share, is gathered. Keys and values are expanded to
+    all heads of the rank.
     """
 
     def __init__(
@@ -282,8 +297,8 @@ class LatentAttention(_Core):
     def _expanded(self, query: Any, narrow: Any, turning: Any) -> tuple[Any, Any, Any]:
         """Return queries, keys and values of this rank's heads, expanded from the latents.
 
-        query : input of the query projection; narrow : latent of keys and values; turning : rotary
-        key before rotation.
+        query : latent of the queries, or the layer's input without query compression. narrow :
+        latent of keys and values. turning : rotary key before rotation.
         """
         latent = self.latent
         (flat,) = self.query(query)

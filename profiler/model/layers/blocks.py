@@ -1,6 +1,6 @@
-"""Transformer layers of a spec with the shapes of one rank, for counting and timing.
+"""Transformer layers with the shapes of one rank, for counting memory and for timing.
 
-They consist of RMSNorm or LayerNorm, attention (`profiler.model.layers.attention`) or
+They consist of RMSNorm or LayerNorm, self-attention (`profiler.model.layers.attention`), optional
 cross-attention, and a gated (SwiGLU) or plain (GELU) MLP or a mixture of experts (`experts`).
 Activations are (sequence, batch, hidden), as in Megatron-LM.
 """
@@ -47,25 +47,25 @@ def build_layer(
     expert_group: Any = None,
     context_group: Any = None,
 ) -> nn.Module:
-    """Return one layer of a spec with its shapes on one rank; `module(x, context=None) -> x`.
+    """Return one layer with the shapes of one rank; its call is `module(x, context=None)`.
 
-    `group` is a torch process group of the sharding's degree, an object with the methods of
-    `parallel.SoleRank`, or None at degree 1. `expert_group` and `context_group` are likewise the
-    groups of its expert and context degrees. A decoder layer with cross-attention takes the
-    encoder's output as `context`.
+    group : tensor-parallel group, a torch process group or an object with the methods of
+    `parallel.SoleRank`; None at degree 1. expert_group, context_group : likewise for the expert
+    and context degrees. A decoder layer with cross-attention reads the encoder's output as
+    `context`.
 
-    Some gradients must be summed over the group by the engine. These are key-value heads that
-    ranks share (if there are more ranks than heads) and norms of heads. With sequence parallelism,
-    other norms, projections to latents and row biases are also among them.
+    The backward leaves some gradients partial; the caller must sum them over the group. These are
+    gradients of key-value heads that several ranks hold, and of norms per head. With sequence
+    parallelism, they also include other norms, projections to latents and row-parallel biases.
 
-    Rotary positions are used in causal layers with RMSNorm and without cross-attention, since specs
-    do not contain that choice; it changes no memory. Raises InputError if the layer cannot be
-    built.
+    Specs do not contain the kind of positions. Causal layers with RMSNorm and without
+    cross-attention have rotary positions, which do not change memory. Raises InputError if the
+    layer cannot be built.
     """
     if spec.num_heads is None or spec.ffn_hidden_size is None:
         raise InputError("heads and MLP width are unknown", remedy="Add --model with a model spec")
     if spec.whole_every:
-        # a window changes only the time, and all layers of a type have one time
+        # profiles contain one time per layer type, so layers without a window are not distinguished
         spec = replace(spec, whole_every=0)
     sharding.check(spec)
     on = TensorGroup(degree=sharding.degree, kind=sharding.kind, group=group)
@@ -87,8 +87,10 @@ def layer_inputs(
 ) -> tuple[torch.Tensor, ...]:
     """Return random inputs of a layer on one rank, (sequence, batch, hidden), with gradients.
 
-    A layer with cross-attention has the encoder's output as its second input, with
-    `encoder_seq_length` tokens; None means the sequence length of the layer.
+    The second input of a layer with cross-attention is the encoder's output.
+
+    encoder_seq_length : tokens of the encoder; None means the sequence length of the layer. Raises
+    InputError if the degree does not divide a sequence length.
     """
     lengths = [spec.seq_length]
     if spec.cross_attention:
@@ -173,10 +175,10 @@ class _Layer(nn.Module):
         return x + self._dropped(_behind(self._fed(self.mlp_norm, x), self.mlp_behind))
 
     def _side_by_side(self, x: Any) -> Any:
-        """Return the layer's output for attention and MLP in parallel, after one norm."""
+        """Return the output of a layer with parallel attention and MLP after one common norm."""
         norm = self.attention_norm
         if self.discards_norms or self.recompute_mlp:
-            # each part recomputes its input, so that it is not kept for the other
+            # attention and MLP recompute the norm separately; a common output would stay alive
             out = x + self._dropped(self._normed(norm, self.attention, x))
             return out + self._dropped(self._fed(norm, x))
         normed = norm(x)

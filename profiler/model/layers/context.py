@@ -1,11 +1,10 @@
 """Attention over a sequence that is sharded over a context-parallel group.
 
-Every rank holds two pieces of the sequence, one from the front and one from the back
-(`sharding.held_tokens`), with their queries. It receives keys and values of the other ranks, and
-combines the partial results by their softmax sums (Liu et al., "Ring Attention with Blockwise
-Transformers for Near-Infinite Context"). The balanced pieces are those of Megatron-LM and of
-Brandon et al., "Striped Attention". Heads are sharded elsewhere: with Ulysses, this is attention
-over the tokens of one context rank.
+Every rank holds the queries of two pieces of the sequence, one from the front and one from the back
+(`sharding.held_tokens`), as in Megatron-LM, so that causal work is balanced. It receives the keys
+and values of the other ranks and combines the partial results by their softmax denominators (Liu et
+al., "Ring Attention with Blockwise Transformers for Near-Infinite Context"). Sharding of heads is
+not part of this module.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from profiler.model.layers.sharding import ContextExchange
 
 
 class ContextGroup(Record):
-    """Context-parallel group of ranks that share the sequence, and their exchange."""
+    """Context-parallel group of a layer and its exchange of keys and values."""
 
     degree: int = 1
     group: Any = None
@@ -48,9 +47,10 @@ class ContextGroup(Record):
 def context_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, on: ContextGroup, causal: bool
 ) -> torch.Tensor:
-    """Return attention of this rank's queries to all keys; keeps q, k, v, out and softmax sums.
+    """Return attention of this rank's queries to all keys.
 
-    Tensors are (sequence, batch, heads, width), the two pieces of this rank one after the other.
+    Tensors are (sequence, batch, heads, width), with the two pieces of this rank in order. Saves q,
+    k, v, the output and one log-sum-exp per row. Raises InputError in fp32 on a GPU.
     """
     return _ContextAttention.apply(q, k, v, on, causal)
 
@@ -101,7 +101,7 @@ class _ContextAttention(torch.autograd.Function):
 
 
 def _attended(q: Any, k: Any, v: Any, *, causal: bool) -> tuple[Any, Any]:
-    """Return attention and the log of the softmax denominators, (batch, heads, rows)."""
+    """Return the attention output and the log of the softmax denominators, (batch, heads, rows)."""
     if not q.is_cuda:
         # registered in `kernels`, which every module that uses this one imports
         out, sums = torch.ops.autopar.attention(q, k, v, None, causal, 0)
@@ -161,10 +161,10 @@ def _heads_first(q: Any, *others: Any) -> list[Any]:
 
 
 def _add(out: Any, sums: Any, part: Any, part_sums: Any) -> None:
-    """Add the result for other keys to the rows of an output, in place.
+    """Merge the attention to another set of keys into `out` and `sums`, in place.
 
-    out, part : (sequence, batch, heads, width); sums, part_sums : (batch, heads, sequence), the log
-    of the softmax denominators.
+    out, part : outputs for the two sets of keys, (sequence, batch, heads, width). sums, part_sums :
+    logs of their softmax denominators, (batch, heads, sequence).
     """
     both = torch.logaddexp(sums, part_sums)
     for weight, target in (((sums - both).exp(), None), ((part_sums - both).exp(), part)):
@@ -177,9 +177,10 @@ def _add(out: Any, sums: Any, part: Any, part_sums: Any) -> None:
 
 
 def _seen(rank: int, source: int, length: int, *, causal: bool) -> tuple[slice, slice]:
-    """Return (queries of this rank, keys of `source`) that interact under the mask, as slices.
+    """Return the slices of this rank's queries and of `source`'s keys that interact under the mask.
 
-    Rank i of c holds the pieces i and 2c-1-i.
+    rank, source : context ranks; rank i of c holds the pieces i and 2c-1-i. length : tokens per
+    rank.
     """
     half, everything = length // 2, slice(None)
     if not causal or source == rank:
@@ -192,7 +193,7 @@ def _seen(rank: int, source: int, length: int, *, causal: bool) -> tuple[slice, 
 
 
 def _met(on: ContextGroup, k: Any, v: Any) -> Iterator[tuple[int, tuple[Any, Any]]]:
-    """Yield (rank, (keys, values)) for all ranks of the group, starting with this one."""
+    """Yield (rank, (keys, values)) for every rank of the group, starting with this rank."""
     c, rank = on.degree, on.rank
     if on.exchange == "all_gather":
         all_k, all_v = (all_gather(x[None], on.group) for x in (k, v))
@@ -210,7 +211,10 @@ def _met(on: ContextGroup, k: Any, v: Any) -> Iterator[tuple[int, tuple[Any, Any
 
 
 class _Gradients:
-    """Sums of the gradients of keys and values, sent around the ring or scattered at the end."""
+    """Sums of the gradients of keys and values.
+
+    In a ring they move with their keys; with all-gather they are reduce-scattered at the end.
+    """
 
     def __init__(self, on: ContextGroup, k: Any, v: Any, dtype: torch.dtype) -> None:
         self._on = on
@@ -231,7 +235,7 @@ class _Gradients:
             total[columns] += part
 
     def finish(self) -> tuple[Any, Any]:
-        """Return the gradient sums of this rank's own keys and values."""
+        """Return the gradients of this rank's keys and values."""
         if self._on.exchange == "all_gather":
             k, v = (reduce_scatter(total, self._on.group)[0] for total in self._sums)
             return k, v
@@ -244,7 +248,7 @@ class _Gradients:
 
 
 class _Shift:
-    """Tensor in transit to the next rank of the group, and its counterpart from the rank before."""
+    """Asynchronous ring shift: sends a tensor to the next rank, receives the previous rank's."""
 
     def __init__(self, x: Any, on: ContextGroup) -> None:
         c, rank = on.degree, on.rank

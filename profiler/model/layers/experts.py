@@ -1,7 +1,8 @@
-"""MLPs on one rank, and mixtures of experts: router, dispatch, experts and combine.
+"""MLPs and mixtures of experts (router, dispatch, experts, combine) with the shapes of one rank.
 
-Experts are sharded over a tensor-parallel group (a shard of each on every rank), distributed over
-an expert-parallel group (whole experts), or both. No token is dropped.
+Experts are sharded over a tensor-parallel group (every rank has a shard of each expert),
+distributed over an expert-parallel group (every rank has some complete experts), or both. No token
+is dropped.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Mlp(nn.Module):
 
 
 class _SharedExperts(nn.Module):
-    """MLP that processes every token in addition to its experts, scaled by a gate if it has one."""
+    """Shared experts of an MoE layer: one MLP for all tokens, optionally with a sigmoid gate."""
 
     def __init__(self, spec: LayerSpec, on: TensorGroup) -> None:
         super().__init__()
@@ -68,21 +69,22 @@ class _SharedExperts(nn.Module):
 class Experts(nn.Module):
     """Router and experts of one rank.
 
-    With even routing, the router computes its choice and its weights, but the n-th assignment of
-    all tokens, sample by sample, goes to the n-th expert in turn. Time and memory are those of
-    balanced routing. The result is the same in every run, and for any number of ranks if the
-    assignments of a rank's tokens of each sample divide evenly.
+    With even routing, the router computes scores and weights, but assignments go to the experts in
+    round-robin order, sample by sample. Time and memory are those of balanced routing. The output
+    is equal in every run. It is also equal for every number of ranks if the number of assignments
+    per sample and rank is divisible by the number of experts.
 
-    With top-k routing, every token goes to the experts with its highest scores, without a capacity.
+    With top-k routing, every token goes to the experts with its highest scores, without a capacity
+    limit.
 
-    As in Megatron-LM's all-to-all dispatcher, tokens are sent to the ranks of their experts,
-    gathered over the tensor-parallel group that shards the experts, and returned in reverse order.
+    As in Megatron-LM's all-to-all dispatcher, tokens are sent to the ranks of their experts and
+    gathered over the tensor-parallel group that shards the experts; the combine reverses both.
     """
 
     def __init__(
         self, spec: LayerSpec, on: TensorGroup, sharding: Sharding, *, expert_group: Any = None
     ) -> None:
-        """Create the experts of one rank; raise InputError if they cannot be distributed so."""
+        """Create the experts of one rank; raise InputError for an unsupported sharding."""
         super().__init__()
         count, visited = spec.num_experts or 1, spec.experts_per_token or 1
         degree = sharding.expert_degree
@@ -91,7 +93,7 @@ class Experts(nn.Module):
                 f"expert degree {degree} does not divide the {count} experts",
                 remedy="Use a divisor",
             )
-        # whole experts do not use the tensor-parallel group: each of its ranks has its own tokens
+        # complete experts do not use the tensor-parallel group; its ranks process different tokens
         self.on = TensorGroup(degree=1, kind=on.kind) if sharding.whole_experts else on
         # only the all-to-all of this group is used, which is equal for every kind
         self.across = TensorGroup(degree=degree, kind="ulysses", group=expert_group)
@@ -104,7 +106,7 @@ class Experts(nn.Module):
         h = spec.hidden_size
         self.router = nn.Parameter(torch.empty(count, h).normal_(std=0.02))
         self.router_bias = nn.Parameter(torch.zeros(count)) if spec.router_biases else None
-        # sharded over the tensor-parallel group, wherever the other experts are
+        # always sharded over the tensor-parallel group, even if the other experts are not
         self.shared = _SharedExperts(spec, on) if spec.shared_expert_width else None
         self.recompute_shared = "shared_experts" in sharding.recompute
         ffn = (spec.ffn_hidden_size or 1) // self.on.weight_ranks
@@ -119,7 +121,7 @@ class Experts(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the weighted outputs of the experts that each token visits."""
+        """Return the weighted sum of expert outputs per token, plus that of the shared experts."""
         if self.shared is None:
             return self._visited(x)
         # first, as in Megatron-Core: its gradient is then computed last
@@ -160,7 +162,7 @@ class Experts(nn.Module):
         return _Combine.apply(weighted, token, tokens.shape[0]).view_as(x)
 
     def _away_and_back(self, x: Any) -> Any:
-        """Return the experts' outputs for their tokens, (experts, tokens of each, hidden)."""
+        """Dispatch x, (experts, tokens per expert, hidden), and return the experts' outputs."""
         e, t = self.across.degree, self._ranks
         own, places = self.count // e, x.shape[1]
         x = self.across.exchange(x.view(e, own, places, -1))
@@ -186,7 +188,7 @@ class Experts(nn.Module):
     def _routed(self, tokens: Any, chosen: Any, weights: Any) -> Any:
         """Return the weighted sum over the chosen experts, (tokens, hidden).
 
-        chosen, weights : (tokens, experts per token).
+        chosen, weights : expert numbers and router weights, (tokens, experts per token).
         """
         on = self.on
         biases: Any = 0.0
@@ -211,7 +213,10 @@ class Experts(nn.Module):
         return on.leave(_Combine.apply(weighted, token, tokens.shape[0])) + biases
 
     def _dispatched(self, rows: Any, counts: Any) -> Any:
-        """Return the outputs for rows sorted by expert, computed on the ranks of the experts."""
+        """Return the expert outputs of all rows, computed on the ranks of their experts.
+
+        rows : hidden states sorted by expert. counts : number of rows per expert.
+        """
         e, group = self.across.degree, self.across.group
         own = self.count // e
         arriving = torch.empty_like(counts)
@@ -242,7 +247,11 @@ class _ExpertWeights(nn.Module):
         biases: bool,
         adds_last: bool,
     ) -> None:
-        """Create `count` experts; `adds_last` is True if `forward` adds the last bias."""
+        """Create `count` experts with this rank's MLP width `ffn`.
+
+        discards : True to recompute the activation function in the backward. adds_last : True if
+        `forward` adds the bias of the down projection.
+        """
         super().__init__()
         self.gated, self.discards, self.adds_last = gated, discards, adds_last
         self.ups = nn.ParameterList(
@@ -259,9 +268,10 @@ class _ExpertWeights(nn.Module):
         return self.biases[-1] if self.biases else None
 
     def forward(self, x: Any, counts: list[int] | None = None) -> Any:
-        """Return the outputs for x of shape (experts, tokens, hidden), or (rows, hidden) by counts.
+        """Return the outputs of the experts, in the shape of x.
 
-        counts : number of rows of each expert, in order; None for equal numbers of tokens.
+        x : (experts, tokens, hidden), or (rows, hidden) with the rows sorted by expert. counts :
+        rows per expert; None for the first shape.
         """
         biases = list(self.biases) or [None] * (len(self.ups) + 1)
         ups = [_product(x, *pair, counts) for pair in zip(self.ups, biases[:-1], strict=True)]
@@ -278,7 +288,7 @@ class _ExpertWeights(nn.Module):
 
 
 def _product(x: Any, weight: Any, bias: Any, counts: list[int] | None) -> Any:
-    """Return the product of rows and weights per expert; layout as in `_ExpertWeights.forward`."""
+    """Return x @ weight + bias per expert; shapes as in `_ExpertWeights.forward`."""
     if counts is None:
         return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
     pairs = zip(x.split(counts), weight.unbind(), strict=True)
@@ -308,7 +318,7 @@ class _ExchangeRows(torch.autograd.Function):
 
 
 class _Combine(torch.autograd.Function):
-    """Sum of the rows of each token; saves token indices only, where torch saves the rows too."""
+    """Sum of the rows of each token; saves only token indices, where torch also saves the rows."""
 
     @staticmethod
     def forward(ctx: Any, rows: Any, token: Any, count: int) -> Any:

@@ -1,6 +1,6 @@
-"""Norms, rotary positions and attention with the saved tensors of a GPU's fused kernels.
+"""Norms, rotary positions and attention that save the tensors of a GPU's fused kernels.
 
-`profiler.model.layers.attention` and `blocks` are composed of them.
+`profiler.model.layers.attention` and `blocks` use them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch.nn import functional
 from autopar.errors import InputError
 
 # --------------------------------------------------------------------------------------------------
-# RMSNorm and LayerNorm with the saved tensors of a GPU's fused kernels.
+# RMSNorm and LayerNorm that save the tensors of a GPU's fused kernels.
 #
-# On a CPU, torch decomposes them and keeps fp32 copies. Here they are autograd functions with
-# explicit saved tensors. The formulas are registered as operators, so that a dispatch mode sees
+# On a CPU, torch decomposes them and saves fp32 copies. Here they are autograd functions that
+# choose their saved tensors. The formulas are registered as operators, so that a dispatch mode sees
 # one operator, as on a GPU, and not the temporary fp32 copies.
 
 
@@ -33,7 +33,7 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 
 
 def statistics_like(x: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor with one number per row of x, fp32 (fp64 for fp64 x)."""
+    """Return an uninitialised tensor with one element per row of x, in fp32 (fp64 for fp64 x)."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     return x.new_empty((*x.shape[:-1], 1), dtype=dtype)
 
@@ -160,19 +160,19 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Return x divided by its root mean square; keeps x and one fp32 number per token."""
+    """Return RMSNorm of x over its last dimension; saves x and one fp32 number per row."""
     return _RmsNorm.apply(x, weight, eps)
 
 
 def layer_norm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
 ) -> torch.Tensor:
-    """Return x with mean 0 and variance 1; keeps x and two fp32 numbers per token."""
+    """Return LayerNorm of x over its last dimension; saves x and two fp32 numbers per row."""
     return _LayerNorm.apply(x, weight, bias, eps)
 
 
 # --------------------------------------------------------------------------------------------------
-# Rotary positions and attention with the saved tensors of a GPU's fused kernels.
+# Rotary positions and attention that save the tensors of a GPU's fused kernels.
 #
 # Tensors are (sequence, batch, heads, width), as in Megatron-LM. Attention is registered as an
 # operator, so that a dispatch mode sees one operator in every version of torch.
@@ -205,9 +205,9 @@ class _Rotary(torch.autograd.Function):
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Return heads rotated by their positions; keeps only the tables.
+    """Return x with rotary position embedding; saves only the tables.
 
-    `x` is (sequence, batch, heads, width), the tables are (sequence, 1, 1, width / 2).
+    `x` is (sequence, batch, heads, width); `cos` and `sin` are (sequence, 1, 1, width / 2).
     """
     return _Rotary.apply(x, cos, sin)
 
@@ -224,23 +224,27 @@ def _sequence_first(x: Any) -> Any:
 
 
 def _repeated(x: Any, like: Any) -> Any:
-    """Return key-value heads, repeated for the query heads that share each; (batch, heads, ...)."""
+    """Return keys or values, repeated to the number of query heads of `like`; (batch, heads, ...).
+
+    x, like : (sequence, batch, heads, width).
+    """
     times = like.shape[2] // x.shape[2]
     heads = _heads_first(x)
     return heads if times == 1 else heads.repeat_interleave(times, dim=1)
 
 
 def _summed(grad: Any, like: Any) -> Any:
-    """Return the gradient of key-value heads from that of their repetitions."""
+    """Return the gradient of the key-value heads `like`: the sum over the query heads of each."""
     batch, heads, seq, width = grad.shape
     own = like.shape[2]
     return _sequence_first(grad.view(batch, own, heads // own, seq, width).sum(2))
 
 
 def _narrow(q: Any, keys: int, causal: bool, window: int) -> dict[str, Any]:
-    """Return the mask arguments of the operator; a window becomes 0 for seen keys, else -inf.
+    """Return the mask arguments of the CPU attention operator.
 
-    A window of 0 is no window: only the causal flag is returned.
+    keys : number of keys. window : as in `attention`. A window becomes an additive mask, 0 for
+    visible keys and -inf for others; without one only the causal flag is returned.
     """
     if not window:
         return {"is_causal": causal}
@@ -254,12 +258,15 @@ def _narrow(q: Any, keys: int, causal: bool, window: int) -> dict[str, Any]:
 
 
 def _as_wide(x: Any, width: int) -> Any:
-    """Return heads padded with zeros to `width`, which changes no dot product of two heads."""
+    """Return heads padded with zeros to `width`; this does not change their dot products."""
     return x if x.shape[-1] == width else functional.pad(x, (0, width - x.shape[-1]))
 
 
 def _for_cpu(*tensors: Any) -> tuple[list[Any], float]:
-    """Return heads padded to equal width, as the CPU kernel requires, and the score scale."""
+    """Return heads padded to equal width, as the CPU kernel requires, and the score scale.
+
+    The scale is 1 / sqrt(width of the first tensor) before padding.
+    """
     width = max(x.shape[-1] for x in tensors)
     return [_as_wide(x, width) for x in tensors], 1 / math.sqrt(tensors[0].shape[-1])
 
@@ -346,15 +353,16 @@ class _FlashAttention(torch.autograd.Function):
 
 
 _repeats: dict[tuple[Any, ...], bool] = {}
-"""Cached results of `_must_repeat` by sizes, since the query takes longer than a short kernel."""
+"""Results of `_must_repeat` by shapes, dtype, device and options. They are cached because asking
+torch takes longer than a short kernel."""
 
 
 def _must_repeat(q: Any, k: Any, v: Any, causal: bool, dropout: float) -> bool:
-    """Return True if fused CUDA kernels need as many key-value heads as query heads.
+    """Return True if the fused CUDA kernels do not support grouped key-value heads here.
 
-    They do in fp32, and before compute capability 8.0. torch chooses the kernel; all fused ones
-    save the same tensors. Raises InputError if only torch's fallback would run: it saves the
-    matrix of scores, and its times do not represent training.
+    This is the case in fp32, and below compute capability 8.0. torch chooses the kernel; all fused
+    kernels save equal tensors. Raises InputError if no fused kernel is available: torch's fallback
+    saves the score matrix, and its times do not represent training.
     """
     key = (q.shape, k.shape, q.dtype, q.device, causal, dropout)
     if key not in _repeats:
@@ -390,14 +398,16 @@ def attention(
     sinks: torch.Tensor | None = None,
     window: int = 0,
 ) -> torch.Tensor:
-    """Return attention without the matrix of scores; keeps q, k, v, out and one sum per row.
+    """Return fused attention; saves q, k, v, the output and one log-sum-exp per row.
 
     `q` is (sequence, batch, heads, width). `k` and `v` may have fewer heads and another sequence
     length, and `v` another width.
 
-    sinks : one additional score per head, added to every row, without a value vector.
+    sinks : one additional score per head in the softmax denominator, without a value vector.
+
     window : largest number of keys that a query attends to, including its own; 0 for all.
-    dropout : applied on CUDA only. Its mask is not kept, so it changes no memory.
+    dropout : applied on CUDA only. Its mask is not saved, so it does not change memory.
+
     Raises InputError if a CUDA device has no fused kernel for the inputs.
     """
     if not q.is_cuda:
@@ -429,7 +439,7 @@ def open_attention(
     sinks: torch.Tensor | None = None,
     window: int = 0,
 ) -> torch.Tensor:
-    """Return attention with an explicit softmax; keeps softmax, dropout mask and their product.
+    """Return unfused attention; saves the softmax, the dropout mask and their product.
 
     Memory is as in Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
     Models" (5 a s^2 b bytes in 16 bit). Tensors are as in `attention`. Raises InputError for sinks

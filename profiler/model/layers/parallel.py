@@ -1,8 +1,9 @@
 """Tensor and sequence parallelism as in Megatron-LM: autograd functions and linear layers.
 
-The column-parallel linear keeps its shard of the sequence and gathers it again in the backward.
-`dtensor_sp` keeps the gathered copy, as torch's `parallelize_module` does. All tensors are
-(sequence, batch, ...), and ranks hold consecutive pieces of the sequence.
+With sequence parallelism, the column-parallel linear saves its shard of the sequence and gathers it
+again in the backward. With kind `dtensor_sp` it saves the gathered input, as torch's
+`parallelize_module` does. All tensors are (sequence, batch, ...), and ranks hold consecutive pieces
+of the sequence.
 """
 
 from __future__ import annotations
@@ -21,18 +22,17 @@ from autopar.records import Record
 from profiler.measure import renamed
 
 # --------------------------------------------------------------------------------------------------
-# Collectives of one rank: in a process group, in a group with only this rank, or without a group.
+# Collectives for a torch process group, a simulated group with one process, or no group (None).
 #
-# They work along dimension 0: activations are (sequence, batch, ...), ranks hold consecutive
-# pieces.
+# They work along dimension 0, the sequence.
 
 
 class SoleRank:
-    """Rank 0 of a group whose other ranks do not exist; results have the size of a real group's.
+    """Simulated group of `degree` ranks in one process, which is rank 0; for counting memory.
 
-    Every result that a process group would allocate is allocated, so that memory can be counted.
-    Values are finite and come from this rank. Nothing global is initialised, so a process may count
-    while it uses torch.distributed. Any object with these methods can be the group of a layer.
+    Results have the sizes of a real group's, and are allocated if a process group would allocate
+    them. Values are finite and come from this rank. torch.distributed is not initialised and may be
+    used for other purposes. Any object with these methods can be the group of a layer.
     """
 
     def __init__(self, degree: int) -> None:
@@ -48,7 +48,7 @@ class SoleRank:
         return 0
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x; a real group would sum into it."""
+        """Return x unchanged; a real group would sum over the ranks in place."""
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -61,13 +61,13 @@ class SoleRank:
         return x[: len(x) // self._degree].clone(memory_format=torch.contiguous_format)
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a copy of x; a real group would exchange its pieces."""
+        """Return a copy of x; a real group would exchange its pieces between the ranks."""
         # a real group allocates its result
         return x.clone()
 
 
 def sole_group(degree: int) -> SoleRank | None:
-    """Return a group of `degree` ranks that allocates like a real one; None for one rank."""
+    """Return a simulated group of `degree` ranks for counting memory; None for one rank."""
     return SoleRank(degree) if degree > 1 else None
 
 
@@ -76,7 +76,7 @@ def _is_real(group: Any) -> bool:
 
 
 def all_gather(x: torch.Tensor, group: Any) -> torch.Tensor:
-    """Return the pieces of all ranks, concatenated along dimension 0; read-only."""
+    """Return the x of all ranks, concatenated along dimension 0; it must not be written to."""
     # process groups accept only contiguous tensors
     x = x.contiguous()
     if not _is_real(group):
@@ -87,7 +87,7 @@ def all_gather(x: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 def reduce_scatter(x: torch.Tensor, group: Any) -> torch.Tensor:
-    """Return this rank's piece, along dimension 0, of the sum over all ranks; read-only."""
+    """Return this rank's piece of the sum of x over all ranks; it must not be written to."""
     x = x.contiguous()
     if not _is_real(group):
         return x if group is None else group.reduce_scatter(x)
@@ -97,7 +97,7 @@ def reduce_scatter(x: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 def all_reduce(x: torch.Tensor, group: Any, *, largest: bool = False) -> torch.Tensor:
-    """Return contiguous x, summed over all ranks in place (maximum if `largest`)."""
+    """Sum x over all ranks in place (maximum if `largest`) and return it; x must be contiguous."""
     if not _is_real(group):
         return x if group is None else group.all_reduce(x)
     assert x.is_contiguous(), x.stride()
@@ -116,18 +116,18 @@ def all_to_all(x: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 # --------------------------------------------------------------------------------------------------
-# A group whose other ranks do not exist and whose collectives take no time.
+# A simulated group whose collectives take no time.
 #
-# A layer built for a tensor-parallel group performs the computation of one rank on one device,
-# while its communication is measured separately. Results are views, or random values of the right
-# shape created before timing: no kernel runs for a collective.
+# A layer of a tensor-parallel group is timed on one device with the computation of one rank. Its
+# communication is measured separately. Results of collectives are views, or random values that are
+# created in the warm-up, so that no kernel runs for a collective.
 
 
 class LocalGroup(SoleRank):
-    """Rank 0 of a group of `degree` ranks, for parts of a model that are timed.
+    """Simulated group of `degree` ranks in one process, for timing; collectives launch no kernel.
 
-    Results may alias the input or one another: they may be kept and read, but not written to.
-    Counting memory needs a group that allocates like a real one instead.
+    Results may alias the input or each other, so they must not be written to. For counting memory,
+    use `SoleRank`.
     """
 
     def __init__(self, degree: int) -> None:
@@ -137,10 +137,10 @@ class LocalGroup(SoleRank):
         self._kept: dict[tuple[torch.Size, torch.dtype, torch.device], torch.Tensor] = {}
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return random values with the shape of all ranks' x concatenated.
+        """Return random values with the shape of an all-gather of x.
 
-        They are normally distributed, like activations after norms: zeros would make kernels
-        faster.
+        Values are normally distributed, like activations after norms, since kernels run faster on
+        zeros. They are created at the first call for each shape.
         """
         shape = torch.Size((len(x) * self._degree, *x.shape[1:]))
         key = (shape, x.dtype, x.device)
@@ -154,7 +154,7 @@ class LocalGroup(SoleRank):
         return x.data[: len(x) // self._degree]
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x itself, without its graph."""
+        """Return an alias of x, detached from the autograd graph."""
         return x.data
 
 
@@ -168,7 +168,10 @@ def timed_group(degree: int) -> LocalGroup | None:
 
 
 class _Enter(torch.autograd.Function):
-    """Entry to the tensor-parallel region: all-gather if split, else identity; backward reduces."""
+    """Entry to the tensor-parallel region: all-gather if split, else identity.
+
+    The backward is the reduce-scatter or all-reduce of the gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Any, group: Any, split: bool) -> Any:
@@ -185,7 +188,7 @@ class _Enter(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """Exit from the tensor-parallel region: the reverse of `_Enter`."""
+    """Exit from the tensor-parallel region: reduce-scatter if split, else all-reduce."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, group: Any, split: bool) -> Any:
@@ -214,7 +217,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class _Column(torch.autograd.Function):
-    """Several linears of one input; saves the input as passed (a shard if split)."""
+    """Column-parallel linears with one common input; saves the input before any all-gather."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, group: Any, split: bool, *parameters: Any) -> Any:
@@ -248,7 +251,7 @@ class _Column(torch.autograd.Function):
 
 
 class _Row(torch.autograd.Function):
-    """A linear over a shard of its input features; saves that shard."""
+    """Row-parallel linear; saves its input, a shard of the features."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any, bias: Any, group: Any, split: bool) -> Any:
@@ -274,7 +277,7 @@ class _Row(torch.autograd.Function):
 
 
 class TensorGroup(Record):
-    """Tensor-parallel or Ulysses group of a layer, and the exchange of tensors in it."""
+    """Tensor-parallel or Ulysses group of a layer, with its collectives."""
 
     degree: int
     kind: TensorKind
@@ -312,15 +315,18 @@ class TensorGroup(Record):
 
     @property
     def weight_ranks(self) -> int:
-        """Number of shards of the weights."""
+        """Number of shards of the weights; 1 for Ulysses."""
         return self.degree if self.splits_weights else 1
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x as input of the tensor-parallel region, gathered if needed; saves nothing."""
+        """Return x as the input of the tensor-parallel region; saves no tensor.
+
+        x is gathered if the kind splits the sequence, and unchanged if weights are not sharded.
+        """
         return _Enter.apply(x, self.group, self.splits_sequence) if self.splits_weights else x
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of x over the group; a shard along the sequence if the kind splits it."""
+        """Return the sum of x over the group, for this rank's tokens if the sequence is split."""
         return _Leave.apply(x, self.group, self.splits_sequence) if self.splits_weights else x
 
     def exchange(self, x: torch.Tensor) -> torch.Tensor:
@@ -329,17 +335,17 @@ class TensorGroup(Record):
 
 
 class ColumnParallel(nn.Module):
-    """Linears of one input whose output features are sharded over a tensor-parallel group."""
+    """Linears with one common input and output features sharded over a tensor-parallel group."""
 
     def __init__(self, inputs: int, outputs: Sequence[int], *, bias: bool, on: TensorGroup) -> None:
-        """Create one linear per entry of `outputs`, its number of features on this rank."""
+        """Create one linear per entry of `outputs`, the numbers of output features on this rank."""
         super().__init__()
         self.on = on
         self.weights = nn.ParameterList(_weight(n, inputs) for n in outputs)
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(n)) for n in outputs if bias)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return one output per linear for x, (tokens..., inputs)."""
+        """Return the outputs of all linears for x of shape (sequence, batch, inputs)."""
         on = self.on
         split = on.splits_sequence and on.splits_weights
         if split and on.kind == "dtensor_sp":
@@ -364,7 +370,7 @@ class RowParallel(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum over the ranks, (tokens..., outputs)."""
+        """Return the output, summed over the ranks, (sequence, batch, outputs)."""
         group = self.on.group if self.on.splits_weights else None
         split = self.on.splits_sequence and group is not None
         return _Row.apply(x, self.weight, self.bias, group, split)

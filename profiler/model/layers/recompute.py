@@ -1,8 +1,8 @@
-"""Recomputation in the backward: of whole functions, or of their outputs only.
+"""Recomputation in the backward: of functions with their saved tensors, or of outputs only.
 
-torch's checkpoint keeps the input and the output of a function. This saves nothing if the consumer
-keeps that output as its own input. `discarding` recomputes the output where it is needed, like
-Megatron-Core's CheckpointWithoutOutput.
+With torch's checkpoint, the output of a function stays alive if the next function saves it as its
+input. Recomputing a cheap function then does not reduce memory. `discarding` also frees the
+output and recomputes it in the backward, like Megatron-Core's CheckpointWithoutOutput.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recomputed(function: Any, *arguments: Any, dropout: float = 0.0) -> Any:
-    """Return the result of a function; only its arguments are kept, and backward recomputes it."""
+    """Return `function(*arguments)` with torch's checkpoint: only the arguments are saved.
+
+    dropout : dropout probability in the function; if positive, the random state is saved too.
+    """
     # the recomputation needs the dropout mask of the forward; without dropout nothing is random
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0)
 
 
 def discarding(make: Callable[..., Any], take: Callable[..., Any], *arguments: Any) -> Any:
-    """Return `take(make(*arguments))`; its backward recomputes the output of `make`.
+    """Return `take(make(*arguments))` without saving the output of `make` for the backward.
 
-    `take` receives several outputs as separate arguments. Tensors that `make` saves for its own
-    backward are kept.
+    The backward of `take` recomputes that output. If `make` returns a tuple, `take` receives its
+    elements as arguments. Tensors that `make` saves for its backward stay alive.
     """
     made = make(*arguments)
     outputs = made if isinstance(made, tuple) else (made,)
@@ -47,10 +50,10 @@ def discarding(make: Callable[..., Any], take: Callable[..., Any], *arguments: A
 
 
 def _outer_hooks() -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Return the (pack, unpack) hooks that are already active for saved tensors.
+    """Return the (pack, unpack) hooks for saved tensors that are already active.
 
-    They may count saved tensors, for example. autograd calls only the innermost hooks, so `pack`
-    and `unpack` call these.
+    autograd calls only the innermost hooks, so the hooks of `discarding` call these, which may
+    count saved tensors.
     """
     ask = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return (ask(False) if ask is not None else None) or (_same, _same)
@@ -71,7 +74,7 @@ class _Part(NamedTuple):
 
 
 class _Again:
-    """Outputs that are recomputed when their first part is needed."""
+    """Outputs of a function, recomputed when the backward reads the first part of them."""
 
     def __init__(
         self, make: Callable[..., Any], arguments: tuple[Any, ...], made: tuple[Any, ...]

@@ -1,6 +1,6 @@
 """Sharding of one part of a model over a parallel group, from the view of one rank.
 
-`parallel` implements it in torch; this module does not import torch.
+`parallel` implements it. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from autopar.run.plan import Module
 
 Checkpoint = Literal["none", "full", "selective"]
 ContextExchange = Literal["ring", "all_gather"]
-"""How ranks of a context-parallel group exchange keys and values: rank by rank in a ring, or in
-one all-gather."""
+"""Exchange of keys and values in a context-parallel group: ring attention, or one all-gather."""
 Routing = Literal["even", "top_k"]
-"""Routing of tokens: `even` to the experts in turn, equally many to each; `top_k` by the router."""
+"""Routing of tokens to experts: `even` is round-robin, `top_k` follows the router's scores."""
 
 
 class Sharding(Record):
@@ -27,20 +26,21 @@ class Sharding(Record):
     degree: int = 1
     kind: TensorKind = "sp"
     checkpoint: Checkpoint = "none"
-    """Recomputation: `full` keeps only the layer's input; `selective` recomputes attention."""
+    """Recomputation: `full` saves only the layer's input, `selective` recomputes core attention."""
     expert_degree: int = 1
     """Expert-parallel degree: ranks over which the experts of an MoE layer are distributed."""
     flash: bool = True
-    """True for fused attention, which never stores the scores; False for an explicit softmax."""
+    """True for fused attention, which stores no score matrix; False for an explicit softmax."""
     dropout: float = 0.0
     context_degree: int = 1
-    """Context-parallel degree: ranks that share the sequence in the whole layer, with attention."""
+    """Context-parallel degree: ranks over which the sequence is sharded, including in attention."""
     context_exchange: ContextExchange = "ring"
     whole_experts: bool = False
-    """True if tensor-parallel ranks hold different whole experts; False if shards of each."""
+    """True if tensor-parallel ranks hold different, complete experts; False if they hold a shard
+    of every expert."""
     routing: Routing = "even"
     recompute: tuple[Module, ...] = ()
-    """Modules that are recomputed in the backward."""
+    """Modules that are recomputed in the backward, in addition to `checkpoint`."""
 
     @property
     def is_tensor(self) -> bool:
@@ -53,12 +53,12 @@ class Sharding(Record):
         return self.kind in ("sp", "dtensor_sp", "ulysses")
 
     def local_seq_length(self, seq_length: int) -> int:
-        """Return the tokens per sample that a rank holds between layers."""
+        """Return the tokens per sample in a rank's residual stream."""
         pieces = self.degree if self.shards_sequence else 1
         return seq_length // (pieces * self.context_degree)
 
     def check(self, layer: LayerSpec) -> None:
-        """Raise InputError (one sentence) if a layer cannot be sharded like this."""
+        """Raise InputError if a layer cannot have this sharding."""
         t = self.degree
         if t < 1:
             raise InputError(f"tensor degree {t}: expected at least 1")
@@ -79,7 +79,7 @@ class Sharding(Record):
         if self.context_degree > 1:
             self._check_context(layer)
         kv_heads = layer.num_kv_heads
-        # ranks split the heads or share them; otherwise ranks would have unequal numbers
+        # otherwise ranks would have different numbers of key-value heads
         if kv_heads is not None and kv_heads % t and t % kv_heads:
             raise InputError(
                 f"tensor degree {t} and the {kv_heads} key-value heads do not divide each other",
@@ -106,7 +106,7 @@ class Sharding(Record):
 
 
 def not_divided(layer: LayerSpec) -> str | None:
-    """Return the feature of a layer's attention that excludes context parallelism, or None."""
+    """Return the attention feature that does not support context parallelism; None without one."""
     # a window as long as the sequence has no effect
     narrow = layer.window is not None and layer.window < layer.seq_length
     for name, is_there in (
@@ -123,17 +123,18 @@ def not_divided(layer: LayerSpec) -> str | None:
 def held_tokens(
     length: int, *, context: tuple[int, int] = (1, 0), shard: tuple[int, int] = (1, 0)
 ) -> tuple[tuple[int, int], ...]:
-    """Return (first, end) of the pieces of a sequence that a rank holds, in its local order.
+    """Return the token ranges [first, end) of a sequence on one rank, in the order of its tensors.
 
-    A context-parallel group of c ranks divides the sequence into 2c pieces. Each rank holds one
-    piece from the front and its mirror image from the back, which balances the work under a causal
-    mask. The tokens of a rank are then divided again into consecutive shards.
+    A context-parallel group of c ranks divides the sequence into 2c pieces. Rank i holds the pieces
+    i and 2c-1-i, which balances the work under a causal mask. The tokens of a context rank are then
+    divided into consecutive shards, for sequence parallelism.
 
-    context, shard : (degree, rank) in the context-parallel group and in the group of shards.
+    context, shard : (degree, rank) in the context-parallel group and in the sequence-parallel
+    group.
     """
     c, i = context
     step = length // (2 * c)
-    # for c = 1 both halves together are the whole sequence
+    # the piece from the front and the one from the back
     pieces = [(i * step, (i + 1) * step), (length - (i + 1) * step, length - i * step)]
     if c == 1:
         pieces = [(0, length)]

@@ -1,8 +1,8 @@
 """Embedding, head and loss of a model, with the shapes of one rank.
 
-Both tables are sharded over the group by vocabulary, as in Megatron-LM; with Ulysses they are
-replicated and the sequence is sharded. The loss is computed in fp32 and saves its softmax. Tokens
-and labels are (sequence, batch).
+The tables of embedding and head are sharded over the group by vocabulary, as in Megatron-LM. With
+Ulysses they are replicated and the sequence is sharded. The loss is computed in fp32 and saves its
+softmax. Tokens and labels have shape (sequence, batch).
 """
 
 from __future__ import annotations
@@ -41,16 +41,21 @@ def build_vocab(
     device: torch.device | str,
     context: tuple[int, int] = (1, 0),
 ) -> nn.Module:
-    """Return embedding, head and loss on one rank of a vocabulary group; takes `vocab_inputs`.
+    """Return the module of embedding, head or both on one rank of a vocabulary-parallel group.
 
-    part : `first` maps tokens to activations; `last` maps activations and labels to the loss;
-    `only` maps tokens and labels to the loss, without the layers in between. group : as in
-    `build_layer`. context : (degree, rank) in a context-parallel group.
+    Its inputs are those of `vocab_inputs`.
 
-    Encoder-decoder models have a second sequence throughout, whose activations follow those of the
-    first. Tied tables are one tensor in `only`, and two in `first` and `last`. Parameters that a
-    spec describes only by their number exist without effect. Raises InputError if the part cannot
-    be built.
+    part : `first` maps tokens to activations; `last` maps activations and labels to the loss.
+    `only` maps tokens and labels to the loss, without the layers in between.
+
+    degree : size of the
+    vocabulary-parallel group. group : as in `build_layer`. context : (degree, rank) in a
+    context-parallel group.
+
+    In encoder-decoder models, every input and output except the loss has two sequences; the
+    decoder's comes first. Tied tables are one tensor in `only`, and two in `first` and `last`.
+    Parameters that a spec describes only by their number are allocated, but not used. Raises
+    InputError if the part cannot be built.
     """
     on = TensorGroup(degree=degree, kind=kind, group=group)
     for length in _lengths(spec):
@@ -70,10 +75,10 @@ def build_vocab(
 
 
 def take_encoder_norm(last: Any) -> Norm | None:
-    """Return the norm after the encoder and remove it from the `last` part; None without one.
+    """Remove the final norm of the encoder from a `last` module and return it; None without one.
 
-    `last` contains it so that its memory is counted; a caller that runs the layers applies it
-    between the two stacks.
+    The `last` module contains the norm so that its memory is counted. A caller that also runs the
+    layers must apply it between encoder and decoder.
     """
     norm: Norm | None = last.encoder_norm
     last.encoder_norm = None
@@ -93,8 +98,9 @@ def vocab_inputs(
     """Return random inputs for the module of `build_vocab` on one rank.
 
     With a sharded vocabulary, tokens and labels are whole sequences, since every rank looks up all
-    of them; with Ulysses they are a shard. Activations are those of a rank between layers. In
-    encoder-decoder models the decoder's tensors come first and the encoder's last.
+    tokens; with Ulysses they are a shard of the sequence. Activations have the shape of a rank's
+    residual stream. In encoder-decoder models, the order is: input of the decoder, labels, input of
+    the encoder. Raises InputError if the vocabulary size is unknown.
     """
     vocab = spec.vocab_size
     if vocab is None:
@@ -120,7 +126,7 @@ def vocab_inputs(
 
 
 def _lengths(spec: ModelSpec) -> list[int]:
-    """Return the sequence length of the last stack, then that of an encoder before it, if any."""
+    """Return the sequence lengths of the decoder and, for an encoder-decoder, of the encoder."""
     if not spec.layers[-1].cross_attention:
         return [spec.layers[-1].seq_length]
     return [spec.layers[-1].seq_length, spec.layers[0].seq_length]
@@ -160,7 +166,7 @@ class _Embed(torch.autograd.Function):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Mean loss of logits sharded by vocabulary; saves the fp32 softmax and the labels."""
+    """Mean cross-entropy of logits sharded by vocabulary; saves the fp32 softmax and the labels."""
 
     @staticmethod
     def forward(ctx: Any, logits: Any, labels: Any, group: Any, first: int) -> Any:
@@ -190,7 +196,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class _Context(torch.autograd.Function):
-    """Stand-in for the decoder layers, which together save the encoder's output once."""
+    """Identity of the loss that saves the encoder's output once, as the decoder layers would."""
 
     @staticmethod
     def forward(ctx: Any, loss: Any, context: Any) -> Any:
@@ -203,7 +209,10 @@ class _Context(torch.autograd.Function):
 
 
 def _own(numbers: Any, first: int, count: int) -> tuple[Any, Any]:
-    """Return (rows relative to `first`, mask of numbers outside the `count` rows)."""
+    """Return token numbers as rows of this rank's table, and the mask of tokens of other ranks.
+
+    first, count : first token and number of rows of this rank's table.
+    """
     places = numbers - first
     foreign = (places < 0) | (places >= count)
     # row 0 is a placeholder: its result is masked
@@ -220,7 +229,7 @@ class _Vocab(nn.Module):
         super().__init__()
         self.on, self.part, self.context = on, part, context
         first, last = spec.layers[0], spec.layers[-1]
-        # padded, so that every rank has the same number of rows
+        # padded so that every rank has an equal number of rows
         vocab = padded_vocab_size(spec, on.weight_ranks)
         self.rows = vocab // on.weight_ranks
         self.start = self.rows * on.rank if on.splits_weights else 0
@@ -289,7 +298,7 @@ def _unused(count: int) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
-# A model of a spec with few layers on one device: embedding, layers, head and loss.
+# A complete model with few layers on one device: embedding, layers, head and loss.
 
 
 def build_stack(
@@ -299,10 +308,11 @@ def build_stack(
     device: torch.device | str,
     routing: Routing = "even",
 ) -> Built:
-    """Return the model of a spec, with the layers and sequence lengths of the spec.
+    """Return the complete model of a spec on one device, with random weights.
 
-    `make_batch` returns tokens and labels as (sequence, batch), followed by the encoder's tokens
-    for an encoder-decoder, at the lengths of the spec. Raises InputError if it cannot be built.
+    Its `make_batch` returns tokens and labels of shape (sequence, batch) and, for an
+    encoder-decoder, the encoder's tokens. It accepts only the sequence length of the spec. Raises
+    InputError if the model cannot be built.
     """
     whole = Sharding(routing=routing)
     first = build_vocab(spec, "first", dtype=dtype, device=device)
