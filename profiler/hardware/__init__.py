@@ -1,1 +1,1 @@
-"""Cluster profiler: `torchrun -m profiler.hardware` writes the documented hardware files."""
+"""Cluster profiler: `torchrun -m profiler.hardware` writes hardware files for the search."""

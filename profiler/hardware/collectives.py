@@ -1,7 +1,7 @@
-"""Measured operations, one row each: buffers, one execution, and a check of the result.
+"""Measured communication operations: their buffers, execution, and check of the result.
 
-Sizes are messages as defined in `autopar.rates.measured`, rounded up to a multiple of group size
-times element size. Buffers hold random values: a device computes faster on zeros, and the cost of
+Message sizes are defined in `autopar.rates.measured` and rounded up to a multiple of group size
+times element size. Buffers contain random values, since devices compute faster on zeros, and
 infinities and denormals would distort the bandwidth.
 """
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 # --------------------------------------------------------------------------------------------------
 # Contents of measured tensors: random values while timing, known patterns in a check.
 #
-# All contents repeat with one period, so that a tensor of any size is filled and compared without a
-# second tensor of that size.
+# All contents are periodic, so that a tensor is filled and compared without a second tensor of its
+# size.
 
 
 PERIOD = 65521
-"""Elements after which patterns repeat: a prime, so that no misplaced block matches a copy."""
+"""Period of patterns, elements; a prime, so that a misplaced block does not match by chance."""
 _BASE = 251
-"""Number of different pattern values, -125..125: sums of two are exact in bf16."""
+"""Number of pattern values, -125..125; the sum of two of them is exact in bf16."""
 _SPREAD = 17
 """Shift of the values from one block of `_BASE` elements to the next."""
 _COMPARED_PERIODS = 32
@@ -38,9 +38,9 @@ _COMPARED_PERIODS = 32
 
 
 def random_values(dtype: torch.dtype, device: torch.device, exponent: int = 0) -> torch.Tensor:
-    """Return values of both signs with magnitude 2^exponent..2^(exponent+1), shape (65521,).
+    """Return random values of both signs with magnitude 2^exponent..2^(exponent+1), shape (65521,).
 
-    The values are equal on all ranks, so that sums over ranks never cancel.
+    The values are equal on all ranks, so that terms of a sum over ranks do not cancel.
     """
     import torch
 
@@ -76,10 +76,10 @@ def first_difference(tensor: torch.Tensor, pattern: torch.Tensor) -> int | None:
 
 
 def labelled(label: int | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return integers in -125..125, shape (65521,), that identify label and position.
+    """Return a pattern of integers in -125..125, shape (65521,), that identifies a label.
 
-    The three base-251 digits of a label alternate, so labels below 251^3 differ within any three
-    consecutive elements. A label tensor gives one label per element.
+    Consecutive elements contain the three base-251 digits of the label in turn, so labels below
+    251^3 differ in any three consecutive elements. A tensor contains one label per element.
     """
     import torch
 
@@ -91,10 +91,12 @@ def labelled(label: int | torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def summand(position: int, block: int, count: int, device: torch.device) -> torch.Tensor:
-    """Return the summand of one of `count` ranks, nonzero on two ranks per element.
+    """Return the input pattern of one of `count` ranks for the check of a reduction.
 
-    The sum stays within the integers that the narrowest type represents exactly, in any order of
-    summation and for any number of ranks. Every rank contributes to some elements.
+    At each element, only two ranks (one of one) are nonzero. The sum is therefore exact in bf16, in
+    any order and for any number of ranks. Every rank is nonzero at some elements.
+
+    position : index of the rank in its group. block : index of the share of the message.
     """
     import torch
 
@@ -105,7 +107,7 @@ def summand(position: int, block: int, count: int, device: torch.device) -> torc
 
 
 def total(block: int, count: int, device: torch.device) -> torch.Tensor:
-    """Return the sum over the summands of `count` ranks in a block."""
+    """Return the sum of the patterns of `summand` over `count` ranks, for one block."""
     import torch
 
     at = torch.arange(PERIOD, device=device)
@@ -116,14 +118,14 @@ def total(block: int, count: int, device: torch.device) -> torch.Tensor:
 
 
 # --------------------------------------------------------------------------------------------------
-# Tensors of one rank in one cell: sizes, contents, and remaining in-place sums.
+# Tensors of one rank in one cell, and the number of in-place sums before they overflow.
 
 
 _NO_LIMIT = 1 << 62
 
 
 class Member(Record):
-    """One rank as a member of its group, in one cell."""
+    """Group, message size and device of one rank in one cell."""
 
     ranks: Group
     """Global ranks of the group, in order; sender and receiver for a transfer."""
@@ -145,7 +147,7 @@ class Member(Record):
 
     @property
     def share_elements(self) -> int:
-        """Elements of one share: the message divided by the group size, rounded up."""
+        """Elements of one share: message size over group size, rounded up."""
         element_bytes: int = self.dtype.itemsize
         # Rounded up, so that all ranks of the group have equal shares.
         return -(-self.size_bytes // (len(self.ranks) * element_bytes))
@@ -158,23 +160,23 @@ class Member(Record):
 
 @dataclass(kw_only=True)
 class Buffers:
-    """Flat tensors of one rank; empty if it does not send or receive."""
+    """Flat send and receive tensors of one rank; empty if it does not send or receive."""
 
     send: torch.Tensor
     receive: torch.Tensor
     """Output tensor; `send` itself for in-place operations."""
     values: torch.Tensor
-    """Random values, equal on all ranks, that fill both tensors."""
+    """Random values that fill both tensors periodically; equal on all ranks."""
     transfers: list[Any] = field(default_factory=list)
     """Point-to-point operations of one execution."""
     limit: int = _NO_LIMIT
-    """Number of in-place sums before freshly filled values leave the range of their type."""
+    """Number of in-place sums after a refill before values overflow their dtype."""
     room: int = _NO_LIMIT
-    """Remaining number of in-place sums."""
+    """Remaining number of in-place sums before a refill is needed."""
     capturing: bool = False
     """True if the last execution was captured in a graph instead of executed."""
     replayed: bool = False
-    """True if a graph contains executions, whose replays are not counted."""
+    """True if a CUDA graph contains executions; their replays are not counted."""
 
     def refill(self) -> None:
         """Fill the tensors with random values again."""
@@ -185,7 +187,7 @@ class Buffers:
 
 
 def out_of_place(sends: int, receives: int, member: Member) -> Buffers:
-    """Return filled buffers of `sends` and `receives` shares of the message."""
+    """Return filled buffers; `sends` and `receives` are their sizes in shares of the message."""
     import torch
 
     share = member.share_elements
@@ -199,13 +201,13 @@ def out_of_place(sends: int, receives: int, member: Member) -> Buffers:
 
 
 def summed_in_place(member: Member) -> Buffers:
-    """Return one tensor, whose values can be summed in place `limit` times.
+    """Return a filled buffer for in-place all-reduce, valid for `limit` sums.
 
     torch reduces in place, so every execution multiplies the values by the group size. They start
-    at the bottom of the type's normal range and are refilled before they reach its top. In bf16
-    that is after 249 sums over 2 ranks and 83 over 8. If the group size is not a power of two,
-    rounding reduces the values to some dozen different ones in bf16. A mean or a maximum would keep
-    them bounded. But NCCL's fastest algorithm (NVLS) supports no mean, and no maximum in fp32.
+    at the bottom of the normal range of the dtype and are refilled before they overflow. In bf16
+    that is after 249 sums over 2 ranks and 83 over 8. A mean or maximum would not overflow, but
+    NCCL's fastest algorithm (NVLS) does not support means, nor maxima in fp32. If the group size is
+    not a power of two, rounding leaves only some dozen different values in bf16.
     """
     import torch
 
@@ -228,7 +230,7 @@ def summed_in_place(member: Member) -> Buffers:
 
 
 def make_room(buffers: Buffers, member: Member, loops: int) -> None:
-    """Refill a tensor that is summed in place unless `loops` further sums are sure to fit."""
+    """Refill an in-place buffer if `loops` more sums might overflow."""
     # Replays are not counted, so the remaining number of sums is unknown.
     if buffers.replayed or buffers.room < loops:
         buffers.refill()
@@ -237,7 +239,7 @@ def make_room(buffers: Buffers, member: Member, loops: int) -> None:
 
 
 def transfer(sends: bool, receives: bool, member: Member) -> Buffers:
-    """Return filled buffers for each direction, and the operations that transfer the message."""
+    """Return filled buffers of a point-to-point transfer, with its P2P operations."""
     import torch.distributed as dist
 
     assert len(member.ranks) == 2, f"a transfer has a sender and a receiver, got {member.ranks}"
@@ -252,39 +254,40 @@ def transfer(sends: bool, receives: bool, member: Member) -> Buffers:
 
 
 # --------------------------------------------------------------------------------------------------
-# The table: one row per operation.
+# The table of operations.
 
 
 def _no_preparation(buffers: Buffers, member: Member, loops: int) -> None:
-    """Leave the buffers unchanged: repetition does not alter them."""
+    """Do nothing, for operations that do not change their input."""
 
 
 class Collective(Record):
-    """Operation: `make` its buffers, `check` it once, then `prepare` and `run` it repeatedly."""
+    """One measured operation: functions that create its buffers, check, prepare and run it."""
 
     name: str
-    """Key of `autopar.rates.measured.OPERATIONS`, which defines the bus factor."""
+    """Key in `autopar.rates.measured.OPERATIONS`, which defines the bus bandwidth factor."""
     tensor_bytes: Callable[[int, int], int]
-    """Bytes that a rank allocates, from message size and group size; a check adds a few MiB."""
+    """Function (message bytes, group size) that returns the buffer bytes of a rank."""
     make: Callable[[Member], Buffers]
     run: Callable[[Buffers, Member], None]
-    """Executes one operation, which may still be pending on the current stream on return."""
+    """Function that starts one execution; on return it may be pending on the current stream."""
     sent: Callable[[Member, int], torch.Tensor]
-    """Pattern that this rank sends in a block; a block is a share of the message."""
+    """Function (member, block) that returns the pattern that this rank sends in a check; a block
+    is the index of a share of the message."""
     expected: Callable[[Member, int], torch.Tensor]
-    """Pattern that this rank must receive in a block."""
+    """Function (member, block) that returns the pattern that this rank must receive."""
     prepare: Callable[[Buffers, Member, int], None] = _no_preparation
-    """Refills buffers for the given number of executions; untimed, before each barrier."""
+    """Function that prepares the buffers for a number of executions; called before each barrier
+    and not timed."""
 
     def __post_init__(self) -> None:
         assert self.name in OPERATIONS, self.name
 
     def check(self, buffers: Buffers, member: Member) -> str | None:
-        """Return an error message for the result of one execution on this rank; None if it is
-        exact.
+        """Execute once with known patterns; return an error message, or None if exact.
 
-        Sends known patterns into an output filled with NaN; all ranks of the group must call it.
-        The buffers hold random values afterwards.
+        The output is filled with NaN before. All ranks of the group must call this. The buffers
+        contain random values afterwards.
         """
         buffers.refill()
         for index, block in _blocks(buffers.send, member):
@@ -320,7 +323,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _blocks(tensor: torch.Tensor, member: Member) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the shares of a tensor with their indices."""
+    """Yield (index, share) for all shares of the message in a tensor."""
     share = member.share_elements
     for index in range(tensor.numel() // share):
         yield index, tensor[index * share : (index + 1) * share]
@@ -372,7 +375,7 @@ def _run_memcopy(buffers: Buffers, member: Member) -> None:
 
 
 def _from(position: int, member: Member, block: int) -> torch.Tensor:
-    """Return the pattern of a block sent by the rank at `position`; each block is unique."""
+    """Return the unique pattern of a block that the rank at `position` of the group sends."""
     return labelled(position * len(member.ranks) + block, member.device)
 
 
@@ -459,4 +462,4 @@ _ROWS = (
     ),
 )
 COLLECTIVES: dict[str, Collective] = {row.name: row for row in _ROWS}
-"""Collectives by their key in files."""
+"""Operations by their key in files."""

@@ -1,4 +1,4 @@
-"""`torchrun -m profiler.hardware`: measure a cluster and write the documented hardware files."""
+"""`torchrun -m profiler.hardware`: measure a cluster and write its hardware files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Documents derived from measured cells: bandwidths, times, overlap, and their curves.
+"""Hardware files of Galvatron (bandwidths, times, overlap) derived from measured cells.
 
-All functions depend only on the measurements. A document can therefore always be derived again from
-its sidecar, and two runs with equal samples write equal bytes.
+The results depend only on the measurements. A file can therefore be derived again from its
+sidecar, and runs with equal samples write identical bytes.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from profiler.hardware.options import Cluster, HardwareOptions
 from profiler.hardware.overlap import SIDES, slowdown
 
 # --------------------------------------------------------------------------------------------------
-# Assignment of measurements to sidecars, and selection among several runs.
+# The files that use each measurement, and the selection of measurements among several runs.
 
 
 KINDS: tuple[DocumentKind, ...] = ("allreduce", "p2p", "overlap", "sp_time")
-"""Documents of a cluster, in the order they are written."""
+"""Kinds of hardware files, in writing order."""
 MEASURED_FOR: dict[DocumentKind, tuple[str, ...]] = {
     "allreduce": ("allreduce",),
     "p2p": ("p2p",),
     "overlap": ("overlap",),
     "sp_time": ("allreduce", "all2all", "allgather", "reducescatter"),
 }
-"""Operations measured for each document, as spelled on the command line."""
+"""Operations of the command line that each kind of file depends on."""
 REPLACES = "replaces"
-"""Key of a run's metadata: comma list of operations whose earlier measurements it replaces.
-Replaced measurements stay in the sidecar, unused."""
+"""Metadata key of a run: comma-separated operations whose earlier measurements it replaces.
+Replaced measurements stay in the sidecar, but are not used."""
 
 
 def family(operation: str) -> str:
-    """Return the command-line operation that includes this one."""
+    """Return the command-line operation (`overlap`, `p2p`, ...) that measures this operation."""
     if operation.startswith("overlap_") or operation == "memcopy":
         return "overlap"
     return operation.removesuffix("_bidirectional")
 
 
 def kinds_of(measurement: Measurement) -> tuple[DocumentKind, ...]:
-    """Return the documents whose numbers or curves depend on a measurement."""
+    """Return the kinds of files whose values or curves depend on a measurement."""
     operation = family(measurement.operation)
     if operation == "allreduce":
-        # Documented times are those of consecutive ranks only.
+        # Galvatron's file of times has no keys for strided groups.
         return ("allreduce", "sp_time") if measurement.consecutive else ("allreduce",)
     if operation == "p2p":
         return ("p2p",)
@@ -60,7 +60,10 @@ def kinds_of(measurement: Measurement) -> tuple[DocumentKind, ...]:
 
 
 def newest_measurements(runs: Iterable[Run]) -> dict[str, Measurement]:
-    """Return the current measurement per cell of ordered runs; a run may replace operations."""
+    """Return the current measurement of each cell, by key.
+
+    runs : runs in order of time; their metadata may contain `REPLACES`.
+    """
     found: dict[str, Measurement] = {}
     for run in runs:
         replaced = set(str(run.metadata.get(REPLACES, "")).split(","))
@@ -71,7 +74,7 @@ def newest_measurements(runs: Iterable[Run]) -> dict[str, Measurement]:
 
 
 def requested_kinds(options: HardwareOptions, cluster: Cluster) -> frozenset[DocumentKind]:
-    """Return the documents that depend on the requested operations."""
+    """Return the kinds of files that depend on the requested operations."""
     asked = {kind for kind in KINDS if set(MEASURED_FOR[kind]) & set(options.operations)}
     if cluster.world_size == 1 and "allreduce" in asked:
         asked.add("p2p")  # it has no keys, but the planner expects the file
@@ -79,29 +82,29 @@ def requested_kinds(options: HardwareOptions, cluster: Cluster) -> frozenset[Doc
 
 
 # --------------------------------------------------------------------------------------------------
-# Documents from cells: the value of each documented key.
+# Values of the files from cells.
 
 
 _MAX_OVERLAP = 10.0
-"""Largest coefficient that readers accept; a larger slowdown is noise or a broken host."""
-# Documented keys exist for these two only; the others are stored in the curves of the sidecar.
+"""Largest `overlap_coe` that readers accept; larger slowdowns are noise or a busy host."""
+# Galvatron's file has keys for these two only; others are stored as curves in the sidecar.
 _SP_TIME = ("allreduce", "all2all")
 _OTHERS = ("all2all", "allgather", "reducescatter")
 MIN_SP_TIME_SIZES = 8
-"""Minimum number of sizes per group; Galvatron refuses a file of collective times with fewer."""
+"""Smallest number of sizes per group that Galvatron accepts in a file of collective times."""
 
 
 class Documents(Record):
-    """Documents that the measurements of a cluster support so far."""
+    """Contents of the hardware files, derived from the measurements so far."""
 
     data: Mapping[DocumentKind, dict[str, float] | None]
-    """Content of every document in documented units; None while no measurement supports it."""
+    """Values by kind of file, in GB/s, ms or as a factor; None if nothing was measured for it."""
     curves: Mapping[DocumentKind, list[CurveData]]
-    """Curves of every sidecar."""
+    """Time curves by kind of file, for its sidecar."""
     memory_bytes_per_s: float | None = None
     """Bytes read and written per second by a copy on one device; None if unknown."""
     warnings: list[str] = field(default_factory=list)
-    """Messages on missing values and their replacements."""
+    """Warnings about missing and replaced values."""
 
 
 _Series = dict[tuple[int, bool], dict[int, Measurement]]
@@ -111,10 +114,12 @@ _Series = dict[tuple[int, bool], dict[int, Measurement]]
 def derive(
     measurements: Mapping[str, Measurement], cluster: Cluster, reference_bytes: int
 ) -> Documents:
-    """Return the documents of a cluster's measurements, at most one per cell.
+    """Return the contents of all hardware files of a cluster.
 
-    Bandwidths are those at `reference_bytes`. Cells of a single rank support only the overlap
-    document: on one device, all-reduce and point-to-point documents have no keys.
+    For a single device, the all-reduce and point-to-point files are empty.
+
+    measurements : current measurement of each cell, by key. reference_bytes : message size of the
+    bandwidths.
     """
     warnings: list[str] = []
     series = {name: _series(measurements, name) for name in ("allreduce", "p2p", *_OTHERS)}
@@ -154,7 +159,7 @@ def derive(
 
 
 def _refused(data: Mapping[DocumentKind, dict[str, float] | None]) -> list[str]:
-    """Return the errors that readers would raise for values outside the plausible range."""
+    """Return a warning for each file that readers would reject, with their error."""
     found = []
     for kind, values in data.items():
         if not values:
@@ -167,7 +172,7 @@ def _refused(data: Mapping[DocumentKind, dict[str, float] | None]) -> list[str]:
 
 
 def _median(measurement: Measurement) -> float:
-    """Return the median of the samples in seconds, 0 if the cell has none."""
+    """Return the median time of a cell in seconds; 0 if it has no samples."""
     samples = measurement.samples_s.get("time")
     if measurement.status != "ok" or not samples:
         return 0.0
@@ -180,7 +185,7 @@ def _rate(cell: Measurement) -> float:
 
 
 def _series(measurements: Mapping[str, Measurement], operation: str) -> _Series:
-    """Return the cells of an operation in groups of more than one rank, whatever their status."""
+    """Return the cells of an operation with groups of several ranks, including failed cells."""
     found: _Series = {}
     cells = [m for m in measurements.values() if m.operation == operation and m.group_size > 1]
     # Documents list large groups first, and consecutive groups before strided ones.
@@ -190,7 +195,7 @@ def _series(measurements: Mapping[str, Measurement], operation: str) -> _Series:
 
 
 def _curves(operation: str, series: _Series) -> list[CurveData]:
-    """Return the curve of every group, with percentiles and the line fitted to the medians."""
+    """Return the curve of every group: times by size, their percentiles, and a linear fit."""
     result = []
     for (group_size, consecutive), cells in series.items():
         measured = {size: m for size, m in cells.items() if _median(m)}
@@ -220,7 +225,8 @@ def _curves(operation: str, series: _Series) -> list[CurveData]:
 def _at_reference(
     key: str, cells: Mapping[int, Measurement], reference_bytes: int, warnings: list[str]
 ) -> Measurement | None:
-    """Return the cell at the reference size, or the largest measured one below it."""
+    """Return the cell at the reference size, else the largest below it with a warning, else
+    None."""
     wanted = cells.get(reference_bytes)
     if wanted is not None and _median(wanted):
         return wanted
@@ -237,9 +243,9 @@ def _at_reference(
 def _allreduce(
     series: _Series, cluster: Cluster, reference_bytes: int, warnings: list[str]
 ) -> dict[str, float] | None:
-    """Return bus bandwidths in GB/s.
+    """Return all-reduce bus bandwidths in GB/s, by key; None if nothing was measured.
 
-    The group of all ranks has no strided key, since it contains the same ranks.
+    The group of all ranks has only a consecutive key.
     """
     world = cluster.world_size
     data = {}
@@ -261,7 +267,7 @@ def _allreduce(
 
 
 def _p2p(series: _Series, reference_bytes: int, warnings: list[str]) -> dict[str, float] | None:
-    """Return bandwidths of a message to the next stage in GB/s, fewest stages first."""
+    """Return point-to-point bandwidths between pipeline stages in GB/s; None if not measured."""
     data = {}
     # A series lists large groups first, this file few stages first.
     for (stages, _), cells in reversed(series.items()):
@@ -273,7 +279,10 @@ def _p2p(series: _Series, reference_bytes: int, warnings: list[str]) -> dict[str
 
 
 def _sp_time(series: Mapping[str, _Series], warnings: list[str]) -> dict[str, float] | None:
-    """Return times in ms for sizes of whole MiB in groups of consecutive ranks."""
+    """Return times of all-reduce and all-to-all in ms, by key; None if nothing was measured.
+
+    Only sizes of whole MiB in groups of consecutive ranks have keys.
+    """
     data = {}
     for operation in _SP_TIME:
         for (group_size, consecutive), cells in series[operation].items():
@@ -302,7 +311,7 @@ def _sp_time(series: Mapping[str, _Series], warnings: list[str]) -> dict[str, fl
 
 
 def _overlap(measurements: Mapping[str, Measurement], warnings: list[str]) -> float | None:
-    """Return the largest slowdown of computation or communication, 1 to 10, or None."""
+    """Return `overlap_coe`, the largest slowdown by overlap, limited to 1..10; None without one."""
     slowdowns: dict[str, float] = {}
     emulated = False
     for key, m in sorted(measurements.items()):

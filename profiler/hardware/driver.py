@@ -1,10 +1,9 @@
-"""Measurement of one cell: decides when an operation is timed, and on which ranks.
+"""Measurement of one hardware cell on all ranks: repetitions, statistics and checks.
 
-All groups of a round run concurrently. The time of a group is that of its slowest rank, since an
-operation is complete when every rank has the result. The time of the cell is that of the slowest
-group, since a training step waits for it. Repetitions continue until the median is precise or the
-time limit is reached. Every rank sees all times, so all ranks take the same decision without
-another message.
+All groups of a round run concurrently. The time of a group is that of its slowest rank, and the
+time of the cell is that of its slowest group, for which a training step would wait. Repetitions
+continue until the median is precise or the time limit is reached. All ranks gather all times, so
+they decide alike without another message.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from profiler.progress import Watch
 
 
 STRAGGLER_RATIO = 1.5
-"""Median of a group over the median of all groups above which its ranks are stragglers."""
+"""Smallest ratio of a group's median time to that of all groups for its ranks to be stragglers."""
 
 
 def identity(cell: Cell) -> dict[str, Any]:
@@ -48,17 +47,17 @@ def identity(cell: Cell) -> dict[str, Any]:
 
 
 def unmeasured(cell: Cell, status: Literal["failed", "skipped"], reason: str) -> Measurement:
-    """Return the measurement of a cell without samples, with the reason."""
+    """Return a measurement of a cell without samples: failed or skipped, with the reason."""
     return Measurement(**identity(cell), status=status, reason=reason)
 
 
 def stragglers(
     groups: Sequence[Group], medians_s: NDArray[np.float64], hosts: Sequence[str]
 ) -> list[Straggler]:
-    """Return the ranks that are only in groups much slower than the others.
+    """Return the ranks whose fastest group exceeds `STRAGGLER_RATIO` times the median time.
 
-    Ranks of a group wait for each other, so only a group can be identified as slow. With two
-    groups, the faster one counts as normal.
+    Ranks of a group wait for each other, so a slow rank can only be found by its groups. With two
+    groups, the faster one is the reference.
     """
     if len(groups) < 2:
         return []
@@ -83,13 +82,16 @@ class GroupTimes(Record):
     samples_s: NDArray[np.float64]
     """Seconds per operation on the slowest rank, by repetition."""
     loops: int
-    """Operations per repetition, chosen by each round."""
+    """Operations per repetition."""
 
 
 def combined(
     cell: Cell, found: Sequence[GroupTimes], hosts: Sequence[str], *, checked: bool
 ) -> Measurement:
-    """Return the measurement of a cell: samples of the slowest group, medians of all groups."""
+    """Return the measurement of a cell with samples of the slowest group and all medians.
+
+    checked : True if results were verified.
+    """
     # Sorted by rank, not by round, so that all files list groups in one order.
     ordered = sorted(found, key=lambda times: times.group)
     medians = np.array([np.median(times.samples_s) for times in ordered])
@@ -107,18 +109,18 @@ def combined(
 
 
 # --------------------------------------------------------------------------------------------------
-# Measurement of a cell: its operation is bound, checked and timed.
+# Measurement of a cell: its operation is checked and timed.
 
 
 OVERLAP_PREFIX = "overlap_"
 """Prefix of operations that measure a collective concurrently with GEMMs."""
 _MISJUDGED = 4
-"""Number of loops at or above which single-operation samples are discarded. The warm-up was then
-slow only because NCCL connected for an algorithm in its first use."""
+"""Smallest number of loops, estimated from the first samples, that discards these samples. The
+warm-up was then slow only because NCCL connected, and single operations are too short to time."""
 
 
 class Driver:
-    """Measures cells on this rank together with the drivers of all other ranks."""
+    """Driver that measures cells on this rank, in step with those of all other ranks."""
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class Driver:
         self._timer: Timer = session.timer(cuda_graph)
         self._free_bytes = session.free_bytes()
         self._checked: dict[tuple[str, int, bool, int], str] = {}
-        """Error of a checked operation by kind of group and round, '' if it was correct."""
+        """Error by (operation, group size, consecutive, round); '' if the result was correct."""
         self._overlap_group: object | None = None
 
     @property
@@ -167,7 +169,8 @@ class Driver:
         return self.timed(lambda: (self._overlap if overlaps else self._collective)(cell, row))
 
     def timed(self, measure: Callable[[], Measurement]) -> Measurement:
-        """Return the result of `measure` with its elapsed seconds, and release cached memory."""
+        """Run `measure`, release cached memory, and return the result with rank 0's elapsed
+        time."""
         begun_s = time.perf_counter()
         found = measure()
         self._session.release_memory()
@@ -192,7 +195,7 @@ class Driver:
     def _prepare(
         self, cell: Cell, row: Collective, groups_at_once: Round
     ) -> tuple[Buffers | None, Member | None]:
-        """Return this rank's buffers and group in a round, or None if it is in no group."""
+        """Return this rank's (buffers, member) in a round; (None, None) if it is in no group."""
         session = self._session
         alone = row.name == "memcopy"
         # A memory copy has no group to connect.
@@ -220,7 +223,10 @@ class Driver:
         buffers: Buffers | None,
         member: Member | None,
     ) -> str:
-        """Check the result once per round of a kind of group; return the error, or ''."""
+        """Return the error of a checked execution, or ''; checked once per operation and group.
+
+        number : index of the round. All ranks return an equal result.
+        """
         if not self._check:
             return ""
         kind = (cell.operation, cell.group_size, cell.consecutive, number)

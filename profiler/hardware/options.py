@@ -1,7 +1,4 @@
-"""Options of `torchrun -m profiler.hardware`, and the cells to be measured.
-
-The measurement of a cell is in `driver`.
-"""
+"""Options of `torchrun -m profiler.hardware`, and the cells that they request."""
 
 from __future__ import annotations
 
@@ -78,9 +75,10 @@ def parse_size(text: str, option: str = "--sizes") -> int:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Return the bytes of a comma list of sizes and ranges such as 64K:1G:x2, increasing.
+    """Return the sizes of a comma-separated list of sizes and ranges, in bytes, increasing.
 
-    A range multiplies by its factor (default x2) and contains its upper end if a step meets it.
+    A range such as 64K:1G:x2 multiplies by its factor (default x2) up to at most its end. Raises
+    OptionError if the list is malformed.
     """
     found: set[int] = set()
     for part in text.split(","):
@@ -177,7 +175,7 @@ class HardwareOptions(RankOptions):
         parse=lambda text: parse_size(text, "--reference-size"),
         shown="32M",
     )
-    """Message size of the documented bandwidths, bytes."""
+    """Message size of the bandwidths in the hardware files, bytes."""
     groups: tuple[int, ...] | None = option(
         None,
         help="group sizes such as 2,4,8, or all divisors of the number of ranks",
@@ -240,7 +238,7 @@ class HardwareOptions(RankOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentedSizes:
-    """Message sizes in MiB, in the options of nccl-tests and Galvatron."""
+    """Message sizes in MiB, as options of Galvatron (named like those of nccl-tests)."""
 
     PANEL: ClassVar[str] = _DOCUMENTED
 
@@ -316,7 +314,7 @@ STRIDED = frozenset({"allreduce"})
 PIPELINE = ("p2p", "p2p_bidirectional")
 OVERLAPPED = ("allreduce", "allgather", "reducescatter")
 OVERLAP_SIZES_BYTES = (8 << 20, 64 << 20, 256 << 20)
-"""Message sizes of the overlap measurement, bytes; documented profilers use 64 MiB only."""
+"""Message sizes of the overlap measurement, bytes; Galvatron's profiler uses only 64 MiB."""
 
 
 class Cluster(Record):
@@ -421,11 +419,12 @@ def check_shape(options: HardwareOptions, cluster: Cluster) -> None:
 def rounds(
     operation: str, group_size: int, consecutive: bool, world_size: int, isolated: bool
 ) -> tuple[Round, ...]:
-    """Return the groups of a cell in rounds of concurrent groups.
+    """Return the groups of a cell, arranged in rounds of concurrent groups.
 
-    Collectives run in all groups at once. Transfers run at every second stage boundary at once, so
-    that no rank both sends and receives; a group is (sender, receiver). With `isolated`, groups run
-    one at a time.
+    Collectives run in all groups concurrently. A transfer group is (sender, receiver); a round
+    contains every second stage boundary, so that no rank both sends and receives.
+
+    isolated : True for one group per round.
     """
     count = world_size // group_size
     found: tuple[Round, ...]
@@ -512,7 +511,7 @@ def arranged(
     *,
     isolated: bool = False,
 ) -> Cell:
-    """Return the cell of an operation with its groups on a cluster; arguments as for `rounds`."""
+    """Return the cell of an operation with its groups on a cluster; parameters as in `rounds`."""
     found = rounds(operation, group_size, consecutive, cluster.world_size, isolated)
     scopes = {cluster.scope(group) for groups in found for group in groups}
     # One group that crosses nodes makes it an inter-node cell.

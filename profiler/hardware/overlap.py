@@ -1,10 +1,9 @@
 """Mutual slowdown of GEMMs and communication that run concurrently.
 
-Every repetition measures five phases: each side alone, GEMMs while communication runs all the time,
-communication while GEMMs run all the time, and the makespan of two queues of equal length. All
-times are per communication: the GEMMs per communication take as long as it does, both alone.
-
-A measurement in which the two did not really run concurrently is rejected with a reason.
+Every repetition has five phases: GEMMs only, communication only, GEMMs during continuous
+communication, communication during continuous GEMMs, and the makespan of two queues with equal
+separate durations. All times are per communication, with as many GEMMs as take equally long.
+A measurement is rejected, with a reason, if the two did not run concurrently.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class Queues(Record):
     gemms_per_block: int = 1
     communications: int
     blocks_per_communication: float = 1.0
-    """Number of blocks that take as long as one communication, both alone."""
+    """Number of blocks with the duration of one communication, without overlap."""
     until_communicated: bool = False
     """True if the blocks may stop when the communications have ended. Ignored by lanes that cannot
     cancel queued work."""
@@ -112,7 +111,7 @@ def interleaved(queues: Queues) -> Iterator[bool]:
 
 
 def inside(inner: Track, outer: Track) -> Track:
-    """Return the operations of the inner lane that ended before the outer lane did."""
+    """Return the operations of `inner` that ended before `outer` did."""
     return Track(
         start_s=inner.start_s, ends_s=tuple(end for end in inner.ends_s if end <= outer.end_s)
     )
@@ -317,7 +316,7 @@ _LEAD_FROM = 4
 
 
 class OverlapPlan(Record):
-    """Content of one window: two queues of equal duration, each alone."""
+    """Numbers of operations of one window: two queues with equal separate durations."""
 
     communications: int
     blocks: int
@@ -327,7 +326,7 @@ class OverlapPlan(Record):
 
     @property
     def gemms_per_communication(self) -> float:
-        """GEMMs per communication; scales all GEMM times."""
+        """Number of GEMMs per communication; GEMM times are multiplied by it."""
         return self.blocks * self.gemms_per_block / self.communications
 
     def queues(self, blocks: int, communications: int) -> Queues:
@@ -346,13 +345,13 @@ class OverlapPlan(Record):
         return self.queues(self.blocks, self.communications)
 
     def covered(self, cover: float) -> Queues:
-        """Return queues in which the communications outlast the blocks `cover` times."""
+        """Return queues whose communications take `cover` times as long as their blocks."""
         # Rounded down: fewer blocks end earlier, so the cover is at least the requested one.
         blocks = int(self.communications * self.blocks_per_communication / cover)
         return self.queues(min(max(blocks, 1), self.blocks), self.communications)
 
     def covering(self, cover: float) -> Queues:
-        """Return queues in which the blocks outlast the communications `cover` times."""
+        """Return queues whose blocks take `cover` times as long as their communications."""
         # Dividing the measured queue by the cover keeps the window short.
         communications = max(int(self.communications / cover), 1)
         blocks = math.ceil(cover * communications * self.blocks_per_communication)
@@ -420,7 +419,7 @@ class OverlapSamples(Record):
 
     @property
     def overlapped(self) -> bool:
-        """True if both really ran concurrently on every rank."""
+        """True if GEMMs and communication ran concurrently on every rank."""
         return self.reason is None
 
     @property
@@ -465,7 +464,7 @@ class Slowdowns(Record):
 
     @property
     def coefficient(self) -> float:
-        """The documented `overlap_coe`: the larger slowdown, and at least 1."""
+        """Galvatron's `overlap_coe`: the larger slowdown, at least 1."""
         return max(1.0, self.compute, self.communication)
 
 

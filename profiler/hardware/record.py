@@ -1,7 +1,7 @@
-"""Record of a cluster's measurements: four documents and the cells that each depends on.
+"""Record of a cluster's measurements in four files with sidecars.
 
 A consecutive all-reduce is stored in two sidecars, and a killed run may have written only one of
-them. Joining the runs of all files by id restores both.
+them. Reading therefore merges the runs of all sidecars by their id.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def hardware_metadata(
     *,
     dtype: str | None = None,
 ) -> Metadata:
-    """Return the metadata of a run, by the keys of `METADATA`; called on rank 0.
+    """Return the metadata of a run: machine, command and options; called on rank 0.
+
 
     Parameters
     ----------
@@ -64,7 +65,7 @@ def hardware_metadata(
 
 
 class ClusterRecord(Record[Measurement]):
-    """Measurements of the ranks of a cluster; owned by rank 0."""
+    """Base class of records of a cluster's measurements; exists on rank 0 only."""
 
     def __init__(
         self,
@@ -76,14 +77,17 @@ class ClusterRecord(Record[Measurement]):
         options: RankOptions,
         asked: Collection[DocumentKind],
     ) -> None:
-        """Open the record of these documents in a directory; raises the errors of `Record`."""
+        """Read the files at `paths`, if they exist, and start a run; raises the errors of `Record`.
+
+        out : output folder. asked : kinds of files that this run writes.
+        """
         self.out = out
         self._cluster = cluster
         self._labels = {} if options.host_names else host_labels(cluster.hosts, out)
         super().__init__(paths, metadata, asked=asked, resume=options.resume, force=options.force)
 
     def put(self, measurement: Measurement) -> None:
-        """Add a measurement as in `Record`, with the host labels of the metadata."""
+        """Add a measurement and write files, with host names replaced by labels if configured."""
         super().put(relabelled(measurement, self._labels))
 
     def _cells(self, run: Run) -> Sequence[Measurement]:
@@ -95,7 +99,7 @@ class ClusterRecord(Record[Measurement]):
 
 
 class HardwareRecord(ClusterRecord):
-    """Measurements of a cluster in one directory."""
+    """Record of a run of `profiler.hardware` in one output folder."""
 
     def __init__(
         self,
@@ -108,7 +112,12 @@ class HardwareRecord(ClusterRecord):
         synthetic: bool,
         name: str,
     ) -> None:
-        """Open the record of a directory; raises the errors of `Record`."""
+        """Read the files in `out`, if any, and start a run; raises the errors of `Record`.
+
+        memory_bytes : smallest device memory of any rank; None if unknown. synthetic : True if
+        several ranks share one device, so that times describe no machine. name : name of the
+        hardware.
+        """
         self._options = options
         self._memory_bytes = memory_bytes
         self._synthetic = synthetic
@@ -145,7 +154,8 @@ class HardwareRecord(ClusterRecord):
         return {**metadata, REPLACES: ",".join(sorted(replaced))}
 
     def _differing(self, kinds: Set[DocumentKind], metadata: Metadata) -> list[str]:
-        """Return the differences between this run and the earlier runs of these documents."""
+        """Return the differences between this run and earlier runs with current cells of
+        `kinds`."""
         active = newest_measurements(self._earlier)
         found: list[str] = []
         for run in self._earlier:
@@ -163,13 +173,14 @@ class HardwareRecord(ClusterRecord):
 
     @property
     def measurements(self) -> dict[str, Measurement]:
-        """Current measurements by cell key, those of earlier runs included."""
+        """Current measurements of the requested files by cell key, including earlier runs."""
         # Ignore measurements that only belong to documents of other commands.
         found = newest_measurements(self._runs())
         return {key: m for key, m in found.items() if self._kinds & set(kinds_of(m))}
 
     def warnings(self) -> list[str]:
-        """Return warnings on missing values of the documents and on values of earlier runs."""
+        """Return warnings about missing values, and about files with values that were not
+        updated."""
         documents = self._derive()
         return documents.warnings + [
             f"{file.path} still has the values of before: nothing was measured in their place"
@@ -226,7 +237,7 @@ class HardwareRecord(ClusterRecord):
         )
 
     def _runs_of(self, file: DocumentFile) -> list[Run]:
-        """Return the runs of a sidecar, each with the measurements of its document."""
+        """Return the runs for a sidecar, each with the measurements that its file depends on."""
         named = {self._run.id, *(run.id for run in file.earlier)}
         found = []
         for run in self._runs():
@@ -238,7 +249,7 @@ class HardwareRecord(ClusterRecord):
 
 
 def relabelled(measurement: Measurement, labels: Mapping[str, str]) -> Measurement:
-    """Return a measurement with host labels instead of host names, also in messages."""
+    """Return a measurement with host names replaced by labels, also in its messages."""
     reason = measurement.reason
     for host, label in labels.items():
         # Messages about ranks contain host names, and failed cells store the message. A short name
@@ -252,7 +263,10 @@ def relabelled(measurement: Measurement, labels: Mapping[str, str]) -> Measureme
 
 
 def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """Return every run once, with the cells of all its copies, in the order of run numbers."""
+    """Merge runs with equal ids and their cells; return them in the order of run numbers.
+
+    Runs without an id are omitted.
+    """
     metadata: dict[str, Run] = {}
     cells: dict[str, dict[str, Measurement]] = {}
     for run in runs:

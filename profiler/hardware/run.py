@@ -1,4 +1,4 @@
-"""One hardware measuring run, from its options to the written files; every rank runs this code."""
+"""Hardware profiling run, from its options to the written files; every rank runs this code."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from profiler.progress import Trouble, Watch
 from profiler.record import Record
 
 # --------------------------------------------------------------------------------------------------
-# Predicts the duration of a run for `--dry-run`: short probes, then the driver's own rules.
+# Forecast of the duration of a run for `--dry-run`.
 #
-# Every kind of cell is probed at two or three sizes that are quick to measure. The probes give the
-# time of an operation at any size, and their variation the number of repetitions.
+# Every kind of cell is probed at two or three sizes that are quick to measure. Times at other sizes
+# are interpolated, and the variation of the probes determines the number of repetitions.
 
 
 _PROBE_BYTES = 16 << 20
-"""Maximum probed message size, bytes, if a kind has smaller sizes too."""
+"""Largest message of the first probes, bytes, unless all cells of a kind are larger."""
 _PROBE_ITERS = 8
 _PROBE_SECONDS = 0.3
 _LONG_PROBE_S = 0.15
-"""Maximum seconds of an operation that is probed as a large message."""
+"""Longest expected operation of the probe with a large message, seconds."""
 _BARRIERS = 20
 
 
 def probe_policy(policy: Policy) -> Policy:
-    """Return the stopping rules of a probe: those of the run, but shorter."""
+    """Return the timing policy of a probe: that of the run with fewer repetitions and less time."""
     return replace(
         policy,
         iters=min(policy.iters, _PROBE_ITERS),
@@ -62,9 +62,9 @@ def forecast(
     driver: Driver,
     session: Session,
 ) -> Forecast:
-    """Return the forecast of `cells`; every rank must call it with equal cells.
+    """Return the expected duration of `cells`; every rank must call this with equal cells.
 
-    driver : driver with the stopping rules `probe_policy(policy)`.
+    policy : timing policy of the run. driver : driver with `probe_policy(policy)`.
     """
     begun_s = time.perf_counter()
     barrier_s = session.largest(_barrier_seconds(session.barrier))
@@ -146,17 +146,18 @@ def _collective_seconds(
 
 
 def _at(size_bytes: float, sizes: NDArray[np.float64], values_s: NDArray[np.float64]) -> float:
-    """Return a probed quantity at a size: power law between probes, proportional above them."""
+    """Return probed seconds at a message size: power law between probes, proportional above
+    them."""
     above = max(1.0, size_bytes / float(sizes[-1]))
     # Latency is negligible above the largest probe.
     return above * float(np.exp(np.interp(np.log(size_bytes), np.log(sizes), np.log(values_s))))
 
 
 def _overlap_seconds(cells: Sequence[Cell], policy: Policy, driver: Driver) -> float:
-    """Return the expected seconds of overlap cells, probed at the smallest size.
+    """Return the expected total seconds of overlap cells, probed at the smallest size.
 
-    A cell repeats its five phases until its time is spent. With a large message, the first
-    repetition alone may exceed that time.
+    A cell repeats its five phases until its time limit. With a large message, one repetition may
+    exceed that limit.
     """
     smallest = min(cells, key=lambda cell: cell.size_bytes)
     # The first measurement connects and loads kernels; the second is representative.
@@ -189,29 +190,30 @@ def _overlap_seconds(cells: Sequence[Cell], policy: Policy, driver: Driver) -> f
 
 
 SAMPLE_S = {"cuda": 1e-3, "cpu": 4e-3}
-"""Minimum seconds of a repetition, so that the cost of starting and stopping it is negligible."""
+"""Shortest repetition by device type, seconds, so that the timer's overhead is negligible."""
 _PATIENCE_S = 10.0
-"""Seconds that the end of a run waits for files being written."""
+"""Longest wait for a file being written when a run is ended, seconds."""
 
 
 @dataclass
 class RunState:
-    """State that rank 0's watch thread needs to end a run in order."""
+    """State of a run that the watch thread needs to end it after a failure."""
 
     record: Record[Measurement] | None = None
     progress: Progress | None = None
     cell: Cell | None = None
-    """Cell in flight; it is neither measured nor marked as failed. None between cells."""
+    """Cell that is being measured; None between cells."""
     busy: threading.Lock = field(default_factory=threading.Lock)
-    """Lock held while `cell` changes, so that the end of a run never replaces a measurement."""
+    """Lock held while a measurement is recorded, so that the end of a run never replaces it."""
 
 
 def run(options: HardwareOptions, argv: Sequence[str]) -> int:
     """Measure the cells that the options request; return the exit code of this process.
 
+
     Raises
     ------
-    AutoparError: the run cannot begin. Later trouble is reported and ends the process.
+    AutoparError: the run cannot start. Later failures are reported and end the process.
     """
     session = open_session(options, cuda_graph=options.cuda_graph)
     check_world(options, session.world_size)
@@ -227,11 +229,11 @@ def run(options: HardwareOptions, argv: Sequence[str]) -> int:
 def run_watched(
     session: Session, body: Callable[[Watch, RunState], int], *, out: Path, timeout_s: float
 ) -> int:
-    """Return the result of `body`, run under watch; trouble is recorded and ends the process.
+    """Run `body` with a watch for failed or hanging ranks, and return its result.
 
-    out : output folder, named in the message.
-    timeout_s : maximum seconds of one step of the watch.
-    The process groups are closed at the end.
+    A failure is recorded and ends the process. The process groups are closed at the end.
+
+    out : output folder, for messages. timeout_s : limit of one step of the watch, seconds.
     """
     state = RunState()
 
@@ -249,9 +251,11 @@ def measure_missing(
     measure: Callable[[Cell], Measurement],
     told: Callable[[Measurement], str],
 ) -> None:
-    """Measure the cells missing in rank 0's record; every rank calls this with equal cells.
+    """Measure and record the cells missing in rank 0's record.
 
-    told : formats the result of a cell as one line.
+    Every rank must call this with equal cells.
+
+    told : function that formats a measurement as one line.
     """
     is_first = session.rank == 0
     missing: Sequence[Cell] = cells
@@ -312,7 +316,7 @@ def _measure_all(
 
 
 def describe(measurement: Measurement) -> str:
-    """Return the result of a cell as one line."""
+    """Return the result of a cell as one line of text."""
     m = measurement
     group = (
         f"{m.group_size} stages" if m.operation.startswith("p2p") else f"groups of {m.group_size}"
@@ -343,7 +347,7 @@ def _name(session: Session) -> str:
 
 
 def _finish(state: RunState, session: Session, out: Path, trouble: Trouble) -> None:
-    """Keep the measurements and report why the run ends; called while the main thread hangs."""
+    """Record the current cell as failed and print the reason; called by the watch thread."""
     if state.progress is not None:
         state.progress.stop()
     if trouble.is_input_error:

@@ -139,7 +139,7 @@ class Layout(Record, dict=True):
     @property
     def sync_axes(self) -> Axes:
         """Axes over which gradients are summed and ZeRO shards, without expert-parallel ones."""
-        # Ulysses and context-parallel ranks have unsharded weights, so their gradients are summed too
+        # Ulysses and context-parallel ranks have unsharded weights: their gradients are summed too
         return self._others(set(self.tensor_axes) if self.splits_weights else set())
 
     @property

@@ -1,7 +1,6 @@
 """Options, job, results and verdict of `profile-plan`.
 
-`question` reads plan files, `run` runs plans. This module imports nothing heavy, as `--help` loads
-it.
+This module does not import torch, since `--help` loads it.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def _ranks(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalOptions:
-    """One strategy for all layers, in the options of GLOBAL mode; None means not given."""
+    """Options of Galvatron's GLOBAL mode: one strategy for all layers; None means not given."""
 
     PANEL: ClassVar[str] = _GLOBAL
 
@@ -101,7 +100,7 @@ class GlobalOptions:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """Names of the given options, in their spelling on the command line."""
+        """Command-line names of the options that are given."""
         return tuple(
             f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value is not None
         )
@@ -303,7 +302,7 @@ def build_options(**given: object) -> PlanOptions:
 
 
 class PlanJob(Record):
-    """A plan with its model, and settings that a strategy file does not contain."""
+    """Plan with its model and the settings of its execution."""
 
     plan: Plan
     spec: ModelSpec
@@ -313,15 +312,14 @@ class PlanJob(Record):
     async_grad_reduce: bool = True
     """True reduces gradients once per step, in the last micro-batch; False in every one."""
     precision: Precision = "fp32"
-    """Precision of the computation. bf16 and fp16 also keep fp32 weights and fp32 optimizer states;
-    fp16 scales losses."""
+    """Precision of the computation. With bf16 and fp16, weights for the optimizer and its states
+    are fp32; fp16 also scales losses."""
     fp32_gradients: bool = True
-    """True sums bf16 and fp16 gradients in fp32 over micro-batches and ranks, as engines do; False
-    uses the precision of the model."""
+    """True to accumulate and reduce bf16 and fp16 gradients in fp32, as in Megatron-LM; False to
+    use the precision of the weights."""
     narrow_shards: bool = False
-    """True if the plan's engine keeps bf16 or fp16 shards for gathering, in addition to the fp32
-    shards of ZeRO-3. A dry run counts them. This executor has none, since FSDP2 casts while it
-    gathers."""
+    """True if the plan's engine has bf16 or fp16 weight shards in addition to the fp32 shards of
+    ZeRO-3. A dry run counts them; this executor has none, since FSDP2 casts before gathering."""
     routing: Routing = "even"
     """Routing of tokens to experts in a run; a dry run always routes evenly."""
     context_exchange: ContextExchange = "ring"
@@ -340,16 +338,16 @@ class DryRunRank(Record):
     rank: int
     """Global rank; by default the first of its stage."""
     num_parameters: int
-    """Elements of this rank's parameters, with nothing gathered."""
+    """Number of parameters in this rank's shards, before any gathering."""
     parameter_bytes: int
     gradient_bytes: int
-    """Gradients, sharded or replicated, when the optimizer steps."""
+    """Bytes of gradients before the optimizer step, sharded or replicated."""
     optimizer_bytes: int
-    """AdamW's two moments, and fp32 copies of bf16 or fp16 weights."""
+    """Bytes of AdamW's two moments and of fp32 copies of bf16 or fp16 weights."""
     peak_bytes: int
-    """Peak of bytes alive at once in one step after the first, including `engine_bytes`."""
+    """Peak of the bytes alive in the second step, including `engine_bytes`."""
     peak_parts: Mapping[str, int]
-    """Parts of `peak_bytes` at the peak, which sum to it: parameters, gathered parameters,
+    """Bytes by category at the peak, which sum to `peak_bytes`: parameters, gathered parameters,
     gradients, optimizer, activations, other."""
     num_microbatches_run: int
     engine_bytes: int = 0
@@ -359,7 +357,7 @@ class DryRunRank(Record):
 
 
 class RunResult(Record):
-    """Results of real processes; one value per step, unless noted."""
+    """Results of a run in real processes; one value per step, unless noted."""
 
     loss: tuple[float, ...]
     grad_norm: tuple[float, ...]
@@ -373,7 +371,7 @@ class RunResult(Record):
     """Median seconds of a step by stage, on its slowest rank: all forwards, all backwards and
     optimizer (`forward_s`, `backward_s`, `optimizer_s`)."""
     peak_bytes: tuple[int, ...] = ()
-    """Peak memory by rank."""
+    """Peak memory by rank, bytes."""
     peak_source: PeakSource = "counted"
     """Source of `peak_bytes`: torch's CUDA allocator, or storages counted in one step."""
     notes: tuple[str, ...] = ()
@@ -407,7 +405,7 @@ class Verdict(Record):
 
     @property
     def sentence(self) -> str:
-        """Sentence about the differences beyond their tolerance."""
+        """Error message with the differences beyond their tolerance."""
         worst = [
             f"{name} {self.largest[key]:.2g} (at most {self.tolerance[key]:g})"
             for key, name in (("loss", "loss"), ("grad_norm", "gradient norm"))
@@ -417,7 +415,7 @@ class Verdict(Record):
 
 
 def judge(result: RunResult, precision: Precision) -> Verdict | None:
-    """Return the differences of a run from its reference; None without a reference."""
+    """Return the comparison of a run with its reference; None without a reference."""
     if not result.reference_loss:
         return None
     return Verdict(

@@ -28,10 +28,10 @@ def scale_down(
     global_batch: int | None = None,
     num_microbatches: int | None = None,
 ) -> tuple[Plan, ModelSpec]:
-    """Return a plan and its model with fewer layers or another batch; None keeps the value.
+    """Return a plan and its model with fewer layers or another batch; None keeps a value.
 
-    Embedding and head are not changed. Raises OptionError if there would be fewer layers than
-    stages, or more than the plan has.
+    Embedding and head are not changed. Raises OptionError for fewer layers than stages, more than
+    in the plan, an encoder-decoder without one of its stacks, or chunks without layers.
     """
     if global_batch is not None:
         plan = replace(plan, global_batch=global_batch)
@@ -72,7 +72,7 @@ def _chosen(plan: Plan, layers: int) -> tuple[int, ...]:
 
 
 def _keeps_stacks(spec: ModelSpec, chosen: Sequence[int]) -> bool:
-    """Return True if an encoder-decoder keeps both stacks; always True for a single stack."""
+    """Return True if the chosen layers include encoder and decoder; True for other models."""
     types = spec.layer_types
     kept = {spec.layers[types[index]].cross_attention for index in chosen}
     return kept == {layer.cross_attention for layer in spec.layers}
@@ -81,10 +81,11 @@ def _keeps_stacks(spec: ModelSpec, chosen: Sequence[int]) -> bool:
 def chosen_layers(
     stage_sizes: tuple[int, ...], layers: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return (number of layers per stage, chosen layers): at least one per stage, evenly spaced.
+    """Choose `layers` layers of a plan; return (number per stage, indices of the layers).
 
-    Shares are proportional to the stages' sizes, by largest remainder. To keep k of n layers, the
-    middles of k equal parts are chosen.
+    Every stage has at least one. The numbers are proportional to the stage sizes, rounded by
+    largest remainder. In a stage, the layers are evenly spaced. Raises OptionError for fewer layers
+    than stages or more than in the plan.
     """
     total, stages = sum(stage_sizes), len(stage_sizes)
     if not stages <= layers <= total:
@@ -114,11 +115,12 @@ def chosen_layers(
 
 
 def make_plan(options: GlobalOptions, *, num_layers: int, world_size: int) -> Plan:
-    """Return the plan that the options describe for a model with `num_layers` layers.
+    """Return the uniform plan of the options of GLOBAL mode.
 
-    Stages are even and the last one has the remainder, as in strategy files without
-    `pp_division`. Defaults: degrees 1, consecutive groups, ddp, no checkpoint, gpipe (the
-    launcher's default), and one micro-batch per stage, the minimum for 1F1B.
+    Stages have equal sizes, and the last one also has the remainder, as in strategy files without
+    `pp_division`. Defaults: degrees 1, consecutive groups, ddp, no checkpointing, gpipe (default of
+    Galvatron's launcher), and one micro-batch per stage.
+
 
     Raises
     ------
@@ -164,7 +166,7 @@ def make_plan(options: GlobalOptions, *, num_layers: int, world_size: int) -> Pl
 
 
 # --------------------------------------------------------------------------------------------------
-# One question: the plan, the model and the prediction, from options and files.
+# Plan, model and prediction, from options and files.
 
 
 _SHARDED_IN_FP32 = ("accelerate", "galvatron", "torchtitan")
@@ -174,7 +176,7 @@ _RUN_HERE: Mapping[str, Precision] = {"fp32": "fp32", "bf16": "bf16", "fp16": "f
 
 
 class Question(Record):
-    """A job with its source and the prediction for it."""
+    """Job of `profile-plan` with its source, its prediction and notes."""
 
     job: PlanJob
     source: str
@@ -182,20 +184,21 @@ class Question(Record):
     problems: tuple[str, ...]
     """Violations that make the plan illegal, each with its arithmetic."""
     prediction: PlanDocument | None
-    """Document with the prediction; None without one, or if it is for another run."""
+    """Plan file with a prediction; None without one, or if it is for a different job."""
     notes: tuple[str, ...]
     """Assumptions, ignored values and scaling, one sentence each."""
 
 
 def ask(options: PlanOptions, *, mode: Mode, launched: int | None = None) -> Question:
-    """Return the job that the options describe.
+    """Return the job that the options and the plan file describe.
+
 
     launched : number of ranks that torchrun started, None without it; the world size of a plan
         that does not contain one.
 
     Raises
     ------
-    InputError: something is missing, unusable or contradicts something else.
+    InputError: an option or a file is missing, invalid, or contradicts another.
     """
     stored = _Stored(options.plan)
     notes = [] if options.model is not None else list(stored.notes)
@@ -256,7 +259,7 @@ def ask(options: PlanOptions, *, mode: Mode, launched: int | None = None) -> Que
 
 
 class _Stored:
-    """Data of an autopar plan file or result in addition to the plan; empty for other files."""
+    """Request and options in an autopar plan file or result; empty for other files."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path or Path()
@@ -269,14 +272,14 @@ class _Stored:
         """Notes about the location of the model, if it was found next to the plan file."""
 
     def text(self, key: str) -> str | None:
-        """Return a text of the request, or None if it is not given."""
+        """Return an option of the request as text, or None if it is absent."""
         value = self._request.get(key)
         if value is not None and not isinstance(value, str):
             raise self._unusable(key, value, "a text")
         return value
 
     def counts(self, key: str) -> tuple[int, ...] | None:
-        """Return the numbers of a comma list of the request, or None if it is not given."""
+        """Return an option of the request as numbers, or None if it is absent."""
         text = self.text(key)
         if text is None:
             return None
@@ -431,7 +434,10 @@ def _prediction(stored: _Stored, plan: Plan) -> PlanDocument | None:
 
 
 def _other_run(stored: _Stored, job: PlanJob, whole: Plan, spec: ModelSpec) -> tuple[str, ...]:
-    """Return the differences of a job from the predicted one; `spec` is the model of `whole`."""
+    """Return the differences between a job and the predicted one; empty if there are none.
+
+    whole : plan of the file, before scaling down. spec : its model.
+    """
     differences = []
     if job.plan.layers != whole.layers:
         differences.append(f"{len(whole.layers)} layers, here {len(job.plan.layers)}")
@@ -460,7 +466,7 @@ def _other_run(stored: _Stored, job: PlanJob, whole: Plan, spec: ModelSpec) -> t
 
 
 def _other_model(stored: _Stored, spec: ModelSpec) -> list[str]:
-    """Return the differences of a model from the one that a plan file was made for."""
+    """Return the differences between a model and the model of the plan file."""
     name = stored.text("model")
     if name is None:  # made of profile files alone, so only the model's sizes are known
         return []

@@ -52,17 +52,17 @@ _Streams: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
 
 
 class Part(Record):
-    """A layer, the embedding, the head, or the latter two as one part if they share a table."""
+    """Part of a stage: a layer, the embedding, the head, or both of these if tied."""
 
     name: str
     modules: tuple[nn.Module, ...]
     layout: Layout
     holder: nn.Module
-    """Module with `modules` as children, or the only one of them; gives parameters their names."""
+    """Parent of `modules`, or the only one of them; defines the names of parameters."""
     pieces: dict[str, Piece]
     unit: Replica | Shard
     experts: Replica | Shard | None = None
-    """Unit of whole experts, whose gradients are summed over other ranks; None without them."""
+    """Unit of expert-parallel weights, with separate gradient groups; None without them."""
     streams: tuple[int, ...] = (0,)
     """Indices of the input streams of activations; the output replaces the first of them."""
 
@@ -72,14 +72,17 @@ class Part(Record):
         return (self.unit,) if self.experts is None else (self.unit, self.experts)
 
     def num_shards(self, piece: Piece) -> int:
-        """Return the number of ZeRO shards of a rank's shard of a parameter."""
+        """Return the number of ZeRO shards of a parameter on a rank; 1 if it is replicated."""
         unit, axes = self.unit, self.layout.sync_axes
         if piece.is_expert and self.experts is not None:
             unit, axes = self.experts, self.layout.expert_sync_axes
         return self.layout.cube.size(axes) if isinstance(unit, Shard) else 1
 
     def gradients(self) -> Iterator[tuple[str, Piece, torch.Tensor]]:
-        """Yield (name, piece, gradient) of each parameter; the gradient is this rank's shard."""
+        """Yield (name, piece, gradient) of each parameter with a gradient on this rank.
+
+        With ZeRO-2 and ZeRO-3, the gradient is this rank's shard.
+        """
         for name, parameter in self.holder.named_parameters():
             grad = gradient_of(parameter)
             if grad is not None:
@@ -87,7 +90,7 @@ class Part(Record):
 
 
 def padded_spec(job: PlanJob) -> ModelSpec:
-    """Return the model with the vocabulary padded as in the plan, for any tensor degree."""
+    """Return the model with a padding of the vocabulary that does not depend on its sharding."""
     vocab = job.plan.vocab
     # Ulysses does not shard the tables
     times = 1 if vocab.ulysses else vocab.tp
@@ -104,7 +107,10 @@ def open_groups(
     timeout_s: float | None = None,
     own_only: bool = False,
 ) -> PlanGroups:
-    """Return the process groups of a plan; every rank calls this."""
+    """Return this rank's process groups of a plan; every rank must call this.
+
+    own_only : as in `PlanGroups`.
+    """
     return PlanGroups(
         rank=rank,
         num_stages=job.plan.num_stages,
@@ -153,13 +159,11 @@ def _stage_layouts(job: PlanJob, cube: Cube, stage: int) -> tuple[list[Layout], 
 
 
 class Stage(nn.Module):
-    """Part of a plan that one rank runs: a pipeline stage, or one model chunk of it.
+    """Pipeline stage of one rank, or one model chunk of it, as a module.
 
-    `stage(tokens or activations) -> activations or loss`.
-
-    An encoder-decoder has two streams as input and output, the decoder's and the encoder's.
-    Forwards of a step's micro-batches are called in order, and so are backwards. The loss is scaled
-    so that the sum over micro-batches and ranks is the mean over the global batch.
+    It maps tokens or activations to activations or a loss. An encoder-decoder has two streams as
+    input and output, the decoder's and the encoder's. Micro-batches must be run in order. The loss
+    is scaled so that its sum over micro-batches and ranks is the mean over the global batch.
     """
 
     def __init__(
@@ -172,7 +176,8 @@ class Stage(nn.Module):
         entry: Sequence[Layout],
         exit_: Sequence[Layout],
     ) -> None:
-        """Join the parts; `entry` and `exit_` are the layouts of the input and output streams."""
+        """Create the stage of `parts`; `entry` and `exit_` are layouts of input and output
+        streams."""
         super().__init__()
         self.job, self.groups, self.parts, self.chunk = job, groups, tuple(parts), chunk
         self.is_first = chunk == 0
@@ -194,7 +199,7 @@ class Stage(nn.Module):
         # each loss is a mean; this scale makes their sum over micro-batches and ranks a mean too
         self._scale = 1.0 / (job.plan.num_microbatches * copies)
         self.loss_scale = 1.0
-        """Scale of the losses, and so of the gradients, in this step; 1 except in fp16."""
+        """Loss scale of this step; 1 except in fp16."""
         self._body: Callable[..., _Streams] = self._run
         shards = [unit for unit in self.units if isinstance(unit, Shard)]
         if shards:
@@ -209,11 +214,11 @@ class Stage(nn.Module):
         return (unit for part in self.parts for unit in part.units)
 
     def entry_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Return the shape of every stream that a stage after the first receives."""
+        """Return the shape of every input stream of activations; not for the first stage."""
         return self._shapes(self._entry)
 
     def exit_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Return the shape of every stream that a stage before the last sends."""
+        """Return the shape of every output stream of activations; not for the last stage."""
         return self._shapes(self._exit)
 
     def token_shapes(self) -> tuple[tuple[int, int], ...]:
@@ -229,16 +234,16 @@ class Stage(nn.Module):
         self._forwards = self._backwards = 0
 
     def forward(self, *xs: torch.Tensor) -> _Streams:
-        """Return activations for the next stage; on the last one this rank's scaled loss, (1,).
+        """Return activations for the next stage, or on the last stage the scaled loss, (1,).
 
-        The first stage takes tokens, (batch, sequence).
+        The input of the first stage is tokens, (batch, sequence).
         """
         out: _Streams = self._body(*xs)
         self._forwards += 1
         return out
 
     def before_backward(self) -> None:
-        """Prepare the next backward; must be called before each of them."""
+        """Prepare the units for the next backward; must be called before each backward."""
         self._backwards += 1
         is_last = self._backwards == self.job.plan.num_microbatches
         reduces = is_last or not self.job.async_grad_reduce
@@ -249,7 +254,7 @@ class Stage(nn.Module):
                 unit.before_backward(reduces=reduces)
 
     def finish_backward(self) -> None:
-        """Complete the gradients over the data group, the tensor group and both tied tables."""
+        """Finish gradient sums over the data- and tensor-parallel groups and both tied tables."""
         for unit in self.units:
             unit.finish_backward()
         # after the sums over the data group, which write the same gradients
@@ -263,14 +268,14 @@ class Stage(nn.Module):
             unit.step(self.loss_scale)
 
     def skip_step(self) -> None:
-        """Drop the gradients of a step."""
+        """Discard the gradients of a step without an optimizer step."""
         for unit in self.units:
             unit.skip()
 
     def squared_gradient_norm(self) -> torch.Tensor:
-        """Return this rank's share of the squared gradient norm; the sum over ranks is the model's.
+        """Return this rank's share of the squared gradient norm, without the loss scale.
 
-        The loss scale is removed.
+        The sum over all ranks is the squared norm of the model's gradient.
         """
         ranks = self.groups.cube.num_ranks
         total: Any = 0.0
@@ -284,7 +289,7 @@ class Stage(nn.Module):
         return torch.as_tensor(total / self.loss_scale**2, dtype=torch.float64)
 
     def loss_share(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return this rank's share of a loss; the sum over all ranks is the loss of the batch."""
+        """Return a loss divided by its replicas, so that the sum over ranks is the batch's loss."""
         # tensor-parallel ranks have equal losses, each Ulysses rank the loss of its shard
         return loss / (self.vocab.degree if self.vocab.kind != "ulysses" else 1)
 
@@ -324,7 +329,7 @@ class Stage(nn.Module):
         return loss * (self._scale * self.loss_scale)
 
     def _sum_partial(self, part: Part) -> None:
-        """Sum partial gradients over a tensor-parallel group, with one all-reduce per part."""
+        """Sum the partial gradients of a part over its tensor-parallel group, in one all-reduce."""
         found = [(piece, grad) for _, piece, grad in part.gradients() if piece.is_partial]
         if not found:
             return
@@ -378,9 +383,9 @@ def build_stages(
     device: torch.device | str,
     has_values: bool = True,
 ) -> tuple[Stage, ...]:
-    """Return this rank's model chunks of a plan, in the order of a micro-batch's forward.
+    """Build this rank's model chunks of a plan, in the order of the forward pass.
 
-    has_values : False for fake tensors.
+    has_values : False for fake tensors, whose parameters are not initialised.
     """
     builder = _Builder(job, groups, torch.device(device), has_values)
     plan = job.plan
@@ -460,7 +465,7 @@ class _Builder:
         return self._part(f"layer{index}", (module,), module, layout, whole, streams)
 
     def _share_tables(self, layer: nn.Module, alike: object) -> None:
-        """Let equal layers share one table of positions, as engines do."""
+        """Replace rotary tables of a layer by those of earlier layers with equal `alike`."""
         for place, module in layer.named_modules():
             for name, table in module.named_buffers(recurse=False):
                 setattr(module, name, self._tables.setdefault((alike, place, name), table))
@@ -560,7 +565,7 @@ class _Builder:
         others: Sequence[nn.Parameter] = (),
         holder: nn.Module | None = None,
     ) -> Replica | Shard:
-        """Return the unit of modules whose gradients are summed over these axes.
+        """Return the parameter unit of modules whose gradients are summed over these axes.
 
         others : parameters of the modules that belong to another unit. holder : parent of the
         modules.
