@@ -1,1 +1,1 @@
-"""Profilers that write the documented profile files; the only package that may import torch."""
+"""Profilers that write profile files in Galvatron's format; only these may import torch."""

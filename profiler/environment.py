@@ -83,7 +83,7 @@ METADATA: tuple[MetadataRow, ...] = (
         unit="true or false",
         compared="always",
     ),
-    # Documented bandwidths are those of this message size.
+    # Bandwidths in the hardware files are those of this message size.
     MetadataRow(key="reference_bytes", meaning="reference size", unit="bytes", compared="resume"),
     MetadataRow(key="world_size", meaning="number of ranks", unit="count", compared="always"),
     MetadataRow(key="num_nodes", meaning="number of hosts", unit="count", compared="always"),
@@ -315,7 +315,7 @@ _HARMLESS = frozenset(
 """Variables whose values are numbers or known words."""
 _WORDS = re.compile(r"[A-Za-z0-9_.,:;^+=\[\]-]{1,100}")
 _LONG = re.compile(r"(?=\w*[0-9])(?=\w*[A-Za-z])\w{32,}")
-"""Pattern of a value that looks like a secret, whatever the variable's name."""
+"""Pattern of a value that looks like a secret, for variables of any name."""
 _SET, _HIDDEN = "(set)", "(hidden)"
 """Placeholders of values that are not stored; earlier versions wrote `(hidden)` for secrets."""
 _LABEL_DIGITS = 4

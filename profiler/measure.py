@@ -214,7 +214,7 @@ class Policy(Record):
     fewest: int = 6
     """Samples needed before a narrow interval ends the cell; the interval of the median needs 6."""
     least: int = 3
-    """Minimum samples whatever their duration, unless `iters` is smaller."""
+    """Minimum number of samples, even beyond the time limit, unless `iters` is smaller."""
     half_width: float = 0.02
     """Relative half width of the median's 95 % interval at which sampling stops."""
     sample_s: float = 1e-3

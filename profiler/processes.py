@@ -251,7 +251,7 @@ def recipe(rank: int, host: str, *, one_host: bool = True) -> dict[str, str]:
         "NCCL_PROTO": "Simple",
     }
     if one_host:  # the loopback interface does not connect several hosts
-        # Loopback works on a single host, whatever its other interfaces.
+        # Loopback works on a single host with any network configuration.
         variables["NCCL_SOCKET_IFNAME"] = "lo"
     return variables
 

@@ -260,7 +260,7 @@ class DocumentedSizes:
         """Sizes in the spelling of --sizes; None if no option is given."""
         if self.start_mb is None and self.end_mb is None and self.scale is None:
             return None
-        # The other end may be nearer than its documented default.
+        # The other end may be nearer than its default.
         start = self.start_mb or min(16, self.end_mb or 16)
         end = self.end_mb or max(512, start)
         if end < start:
@@ -290,7 +290,7 @@ def build_options(**given: object) -> HardwareOptions:
         values["sizes"] = parse_sizes(documented)
     options = make(HardwareOptions, values)
     check_out(options.out)
-    # Documented bandwidths are those of the reference size, so it is always measured.
+    # Bandwidths in the files are those of the reference size, so it is always measured.
     sizes = {*options.sizes_bytes, options.reference_bytes}
     return replace(options, sizes_bytes=tuple(sorted(sizes)))
 
@@ -489,7 +489,7 @@ def plan_cells(options: HardwareOptions, cluster: Cluster) -> tuple[Cell, ...]:
         plan += [(f"overlap_{name}", world, True, chosen) for name in names]
 
     def waits(cell: Cell) -> bool:
-        # The size that documented profilers use; overlap_coe needs it.
+        # The size of Galvatron's profiler; overlap_coe needs it.
         overlap = cell.operation == "overlap_allreduce" and cell.size_bytes == 64 << 20
         return cell.size_bytes != options.reference_bytes and not overlap
 

@@ -385,7 +385,7 @@ def plan_overlap(gemm_s: float, communication_s: float, window_s: float) -> Over
 # --------------------------------------------------------------------------------------------------
 # Overlap samples of one rank and their evaluation; does not need torch.
 #
-# All times are per communication: the GEMMs per communication take as long as it does, both alone.
+# All times are per communication, with as many GEMMs as take equally long without overlap.
 # The five quantities are therefore comparable.
 
 
@@ -409,7 +409,7 @@ class OverlapSamples(Record):
     communication_overlapped: tuple[float, ...]
     """Communication times while GEMMs run during the whole window."""
     both: tuple[float, ...]
-    """Makespans of two queues that take equally long alone."""
+    """Makespans of two queues with equal separate durations."""
     gemm: str
     """Shape and number of GEMMs per communication, such as `4096x4096x4096 bf16 x 3.5`."""
     shared_fraction: float
@@ -456,9 +456,9 @@ class Slowdowns(Record):
     """Slowdowns and overlap efficiency from the medians of samples."""
 
     compute: float
-    """GEMM time with communication over GEMM time alone."""
+    """GEMM time with communication over GEMM time without."""
     communication: float
-    """Communication time with GEMMs over communication time alone."""
+    """Communication time with GEMMs over communication time without."""
     efficiency: float
     """Hidden fraction of the shorter side; negative if overlapping made both slower."""
 
@@ -497,7 +497,7 @@ def slowdowns(samples_s: Mapping[str, Sequence[float]]) -> Slowdowns:
 
 
 OVERLAP_WINDOW_S = {"cuda": 0.02, "cpu": 0.05}
-"""Seconds of a queue that runs alone, by device type; it contains at least one communication."""
+"""Target duration of a queue without overlap, by device type, seconds."""
 LEAST_SHARED = 0.05
 """Minimum fraction of a lane's proven running time that must be concurrent with the other lane.
 
@@ -644,7 +644,7 @@ class _Phases:
     quickest_s: dict[str, float] = field(
         default_factory=lambda: {"compute": math.inf, "communication": math.inf}
     )
-    """Shortest operation of each lane alone, seconds."""
+    """Shortest operation of each lane without overlap, seconds."""
     samples_s: dict[str, list[float]] = field(
         default_factory=lambda: {name: [] for name in QUANTITIES}
     )

@@ -81,7 +81,7 @@ from profiler.show.read import (
 
 
 _DROP = 0.05
-"""Relative drop in time of a larger message that is tolerated whatever the spread."""
+"""Tolerated relative decrease of time from a message to a larger one, for any spread."""
 _UNIT_FACTOR = 4.0
 """Ratio of bandwidth to times of one group that only a mix-up of units exceeds."""
 
@@ -138,7 +138,7 @@ def plausible(folder: Folder, profile: Profile) -> Iterator[Finding]:
 
 
 def _at_odds_with_times(file: HardwareFile, profile: Profile) -> Iterator[Finding]:
-    """Yield documented bandwidths that contradict the times of their group, without samples."""
+    """Yield bandwidth keys without samples that contradict the times of their group."""
     series = series_of(profile)
     for entry in file.entries:
         found = series.get((entry.operation, entry.group_size, entry.consecutive))
@@ -335,7 +335,7 @@ def _disagreement(folder: Folder, profile: Profile) -> Iterator[Finding]:
         if expected is None or file.problems:
             continue
         own = {entry.key: entry for entry in file.entries}
-        # Derived values are in the documented unit, whatever the unit of the file.
+        # Derived values are in the unit of Galvatron's format, for files in any unit.
         factor = UNIT_FACTORS[documented_unit(file.kind)]
         for key, value in expected.items():
             entry = own.get(key)
@@ -503,7 +503,7 @@ Kind = Literal["bandwidth", "time", "ratio"]
 
 
 class Change(Record):
-    """One value in both profiles: a documented key, or a point of a curve."""
+    """Value that exists in both profiles: a key of a profile file, or a point of a curve."""
 
     key: str
     kind: Kind
@@ -619,7 +619,7 @@ def compare(old: Profile, new: Profile, threshold: float) -> Comparison:
 
 
 def _verdict(old: _Value, new: _Value, spread: float, threshold: float) -> Verdict:
-    # A ratio above 1 is worse, whatever the unit.
+    # A ratio above 1 is worse for every unit.
     slower = new.value / old.value if new.kind != "bandwidth" else old.value / new.value
     # From the better to the worse value, whichever is the new one.
     size = max(slower, 1.0 / slower) - 1.0
@@ -631,7 +631,7 @@ def _verdict(old: _Value, new: _Value, spread: float, threshold: float) -> Verdi
 
 
 def _values(profile: Profile) -> Iterator[tuple[str, _Value]]:
-    """Yield documented keys in file order, then curve points without a key."""
+    """Yield the keys of a file in file order, then curve points without a key."""
     series = series_of(profile)
     told = set()
     for file in profile.files:

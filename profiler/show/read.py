@@ -524,7 +524,7 @@ def scope_by_shape(profile: Profile, key: SeriesKey) -> str | None:
 
 
 def reference_cell(profile: Profile, entry: HardwareEntry) -> Point | None:
-    """Return the measured point of a documented bandwidth, None if there is none.
+    """Return the measured point for a bandwidth key of a hardware file, None if there is none.
 
     The newest run contains the message size; without it, the point with the nearest bandwidth is
     used.

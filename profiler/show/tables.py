@@ -108,7 +108,7 @@ def _fit_row(fit: TimeFit) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Model files: data of a computation file beyond its documented keys.
+# Model files: data of a computation file in addition to Galvatron's keys.
 
 
 def has_fits(path: Path) -> bool:
@@ -294,7 +294,7 @@ def show_bandwidth(console: Console, profile: Profile) -> None:
 
 
 def _reference_bytes(profile: Profile) -> float | None:
-    """Return the message size of the documented bandwidths in bytes, None if unknown."""
+    """Return the message size of the bandwidth keys in bytes, None if unknown."""
     named = profile.metadata.get("reference_bytes")
     if isinstance(named, int | float) and named:
         return float(named)
@@ -378,7 +378,7 @@ def show_p2p(console: Console, profile: Profile) -> None:
 
 
 def show_times(console: Console, profile: Profile) -> None:
-    """Print the documented times of collectives by group and message size."""
+    """Print the times of collectives in the file by group and message size."""
     file = profile.file("sp_time")
     entries = file.entries if file is not None else ()
     for operation in ("allreduce", "all2all"):
@@ -500,7 +500,7 @@ def show_comparison(
     threshold: float,
     circumstances: Sequence[str],
 ) -> None:
-    """Print documented keys and the curve points that changed."""
+    """Print the file keys and curve points that changed."""
     print_heading(console, title)
     for clause in circumstances:
         print_pair(console, "Different", clause)

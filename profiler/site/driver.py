@@ -189,7 +189,7 @@ class SiteDriver(Driver):
         medians_s: NDArray[np.float64],
         loops: int,
     ) -> Measurement:
-        """Return the measurement of a cell that every rank runs alone.
+        """Return the measurement of a cell that every rank runs without communication.
 
         Its samples are those of the slowest rank, for which the others wait in a training step. Its
         medians are those of all ranks.
