@@ -308,8 +308,8 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert (done.code, done.rank_code) == (1, 2)
     (said,) = done.said
     assert said == (
-        f"autopar: --out {tmp_path}: files cannot be written there (Read-only file system); "
-        "choose another --out or make it writable"
+        f"autopar: --out {tmp_path}: files cannot be written there (Read-only file system). "
+        "Use another --out, or make it writable"
     )
     assert done.progress == []
     assert done.stdout == ""
