@@ -116,7 +116,7 @@ class Table(Record, kw_only=False):
 class Console:
     """Console for results; colours and styles appear only on terminals.
 
-    piped : width without a terminal, columns
+    piped : width in columns if the stream is not a terminal
     """
 
     def __init__(self, stream: TextIO, piped: int = WIDTH) -> None:

@@ -773,9 +773,9 @@ class _SeqTable:
 
 
 def _pair(runs: list[_Run], kind: int) -> tuple[_Run, _Run] | None:
-    """Return two runs that differ only in the number of layers of one type, or None.
+    """Return two runs that differ only in the number of layers of type `kind`, or None.
 
-    They are the run with the fewest layers and that with the most.
+    They are the run with the fewest layers, and the longest one that differs only in `kind`.
     """
     if not runs:
         return None

@@ -500,7 +500,7 @@ def _shipped_alike(spec: ModelSpec) -> tuple[str, Path] | None:
 
 
 def _factor(spec: ModelSpec, shipped: ModelSpec) -> Fraction | None:
-    """Return the factor from shipped to planned lengths, None if layer types differ in it."""
+    """Return planned / shipped sequence length; None if the ratio differs by layer type."""
     # Exact fractions, so that equal proportions compare equal.
     factors = {
         Fraction(new.seq_length, old.seq_length)

@@ -273,7 +273,7 @@ class _LayerTables(LayerBySeq):
 
 
 class _OtherTables(OtherBySeq):
-    """Memory of embedding, head and loss by sequence length, or without this level."""
+    """Memory of embedding, head and loss by sequence length; older files omit that level."""
 
     rules = (*OtherBySeq.rules, Rule("", "model_states", OtherEntry, "No sequence level."))
 

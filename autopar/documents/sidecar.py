@@ -338,7 +338,7 @@ _Sample = Annotated[
 
 
 class Run(Record):
-    """One measuring run: its metadata, and raw samples by documented key or by cell."""
+    """One measuring run: its metadata, and raw samples by key of the document or by cell."""
 
     id: str | None = None
     """Identifier of the run in every sidecar that it wrote."""

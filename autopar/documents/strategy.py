@@ -518,7 +518,7 @@ def _plan(
 
 
 def _schema() -> dict[str, Any]:
-    """Return the JSON Schema of the written keys."""
+    """Return the JSON Schema of strategy files as they are written."""
     known = record_schema(_GalvatronFile)["properties"]
     layers = {"description": "Layers of every stage."}
     return {

@@ -148,7 +148,7 @@ class CollectiveTime(Record):
 
 @published("site")
 class SiteDocument(Record):
-    """Fractions of its card's rates that one cluster reaches, and the measurements behind them."""
+    """Fractions of a card's rates that one cluster reaches, and the measurements of them."""
 
     format: Literal["autopar-site"]
     version: Literal[1]

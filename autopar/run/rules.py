@@ -140,7 +140,7 @@ def _given(rule: Rule, values: Values) -> list[Any] | None:
 
 
 def holds_all(rules: Iterable[Rule], values: Values) -> Any:
-    """Return True, or a boolean array for array values, where no rule is broken.
+    """Return True if no rule is broken; element by element if values are arrays.
 
     Rules that read an unknown value count as satisfied.
     """

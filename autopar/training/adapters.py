@@ -36,7 +36,8 @@ _BASE_BYTES: dict[BaseKind, float] = {
 class Adapters(Record):
     """Low-rank adapters; all other weights are frozen.
 
-    The defaults are those of Megatron-Bridge, and PEFT's `all-linear` without experts.
+    The default rank and targets are those of Megatron-Bridge; experts do not share adapters by
+    default, as in PEFT's `all-linear` without experts.
     """
 
     rank: int = 32

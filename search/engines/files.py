@@ -100,9 +100,10 @@ def unwritten(run: Run, *, engine: str, place: ExportTarget) -> str:
 def read_back(draft: Draft, run: Run, title: str) -> Run:
     """Return the run that the files of a draft describe.
 
-    run : exported run, for the number of GPUs and the GPU model. title : engine name for messages.
+    run : exported run, for the number of GPUs and the GPU model
+    title : name of the engine in messages
 
-    Raises InputError if the engine would reject the run, or if its time or memory is unknown.
+    Raises InputError if the engine would reject the run, or if its files cannot be read as a run.
     """
     if draft.read is not None:
         return draft.read()

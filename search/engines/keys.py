@@ -31,7 +31,7 @@ def flattened(document: Mapping[str, Any], before: str = "") -> Iterator[tuple[s
 
 
 def words_of_values(values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return values as words by key: `true` or `false` for booleans, several words for lists."""
+    """Return command-line words by key: `true` or `false` of a boolean, one word per list item."""
     return {key: _words(value) for key, value in values.items()}
 
 

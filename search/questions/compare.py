@@ -340,7 +340,7 @@ def _allocated(event: Mapping[str, Any]) -> int:
 
 
 def _term(kernel: Mapping[str, Any]) -> str:
-    """Return the term of a kernel, from its process group for NCCL kernels, else from its name."""
+    """Return the step-time term of a kernel: by process group for NCCL kernels, else by name."""
     given = kernel.get("args")
     arguments = given if isinstance(given, dict) else {}
     name = str(kernel.get("name"))

@@ -42,11 +42,10 @@ class Suggestion(Record):
 
 
 def remedies(question: UniformRequest) -> tuple[Suggestion, ...]:
-    """Return changes that make a plan fit, smallest change of the training first.
+    """Return up to four changes that make a plan fit, smallest change of the training first.
 
     The order is another batch, no offload, low-precision moments, optimizer offload, LoRA, LoRA on
-    4-bit weights, more nodes. For each change, the first engine with a plan that fits is returned.
-    At most four changes are returned.
+    4-bit weights, more nodes. Each has the plan of the first engine that fits.
     """
     found: list[Suggestion] = []
     for words, asked in _changes(question):
@@ -89,9 +88,9 @@ def _changes(question: UniformRequest) -> Iterator[tuple[str, UniformRequest]]:
 
 
 def _found(words: str, asked: UniformRequest) -> Suggestion | None:
-    """Return the fastest plan of the first engine whose plan fits under a change, or None.
+    """Return the fastest fitting plan of a changed request, from the first engine that has one.
 
-    words : options that make the change
+    None if no engine has one. words : command-line options that make the change
     """
     from search.planning.uniform.best_first import UniformSearch
 

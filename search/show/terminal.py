@@ -299,7 +299,7 @@ def _samples(plan: Plan) -> str:
 
 
 def _split(time_s: Mapping[str, float], once_s: float) -> tuple[str, str, str]:
-    """Return computation and other time of one micro-batch, and the time once per step."""
+    """Return three formatted times: compute and others per micro-batch, and once per step."""
     compute = sum(time_s.get(key, 0.0) for key in _COMPUTE)
     rest = sum(v for key, v in time_s.items() if key not in (*_COMPUTE, *_PER_STEP))
     return format_seconds(compute), format_seconds(rest), format_seconds(once_s)

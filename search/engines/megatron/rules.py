@@ -72,7 +72,10 @@ def _when(flag: str, rule: Rule) -> Rule:
 
 
 def _rule(name: str, over: str, rest: Callable[..., Any], message: str, source: str = "") -> Rule:
-    """Return a rule with id `megatron.NAME`; over : names of its values, separated by commas."""
+    """Return a rule with id `megatron.NAME`.
+
+    over : names of the values that it reads, separated by commas
+    """
     return Rule(_id(name), tuple(over.split(", ")), rest, message, source=source)
 
 

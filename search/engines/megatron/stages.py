@@ -1,7 +1,7 @@
 """Megatron-LM arguments for the layer partition, expert layers and context parallelism.
 
-An even partition needs the number of chunks per stage, and a flag each for embedding and loss that
-count as one layer. Every other partition is written as a layout string.
+An even partition is the number of chunks per stage, with one flag if the embedding counts as a
+layer and one if the loss does. Every other partition is a layout string.
 """
 
 from __future__ import annotations

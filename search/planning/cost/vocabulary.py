@@ -281,7 +281,7 @@ def _moments(
     *,
     shard_gradients: bool,
 ) -> _Moments:
-    """Return the bytes of embedding and head in addition to states, at each point of a step.
+    """Return the bytes of embedding and head beyond their states, at each point of a step.
 
     The gradient of the head is reduced first, and its buffer is live until the next reduction in
     the last layer's backward. Tied weights on a single stage are gathered throughout the step, and
@@ -333,7 +333,10 @@ def _at_once(states: F64, model: VocabModel) -> F64:
 
 
 def _head(states: F64) -> F64:
-    """Return the state bytes (16 per parameter) of the head, (3, E); 0 on the first stage."""
+    """Return the state bytes of the head, 16 per parameter, by position and strategy, (3, E).
+
+    Positions are the only, the first and the last stage; the first stage has none.
+    """
     only, _, last = states
     return np.array((np.fmin(only, last), np.zeros_like(last), last))
 

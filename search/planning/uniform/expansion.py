@@ -586,7 +586,7 @@ class CandidateExpander:
         return bool(blocks[int(choice.recompute.removeprefix("block "))] <= again)
 
     def sizes(self, unit: DegreeTimes, choice: Candidate) -> _Sizes:
-        """Return lower bounds of the peak stage's bytes of a layout, by recomputation policy."""
+        """Return lower bounds of the peak stage's memory, bytes, one per recomputation policy."""
         key = (unit, choice)
         found = self._sizes.get(key)
         if found is None:

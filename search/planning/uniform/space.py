@@ -372,11 +372,11 @@ class UniformSearchSpace:
     ) -> F64:
         """Return lower bounds of the peak stage's bytes, by attention sharding.
 
-        The minimum over the numbers of stages `stages` and all allowed ZeRO stages. The formula is
-        that of `UniformCostModel.many_spread_bytes`, with model states and the layer inputs of live
-        micro-batches. Inputs of MoE layers are not counted if their norms can be offloaded.
+        Each is the minimum over the pipeline sizes in `stages` and the allowed ZeRO stages, by the
+        formula of `UniformCostModel.many_spread_bytes`, with model states and the layer inputs of
+        live micro-batches. Inputs of MoE layers are not counted if their norms can be offloaded.
 
-        at : indices of attention shardings.
+        way : expert degrees. at : indices of attention shardings.
         """
         job, engine = self.prices.job, self.prices.engine
         tp, cp, size, scattered = (column[at] for column in self._columns)
