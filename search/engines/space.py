@@ -75,7 +75,7 @@ def nvlinked(gpu: str) -> bool:
     return _UNLINKED.match(gpu.upper()) is None
 
 
-def can_overlap_tp(gpu: str) -> bool:
+def needs_one_queue(gpu: str) -> bool:
     """Return True if a GPU model is older than Blackwell and needs one launch queue for TP overlap.
 
     Such a device cannot combine TP overlap with overlapped expert communication. TP overlap needs
@@ -173,7 +173,7 @@ def job_values(job: EngineContext) -> dict[str, Any]:
         "mtp": model.mtp,
         "gpu": job.gpu,
         "nvlinked": nvlinked(job.gpu),
-        "one_queue": can_overlap_tp(job.gpu),
+        "one_queue": needs_one_queue(job.gpu),
     }
 
 

@@ -44,11 +44,11 @@ def _run() -> Run:
         ({"runtime.states.buckett": 5}, "Did you mean 'bucket'?"),
         (
             {"runtime.states.bucket": "large"},
-            "got 'large'",
+            "expected a whole number from 1",
         ),
         (
             {"runtime.states.bucket": True},
-            "got true",
+            "expected a whole number from 1",
         ),
         ({"runtime.adapters.rank": 3}, "Set it as a whole"),
         ({"runtime.states": {"bucket": 4, "rows": 1}}, "expected"),

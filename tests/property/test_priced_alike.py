@@ -29,17 +29,17 @@ from tests.step_cases import STACKS
 seeds = st.integers(0, 10**6)
 _GPUS = 8
 """GPUs of one node: across nodes, documents know two strides of groups, and the step knows all."""
-_STEP = 0.18
+_STEP = 0.12
 _MEDIAN, _TWENTIETH = 0.01, 0.07
 _TERMS = {
-    "compute": (("gemm", "attention", "memory"), ("forward", "backward", "vocab"), 0.10),
+    "compute": (("gemm", "attention", "memory"), ("forward", "backward", "vocab"), 0.06),
     "recomputation": (("recompute",), ("recompute",), 0.01),
     "tensor parallel": (("tensor",), ("tp",), 0.02),
-    "optimizer": (("optimizer",), ("optimizer",), 0.02),
-    "transfers": (("transfer",), ("transfer",), 0.02),
-    "host": (("host",), ("host",), 0.12),
+    "optimizer": (("optimizer",), ("optimizer",), 0.015),
+    "transfers": (("transfer",), ("transfer",), 0.015),
+    "host": (("host",), ("host",), 0.10),
     # ZeRO-3's last scatter is traffic of the step in one, and of the reduction in the other
-    "data parallel": (("sharding", "gradients"), ("zero3", "sync", "gradient_sync"), 0.16),
+    "data parallel": (("sharding", "gradients"), ("zero3", "sync", "gradient_sync"), 0.06),
 }
 """Names in the step and in the planner, and their allowed difference as a share of a step. Causes
 are a line through times of several batches, messages read off curves, an undivided look-up, and
@@ -92,13 +92,14 @@ def _priced(seed: int) -> tuple[Prediction, StepTime]:
     late = draw.random() < 0.8 and not (strategy.zero3 and m > 1)
     overlapped = draw.random() < 0.7
     # the step's ZeRO-3 scatters gradients in the type of the weights
+    wide = not strategy.zero3
     options = SearchOptions(
         memory_constraint_bytes=LARGEST_MEMORY_GIB * GIB,
         time_profile_mode="batch",
         sequence_parallel=sp,
         async_grad_reduce=late,
         tp_overlap=overlapped,
-        fp32_gradients=not strategy.zero3,
+        fp32_gradients=wide,
     )
     spec, profile, hardware = _documents(card, stack, layers, hidden, sp)
     found = Planner.from_documents(spec, profile, hardware, options).evaluate(plan)
@@ -109,6 +110,7 @@ def _priced(seed: int) -> tuple[Prediction, StepTime]:
         gpu=card,
         sequence_parallel=sp,
         async_grad_reduce=late,
+        fp32_gradients=wide,
         overlap=Overlap(tensor=overlapped, gradients=True),
     )
     return found, step_time(machine_of(load_card(card), load_stack(stack)), job_of_run(run))

@@ -75,7 +75,7 @@ from search.planning.uniform.memory import (
     MemoryBounds,
     MemoryBudget,
     OffloadBounds,
-    OffloadModules,
+    RecomputedModules,
     StageBytes,
     live_forwards,
 )
@@ -99,7 +99,7 @@ class UniformCostModel:
         self.job = job
         self.target = target
         self.words = engine.recompute(job.model)
-        self.modules = OffloadModules(self.words)
+        self.modules = RecomputedModules(self.words)
         self.hosted = OffloadBounds(engine.offload(job.model))
         self.link_bytes_per_s = (
             host_of(target.machine).link_bytes_per_s if self.hosted.words else math.inf
@@ -421,17 +421,6 @@ class UniformCostModel:
                 self._traffic[key] = seconds
             found.append(self._traffic[key])
         return [sum(found[at : at + 2]) for at in range(0, len(found) - 1, 2)], found[-1]
-
-    def least_s(self, choice: Candidate, whole_s: float) -> float:
-        """Return a lower bound of step seconds for these degrees, for any number of stages.
-
-        It assumes no pipeline bubble and no exposed data-parallel communication.
-
-        whole_s : micro-batch seconds of the whole model on `tp * cp` ranks.
-        """
-        replicas = self.job.world / (choice.tp * choice.cp)
-        rounds = choice.global_batch / (choice.micro_batch * replicas)
-        return self.stragglers * rounds * whole_s * _ROUNDING
 
     def min_pipeline_slots(self, choice: Candidate, pipelines: Sequence[Pipeline]) -> float:
         """Return a lower bound of step time over the micro-batch time of an average stage.

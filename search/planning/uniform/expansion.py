@@ -20,7 +20,7 @@ from autopar.pipeline.schedules import SCHEDULES, Engine, Schedule, schedule_pro
 from autopar.records import replace
 from autopar.units import divisors
 from search.engines.candidate import FULL, NONE, Candidate, Constraints, allowed_values
-from search.engines.space import can_overlap_tp, runs
+from search.engines.space import needs_one_queue, runs
 from search.planning.uniform.bounds.layer_times import (
     DegreeTimes,
     MicroBatchTimes,
@@ -205,7 +205,9 @@ class CandidateExpander:
 
     def _overlapped(self, tp: int, experts: bool) -> tuple[bool, ...]:
         may = self.engine.overlaps_tensor(self.job, tp)
-        both = (False, True) if may and not (experts and can_overlap_tp(self.job.gpu)) else (False,)
+        both = (
+            (False, True) if may and not (experts and needs_one_queue(self.job.gpu)) else (False,)
+        )
         wanted = self.fixed.tp_overlap
         # without tensor ranks there is no communication
         return both if wanted is None or tp == 1 else allowed_values(both, (wanted,))

@@ -127,7 +127,7 @@ class MemoryBudget:
         return max(0.0, self._left) / (1.0 + reserve_share(kind, self._risk))
 
 
-class OffloadModules:
+class RecomputedModules:
     """Recomputation policies as sets of modules.
 
     Modules are disjoint: bytes and seconds of a policy are sums over its modules.
@@ -240,7 +240,7 @@ class MemoryBounds:
     def __init__(
         self,
         run: Run,
-        words: OffloadModules,
+        words: RecomputedModules,
         hosted: OffloadBounds,
         kinds: tuple[int, ...],
         variant: Callable[[int], Run],
@@ -430,7 +430,7 @@ class MemoryBounds:
         return float((gone.blocks[some] / gone.copied[some]).max(initial=1.0))
 
     @cached_property
-    def forward_bytes(self) -> F64:
+    def least_backward_bytes(self) -> F64:
         """Net bytes that the backward of a layer without recomputation allocates at least.
 
         Shape [layer types].
