@@ -77,6 +77,7 @@ from search.planning.uniform.memory import (
     OffloadBounds,
     RecomputedModules,
     StageBytes,
+    StateBytes,
     live_forwards,
 )
 
@@ -647,8 +648,8 @@ class UniformCostModel:
             )
         return found
 
-    def states_of(self, unit: DegreeTimes, choice: Candidate) -> tuple[float, float]:
-        """Return the state bytes per trained parameter of dense layers, and of experts."""
+    def states_of(self, unit: DegreeTimes, choice: Candidate) -> StateBytes:
+        """Return the state bytes of a candidate per trained parameter, and its frozen part."""
         return unit.bounds.state_bytes(choice.zero, *self._shards(choice), staged=choice.pp > 1)
 
     def _shards(self, choice: Candidate) -> tuple[int, int]:
@@ -675,12 +676,11 @@ class UniformCostModel:
         least sum_t n_t min_k g_k (w_t + (p - k) a_t).
 
         stages : numbers of stages, shape [i]
-        states : state bytes per parameter from `states_of`, shape [i, 2]
+        states : results of `states_of`, shape [i, 4]
         """
         sizes, number = unit.bounds.sizes, unit.number
         saved, count = sizes.rows, number.sum()
-        # [i, kind]
-        own = sizes.static + states[:, :1] * sizes.dense + states[:, 1:] * sizes.experts
+        own = sizes.without_activations(states.T[:, :, None])  # [i, kind]
         mean_own = (own @ number / count)[:, None]
         mean_saved = saved @ number / count
         # the share (w + l a) / (mean w + l mean a) of a layer is monotone in its live micro-batches

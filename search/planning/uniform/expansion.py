@@ -127,7 +127,7 @@ class StageCandidate(NamedTuple):
     pp: I64
     """Number of stages, shape [shardings]."""
     states: F64
-    """State bytes per parameter from `UniformCostModel.states_of`, shape [shardings, 2]."""
+    """Results of `UniformCostModel.states_of`, shape [shardings, 4]."""
 
 
 class StageCandidates(NamedTuple):
@@ -536,7 +536,7 @@ class CandidateExpander:
             zeros=tuple(one.zero for _, one in shardings),
             at=np.array([at for at, _ in shardings], dtype=np.int64),
             pp=np.array([one.pp for _, one in shardings], dtype=np.int64),
-            states=np.array([prices.states_of(unit, one) for _, one in shardings]).reshape(-1, 2),
+            states=np.array([prices.states_of(unit, one) for _, one in shardings]).reshape(-1, 4),
         )
 
     def least_whole_s(self, unit: DegreeTimes, degree: Candidate, table: StageCandidates) -> F64:

@@ -27,7 +27,7 @@ from autopar.price.activations import (
 )
 from autopar.price.allocator import recycled_bytes
 from autopar.price.oom_risk import CONTEXT_BYTES, LaunchKind, kind_of, reserve_share
-from autopar.price.parameters import Weight, chunk_weights, layer_weights
+from autopar.price.parameters import Weight, chunk_weights, frozen_bytes, layer_weights
 from autopar.price.peak import (
     backward_bytes,
     deferred_head_bytes,
@@ -191,6 +191,17 @@ class StageBytes(NamedTuple):
     None for PyTorch layers, and on the last stage of models with MTP modules."""
 
 
+class StateBytes(NamedTuple):
+    """Bytes that a rank keeps per trained parameter, and the part of frozen weights it keeps."""
+
+    dense: float
+    experts: float
+    """Bytes per trained parameter of dense layers and of experts."""
+    frozen: float
+    frozen_experts: float
+    """Part of the frozen weights of dense layers and of experts, 0 to 1."""
+
+
 class LayerBytes(Record, eq=False):
     """Bytes and parameters of one layer on a rank, by layer type, for one micro-batch."""
 
@@ -207,8 +218,27 @@ class LayerBytes(Record, eq=False):
     dense: F64
     experts: F64
     """Trained parameters, dense and of experts, shape [layer types]."""
+    frozen: F64
+    frozen_experts: F64
+    """Bytes of unsharded frozen weights, dense and of experts, shape [layer types]."""
     again: float
     """Lower bound of the bytes that the backward of a fully recomputed layer allocates."""
+
+    def without_activations(self, states: StateBytes | F64) -> F64:
+        """Return the bytes of one layer without its activations, by layer type.
+
+        states : results of `MemoryBounds.state_bytes`, or an array of them, shape [4, i, 1];
+            the result has shape [layer types], or [i, layer types].
+        """
+        dense, experts, frozen, frozen_experts = states
+        found: F64 = (
+            self.static
+            + dense * self.dense
+            + experts * self.experts
+            + frozen * self.frozen
+            + frozen_experts * self.frozen_experts
+        )
+        return found
 
 
 class _Layer(NamedTuple):
@@ -221,6 +251,8 @@ class _Layer(NamedTuple):
     static: float
     dense: float
     experts: float
+    frozen: float
+    frozen_experts: float
     again: float
 
 
@@ -266,7 +298,7 @@ class MemoryBounds:
         self._torch = run.kernels.torch_layers
         self._fixed: dict[object, float] = {}
         self._forwards: dict[object, float] = {}
-        self._tables: dict[object, tuple[float, float]] = {}
+        self._tables: dict[object, tuple[float, float, float, float]] = {}
         self.sizes = self._sizes()
 
     def _sizes(self) -> LayerBytes:
@@ -286,6 +318,8 @@ class MemoryBounds:
             static=np.array([one.static for one in every]),
             dense=np.array([one.dense for one in every]),
             experts=np.array([one.experts for one in every]),
+            frozen=np.array([one.frozen for one in every]),
+            frozen_experts=np.array([one.frozen_experts for one in every]),
             again=min(one.again for one in every),
         )
 
@@ -297,12 +331,16 @@ class MemoryBounds:
         mixture = _is_mixture(at)
         if not mixture and "dense" in self._known:
             return cast(_Layer, self._known["dense"])
-        dense, of_experts = _elements(layer_weights(at))
+        weights = layer_weights(at)
+        dense, of_experts = _elements(weights)
+        frozen, frozen_experts = _frozen(self._run, weights)
         found = _Layer(
             saved=self._by_word(at),
             static=0.0 if self._torch else self._static(number),
             dense=dense,
             experts=of_experts,
+            frozen=frozen,
+            frozen_experts=frozen_experts,
             again=0.0 if self._torch else self._again(number),
         )
         if not mixture:
@@ -445,14 +483,20 @@ class MemoryBounds:
 
     def state_bytes(
         self, zero: int, replicas: int, expert_replicas: int, *, staged: bool
-    ) -> tuple[float, float]:
-        """Return the state bytes per trained parameter of dense layers and of experts.
+    ) -> StateBytes:
+        """Return the state bytes of a rank per trained parameter, and its part of frozen weights.
 
         replicas, expert_replicas : numbers of ranks that shard the states
         staged : True with several pipeline stages
         """
         whole, shared = self._per_element(zero, staged=staged)
-        return whole + shared / replicas, whole + shared / expert_replicas
+        frozen, split = frozen_states_of_run(self.variant(zero))
+        return StateBytes(
+            dense=whole + shared / replicas,
+            experts=whole + shared / expert_replicas,
+            frozen=frozen + split / replicas,
+            frozen_experts=frozen + split / expert_replicas,
+        )
 
     def _per_element(self, zero: int, *, staged: bool) -> tuple[float, float]:
         """Return (replicated, sharded) state bytes per trained parameter."""
@@ -468,20 +512,19 @@ class MemoryBounds:
         live: LiveMicroBatches,
         *,
         zero: int,
-        states: tuple[float, float],
+        states: StateBytes,
     ) -> StageBytes:
         """Return lower bounds of the allocated bytes of a stage.
 
         place : index of the stage in the arrangement
         zero : ZeRO stage
-        states : state bytes per trained parameter, of dense layers and of experts
+        states : results of `state_bytes`
         """
         sizes, counts = self.sizes, arrangement.chunks[place]
         layers = counts.sum(axis=0)
-        dense, experts = states
         first, last = (place == end for end in arrangement.ends)
-        fixed = layers @ (sizes.static + dense * sizes.dense + experts * sizes.experts)
-        fixed += self._fixed_bytes(layers > 0, first, last, dense, experts)
+        fixed = layers @ sizes.without_activations(states)
+        fixed += self._fixed_bytes(layers > 0, first, last, states)
         final = arrangement.final[place][live.forward]
         has_head = last and live.forward == len(counts) - 1
         fixed += self._forward_bytes(final, has_head)
@@ -508,28 +551,30 @@ class MemoryBounds:
         """Return the 16-bit weight bytes of one layer, the minimum that ZeRO-3 gathers at once."""
         return 2.0 * float(self.sizes.dense[kind] + self.sizes.experts[kind])
 
-    def _fixed_bytes(
-        self, present: F64, first: bool, last: bool, dense: float, experts: float
-    ) -> float:
+    def _fixed_bytes(self, present: F64, first: bool, last: bool, states: StateBytes) -> float:
         """Return the bytes of embedding, head, MTP modules and buffers of a stage.
 
-        present : True for the layer types of the stage; dense, experts : state bytes per parameter.
+        present : True for the layer types of the stage; states : results of `state_bytes`
         """
         key = (tuple(present), first, last)
         found = self._fixed.get(key)
         if found is None:
             found = self._fixed[key] = self._kept(present, first, last)
-        of_dense, of_experts = self._ends(first, last)
-        return found + dense * of_dense + experts * of_experts
+        ends = self._ends(first, last)
+        return found + sum(each * size for each, size in zip(states, ends, strict=True))
 
-    def _ends(self, first: bool, last: bool) -> tuple[float, float]:
-        """Return the trained (dense, expert) parameters of embedding, head and MTP modules."""
+    def _ends(self, first: bool, last: bool) -> tuple[float, float, float, float]:
+        """Return the parameters and frozen bytes of embedding, head and MTP modules.
+
+        They are in the order of `StateBytes`.
+        """
         key = (first, last)
         found = self._tables.get(key)
         if found is None:
             # only plans of Megatron-LM train weights of MTP modules
             mtp = self._run.model.mtp if last and not self._torch else 0
-            found = _elements(chunk_weights(self._run, Chunk(first, (), mtp, last)))
+            weights = chunk_weights(self._run, Chunk(first, (), mtp, last))
+            found = (*_elements(weights), *_frozen(self._run, weights))
             self._tables[key] = found
         return found
 
@@ -583,8 +628,29 @@ def _elements(weights: Sequence[Weight]) -> tuple[float, float]:
     )
 
 
+def _frozen(run: Run, weights: Sequence[Weight]) -> tuple[float, float]:
+    """Return the bytes of frozen weights as (dense, expert)."""
+    frozen = [weight for weight in weights if not weight.trained]
+    return (
+        sum(frozen_bytes(run, one) * one.elements for one in frozen if not one.expert),
+        sum(frozen_bytes(run, one) * one.elements for one in frozen if one.expert),
+    )
+
+
 def _is_mixture(at: RankLayer) -> bool:
     return at.layer.experts is not None
+
+
+def frozen_states_of_run(run: Run) -> tuple[float, float]:
+    """Return the (replicated, sharded) parts of frozen weights that ranks keep on the device.
+
+    Both are 0 if weights are offloaded; else one of them is 1.
+    """
+    if run.runtime.optimizer.offload_weights:
+        return 0.0, 0.0
+    torch = run.kernels.torch_layers
+    sharded = layout_of_run(run).weights.sharded if torch else run.split.zero == 3
+    return (0.0, 1.0) if sharded else (1.0, 0.0)
 
 
 def states_of_run(run: Run, *, staged: bool) -> tuple[float, float]:

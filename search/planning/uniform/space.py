@@ -28,12 +28,13 @@ from autopar.run.rules import (
     holds_all as keeps,
 )
 from autopar.run.strategy import ContextKind
+from autopar.training.adapters import base_bytes
 from autopar.units import divisors
 from search.engines.candidate import Candidate, Constraints, allowed_values
 from search.engines.space import job_values, runs, values_of
 from search.planning.uniform.bounds.degrees import AttentionDegrees, ExpertDegrees, ModelTimeBounds
 from search.planning.uniform.cost_model import UniformCostModel
-from search.planning.uniform.memory import states_of_run
+from search.planning.uniform.memory import frozen_states_of_run, states_of_run
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Micro-batch sizes searched by default, sequences."""
@@ -420,7 +421,10 @@ class UniformSearchSpace:
         return least * (1.0 - 1e-9)
 
     def _states(self, way: ExpertDegrees, zero: int, *, staged: bool) -> tuple[float, float]:
-        """Return (replicated, sharded) state bytes per parameter; (0, 0) for frozen weights."""
+        """Return lower bounds of (replicated, sharded) state bytes per parameter.
+
+        With adapters they are those of the frozen weights; the adapters are ignored.
+        """
         key = ("states", way.precision, zero, staged)
         found = self._seconds.get(key)
         if found is None:
@@ -428,8 +432,12 @@ class UniformSearchSpace:
             run = self.prices.engine.launch(
                 replace(self.prices.job, world=1), self.prices.single_stage(choice)
             )
-            # frozen weights have no gradients or optimizer states; the bound ignores the weights
-            frozen = run.runtime.adapters is not None
-            states = (0.0, 0.0) if frozen else states_of_run(run, staged=staged)
-            found = self._seconds[key] = np.array(states)
+            adapters = run.runtime.adapters
+            if adapters is None:
+                found = np.array(states_of_run(run, staged=staged))
+            else:
+                # only matrices of layers are quantised
+                least = min(float(run.element_bytes), base_bytes(adapters))
+                found = least * np.array(frozen_states_of_run(run))
+            self._seconds[key] = found
         return float(found[0]), float(found[1])
