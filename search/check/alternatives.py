@@ -26,6 +26,7 @@ from search.engines.changes import (
     ends_of,
     with_balanced_chunks,
 )
+from search.engines.space import keeps_stages_busy
 
 _BEAM = 4
 """Beam width: the search continues from this number of runs at each number of changes."""
@@ -177,11 +178,21 @@ _KNOBS: Mapping[Move, Callable[[Run], Iterator[_Offer]]] = {
 
 
 def _single_changes(run: Run, moves: Set[Move]) -> Iterator[Run]:
-    """Yield the legal runs that differ from a run by one knob."""
+    """Yield the legal runs that differ from a run by one knob.
+
+    Runs that no search returns are left out, unless the given run is one of their kind.
+    """
+    busy = _is_busy(run)
     for move, knob in _KNOBS.items():
         for offer in knob(run) if move in moves else ():
             with suppress(InputError):
-                yield legal(offer())
+                other = legal(offer())
+                if _is_busy(other) or not busy:
+                    yield other
+
+
+def _is_busy(run: Run) -> bool:
+    return keeps_stages_busy(run.strategy.micro_batches, run.strategy.pp)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -346,6 +346,15 @@ def transformers_space(**own: Any) -> EngineSpace:
     )
 
 
+def keeps_stages_busy(micro_batches: int, pp: int) -> bool:
+    """Return whether a pipeline has a micro-batch for each stage.
+
+    Some engines run fewer, but then stages are never all busy. Searches and the alternatives of
+    `autopar check` leave such pipelines out.
+    """
+    return micro_batches >= pp
+
+
 LAYOUTS = "uneven pipeline chunks other than the balanced ones"
 FEW = "fewer micro-batches than stages"
 BY_LAYER = "degrees that differ by layer (--engine galvatron)"

@@ -57,7 +57,7 @@ from search.engines.candidate import (
     allowed_values,
     recomputation_of,
 )
-from search.engines.space import EngineContext, EngineSpace, run_of
+from search.engines.space import EngineContext, EngineSpace, keeps_stages_busy, run_of
 from search.planning.uniform.bounds.layer_times import (
     DegreeTimes,
     LayerParameterCounts,
@@ -337,8 +337,8 @@ class UniformCostModel:
     def stages(self, choice: Candidate, fixed: Constraints) -> tuple[int, ...]:
         """Return the allowed numbers of pipeline stages.
 
-        Ranks, experts and global batch must divide evenly over them. Pipelines with fewer
-        micro-batches than stages are excluded, as their stages would never all be busy.
+        Ranks, experts and global batch must divide evenly over them, and `keeps_stages_busy` must
+        hold.
         """
         inner, expert = choice.tp * choice.cp, choice.ep * choice.etp
         key = (inner, expert, choice.micro_batch, choice.global_batch, fixed.pp, fixed.dp)
@@ -352,7 +352,7 @@ class UniformCostModel:
                 and allowed_values((self.job.world // (inner * pp),), fixed.dp)
                 and self.job.world // pp % expert == 0
                 and choice.global_batch % (choice.micro_batch * self.job.world // (inner * pp)) == 0
-                and self.micro_batches(replace(choice, pp=pp)) >= pp
+                and keeps_stages_busy(self.micro_batches(replace(choice, pp=pp)), pp)
             )
         return found
 

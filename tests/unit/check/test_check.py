@@ -36,7 +36,9 @@ from benchmarks.published_recipes import RECIPES, Recipe, target as place
 from search.check import alternatives
 from search.check.alternatives import BestChanges, ChangedRun, neighbours_of
 from search.commands import check
+from search.engines.changes import MOVES
 from search.engines.megatron.read import read_run
+from search.engines.space import keeps_stages_busy
 from search.engines.table import read_checked
 from tests.step_cases import card_named, stack_named
 
@@ -428,6 +430,18 @@ def test_the_best_single_change_is_the_best_of_all(target: Target) -> None:
     assert best is not None
     assert best.assessment.step is not None
     assert best.assessment.step.total_s == pytest.approx(min(times), rel=1e-12)
+
+
+@pytest.mark.parametrize(("batch", "busy"), [(64, True), (8, False)], ids=["busy", "few"])
+def test_advice_stays_in_the_space_of_the_search(batch: int, busy: bool) -> None:
+    """No search returns fewer micro-batches than stages, so they are no advice for others."""
+    sizes = {"pipeline_model_parallel_size": 8, "global_batch_size": batch}
+    start = read_run(with_flags(LLAMA, **sizes, micro_batch_size=1), world_size=64).run
+    assert keeps_stages_busy(start.strategy.micro_batches, 8) is busy
+    found = list(alternatives._single_changes(start, MOVES))
+    assert found
+    of = [keeps_stages_busy(one.strategy.micro_batches, one.strategy.pp) for one in found]
+    assert all(of) is busy
 
 
 def test_a_launch_that_fits_is_compared_with_faster_ones(target: Target) -> None:
