@@ -38,6 +38,8 @@ class Row(Record, kw_only=False):
     """Name on the command line, without the two hyphens."""
     field: str
     kind: Kind
+    is_str: bool
+    """True if the field has a text, which `parse` may only spell in another way."""
     help: str
     panel: str
     default: Any = None
@@ -191,7 +193,13 @@ def _row(field: dataclasses.Field[Any], cls: type) -> Row:
         kind = "ints" if get_args(hint)[0] is int else "texts"
     name = said.pop("name", None) or field.name.replace("_", "-")
     return Row(
-        name=name, field=field.name, kind=kind, default=field.default, choices=choices, **said
+        name=name,
+        field=field.name,
+        kind=kind,
+        default=field.default,
+        choices=choices,
+        is_str=hint is str,
+        **said,
     )
 
 
@@ -279,7 +287,8 @@ def validate(options: object) -> None:
     """
     for row in rows_of(type(options)):
         value = getattr(options, row.field)
-        if row.parse is not None or (value is None and row.optional):
+        parsed = row.parse is not None and not row.is_str
+        if parsed or (value is None and row.optional):
             continue
         checked = _checked(row, value)
         if checked is not value:
@@ -361,10 +370,10 @@ def convert(row: Row, text: str) -> Any:
         except OptionError as error:
             raise OptionError(error.problem, remedy=_in_gib(row, text)) from None
         return number * row.scale if row.scale != 1.0 else number
+    if not text and (row.is_str or row.parse is None):
+        raise OptionError(f"--{row.name}: expected a text, got ''")
     if row.parse is not None:
         return row.parse(text)
-    if not text:
-        raise OptionError(f"--{row.name}: expected a text, got ''")
     return (text,) if row.kind == "texts" else text
 
 

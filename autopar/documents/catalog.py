@@ -388,6 +388,14 @@ _PUBLISHED: dict[str, tuple[str, int]] = {
 }
 """(Shipped model of equal sizes, sequence length) by name in Galvatron's zoo."""
 
+_TUNED = re.compile(r"-(hf|instruct|chat|base|it|pt|v0\.1)(?=-|$)")
+"""Suffixes of repositories whose models have the sizes of the pre-trained model."""
+_OTHER_NAMES = {
+    "llama4scout17b16e": "llama4-scout",
+    "llama4maverick17b128e": "llama4-maverick",
+}
+"""Shipped model by repository name, in the form of `_letters`."""
+
 _PACKAGE = Path(__file__).resolve().parent.parent
 _ROOTS = (_PACKAGE / "_data", _PACKAGE.parent)
 
@@ -427,22 +435,49 @@ def published_name(name: str) -> tuple[str, int] | None:
     return None if is_own else _PUBLISHED.get(name)
 
 
+def repository_name(name: str) -> str:
+    """Return a repository name in lower case, without owner and suffixes of tuned variants.
+
+    Llama 3.1 and 3.3 are named as Llama 3, whose layers have the same sizes.
+    """
+    last = name.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
+    return re.sub(r"llama-?3\.[13]-", "llama-3-", _TUNED.sub("", last))
+
+
+def shipped_model(name: str) -> str:
+    """Return the shipped model that a name means, else the name itself.
+
+    Repository names of Hugging Face and other spellings are accepted, such as `Qwen/Qwen3-32B` and
+    `llama-3-8b`. Paths, shipped names and names of Galvatron's zoo are returned as they are.
+    """
+    if Path(name).exists() or name in model_names() or name in _PUBLISHED:
+        return name
+    asked = _letters(repository_name(name))
+    known = {_letters(own): own for own in model_names()}
+    return known.get(asked, _OTHER_NAMES.get(asked, name))
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[-_. ]", "", name.lower())
+
+
 def find_model(name: str) -> Path:
     """Return the spec file of a model.
 
-    name : path of the file, path of a folder with a `model.json`, name of a shipped model, or name
-        in Galvatron's zoo of a model of equal sizes.
+    name : path of the file, path of a folder with a `model.json` or `config.json`, a name that
+        `shipped_model` accepts, or name in Galvatron's zoo of a model of equal sizes.
 
     Raises InputError with the nearest names for an unknown name.
     """
     path = Path(name)
     if path.is_file():
         return path
-    if (path / "model.json").is_file():
-        return path / "model.json"
+    for file in ("model.json", "config.json"):
+        if (path / file).is_file():
+            return path / file
     shipped = _files("models", "*/model.json", lambda p: p.parent.name)
     published = published_name(name)
-    own = name if published is None else published[0]
+    own = shipped_model(name) if published is None else published[0]
     if own in shipped:
         return shipped[own]
     raise InputError(
@@ -479,13 +514,29 @@ def find_card(name: str) -> Path:
         return shipped[name.lower()]
     # Aliases come last, since every card has to be read for them.
     aliases = {alias: path for path in shipped.values() for alias in _aliases(path)}
-    found = aliases.get(name.lower())
+    spelled = {_letters(own): path for own, path in {**shipped, **aliases}.items()}
+    found = spelled.get(_letters(name))
     if found is None:
         raise InputError(
             f"no device card {name!r}: neither a file nor a shipped card",
             remedy=f"{_nearest(name, {**shipped, **aliases}, _CARDS)}",
         )
     return found
+
+
+def spelled_hardware(text: str) -> str:
+    """Return hardware such as `8xh100`, `2x8xH100` or `h100x8` as `CARD:NxG`.
+
+    A single number is the number of GPUs of one node. Other texts are returned as they are, and so
+    are names of folders and shipped profiles.
+    """
+    if Path(text).exists() or text in hardware_names():
+        return text
+    first = re.fullmatch(r"(?:([0-9]{1,6})[xX])?([0-9]{1,4})[xX]([A-Za-z][^:/]*)", text)
+    if first is not None:
+        return f"{first[3]}:{first[1] or 1}x{first[2]}"
+    last = re.fullmatch(r"([A-Za-z0-9-]*[A-Za-z][A-Za-z0-9-]*)[xX]([0-9]{1,4})", text)
+    return text if last is None else f"{last[1]}:1x{last[2]}"
 
 
 def find_site(name: str) -> Path:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from autopar.command.fields import make, option, read_values, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say_kept, visible
+from autopar.documents.catalog import shipped_model, spelled_hardware
 from autopar.errors import OptionError
 from autopar.output import write_files
 from autopar.records import replace
@@ -25,9 +26,16 @@ _WHAT, _HOW = "What to estimate", "How"
 class EstimatedFiles:
     """Options of `autopar-profile-estimate`: the files to estimate and their folder."""
 
-    model: str = option(help="shipped name, Hugging Face config.json or model.json", panel=_WHAT)
+    model: str = option(
+        help="shipped name, Hugging Face config.json or model.json",
+        panel=_WHAT,
+        parse=shipped_model,
+    )
     hardware: str = option(
-        help="GPUs, such as h100:4x8 (4 nodes of 8 GPUs)", panel=_WHAT, metavar="CARD:NxG"
+        help="GPUs, such as h100:4x8 (4 nodes of 8 GPUs)",
+        panel=_WHAT,
+        metavar="CARD:NxG",
+        parse=spelled_hardware,
     )
     out: Path = option(help="folder of the written files", panel=_WHAT, metavar="DIR")
     precision: str = option("bf16", help="bf16, fp16 or fp32", panel=_HOW, metavar="bf16|fp16|fp32")

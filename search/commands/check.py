@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from autopar.command.fields import json_option, make, option, read_values, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say
+from autopar.documents.catalog import spelled_hardware
 from autopar.errors import FAILED, UNUSABLE
 from search.commands.app import files_read, leave, working, write_answer, write_pictures
 
@@ -52,6 +53,7 @@ class CheckSpec:
         help="GPUs, such as h100:8x8 (8 nodes of 8 GPUs)",
         panel=_WHERE,
         metavar="CARD:NxG",
+        parse=spelled_hardware,
         shown="card of the file or h100, GPUs of the file",
     )
     stack: str | None = option(

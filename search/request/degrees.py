@@ -85,14 +85,17 @@ def _recomputations(text: str) -> tuple[str, ...]:
         words = " ".join(item.strip().lower().replace("-", "_").split())
         kind, _, number = words.partition(" ")
         modules = words.split("+")
-        if words in (NONE, FULL, "op") or set(modules) <= set(MODULES):
+        if words == "selective":
+            # the default module of Megatron-LM, and the only list of operations of torchtitan
+            found += ["core_attn", "op"]
+        elif words in (NONE, FULL, "op") or set(modules) <= set(MODULES):
             found.append("+".join(sorted(modules)))
         elif kind == "block" and number.isascii() and number.isdigit() and 0 < int(number) < _MOST:
             found.append(f"block {int(number)}")
         else:
             hint = did_you_mean(words, (NONE, FULL, "op", *MODULES), 0.5)
             raise OptionError(
-                f"--recompute: expected none, full, op, block N, or modules joined by + "
+                f"--recompute: expected none, full, selective, op, block N, or modules joined by + "
                 f"({', '.join(MODULES)}), got {item!r:.60}",
                 remedy=hint,
             )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autopar.documents.catalog import spelled_hardware
 from autopar.errors import OptionError, did_you_mean
 from autopar.records import replace
 from autopar.units import GIB
@@ -99,6 +100,8 @@ def open_documents(
     """
     chosen = search_options(options)
     _check_documents(model, hardware)
+    if isinstance(hardware, str):
+        hardware = spelled_hardware(hardware)
     if isinstance(model, str) or (isinstance(hardware, str) and named_card(hardware)):
         inputs = InputSpec(
             model=model if isinstance(model, str) else None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from autopar.command.dialect import own_names
 from autopar.command.fields import make, option, read_values, rows_of, validate, written
 from autopar.command.options import Command
-from autopar.documents.catalog import DEFAULT_MODEL, located_options, require_inputs
+from autopar.documents import catalog
 from autopar.errors import DocumentError, OptionError
 from autopar.records import Record, replace
 from autopar.units import GIB
@@ -67,17 +67,19 @@ class InputSpec:
 
     model: str | None = option(
         None,
-        help="shipped name, config.json or model.json",
+        help="shipped name, repository name, config.json or model.json",
         panel=_IN,
         metavar="NAME",
         brief="name from `autopar models`, or config.json",
         most_used=True,
+        parse=catalog.shipped_model,
     )
     hardware: str | None = option(
         None,
         help="CARD:NODESxGPUS (estimated), shipped name, or a folder of profiles",
         panel=_IN,
         metavar="CARD:NxG",
+        parse=catalog.spelled_hardware,
         brief="h100:8x8 (8 nodes of 8 GPUs), or a profile folder",
         most_used=True,
     )
@@ -273,9 +275,7 @@ def _with_stack(
             remedy="Remove --stack",
         )
     if card is not None and of_files and asked is None:
-        from autopar.documents.catalog import stack_names
-
-        named = [name for name in known.stacks_of(profile.sources) if name in stack_names()]
+        named = [name for name in known.stacks_of(profile.sources) if name in catalog.stack_names()]
         if len(named) == 1:
             hardware, how = _hardware(replace(inputs, stack=named[0]))[0], known.NAMED_BY_FILES
 
@@ -305,7 +305,7 @@ def with_places(inputs: InputSpec, options: SearchOptions) -> tuple[InputSpec, D
     )
     found: dict[str, Any] = {name.replace("-", "_"): path for name, path in places.named.items()}
     if places.times is not None and inputs.uses_default_model:
-        found["model"] = DEFAULT_MODEL
+        found["model"] = catalog.DEFAULT_MODEL
     return replace(inputs, **found), places
 
 
@@ -314,7 +314,7 @@ def _is_shipped(inputs: InputSpec, options: SearchOptions) -> bool:
     # the defaults can be named, too: `explain` passes those that a plan file stores
     named = replace(
         inputs,
-        model=None if inputs.model == DEFAULT_MODEL else inputs.model,
+        model=None if inputs.model == catalog.DEFAULT_MODEL else inputs.model,
         hardware=None if inputs.hardware == DEFAULT_HARDWARE else inputs.hardware,
         calibration=None,  # it corrects figures of the files, it does not select files
     )
@@ -323,13 +323,12 @@ def _is_shipped(inputs: InputSpec, options: SearchOptions) -> bool:
 
 
 def _shipped(options: SearchOptions) -> tuple[ModelSpec, ModelProfile, HardwareProfile]:
-    from autopar.documents import catalog
     from autopar.documents.hardware import read_hardware_dir
     from autopar.documents.model import read_model_profile
     from autopar.documents.spec import load_spec
 
-    spec = load_spec(DEFAULT_MODEL)
-    folder = catalog.find_model(DEFAULT_MODEL).parent / "configs"
+    spec = load_spec(catalog.DEFAULT_MODEL)
+    folder = catalog.find_model(catalog.DEFAULT_MODEL).parent / "configs"
     profile = read_model_profile(
         computation=folder,
         memory=folder,
@@ -393,7 +392,6 @@ def measured_hardware(inputs: InputSpec, name: str | None) -> HardwareProfile:
 
     name : folder or shipped set of files; None if paths of files are given in `inputs`
     """
-    from autopar.documents import catalog
     from autopar.documents.hardware import hardware_file_name, read_hardware
 
     folder: Path | None = None
@@ -491,14 +489,14 @@ def _model(
         stack=inputs.stack,
         site=_site(inputs),
     )
-    return spec, with_shipped_memory(profile, spec, inputs.model or DEFAULT_MODEL)
+    return spec, with_shipped_memory(profile, spec, inputs.model or catalog.DEFAULT_MODEL)
 
 
 def model_spec(inputs: InputSpec) -> ModelSpec:
     """Return the architecture that the options describe; errors as `load_inputs`."""
     from autopar.documents.spec import bare_spec, load_spec, resized
 
-    name = inputs.model or (DEFAULT_MODEL if inputs.uses_default_model else None)
+    name = inputs.model or (catalog.DEFAULT_MODEL if inputs.uses_default_model else None)
     widths = {
         key: getattr(inputs, key)
         for key in ("num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size")
@@ -584,8 +582,8 @@ def located_request(
 
     Raises DocumentError if an input file of the request is not on this machine.
     """
-    found, notes = located_options(request, path, typed)
-    require_inputs(found, path, typed)
+    found, notes = catalog.located_options(request, path, typed)
+    catalog.require_inputs(found, path, typed)
     if notice is not None:
         for note in notes:
             notice(note)

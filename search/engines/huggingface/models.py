@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from autopar.documents.catalog import model_names
+from autopar.documents.catalog import model_names, repository_name, shipped_model
 from autopar.documents.json import load_object
 from autopar.documents.spec import load_spec
 from autopar.families.config import parse_hugging_face
@@ -182,20 +182,9 @@ def _plain(
 
 
 _REPOSITORIES: Mapping[str, _Entry] = {
-    "llama-2-7b": "llama2-7b",
-    "llama-2-13b": "llama2-13b",
-    "llama-2-70b": "llama2-70b",
-    "llama-3-8b": "llama3-8b",
-    "llama-3-70b": "llama3-70b",
-    "llama-3-405b": "llama3-405b",
     "llama-3.2-1b": "llama32_1b",
     "llama-3.2-3b": "llama32_3b",
-    "mistral-7b": "mistral-7b",
-    "mixtral-8x7b": "mixtral-8x7b",
-    "qwen2.5-7b": "qwen2.5-7b",
-    "qwen2.5-72b": "qwen2.5-72b",
     **{f"qwen3-{size.lower()}": name for size, name in _QWEN3.items()},
-    "gpt2-xl": "gpt2-xl",
     "opt-1.3b": _plain(2048, 24, 32, 8192, 50272, 2050),
     "opt-6.7b": _plain(4096, 32, 32, 16384, 50272, 2050),
     "opt-13b": _plain(5120, 40, 40, 20480, 50272, 2050),
@@ -204,11 +193,7 @@ _REPOSITORIES: Mapping[str, _Entry] = {
     "bloom-7b1": _plain(4096, 30, 32, 16384, 250880, 0),
     "bloom": _plain(14336, 70, 112, 57344, 250880, 0),
 }  # fmt: skip
-"""Sizes or model name, by Hugging Face repository name.
-
-Names are in lower case, without owner and without suffixes of tuned variants.
-"""
-_TUNED = re.compile(r"-(hf|instruct|chat|base|v0\.[0-9]|it|chat-hf|meta)(?=-|$)")
+"""Sizes or architecture of models that are not shipped, by `repository_name`."""
 
 
 def model_named(name: str, beside: Path | None = None) -> Model | None:
@@ -221,10 +206,8 @@ def model_named(name: str, beside: Path | None = None) -> Model | None:
     for config in (path, path / "config.json"):
         if config.suffix == ".json" and config.is_file():
             return model_of_config(load_object(config).data, config)
-    last = name.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
-    last = _TUNED.sub("", last).replace("llama-3.1-", "llama-3-").replace("llama-3.3-", "llama-3-")
-    found = _REPOSITORIES.get(last)
-    return _shipped(name) if found is None else _model(found)
+    found = _REPOSITORIES.get(repository_name(name))
+    return _shipped(shipped_model(name)) if found is None else _model(found)
 
 
 @cache

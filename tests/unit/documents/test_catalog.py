@@ -94,3 +94,63 @@ def test_a_file_of_that_name_is_itself(tmp_path: Path, monkeypatch: pytest.Monke
     write_spec(load_spec("gpt-6.7b"), tmp_path / "llama-7b" / "model.json")
 
     assert load_spec("llama-7b") == load_spec("gpt-6.7b")
+
+
+@pytest.mark.parametrize(
+    ("typed", "shipped"),
+    [
+        ("Qwen/Qwen3-32B", "qwen3-32b"),
+        ("Qwen/Qwen2.5-72B-Instruct", "qwen2.5-72b"),
+        ("llama-3-8b", "llama3-8b"),
+        ("meta-llama/Meta-Llama-3-70B", "llama3-70b"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama3-8b"),
+        ("meta-llama/Llama-2-7b-chat-hf", "llama2-7b"),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama4-scout"),
+        ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
+        ("google/gemma-3-27b-it", "gemma-3-27b"),
+        ("openai/gpt-oss-20b", "gpt-oss-20b"),
+        ("llama-7b", "llama-7b"),
+    ],
+)
+def test_a_model_has_the_names_that_people_type(typed: str, shipped: str) -> None:
+    assert catalog.shipped_model(typed) == shipped
+    assert find_model(typed).is_file()
+
+
+@pytest.mark.parametrize(
+    "name", ["mistralai/Mistral-7B-v0.3", "meta-llama/Llama-3.2-1B", "Qwen/Qwen3-32B-AWQ", "llama"]
+)
+def test_other_sizes_are_not_a_shipped_model(name: str) -> None:
+    """A name of another release or of quantised weights is refused, with the nearest names."""
+    assert catalog.shipped_model(name) == name
+    with pytest.raises(InputError, match="neither a file nor a shipped model"):
+        find_model(name)
+
+
+def test_a_folder_of_weights_is_a_model(tmp_path: Path) -> None:
+    folder = tmp_path / "Qwen3-32B"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    assert find_model(str(folder)) == folder / "config.json"
+
+
+@pytest.mark.parametrize(
+    ("typed", "hardware"),
+    [
+        ("8xh100", "h100:1x8"),
+        ("2x8xH100", "H100:2x8"),
+        ("h100x8", "h100:1x8"),
+        ("8xA100-80GB", "A100-80GB:1x8"),
+        ("h100:4x8", "h100:4x8"),
+        ("a100-80gb_1x8", "a100-80gb_1x8"),
+        ("x8", "x8"),
+        ("8x4", "8x4"),
+    ],
+)
+def test_hardware_has_the_forms_that_people_type(typed: str, hardware: str) -> None:
+    assert catalog.spelled_hardware(typed) == hardware
+
+
+def test_cards_are_found_without_separators() -> None:
+    for name in ("4090", "rtx4090", "RTX_4090"):
+        assert catalog.find_card(name).stem == "rtx-4090"

@@ -16,7 +16,7 @@ from autopar.sources import STACK_ROLE
 from search.commands import search as cli
 from search.planning.session import open_session
 from search.request.options import SearchOptions
-from search.request.request import InputSpec, load_inputs
+from search.request.request import InputSpec, build_request, load_inputs
 
 Shape = tuple[int, int]
 
@@ -200,3 +200,14 @@ def test_every_file_is_read_once(
     files = [source for source in session.sources if source.role != STACK_ROLE]
     assert len(set(opened)) >= len(files) > 6
     assert {path.name for path in opened if opened.count(path) > 1} == set()
+
+
+def test_selective_recomputation_is_that_of_each_engine() -> None:
+    """Attention of Megatron-LM (its default), or the operations of torchtitan."""
+    request = build_request({"recompute": "selective"})
+    assert request.degrees.recompute == ("core_attn", "op")
+
+
+def test_typed_names_are_shipped_names() -> None:
+    request = build_request({"model": "Qwen/Qwen3-32B", "hardware": "8xh100"})
+    assert (request.inputs.model, request.inputs.hardware) == ("qwen3-32b", "h100:1x8")
