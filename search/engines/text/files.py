@@ -268,7 +268,9 @@ def read_configuration(
         )
     return Configuration(
         path=path,
-        flags=flags_of(command.arguments),
+        flags=flags_of(
+            [word for at, word in enumerate(command.arguments) if at not in command.loose]
+        ),
         command=command,
         document={},
         world_size=_world(command.before),

@@ -1,83 +1,37 @@
-"""Expansion of words in shell scripts: variables, arrays, defaults, substrings, arithmetic.
+"""Expansion of words as bash does it: braces, splitting at IFS, patterns of files.
 
-Values known only at run time become `Unknown`, with the text of the script.
-`search.engines.text.shell` runs the statements.
+Values known only at run time become holes, with the text of the script.
+`search.engines.text.shell_parameters` provides the values of variables.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
+from functools import lru_cache
 
 from autopar.errors import DocumentError
-from search.engines.text.shell_syntax import (
-    NAME,
-    Body,
-    Piece,
-    Scanner,
-    Word,
-    assignment_of,
+from search.engines.text.shell_values import Budget, Hole, Holes, Shell, is_open
+from search.engines.text.shell_words import NAME, Piece, Word, plain_text, refusal
+
+_BRACES = re.compile(
+    r"(-?[0-9]{1,9})\.\.(-?[0-9]{1,9})(?:\.\.(-?[0-9]{1,9}))?|"
+    r"([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?[0-9]{1,9}))?"
 )
-from search.engines.text.shell_values import (
-    Command,
-    Undecided,
-    Unknown,
-    glued,
-    sum_of,
-)
-
-_PARAMETER = re.compile(
-    rf"(?P<mark>[#!])?(?P<name>{NAME}|[0-9]+|[@*#?$!-])(?:\[(?P<index>[^\]]*)\])?"
-    r"(?P<op>:?[-=?+]|\#\#?|%%?|//?|\^\^?|,,?|:)?(?P<word>.*)",
-    re.DOTALL,
-)
-_ALL = re.compile(rf"\$\{{(!?)({NAME})\[([@*])\]\}}|\$\{{?([@*])\}}?")
-_MOST = 1 << 16
-"""Maximum words or characters of a variable: `A=$A$A` doubles with every line."""
+_GLOB = re.compile(r"[*?]|\[[^\]]*\]")
+_GROUPS = re.compile(r"[?*+@!]\(")
+_SPECIAL = re.compile(r"[][*?\\(){}|+@!.^$]")
 
 
-@dataclass
-class Shell:
-    """State of a shell: variables, functions, and the launch command found so far."""
-
-    scalars: dict[str, str] = field(default_factory=dict)
-    arrays: dict[str, list[str] | Undecided] = field(default_factory=dict)
-    maps: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Associative arrays (`declare -A`)."""
-    functions: dict[str, Body] = field(default_factory=dict)
-    exported: dict[str, None] = field(default_factory=dict)
-    given: list[str] = field(default_factory=list)
-    """Positional parameters `$1`, `$2`, ... of a function."""
-    found: Command | Undecided | None = None
-    """Last launch command; `Undecided` if it depends on an open condition; None if not found."""
-    launches: int = 0
-    """Number of launch commands found."""
-
-    def copy(self) -> Shell:
-        arrays = {
-            name: items if isinstance(items, Undecided) else [*items]
-            for name, items in self.arrays.items()
-        }
-        return Shell(
-            scalars={**self.scalars},
-            arrays=arrays,
-            maps={name: {**items} for name, items in self.maps.items()},
-            functions={**self.functions},
-            exported={**self.exported},
-            given=[*self.given],
-            found=self.found,
-            launches=self.launches,
-        )
-
-
-class Expansion:
+class Words:
     """Expansion of words, with a record of the unset variables that affect it."""
 
-    def __init__(self, path: str, *, blank: bool = True) -> None:
-        self.path = path
+    def __init__(self, path: str, budget: Budget, *, blank: bool = True) -> None:
+        self.path, self.budget, self.holes = path, budget, Holes(path)
         self._blank = blank
         """True if unset variables are empty in conditions; False if they are unknown."""
+        self.line = 0
+        """Line of the current statement."""
         self.assigned: set[str] = set()
         """Names that the script assigns in any branch."""
         self.taken: dict[str, None] = {}
@@ -90,315 +44,259 @@ class Expansion:
         """Variables replaced by their default, although an unread sourced file may set them."""
         self.unset: dict[str, str] = {}
         """Unset variables, with the text used for each: its default, or an empty text."""
+        self.counted: set[str] = set()
+        """Holes of values without quotes, which count as one word each."""
+        self.files: set[str] = set()
+        """Words with `*`, `?` or `[...]`, taken as written."""
+        self._spliced: Word | None = None
+        """Text behind an operator with quoted parts that the last value is."""
+        self.substituted: int | None = 0
+        """Exit status of the last command substitution; None if known only at run time."""
 
-    def _assign(self, shell: Shell, word: Word) -> None:
-        found = assignment_of(word)
-        assert found is not None, "only assignments are assigned"
-        name, index, append = found.name, found.key, found.append
-        if word.items is not None:
-            if name in shell.maps:
-                self._assign_map(shell, name, word.items, append=append)
-                return
-            items = [part for item in word.items for part in self._fields(shell, item)]
-            before = shell.arrays.get(name, []) if append else []
-            if isinstance(before, Undecided):
-                return
-            self._limited(len(before) + len(items))
-            shell.arrays[name] = [*before, *items]
-            shell.scalars.pop(name, None)
-            return
-        text = self._text(shell, found.value)
-        if index is not None:
-            if name in shell.maps:
-                key = self._text(shell, index)
-                shell.maps[name][key] = (
-                    glued([shell.maps[name].get(key, ""), text]) if append else text
-                )
-                return
-            row = shell.arrays.setdefault(name, [])
-            place = self._arithmetic(shell, "".join(piece.text for piece in index.pieces))
-            if isinstance(row, Undecided) or place is None or not 0 <= place < _MOST:
-                return
-            if place >= len(row):
-                row.append(text)  # bash leaves a gap, which is invisible in expansions
-            else:
-                row[place] = glued([row[place], text]) if append else text
-            return
-        if append and isinstance(array := shell.arrays.get(name), list) and name in shell.arrays:
-            array[:1] = [(array[0] if array else "") + text]
-            return
-        self._set(shell, name, glued([shell.scalars.get(name, ""), text]) if append else text)
+    def _items(
+        self, shell: Shell, piece: Piece, unset: str | None
+    ) -> tuple[Sequence[str], bool | None]:
+        """Return (values of a piece, True if `*` joins them); only lists have several or none."""
+        raise NotImplementedError
 
-    def _assign_map(
-        self, shell: Shell, name: str, items: tuple[Word, ...], *, append: bool
-    ) -> None:
-        """Assign `([key]=value ...)` to an associative array."""
-        kept = shell.maps[name] if append else {}
-        for item in items:
-            # `assignment_of` expects a name before the bracketed key, so one is added.
-            found = assignment_of(Word((Piece("text", "x", False), *item.pieces), item.line))
-            if found is not None and found.key is not None:
-                kept[self._text(shell, found.key)] = self._text(shell, found.value)
-        self._limited(len(kept))
-        shell.maps[name] = kept
+    # ----------------------------------------------------------------------------------------------
+    # Holes and refusals.
 
-    def _set(self, shell: Shell, name: str, text: str) -> None:
-        self._limited(len(text))
-        shell.scalars[name] = text
-        # A name is a scalar, an array or an associative array: the last assignment counts.
-        shell.arrays.pop(name, None)
-        shell.maps.pop(name, None)
+    def hole(self, written: str, *, why: str = "", many: bool = False) -> str:
+        """Return the text of a value known only at run time."""
+        return self.holes.character(Hole(written, why, many))
 
-    def _limited(self, size: int) -> None:
-        if size > _MOST:
-            raise DocumentError(self.path, f"a variable grows beyond {_MOST} words or characters")
+    def unread(self, written: str) -> str:
+        """Return the text of a construct that is not interpreted; a launch with it is refused."""
+        return self.holes.character(Hole(written, refused=f"`{written[:60]}`", line=self.line))
+
+    def refuse(self, what: str) -> DocumentError:
+        return refusal(self.path, self.line, self.holes.shown(what))
+
+    # ----------------------------------------------------------------------------------------------
+    # Words.
 
     def _text(self, shell: Shell, word: Word, *, unset: str | None = None) -> str:
         """Return the expansion of a word without splitting, as in an assigned value.
 
-        unset : text for unset variables; None leaves them unknown.
+        unset : text for unset variables; None leaves them open.
         """
-        return glued([self._piece(shell, piece, unset) for piece in word.pieces])
+        if len(word.pieces) == 1 and word.pieces[0].kind == "text":
+            return word.pieces[0].text
+        parts = list[str]()
+        for piece in word.pieces:
+            items, joined = self._items(shell, piece, unset)
+            separator = self._ifs(shell)[:1] if joined else " "
+            text = separator.join(items)
+            parts.append(self.holes.single(text) if piece.quoted and is_open(text) else text)
+        found = "".join(parts)
+        self.budget.size(len(found))
+        return found
+
+    def pattern_text(self, shell: Shell, word: Word, *, unset: str | None = None) -> str:
+        """Return a pattern, in which a backslash quotes what stood in quotes."""
+        parts = list[str]()
+        for piece in word.pieces:
+            text = self._text(shell, Word((piece,), word.line), unset=unset)
+            parts.append(_SPECIAL.sub(r"\\\g<0>", text) if piece.quoted else text)
+        return "".join(parts)
 
     def _fields(self, shell: Shell, word: Word, *, unset: str | None = None) -> list[str]:
-        """Return the words of an expanded word; unquoted values are split at blanks.
+        """Return the words of an expanded word, split at the characters of IFS.
 
-        unset : text for unset variables; None leaves them unknown.
+        unset : text for unset variables; None leaves them open.
         """
-        done, current, none = list[str](), list[str](), False
-        for piece in word.pieces:
-            items = self._array(shell, piece)
-            if items is not None:
-                # A quoted empty array expands to no word.
-                none = none or not items
-                for index, item in enumerate(items):
-                    if index and (current or piece.quoted):
-                        done.append(glued(current))
-                        current = []
-                    if piece.quoted or isinstance(item, Unknown):
-                        current.append(item)
-                    else:
-                        self._split(item, done, current)
-                continue
-            value = self._piece(shell, piece, unset)
-            if piece.kind == "text" or piece.quoted or isinstance(value, Unknown):
-                if value or piece.quoted:
-                    current.append(value)
-            else:
-                self._split(value, done, current)
-        if current and not (none and not done and not any(current)):
-            done.append(glued(current))
-        self._limited(len(done))
+        if len(word.pieces) == 1 and word.pieces[0].kind == "text" and word.pieces[0].quoted:
+            return [word.pieces[0].text]
+        done = list[str]()
+        for one in self._braced(word):
+            done += self._split_word(shell, one, unset)
+        self.budget.size(len(done))
         return done
 
-    def _split(self, value: str, done: list[str], current: list[str]) -> None:
-        """Split an unquoted value at blanks; its first part is joined to the current word.
+    def _split_word(self, shell: Shell, word: Word, unset: str | None) -> list[str]:
+        done, glob = list[str](), False
+        current: list[str] | None = None
+        none = False
+        if _GROUPS.search(plain_text(word.pieces)):
+            raise self.refuse(f"the pattern {word.written[:40]}")
 
-        done : receives complete words. current : parts of the last word.
-        """
-        parts = value.split()
-        if current and value[:1].isspace():
-            done.append(glued(current))
-            current.clear()
-        for index, part in enumerate(parts):
-            if index:
-                done.append(glued(current))
-                current.clear()
-            current.append(part)
-        if current and parts and value[-1:].isspace():
-            done.append(glued(current))
-            current.clear()
+        def end() -> None:
+            nonlocal current, glob
+            if current is not None:
+                text = "".join(current)
+                self.budget.size(len(text))
+                done.append(self._globbed(shell, text) if glob else text)
+            current, glob = None, False
 
-    def _array(self, shell: Shell, piece: Piece) -> list[str] | None:
-        """Return the words of `${NAME[@]}` or `$@`; None for other pieces."""
-        if piece.kind != "parameter":
-            return None
-        match = _ALL.fullmatch(piece.text)
-        if match is None:
-            return None
-        keys, name, star, given = match.groups()
-        if given:
-            return shell.given  # empty outside functions
-        if name in shell.maps:
-            # Bash has an unspecified order; sorting makes the result stable.
-            found = shell.maps[name]
-            items = sorted(found) if keys else [found[key] for key in sorted(found)]
-        elif name in shell.arrays:
-            held = shell.arrays[name]
-            if isinstance(held, Undecided):
-                return [held]
-            items = [str(place) for place in range(len(held))] if keys else held
-        elif name in shell.scalars:
-            items = ["0"] if keys else [shell.scalars[name]]
-        elif name in self.assigned:
-            items = []
-        else:
-            return [Unknown(piece.text)]
-        return [" ".join(items)] if star == "*" and piece.quoted else items
+        pieces = [*word.pieces]
+        self._spliced = None
+        while pieces:
+            piece = pieces.pop(0)
+            if piece.kind == "text":
+                if piece.text or piece.quoted:
+                    current = current or []
+                    current.append(piece.text)
+                    glob = glob or (not piece.quoted and _GLOB.search(piece.text) is not None)
+                continue
+            items, _ = self._items(shell, piece, unset)
+            if self._spliced is not None:
+                # Quoted parts of a default are not split.
+                pieces, self._spliced = [*self._spliced.pieces, *pieces], None
+                continue
+            none = none or (not items and piece.quoted)
+            for index, item in enumerate(items):
+                if index:
+                    end()
+                if piece.quoted:
+                    current = current or []
+                    current.append(self.holes.single(item) if self._single(item) else item)
+                    continue
+                self.counted.update(c for c in item if is_open(c)) if is_open(item) else None
+                for text in self._split(shell, item):
+                    if text is None:
+                        end()
+                    elif text == "\0":  # a separator that is not a blank ends even an empty word
+                        current = current or []
+                        end()
+                    elif text:
+                        current = current or []
+                        current.append(text)
+                        glob = glob or _GLOB.search(text) is not None
+        if current is not None and not (none and not done and not any(current)):
+            end()
+        return done
 
-    def _piece(self, shell: Shell, piece: Piece, unset: str | None) -> str:
-        if piece.kind == "text":
-            return piece.text
-        if piece.kind == "command":
-            return Unknown(piece.text)
-        if piece.kind == "arithmetic":
-            value = self._arithmetic(shell, piece.text)
-            if value is not None:
-                return str(value)
-            undecided = self._undecided_in(shell, piece.text)
-            return undecided or Unknown(f"$(({piece.text}))")
-        return self._parameter(shell, piece, unset)
+    def uncertain(self, value: str) -> bool:
+        """Return True if a value may be no word, or several."""
+        return value in self.files or any(
+            character in self.counted or hole.many or hole.refused
+            for character in value
+            for hole in self.holes.of(character)
+        )
 
-    def _undecided_in(self, shell: Shell, text: str) -> Undecided | None:
-        for name in re.findall(NAME, text):
-            if isinstance(value := shell.scalars.get(name), Undecided):
-                return value
-        return None
+    def _single(self, item: str) -> bool:
+        """Return True if a quoted value is one word although its hole is not; arrays are not."""
+        return is_open(item) and not any("[@]" in hole.written for hole in self.holes.of(item))
 
-    def _parameter(self, shell: Shell, piece: Piece, unset: str | None) -> str:
-        """Return the value of `$NAME` or `${NAME...}`; `Unknown` if known only at run time.
-
-        unset : text for an unset variable; None leaves it unknown.
-        """
-        written = piece.text
-        inner = written[2:-1] if written.startswith("${") else written[1:]
-        if inner == "#":
-            return str(len(shell.given))
-        match = _PARAMETER.fullmatch(inner)
-        if match is None:
-            return Unknown(written)
-        name, index, operator, word = match["name"], match["index"], match["op"], match["word"]
-        if match["mark"] == "!":
-            # The value is the name of another variable (indirect expansion).
-            other = self._named(shell, name, index) or ""
-            if not re.fullmatch(NAME, other) or isinstance(other, Unknown):
-                return other if isinstance(other, Undecided) else Unknown(written)
-            text = f"${{{other}{operator or ''}{word}}}"
-            return self._parameter(shell, piece._replace(text=text), unset)
-        value = self._named(shell, name, index)
-        if match["mark"] == "#":
-            if index in ("@", "*"):
-                items = shell.arrays.get(name, [*shell.maps.get(name, ())])
-                return Unknown(written) if isinstance(items, Undecided) else str(len(items))
-            return Unknown(written) if isinstance(value, Unknown) else str(len(value or ""))
-        if operator is None and word:
-            return Unknown(written)
-        if operator and operator[-1] in "-=?+":
-            # With a colon, an empty value counts as unset.
-            has = value is not None and (bool(value) or not operator.startswith(":"))
-            if operator[-1] == "+":  # the text replaces a value that is set
-                return self._default(shell, word, piece) if has else ""
-            if has and value is not None:
-                return value
-            if operator[-1] == "?":
-                return Unknown(written)
-            if self.sourced and not name.isdigit():
-                self.defaults[name] = None
-            text = self._default(shell, word, piece)
-            if not name.isdigit():
-                self.unset.setdefault(name, text)
-                if not text and unset is not None:
-                    self.empty[name] = None
-                    if not self._blank:
-                        return Unknown(written)
-            if operator[-1] == "=":
-                self._set(shell, name, text)
+    def _globbed(self, shell: Shell, text: str) -> str:
+        """Return a word with a pattern of files: as written, as where none matches."""
+        if "f" in shell.options:
             return text
-        if value is None:
-            return self._missing(name, written, unset)
-        if operator is None or isinstance(value, Unknown):
-            return value
-        found = self._changed(shell, value, operator, word, piece)
-        return Unknown(written) if found is None else found
+        if not shell.options.isdisjoint({"nullglob", "failglob"}):
+            return self.unread(text)
+        self.files.add(text)
+        return text
 
-    def _missing(self, name: str, written: str, unset: str | None) -> str:
-        if re.fullmatch(NAME, name):
-            self.unset.setdefault(name, "")
-        if name in self.assigned:
-            return ""  # assigned only in a branch that was not taken
-        if unset is None or not self._blank:
-            return Unknown(written)
-        self.taken[name] = self.empty[name] = None
-        return unset
+    def _ifs(self, shell: Shell) -> str:
+        variable = shell.variables.get("IFS")
+        text = " \t\n" if variable is None or variable.value is None else variable.text() or ""
+        if is_open(text):
+            raise self.refuse("IFS with a value known only at run time")
+        return text
 
-    def _named(self, shell: Shell, name: str, index: str | None) -> str | None:
-        if name.isdigit():
-            place = int(name) - 1
-            return shell.given[place] if 0 <= place < len(shell.given) else None
-        if name in shell.maps:
-            found = shell.maps[name]
-            if index in ("@", "*"):
-                return " ".join(found[key] for key in sorted(found))
-            key = "0" if index is None else self._text(shell, Scanner(index, self.path).word(""))
-            return key if isinstance(key, Unknown) else found.get(key)
-        if name in shell.arrays:
-            items = shell.arrays[name]
-            if isinstance(items, Undecided):
-                return items
-            if index in ("@", "*"):
-                return glued([" ".join(items)]) if items else ""
-            place = 0 if index is None else (self._arithmetic(shell, index) or 0)
-            return items[place] if -len(items) <= place < len(items) else ""
-        return shell.scalars.get(name)
+    def _split(self, shell: Shell, value: str) -> list[str | None]:
+        """Return the parts of an unquoted value; None for blanks, NUL for another separator."""
+        return split_at(value, self._ifs(shell))
 
-    def _default(self, shell: Shell, text: str, piece: Piece) -> str:
-        """Return the expanded text after an operator such as `:-`."""
-        scanner = Scanner(text, self.path)
-        if not piece.quoted:
-            return self._text(shell, scanner.word(""))
-        # Inside double quotes, single quotes are literal.
-        pieces = list[Piece]()
-        while scanner.at < len(text):
-            part = scanner.word("'")
-            pieces += part.pieces
-            if scanner.at < len(text):
-                pieces.append(Piece("text", "'", quoted=True))
-                scanner.at += 1
-        return self._text(shell, Word(tuple(pieces), 1))
+    # ----------------------------------------------------------------------------------------------
+    # Braces.
 
-    def _changed(
-        self, shell: Shell, value: str, operator: str, word: str, piece: Piece
-    ) -> str | None:
-        """Return a value after a substring, case, replacement or prefix operator.
+    def _braced(self, word: Word) -> list[Word]:
+        """Return the words of `a{b,c}` and `a{1..3}`; a word without braces is itself."""
+        if "{" not in plain_text(word.pieces):
+            return [word]
+        atoms = list[str | Piece]()
+        for piece in word.pieces:
+            whole = piece.kind != "text" or piece.quoted
+            atoms += [piece] if whole else [*piece.text]
+        found = list[Word]()
+        for one in self._alternatives(atoms):
+            pieces = list[Piece]()
+            for atom in one:
+                if isinstance(atom, Piece):
+                    pieces.append(atom)
+                elif pieces and _joins(pieces[-1], atom):
+                    raise self.refuse(f"a name that braces join: {pieces[-1].text}{atom}")
+                elif pieces and pieces[-1].kind == "text" and not pieces[-1].quoted:
+                    pieces[-1] = pieces[-1]._replace(text=pieces[-1].text + atom)
+                else:
+                    pieces.append(Piece("text", atom, False))
+            if pieces:
+                found.append(Word(tuple(pieces), word.line))
+        return found
 
-        Returns None if the operator is not supported or its operand is unknown.
-        """
-        if operator == ":":
-            bounds = [self._arithmetic(shell, part) for part in word.split(":")]
-            if len(bounds) > 2 or None in bounds:
-                return None
-            start, *length = (int(bound or 0) for bound in bounds)
-            # A negative start counts from the end; beyond the beginning, the result is empty.
-            tail = value[start:] if start >= -len(value) else ""
-            return tail if not length else tail[: length[0]]
-        text = self._default(shell, word, piece)
-        if isinstance(text, Unknown):
-            return None
-        if operator in ("^^", ",,", "^", ","):
-            change = str.upper if operator[0] == "^" else str.lower
-            return change(value) if len(operator) == 2 else change(value[:1]) + value[1:]
-        if operator in ("/", "//"):
-            pattern, _, new = text.partition("/")
-            if not pattern or any(mark in pattern for mark in "*?["):
-                return None
-            return value.replace(pattern, new, -1 if operator == "//" else 1)
-        lengths = range(len(value) + 1)
-        cuts_end = operator[0] == "%"
-        for n in reversed(lengths) if len(operator) == 2 else lengths:
-            at = len(value) - n if cuts_end else n
-            if fnmatchcase(value[at:] if cuts_end else value[:at], text):
-                return value[:at] if cuts_end else value[at:]
-        return value
+    def _alternatives(self, atoms: list[str | Piece]) -> list[list[str | Piece]]:
+        for start, atom in enumerate(atoms):
+            if atom != "{":
+                continue
+            depth, commas, end = 0, [start], 0
+            for at in range(start, len(atoms)):
+                depth += (atoms[at] == "{") - (atoms[at] == "}")
+                if depth == 1 and atoms[at] == ",":
+                    commas.append(at)
+                if depth == 0:
+                    end = at
+                    break
+            self.budget.work(len(atoms))
+            if not end:
+                continue
+            inner = atoms[start + 1 : end]
+            choices: list[list[str | Piece]] = []
+            if len(commas) > 1:
+                for one, other in zip(commas, [*commas[1:], end], strict=True):
+                    choices += self._alternatives(atoms[one + 1 : other])
+            elif all(isinstance(atom, str) for atom in inner):
+                choices = [[*text] for text in self._range("".join(map(str, inner)))]
+            if choices:
+                tails = self._alternatives(atoms[end + 1 :])
+                self.budget.size(len(choices) * len(tails))
+                return [[*atoms[:start], *one, *tail] for one in choices for tail in tails]
+        return [atoms]
 
-    def _arithmetic(self, shell: Shell, text: str) -> int | None:
-        """Return the value of `$((text))`; None if it is invalid or known only at run time."""
-        expanded = self._text(shell, Scanner(text.replace('"', ""), self.path).word(""))
-        if isinstance(expanded, Unknown):
-            return None
+    def _range(self, text: str) -> list[str]:
+        match = _BRACES.fullmatch(text)
+        if match is None:
+            return []
+        first, last, by, letter, to, by_letters = match.groups()
+        low, high = (ord(letter), ord(to)) if letter else (int(first), int(last))
+        step = abs(int(by or by_letters or 1)) or 1
+        self.budget.size(abs(high - low) // step + 1)
+        values = range(low, high + 1, step) if low <= high else range(low, high - 1, -step)
+        if letter:
+            return [chr(value) for value in values]
+        padded = any(re.match("-?0[0-9]", end) for end in (first, last))
+        width = max(len(first), len(last)) if padded else 0
+        return [f"{value:0{width}d}" for value in values]
 
-        def value_of(name: str) -> str | None:
-            found = self._named(shell, name, None)
-            # A name assigned in another branch is 0; an environment variable is unknown.
-            return "0" if found is None and name in self.assigned else found
 
-        return sum_of(expanded, value_of, lambda name, text: self._set(shell, name, text))
+def _joins(piece: Piece, atom: str) -> bool:
+    """Return True if a character behind a brace expansion belongs to a name: `$A{b,c}` is `$Ab`."""
+    named = piece.kind == "parameter" and re.fullmatch(rf"\${NAME}", piece.text)
+    return bool(named) and re.fullmatch("[A-Za-z0-9_]", atom) is not None
+
+
+@lru_cache(maxsize=64)
+def _separators(ifs: str) -> re.Pattern[str] | None:
+    blanks = "".join(c for c in ifs if c in " \t\n")
+    others = re.escape("".join(c for c in ifs if c not in " \t\n"))
+    blank = f"[{blanks}]" if blanks else "(?!)"
+    if not ifs:
+        return None
+    return re.compile(f"({blank}*[{others}]{blank}*)|{blank}+" if others else f"((?!))|{blank}+")
+
+
+def split_at(value: str, ifs: str) -> list[str | None]:
+    """Return the parts of a text: None for separating blanks, NUL for another separator."""
+    pattern = _separators(ifs)
+    if pattern is None:
+        return [value]
+    found, at = list[str | None](), 0
+    for match in pattern.finditer(value):
+        if match.start() > at:
+            found.append(value[at : match.start()])
+        found.append(None if match[1] is None else "\0")
+        at = match.end()
+    if at < len(value):
+        found.append(value[at:])
+    return found

@@ -1,336 +1,371 @@
-"""Arithmetic, conditions and launch commands of shell scripts, after variable expansion.
+"""Values of shell scripts, known or open, with the state of a shell and the launch commands.
 
-`search.engines.text.shell` provides the variables.
+A value known only at run time is a *hole*: one character of a range that scripts cannot contain, so
+that texts around it are joined, split and cut as usual.
 """
 
 from __future__ import annotations
 
 import re
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from msgspec import field
+import msgspec
 
+from autopar.errors import DocumentError
 from autopar.records import Record
-from search.engines.text.shell_syntax import NAME
+from search.engines.text.shell_syntax import Body
+from search.engines.text.shell_words import HOLES
+
+_HOLE = re.compile(f"[{HOLES}]")
+_FIRST_HOLE = ord(HOLES[0])
 
 
-class Unknown(str):
-    """Value known only at run time, as written in the script."""
+class Hole(NamedTuple):
+    """A value known only at run time."""
 
-    __slots__ = ()
-
-
-class Undecided(Unknown):
-    """Value that depends on a condition known only at run time."""
-
-    __slots__ = ("many", "why")
-    why: str
-    """Text of the condition."""
-    many: bool
-    """True if the value may be several words."""
-
-
-def undecided(written: str, why: str, *, many: bool) -> Undecided:
-    value = Undecided(written)
-    value.why, value.many = why, many
-    return value
+    written: str
+    """Text of the script."""
+    why: str = ""
+    """Condition that decides the value; empty if it depends on none of the script."""
+    many: bool = False
+    """True if the value may be no word, or several."""
+    refused: str = ""
+    """Construct with the value that is not interpreted; empty for a value of the machine."""
+    line: int = 0
+    """Line of that construct."""
 
 
-def glued(parts: list[str]) -> str:
-    """Return the concatenation of parts; `Unknown` or `Undecided` if any part is."""
-    text = "".join(parts)
-    open_ = [part for part in parts if isinstance(part, Undecided)]
-    if open_:
-        return undecided(text, open_[0].why, many=any(part.many for part in open_))
-    return Unknown(text) if any(isinstance(part, Unknown) for part in parts) else text
+class Holes:
+    """The holes of one interpretation, each with the character that stands for it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._holes, self._characters = list[Hole](), dict[Hole, str]()
+
+    def character(self, hole: Hole) -> str:
+        hole = hole._replace(written=self.shown(hole.written)[:400])
+        if (known := self._characters.get(hole)) is None:
+            if len(self._holes) > 60_000:
+                raise DocumentError(self._path, "has more than 60000 values known only at run time")
+            known = self._characters[hole] = chr(_FIRST_HOLE + len(self._holes))
+            self._holes.append(hole)
+        return known
+
+    def of(self, text: str) -> list[Hole]:
+        """Return the holes of a text."""
+        return [self._holes[ord(found) - _FIRST_HOLE] for found in _HOLE.findall(text)]
+
+    def shown(self, text: str) -> str:
+        """Return a text with its holes as they are written in the script."""
+        return _HOLE.sub(lambda found: self._holes[ord(found[0]) - _FIRST_HOLE].written, text)
+
+    def single(self, text: str) -> str:
+        """Return a text whose holes are one word each, as in double quotes."""
+        return _HOLE.sub(lambda m: self.character(self.of(m[0])[0]._replace(many=False)), text)
+
+
+def is_open(text: str) -> bool:
+    """Return True if a part of a text is known only at run time."""
+    return _HOLE.search(text) is not None
+
+
+class Budget:
+    """Steps, characters and seconds that all interpretations of one file share."""
+
+    MOST_STEPS = 50_000
+    MOST_CHARACTERS = 1 << 24
+    MOST_SECONDS = 1.5
+    """CPU time of this process."""
+    MOST_OF_ONE = 1 << 16
+    """Maximum words or characters of a variable: `A=$A$A` doubles with every line."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._steps, self._characters, self._work = path, 0, 0, 0
+        self._until = time.process_time() + self.MOST_SECONDS
+
+    def step(self) -> None:
+        """Count a statement."""
+        self._steps += 1
+        if self._steps > self.MOST_STEPS:
+            raise self._over(f"runs more than {self.MOST_STEPS} statements")
+        self.work(1 << 10)
+
+    def work(self, amount: int) -> None:
+        """Count work; the clock is read now and then."""
+        self._work += amount
+        if self._work > 1 << 15:
+            self._work = 0
+            if time.process_time() > self._until:
+                raise self._over(f"needs more than {self.MOST_SECONDS} CPU-seconds to interpret")
+
+    def size(self, size: int) -> None:
+        """Count a text or array that is built, of `size` characters or words."""
+        if size > self.MOST_OF_ONE:
+            problem = f"a variable grows beyond {self.MOST_OF_ONE} words or characters"
+            raise DocumentError(self._path, problem)
+        self._characters += size
+        if self._characters > self.MOST_CHARACTERS:
+            raise self._over(f"builds more than {self.MOST_CHARACTERS} characters")
+        self.work(size)
+
+    def _over(self, problem: str) -> DocumentError:
+        return DocumentError(self._path, f"{problem}, expected a launch script")
+
+
+# --------------------------------------------------------------------------------------------------
+# Variables.
+
+
+class Variable(NamedTuple):
+    """Value and attributes; a value is replaced, never changed in place."""
+
+    value: str | dict[int, str] | dict[str, str] | None
+    """Text, items of an array by place, items by key; None if only declared."""
+    marks: str = ""
+    """Letters of `declare`: a, A, i, l, r, u, x."""
+
+    @property
+    def mapped(self) -> bool:
+        return "A" in self.marks
+
+    def text(self) -> str | None:
+        """Return the value without an index: of an array, its first item."""
+        if isinstance(self.value, dict):
+            return self.items().get("0" if self.mapped else 0)
+        return self.value
+
+    def items(self) -> Mapping[int | str, str]:
+        """Return the items in the order in which bash lists them."""
+        if self.value is None:
+            return {}
+        if isinstance(self.value, str):
+            return {0: self.value}
+        held: dict[Any, str] = dict(self.value)
+        return {key: held[key] for key in (_hashed(held) if self.mapped else sorted(held))}
+
+
+def _hashed(keys: Iterable[str]) -> list[str]:
+    """Return the keys of an associative array in the order of bash 5: its hash table's."""
+    buckets = dict[int, list[str]]()
+    for key in keys:
+        value = 2166136261
+        for byte in key.encode():
+            value = (value * 16777619 & 0xFFFFFFFF) ^ byte
+        buckets.setdefault(value & 1023, []).insert(0, key)
+    return [key for bucket in sorted(buckets) for key in buckets[bucket]]
+
+
+class Input:
+    """Text that commands of one redirection read, one after the other."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.at = text, 0
+
+    def line(self, end: str) -> tuple[str, bool]:
+        """Return (text up to `end`, True if it was found) and move past it."""
+        found = self.text.find(end, self.at) if end else -1
+        stop = found if found >= 0 else len(self.text)
+        text, self.at = self.text[self.at : stop], stop + (found >= 0)
+        return text, found >= 0
+
+    def rest(self) -> str:
+        text, self.at = self.text[self.at :], len(self.text)
+        return text
+
+
+@dataclass
+class Shell:
+    """State of a shell: variables, functions, options, and the launch command found so far."""
+
+    variables: dict[str, Variable] = field(default_factory=dict)
+    functions: dict[str, Body | Hole] = field(default_factory=dict)
+    given: list[str] = field(default_factory=list)
+    """Positional parameters `$1`, `$2`, ..."""
+    told: bool = False
+    """True if the positional parameters are known; False for those of a script run without."""
+    options: frozenset[str] = frozenset()
+    """Letters of `set` and names of `shopt` that are on."""
+    traps: dict[str, str] = field(default_factory=dict)
+    """Commands of `trap`, by signal."""
+    frames: tuple[dict[str, Variable | None], ...] = ()
+    """Running functions: outer variable by name of each local one."""
+    status: int | None = 0
+    """Exit status of the last command; None if known only at run time."""
+    times: dict[str, int] = field(default_factory=dict)
+    """How often each open condition was met."""
+    option_at: tuple[int, int] = (1, 1)
+    """Place of the next option of `getopts`: word, letter."""
+    found: Command | Hole | None = None
+    """Last launch command; a hole if it depends on an open condition; None if not found."""
+    launches: int = 0
+    """Number of launch commands found."""
+
+    def copy(self) -> Shell:
+        return Shell(
+            variables={**self.variables},
+            functions={**self.functions},
+            given=[*self.given],
+            told=self.told,
+            options=self.options,
+            traps={**self.traps},
+            frames=tuple({**frame} for frame in self.frames),
+            status=self.status,
+            times={**self.times},
+            option_at=self.option_at,
+            found=self.found,
+            launches=self.launches,
+        )
+
+    def take(self, other: Shell) -> None:
+        """Become a copy of another state."""
+        for name, value in vars(other.copy()).items():
+            setattr(self, name, value)
+
+
+# --------------------------------------------------------------------------------------------------
+# Conditions of `[ ]` and comparisons that `[[ ]]` shares.
+
+_NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
+    "-eq": lambda one, other: one == other,
+    "-ne": lambda one, other: one != other,
+    "-lt": lambda one, other: one < other,
+    "-le": lambda one, other: one <= other,
+    "-gt": lambda one, other: one > other,
+    "-ge": lambda one, other: one >= other,
+}
+COMPARED = _NUMBERS
+"""Comparison of integers, by operator."""
+_TEXTS = frozenset({"=", "==", "!=", "<", ">"})
+_OF_FILES = frozenset({"-nt", "-ot", "-ef"})
+UNARY = frozenset(f"-{letter}" for letter in "abcdefghknoprstuvwxzGLNORS")
+
+
+class WrongTestError(ValueError):
+    """A condition that bash rejects."""
 
 
 class Condition:
-    """Evaluator of `[ ]` and `[[ ]]`; a result of None is known only at run time."""
+    """Evaluator of the words of `[ ]`; a result of None is known only at run time."""
 
-    _UNARY = frozenset({"-z", "-n", "-v"})
-    _FILES = frozenset(f"-{letter}" for letter in "abcdefghkprstuwxLGNOS")
-    _NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
-        "-eq": lambda one, other: one == other,
-        "-ne": lambda one, other: one != other,
-        "-lt": lambda one, other: one < other,
-        "-le": lambda one, other: one <= other,
-        "-gt": lambda one, other: one > other,
-        "-ge": lambda one, other: one >= other,
-    }
-
-    def __init__(self, words: list[str], *, glob: bool, quoted: list[bool] | None = None) -> None:
-        self._words, self._glob, self._at = words, glob, 0
-        self._quoted = quoted or [False] * len(words)
+    def __init__(self, words: list[str], unary: Callable[[str, str], bool | None]) -> None:
+        """Prepare a condition; unary : returns the value of an operator such as `-v`."""
+        self._words, self._unary, self._at = words, unary, 0
 
     def value(self) -> bool | None:
-        if not self._words:
+        """Return the value by the rules for one to four words, or as an expression of more."""
+        words = self._words
+        if not words:
             return False
+        if len(words) == 1:
+            return nonempty(words[0])
+        if len(words) == 2:
+            return self._of_two(words)
+        if len(words) == 3:
+            return self._of_three(words)
+        if len(words) == 4 and words[0] == "!":
+            return _not(self._of_three(words[1:]))
         found = self._any()
-        return found if self._at >= len(self._words) else None
+        if self._at < len(words):
+            raise WrongTestError
+        return found
 
-    def _peek(self) -> str | None:
-        return self._words[self._at] if self._at < len(self._words) else None
+    def _of_two(self, words: list[str]) -> bool | None:
+        if words[0] == "!":
+            return _not(nonempty(words[1]))
+        if words[0] not in UNARY:
+            raise WrongTestError
+        return self._unary(words[0], words[1])
+
+    def _of_three(self, words: list[str]) -> bool | None:
+        one, how, other = words
+        if how in ("-a", "-o"):
+            return _joined(how, nonempty(one), nonempty(other))
+        if how in _NUMBERS or how in _TEXTS or how in _OF_FILES:
+            return compared(one, how, other)
+        if one == "!":
+            return _not(self._of_two(words[1:]))
+        if (one, other) == ("(", ")"):
+            return nonempty(how)
+        raise WrongTestError
+
+    def _peek(self, ahead: int = 0) -> str | None:
+        at = self._at + ahead
+        return self._words[at] if at < len(self._words) else None
 
     def _any(self) -> bool | None:
         found = self._all()
-        while self._peek() in ("||", "-o"):
+        while self._peek() == "-o":
             self._at += 1
-            other = self._all()
-            found = True if found or other else None if None in (found, other) else False
+            found = _joined("-o", found, self._all())
         return found
 
     def _all(self) -> bool | None:
-        found = self._not()
-        while self._peek() in ("&&", "-a"):
+        found = self._one()
+        while self._peek() == "-a":
             self._at += 1
-            other = self._not()
-            found = False if False in (found, other) else None if None in (found, other) else True
+            found = _joined("-a", found, self._one())
         return found
 
-    def _not(self) -> bool | None:
-        if self._peek() == "!":
-            self._at += 1
-            found = self._not()
-            return None if found is None else not found
-        if self._peek() == "(":
-            self._at += 1
-            found = self._any()
-            self._at += self._peek() == ")"
-            return found
-        return self._primary()
-
-    def _primary(self) -> bool | None:
-        words, at = self._words[self._at :], self._at
-        if len(words) >= 3 and (words[1] in self._NUMBERS or words[1] in _COMPARES):
+    def _one(self) -> bool | None:
+        word, how, other = self._peek(), self._peek(1), self._peek(2)
+        if word is None:
+            raise WrongTestError
+        if how is not None and other is not None and (how in _NUMBERS or how in _TEXTS):
             self._at += 3
-            return self._compared(words[0], words[1], words[2], literal=self._quoted[at + 2])
-        if len(words) >= 2 and words[0] in self._UNARY:
-            self._at += 2
-            if isinstance(words[1], Unknown) or words[0] == "-v":
-                return None
-            return bool(words[1]) == (words[0] == "-n")
-        if len(words) >= 2 and words[0] in self._FILES:
-            self._at += 2
-            return None
+            return compared(word, how, other)
         self._at += 1
-        if not words:
-            return False
-        return None if isinstance(words[0], Unknown) else bool(words[0])
-
-    def _compared(self, one: str, how: str, other: str, *, literal: bool) -> bool | None:
-        if isinstance(one, Unknown) or isinstance(other, Unknown):
-            return None
-        if how in self._NUMBERS:
-            if not all(re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", text) for text in (one, other)):
-                return False if not self._glob else None
-            return self._NUMBERS[how](int(one), int(other))
-        if how in ("<", ">"):
-            return one < other if how == "<" else one > other
-        if how == "=~":
-            try:
-                with warnings.catch_warnings():
-                    # Python warns of nested sets, which do not exist in bash.
-                    warnings.simplefilter("ignore", FutureWarning)
-                    return re.search(other, one) is not None
-            except re.error:
-                return None
-        same = fnmatchcase(one, other) if self._glob and not literal else one == other
-        return same == (how != "!=")
-
-
-_DEEPEST = 8
-"""Maximum depth of variables whose values are names of other variables."""
-_COMPARES = frozenset({"=", "==", "!=", "=~", "<", ">"})
-
-
-def sum_of(
-    text: str,
-    value_of: Callable[[str], str | None],
-    assign: Callable[[str, str], None],
-    depth: int = 0,
-) -> int | None:
-    """Return the value of `$((text))` as a 64-bit integer, as in bash.
-
-    Returns None for an invalid expression, or if a variable is unknown.
-
-    value_of : returns the text of a variable, or None if it is unknown.
-    assign : sets a variable that the expression changes, from name and text.
-    """
-    return _Sum(text, value_of, assign, depth).value()
-
-
-class _Sum:
-    """Evaluator of one arithmetic expression by precedence climbing."""
-
-    _LEVELS: tuple[tuple[str, ...], ...] = (
-        ("||",),
-        ("&&",),
-        ("|",),
-        ("^",),
-        ("&",),
-        ("==", "!="),
-        ("<=", ">=", "<", ">"),
-        ("<<", ">>"),
-        ("+", "-"),
-        ("*", "/", "%"),
-        ("**",),
-    )
-    _TOKEN = re.compile(
-        rf"\s*(\*\*|<<=|>>=|\+\+|--|&&|\|\||<<|>>|[-+*/%&|^]=|[<>=!]=|[-+*/%<>=!~&|^?:(),]"
-        rf"|0[xX][0-9a-fA-F]+|[0-9]+|{NAME})\s*"
-    )
-
-    def __init__(
-        self,
-        text: str,
-        value_of: Callable[[str], str | None],
-        assign: Callable[[str, str], None],
-        depth: int,
-    ) -> None:
-        self._value_of, self._assign, self._depth, self._at = value_of, assign, depth, 0
-        self._tokens = list[str]()
-        at = 0
-        while at < len(text) and not text[at:].isspace():
-            match = self._TOKEN.match(text, at)
-            if match is None:
-                self._tokens = ["?"]  # an invalid expression
-                break
-            self._tokens.append(match[1])
-            at = match.end()
-
-    def value(self) -> int | None:
-        if not self._tokens:
-            return 0
-        try:
-            found = self._comma()
-        except (ValueError, ZeroDivisionError, OverflowError):
-            return None
-        return found if self._at == len(self._tokens) else None
-
-    def _peek(self) -> str | None:
-        return self._tokens[self._at] if self._at < len(self._tokens) else None
-
-    def _comma(self) -> int:
-        found = self._choice()
-        while self._peek() == ",":
-            self._at += 1
-            found = self._choice()
-        return found
-
-    def _choice(self) -> int:
-        name = self._peek()
-        following = self._tokens[self._at + 1] if self._at + 1 < len(self._tokens) else None
-        if name and re.fullmatch(NAME, name) and following in _ASSIGNS:
-            self._at += 2
-            right = self._choice()
-            if following != "=":
-                right = _applied(str(following)[:-1], self._of(name), right)
-            self._assign(name, str(right))
-            return right
-        found = self._level(0)
-        if self._peek() == "?":
-            self._at += 1
-            yes = self._choice()
-            if self._peek() != ":":
-                raise ValueError
-            self._at += 1
-            no = self._choice()
-            return yes if found else no
-        return found
-
-    def _level(self, level: int) -> int:
-        if level == len(self._LEVELS):
-            return self._unary()
-        found = self._level(level + 1)
-        while self._peek() in self._LEVELS[level]:
-            operator = str(self._peek())
-            self._at += 1
-            # `**` is right-associative.
-            right = self._level(level if operator == "**" else level + 1)
-            found = _applied(operator, found, right)
-        return found
-
-    def _unary(self) -> int:
-        token = self._peek()
-        if token is None:
-            raise ValueError
-        self._at += 1
-        if token in ("+", "-", "!", "~"):
-            value = self._unary()
-            return {"+": value, "-": -value, "!": int(not value), "~": ~value}[token]
-        if token == "(":
-            value = self._comma()
+        if word == "!":
+            return _not(self._one())
+        if word == "(":
+            found = self._any()
             if self._peek() != ")":
-                raise ValueError
+                raise WrongTestError
             self._at += 1
-            return value
-        if token in ("++", "--"):
-            name = self._peek() or ""
+            return found
+        if word in UNARY and how is not None and how not in ("-a", "-o", ")"):
             self._at += 1
-            return self._stepped(name, token)
-        if token[0].isdigit():
-            # A leading zero means octal.
-            return int(token, 16 if token[1:2] in ("x", "X") else 8 if token[0] == "0" else 10)
-        if not re.fullmatch(NAME, token):
-            raise ValueError
-        value = self._of(token)
-        if self._peek() in ("++", "--"):
-            self._stepped(token, str(self._peek()))
-            self._at += 1
-        return value
-
-    def _stepped(self, name: str, how: str) -> int:
-        value = self._of(name) + (1 if how == "++" else -1)
-        self._assign(name, str(value))
-        return value
-
-    def _of(self, name: str) -> int:
-        text = self._value_of(name)
-        if text is None or isinstance(text, Unknown) or self._depth > _DEEPEST:
-            raise ValueError
-        value = sum_of(text or "0", self._value_of, self._assign, self._depth + 1)
-        if value is None:
-            raise ValueError
-        return value
+            return self._unary(word, how)
+        return nonempty(word)
 
 
-_ASSIGNS = frozenset({"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="})
+def nonempty(text: str) -> bool | None:
+    """Return True if a text is not empty; None if only running tells."""
+    return True if _HOLE.sub("", text) else None if text else False
 
 
-def _applied(operator: str, one: int, other: int) -> int:
-    """Return the result of a binary operator; raises ValueError if it exceeds 64 bits."""
-    if operator in ("/", "%"):
-        # Bash rounds towards zero, Python down.
-        quotient = abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
-        return quotient if operator == "/" else one - quotient * other
-    if operator in ("**", "<<", ">>") and not 0 <= other <= 63:
-        raise ValueError
-    operators: Mapping[str, Callable[[], int]] = {
-        "||": lambda: int(bool(one or other)),
-        "&&": lambda: int(bool(one and other)),
-        "|": lambda: one | other,
-        "^": lambda: one ^ other,
-        "&": lambda: one & other,
-        "==": lambda: int(one == other),
-        "!=": lambda: int(one != other),
-        "<=": lambda: int(one <= other),
-        ">=": lambda: int(one >= other),
-        "<": lambda: int(one < other),
-        ">": lambda: int(one > other),
-        "<<": lambda: one << other,
-        ">>": lambda: one >> other,
-        "+": lambda: one + other,
-        "-": lambda: one - other,
-        "*": lambda: one * other,
-        "**": lambda: int(one**other),
-    }
-    value = operators[operator]()
-    if not -(1 << 63) <= value < 1 << 63:
-        raise ValueError
-    return value
+def _not(value: bool | None) -> bool | None:
+    return None if value is None else not value
+
+
+def _joined(how: str, one: bool | None, other: bool | None) -> bool | None:
+    """Return `one or other`, or for `-a` and `&&` `one and other`."""
+    ends = how in ("-o", "||")
+    if ends in (one, other):
+        return ends
+    return None if None in (one, other) else not ends
+
+
+def compared(one: str, how: str, other: str) -> bool | None:
+    """Return the value of a comparison of `[ ]`; raises WrongTestError if a number is none."""
+    if how in _OF_FILES or is_open(one) or is_open(other):
+        return None
+    if how in _NUMBERS:
+        if not all(re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", text) for text in (one, other)):
+            raise WrongTestError
+        return _NUMBERS[how](int(one), int(other))
+    if how in ("<", ">"):
+        return in_order(one, other) if how == "<" else in_order(other, one)
+    return (one == other) == (how != "!=")
+
+
+def in_order(one: str, other: str) -> bool | None:
+    """Return True if a text sorts before another; None if the locale decides."""
+    plain = all(re.fullmatch("[0-9a-z]*|[0-9A-Z]*", text) for text in (one, other))
+    mixed = (one + other).lower() != one + other and (one + other).upper() != one + other
+    return one < other if plain and not mixed else None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -346,11 +381,13 @@ class Command(Record):
     """The `.py` file, or the module after `-m`; empty if none was found."""
     arguments: tuple[str, ...]
     """Words after the program; words of the longest array if no program was found."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    loose: tuple[int, ...] = ()
+    """Positions of arguments known only at run time that are no value of the flag before them."""
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Environment variables that the script exports, or sets for this command."""
     notes: tuple[str, ...] = ()
     """Sentences for the user on assumptions about the script."""
-    unset: Mapping[str, str] = field(default_factory=dict)
+    unset: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Unset variables, with the text used for each: its default, or an empty text."""
 
 
@@ -366,39 +403,45 @@ _LIKE_FLAG = re.compile(rf"--.*|{_SHORT}|\+{{0,2}}[A-Za-z_]\w*(\.\w+)+=.*", re.D
 _FLAG = re.compile(rf"--.*|{_SHORT}", re.DOTALL)
 
 
-def settled(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Return (arguments without unknown words that may be flags, one sentence per removed word).
+def settled(arguments: list[str], holes: Holes, counted: set[str]) -> tuple[list[int], list[str]]:
+    """Return (positions of open words that may be flags, open values that are one word each).
 
-    An unknown array, or an unknown word after the value of a flag, may contain flags or be empty.
+    An open array, or an open word after the value of a flag, may contain flags or be empty. The
+    others count as one word each where they stand without quotes.
+
+    counted : characters of holes that stood without quotes.
     """
-    kept, dropped = list[str](), list[str]()
+    loose, single = list[int](), list[str]()
     flag, values = "", 0
-    for word in arguments:
+    for place, word in enumerate(arguments):
+        free = not _PATHS.fullmatch(flag)
         if _FLAG.fullmatch(word):
             flag, values = word, 0
         elif (
-            isinstance(word, Unknown)
+            free
+            and is_open(word)
             and not _LIKE_FLAG.fullmatch(word)
-            and (values or "[@]" in word or "[*]" in word or word in ("$@", "$*"))
-            and not _PATHS.fullmatch(flag)
+            and nonempty(word) is None
+            and (values or any(hole.many for hole in holes.of(word)))
         ):
-            dropped.append(f"{word[:60]} is known only at run time; using no value")
+            loose.append(place)
             continue
         else:
             values += 1
-        kept.append(word)
-    return kept, dropped
+        if free:
+            single += [holes.shown(one) for one in _HOLE.findall(word) if one in counted]
+    return loose, single
 
 
-def program_of(words: list[str]) -> tuple[list[str], str, list[str]] | None:
+def program_of(words: list[str], holes: Holes) -> tuple[list[str], str, list[str]] | None:
     """Return (words before the program, program, words after it); None for any other command."""
     at = next((i for i, word in enumerate(words) if _PROGRAM.fullmatch(word)), None)
     if at is None and "-m" in words[1:-1]:
         at = words.index("-m", 1) + 1
     if at is None or not any(_LIKE_FLAG.fullmatch(word) for word in words[at + 1 :]):
-        # An unknown array of flags counts as flags.
+        # An open array of flags counts as flags.
         rest = words[at + 1 :] if at is not None else []
-        if at is None or not any(isinstance(word, Undecided) for word in rest):
+        if at is None or not any(hole.why for word in rest for hole in holes.of(word)):
             return None
     # The script is the command itself, or follows a program that runs scripts.
     if at and not any(_RUNNERS.fullmatch(word) for word in words[:at]):

@@ -222,7 +222,10 @@ class _Random:
         (
             "A=$(nproc)\npython x.py --a $A --b $((A*2)) --c `date +%Y`\n",
             ["--a", "$(nproc)", "--b", "$((A*2))", "--c", "`date +%Y`"],
-            (),
+            (
+                "known only at run time, counted as one word each: "
+                "$(nproc), $((A*2)), `date +%Y`",
+            ),
         ),
         (
             'if [ "$NNODES" -gt 1 ]; then X=1; else X=2; fi\npython x.py --x $X\n',
@@ -242,10 +245,13 @@ class _Random:
         (
             "case $(hostname) in a*) P=1;; b*) P=2;; esac\npython x.py --p $P\n",
             ["--p", "$P"],
-            ("--p depends on `$(hostname)` on line 1",),
+            (
+                "--p depends on `$(hostname)` on line 1",
+                "known only at run time, counted as one word each: $P",
+            ),
         ),
         ("while ! nc -z host 80; do sleep 1; done\npython x.py --p 1\n", ["--p", "1"], ()),
-        ("cd x && python x.py --p 1\nrm y || python x.py --p 2\n", ["--p", "1"], ()),
+        ("cd x && python x.py --p 1\n", ["--p", "1"], ()),
         (
             "for t in 1 2; do python x.py --t $t; done\n",
             ["--t", "2"],
@@ -290,7 +296,7 @@ def test_launches_that_depend_on_the_machine_are_refused(text: str, why: str) ->
     [
         ("if true; then\npython x.py --a\n", "line 4: not a supported shell statement"),
         ("A=1\n)\n", "')'"),
-        ("select A in 1 2; do :; done\n", "line 1: not a supported shell statement"),
+        ("A=1\nselect A in 1 2; do :; done\n", "line 2: `select` is not read"),
         ("while true; do A=1; done\n", "runs more than 50000 statements"),
         ("f() { f; }\nf\n", "the function 'f' calls itself too often"),
         ("if true; then " * 100, "is nested too deeply"),
@@ -358,13 +364,13 @@ def test_launchers_around_launchers(tmp_path: Path) -> None:
         ),
         (
             "A=()\nmapfile -t A < a.txt\npython x.py --u 1 ${A[@]}\n",
-            ("--u", "1"),
+            ("--u", "1", "${A[@]}"),
             "${A[@]} is known only",
         ),
-        ("python x.py --t 1 $MORE --u\n", ("--t", "1", "--u"), "$MORE is known only"),
+        ("python x.py --t 1 $MORE --u\n", ("--t", "1", "$MORE", "--u"), "$MORE is known only"),
         (
             "mapfile -t A < a.txt\npython x.py --u ${A[@]}\n",
-            ("--u",),
+            ("--u", "${A[@]}"),
             "${A[@]} is known only",
         ),
     ],
@@ -401,10 +407,16 @@ def test_a_tool_behind_a_launch_is_no_launch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "fill", ["printf -v T %d 4", 'read -r T <<< "$(nproc)"', "read -ra T < t.txt"]
+    ("fill", "word"),
+    [
+        ("printf -v T %d 4", "4"),
+        ("printf -v T %q 4", "$T"),
+        ('read -r T <<< "$(nproc)"', "$(nproc)"),
+        ("read -ra T < t.txt", "$T"),
+    ],
 )
-def test_what_a_command_fills_is_not_what_it_was(fill: str, tmp_path: Path) -> None:
+def test_what_a_command_fills_is_not_what_it_was(fill: str, word: str, tmp_path: Path) -> None:
     """A value in front of it is not taken for the one behind."""
     for before in ("T=1", "T=(1 2)"):
         command = script_command(f"{before}\n{fill}\npython x.py --t $T --u\n", tmp_path / "x.sh")
-        assert command.arguments == ("--t", "$T", "--u")
+        assert command.arguments == ("--t", word, "--u")
