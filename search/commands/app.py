@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from autopar.command import run as commands
 from autopar.command.answers import answers_stdout, emit_answer, headed, without_head
+from autopar.command.fields import option
 from autopar.command.options import Command
 from autopar.errors import INTERRUPTED, DocumentError, InputError, OptionError, did_you_mean
 
@@ -44,7 +48,7 @@ def working(text: str, call: Callable[[], _Result], *, stops: str = _STOPS) -> _
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=target, daemon=True)
+    thread = threading.Thread(target=copy_context().run, args=(target,), daemon=True)
     thread.start()
     thread.join(0.2)  # most searches end before a spinner is useful
     if thread.is_alive():
@@ -78,6 +82,53 @@ def leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+SCRIPT = "Launch script"
+"""Panel of the options of launch scripts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptSpec:
+    """What a launch script is started with."""
+
+    args: str | None = option(
+        None, help="arguments of the script, as one text", panel=SCRIPT, metavar="TEXT"
+    )
+    env: tuple[str, ...] = option(
+        (), help="environment variable of the script (repeatable)", panel=SCRIPT,
+        metavar="NAME=VALUE",
+    )  # fmt: skip
+
+
+def with_script(execute: Callable[[dict[str, Any]], int]) -> Callable[[dict[str, Any]], int]:
+    """Return a command that reads launch scripts with the values of `ScriptSpec`.
+
+    execute : function of the command, which gets the other options.
+    """
+
+    def run(raw: dict[str, Any]) -> int:
+        from search.engines.text.files import scripts_started_with
+
+        arguments, environment = raw.pop("args", None), raw.pop("env", ())
+        if arguments is None and not environment:
+            return execute(raw)
+        given = dict[str, str]()
+        for one in (environment,) if isinstance(environment, str) else environment:
+            name, equals, value = str(one).partition("=")
+            if not equals or not name.isidentifier() or not name.isascii():
+                raise OptionError(f"--env {one!r:.60}: expected NAME=VALUE")
+            given[name] = value
+        words: tuple[str, ...] | None = None
+        if arguments is not None:
+            try:
+                words = tuple(shlex.split(str(arguments)))
+            except ValueError as error:
+                raise OptionError(f"--args {arguments!r:.60}: {error}") from None
+        with scripts_started_with(words, given):
+            return execute(raw)
+
+    return run
 
 
 def emit(path: str, document: Mapping[str, object], exit_code: int = 0, *, command: str) -> None:

@@ -13,7 +13,16 @@ from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.documents.catalog import spelled_hardware
 from autopar.errors import FAILED, UNUSABLE
-from search.commands.app import files_read, leave, working, write_answer, write_pictures
+from search.commands.app import (
+    SCRIPT,
+    ScriptSpec,
+    files_read,
+    leave,
+    with_script,
+    working,
+    write_answer,
+    write_pictures,
+)
 
 if TYPE_CHECKING:
     from autopar.price.assessment import Assessment, Target
@@ -25,7 +34,7 @@ if TYPE_CHECKING:
     from search.show.pictures.files import Pictures
 
 _NAME = "autopar-check"
-_WHAT, _WHERE, _OUT = "Launch script", "Cluster", "Output"
+_WHAT, _WHERE, _OUT = SCRIPT, "Cluster", "Output"
 _CARD = "h100-80gb"
 
 
@@ -98,7 +107,7 @@ class CheckSpec:
 COMMAND = Command(
     name=_NAME,
     usage="FILE... [OPTIONS]",
-    fills=(CheckSpec,),
+    fills=(CheckSpec, ScriptSpec),
     panels=(_WHAT, _WHERE, _OUT),
     intro=f"""Check a launch script without running it: errors, memory per stage, OOM probability,
 step time, and faster plans with a few changes. The screen abbreviates: mbs = micro-batch size x
@@ -117,7 +126,7 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    return COMMAND.run(arguments, _execute)
+    return COMMAND.run(arguments, with_script(_execute))
 
 
 def _execute(raw: dict[str, Any]) -> int:

@@ -14,7 +14,7 @@ from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.command.show import make_table, print_item, print_line, print_plain, wrapped
 from autopar.units import GIB, format_bytes, format_count, format_probability, format_seconds
-from search.commands.app import emit, leave, working
+from search.commands.app import SCRIPT, ScriptSpec, emit, leave, with_script, working
 from search.request.options import PANELS
 from search.request.request import FILLS, build_request
 from search.show.terms import memory_name, time_name
@@ -42,7 +42,7 @@ class CompareSpec:
 COMMAND = Command(
     name=_NAME,
     usage="FIRST SECOND [OPTIONS]",
-    fills=(CompareSpec, *FILLS),
+    fills=(CompareSpec, ScriptSpec, *FILLS),
     without=frozenset(
         {
             *("evaluate", "frontier", "plot", "html", "trace", "output-config-path", "engine"),
@@ -50,7 +50,7 @@ COMMAND = Command(
             *("goal", "tokens-per-s", "price", "top", "time-limit"),
         }
     ),
-    panels=("Question", *PANELS),
+    panels=("Question", SCRIPT, *PANELS),
     first=("Question",),
     family="search",
     intro="""Compare two plans, or a plan and a measured trace of it, by time and memory terms.
@@ -75,7 +75,7 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    return COMMAND.run(arguments, _execute)
+    return COMMAND.run(arguments, with_script(_execute))
 
 
 def _execute(raw: dict[str, Any]) -> int:

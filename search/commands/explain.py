@@ -17,7 +17,16 @@ from autopar.errors import InputError, OptionError, did_you_mean
 from autopar.records import replace
 from autopar.run.rules import Notice, RuleError
 from autopar.units import GIB
-from search.commands.app import emit, files_read, leave, working, write_pictures
+from search.commands.app import (
+    SCRIPT,
+    ScriptSpec,
+    emit,
+    files_read,
+    leave,
+    with_script,
+    working,
+    write_pictures,
+)
 from search.engines.candidate import Constraints
 from search.request.options import PANELS
 from search.request.request import FILLS, build_request, stored_request
@@ -51,11 +60,11 @@ class ExplainSpec:
 COMMAND = Command(
     name=_NAME,
     usage="PLAN.json [OPTIONS]",
-    fills=(ExplainSpec, *FILLS),
+    fills=(ExplainSpec, ScriptSpec, *FILLS),
     without=frozenset(
         {"evaluate", "frontier", "plot", "output-config-path", "goal", "tokens-per-s"}
     ),
-    panels=("Question", *PANELS),
+    panels=("Question", SCRIPT, *PANELS),
     first=("Question",),
     family="search",
     intro="""Break down a plan by time and memory, and compare it with the best plan under a
@@ -77,7 +86,7 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    return COMMAND.run(arguments, _execute)
+    return COMMAND.run(arguments, with_script(_execute))
 
 
 def _execute(raw: dict[str, Any]) -> int:

@@ -20,7 +20,16 @@ from autopar.records import (
     content_of,
     replace,
 )
-from search.commands.app import emit, files_read, leave, working, write_results
+from search.commands.app import (
+    SCRIPT,
+    ScriptSpec,
+    emit,
+    files_read,
+    leave,
+    with_script,
+    working,
+    write_results,
+)
 from search.engines.table import EXPORTERS, IMPORTERS, WRITERS
 from search.request.options import PANELS
 from search.request.profiles import named_card
@@ -139,12 +148,12 @@ class ExportSpec:
 COMMAND = Command(
     name=_NAME,
     usage="PLAN.json --to ENGINE [OPTIONS]",
-    fills=(ExportSpec, *FILLS),
+    fills=(ExportSpec, ScriptSpec, *FILLS),
     without=frozenset(
         {"evaluate", "frontier", "plot", "html", "trace", "output-config-path", "top", "time-limit"}
         | {"verbose", "goal", "tokens-per-s"}
     ),
-    panels=(_EXPORT, *PANELS),
+    panels=(_EXPORT, SCRIPT, *PANELS),
     first=(_EXPORT,),
     family="search",
     intro="""Write the launch files of an engine for a plan, or read an existing configuration.
@@ -174,7 +183,7 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    return COMMAND.run(arguments, _execute)
+    return COMMAND.run(arguments, with_script(_execute))
 
 
 def _execute(raw: dict[str, Any]) -> int:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from msgspec import field
 
@@ -18,7 +21,7 @@ from autopar.documents.json import load_object
 from autopar.errors import DocumentError
 from autopar.records import Record, replace
 from search.engines.text.shell import script_command
-from search.engines.text.shell_values import Command
+from search.engines.text.shell_values import Budget, Command
 
 # --------------------------------------------------------------------------------------------------
 # YAML. PyYAML reads it, but does not write it: the engines' own files have lists on one line and
@@ -227,6 +230,32 @@ class Configuration(Record):
         return found
 
 
+class _Started(NamedTuple):
+    """What scripts are started with."""
+
+    arguments: tuple[str, ...] | None = None
+    """Positional parameters; None if not given."""
+    environment: Mapping[str, str] = MappingProxyType({})
+
+
+_STARTED = ContextVar("_STARTED", default=_Started())  # noqa: B039 (both are immutable)
+
+
+@contextmanager
+def scripts_started_with(
+    arguments: tuple[str, ...] | None, environment: Mapping[str, str]
+) -> Iterator[None]:
+    """Read scripts, in the context, as if started with arguments and environment variables.
+
+    arguments : positional parameters; None if not given.
+    """
+    token = _STARTED.set(_Started(arguments, MappingProxyType({**environment})))
+    try:
+        yield
+    finally:
+        _STARTED.reset(token)
+
+
 def read_configuration(
     path: Path | str,
     *,
@@ -259,8 +288,12 @@ def read_configuration(
     # JSON without a `.json` suffix.
     if text.lstrip().startswith("{"):
         return Configuration(path=path, flags=None, document=load_object(path).data)
-    command = _sized(text, path, world_size, harmless)
+    command, size = _sized(text, path, world_size, harmless)
     if not command.program and not any(word.startswith("--") for word in command.arguments):
+        if command.needs_arguments:
+            raise DocumentError(
+                path, "starts nothing without its arguments", remedy="Add --args 'ARGUMENTS'"
+            )
         raise DocumentError(
             path,
             "contains no command that runs a .py file with --flags, and no array of them",
@@ -273,7 +306,7 @@ def read_configuration(
         ),
         command=command,
         document={},
-        world_size=_world(command.before),
+        world_size=size,
         environment=command.environment,
         notes=command.notes,
     )
@@ -281,48 +314,64 @@ def read_configuration(
 
 def _sized(
     text: str, path: Path, world_size: int | None, harmless: Callable[[str], bool] | None
-) -> Command:
-    """Return the launch command of a script, adapted to start `world_size` processes if possible.
+) -> tuple[Command, int | None]:
+    """Return (launch command of a script, its number of processes or None).
+
+    The command is adapted to start `world_size` processes if possible.
 
     Environment variables such as `SLURM_NNODES`, `NNODES` or `WORLD_SIZE` may set the number of
     processes. Their defaults in the script and its `#SBATCH` requests may be overridden. To find
     the variable, each candidate in turn gets twice its value. If the number of processes changes,
     the variable is set so that `world_size` processes start.
     """
+    started, budget = _STARTED.get(), Budget(str(path))
     asked = _of_scheduler(text)
 
-    def with_(given: Mapping[str, str]) -> Command | None:
+    def read(given: Mapping[str, str]) -> tuple[Command, int | None]:
+        environment = {**asked, **given, **started.environment}
+        command = script_command(
+            text,
+            path,
+            given=environment,
+            arguments=started.arguments,
+            harmless=harmless,
+            budget=budget,
+        )
+        return command, _world(command.before, environment)
+
+    def size_with(given: Mapping[str, str]) -> int | None:
         with suppress(DocumentError):
-            return script_command(text, path, given={**asked, **given}, harmless=harmless)
+            return read(given)[1]
         return None
 
-    command = script_command(text, path, given=asked, harmless=harmless)
-    own = _world(command.before)
+    command, own = read({})
     if own == world_size:
-        return command
+        return command, own
     held = {**asked, **command.unset}
-    counts = [(name, default) for name, default in held.items() if _COUNT.fullmatch(default)]
-    counts = counts[:_MOST_VARIABLES]
+    counts = [
+        (name, default)
+        for name, default in held.items()
+        if _COUNT.fullmatch(default) and name not in started.environment
+    ][:_MOST_VARIABLES]
     # One reading with all values doubled shows that most scripts have no such variable.
-    twice = with_({name: str(2 * int(default or 1)) for name, default in counts})
-    if not counts or (twice is not None and _world(twice.before) == own):
-        return command
+    twice = {name: str(2 * int(default or 1)) for name, default in counts}
+    if not counts or size_with(twice) == own:
+        return command, own
     notes = list[str]()
     for name, default in counts:
         probe = 2 * int(default or 1)
-        other = with_({name: str(probe)})
-        size = None if other is None else _world(other.before)
+        size = size_with({name: str(probe)})
         if size is None or size == own:
             continue
         if world_size is None:
             if default and name not in asked:
                 notes.append(f"{name} not set; using its default {default}: {own} processes")
         elif probe * world_size % size == 0:
-            value = probe * world_size // size
-            meant = with_({name: str(value)})
-            if meant is not None and _world(meant.before) == world_size:
-                return meant
-    return replace(command, notes=(*command.notes, *notes))
+            with suppress(DocumentError):
+                meant, found = read({name: str(probe * world_size // size)})
+                if found == world_size:
+                    return meant, found
+    return replace(command, notes=(*command.notes, *notes)), own
 
 
 def _of_scheduler(text: str) -> dict[str, str]:
@@ -330,17 +379,37 @@ def _of_scheduler(text: str) -> dict[str, str]:
 
     Only lines before the first command count. The names are output variables of sbatch.
     """
-    found: dict[str, str] = {}
+    words = list[str]()
     for line in text.splitlines():
         if line.strip() and not line.lstrip().startswith("#"):
             break
-        match = _ASKED.match(line)
-        if match is not None:
-            for name in _SLURM[match[1]]:
-                found[name] = match[2]
-    nodes, tasks = found.get("SLURM_NNODES", "1"), found.get("SLURM_NTASKS_PER_NODE")
-    if tasks is not None:
-        found.setdefault("SLURM_NTASKS", str(int(nodes) * int(tasks)))
+        if line.startswith("#SBATCH"):
+            words += re.split(r"\s#", line)[0].split()[1:]
+    return _slurm_variables(words)
+
+
+def _slurm_variables(words: Sequence[str]) -> dict[str, str]:
+    """Return the variables that Slurm sets for the options of `sbatch` or `srun`.
+
+    The number of tasks follows from nodes and tasks per node.
+    """
+    found, at = dict[str, str](), 0
+    while at < len(words):
+        match = _ASKED.fullmatch(words[at])
+        at += 1
+        if match is None:
+            continue
+        option, value = match[1] or match[3], match[2] or match[4]
+        if not value and at < len(words):
+            value = words[at]
+            at += 1
+        count = re.fullmatch(r"(?:gpu:)?(?:[A-Za-z]\w*:)?([1-9][0-9]{0,5})", value)
+        for name in _SLURM[option] if count is not None else ():
+            found[name] = count[1] if count is not None else ""
+    nodes, tasks = found.get("SLURM_NNODES"), found.get("SLURM_NTASKS_PER_NODE")
+    if nodes is not None or tasks is not None:
+        found.setdefault("SLURM_NTASKS", str(int(nodes or 1) * int(tasks or 1)))
+        found.setdefault("SLURM_NPROCS", found["SLURM_NTASKS"])
     return found
 
 
@@ -351,12 +420,13 @@ _SLURM = {
     "n": ("SLURM_NTASKS", "SLURM_NPROCS"),
     "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
     "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+    "gpus": ("SLURM_GPUS",),
+    "G": ("SLURM_GPUS",),
     "gres": ("SLURM_GPUS_ON_NODE",),
 }
-"""Option of `#SBATCH` -> environment variables that contain its value."""
+"""Option of `#SBATCH` and `srun` -> environment variables that contain its value."""
 _ASKED = re.compile(
-    r"#SBATCH\s+--?(nodes|ntasks-per-node|ntasks|gpus-per-node|gres|N|n)"
-    r"(?:=|\s+)(?:gpu:)?(?:[A-Za-z]\w*:)?([1-9][0-9]{0,5})\b"
+    r"--(nodes|ntasks-per-node|ntasks|gpus-per-node|gpus|gres)(?:=(.*))?|-([NnG])(.*)"
 )
 _COUNT = re.compile("|[1-9][0-9]{0,5}")
 """Pattern of an empty default or a positive number."""
@@ -383,7 +453,7 @@ def _read(path: Path) -> str:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise DocumentError(path, f"is larger than {_MAX_BYTES >> 20} MiB")
-        return path.read_text(encoding="utf-8-sig")
+        return path.read_bytes().decode("utf-8-sig")  # carriage returns matter to bash
     except UnicodeDecodeError as error:
         raise DocumentError(path, f"byte {error.start} is not UTF-8") from None
     except OSError as error:
@@ -453,11 +523,23 @@ _ARGUMENTS = ("MODEL_ARGS", "model_args", "args")
 """Keys of documents under which arguments are nested."""
 
 
-def _world(before: Sequence[str]) -> int | None:
-    """Return the number of processes of a torchrun command: nodes times processes per node.
+def _world(before: Sequence[str], environment: Mapping[str, str]) -> int | None:
+    """Return the number of processes of a launch command; None if unknown.
 
-    Returns None if one of them is unknown.
+    torchrun starts nodes times processes per node; without it, srun and mpirun start the tasks of
+    their options or, for srun, of the job.
+
+    before : words before the program. environment : variables of the job, as Slurm sets them.
     """
+    names = [word.rpartition("/")[2] for word in before]
+    if "srun" in names and not _RANKS_WITHIN.intersection(names):
+        words = before[names.index("srun") + 1 :]
+        tasks = ({**environment, **_slurm_variables(words)}).get("SLURM_NTASKS", "")
+        return int(tasks) if re.fullmatch("[0-9]{1,9}", tasks) else None
+    if "mpirun" in names and not _RANKS_WITHIN.intersection(names):
+        words = before[names.index("mpirun") + 1 :]
+        found = [v for w, v in pairwise(words) if w in ("-n", "-np", "--np", "-c")]
+        return int(found[0]) if found and re.fullmatch("[0-9]{1,9}", found[0]) else None
     flags = flags_of(before)
     nodes = flags.get("nnodes", ("1",))[:1]
     processes = flags.get("nproc-per-node", ())[:1]
@@ -465,3 +547,8 @@ def _world(before: Sequence[str]) -> int | None:
     if not all(words and re.fullmatch("[0-9]{1,9}", words[0]) for words in (nodes, processes)):
         return None
     return int(nodes[0]) * int(processes[0])
+
+
+_RANKS_WITHIN = frozenset({"torchrun", "accelerate", "deepspeed", "torch.distributed.run",
+                           "torch.distributed.launch"})  # fmt: skip
+"""Launchers that start several processes in each task of srun."""

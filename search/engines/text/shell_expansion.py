@@ -44,6 +44,8 @@ class Words:
         """Variables replaced by their default, although an unread sourced file may set them."""
         self.unset: dict[str, str] = {}
         """Unset variables, with the text used for each: its default, or an empty text."""
+        self.needs_arguments = False
+        """True if the script reads positional parameters that are not given."""
         self.counted: set[str] = set()
         """Holes of values without quotes, which count as one word each."""
         self.files: set[str] = set()

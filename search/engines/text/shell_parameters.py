@@ -278,6 +278,7 @@ class Expansion(Words):
         if name in ("@", "*"):
             if mark == "!":
                 return [self.unread(piece.text)], False
+            self.needs_arguments = self.needs_arguments or not shell.told
             values = [*shell.given]
             places = range(1, len(values) + 1)
         else:
@@ -346,6 +347,8 @@ class Expansion(Words):
             if value is not None or name in self.assigned or (name.isdigit() and shell.told):
                 raise self.refuse(f"{written}, which ends the script,")
             return [self.hole(written)], False
+        if name.isdigit() and not shell.told:
+            self.needs_arguments = True
         if self.sourced and not name.isdigit():
             self.defaults[name] = None
         items = self._default_items(shell, word, piece)
@@ -373,6 +376,7 @@ class Expansion(Words):
         if name.isdigit():
             if shell.told:
                 return ""
+            self.needs_arguments = True
         else:
             self.unset.setdefault(name, "")
             if name in self.assigned:
@@ -390,6 +394,7 @@ class Expansion(Words):
             place = int(name) - 1 if len(name) < 9 else 1 << 30
             return shell.given[place] if 0 <= place < len(shell.given) else None
         if name == "#":
+            self.needs_arguments = self.needs_arguments or not shell.told
             many = any(hole.many for word in shell.given for hole in self.holes.of(word))
             return self.unread("$#") if many else str(len(shell.given))
         if name == "0":

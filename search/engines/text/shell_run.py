@@ -100,7 +100,12 @@ class Statements(Builtins):
             notes.append(f"variables set in {sourced} are not read{names}")
         if self.taken:
             notes.append(f"assumed unset in conditions: {', '.join(self.taken)}")
-        return replace(command, notes=tuple(notes), unset=dict(self.unset))
+        return replace(
+            command,
+            notes=tuple(notes),
+            unset=dict(self.unset),
+            needs_arguments=self.needs_arguments,
+        )
 
     def depends(self, hole: Hole, flags: Sequence[str] = ()) -> DocumentError:
         """Return the error for a launch command that depends on a value known only at run time.
@@ -111,7 +116,9 @@ class Statements(Builtins):
         return DocumentError(
             self.path,
             f"the launch command depends on {hole.why}, known only at run time{those}",
-            remedy="Keep only the branch to check, or use YAML or JSON",
+            remedy="Add the script's --args"
+            if self.needs_arguments
+            else "Keep only the branch to check, or use YAML or JSON",
         )
 
     # ----------------------------------------------------------------------------------------------

@@ -387,6 +387,8 @@ class Command(Record):
     """Environment variables that the script exports, or sets for this command."""
     notes: tuple[str, ...] = ()
     """Sentences for the user on assumptions about the script."""
+    needs_arguments: bool = False
+    """True if the script reads positional parameters that are not given."""
     unset: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Unset variables, with the text used for each: its default, or an empty text."""
 
