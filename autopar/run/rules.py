@@ -17,6 +17,8 @@ from autopar.records import Record
 
 Level = Literal["illegal", "warned", "unpriced"]
 Kind = Literal["illegal", "not priced", "no effect", "environment", "not understood", "read"]
+Estimate = Literal["memory", "time"]
+"""Estimate of a run: memory with its OOM probability, or step time."""
 Values = Mapping[str, Any]
 """Values of a run by name; missing or None means unknown."""
 
@@ -59,6 +61,8 @@ class Notice(Record):
     values: Mapping[str, Any] = field(default_factory=dict)
     remedy: str = ""
     """Suggested change, a sentence without a period; empty if unknown."""
+    withdraws: tuple[Estimate, ...] = ()
+    """Estimates that are not given because of the argument `values["flag"]`."""
 
     @property
     def text(self) -> str:
@@ -68,7 +72,8 @@ class Notice(Record):
     @property
     def entry(self) -> dict[str, Any]:
         """JSON object of the notice without its kind; JSON output lists notices by kind."""
-        return {"id": self.id, "values": {**self.values}, "text": self.text}
+        entry = {"id": self.id, "values": {**self.values}, "text": self.text}
+        return {**entry, "withdraws": [*self.withdraws]} if self.withdraws else entry
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -90,7 +95,15 @@ class RuleError(InputError):
         return tuple(one.id for one in self.broken)
 
 
-def notice(id: str, kind: Kind, message: str, suggestion: str = "", **values: Any) -> Notice:
+def notice(
+    id: str,
+    kind: Kind,
+    message: str,
+    suggestion: str = "",
+    *,
+    withdraws: tuple[Estimate, ...] = (),
+    **values: Any,
+) -> Notice:
     """Return a notice; `message` and `suggestion` are templates formatted with `values`."""
     return Notice(
         id=id,
@@ -98,6 +111,7 @@ def notice(id: str, kind: Kind, message: str, suggestion: str = "", **values: An
         problem=message.format(**values),
         values=values,
         remedy=suggestion.format(**values),
+        withdraws=withdraws,
     )
 
 

@@ -75,6 +75,26 @@ class CheckSpec:
     site: str | None = option(
         None, help="measured cluster (`autopar sites`)", panel=_WHERE, metavar="NAME|FILE"
     )
+    micro_batch_size: int | None = option(
+        None,
+        help="sequences per GPU and micro-batch, where the file says auto",
+        panel=_WHAT,
+        low=1,
+        metavar="N",
+    )
+    global_batch_size: int | None = option(
+        None,
+        help="sequences per step, where the file says auto",
+        panel=_WHAT,
+        low=1,
+        metavar="N",
+    )
+    check_ignore: tuple[str, ...] = option(
+        (),
+        help="argument or key that changes neither memory nor time (repeatable)",
+        panel=_WHAT,
+        metavar="NAME",
+    )
     oom_risk: float = option(
         0.01, help="largest OOM probability of a plan that fits", panel=_WHERE, above=0, high=1
     )
@@ -113,8 +133,11 @@ COMMAND = Command(
 step time, and faster plans with a few changes. The screen abbreviates: mbs = micro-batch size x
 micro-batches per step, vp = virtual pipeline size (chunks per stage).
 
-Exit codes: 0 done, {FAILED} findings or no fit with --strict, {UNUSABLE} a file cannot be read as
-a launch script.
+An argument that is not understood withdraws the estimates that it may change; --check-ignore
+declares it harmless.
+
+Exit codes: 0 done, {FAILED} findings, no fit or no estimate with --strict, {UNUSABLE} a file cannot
+be read as a launch script.
 """,
 )
 
@@ -135,7 +158,7 @@ def _execute(raw: dict[str, Any]) -> int:
     from autopar.errors import DocumentError, OptionError
     from autopar.output import refuse_clashes
     from search.engines.table import named_card, read_checked
-    from search.show.check import check_document, show_check
+    from search.show.check import check_document, fits_of, show_check
     from search.show.pictures.files import pictures_of
     from search.show.summary import SCREEN_WIDTH
 
@@ -166,6 +189,9 @@ def _execute(raw: dict[str, Any]) -> int:
                 gpu=place.card.name,
                 model=asked.model,
                 seq_length=asked.seq_length,
+                micro_batch=asked.micro_batch_size,
+                global_batch=asked.global_batch_size,
+                ignored=asked.check_ignore,
             )
             file = read(path)
         except DocumentError as error:
@@ -178,8 +204,7 @@ def _execute(raw: dict[str, Any]) -> int:
             continue
         target = place.target(asked.stack or file.stack)
         assessment, neighbours = _priced(file, target, neighbours=asked.neighbours)
-        fits = assessment is not None and assessment.fits(target)
-        says |= bool(file.findings) or not fits
+        says |= bool(file.findings) or not fits_of(file, assessment, target)
         documents.append(check_document(file, target, assessment, neighbours))
         if pictures.any:
             _draw(pictures, file, target, assessment)
@@ -233,8 +258,9 @@ def _draw(
     from autopar.errors import InputError
     from search.show.check import degrees_line
 
-    if assessment is None or assessment.step is None:
+    if assessment is None or assessment.step is None or file.withdrawn:
         why = "it cannot run" if assessment is None else str(assessment.untimed)
+        why = file.why_not_priced() or why
         raise InputError(f"{file.path}: no step to draw: {why}")
     title = f"{file.path}: {file.trainer} on {file.world_size} {target.machine.card.name}"
     line = degrees_line(assessment.run)
@@ -265,16 +291,21 @@ def _priced(
 ) -> tuple[Assessment | None, BestChanges | None]:
     """Return the time and memory of a file's run, and faster variants of it.
 
-    Both are None for a run with illegal arguments; the variants are None without `neighbours` or
-    without a step time.
+    Both are None for a run with illegal arguments, or with arguments that withdraw both estimates.
+    The variants are None without `neighbours`, and where an estimate is withdrawn.
     """
-    from autopar.price.assessment import assess
+    from autopar.price.assessment import Timing, assess
     from search.check.alternatives import neighbours_of
+    from search.engines.arguments import BOTH
 
     if file.run is None or any(one.kind == "illegal" for one in file.findings):
         return None, None
-    found = assess(file.run, target)
-    if not neighbours or found.step is None:
+    withdrawn = file.withdrawn
+    if len(withdrawn) == len(BOTH):
+        return None, None
+    untimed = Timing(None, None, file.why_not_priced(("time",))) if "time" in withdrawn else None
+    found = assess(file.run, target, timing=untimed)
+    if not neighbours or withdrawn or found.step is None:
         return found, None
     return found, working(
         "searching faster changes",

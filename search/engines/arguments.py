@@ -7,17 +7,38 @@ reader did not look up.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from autopar.errors import DocumentError
 from autopar.records import Record, shorten
+from autopar.run.rules import Estimate
 from search.engines.megatron.arguments import SEVERAL
 from search.engines.text import flags_of_document
 
 
 class UnpricedError(DocumentError):
     """Error for a run that may be valid, but whose time or memory cannot be estimated."""
+
+
+BOTH: tuple[Estimate, ...] = ("memory", "time")
+"""Estimates that an argument of unknown effect may change."""
+_OFF = ("", "0", "0.0", "-1", "false", "no", "none", "null", "auto")
+"""Values, in lower case, with which most settings are off."""
+
+
+class Unpriced(NamedTuple):
+    """Row of a key table: a setting that changes memory or time and has no formula."""
+
+    why: str
+    """Reason, the rest of a sentence that begins with the setting."""
+    changes: tuple[Estimate, ...] = BOTH
+    off: tuple[str, ...] = _OFF
+    """Values, in lower case, with which the setting has no effect."""
+
+    def is_off(self, words: Sequence[str]) -> bool:
+        """Return True if the words of the setting leave it without effect."""
+        return bool(words) and " ".join(words).lower() in self.off
 
 
 class Ignored(Record):
@@ -28,7 +49,10 @@ class Ignored(Record):
     understood: bool
     """True if the argument is known to change neither memory nor time."""
     concern: str | None = None
-    """Topic of the argument, such as `checkpoints`; None: unknown argument."""
+    """Topic of the argument, such as `checkpoints`, or the reason why it is not priced; None:
+    unknown argument."""
+    changes: tuple[Estimate, ...] = BOTH
+    """Estimates that the argument may change, if it is not understood."""
 
 
 _NONE_AT_ZERO = frozenset({"mtp-num-layers", "num-experts"})
@@ -124,19 +148,22 @@ class LaunchArguments(Record):
         return value
 
     def ignored(
-        self, harmless: Callable[[str], bool], concern_of: Callable[[str], str | None]
+        self,
+        changes_of: Callable[[str], tuple[Estimate, ...]],
+        concern_of: Callable[[str], str | None],
     ) -> tuple[Ignored, ...]:
         """Return the flags that were not looked up, sorted by name.
 
-        harmless : returns True for a flag that changes neither memory nor time.
+        changes_of : returns the estimates that a flag may change.
         concern_of : returns the topic of a flag.
         """
         return tuple(
             Ignored(
                 flag=flag,
                 value=" ".join(self.words[flag]),
-                understood=harmless(flag),
+                understood=not changes_of(flag),
                 concern=concern_of(flag),
+                changes=changes_of(flag),
             )
             for flag in sorted(self.words)
             if flag not in self.asked

@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import field
 
 from autopar.errors import DocumentError, InputError
-from autopar.records import Record
-from autopar.run.rules import Notice, RuleError, notice, without_repetitions
+from autopar.records import Record, replace
+from autopar.run.rules import Estimate, Notice, RuleError, notice, without_repetitions
 from autopar.run.run import Run
-from search.engines.arguments import Ignored, UnpricedError
+from search.engines.arguments import BOTH, Ignored, UnpricedError
 from search.engines.changes import MOVES, Changes, Move
 from search.engines.megatron.read import ReadRun
 
@@ -30,6 +30,10 @@ class CheckOptions(Record):
     """Name or folder of the model, where the training script sets it; None: the file names it."""
     seq_length: int | None = None
     """Sequence length in tokens, where the training script sets it; None: the file sets it."""
+    micro_batch: int | None = None
+    """Sequences per GPU and micro-batch, where the training script sets it; None: the file does."""
+    global_batch: int | None = None
+    """Sequences per step, where the training script sets it; None: the file sets it."""
 
 
 class CheckedFile(Record):
@@ -64,6 +68,110 @@ class CheckedFile(Record):
     """Function (sentence) -> sentence with Megatron-LM arguments replaced by keys of the file.
     Sentences on memory are written with Megatron-LM arguments."""
 
+    @property
+    def withdrawn(self) -> dict[Estimate, tuple[Notice, ...]]:
+        """Findings that withdraw an estimate, by estimate; an estimate without any is given."""
+        found = {
+            one: tuple(notice for notice in self.findings if one in notice.withdraws)
+            for one in BOTH
+        }
+        return {estimate: notices for estimate, notices in found.items() if notices}
+
+    def why_not_priced(self, estimates: Collection[Estimate] = BOTH) -> str:
+        """Return why estimates are withdrawn, such as `--x is not understood`; empty if none is."""
+        notices = without_repetitions(
+            one for one in self.findings if {*one.withdraws} & {*estimates}
+        )
+        parts = []
+        for kind in ("not understood", "not priced"):
+            own = [one for one in notices if one.kind == kind]
+            names = [self.spelled(str(one.values["flag"]), None) for one in own if _named(one)]
+            if names:
+                text = ", ".join(names[:_MOST_NAMES])
+                more = len(names) - _MOST_NAMES
+                text += f" and {more} more" if more > 0 else ""
+                parts.append(f"{text} {'is' if len(names) == 1 else 'are'} {kind}")
+            parts += [one.problem for one in own if not _named(one)]
+        return "; ".join(parts)
+
+    def ignoring(self, names: Collection[str]) -> CheckedFile:
+        """Return the file with arguments declared harmless, which withdraw no estimate.
+
+        names : flags or dotted keys, with or without leading hyphens.
+        """
+        plain = {_plain(name) for name in names}
+        gone = [
+            one
+            for one in self.findings
+            if one.withdraws and _named(one) and _plain(str(one.values["flag"])) in plain
+        ]
+        harmless = tuple(
+            Ignored(flag=str(one.values["flag"]), value=str(one.values["value"]), understood=True)
+            for one in gone
+        )
+        return replace(
+            self,
+            findings=tuple(one for one in self.findings if one not in gone),
+            harmless=(*self.harmless, *harmless),
+        )
+
+
+_MOST_NAMES = 2
+"""Maximum number of arguments that a sentence on withdrawn estimates names."""
+
+
+def _named(one: Notice) -> bool:
+    return "flag" in one.values
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-").replace("_", "-")
+
+
+def unread(
+    engine: str,
+    entries: Iterable[Ignored],
+    spelled: Callable[[str, str | None], str],
+    remedy: Callable[[str], str] = lambda _: "",
+) -> Iterator[Notice]:
+    """Yield a notice for each argument that may change an estimate and was not used.
+
+    engine : first part of the ids. spelled : function (flag, value) -> line of the file.
+    remedy : function flag -> suggested change.
+    """
+    for one in entries:
+        if one.understood:
+            continue
+        values = {
+            "given": spelled(one.flag, one.value[:_MOST_LETTERS]),
+            "flag": one.flag,
+            "value": one.value,
+            "what": " or ".join(sorted(one.changes, reverse=True)),
+        }
+        hint = remedy(one.flag)
+        if one.concern is None:
+            yield notice(
+                f"{engine}.unknown",
+                "not understood",
+                "{given} may change {what}",
+                "{remedy}" if hint else "",
+                withdraws=one.changes,
+                **(values | ({"remedy": hint} if hint else {})),
+            )
+        else:
+            yield notice(
+                f"{engine}.unpriced",
+                "not priced",
+                "{given} ({concern}) may change {what}",
+                withdraws=one.changes,
+                concern=one.concern,
+                **values,
+            )
+
+
+_MOST_LETTERS = 60
+"""Maximum length of a value in a notice, in letters."""
+
 
 class ReadResult(Record):
     """Result of reading a file as a run."""
@@ -87,7 +195,9 @@ def attempt(read: Callable[[], ReadRun]) -> ReadResult:
         text = "{key} {problem}"
         values = {"key": error.key, "problem": error.problem, "remedy": error.remedy}
         return ReadResult(
-            unpriced=notice("read.unpriced", "not priced", text, "{remedy}", **values)
+            unpriced=notice(
+                "read.unpriced", "not priced", text, "{remedy}", withdraws=BOTH, **values
+            )
         )
     except RuleError as error:
         return ReadResult(problems=error.broken)
@@ -99,12 +209,14 @@ def attempt(read: Callable[[], ReadRun]) -> ReadResult:
         return ReadResult(
             problems=(notice("read.file", "illegal", "{problem}", problem=str(error)),)
         )
-    why = found.unpriced
+    why, text = found.unpriced, "{problem}"
     return ReadResult(
         run=None if why else found.run,
         described=found.run,
         ignored=found.ignored,
-        unpriced=notice("read.unpriced", "not priced", "{problem}", problem=why) if why else None,
+        unpriced=notice("read.unpriced", "not priced", text, withdraws=BOTH, problem=why)
+        if why
+        else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -149,11 +149,16 @@ def read_checked(
     gpu: str,
     model: str | None = None,
     seq_length: int | None = None,
+    micro_batch: int | None = None,
+    global_batch: int | None = None,
+    ignored: Collection[str] = (),
 ) -> CheckedFile:
     """Return the run and the findings of a launch file.
 
     world_size : number of GPUs; None: the file contains it. gpu : GPU model.
     model, seq_length : model and sequence length in tokens, if the training script sets them.
+    micro_batch, global_batch : sequences of a rank and micro-batch, and of a step, likewise.
+    ignored : names of arguments and keys that change neither memory nor time.
 
     Raises DocumentError if no engine recognises the file, or if the number of GPUs is unknown.
     """
@@ -163,11 +168,18 @@ def read_checked(
 
     # In scripts of other engines, these argument names have the same meaning as in Megatron-LM.
     source = read_configuration(path, world_size=world_size, harmless=harmless)
-    asked = CheckOptions(world_size=world_size, gpu=gpu, model=model, seq_length=seq_length)
+    asked = CheckOptions(
+        world_size=world_size,
+        gpu=gpu,
+        model=model,
+        seq_length=seq_length,
+        micro_batch=micro_batch,
+        global_batch=global_batch,
+    )
     engine = engine_of(source)
     assert engine.read is not None, "an engine that owns a file reads it"
     found: CheckedFile = engine.read(source, asked)
-    return found
+    return found.ignoring(ignored) if ignored else found
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -182,6 +182,12 @@ class InputSpec:
     calibration: str | None = option(
         None, help="correction factors, from autopar-verify", panel="Cost model", place=1
     )
+    check_ignore: tuple[str, ...] = option(
+        (),
+        help="argument of a launch script that changes neither memory nor time (repeatable)",
+        panel=_IN,
+        metavar="NAME",
+    )
 
     def __post_init__(self) -> None:
         validate(self)

@@ -18,7 +18,7 @@ from autopar.rates.accuracy import probability_faster
 from autopar.records import replace
 from autopar.run.rules import Notice
 from autopar.units import GIB, format_bytes, format_count, format_figure, format_probability
-from search.show.files import assessed_entry
+from search.show.files import OF_MEMORY, assessed_entry
 from search.show.summary import SCREEN_HEIGHT
 from search.show.terms import FEATURE_NAMES, memory_name, time_name
 
@@ -65,10 +65,11 @@ def show_check(
     # Not wrapped, so that the path can be copied.
     title = f"{file.path}: {file.trainer} on {file.world_size} {target.machine.card.name}"
     console.print(escape(title), style="bold", soft_wrap=True)
-    fits = assessment is not None and assessment.fits(target)
+    fits = fits_of(file, assessment, target)
     first = _verdict(console, file, assessment, target)
     if assessment is not None:
-        first += ["", *_estimates(console, assessment, target, fits=fits)]
+        counted = "memory" not in file.withdrawn
+        first += ["", *_estimates(console, assessment, target, fits=fits, counted=counted)]
     last = _changes(console, assessment, neighbours, fits=fits) if assessment is not None else []
     last += _next(console, file, assessment, neighbours, fits=fits, verbose=verbose, strict=strict)
     # The title, the blank line before the findings and their heading take three lines.
@@ -77,6 +78,11 @@ def show_check(
         _write(console, line)
     if verbose:
         _show_details(console, file, target, assessment, neighbours)
+
+
+def fits_of(file: CheckedFile, assessment: Assessment | None, target: Target) -> bool:
+    """Return True if the memory of a checked run is estimated and fits."""
+    return assessment is not None and "memory" not in file.withdrawn and assessment.fits(target)
 
 
 def _write(console: Console, line: str) -> None:
@@ -117,7 +123,12 @@ def _verdict_text(
         number = sum(one.kind == "illegal" for one in file.findings)
         if number:
             return "ILLEGAL", f"{format_count(number, 'broken rule')}; it would not start"
-        return "NOT PRICED", "no memory and no step time; the findings give the reason"
+        why = file.why_not_priced()
+        return "NOT PRICED", f"memory and step time: {why}" if why else (
+            "no memory and no step time; the findings give the reason"
+        )
+    if "memory" in file.withdrawn:
+        return "NOT PRICED", f"memory: {file.why_not_priced(('memory',))}"
     full = assessment.fullest
     # One line of the screen takes the short form.
     oom = "OOM probability" if assessment.fits(target) else "OOM"
@@ -283,17 +294,20 @@ def _sharding(run: Run) -> str:
 
 
 def _estimates(
-    console: Console, assessment: Assessment, target: Target, *, fits: bool
+    console: Console, assessment: Assessment, target: Target, *, fits: bool, counted: bool
 ) -> list[str]:
-    """Return the lines of step time and memory; memory comes first if the run does not fit."""
+    """Return the lines of step time and memory; memory comes first if the run does not fit.
+
+    counted : False if the memory is withdrawn.
+    """
     if assessment.throughput is None or assessment.interval_s is None:
-        lines = _stage_lines(assessment)
+        lines = _stage_lines(assessment) if counted else []
         lines += _labelled(console, "Step time", f"not estimated: {assessment.untimed}")
     elif fits:
         lines = _figure_lines(assessment, assessment.throughput, assessment.interval_s)
         lines += _labelled(console, "Time", _time_terms(assessment))
     else:
-        lines = _stage_lines(assessment)
+        lines = _stage_lines(assessment) if counted else []
         text = _figures_in_words(assessment.throughput, assessment.interval_s)
         lines += _labelled(console, "Step time", text)
     return lines + _labelled(console, "Basis", _basis(assessment, target))
@@ -580,12 +594,16 @@ def _next(
     lines = []
     if strict and (file.findings or not fits):
         reasons = [format_count(len(file.findings), "finding")] if file.findings else []
-        if assessment is not None and not fits:
+        if assessment is not None and not fits and "memory" not in file.withdrawn:
             reasons.append("does not fit")
         lines.append(f"{'FAIL':<{_LABEL}}{', '.join(reasons)}: exit code 1 (--strict)")
     options = [] if verbose else ["--verbose (terms, arguments)"]
     if neighbours is not None and neighbours.any is not None:
         options.append("--diff (last change as a patch)")
+    ignorable = [one for one in file.findings if one.withdraws and "flag" in one.values]
+    if file.run is not None and ignorable:
+        flag = file.spelled(str(ignorable[0].values["flag"]), None).lstrip("-")
+        options.insert(0, f"--check-ignore {flag} (it changes neither memory nor time)")
     if options:
         lines += _labelled(console, "Next", ", ".join(options))
     # Suggested changes already begin with a blank line.
@@ -612,8 +630,9 @@ def _show_details(
                 _write(console, line)
     if assessment is None:
         return
-    _show_stages(console, assessment, target)
-    _show_peak_terms(console, file, assessment)
+    if "memory" not in file.withdrawn:
+        _show_stages(console, assessment, target)
+        _show_peak_terms(console, file, assessment)
     _show_times(console, assessment)
     for one in _distinct(neighbours) if neighbours is not None else ():
         _show_change(console, file, assessment, one)
@@ -749,8 +768,16 @@ def check_document(
         "findings": [{"kind": one.kind, **one.entry} for one in file.findings],
         "harmless": [file.spelled(one.flag, one.value) for one in file.harmless],
     }
+    withdrawn = {
+        estimate: [one.id for one in notices] for estimate, notices in file.withdrawn.items()
+    }
+    if withdrawn:
+        document["withdrawn"] = withdrawn
     if assessment is not None:
-        document |= assessed_entry(assessment, target)
+        entry = assessed_entry(assessment, target)
+        # An estimate that is withdrawn has no figure at all.
+        gone = OF_MEMORY if "memory" in withdrawn else ()
+        document |= {name: value for name, value in entry.items() if name not in gone}
     if neighbours is not None and assessment is not None:
         document["neighbours"] = {
             name: None if one is None else _neighbour(file, one, assessment, target)

@@ -314,6 +314,10 @@ def plan_document(
 # Uniform plans.
 
 
+OF_MEMORY = ("stages", "odds_of_oom", "few_measured_runs_have")
+"""Keys of `assessed_entry` that depend on the memory of the run."""
+
+
 def assessed_entry(
     assessment: Assessment, target: Target, price: float | None = None
 ) -> dict[str, Any]:

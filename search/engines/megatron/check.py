@@ -16,7 +16,7 @@ from autopar.run.rules import Notice, notice
 from autopar.run.run import Run, run_with_split
 from search.engines.arguments import words_of
 from search.engines.changes import Changes, changed_words, changes_of
-from search.engines.megatron.findings import findings_of
+from search.engines.megatron.findings import findings_of, spelled
 from search.engines.megatron.read import (
     arguments_of_configuration,
     read_run,
@@ -165,17 +165,13 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         harmless=tuple(entry for entry in found.ignored if entry.understood),
         words=words,
         written=partial(_written, whole, found.run),
-        spelled=_spelled,
+        spelled=spelled,
     )
 
 
 def _written(whole: MegatronWords, before: Run | None, after: Run) -> Changes | None:
     assert before is not None, "only a run that was read has others next to it"
     return whole.becoming(before, after)
-
-
-def _spelled(flag: str, value: str | None) -> str:
-    return f"--{flag} {value or ''}".rstrip()
 
 
 def _flag(name: object) -> str:

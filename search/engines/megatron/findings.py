@@ -15,6 +15,7 @@ from search.engines.arguments import Ignored
 from search.engines.megatron.names import RELEASES, alike, concern_of
 from search.engines.megatron.rules import broken_before, broken_rules
 from search.engines.megatron.setting import VIRTUAL, Setting, Words, ramp_start
+from search.engines.reader import unread
 
 
 class _UnusedFlags(NamedTuple):
@@ -121,13 +122,15 @@ def findings_of(
         text = "--cp-comm-type {kinds} by layer: all are priced as p2p"
         kind = " and ".join(sorted(kinds))
         found.append(notice("megatron.cp-comm-types", "read", text, kinds=kind))
-    found += [
-        _unread(entry)
-        for entry in ignored
-        # An argument with a finding above is not reported twice.
-        if not (entry.understood or entry.flag in idle or entry.flag in misspelt)
-    ]
+    # An argument with a finding above is not reported twice.
+    rest = (entry for entry in ignored if entry.flag not in idle and entry.flag not in misspelt)
+    found += unread("megatron", rest, spelled)
     return without_repetitions(found)
+
+
+def spelled(flag: str, value: str | None) -> str:
+    """Return a flag with its value as written on a command line."""
+    return " ".join(f"--{flag} {value or ''}".split())
 
 
 def _misspelt(words: Words) -> Iterator[tuple[str, str]]:
@@ -139,16 +142,6 @@ def _misspelt(words: Words) -> Iterator[tuple[str, str]]:
         meant = alike(flag) if concern_of(flag) is None else None
         if meant is not None:
             yield flag, meant
-
-
-def _unread(entry: Ignored) -> Notice:
-    """Return the notice on an argument that may change time or memory but is not modelled."""
-    given = " ".join(f"--{entry.flag} {entry.value[:60]}".split())
-    if entry.concern is None:
-        text = "{given} may change time or memory"
-        return notice("megatron.unknown", "not understood", text, given=given)
-    text = "{given} ({concern}) may change time or memory; the estimate ignores it"
-    return notice("megatron.unpriced", "not priced", text, given=given, concern=entry.concern)
 
 
 def _idle(setting: Setting) -> Iterator[Notice]:

@@ -16,6 +16,9 @@ from __future__ import annotations
 import re
 from functools import cache
 
+from autopar.run.rules import Estimate
+from search.engines.arguments import BOTH
+
 RELEASES = "core 0.8 to 0.16 and main of 2026"
 """Releases whose arguments are known."""
 
@@ -47,6 +50,8 @@ _HARMLESS: dict[str, str] = {
         disable-flight-recorder-dump-on-timeout flight-recorder-include-stack-trace
         no-flight-recorder-include-only-active disable-flight-recorder-include-only-active
         no-flight-recorder-extra-dump-on-exec disable-flight-recorder-extra-dump-on-exec
+        cuda-graph-warmup-steps cuda-graph-memory-report otel-enabled otel-service-name
+        otel-span-groups
     """,
     "checkpoints": """
         save save-interval persistent-save-interval save-retain-interval save-params-interval
@@ -71,6 +76,7 @@ _HARMLESS: dict[str, str] = {
         disable-use-tokenizer-model-from-checkpoint-args exit-on-missing-checkpoint
         replication replication-jump replication-factor moe-use-upcycling
         moe-upcycling-granularity no-load-strict hetereogenous-dist-checkpoint
+        ckpt-drop-redundant-extra-state override-ckpt-iteration keep-last
     """,
     "restarts": """
         adlr-autoresume adlr-autoresume-interval enable-ft-package calc-ft-timeouts
@@ -97,6 +103,7 @@ _HARMLESS: dict[str, str] = {
         fim-suffix-token fim-pad-token fim-eod-token mask-prob short-seq-prob sample-rate
         allow-ambiguous-pad-tokens no-create-attention-mask phase-transition-iterations
         disable-msc train-sync-interval
+        enable-msc data-impl dataset train-data valid-data max-padding-length epochs
     """,
     "tokenizer": """
         merge-file vocab-file tokenizer-model tokenizer-metadata tokenizer-special-tokens
@@ -105,6 +112,7 @@ _HARMLESS: dict[str, str] = {
         no-tokenizer-sentencepiece-ignore-extra-whitespaces tiktoken-pattern
         tiktoken-num-special-tokens tiktoken-special-tokens legacy-tokenizer trust-remote-code
         chat-template tokenizer-prompt-format sft-tokenizer-prompt-format
+        patch-tokenizer-type
     """,
     "optimizer": """
         lr min-lr lr-decay-style lr-decay-iters lr-decay-samples lr-warmup-fraction
@@ -117,6 +125,8 @@ _HARMLESS: dict[str, str] = {
         override-opt-param-scheduler use-checkpoint-opt-param-scheduler loss-scale
         initial-loss-scale min-loss-scale loss-scale-window hysteresis
         step-batch-size-schedule train-iters train-samples exit-interval
+        lion-beta1 lion-beta2 muon-coefficient-type muon-nesterov muon-use-syrk
+        adaptive-muon-beta2 adaptive-muon-eps grad-norm-skip-threshold
     """,
     "loss": """
         calculate-per-token-loss mtp-loss-scaling-factor moe-aux-loss-coeff moe-z-loss-coeff
@@ -146,6 +156,12 @@ _HARMLESS: dict[str, str] = {
         fp8-interval fp8-amax-history-len fp8-amax-compute-algo qk-clip-alpha qk-clip-threshold
         softmax-scale no-masked-softmax-fusion no-bias-gelu-fusion no-persist-layer-norm
         ddp-average-in-collective no-gradient-reduce-div-fusion gradient-accumulation-fusion
+        rope-type moe-shared-expert-gate moe-router-padding-for-fp8
+        moe-router-padding-for-quantization moe-input-jitter-eps yarn-beta-fast
+        yarn-beta-slow yarn-correction-range-round-to-int
+        no-yarn-correction-range-round-to-int yarn-original-max-position-embeddings use-mup
+        mup-attn-scale-power mup-base-head-dim mup-base-hidden-size mup-embedding-mult
+        mup-output-mult mup-width-mult
     """,
     "process groups": """
         distributed-backend distributed-timeout-minutes distributed-timeout-seconds-after-init
@@ -177,6 +193,22 @@ _HARMLESS: dict[str, str] = {
         mlp-chunks-for-prefill disable-chunked-prefill symmetric-ar-type cache-mla-latents
         moe-pad-experts-for-cuda-graph-inference output-bert-embeddings bert-embedder-type
         inference-sampling-seed
+        enable-chunked-prefill num-speculative-tokens output-logit-dtype
+        inference-coordinator-port inference-cuda-graph-all-prefills
+        inference-cuda-graph-max-tokens inference-disable-ep-consensus
+        inference-dynamic-batching-async-sched-mode
+        inference-dynamic-batching-cuda-graph-mixed-prefill-count
+        inference-dynamic-batching-logprobs-mode inference-dynamic-batching-prefix-caching
+        inference-dynamic-batching-prefix-caching-coordinator-policy
+        inference-dynamic-batching-prefix-caching-eviction-policy
+        inference-dynamic-batching-prefix-caching-mamba-gb
+        inference-dynamic-batching-prefix-caching-routing-alpha
+        inference-dynamic-batching-sampling-backend
+        inference-dynamic-batching-track-generated-token-events inference-shards
+        inference-text-gen-server-logging inference-use-synchronous-zmq-collectives
+        inference-wandb-logging mamba-inference-conv-states-dtype
+        mamba-inference-ssm-states-dtype use-same-sampling-seed-across-dp-ranks
+        use-flashinfer-fused-rope
     """,
     "nothing any more": """
         use-mcore-models no-async-tensor-model-parallel-allreduce
@@ -196,6 +228,7 @@ _EFFECTIVE: dict[str, str] = {
         q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim mtp-num-layers
         mtp-use-repeated-layer attention-dropout hidden-dropout spec transformer-impl
         use-legacy-models yaml-cfg
+        extra-vocab-size
     """,
     "batches": """
         micro-batch-size global-batch-size rampup-batch-size decrease-batch-size-if-needed
@@ -241,6 +274,12 @@ _EFFECTIVE: dict[str, str] = {
         keep-fp8-transpose-cache-when-using-custom-fsdp enable-full-sharding-in-hsdp
         fsdp-manual-registration megatron-fsdp-grad-comm-dtype megatron-fsdp-main-grads-dtype
         megatron-fsdp-main-params-dtype
+        tensor-parallel-num-weight-shards expert-tensor-parallel-num-weight-shards
+        gtp-weight-remat-size expert-gtp-weight-remat-size gtp-remat-nccl-ub
+        gtp-expert-remat-nccl-ub gtp-remat-reduce-scatter-with-fp32-accumulation
+        fsdp-db-use-persist-buf-on-alloc-fail megatron-fsdp-version
+        megatron-fsdp-max-pool-double-buffer megatron-fsdp-enable-fine-grained-param-gather
+        no-use-layer-wise-param-layout
     """,
     "recomputation": """
         recompute-granularity recompute-method recompute-num-layers recompute-modules
@@ -255,14 +294,17 @@ _EFFECTIVE: dict[str, str] = {
         kitchen-recipe-number use-kitchen-attention kitchen-attention-backend
         grad-reduce-in-bf16 reuse-grad-buf-for-mxfp8-param-ag fp16-lm-cross-entropy
         fp32-residual-connection
+        accumulate-allreduce-grads-in-fp32
+        ddp-param-name-patterns-for-fp32-local-accumulation
     """,
     "kernels": """
         attention-backend use-flash-attn deterministic-mode batch-invariant-mode
         no-bias-swiglu-fusion no-bias-dropout-fusion no-rope-fusion use-te-activation-func
         use-transformer-engine-op-fuser
         use-fused-weighted-squared-relu cross-entropy-loss-fusion cross-entropy-fusion-impl
-        no-gradient-accumulation-fusion disable-jit-fuser rope-type
+        no-gradient-accumulation-fusion disable-jit-fuser
         apply-residual-connection-post-layernorm delay-wgrad-compute
+        mla-down-proj-fusion
     """,
     "attention": """
         window-size window-attn-skip-freq softmax-type qk-l2-norm qk-clip attention-output-gate
@@ -271,18 +313,19 @@ _EFFECTIVE: dict[str, str] = {
         linear-num-value-heads dsa-indexer-n-heads dsa-indexer-head-dim dsa-indexer-topk
         relative-attention-num-buckets relative-attention-max-distance mrope-section
         no-create-attention-mask-in-dataloader
+        dataloader-inter-document-masking
     """,
     "experts": """
         num-experts moe-layer-freq moe-ffn-hidden-size moe-shared-expert-intermediate-size
-        moe-shared-expert-gate moe-shared-expert-overlap moe-grouped-gemm
+        moe-shared-expert-overlap moe-grouped-gemm
         moe-use-legacy-grouped-gemm moe-router-topk moe-router-topk-limited-devices
-        moe-router-fusion moe-router-force-load-balancing moe-router-padding-for-fp8
-        moe-router-padding-for-quantization moe-token-dispatcher-type moe-enable-deepep
+        moe-router-fusion moe-router-force-load-balancing
+        moe-token-dispatcher-type moe-enable-deepep
         moe-flex-dispatcher-backend moe-deepep-num-sms moe-hybridep-num-sms
         moe-flex-dispatcher-num-sms moe-permute-fusion
         moe-expert-capacity-factor moe-pad-expert-input-to-capacity moe-apply-probs-on-input
         moe-latent-size overlap-moe-expert-parallel-comm ep-overlap-early-attn-memory-release
-        moe-enable-routing-replay moe-input-jitter-eps
+        moe-enable-routing-replay
     """,
     "offloading": """
         cpu-offloading cpu-offloading-num-layers no-cpu-offloading-activations
@@ -290,14 +333,17 @@ _EFFECTIVE: dict[str, str] = {
         fine-grained-activation-offloading offload-modules min-offloaded-tensor-size
         optimizer-cpu-offload optimizer-offload-fraction use-torch-optimizer-for-cpu-offload
         overlap-cpu-optimizer-d2h-h2d no-pin-cpu-grads no-pin-cpu-params
+        optimizer-offload-policy
     """,
     "optimizer states": """
         optimizer use-precision-aware-optimizer main-grads-dtype main-params-dtype exp-avg-dtype
         exp-avg-sq-dtype
+        muon-scalar-optimizer
     """,
     "CUDA graphs": """
-        cuda-graph-impl cuda-graph-scope cuda-graph-modules cuda-graph-warmup-steps
-        enable-cuda-graph external-cuda-graph cuda-graph-memory-report
+        cuda-graph-impl cuda-graph-scope cuda-graph-modules
+        enable-cuda-graph external-cuda-graph
+        optimizer-cuda-graph
     """,
     "another model": """
         encoder-num-layers decoder-num-layers encoder-seq-length decoder-seq-length
@@ -344,12 +390,37 @@ _EFFECTIVE: dict[str, str] = {
         langrl-inference-server-type langrl-inference-server-conversation-template
         langrl-external-server langrl-env-config export-kd-teacher-load export-kd-cfg
         export-te-mcore-model export-default-te-spec export-model-type
+        freeze-all-layers logits-load-dir logits-load-kd-loss-alpha
+        logits-load-decode-threads logits-load-ignore-errors logits-load-msc-prefetch-depth
+        logits-load-prefetch-factor logits-save-dir logits-save-dtype logits-save-top-k
+        logits-save-top-p logits-save-top-p-min-k
     """,
     "an argument of old": """
         batch-size warmup model-parallel-size checkpoint-activations
     """,
 }
 """Arguments that may change memory or time, by topic."""
+_OF_TIME = """
+    no-batch-p2p-comm disable-batch-p2p-comm no-batch-p2p-sync disable-batch-p2p-sync
+    no-scatter-gather-tensors-in-pipeline delay-grad-reduce no-delay-grad-reduce
+    delay-param-gather no-align-grad-reduce disable-align-grad-reduce no-align-param-gather
+    tp-comm-overlap-rs-dgrad disable-tp-comm-overlap-ag no-tp-comm-overlap-ag
+    disable-tp-comm-overlap-rs no-tp-comm-overlap-rs disable-tp-comm-bulk-dgrad
+    no-tp-comm-bulk-dgrad disable-tp-comm-bulk-wgrad no-tp-comm-bulk-wgrad
+    disable-tp-comm-split-ag no-tp-comm-split-ag disable-tp-comm-split-rs no-tp-comm-split-rs
+    tp-comm-overlap-disable-qkv tp-comm-overlap-disable-fc1 use-sharp sharp-enabled-group
+    disable-symmetric-registration create-all-gather-group delay-wgrad-compute
+    moe-router-topk-limited-devices softmax-type use-torch-optimizer-for-cpu-offload
+    no-pin-cpu-grads no-pin-cpu-params dataloader-inter-document-masking
+"""
+"""Arguments of `_EFFECTIVE` that change no memory: the rate of kernels and of messages."""
+_OF_MEMORY = """
+    no-clone-scatter-output-in-embedding disable-clone-scatter-output-in-embedding
+    deallocate-pipeline-outputs keep-fp8-transpose-cache
+    keep-fp8-transpose-cache-when-using-custom-fsdp reuse-grad-buf-for-mxfp8-param-ag
+    fsdp-double-buffer ep-overlap-early-attn-memory-release
+"""
+"""Arguments of `_EFFECTIVE` that change no time: when tensors are freed."""
 _MOST_EDITS = 2
 """Maximum edit distance between a misspelt name and the intended argument, in letters."""
 
@@ -370,9 +441,23 @@ def concern_of(flag: str) -> str | None:
     return None if about is None else about[0]
 
 
+@cache
+def _single() -> dict[str, tuple[Estimate, ...]]:
+    """Return the estimate by argument, for arguments that may change only one."""
+    times = dict[str, tuple[Estimate, ...]].fromkeys(_OF_TIME.split(), ("time",))
+    return times | dict[str, tuple[Estimate, ...]].fromkeys(_OF_MEMORY.split(), ("memory",))
+
+
+def changes_of(flag: str) -> tuple[Estimate, ...]:
+    """Return the estimates that an argument may change; those of an unknown one are all."""
+    if _concerns().get(flag, ("", False))[1]:
+        return ()
+    return _single().get(flag, BOTH)
+
+
 def harmless(flag: str) -> bool:
     """Return whether an argument is known to change neither memory nor time."""
-    return _concerns().get(flag, ("", False))[1]
+    return not changes_of(flag)
 
 
 def alike(flag: str) -> str | None:
@@ -471,6 +556,17 @@ UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
         ("cuda-graph-impl", "cuda-graph-scope", "enable-cuda-graph", "external-cuda-graph"),
         "CUDA graphs need additional memory",
     ),
+    (
+        (
+            "tensor-parallel-num-weight-shards",
+            "expert-tensor-parallel-num-weight-shards",
+            "gtp-weight-remat-size",
+            "expert-gtp-weight-remat-size",
+        ),
+        "weights are sharded over a part of the data ranks",
+    ),
+    (("freeze-all-layers",), "weights are frozen"),
+    (("logits-load-dir", "logits-save-dir"), "distillation keeps logits of a teacher"),
     (("use-torch-fsdp2",), "FSDP2's buffers are not known"),
     (("standalone-embedding-stage",), "a stage for the embedding alone is not known"),
     (("moe-latent-size",), "experts of another width than the model are not known"),

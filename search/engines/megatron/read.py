@@ -41,7 +41,7 @@ from autopar.run.strategy import (
 )
 from search.engines.arguments import Ignored, LaunchArguments, is_open, words_of
 from search.engines.megatron.arguments import Flag, LayoutError
-from search.engines.megatron.names import OTHER_MODELS, UNPRICED, concern_of, harmless
+from search.engines.megatron.names import OTHER_MODELS, UNPRICED, changes_of, concern_of
 from search.engines.megatron.release import (
     Release,
     allocator_of,
@@ -70,6 +70,7 @@ class ReadRun(Record):
 _OF_TIME = (
     "overlap-param-gather",
     "overlap-param-gather-with-optimizer-step",
+    "overlap-p2p-communication",
     "overlap-p2p-communication-warmup-flush",
     "no-overlap-p2p-communication",
     "high-priority-stream-groups",
@@ -156,7 +157,7 @@ def read_run(
     if run.split.zero == 2:
         unpriced = "--data-parallel-sharding-strategy optim_grads is not priced; "
         unpriced += "Use optim_grads_params"
-    ignored = words.ignored(harmless, concern_of)
+    ignored = words.ignored(changes_of, concern_of)
     return ReadRun(run=legal(run), ignored=ignored, unpriced=unpriced)
 
 

@@ -58,9 +58,18 @@ def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> S
             path, f"is a configuration of {own.title}", remedy=f"Use --from {own.name}"
         )
     lengths = inputs.seq_length or (None,)
-    file = read_checked(path, world_size=world, gpu=gpu, model=inputs.model, seq_length=lengths[0])
+    file = read_checked(
+        path,
+        world_size=world,
+        gpu=gpu,
+        model=inputs.model,
+        seq_length=lengths[0],
+        ignored=inputs.check_ignore,
+    )
     run = _priced(file)
-    request: dict[str, object] = {**raw, **_question(run, inputs.model, path)}
+    # The plan that is stored no longer contains the arguments of the file.
+    kept = {name: value for name, value in raw.items() if name != "check-ignore"}
+    request: dict[str, object] = {**kept, **_question(run, inputs.model, path)}
     question = open_launches(build_request(request))
     # plans of Megatron-Bridge are plans of Megatron-LM
     engine = own.name if own.spaces is not None else own.starts[0]
@@ -135,15 +144,20 @@ def _priced(file: CheckedFile) -> Run:
     if file.run is None:
         why = next((one.text for one in file.findings if one.kind == "not priced"), "")
         raise DocumentError(file.path, f"has no price: {why}")
+    if file.withdrawn:
+        first = next(one for one in file.findings if one.withdraws)
+        name = file.spelled(str(first.values["flag"]), None).lstrip("-")
+        raise DocumentError(
+            file.path,
+            f"has no price: {file.why_not_priced()}",
+            remedy=f"Remove it, or add --check-ignore {name} if it changes neither memory nor time",
+        )
     return file.run
 
 
 def _notes(file: CheckedFile) -> Iterator[str]:
     """Yield notes on how a file was read and on settings that were ignored."""
     yield from (one.text for one in file.findings if one.kind == "read")
-    unknown = [one.text for one in file.findings if one.kind == "not understood"]
-    if unknown:
-        yield f"not understood: {'; '.join(unknown)}"
     idle = [one.text for one in file.findings if one.kind == "no effect"]
     if idle:
         yield f"ignored (no effect): {'; '.join(idle)}"
