@@ -22,6 +22,8 @@ class Engine(Record):
     """Name of the engine in sentences."""
     titled_by_release: bool = False
     """True if messages name the release, because keys differ between releases."""
+    asks_for_batch: bool = False
+    """True if files may leave the batch to the training script."""
     forms: str = ""
     """File types that `owns` recognises, such as `script, YAML or JSON`."""
     owns: Callable[..., bool] | None = None

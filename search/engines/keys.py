@@ -6,15 +6,31 @@ command-line arguments. The reader of each engine interprets the keys.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autopar.errors import DocumentError
 from autopar.records import Record, shorten
-from search.engines.arguments import Ignored, UnpricedError
+from search.engines.arguments import BOTH, Ignored, Unpriced, UnpricedError
 
 _MOST = 10**9
 """Largest accepted integer, above any real size or degree."""
+_DIGITS = 18
+"""Most digits of a number that is text."""
+
+
+def whole(value: object) -> int | None:
+    """Return a number of a document as an integer: 3, 3.0 or "3"; None for other values."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else None
+    if isinstance(value, str):
+        text = value.removeprefix("-")
+        known = text.isascii() and text.isdigit() and len(text) <= _DIGITS
+        return int(value) if known else None
+    return value if isinstance(value, int) else None
 
 
 def flattened(document: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -41,6 +57,11 @@ def _words(value: object) -> tuple[str, ...]:
     if isinstance(value, bool):
         return ("true" if value else "false",)
     return (str(value),)
+
+
+def _sections(key: str) -> list[str]:
+    """Return a dotted key and the sections that contain it."""
+    return [key, *(key[: mark.start()] for mark in re.finditer(r"\.", key))]
 
 
 class Keys(Record):
@@ -70,10 +91,12 @@ class Keys(Record):
         self.asked.update(keys)
         return next((key for key in keys if self.values.get(key) is not None), keys[-1])
 
-    def number(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+    def number(
+        self, key: str, default: int | None = None, *, least: int = 1, most: int = _MOST
+    ) -> int:
         """Return the integer of a key.
 
-        default : value if the key is missing; None: the key is required. least : minimum value.
+        default : value if the key is missing; None: the key is required. least, most : range.
 
         Raises DocumentError for other values, and for a missing key without default.
         """
@@ -83,15 +106,11 @@ class Keys(Record):
             if default is None:
                 raise self.fail(key, "is missing", "Add it")
             return default
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if isinstance(value, float) and value.is_integer():
-            value, whole = int(value), True
-        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
-            value, whole = int(value), True
-        if not whole or not least <= value <= _MOST:
+        number = whole(value)
+        if number is None or not least <= number <= most:
             kind = "a positive integer" if least == 1 else f"an integer of at least {least}"
             raise self.fail(key, f"expected {kind}, got {shorten(str(value))}")
-        return int(value)
+        return number
 
     def flag(self, key: str, default: bool = False) -> bool:
         """Return the boolean of a key, `default` if it is missing.
@@ -124,18 +143,34 @@ class Keys(Record):
             raise self.fail(key, f"expected one of {', '.join(known)}, got {shorten(found)}")
         return found
 
-    def ignored(self, harmless: frozenset[str], known: frozenset[str]) -> tuple[Ignored, ...]:
+    def ignored(
+        self,
+        harmless: frozenset[str],
+        known: frozenset[str],
+        unpriced: Mapping[str, Unpriced] | None = None,
+    ) -> tuple[Ignored, ...]:
         """Return the keys that were not looked up, sorted by name.
 
         harmless : sections and keys that never change memory or time. known : keys that can change
-        them, but not in this run.
+        them, but not in this run. unpriced : keys with an effect and without a price, which may be
+        in sections that are harmless otherwise.
         """
-        return tuple(
-            Ignored(
-                flag=key,
-                value=" ".join(_words(value)),
-                understood=key in harmless or key.partition(".")[0] in harmless or key in known,
+        rows = {} if unpriced is None else unpriced
+        found = []
+        for key, value in sorted(self.values.items()):
+            if key in self.asked or value is None:
+                continue
+            words, row = _words(value), rows.get(key)
+            understood = key in known or not harmless.isdisjoint(_sections(key))
+            if row is not None:
+                understood = row.is_off(words)
+            found.append(
+                Ignored(
+                    flag=key,
+                    value=" ".join(words),
+                    understood=understood,
+                    concern=None if row is None else row.why,
+                    changes=BOTH if row is None else row.changes,
+                )
             )
-            for key, value in sorted(self.values.items())
-            if key not in self.asked and value is not None
-        )
+        return tuple(found)

@@ -85,7 +85,14 @@ class CheckedFile(Record):
         parts = []
         for kind in ("not understood", "not priced"):
             own = [one for one in notices if one.kind == kind]
-            names = [self.spelled(str(one.values["flag"]), None) for one in own if _named(one)]
+            # The value of a known argument says which of its effects has no price.
+            names = [
+                str(one.values["given"])
+                if kind == "not priced"
+                else self.spelled(str(one.values["flag"]), None)
+                for one in own
+                if _named(one)
+            ]
             if names:
                 text = ", ".join(names[:_MOST_NAMES])
                 more = len(names) - _MOST_NAMES
@@ -183,6 +190,8 @@ class ReadResult(Record):
     ignored: tuple[Ignored, ...] = ()
     problems: tuple[Notice, ...] = ()
     """Findings of kind `illegal` that prevented the file from being read as a run."""
+    notes: tuple[str, ...] = ()
+    """Sentences on assumptions."""
     unpriced: Notice | None = None
     """Finding of kind `not priced`: reason why a possibly valid run has no estimate; else None."""
 
@@ -214,6 +223,7 @@ def attempt(read: Callable[[], ReadRun]) -> ReadResult:
         run=None if why else found.run,
         described=found.run,
         ignored=found.ignored,
+        notes=found.notes,
         unpriced=notice("read.unpriced", "not priced", text, withdraws=BOTH, problem=why)
         if why
         else None,

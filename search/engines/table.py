@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import DocumentError
@@ -67,8 +69,15 @@ ENGINES: tuple[Engine, ...] = (
         starts=("megatron",),
     ),
     _uniform("torchtitan", "torchtitan", "torchtitan", "TOML", titled_by_release=True),
-    _uniform("deepspeed", "DeepSpeed", "deepspeed", "JSON or script"),
-    _uniform("accelerate", "accelerate", "huggingface", "YAML or script", starts=("deepspeed",)),
+    _uniform("deepspeed", "DeepSpeed", "deepspeed", "JSON or script", asks_for_batch=True),
+    _uniform(
+        "accelerate",
+        "accelerate",
+        "huggingface",
+        "YAML or script",
+        starts=("deepspeed",),
+        asks_for_batch=True,
+    ),
     _layered("paddlenlp", "PaddleNLP"),
 )
 """All engines, preferred first among equally fast plans."""
@@ -119,10 +128,22 @@ def _readers() -> list[Engine]:
 
 
 def engine_of(source: Configuration) -> Engine:
-    """Return the engine of a file; raises DocumentError if no engine recognises the file."""
+    """Return the engine of a file.
+
+    Raises DocumentError if no engine recognises the file, or if it is of an engine that is not
+    read or of a program that does not train (`search.engines.others`).
+    """
+    from search.engines.others import problem_of
+
+    problem = problem_of(source)
+    if problem is not None:
+        raise DocumentError(source.path, problem)
     readers = _readers()
     found = next((one for one in readers if one.owns is not None and one.owns(source)), None)
     if found is None:
+        problem = _problem_of_script(source.path) if source.command is not None else None
+        if problem is not None:
+            raise DocumentError(source.path, problem)
         known = [f"{one.title} ({one.forms})" for one in readers]
         raise DocumentError(
             source.path, f"is not a launch script or configuration of {_listed(known)}"
@@ -130,14 +151,52 @@ def engine_of(source: Configuration) -> Engine:
     return found
 
 
+def launch_file(path: str, *, world_size: int | None = None) -> Configuration:
+    """Return the content of a launch file; `world_size` as in `read_configuration`.
+
+    Raises DocumentError for a file that cannot be read; the message names its engine if that is one
+    of `search.engines.others`.
+    """
+    from search.engines.text import read_configuration
+
+    try:
+        return read_configuration(path, world_size=world_size, harmless=_is_harmless)
+    except DocumentError:
+        problem = _problem_of_script(Path(path))
+        if problem is None:
+            raise
+        raise DocumentError(path, problem) from None
+
+
+_MOST_BYTES = 4 << 20
+
+
+def _problem_of_script(file: Path) -> str | None:
+    """Return why a script is not read, from the commands in its text; None if nothing is known."""
+    from search.engines.others import problem_of_text
+
+    documents = (".json", ".yaml", ".yml", ".toml")
+    with suppress(OSError):
+        if file.suffix.lower() not in documents and file.stat().st_size <= _MOST_BYTES:
+            return problem_of_text(file.read_text("utf-8", "replace"))
+    return None
+
+
+def _is_harmless(flag: str) -> bool:
+    """Return whether a flag changes neither memory nor time in any engine that reads scripts."""
+    from search.engines.huggingface import names
+    from search.engines.megatron.names import concern_of, harmless
+
+    # Names of Megatron-LM mean the same in scripts of other engines.
+    return harmless(flag) or (concern_of(flag) is None and names.harmless(flag))
+
+
 def named_card(path: str) -> str | None:
     """Return the GPU model that a file names, or None.
 
     Raises DocumentError if no engine recognises the file.
     """
-    from search.engines.text import read_configuration
-
-    source = read_configuration(path)
+    source = launch_file(path)
     engine = engine_of(source)
     return None if engine.card is None else engine.card(source)
 
@@ -162,12 +221,9 @@ def read_checked(
 
     Raises DocumentError if no engine recognises the file, or if the number of GPUs is unknown.
     """
-    from search.engines.megatron.names import harmless
     from search.engines.reader import CheckOptions
-    from search.engines.text import read_configuration
 
-    # In scripts of other engines, these argument names have the same meaning as in Megatron-LM.
-    source = read_configuration(path, world_size=world_size, harmless=harmless)
+    source = launch_file(path, world_size=world_size)
     asked = CheckOptions(
         world_size=world_size,
         gpu=gpu,
@@ -178,6 +234,12 @@ def read_checked(
     )
     engine = engine_of(source)
     assert engine.read is not None, "an engine that owns a file reads it"
+    if not engine.asks_for_batch and (micro_batch or global_batch):
+        raise DocumentError(
+            path,
+            f"a file of {engine.title} sets its own batch",
+            remedy="Remove --micro-batch-size and --global-batch-size",
+        )
     found: CheckedFile = engine.read(source, asked)
     return found.ignoring(ignored) if ignored else found
 

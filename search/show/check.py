@@ -600,9 +600,9 @@ def _next(
     options = [] if verbose else ["--verbose (terms, arguments)"]
     if neighbours is not None and neighbours.any is not None:
         options.append("--diff (last change as a patch)")
-    ignorable = [one for one in file.findings if one.withdraws and "flag" in one.values]
-    if file.run is not None and ignorable:
-        flag = file.spelled(str(ignorable[0].values["flag"]), None).lstrip("-")
+    unknown = [one for one in file.findings if one.withdraws and one.kind == "not understood"]
+    if file.run is not None and unknown:
+        flag = file.spelled(str(unknown[0].values["flag"]), None).lstrip("-")
         options.insert(0, f"--check-ignore {flag} (it changes neither memory nor time)")
     if options:
         lines += _labelled(console, "Next", ", ".join(options))

@@ -16,7 +16,7 @@ from autopar.records import Record, replace
 from autopar.run.rules import Kind, Notice, notice, without_repetitions
 from autopar.run.run import Run
 from autopar.run.runtime import BLACKWELL
-from search.engines.arguments import Ignored, words_of
+from search.engines.arguments import BOTH, words_of
 from search.engines.bridge.keys import ARGUMENTS, FLAG_OF_KEY, KEYS
 from search.engines.bridge.read import (
     BridgeFile,
@@ -38,6 +38,7 @@ from search.engines.reader import (
     ReadResult,
     attempt,
     read_notes,
+    unread,
     world_size_of,
 )
 from search.engines.text import Configuration
@@ -109,16 +110,16 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     ignored = (*file.ignored, *other_keys(file.own, whole=file.is_whole))
     found, said = ReadResult(), list[Notice]()
     if file.unpriced is not None:
-        said.append(_fact("unpriced", "not priced", file.unpriced))
+        said.append(replace(_fact("unpriced", "not priced", file.unpriced), withdraws=BOTH))
     elif file.recipe.model is None and "model.num_layers" not in settings:
         # Neither the file nor a known recipe defines the sizes of the model.
         text = f"sizes of the model of {file.recipe.name} unknown: add model.num_layers, "
         text += "model.hidden_size and the others, or name a recipe that is known"
-        said.append(_fact("sizes", "not priced", text))
+        said.append(replace(_fact("sizes", "not priced", text), withdraws=BOTH))
     else:
         found = place.read(settings)
         said += _findings(file, settings, place, found)
-    said += [_unknown(file, one) for one in ignored if not one.understood]
+    said += unread("bridge", ignored, partial(_line, file), _meant)
     said += read_notes((*file.notes, *_of_device(file, asked)))
     return CheckedFile(
         path=str(source.path),
@@ -135,11 +136,10 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     )
 
 
-def _unknown(file: BridgeFile, one: Ignored) -> Notice:
-    """Return the notice on an unknown key or argument, with a similar known name if any."""
-    text = f"{_line(file, one.flag, one.value)} may change time or memory"
-    names = KEYS if "." in one.flag else [f"--{name}" for name in ARGUMENTS]
-    return _fact("unknown", "not understood", text, did_you_mean(one.flag, sorted(names), 0.9))
+def _meant(flag: str) -> str:
+    """Return the suggestion of a known key or argument similar to an unknown one; else empty."""
+    names = KEYS if "." in flag else [f"--{name}" for name in ARGUMENTS]
+    return did_you_mean(flag, sorted(names), 0.9)
 
 
 def _fact(name: str, kind: Kind, text: str, remedy: str = "") -> Notice:
@@ -271,7 +271,11 @@ def _of_samples(file: BridgeFile) -> Iterator[Notice]:
 def _in_keys(file: BridgeFile, settings: Settings, one: Notice) -> Notice:
     """Return a notice with Megatron-LM arguments replaced by keys of the file."""
     problem, remedy = (_worded(file, settings, text) for text in (one.problem, one.remedy))
-    return replace(one, problem=problem, remedy=remedy)
+    values = dict(one.values)
+    if one.withdraws and "flag" in values:
+        values["flag"] = _worded(file, settings, f"--{values['flag']}")
+        values["given"] = _worded(file, settings, str(values["given"]))
+    return replace(one, problem=problem, remedy=remedy, values=values)
 
 
 def _worded(file: BridgeFile, settings: Settings, text: str) -> str:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from search.engines.arguments import Unpriced
+
 VALUES: Mapping[str, str] = {
     **{
         f"model.{name}": name.replace("_", "-")
@@ -241,6 +243,26 @@ ARGUMENTS = frozenset({
 })  # fmt: skip
 """Known launcher arguments. Those without settings in `argument_settings` are assumed to change
 neither time nor memory."""
+
+
+UNPRICED_ARGUMENTS: Mapping[str, Unpriced] = {
+    "first_k_dense_replace": Unpriced("layers without experts"),
+    "lock_gpu_freq": Unpriced("a clock that is set", ("time",)),
+    "packed_sequence": Unpriced("packed samples"),
+    "peft_scheme": Unpriced("adapters"),
+    "vocab_size": Unpriced("the vocabulary"),
+}
+"""Launcher arguments that change memory or time and have no price."""
+UNPRICED_KEYS: Mapping[str, Unpriced] = {
+    **{f"dataset.{name}": Unpriced("packed samples", off=("0", "false", "none", "null", "-1"))
+       for name in ("packed_sequence_size", "packed_sequence_specs.packed_sequence_size",
+                    "offline_packing_specs.packed_sequence_size", "enable_in_batch_packing",
+                    "pack_sequences_in_batch")},
+    **{f"optimizer.{name}": Unpriced("states of another type", off=(
+        "", "null", "none", "fp32", "float32", "torch.float32"))
+       for name in ("main_grads_dtype", "main_params_dtype")},
+}  # fmt: skip
+"""Keys that change memory or time and have no price."""
 
 
 def argument_settings(name: str, values: Sequence[str]) -> dict[str, Any]:

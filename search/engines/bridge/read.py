@@ -8,7 +8,7 @@ Hydra overrides `key=value`. YAML contains a complete `ConfigContainer` or overr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import field
@@ -16,7 +16,7 @@ from msgspec import field
 from autopar.records import Record, replace
 from autopar.run.run import Run, legal
 from autopar.training.adapters import Adapters, Target
-from search.engines.arguments import Ignored, UnpricedError
+from search.engines.arguments import BOTH, Ignored, Unpriced, UnpricedError
 from search.engines.bridge.keys import (
     ARGUMENTS,
     DATASET_LENGTHS,
@@ -24,6 +24,8 @@ from search.engines.bridge.keys import (
     KEYS,
     SHORT,
     UNLESS_TRUE,
+    UNPRICED_ARGUMENTS,
+    UNPRICED_KEYS,
     VALUES,
     WHERE_TRUE,
     argument_settings,
@@ -211,8 +213,9 @@ def _command(source: Configuration, command: Command) -> BridgeFile:
             given.append(GivenSetting(spelled=spelled, value=" ".join(values), settings=settings,
                                derived=derived))  # fmt: skip
         elif name not in _SELECTING:
-            known = name in ARGUMENTS
-            ignored.append(Ignored(flag=spelled, value=" ".join(values), understood=known))
+            row = UNPRICED_ARGUMENTS.get(name)
+            known = name in ARGUMENTS if row is None else row.is_off(values)
+            ignored.append(_ignored(spelled, values, row, known))
     keys = frozenset(key for one in (*given, *others) for key in one.settings)
     recipe, notes, unpriced = _recipe_of(text, command.program, keys)
     gpu = text.get("gpu")
@@ -542,8 +545,20 @@ def other_keys(own: Mapping[str, Any], *, whole: bool) -> Iterator[Ignored]:
     for key, value in own.items():
         if key in KEYS or key in DATASET_LENGTHS or (whole and value in off):
             continue
-        harmless = HARMLESS_KEYS.fullmatch(key) is not None
-        yield Ignored(flag=key, value=_shown(value), understood=harmless)
+        row, shown = UNPRICED_KEYS.get(key), _shown(value)
+        known = HARMLESS_KEYS.fullmatch(key) is not None if row is None else row.is_off([shown])
+        yield _ignored(key, [shown], row, known)
+
+
+def _ignored(flag: str, words: Sequence[str], row: Unpriced | None, known: bool) -> Ignored:
+    """Return an argument or key that is not read; known : True if it has no effect."""
+    return Ignored(
+        flag=flag,
+        value=" ".join(words),
+        understood=known,
+        concern=None if row is None else row.why,
+        changes=BOTH if row is None else row.changes,
+    )
 
 
 def run_of_settings(

@@ -13,29 +13,46 @@ from pathlib import Path
 from typing import Any
 
 from autopar.documents.json import load_object
-from autopar.errors import InputError
+from autopar.errors import DocumentError, InputError
 from autopar.records import Record, replace
 from autopar.run.rules import Notice, broken, notice, without_repetitions
 from autopar.run.run import Run
 from search.engines.arguments import Ignored
 from search.engines.changes import Changes, Move
-from search.engines.deepspeed.read import HARMLESS_OF_HF, read_deepspeed
+from search.engines.deepspeed.read import read_deepspeed
 from search.engines.deepspeed.rules import FILE
-from search.engines.keys import flattened, words_of_values
+from search.engines.huggingface.script import (
+    LENGTHS,
+    MODELS,
+    Flags,
+    ScriptOptions,
+    classified,
+    declared_by,
+)
+from search.engines.keys import flattened, whole, words_of_values
 from search.engines.megatron.read import ReadRun
 from search.engines.reader import (
     CheckedFile,
     CheckOptions,
     attempt,
     read_notes,
+    unread,
     with_problems,
     without_effect,
     world_size_of,
 )
-from search.engines.text import Configuration
+from search.engines.text import Configuration, flags_of_document, read_configuration
 
-STACK = "torchtitan-eager"
-"""Software stack for DeepSpeed: that of eager torchtitan, for lack of published DeepSpeed runs."""
+
+def stack_of(run: Run | None) -> str:
+    """Return the software stack for DeepSpeed and accelerate: that of torchtitan.
+
+    No measured runs of these engines are published.
+    """
+    compiled = run is not None and run.kernels.compiled
+    return "torchtitan-compiled" if compiled else "torchtitan-eager"
+
+
 _MOVES: frozenset[Move] = frozenset({"micro_batch", "recompute", "optimizer"})
 
 
@@ -58,16 +75,56 @@ def owns(source: Configuration) -> bool:
     return _configuration_flag(source) is not None and "num-layers" not in flags
 
 
-def script_flags(source: Configuration) -> dict[str, tuple[str, ...]]:
-    """Return the arguments of a script by flag, without flags that the shell expands at run time.
+def script_flags(source: Configuration) -> Flags:
+    """Return the arguments of a script by flag, without those whose value is open (`open_flags`).
 
-    A flag is dropped if any of its values starts with a variable or a command substitution.
+    The arguments in a YAML file of `--config`, as TRL reads them, count like those of the command.
     """
-    return {
-        flag: words
-        for flag, words in (source.flags or {}).items()
-        if not any(word[:1] in ("$", "`") for word in words)
+    flags = dict(source.flags or {})
+    path = _beside(source, "".join(flags.get("config", ())[:1]))
+    if path is not None and path.suffix.lower() in (".yaml", ".yml"):
+        own = read_configuration(path).document
+        off = {name: ("false",) for name in own if own[name] is False}
+        del flags["config"]
+        flags = {**_hyphened(off), **flags_of_document(own), **flags}
+    return {flag: words for flag, words in flags.items() if not _is_open(words)}
+
+
+def _hyphened(flags: Flags) -> Flags:
+    return {flag.replace("_", "-"): words for flag, words in flags.items()}
+
+
+def _is_open(words: tuple[str, ...]) -> bool:
+    """Return whether a word starts with a variable or command, whose value is open until a run."""
+    return any(word[:1] in ("$", "`") for word in words)
+
+
+def open_flags(source: Configuration, asked: CheckOptions) -> tuple[Ignored, ...]:
+    """Return the arguments of a script whose value is known only at run time.
+
+    asked : options; an argument that one of them replaces is understood.
+    """
+    given = {
+        **dict.fromkeys(MODELS, asked.model),
+        **dict.fromkeys(LENGTHS, asked.seq_length),
+        "per-device-train-batch-size": asked.micro_batch,
     }
+    return tuple(
+        Ignored(
+            flag=f"--{flag}",
+            value=" ".join(words),
+            understood=classified(flag, words, ()).understood or given.get(flag) is not None,
+            concern="its value is known only at run time",
+        )
+        for flag, words in sorted((source.flags or {}).items())
+        if _is_open(words)
+    )
+
+
+def _beside(source: Configuration, name: str) -> Path | None:
+    """Return the file with a name relative to the script or to the working folder, if any."""
+    folders = (source.path.parent, Path.cwd())
+    return next((folder / name for folder in folders if name and (folder / name).is_file()), None)
 
 
 def launched_world(source: Configuration) -> int | None:
@@ -111,7 +168,8 @@ _ZERO_KEYS = frozenset(
         "zero_quantized_gradients", "mics_shard_size", "mics_hierarchical_params_gather",
         "memory_efficient_linear", "pipeline_loading_checkpoint", "override_module_apply",
         "log_trace_cache_warnings", "enable_sanity_checks", "compute_grad_norm", "leaf_module",
-        "save_muon_momentum_buffer_in_memory", "zenflow", "stage3_prefetch_bucket_size",
+        "save_muon_momentum_buffer_in_memory", "zenflow",
+        "zeropp_loco_param", "stage3_prefetch_bucket_size",
         "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
         "stage3_max_live_parameters", "stage3_max_reuse_distance",
         "stage3_gather_16bit_weights_on_model_save", "stage3_module_granularity_threshold",
@@ -129,8 +187,7 @@ def _on(values: Mapping[str, Any], key: str) -> bool:
 
 
 def _stage(values: Mapping[str, Any]) -> int:
-    stage = values.get("zero_optimization.stage", 0)
-    return stage if isinstance(stage, int) else 0
+    return whole(values.get("zero_optimization.stage")) or 0
 
 
 def broken_of_deepspeed(
@@ -141,7 +198,7 @@ def broken_of_deepspeed(
     values : values of the configuration by dotted key. flags : arguments of the script by name.
     """
     keys = dict.fromkeys(key.split(".")[1] for key in values if key.startswith(_ZERO))
-    tp, bucket = values.get("tensor_parallel.autotp_size"), values.get(_BUCKET)
+    tp, bucket = whole(values.get("tensor_parallel.autotp_size")), whole(values.get(_BUCKET))
     found = [
         *broken(
             FILE,
@@ -149,8 +206,8 @@ def broken_of_deepspeed(
                 "bf16": _on(values, "bf16.enabled"),
                 "fp16": _on(values, "fp16.enabled"),
                 "legacy_stage1": _on(values, "zero_optimization.legacy_stage1"),
-                "tp": tp if isinstance(tp, int) else None,
-                "allgather_bucket": bucket if isinstance(bucket, int) else None,
+                "tp": tp,
+                "allgather_bucket": bucket,
                 "zero": _stage(values),
             },
         )
@@ -161,9 +218,10 @@ def broken_of_deepspeed(
         ("train_micro_batch_size_per_gpu", "per-device-train-batch-size"),
         ("gradient_accumulation_steps", "gradient-accumulation-steps"),
     ):
-        value, words = values.get(key), flags.get(flag, ())
-        if isinstance(value, int) and len(words) == 1 and words[0].isdigit():
-            numbers = {"number": value, "flag_number": int(words[0])}
+        value, words = whole(values.get(key)), flags.get(flag, ())
+        other = whole(words[0]) if len(words) == 1 else None
+        if value is not None and other is not None:
+            numbers = {"number": value, "flag_number": other}
             found += broken(FILE, {"key": key, "flag": flag.replace("-", "_"), **numbers})
     for kind in ("bf16", "fp16"):
         other = _other(flags, kind)
@@ -216,6 +274,9 @@ class ScriptedFile(Record):
     path: Path
     reader: Callable[..., ReadRun]
     """Reader of the configuration: `read_deepspeed` or `read_accelerate`."""
+    program: str = ""
+    declared: frozenset[str] = frozenset()
+    """Flags that the program declares itself."""
 
     def read(self) -> ReadRun:
         """Return the run that the configuration and the script describe.
@@ -227,11 +288,43 @@ class ScriptedFile(Record):
             self.flags,
             world_size=self.world_size,
             gpu=self.asked.gpu,
-            model=self.asked.model,
-            seq=self.asked.seq_length,
+            asked=ScriptOptions(
+                model=self.asked.model,
+                seq_length=self.asked.seq_length,
+                micro_batch=self.asked.micro_batch,
+                global_batch=self.asked.global_batch,
+                program=self.program,
+                declared=self.declared,
+            ),
             beside=self.path.parent,
             source=str(self.path),
         )
+
+
+def scripted_file(
+    source: Configuration,
+    document: Mapping[str, Any],
+    flags: Flags,
+    world: int,
+    asked: CheckOptions,
+    reader: Callable[..., ReadRun],
+) -> ScriptedFile:
+    """Return a configuration with the script that passes it.
+
+    document : the configuration. flags : arguments of the script. world : number of GPUs.
+    """
+    program = source.command.program if source.command is not None else ""
+    own = _beside(source, program)
+    return ScriptedFile(
+        document=document,
+        flags=flags,
+        world_size=world,
+        asked=asked,
+        path=source.path,
+        reader=reader,
+        program=program,
+        declared=frozenset() if own is None else declared_by(own),
+    )
 
 
 def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
@@ -246,41 +339,27 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     if named is not None:
         document = load_object(source.path.parent / named).data
     world = world_size_of(source.path, launched_world(source), asked)
-    given = ScriptedFile(
-        document=document,
-        flags=flags,
-        world_size=world,
-        asked=asked,
-        path=source.path,
-        reader=read_deepspeed,
-    )
+    _refuse_other_batch(source, document, asked)
+    given = scripted_file(source, document, flags, world, asked, read_deepspeed)
     values = dict(flattened(document))
     found = attempt(given.read)
     said = [*with_problems(found, broken_of_deepspeed(values, flags))]
     said += without_effect("deepspeed", idle_of_deepspeed(values))
-    said += [
-        notice(
-            "deepspeed.unknown",
-            "not understood",
-            "{given} is unknown, and DeepSpeed ignores unknown keys",
-            given=f"{one.flag} {one.value}".strip(),
-        )
-        for one in found.ignored
-        if not one.understood and one.flag.removeprefix(_ZERO) == one.flag
-    ]
+    # A key of ZeRO that DeepSpeed refuses is reported as illegal.
+    ignored = (*found.ignored, *open_flags(source, asked))
+    said += unread("deepspeed", filter(_is_legal, ignored), _spelled)
     if found.run is not None and not flags:
         text = "gradient checkpointing is set in the training script; assumed off"
         said.append(notice("deepspeed.recompute", "read", text))
-    harmless = tuple(one for one in found.ignored if one.understood)
     return CheckedFile(
         path=str(source.path),
         trainer="DeepSpeed",
-        stack=STACK,
+        stack=stack_of(found.run),
         world_size=world,
         run=found.run,
         described=found.described,
-        findings=(*said, *read_notes(source.notes)),
-        harmless=(*harmless, *_harmless_flags(flags)),
+        findings=(*said, *read_notes((*found.notes, *source.notes))),
+        harmless=tuple(one for one in ignored if one.understood),
         words={**words_of_values(values), **{f"--{key}": value for key, value in flags.items()}},
         moves=_MOVES,
         written=partial(_written, given, found.run),
@@ -288,12 +367,24 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     )
 
 
-def _harmless_flags(flags: Mapping[str, tuple[str, ...]]) -> tuple[Ignored, ...]:
-    return tuple(
-        Ignored(flag=f"--{flag.replace('-', '_')}", value=" ".join(words), understood=True)
-        for flag, words in sorted(flags.items())
-        if flag.startswith(HARMLESS_OF_HF)
-    )
+def _refuse_other_batch(
+    source: Configuration, document: Mapping[str, Any], asked: CheckOptions
+) -> None:
+    """Raise DocumentError if an option contradicts a number of the configuration."""
+    for key, option, number in (
+        ("train_micro_batch_size_per_gpu", "--micro-batch-size", asked.micro_batch),
+        ("train_batch_size", "--global-batch-size", asked.global_batch),
+    ):
+        own = whole(document.get(key))
+        if own is not None and number is not None and own != number:
+            raise DocumentError(
+                source.path, f"{key} is {own}, but {option} is {number}", remedy=f"Remove {option}"
+            )
+
+
+def _is_legal(one: Ignored) -> bool:
+    name = one.flag.removeprefix(_ZERO)
+    return name == one.flag or name.partition(".")[0] in _ZERO_KEYS
 
 
 def _written(given: ScriptedFile, before: Run | None, after: Run) -> Changes | None:

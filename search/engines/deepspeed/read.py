@@ -30,9 +30,19 @@ from autopar.run.runtime import (
 )
 from autopar.run.strategy import Split, Strategy, even_chunks, uniform_layers
 from autopar.training.adapters import Adapters, BaseKind, Target
+from search.engines.arguments import Unpriced
 from search.engines.deepspeed.rules import FILE
 from search.engines.huggingface.models import model_named
-from search.engines.keys import Keys, flattened
+from search.engines.huggingface.script import (
+    LENGTHS,
+    MODELS,
+    NO_OPTIONS,
+    Flags,
+    ScriptOptions,
+    ScriptWords,
+    translated,
+)
+from search.engines.keys import Keys, flattened, whole
 from search.engines.megatron.read import ReadRun
 from search.engines.space import TORCH_EXPERTS, TRANSFORMERS
 
@@ -46,10 +56,49 @@ _HARMLESS = frozenset(
         "scheduler", "seq_parallel_communication_data_type", "sparse_gradients",
         "steps_per_print", "tensorboard", "timers", "torch_autocast", "use_node_local_storage",
         "wall_clock_breakdown", "wandb", "zero_allow_untested_optimizer",
-        "zero_force_ds_cpu_optimizer",
+        "zero_force_ds_cpu_optimizer", "amp", "comet", "compile", "dataloader_drop_last",
+        "gradient_allreduce_op", "hybrid_engine", "log_level", "nebula", "optimizer",
+        "progressive_layer_drop", "use_data_before_expert_parallelism",
     }
 )  # fmt: skip
-"""Sections and keys with little or no effect on memory and time."""
+"""Sections and keys with little or no effect on memory and time, but for keys of `_UNPRICED`."""
+_ON = ("true", "auto")
+_COMPRESSION = ("layer_reduction", *(f"{name}.shared_parameters" for name in (
+    "weight_quantization", "activation_quantization", "sparse_pruning", "row_pruning",
+    "head_pruning", "channel_pruning")))  # fmt: skip
+_UNPRICED: Mapping[str, Unpriced] = {
+    "amp.enabled": Unpriced("another precision"),
+    "autotuning.enabled": Unpriced("batch and buckets are tuned at run time"),
+    "bf16.bf16_optimizer_states": Unpriced("optimizer states have 16 bits"),
+    "bf16.immediate_grad_update": Unpriced("when gradients are copied", ("memory",), _ON),
+    "communication_data_type": Unpriced("messages of another type", ("time",), (
+        "bf16", "bfp16", "fp16", "none", "auto")),
+    **{f"compression_training.{name}.enabled": Unpriced("layers are compressed")
+       for name in _COMPRESSION},
+    "curriculum_learning.enabled": Unpriced("lengths change during the run"),
+    "data_efficiency.enabled": Unpriced("lengths change during the run"),
+    "eigenvalue.enabled": Unpriced("eigenvalues are computed"),
+    "elasticity.enabled": Unpriced("the batch depends on the GPUs that are there"),
+    "fp16.auto_cast": Unpriced("inputs are cast", ("time",)),
+    "graph_harvesting": Unpriced("CUDA graphs"),
+    "progressive_layer_drop.enabled": Unpriced("layers are left out"),
+    "sparse_gradients": Unpriced("messages of sparse gradients", ("time",)),
+    "tensor_parallel.tp_overlap_comm": Unpriced("messages beside GEMMs", ("time",)),
+    "torch_autocast.enabled": Unpriced("another precision"),
+    "zero_optimization.allgather_partitions": Unpriced("messages of another kind", ("time",), _ON),
+    "zero_optimization.memory_efficient_linear": Unpriced("what linear layers save", off=_ON),
+    "zero_optimization.stage3_allgather_sequential": Unpriced("order of messages", ("time",)),
+    "zero_optimization.stage3_module_granularity_threshold": Unpriced("modules gathered as one"),
+    "zero_optimization.stage3_use_all_reduce_for_fetch_params": Unpriced(
+        "messages of another kind", ("time",)),
+    "zero_optimization.use_multi_rank_bucket_allreduce": Unpriced(
+        "messages of another kind", ("time",), _ON),
+}  # fmt: skip
+"""Keys that change memory or time and have no price."""
+_OWN_CHECKPOINTS = ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization")
+_PERSISTENCE = ("stage3_param_persistence_threshold", "param_persistence_threshold")
+_MOST_ELEMENTS = 10**15
+"""Largest bucket, elements; DeepSpeed has no limit."""
 _KNOWN_ZERO = frozenset(
     f"zero_optimization.{key}"
     for key in (
@@ -57,6 +106,7 @@ _KNOWN_ZERO = frozenset(
         "elastic_checkpoint", "ignore_unused_parameters", "round_robin_gradients",
         "stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save",
         "gather_16bit_weights_on_model_save", "stage3_param_persistence_threshold",
+        "param_persistence_threshold", "model_persistence_threshold",
         "stage3_model_persistence_threshold", "memory_efficient_linear", "override_module_apply",
         "log_trace_cache_warnings", "enable_sanity_checks", "pipeline_loading_checkpoint",
         "stage3_module_granularity_threshold", "stage3_use_all_reduce_for_fetch_params",
@@ -68,16 +118,30 @@ _KNOWN_ZERO = frozenset(
     )
 )  # fmt: skip
 ULYSSES = "{} saves activations that are not counted. Remove it to price the rest"
-HARMLESS_OF_HF = (
-    "adam", "data", "dataset", "ddp", "deepspeed", "disable-tqdm", "do-", "eval", "evaluation",
-    "greater-is", "hub", "include", "label", "learning-rate", "load-best", "log", "lr-", "max-grad",
-    "max-steps", "metric", "num-train", "num-workers", "optim-args", "output", "overwrite",
-    "preprocessing", "prediction", "push", "remove-unused", "report", "resume", "run-name", "save",
-    "seed", "tokenizer", "torch-dtype", "train-file", "trust", "use-fast", "validation", "warmup",
-    "weight-decay", "low-cpu", "streaming", "text-column", "config", "cache-dir", "token",
-    "ignore-data", "auto-find", "dataloader", "local-rank", "master", "node-rank", "num-epochs",
-)  # fmt: skip
-"""Prefixes of arguments of Hugging Face scripts that affect neither memory nor time."""
+
+
+def unpriced_keys(keys: Keys, model: Model, *, scripted: bool) -> dict[str, Unpriced]:
+    """Return the keys of a configuration that have no price, with the reason.
+
+    scripted : True for a script of Hugging Face's Trainer, which does not use the checkpointing of
+    DeepSpeed.
+    """
+    found = dict(_UNPRICED)
+    if not scripted:
+        for name in _OWN_CHECKPOINTS:
+            found[f"activation_checkpointing.{name}"] = Unpriced("checkpoints of DeepSpeed")
+    # Tensors below the threshold stay gathered: norms by default, matrices with a large one.
+    attention = model.attention
+    matrix = model.hidden * attention.kv_heads * attention.width
+    for name in _PERSISTENCE:
+        key = f"zero_optimization.{name}"
+        threshold = whole(keys.values.get(key))
+        if threshold is not None and threshold >= matrix and whole(keys.values.get(_STAGE)) == 3:
+            found[key] = Unpriced("matrices stay gathered")
+    return found
+
+
+_STAGE = "zero_optimization.stage"
 
 
 class TrainerScript(Record):
@@ -103,81 +167,91 @@ class TrainerScript(Record):
     """LoRA adapters on frozen weights; None if all weights are trained."""
     eight_bits: bool = False
     """True if optimizer moments have 8 bits (bitsandbytes)."""
+    global_batch: int | None = None
+    """Sequences of a step, given by the user; None if not given."""
+    notes: tuple[str, ...] = ()
+    """Sentences on arguments that were taken for others."""
+    words: ScriptWords
+    """Arguments, with a record of those that were looked up."""
 
 
 _KINDS: tuple[PrecisionKind, ...] = ("bf16", "fp16")
 """Precisions that a configuration or a script can enable."""
 
 
-def _number(flags: Mapping[str, tuple[str, ...]], *names: str) -> int | None:
-    for name in names:
-        words = flags.get(name, ())
-        if len(words) == 1 and words[0].isascii() and words[0].isdigit() and len(words[0]) < 10:
-            return int(words[0]) or None
-    return None
-
-
-def _yes(flags: Mapping[str, tuple[str, ...]], name: str) -> bool:
-    words = flags.get(name)
-    return words is not None and (not words or words[0].lower() in ("true", "1", "yes"))
-
-
 def script_of(
     keys: Keys,
-    flags: Mapping[str, tuple[str, ...]],
+    flags: Flags,
     *,
-    model: str | None = None,
-    seq: int | None = None,
+    asked: ScriptOptions,
     beside: Path | None = None,
 ) -> TrainerScript:
     """Return the settings of a run from the arguments of a script.
 
-    model, seq : model, and sequence length in tokens, given by the user; both override the script.
+    asked : settings given by the user, which override the script.
     beside : folder for relative model paths in the script; None for the working folder.
 
     Raises UnpricedError if the model is missing or unknown, if the sequence length is missing, for
     eager attention, or for unsupported LoRA targets.
     """
-    name = model or "".join(flags.get("model-name-or-path", flags.get("model-name", ()))[:1])
+    meant = translated(flags, asked.program)
+    words = ScriptWords(words=meant.flags, asked={"deepspeed", "deepspeed-config"})
+    name = asked.model or words.text(*MODELS)
     if not name:
         raise keys.unpriced("model", "is not given", "Add --model, such as llama-3-8b")
     # Model paths of a script are relative to its folder, those of a user to the working folder.
-    found = model_named(name, None if model else beside)
+    found = model_named(name, None if asked.model else beside)
     if found is None:
         raise keys.unpriced(
             "model",
             f"{shorten(name)} is unknown",
             "Use --model FOLDER with its config.json",
         )
-    length = seq or _number(
-        flags, "block-size", "max-seq-length", "max-length", "model-max-length", "cutoff-len",
-        "max-source-length", "seq-length",
-    )  # fmt: skip
+    length = words.number(*LENGTHS, *_HALVES)
+    length = asked.seq_length or length
     if length is None:
         raise keys.unpriced(
             "sequence", "has no known sequence length", "Add --seq-length, such as 2048"
         )
-    attention = "".join(flags.get("attn-implementation", ("sdpa",))[:1])
+    attention = words.text("attn-implementation") or "sdpa"
     if attention == "eager":
         raise keys.unpriced(
             "--attn_implementation", "eager attention stores its scores", "Say sdpa"
         )
-    kind: PrecisionKind | None = next((one for one in _KINDS if _yes(flags, one)), None)
+    on = {one: words.yes(one) for one in _KINDS}
+    kind: PrecisionKind | None = next((one for one in _KINDS if on[one]), None)
+    if kind is not None:
+        words.asked.add("tf32")  # of fp32 GEMMs alone
+    optimizer = words.words.get("optim", ("",))[0]
+    if optimizer in _EIGHT_BITS | _ADAMS or keys.has("optimizer.type"):
+        words.asked.add("optim")  # an optimizer of DeepSpeed replaces that of the script
     return TrainerScript(
         model=found,
         seq=length,
-        micro_batch=_number(flags, "per-device-train-batch-size", "per-gpu-train-batch-size"),
-        accumulation=_number(flags, "gradient-accumulation-steps"),
+        micro_batch=asked.micro_batch or words.number("per-device-train-batch-size"),
+        accumulation=words.number("gradient-accumulation-steps"),
         kind=kind,
-        checkpointing=_yes(flags, "gradient-checkpointing"),
-        compiled=_yes(flags, "torch-compile"),
+        checkpointing=words.yes("gradient-checkpointing"),
+        compiled=words.yes("torch-compile"),
         repeated_heads=not attention.startswith("flash"),
-        steps=_number(flags, "max-steps"),
-        adapters=_adapters(keys, flags),
-        eight_bits="".join(flags.get("optim", ())[:1]) in _EIGHT_BITS,
+        steps=words.number("max-steps"),
+        adapters=_adapters(keys, words),
+        eight_bits=optimizer in _EIGHT_BITS,
+        global_batch=asked.global_batch,
+        notes=meant.taken,
+        words=words,
     )
 
 
+_HALVES = ("max-source-length",)
+"""Lengths of a prompt alone, which count if there is no other."""
+_ADAMS = frozenset(
+    {
+        "adamw_hf", "adamw_torch", "adamw_torch_fused", "adamw_apex_fused", "adamw_torch_xla",
+        "adamw_torch_npu_fused", "paged_adamw", "paged_adamw_32bit",
+    }
+)  # fmt: skip
+"""Values of transformers' `--optim` with fp32 moments of Adam."""
 _EIGHT_BITS = frozenset(
     f"{paged}adamw{library}_8bit" for paged in ("", "paged_") for library in ("", "_bnb")
 )
@@ -185,32 +259,38 @@ _EIGHT_BITS = frozenset(
 
 Paged optimizers move states to the host only when device memory runs out.
 """
-_PROJECTIONS: Mapping[str, Target] = {
-    "q_proj": "query",
-    "k_proj": "key",
-    "v_proj": "value",
-    "o_proj": "projection",
-    "gate_proj": "fc1",
-    "up_proj": "fc1",
-    "down_proj": "fc2",
+_PROJECTIONS: Mapping[str, tuple[Target, ...]] = {
+    "q_proj": ("query",),
+    "k_proj": ("key",),
+    "v_proj": ("value",),
+    "o_proj": ("projection",),
+    "gate_proj": ("fc1",),
+    "up_proj": ("fc1",),
+    "down_proj": ("fc2",),
 }
 """GEMMs of a decoder layer by the names of their modules in transformers."""
+_FUSED: Mapping[str, tuple[Target, ...]] = {
+    "qkv_proj": ("query", "key", "value"),
+    "query_key_value": ("query", "key", "value"),
+    "gate_up_proj": ("fc1",),
+}
+"""GEMMs of models whose projections are one module."""
 
 
-def _adapters(keys: Keys, flags: Mapping[str, tuple[str, ...]]) -> Adapters | None:
+def _adapters(keys: Keys, words: ScriptWords) -> Adapters | None:
     """Return the LoRA adapters that the arguments of a script set; None without `--use_peft`.
 
     The arguments are those of TRL's `ModelConfig`. If no targets are given, PEFT adapts the query
     and value projections of Llama-like decoders. Raises UnpricedError for targets that are not
     projections of a decoder layer.
     """
-    if not _yes(flags, "use-peft"):
+    if not words.yes("use-peft"):
         return None
-    names = flags.get("lora-target-modules", ())
-    targets = frozenset(_PROJECTIONS[name] for name in names if name in _PROJECTIONS)
-    others = sorted({*names} - {*_PROJECTIONS})
-    if others == ["all-linear"]:
-        targets = frozenset(_PROJECTIONS.values())
+    names, known = words.list("lora-target-modules"), {**_PROJECTIONS, **_FUSED}
+    targets = frozenset(target for name in names for target in known.get(name, ()))
+    others = sorted({*names} - {*known})
+    if others in (["all-linear"], ["all"]):
+        targets = frozenset(target for one in _PROJECTIONS.values() for target in one)
     elif others:
         raise keys.unpriced(
             "--lora_target_modules",
@@ -218,16 +298,17 @@ def _adapters(keys: Keys, flags: Mapping[str, tuple[str, ...]]) -> Adapters | No
             f"Use all-linear or {', '.join(_PROJECTIONS)}",
         )
     base: BaseKind = "16 bits"
-    if _yes(flags, "load-in-4bit"):
+    if words.yes("load-in-4bit"):
         base = "nf4"
-    elif _yes(flags, "load-in-8bit"):
+    elif words.yes("load-in-8bit"):
         base = "int8"
-    dropout = "".join(flags.get("lora-dropout", ("0.05",))[:1])
+    dropout = words.text("lora-dropout") or "0.05"
     return Adapters(
-        rank=_number(flags, "lora-r", "lora-rank") or 16,
+        rank=words.number("lora-r") or 16,
         targets=targets or frozenset({"query", "value"}),
+        fused=any(name in _FUSED for name in names),
         base=base,
-        dropout=float(dropout) if re.fullmatch(r"0?\.[0-9]+|0", dropout) else 0.05,
+        dropout=float(dropout) if re.fullmatch(r"0?\.[0-9]+|0(\.0*)?", dropout) else 0.05,
     )
 
 
@@ -300,8 +381,8 @@ def deepspeed_batch(keys: Keys, script: TrainerScript, ranks: int) -> tuple[int,
     micro-batch per step is assumed if no setting determines their number. ranks : data-parallel
     ranks.
 
-    Raises InputError if the settings contradict each other, or if neither the micro-batch nor the
-    global batch is given.
+    Raises InputError if the settings contradict each other, and UnpricedError if neither the
+    micro-batch nor the global batch is given.
     """
 
     def given(key: str) -> int | None:
@@ -310,6 +391,7 @@ def deepspeed_batch(keys: Keys, script: TrainerScript, ranks: int) -> tuple[int,
     total, micro = given("train_batch_size"), given("train_micro_batch_size_per_gpu")
     steps = given("gradient_accumulation_steps") or script.accumulation
     micro = micro or script.micro_batch
+    total = total or script.global_batch
     if total is not None:
         if micro is None:
             micro = max(total // (ranks * (steps or 1)), 1)
@@ -318,7 +400,11 @@ def deepspeed_batch(keys: Keys, script: TrainerScript, ranks: int) -> tuple[int,
         sizes = {"micro_batch": micro, "steps": steps, "ranks": ranks, "train_batch": total}
         refuse(FILE, {**sizes, "product": micro * steps * ranks})
     if micro is None:
-        raise keys.fail("train_micro_batch_size_per_gpu", "is missing", "Add it")
+        raise keys.unpriced(
+            "train_micro_batch_size_per_gpu",
+            "is not given" if "train_micro_batch_size_per_gpu" not in keys.values else "is auto",
+            "Add --micro-batch-size or --global-batch-size",
+        )
     return micro, steps or 1
 
 
@@ -335,7 +421,9 @@ def _kind(keys: Keys, script: TrainerScript) -> PrecisionKind:
 def _elements(keys: Keys, name: str, default: int, auto: int) -> int:
     """Return a bucket size, elements; auto : value that Hugging Face's Trainer sets for `auto`."""
     key = f"zero_optimization.{name}"
-    return auto if keys.text(key) == "auto" else keys.number(key, default, least=0)
+    if keys.text(key) == "auto":
+        return auto
+    return keys.number(key, default, least=0, most=_MOST_ELEMENTS)
 
 
 def _buckets(keys: Keys, hidden: int) -> Buckets:
@@ -426,21 +514,21 @@ def read_deepspeed(
     *,
     world_size: int,
     gpu: str,
-    model: str | None = None,
-    seq: int | None = None,
+    asked: ScriptOptions = NO_OPTIONS,
     beside: Path | None = None,
     source: str = "configuration",
 ) -> ReadRun:
     """Return the run that a configuration and the arguments of its script describe.
 
     flags : arguments of the script by name without leading hyphens; empty if there is no script.
-    model, seq : model, and sequence length in tokens, given by the user.
+    asked : settings given by the user, and the program of the script.
 
     Raises InputError if a value is invalid or has no estimate.
     """
     keys = Keys(source=source, values=dict(flattened(document)), asked=set())
     _refuse(keys)
-    script = script_of(keys, flags, model=model, seq=seq, beside=beside)
+    script = script_of(keys, flags, asked=asked, beside=beside)
+    script.words.asked.update(("dtype", "torch-dtype"))  # the engine casts weights itself
     tp = keys.number("tensor_parallel.autotp_size", 1, least=0) or 1
     exchange = keys.number("sequence_parallel_size", 1)
     micro, accumulation = deepspeed_batch(keys, script, max(world_size // (tp * exchange), 1))
@@ -475,10 +563,13 @@ def read_deepspeed(
     sections = {
         key for key in keys.values if key.startswith(("bf16.", "fp16.", "tensor_parallel."))
     }
-    ignored = keys.ignored(_HARMLESS, _KNOWN_ZERO | sections)
-    params = tuple(
-        replace(one, understood=True) if one.flag.startswith("optimizer.") else one
-        for one in ignored
+    ignored = keys.ignored(
+        _HARMLESS, _KNOWN_ZERO | sections, unpriced_keys(keys, script.model, scripted=bool(flags))
     )
     unpriced = ULYSSES.format("sequence_parallel_size") if exchange > 1 else None
-    return ReadRun(run=run, ignored=params, unpriced=unpriced)
+    return ReadRun(
+        run=run,
+        ignored=(*ignored, *script.words.ignored(asked.declared)),
+        unpriced=unpriced,
+        notes=script.notes,
+    )

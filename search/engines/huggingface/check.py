@@ -19,21 +19,24 @@ from autopar.run.rules import Notice, broken, notice
 from autopar.run.run import Run
 from search.engines.changes import Changes, Move
 from search.engines.deepspeed.check import (
-    STACK,
     ScriptedFile,
     broken_of_deepspeed,
     idle_of_deepspeed,
     launched_world,
+    open_flags,
     script_flags,
+    scripted_file,
+    stack_of,
 )
-from search.engines.huggingface.read import deepspeed_document, read_accelerate
+from search.engines.huggingface.read import deepspeed_document, launched, read_accelerate
 from search.engines.huggingface.rules import FILE, grid_values
-from search.engines.keys import flattened, words_of_values
+from search.engines.keys import flattened, whole, words_of_values
 from search.engines.reader import (
     CheckedFile,
     CheckOptions,
     attempt,
     read_notes,
+    unread,
     with_problems,
     without_effect,
     world_size_of,
@@ -72,7 +75,7 @@ def _broken(values: Mapping[str, Any], world: int) -> tuple[Notice, ...]:
         name: values.get(f"parallelism_config.parallelism_config_{name}_size", 1)
         for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
     }
-    numbers = {name: size if isinstance(size, int) else 1 for name, size in degrees.items()}
+    numbers = {name: whole(size) or 1 for name, size in degrees.items()}
     given = any(key.startswith("parallelism_config.") for key in values)
     version = str(values.get("fsdp_config.fsdp_version", 1))
     return broken(
@@ -117,20 +120,12 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     flags, named = script_flags(source), _file_flag(source)
     document: Mapping[str, Any] = source.document
     if named is not None:
-        document = read_configuration(source.path.parent / named).document
+        document = launched(read_configuration(source.path.parent / named).document, source)
     own = launched_world(source)
-    number = document.get("num_processes")
-    if own is None and isinstance(number, int):
-        own = number
+    if own is None:
+        own = whole(document.get("num_processes"))
     world = world_size_of(source.path, own, asked)
-    given = ScriptedFile(
-        document=document,
-        flags=flags,
-        world_size=world,
-        asked=asked,
-        path=source.path,
-        reader=read_accelerate,
-    )
+    given = scripted_file(source, document, flags, world, asked, read_accelerate)
     values = dict(flattened(document))
     found = attempt(given.read)
     wrong, idle = _broken(values, world), [*_idle(values)]
@@ -142,28 +137,21 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         wrong += broken_of_deepspeed(below, flags)
         idle += idle_of_deepspeed(below)
     said = [*with_problems(found, wrong), *without_effect("accelerate", idle)]
-    said += [
-        notice(
-            "accelerate.unknown",
-            "not understood",
-            "{given} is unknown",
-            given=f"{one.flag} {one.value}".strip(),
-        )
-        for one in found.ignored
-        if not one.understood
-    ]
-    if found.run is not None and "per-device-train-batch-size" not in flags:
+    ignored = (*found.ignored, *open_flags(source, asked))
+    said += unread("accelerate", ignored, _spelled)
+    batched = "per-device-train-batch-size" in flags or asked.micro_batch is not None
+    if found.run is not None and not batched:
         text = "the batch per GPU is set in the training script; assumed 1 sequence"
         said.append(notice("accelerate.batch", "read", text))
     return CheckedFile(
         path=str(source.path),
         trainer="accelerate",
-        stack=STACK,
+        stack=stack_of(found.run),
         world_size=world,
         run=found.run,
         described=found.described,
-        findings=(*said, *read_notes(source.notes)),
-        harmless=tuple(one for one in found.ignored if one.understood),
+        findings=(*said, *read_notes((*found.notes, *source.notes))),
+        harmless=tuple(one for one in ignored if one.understood),
         words={**words_of_values(values), **{f"--{key}": value for key, value in flags.items()}},
         moves=_MOVES,
         written=partial(_written, given, found.run),

@@ -14,9 +14,11 @@ from typing import Any
 
 from autopar.documents.json import load_object
 from autopar.records import replace, shorten
-from autopar.run.rules import refuse
+from autopar.run.rules import BATCH, refuse
+from autopar.run.run import Run
 from autopar.run.runtime import Optimizer, PrecisionKind, States, Zero
 from autopar.run.strategy import Split
+from search.engines.arguments import Ignored, Unpriced
 from search.engines.deepspeed.read import (
     ULYSSES,
     TrainerScript,
@@ -25,34 +27,118 @@ from search.engines.deepspeed.read import (
     script_run,
 )
 from search.engines.huggingface.rules import FILE, grid_values
+from search.engines.huggingface.script import NO_OPTIONS, ScriptOptions
 from search.engines.keys import Keys, flattened
 from search.engines.megatron.read import ReadRun
+from search.engines.text import Configuration, flags_of
 
 _HARMLESS = frozenset(
     {
-        "compute_environment", "debug", "downcast_bf16", "dynamo_config", "enable_cpu_affinity",
-        "gpu_ids", "ipex_config", "machine_rank", "main_process_ip", "main_process_port",
-        "main_training_function", "num_machines", "rdzv_backend", "same_network", "tpu_env",
-        "tpu_use_cluster", "tpu_use_sudo", "use_cpu", "commands", "command_file", "tpu_name",
-        "tpu_zone", "num_processes", "mpirun_config",
+        "compute_environment", "debug", "downcast_bf16", "enable_cpu_affinity",
+        "fp8_config", "gpu_ids", "ipex_config", "machine_rank", "main_process_ip",
+        "main_process_port", "main_training_function", "num_machines", "rdzv_backend",
+        "same_network", "tpu_env", "tpu_vm", "tpu_use_cluster", "tpu_use_sudo", "use_cpu",
+        "commands", "command_file", "tpu_name", "tpu_zone", "num_processes", "mpirun_config",
+        "dynamo_config.dynamo_use_dynamic", "dynamo_config.dynamo_use_fullgraph",
+        "fsdp_config.fsdp_cpu_ram_efficient_loading", "fsdp_config.fsdp_state_dict_type",
+        "fsdp_config.fsdp_sync_module_states", "fsdp_config.fsdp_use_orig_params",
+        "fsdp_config.fsdp_transformer_layer_cls_to_wrap",
+        "parallelism_config.parallelism_config_sp_backend",
+        "parallelism_config.parallelism_config_sp_seq_length",
+        "parallelism_config.parallelism_config_sp_seq_length_is_variable",
+        "parallelism_config.parallelism_config_sp_attn_implementation",
+        "parallelism_config.parallelism_config_cp_backend",
+        *(f"deepspeed_config.{name}" for name in (
+            "deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_exclusion_filter",
+            "deepspeed_inclusion_filter", "deepspeed_moe_layer_cls_names", "gradient_clipping",
+            "offload_optimizer_nvme_path", "offload_param_nvme_path", "zero3_init_flag",
+            "zero3_save_16bit_model")),
     }
 )  # fmt: skip
+"""Sections and keys that affect neither memory nor time."""
 _KNOWN = frozenset(
     f"fsdp_config.{key}"
     for key in (
         "fsdp_backward_prefetch", "fsdp_backward_prefetch_policy", "fsdp_forward_prefetch",
-        "fsdp_auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params",
-        "fsdp_use_orig_params", "fsdp_sync_module_states", "fsdp_cpu_ram_efficient_loading",
-        "fsdp_state_dict_type", "fsdp_sharding_strategy", "fsdp_reshard_after_forward",
+        "fsdp_min_num_params", "fsdp_sharding_strategy", "fsdp_reshard_after_forward",
         "fsdp_activation_checkpointing", "fsdp_version", "fsdp_offload_params",
     )
 )  # fmt: skip
+"""Keys that are read, or that have an effect only with other settings."""
+_WRAP = "fsdp_config.fsdp_auto_wrap_policy"
+_BACKEND = "dynamo_config.dynamo_backend"
+_RING = "parallelism_config.parallelism_config_cp_comm_strategy"
+_UNPRICED: Mapping[str, Unpriced] = {
+    _WRAP: Unpriced("not a unit per layer", off=()),
+    _BACKEND: Unpriced("another compiler", off=("no",)),
+    "dynamo_config.dynamo_mode": Unpriced("CUDA graphs", off=("default",)),
+    "dynamo_config.dynamo_use_regional_compilation": Unpriced("layers compiled one by one"),
+    _RING: Unpriced("keys and values of all ranks are gathered", off=("alltoall",)),
+}
+"""Keys that change memory or time and have no price."""
 _SEQUENCE = "parallelism_config.parallelism_config_sp_size"
 _STRATEGIES: Mapping[str, Zero] = {
     "FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2,
     "1": 3, "2": 2, "3": 0, "4": 3, "5": 2,
 }  # fmt: skip
 """ZeRO stage of each sharding strategy of FSDP version 1, by name and by number."""
+
+
+_SECTIONS = {"fsdp": "fsdp_config", "dynamo": "dynamo_config", "parallelism": "parallelism_config"}
+_LAUNCHER = frozenset(
+    {
+        "config_file", "quiet", "num_processes", "num_machines", "num_cpu_threads_per_process",
+        "enable_cpu_affinity", "gpu_ids", "same_network", "machine_rank", "main_process_ip",
+        "main_process_port", "tee", "log_dir", "role", "rdzv_backend", "rdzv_conf", "max_restarts",
+        "monitor_interval", "module", "no_python", "main_training_function", "downcast_bf16",
+        "debug", "mpirun_hostfile", "env", "use_parallelism_config",
+    }
+)  # fmt: skip
+"""Arguments of `accelerate launch` that change neither memory nor time."""
+_KINDS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "multi_gpu": "MULTI_GPU"}
+
+
+def launched(document: Mapping[str, Any], source: Configuration) -> dict[str, Any]:
+    """Return a configuration with the arguments of `accelerate launch`, which override it.
+
+    Source: `_validate_launch_command` of `accelerate/commands/launch.py`. Arguments without a key
+    are added as `--NAME`.
+    """
+    found: dict[str, Any] = {
+        key: dict(value) if isinstance(value, Mapping) else value for key, value in document.items()
+    }
+    command = source.command
+    words = flags_of(command.before) if command is not None else {}
+    for flag, given in words.items():
+        name = flag.replace("-", "_")
+        value: object = " ".join(given[:1]) if given else True
+        section = _SECTIONS.get(name.partition("_")[0])
+        if name in _LAUNCHER:
+            continue
+        if name in _KINDS:
+            found["distributed_type"] = _KINDS[name]
+        elif name == "mixed_precision":
+            found[name] = value
+        elif section is not None:
+            found.setdefault(section, {})[name] = value
+        elif f"deepspeed_config.{name}" in {*_OF_PLUGIN, *_HARMLESS}:
+            found.setdefault("deepspeed_config", {})[name] = value
+        else:
+            found[f"--{name}"] = value
+    return found
+
+
+def _prefixed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration whose keys in sections have their prefix, such as `fsdp_version`."""
+    found = dict(document)
+    for prefix in ("fsdp", "dynamo"):
+        section = found.get(f"{prefix}_config")
+        if isinstance(section, Mapping):
+            found[f"{prefix}_config"] = {
+                key if key.startswith(prefix) else f"{prefix}_{key}": value
+                for key, value in section.items()
+            }
+    return found
 
 
 def deepspeed_document(document: Mapping[str, Any], beside: Path | None) -> dict[str, Any]:
@@ -89,8 +175,7 @@ def read_accelerate(
     *,
     world_size: int,
     gpu: str,
-    model: str | None = None,
-    seq: int | None = None,
+    asked: ScriptOptions = NO_OPTIONS,
     beside: Path | None = None,
     source: str = "configuration",
 ) -> ReadRun:
@@ -99,7 +184,7 @@ def read_accelerate(
     The parameters are those of `read_deepspeed`. Raises InputError if a value is invalid or has no
     estimate.
     """
-    keys = Keys(source=source, values=dict(flattened(document)), asked=set())
+    keys = Keys(source=source, values=dict(flattened(_prefixed(document))), asked=set())
     kind = keys.text("distributed_type", "NO").upper()
     if kind == "DEEPSPEED":
         # A batch that is not given is one sequence; `check` reports this default.
@@ -113,24 +198,23 @@ def read_accelerate(
             with_batch,
             world_size=world_size,
             gpu=gpu,
-            model=model,
-            seq=seq,
+            asked=asked,
             beside=beside,
             source=source,
         )
-        sections = ("deepspeed_config.", "parallelism_config.")
-        keys.asked.update(key for key in keys.values if key.startswith(sections))
-        keys.asked.add("mixed_precision")
+        keys.asked.update((*_OF_PLUGIN, *_DEGREES, "mixed_precision"))
+        keys.asked.update(key for key in keys.values if key.startswith("fsdp_config."))
         unpriced = ULYSSES.format(_SEQUENCE) if sequence > 1 else found.unpriced
-        ignored = keys.ignored(_HARMLESS, _KNOWN)
-        return ReadRun(run=found.run, ignored=ignored, unpriced=unpriced)
+        compiled, run = found.run.kernels.compiled or _compiles(keys), found.run
+        ignored = (*keys.ignored(_HARMLESS, _KNOWN, _UNPRICED), *found.ignored)
+        return replace(found, run=_compiled(run, compiled), ignored=ignored, unpriced=unpriced)
     if kind not in ("FSDP", "MULTI_GPU", "NO"):
         raise keys.unpriced(
             "distributed_type",
             f"{shorten(kind)} is not priced",
             "Use FSDP, DEEPSPEED or MULTI_GPU",
         )
-    script = script_of(keys, flags, model=model, seq=seq, beside=beside)
+    script = script_of(keys, flags, asked=asked, beside=beside)
     precision = _precision(keys, script)
     degrees = {
         name: keys.number(f"parallelism_config.parallelism_config_{name}_size", 1, least=-1)
@@ -145,22 +229,89 @@ def read_accelerate(
     tp, cp = max(degrees["tp"], 1), max(degrees["cp"], 1)
     zero, replicas = _sharding(keys, kind, degrees, world_size)
     checkpointing = script.checkpointing or keys.flag("fsdp_config.fsdp_activation_checkpointing")
-    keys.asked.update(key for key in keys.values if key.startswith("parallelism_config."))
     steps = script.accumulation or keys.number("gradient_accumulation_steps", 1)
+    micro = script.micro_batch or 1
+    if script.global_batch is not None:
+        ranks = max(world_size // (tp * cp), 1)
+        steps = max(script.global_batch // (micro * ranks), 1)
+        refuse(BATCH, {"global_batch": script.global_batch, "micro_batch": micro, "dp": ranks})
+    if zero or script.adapters is not None:
+        # FSDP casts weights to fp32, and adapters are on a frozen base of 16 bits.
+        script.words.asked.update(("dtype", "torch-dtype"))
     run = script_run(
-        replace(script, accumulation=steps, checkpointing=checkpointing),
+        replace(
+            script,
+            accumulation=steps,
+            checkpointing=checkpointing,
+            compiled=script.compiled or _compiles(keys),
+        ),
         # Accumulation uses `no_sync`: gradients are reduced after the last micro-batch.
         states=States(keeper="accelerate", each_micro_batch=steps == 1),
         optimizer=_optimizer(keys, zero),
         world_size=world_size,
         gpu=gpu,
         source=source,
-        micro_batch=script.micro_batch or 1,
+        micro_batch=micro,
         accumulation=steps,
         kind=precision,
         split=Split(tp=tp, cp=cp, zero=zero, replicas=replicas),
     )
-    return ReadRun(run=run, ignored=keys.ignored(_HARMLESS, _KNOWN))
+    if kind != "FSDP":
+        # A section without effect is reported as such.
+        keys.asked.update(key for key in keys.values if key.startswith("fsdp_config."))
+    keys.asked.update(key for key in keys.values if key.startswith("deepspeed_config."))
+    ignored = (
+        *_unwrapped(keys, zero),
+        *keys.ignored(_HARMLESS, _KNOWN, _UNPRICED),
+        *([_GATHERED] if cp > 1 and not keys.has(_RING) else []),
+        *script.words.ignored(asked.declared),
+    )
+    return ReadRun(run=run, ignored=ignored, notes=script.notes)
+
+
+_DEGREES = tuple(
+    f"parallelism_config.parallelism_config_{name}_size"
+    for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+)
+_OF_PLUGIN = tuple(
+    f"deepspeed_config.{name}"
+    for name in (
+        "deepspeed_config_file",
+        "gradient_accumulation_steps",
+        "offload_optimizer_device",
+        "offload_param_device",
+        "zero_stage",
+    )
+)
+"""Keys that `deepspeed_document` reads."""
+_GATHERED = Ignored(flag=_RING, value="allgather", understood=False, concern=_UNPRICED[_RING].why)
+"""Default of accelerate for context ranks."""
+
+
+def _unwrapped(keys: Keys, zero: Zero) -> tuple[Ignored, ...]:
+    """Return the wrapping policy of FSDP, unless every layer is a unit.
+
+    A missing policy is NO_WRAP (`FullyShardedDataParallelPlugin` of accelerate): the whole model is
+    one unit.
+    """
+    policy = keys.text(_WRAP, "NO_WRAP").upper()
+    if not zero or policy == "TRANSFORMER_BASED_WRAP":
+        return ()
+    whole_model = "the whole model is one unit" if policy == "NO_WRAP" else _UNPRICED[_WRAP].why
+    return (Ignored(flag=_WRAP, value=policy, understood=False, concern=whole_model),)
+
+
+def _compiles(keys: Keys) -> bool:
+    """Return whether accelerate compiles the layers with TorchInductor."""
+    if str(keys.values.get(_BACKEND, "")).upper() != "INDUCTOR":
+        return False
+    keys.asked.add(_BACKEND)
+    return True
+
+
+def _compiled(run: Run, compiled: bool) -> Run:
+    kernels = replace(run.kernels, compiled=compiled)
+    return replace(run, runtime=replace(run.runtime, kernels=kernels))
 
 
 def _precision(keys: Keys, script: TrainerScript) -> PrecisionKind:

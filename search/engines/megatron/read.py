@@ -60,6 +60,8 @@ class ReadRun(Record):
     ignored: tuple[Ignored, ...]
     unpriced: str | None = None
     """Reason why time and memory of the run cannot be estimated; None: they can."""
+    notes: tuple[str, ...] = ()
+    """Sentences on assumptions, such as an argument that was taken for another."""
 
     @property
     def not_understood(self) -> tuple[Ignored, ...]:

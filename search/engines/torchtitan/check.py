@@ -14,16 +14,17 @@ from typing import Any
 from autopar.errors import DocumentError, InputError
 from autopar.pipeline.schedules import schedule_problem
 from autopar.records import Record
-from autopar.run.rules import Notice, broken, notice
+from autopar.run.rules import Notice, broken
 from autopar.run.run import Run
 from autopar.run.runtime import BEFORE_FP8
 from search.engines.changes import Changes, Move
-from search.engines.keys import Keys, words_of_values
+from search.engines.keys import Keys, whole, words_of_values
 from search.engines.reader import (
     CheckedFile,
     CheckOptions,
     attempt,
     read_notes,
+    unread,
     with_problems,
     without_effect,
     world_size_of,
@@ -127,7 +128,7 @@ def _of_pipeline(file: _File, run: Run) -> str | None:
     # A schedule runs the micro-batches of one local batch; the default of torchtitan is 8.
     local = file.keys.values.get("training.local_batch_size", file.keys.values.get(
         "training.batch_size", 8))  # fmt: skip
-    number = int(local) // run.strategy.micro_batch if isinstance(local, int) else 0
+    number = (whole(local) or 0) // run.strategy.micro_batch
     return schedule_problem(
         run.strategy.schedule,
         stages=file.degrees.pp,
@@ -200,7 +201,7 @@ def _idle(file: _File, run: Run | None) -> Iterator[tuple[str, str]]:
 def _idle_of_model(file: _File, run: Run) -> Iterator[tuple[str, str]]:
     values = file.keys.values
     for key in ("expert_parallel_degree", "expert_tensor_parallel_degree"):
-        degree = values.get(f"parallelism.{key}", 1)
+        degree = whole(values.get(f"parallelism.{key}", 1))
         if degree != 1 and run.model.experts is None:
             yield f"parallelism.{key}", "the model has no experts"
         elif degree != 1 and "tensor" in key and file.degrees.ep == 1:
@@ -245,17 +246,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     said = [*with_problems(found, () if file is None else _broken(file, found.run))]
     if file is not None:
         said += without_effect("torchtitan", _idle(file, found.run))
-    said += [
-        notice(
-            "torchtitan.unknown",
-            "not understood",
-            "{given} is unknown to torchtitan: releases since late 2025 end "
-            "with an error, earlier ones ignore it",
-            given=f"{entry.flag} {entry.value}".strip(),
-        )
-        for entry in found.ignored
-        if not entry.understood
-    ]
+    said += unread("torchtitan", found.ignored, _spelled, lambda _: _REFUSED)
     said += read_notes(source.notes)
     compiled = found.run is not None and found.run.kernels.compiled
     return CheckedFile(
@@ -273,6 +264,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     )
 
 
+_REFUSED = "Releases since late 2025 refuse unknown keys"
 _TIMES: Mapping[Generation, str] = {
     "2024": "keys of 2024", "2025": "keys of 2025", "0.2": "keys of 0.2",
 }  # fmt: skip

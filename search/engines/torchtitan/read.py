@@ -37,6 +37,7 @@ from autopar.run.strategy import (
     recomputing,
     uniform_layers,
 )
+from search.engines.arguments import Unpriced
 from search.engines.huggingface.models import FLAVOURS, flavour
 from search.engines.keys import Keys, flattened
 from search.engines.megatron.read import ReadRun
@@ -46,12 +47,11 @@ from search.engines.torchtitan.rules import GRID, LOCAL_BATCH, WHOLE_STAGES
 Generation = Literal["2024", "2025", "0.2"]
 _HARMLESS = frozenset(
     {
-        "checkpoint", "comm", "debug", "experimental.custom_args_module",
-        "experimental.custom_import", "fault_tolerance", "job", "lr_scheduler",
+        "checkpoint", "comm", "debug", "fault_tolerance", "job", "lr_scheduler",
         "memory_estimation", "metrics", "profiling", "validation", "training.dataset",
         "training.dataset_path", "training.dataloader", "training.deterministic",
         "training.gc_debug", "training.gc_freq", "training.max_norm", "training.seed",
-        "training.warmup_steps", "model.tokenizer_path",
+        "training.warmup_steps", "training.debug_moe_force_load_balance", "model.tokenizer_path",
         "model.hf_assets_path", "model.print_after_conversion", "optimizer.beta1",
         "optimizer.beta2", "optimizer.eps", "optimizer.lr", "optimizer.weight_decay",
         "optimizer.implementation", "optimizer.fused", "activation_checkpoint.debug",
@@ -100,6 +100,22 @@ _KNOWN = frozenset(
     }
 )  # fmt: skip
 """Valid keys that the reader looks up only if another setting makes them effective."""
+_UNPRICED: Mapping[str, Unpriced] = {
+    "compile.backend": Unpriced("another compiler", off=("inductor",)),
+    "debug.deterministic": Unpriced("deterministic kernels", ("time",)),
+    "experimental.custom_args_module": Unpriced("code of its own"),
+    "experimental.custom_import": Unpriced("code of its own"),
+    "fault_tolerance.enable": Unpriced("replicas that come and go"),
+    "float8.emulate": Unpriced("GEMMs of 16 bits"),
+    "optimizer.implementation": Unpriced("temporaries of the optimizer", off=("fused",)),
+    "parallelism.enable_compiled_autograd": Unpriced("a compiled backward pass"),
+    "experimental.enable_compiled_autograd": Unpriced("a compiled backward pass"),
+    "quantize.linear.float8.emulate": Unpriced("GEMMs of 16 bits"),
+    "quantize.dense.float8.emulate": Unpriced("GEMMs of 16 bits"),
+    "training.deterministic": Unpriced("deterministic kernels", ("time",)),
+    "training.mixed_precision_reduce": Unpriced("gradients of another type", off=("float32",)),
+}
+"""Keys that change memory or time and have no price."""
 
 
 def keys_of(document: Mapping[str, Any], source: str) -> Keys:
@@ -283,7 +299,7 @@ def read_titan(
         ),
         gpu=gpu,
     )
-    return ReadRun(run=legal(run), ignored=keys.ignored(_HARMLESS, _KNOWN))
+    return ReadRun(run=legal(run), ignored=keys.ignored(_HARMLESS, _KNOWN, _UNPRICED))
 
 
 def _model(keys: Keys) -> Model:

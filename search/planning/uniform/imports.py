@@ -32,8 +32,7 @@ from search.engines.exporter_types import UnsupportedFeature
 from search.engines.megatron.stages import parts_in_order
 from search.engines.reader import CheckedFile
 from search.engines.space import EngineSpace, run_of
-from search.engines.table import engine_of, engine_space, read_checked, variants
-from search.engines.text import read_configuration
+from search.engines.table import engine_of, engine_space, launch_file, read_checked, variants
 from search.planning.uniform.answer import UniformRequest, open_launches
 from search.planning.uniform.files import StoredRun, choice_of, is_launch, read_launch
 from search.request.profiles import named_card
@@ -51,7 +50,7 @@ def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> S
     raw : options that the user passed; `hardware` with a card is required
     """
     inputs = build_request(raw).inputs
-    own = engine_of(read_configuration(path))
+    own = engine_of(launch_file(path))
     gpu, world = _cluster(path, inputs.hardware)
     if source not in (None, own.name):
         raise DocumentError(
@@ -146,7 +145,7 @@ def _priced(file: CheckedFile) -> Run:
         raise DocumentError(file.path, f"has no price: {why}")
     if file.withdrawn:
         first = next(one for one in file.findings if one.withdraws)
-        name = file.spelled(str(first.values["flag"]), None).lstrip("-")
+        name = str(first.values["flag"]).lstrip("-").replace("-", "_")
         raise DocumentError(
             file.path,
             f"has no price: {file.why_not_priced()}",

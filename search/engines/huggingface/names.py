@@ -1,0 +1,206 @@
+"""Arguments of Hugging Face scripts by what they change: nothing, or memory and time without price.
+
+`search.engines.huggingface.script` reads the arguments that are priced.
+
+Sources of the names: `TrainingArguments` and `Seq2SeqTrainingArguments` of transformers 4.20 to
+5.24, its example scripts, `SFTConfig`, `ModelConfig` and `ScriptArguments` of TRL 1.16, the
+hyperparameters of LLaMA-Factory 0.9.5, FastChat and qlora.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+
+from search.engines.arguments import Unpriced
+
+_HARMLESS: Mapping[str, str] = {
+    "outputs and evaluation": """
+        output_dir overwrite_output_dir do_train do_eval do_predict do_test eval_strategy
+        evaluation_strategy eval_steps eval_delay eval_on_start eval_accumulation_steps
+        eval_do_concat_batches eval_use_gather_object batch_eval_metrics prediction_loss_only
+        per_device_eval_batch_size per_gpu_eval_batch_size include_inputs_for_metrics
+        include_for_metrics load_best_model_at_end metric_for_best_model greater_is_better
+        predict_with_generate generation_max_length generation_num_beams generation_config
+        bf16_full_eval fp16_full_eval past_index use_legacy_prediction_loop jit_mode_eval
+        compute_accuracy plot_loss eval_on_each_dataset eval_num_beams do_sample temperature top_p
+        top_k num_beams max_new_tokens repetition_penalty length_penalty skip_special_tokens
+        do_mmlu_eval mmlu_split mmlu_dataset max_mmlu_samples eval_dataset_size max_eval_samples
+        max_predict_samples
+    """,
+    "logging": """
+        log_level log_level_replica log_on_each_node logging_dir logging_strategy
+        logging_first_step logging_steps logging_nan_inf_filter report_to run_name disable_tqdm
+        project trackio_space_id skip_memory_metrics include_tokens_per_second
+        include_num_input_tokens_seen include_effective_tokens_per_second with_tracking
+        wandb_project wandb_entity wandb_run_name wandb_watch use_wandb tensorboard_dir
+        use_swanlab swanlab_project swanlab_workspace swanlab_run_name swanlab_mode
+        swanlab_api_key swanlab_logdir swanlab_lark_webhook_url swanlab_lark_secret
+        enable_torch_profiler profiler_output_dir profiler_wait_steps profiler_warmup_steps
+        profiler_active_steps profiler_repeat profiler_record_shapes profiler_profile_memory
+        profiler_with_stack profile_modules print_param_status log_completions verbose debug
+    """,
+    "checkpoints": """
+        save_strategy save_steps save_total_limit save_safetensors save_on_each_node
+        save_only_model save_interval save_dir restore_callback_states_from_checkpoint
+        resume_from_checkpoint ignore_data_skip checkpointing_steps enable_jit_checkpoint
+        push_to_hub push_to_hub_model_id push_to_hub_organization push_to_hub_token hub_model_id
+        hub_strategy hub_token hub_private_repo hub_always_push hub_revision create_new_adapter
+        export_dir export_size export_device export_legacy_format export_hub_model_id
+    """,
+    "optimizer": """
+        learning_rate lr weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm
+        num_train_epochs num_epochs epochs max_train_steps lr_scheduler_type lr_scheduler
+        lr_scheduler_kwargs warmup_ratio warmup_steps num_warmup_steps optim_args
+        optim_target_modules average_tokens_across_devices early_stopping_steps
+        early_stopping_patience fp16_opt_level fp16_backend half_precision_backend
+        neftune_noise_alpha loraplus_lr_ratio loraplus_lr_embedding
+    """,
+    "processes": """
+        local_rank seed data_seed full_determinism ddp_backend ddp_timeout
+        ddp_broadcast_buffers ddp_find_unused_parameters ddp_static_graph no_cuda use_cpu
+        use_mps_device use_ipex tpu_num_cores tpu_metrics_debug ray_scope ray_num_workers
+        ray_init_kwargs master_addr master_port node_rank mp_parameters ignore_bias_buffers
+        data_shared_file_system max_memory_MB hf_hub_token ms_hub_token om_hub_token
+    """,
+    "data": """
+        dataset dataset_name dataset_config dataset_config_name dataset_train_split
+        dataset_test_split dataset_split dataset_streaming dataset_text_field dataset_kwargs
+        dataset_num_proc dataset_batch_size dataset_dir dataset_path dataset_format dataset_mixer
+        dataset_mixture datasets data_path data_dir data_files train_file train_data train_path
+        validation_file validation_split_percentage test_file eval_data_path eval_dataset val_size
+        test_size media_dir max_train_samples max_samples max_steps_per_epoch streaming
+        buffer_size mix_strategy interleave_probs overwrite_cache preprocessing_num_workers
+        preprocessing_batch_size tokenized_path keep_linebreaks text_column text_columns
+        label_names length_column_name group_by_length train_sampling_strategy
+        remove_unused_columns dataloader_drop_last dataloader_num_workers
+        dataloader_prefetch_factor dataloader_pin_memory dataloader_persistent_workers
+        num_workers split_train lazy_preprocess conv_template template chat_template
+        chat_template_path default_system system_prompt tool_format enable_thinking
+        preserve_thinking train_on_prompt train_on_source mask_history mask_prompt
+        completion_only_loss assistant_only_loss ignore_pad_token_for_loss
+        shuffle_dataset disable_shuffling truncation_mode pad_to_multiple_of
+        eval_packing packing_strategy eos_token pad_token padding padding_side split
+        include_tokens dataset_text_column prompt_template packing neat_packing padding_free
+        block_diag_attn
+    """,
+    "model": """
+        model_revision model_type config_name tokenizer_name tokenizer_name_or_path tokenizer
+        tokenizer_path use_fast_tokenizer use_fast cache_dir token use_auth_token use_slow_tokenizer
+        trust_remote_code low_cpu_mem_usage device_map lora_alpha lora_task_type use_rslora
+        lora_bias init_lora_weights bnb_4bit_quant_type bnb_4bit_compute_dtype quant_type
+        bnb_4bit_quant_storage quant_storage quantization_method quantization_type
+        quantization_device_map pissa_init pissa_iter pissa_convert split_special_tokens
+        rope_scaling moe_aux_loss_coef router_aux_loss_coef use_kv_cache infer_backend infer_dtype
+        model_name_hf attention_dropout pre_norm upcast_layernorm use_cache
+    """,
+}
+"""Arguments that change neither memory nor time, by topic.
+
+Estimates take every sequence as full, so that packing changes none.
+"""
+_STATES = "its optimizer states are not counted"
+_COPIES = "a second model is not counted"
+_LOGITS = "its loss makes no logits"
+_UNPRICED: Mapping[str, Unpriced] = {
+    "optim": Unpriced(_STATES),
+    "adafactor": Unpriced(_STATES),
+    "optimizer": Unpriced(_STATES),
+    "use_galore": Unpriced(_STATES),
+    "use_apollo": Unpriced(_STATES),
+    "use_badam": Unpriced(_STATES),
+    "use_adam_mini": Unpriced(_STATES),
+    "use_muon": Unpriced(_STATES),
+    "use_liger_kernel": Unpriced(_LOGITS),
+    "use_liger": Unpriced(_LOGITS),
+    "enable_liger_kernel": Unpriced(_LOGITS),
+    "liger_kernel_config": Unpriced("kernels of Liger"),
+    "loss_type": Unpriced(_LOGITS, off=("nll",)),
+    "use_unsloth": Unpriced("kernels of Unsloth"),
+    "use_unsloth_gc": Unpriced("inputs of layers are on the host"),
+    "shift_attn": Unpriced("attention of another kind"),
+    "mixture_of_depths": Unpriced("layers process a part of the tokens"),
+    "torch_compile_backend": Unpriced("another compiler", off=("inductor",)),
+    "torch_compile_mode": Unpriced("CUDA graphs", off=("default",)),
+    "torch_empty_cache_steps": Unpriced("blocks of the allocator are freed"),
+    "torchdynamo": Unpriced("layers are compiled"),
+    "auto_find_batch_size": Unpriced("the batch changes at run time"),
+    "label_smoothing_factor": Unpriced("the loss stores log-probabilities"),
+    "tf32": Unpriced("GEMMs of another precision", ("time",)),
+    "dtype": Unpriced("weights and optimizer states have its type", off=("float32",)),
+    "torch_dtype": Unpriced("weights and optimizer states have its type", off=("float32",)),
+    "pure_bf16": Unpriced("weights and optimizer states have 16 bits"),
+    "fp8": Unpriced("GEMMs of 8 bits"),
+    "fsdp": Unpriced("FSDP of the script"),
+    "fsdp_config": Unpriced("FSDP of the script"),
+    "fsdp_min_num_params": Unpriced("FSDP of the script"),
+    "fsdp_transformer_layer_cls_to_wrap": Unpriced("FSDP of the script"),
+    "sharded_ddp": Unpriced("sharding by fairscale"),
+    "parallelism_config": Unpriced("degrees of the script"),
+    "accelerator_config": Unpriced("settings of accelerate"),
+    "ddp_bucket_cap_mb": Unpriced("buckets of another size"),
+    "gradient_checkpointing_kwargs": Unpriced(
+        "another way to recompute",
+        off=("{'use_reentrant': false}", '{"use_reentrant": false}', '{"use_reentrant":false}',
+             "{'use_reentrant': true}", '{"use_reentrant": true}', '{"use_reentrant":true}', ""),
+    ),
+    "activation_offloading": Unpriced("activations are on the host"),
+    "use_dora": Unpriced("magnitudes and norms of weights are not counted"),
+    "use_bnb_nested_quant": Unpriced("constants are quantised too", ("memory",)),
+    "double_quant": Unpriced("constants are quantised too", ("memory",)),
+    "double_quantization": Unpriced("constants are quantised too", ("memory",)),
+    "lora_modules_to_save": Unpriced("modules are trained whole"),
+    "modules_to_save": Unpriced("modules are trained whole"),
+    "additional_target": Unpriced("modules are trained whole"),
+    "lora_target_parameters": Unpriced("adapters of experts"),
+    "finetuning_type": Unpriced("weights are trained in part", off=("full",)),
+    "freeze_trainable_layers": Unpriced("weights are trained in part"),
+    "freeze_trainable_modules": Unpriced("weights are trained in part"),
+    "freeze_extra_modules": Unpriced("weights are trained in part"),
+    "use_llama_pro": Unpriced("weights are trained in part"),
+    "adapter_name_or_path": Unpriced("adapters of another run"),
+    "resize_vocab": Unpriced("the vocabulary is resized"),
+    "upcast_lmhead_output": Unpriced("logits are copied to fp32", ("memory",)),
+    "model_init_kwargs": Unpriced("settings of the model"),
+    "config_overrides": Unpriced("sizes of the model"),
+    "use_kt": Unpriced("experts are on the host"),
+    "use_mca": Unpriced("the run is that of Megatron-Core"),
+    "use_megatron_bridge": Unpriced("the run is that of Megatron-Bridge"),
+    "stage": Unpriced(_COPIES, off=("sft", "pt")),
+    "ref_model": Unpriced(_COPIES),
+    "reward_model": Unpriced(_COPIES),
+    "config": Unpriced("the arguments in it are not read"),
+}  # fmt: skip
+"""Arguments that change memory or time and have no price, by name."""
+_OWN = re.compile(
+    r"lora|peft|adapter|quant|bits|offload|checkpointing|recompute|optim|pack|flash|liger|fsdp"
+    r"|deepspeed|compile|freeze|galore|unsloth"
+)
+"""Pattern of names that a script does not give to a setting without effect."""
+
+
+@cache
+def _harmless() -> frozenset[str]:
+    names = (name for text in _HARMLESS.values() for name in text.split())
+    return frozenset(name.replace("_", "-") for name in names)
+
+
+@cache
+def _unpriced() -> dict[str, Unpriced]:
+    return {name.replace("_", "-"): row for name, row in _UNPRICED.items()}
+
+
+def harmless(flag: str) -> bool:
+    """Return whether an argument, with hyphens, is known to change neither memory nor time."""
+    return flag in _harmless()
+
+
+def unpriced(flag: str) -> Unpriced | None:
+    """Return the row of an argument, with hyphens, that has no price; None if there is none."""
+    return _unpriced().get(flag)
+
+
+def names_a_cost(flag: str) -> bool:
+    """Return whether the name of a script's own argument is that of a setting with an effect."""
+    return _OWN.search(flag) is not None

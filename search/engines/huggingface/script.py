@@ -1,0 +1,251 @@
+"""Arguments of Hugging Face scripts: aliases, lookups, and what is left of them.
+
+Scripts with their own parser name the settings of `TrainingArguments`, TRL and PEFT in their own
+words. `translated` replaces the words that always mean the same. Arguments that no reader looks up
+are classified with `search.engines.huggingface.names`, and with the arguments that the script
+declares itself.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from autopar.records import Record
+from search.engines.arguments import Ignored, Unpriced
+from search.engines.huggingface.names import harmless, names_a_cost, unpriced
+
+Flags = Mapping[str, tuple[str, ...]]
+"""Words by flag, without leading hyphens and with `-` for `_`."""
+LENGTHS = (
+    "block-size", "max-seq-length", "max-seq-len", "max-length", "model-max-length", "cutoff-len",
+    "seq-length", "seq-len", "sequence-length", "max-len",
+)  # fmt: skip
+"""Names of the sequence length, tokens."""
+MODELS = (
+    "model-name-or-path", "model-name", "model-id", "model-path", "base-model",
+    "pretrained-model-name-or-path",
+)  # fmt: skip
+"""Names of the model."""
+_MOST_BYTES = 1 << 20
+_YES = ("true", "1", "yes")
+
+
+class ScriptOptions(Record):
+    """Settings that the user gives for a script, and what is known of its program."""
+
+    model: str | None = None
+    seq_length: int | None = None
+    """Sequence length, tokens."""
+    micro_batch: int | None = None
+    """Sequences of a rank and micro-batch."""
+    global_batch: int | None = None
+    """Sequences of a step."""
+    program: str = ""
+    """Path of the program or name of its module; empty without a script."""
+    declared: frozenset[str] = frozenset()
+    """Flags that the program declares itself."""
+
+
+NO_OPTIONS = ScriptOptions()
+
+
+class ScriptWords(Record):
+    """Words of a script by flag, with a record of the flags that were looked up."""
+
+    words: Flags
+    asked: set[str]
+
+    def number(self, *names: str) -> int | None:
+        """Return the positive number of the first flag that has one; None if none has."""
+        self.asked.update(names)
+        for name in names:
+            words = self.words.get(name, ())
+            if len(words) == 1 and words[0].isascii() and words[0].isdigit() and len(words[0]) < 10:
+                return int(words[0]) or None
+        return None
+
+    def yes(self, name: str) -> bool:
+        """Return whether a flag is on: given without a value, or as true, 1 or yes."""
+        self.asked.add(name)
+        words = self.words.get(name)
+        return words is not None and (not words or words[0].lower() in _YES)
+
+    def text(self, *names: str) -> str:
+        """Return the first word of the first flag that is given; empty if none is."""
+        self.asked.update(names)
+        return next(("".join(self.words[name][:1]) for name in names if name in self.words), "")
+
+    def list(self, name: str) -> tuple[str, ...]:
+        """Return the words of a flag, split at commas."""
+        self.asked.add(name)
+        return tuple(" ".join(self.words.get(name, ())).replace(",", " ").split())
+
+    def ignored(self, declared: Collection[str]) -> Iterator[Ignored]:
+        """Yield the flags that were not looked up.
+
+        declared : flags that the file of the script declares itself.
+        """
+        for flag, words in sorted(self.words.items()):
+            if flag not in self.asked:
+                yield classified(flag, words, declared)
+
+
+def classified(flag: str, words: tuple[str, ...], declared: Collection[str]) -> Ignored:
+    """Return an argument that no reader looked up, with the estimates that it may change."""
+    row = unpriced(flag)
+    if row is None and names_a_cost(flag) and not harmless(flag):
+        row = Unpriced("a setting of the script")
+    known = harmless(flag) or (row is not None and row.is_off(words))
+    if row is None:
+        known |= flag in declared
+        return Ignored(flag=f"--{flag}", value=" ".join(words), understood=known)
+    return Ignored(
+        flag=f"--{flag}",
+        value=" ".join(words),
+        understood=known,
+        concern=row.why,
+        changes=row.changes,
+    )
+
+
+def declared_by(path: Path) -> frozenset[str]:
+    """Return the flags that a Python file declares, without running it.
+
+    They are the names in calls of `add_argument` and the fields of classes. The result is empty for
+    a file that is missing, longer than 1 MiB or not Python.
+    """
+    found = set[str]()
+    with suppress(OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return frozenset()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+                names = (arg.value for arg in node.args if isinstance(arg, ast.Constant))
+                found.update(str(name) for name in names if str(name).startswith("--"))
+            elif isinstance(node, ast.ClassDef):
+                fields = (one.target for one in node.body if isinstance(one, ast.AnnAssign))
+                found.update(one.id for one in fields if isinstance(one, ast.Name))
+    return frozenset(name.lstrip("-").replace("_", "-") for name in found)
+
+
+# --------------------------------------------------------------------------------------------------
+# Aliases.
+
+
+class Translated(Record):
+    """Arguments of a script in the words of transformers and TRL."""
+
+    flags: Flags
+    taken: tuple[str, ...] = ()
+    """Sentences on arguments that were taken for others, and on defaults of the program."""
+
+
+_ALIASES: Mapping[str, str] = {
+    "use-peft-lora": "use-peft",
+    "use-lora": "use-peft",
+    "lora-rank": "lora-r",
+    "lora-target": "lora-target-modules",
+    "use-4bit-quantization": "load-in-4bit",
+    "use-4bit-quantisation": "load-in-4bit",
+    "use-4bit": "load-in-4bit",
+    "q-lora": "load-in-4bit",
+    "use-8bit-quantization": "load-in-8bit",
+    "use-8bit": "load-in-8bit",
+    "use-gradient-checkpointing": "gradient-checkpointing",
+    "enable-gradient-checkpointing": "gradient-checkpointing",
+    "activation-checkpointing": "gradient-checkpointing",
+    "per-gpu-train-batch-size": "per-device-train-batch-size",
+    "max-train-steps": "max-steps",
+}
+"""Argument of a script's own parser -> argument of transformers or TRL that it always means."""
+_SUMS = (("max-source-length", "max-target-length"), ("source-max-len", "target-max-len"))
+"""Lengths of prompt and answer, which are one sequence of a decoder."""
+_FACTORY = ("train_bash.py", "llamafactory-cli")
+
+
+def translated(flags: Flags, program: str) -> Translated:
+    """Return arguments with aliases replaced, and with the defaults of LLaMA-Factory and qlora.py.
+
+    program : path of the script or name of the module; empty if there is none.
+    """
+    found, taken = dict(flags), list[str]()
+
+    def take(name: str, meant: str, words: tuple[str, ...]) -> None:
+        given = " ".join([f"--{name.replace('-', '_')}", *found.pop(name)])
+        if meant not in flags:
+            found[meant] = words
+            shown = " ".join([f"--{meant.replace('-', '_')}", *words])
+            taken.append(f"{given} taken for {shown}")
+
+    for name, meant in _ALIASES.items():
+        if name in found:
+            take(name, meant, found[name])
+    for first, second in _SUMS:
+        sizes = [found.get(name, ("",))[0] for name in (first, second)]
+        if all(size.isascii() and size.isdigit() and len(size) < 9 for size in sizes):
+            del found[second]
+            take(first, "max-length", (str(sum(map(int, sizes))),))
+    for name in ("bits", "quantization-bit"):
+        bits = " ".join(found.get(name, ()))
+        if bits in ("4", "8"):
+            take(name, f"load-in-{bits}bit", ("True",))
+        elif bits in ("16", "32"):
+            del found[name]
+    stem = program.rpartition("/")[2]
+    if stem in _FACTORY or "finetuning-type" in found:
+        taken += _of_factory(found)
+    elif stem == "qlora.py" or "full-finetune" in found:
+        taken += _of_qlora(found)
+    if "flash-attn" in found:
+        kind = " ".join(found["flash-attn"]).lower()
+        kernels = {"fa2": "flash_attention_2", "true": "flash_attention_2", "": "flash_attention_2",
+                   "auto": "sdpa", "sdpa": "sdpa", "disabled": "eager"}  # fmt: skip
+        if kind in kernels:
+            take("flash-attn", "attn-implementation", (kernels[kind],))
+    return Translated(flags=found, taken=tuple(taken))
+
+
+def _on(found: Flags, name: str, default: str = "false") -> bool:
+    return ("".join(found.get(name, (default,))[:1]) or "true").lower() in _YES
+
+
+def _of_factory(found: dict[str, tuple[str, ...]]) -> Iterator[str]:
+    """Yield sentences on defaults of LLaMA-Factory, and set them in `found`.
+
+    Source: `src/llamafactory/hparams/{finetuning_args,model_args}.py` of 0.9.5.
+    """
+    kind = " ".join(found.get("finetuning-type", ("lora",)))
+    if kind == "lora":
+        if "finetuning-type" not in found:
+            yield "--finetuning_type not given; using lora, the default of LLaMA-Factory"
+        found.pop("finetuning-type", None)
+        found["use-peft"] = ("True",)
+        found.setdefault("lora-r", ("8",))
+        found.setdefault("lora-dropout", ("0",))
+        targets = " ".join(found.get("lora-target-modules", ("all",)))
+        found["lora-target-modules"] = ("all-linear",) if targets == "all" else (targets,)
+    if "gradient-checkpointing" not in found and not _on(found, "disable-gradient-checkpointing"):
+        found["gradient-checkpointing"] = ("True",)
+        yield "LLaMA-Factory recomputes all layers by default"
+    found.pop("disable-gradient-checkpointing", None)
+    found.pop("use-reentrant-gc", None)
+
+
+def _of_qlora(found: dict[str, tuple[str, ...]]) -> Iterator[str]:
+    """Yield sentences on defaults of qlora.py, and set them in `found`.
+
+    Source: `qlora.py` of artidoro/qlora: adapters of all linear layers on a base of 4 bits.
+    """
+    if not _on(found, "full-finetune"):
+        yield "--full_finetune False taken for adapters of all linear layers, as in qlora.py"
+        found["use-peft"] = ("True",)
+        found.setdefault("lora-r", ("64",))
+        found.setdefault("lora-dropout", ("0.0",))
+        found.setdefault("lora-target-modules", ("all-linear",))
+    found.pop("full-finetune", None)
+    if "gradient-checkpointing" not in found:
+        found["gradient-checkpointing"] = ("True",)
+        yield "qlora.py recomputes all layers by default"

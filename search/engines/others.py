@@ -1,0 +1,178 @@
+"""Launch files that are of no supported engine, and programs that do not train.
+
+Such files contain arguments of the supported engines: Megatron-DeepSpeed has those of Megatron-LM,
+and a server of generated text has them too. They are named, so that they are not taken for another
+engine.
+
+Sources: launchers and examples of the repositories in `ENGINES`, August 2026.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from search.engines.keys import flattened
+from search.engines.text import Configuration
+
+
+class _Other(NamedTuple):
+    """Engine that is not read, and how its files are recognised."""
+
+    title: str
+    command: str = r"(?!)"
+    """Pattern of a command, at its beginning, or of a program or module."""
+    flags: frozenset[str] = frozenset()
+    """Flags of which one identifies the engine."""
+    keys: tuple[frozenset[str], ...] = ()
+    """Sets of keys; a document with all keys of a set is of the engine. A section counts."""
+
+
+def _keys(*sets: str) -> tuple[frozenset[str], ...]:
+    return tuple(frozenset(one.split()) for one in sets)
+
+
+_WORKER = r"(\S*/)?python[0-9.]*\s+(-\S+\s+)*"
+ENGINES: tuple[_Other, ...] = (
+    _Other(
+        "Megatron-DeepSpeed",
+        flags=frozenset({"zero-stage", "no-pipeline-parallel", "ds-sequence-parallel-size",
+                         "deepspeed-activation-checkpointing"}),
+    ),
+    _Other("ms-swift", r"(\S*/)?swift\s+(sft|pt|rlhf|infer|deploy|eval|export|rollout|sample)\b"
+           r"|(\S*/)?megatron\s+(sft|pt|rlhf|export)\b|swift[/.](megatron[/.])?cli\b.*"),
+    _Other("OpenRLHF", r"openrlhf\.cli\b.*"),
+    _Other("verl", r"verl\.(trainer|experimental|model_merger)\b.*|recipe\.\w+\.main_\w+",
+           keys=_keys("actor_rollout_ref", "trainer algorithm data")),
+    _Other("slime", flags=frozenset({"actor-num-nodes", "rollout-num-gpus", "rollout-batch-size"})),
+    _Other("VeOmni", r"(\S*/)?tasks/(\w+/)?train_\w+\.py|veomni\..*",
+           keys=_keys("model.model_path data.train_path train",
+                      "model.config_path data.train_path train",
+                      "train.accelerator train.checkpoint data")),
+    _Other("FlagScale", r"(\S*/)?flagscale\s+(train|serve|inference|run)\b|flagscale[/.].*"
+           rf"|({_WORKER})?run\.py\s+--config-path\b.*",
+           keys=_keys("experiment.exp_name experiment.task",
+                      "system.tensor_model_parallel_size model",
+                      "system.checkpoint model.num_layers")),
+    _Other("Primus", r"(\S*/)?primus-cli\b|(\S*/)?primus/(cli/main|train)\.py",
+           keys=_keys("modules.pre_trainer", "modules.post_trainer", "modules.sft_trainer")),
+    _Other("LLaMA-Factory's launcher", r"(\S*/)?(llamafactory-cli|lmf)\b",
+           keys=_keys("model_name_or_path finetuning_type", "model_name_or_path stage template")),
+    _Other("axolotl", r"(\S*/)?axolotl\s+\w+|axolotl\.cli\b.*",
+           keys=_keys("base_model datasets", "base_model sequence_len", "base_model adapter")),
+    _Other("torchtune", r"(\S*/)?tune\s+(run|download)\b",
+           keys=_keys("model._component_ tokenizer._component_", "model._component_ optimizer")),
+    _Other("NeMo", r"(\S*/)?nemo\s+llm\b|(\S*/)?automodel\s+\w+|nemo_automodel[/.].*"
+           r"|(\S*/)?nemo-rl\b.*",
+           keys=_keys("trainer exp_manager", "step_scheduler distributed model._target_",
+                      "recipe step_scheduler", "policy cluster data loss_fn")),
+    _Other("TRL's launcher", r"(\S*/)?trl\s+(sft|dpo|grpo|kto|reward|rloo)\b"),
+    _Other("a server of generated text", r"(\S*/)?vllm\s+serve\b|vllm\.entrypoints\b.*"
+           r"|sglang\.launch_server\b|sglang_router\b.*"),
+    _Other("a task of Megatron-LM", r"(\S*/)?tasks/(\w+/)?main\.py"),
+    _Other("an evaluation", r"(\S*/)?lm[_-]eval\b.*"),
+)  # fmt: skip
+"""Engines that are not read, and commands that launch no training."""
+_TRAINS = frozenset({"train", "pretrain", "finetune", "finetuning", "sft", "clm", "qlora"})
+_PURPOSES: tuple[tuple[frozenset[str], str], ...] = (
+    (frozenset({"generate", "generation", "inference", "infer", "server", "serve", "chat",
+                "serving"}), "generates text and does not train"),
+    (frozenset({"eval", "evals", "evaluate", "evaluation"}), "evaluates a model"),
+    (frozenset({"convert", "converter", "conversion", "convertor"}), "converts checkpoints"),
+    (frozenset({"preprocess", "preprocessing", "tokenize"}), "prepares data"),
+)  # fmt: skip
+"""Words in the name of a program that does not train, with its purpose."""
+
+
+def problem_of(source: Configuration) -> str | None:
+    """Return why a file is not read, a sentence about it; None if no such file is recognised."""
+    command = source.command
+    if command is None:
+        title = _of_document(source.document)
+        return None if title is None else f"is a file of {title}, which autopar does not read"
+    flags, program = source.flags or {}, command.program
+    title = next(
+        (
+            one.title
+            for one in ENGINES
+            if re.fullmatch(one.command, program) or one.flags & flags.keys()
+        ),
+        None,
+    )
+    if "num-layers" in flags and {"deepspeed", "deepspeed-config"} & flags.keys():
+        title = "Megatron-DeepSpeed"
+    if title is not None:
+        return _launches(title)
+    purpose = _purpose(program) or _of_flags(flags)
+    return None if purpose is None else f"runs {program.rpartition('/')[2]}, which {purpose}"
+
+
+def problem_of_text(text: str) -> str | None:
+    """Return why a script whose command was not found is not read; None if nothing is known.
+
+    Only commands count: the beginning of a line, or what follows `-m`, `&&`, `;` or assignments.
+    """
+    for line in _commands(text):
+        for one in ENGINES:
+            if re.match(one.command, line):
+                return _launches(one.title)
+    return None
+
+
+def _launches(title: str) -> str:
+    return f"launches {title}, which autopar does not read"
+
+
+_ASSIGNMENTS = re.compile(r"(?:(?:\w+=(?:\"[^\"]*\"|'[^']*'|\S*)|exec|nohup|time|sudo|srun)\s+)*")
+_MODULE = re.compile(r"(?:\s-m|\s--module)[\s=]+([\w.]+.*)")
+_MOST_LINES = 5_000
+
+
+def _commands(text: str) -> list[str]:
+    """Return the beginnings of commands in the text of a script, without comments."""
+    found = []
+    for line in text.replace("\\\n", " ").splitlines()[:_MOST_LINES]:
+        plain = line.strip()
+        if plain.startswith("#"):
+            continue
+        for part in re.split(r"&&|\|\||;", plain):
+            command = part.strip()[:1_000]
+            start = _ASSIGNMENTS.match(command)
+            found.append(command[start.end() :] if start is not None else command)
+            module = _MODULE.search(command)
+            if module is not None:
+                found.append(module[1])
+    return found
+
+
+def _of_document(document: Mapping[str, Any]) -> str | None:
+    names = set[str]()
+    for key, _ in flattened(document):
+        parts = key.split(".")
+        names.update(".".join(parts[: at + 1]) for at in range(len(parts)))
+    return next((one.title for one in ENGINES if any(keys <= names for keys in one.keys)), None)
+
+
+def _purpose(program: str) -> str | None:
+    """Return what a program does instead of training, from its name; None if it may train."""
+    stem = re.split(r"[/.]", program.removesuffix(".py"))[-1]
+    words = {*re.split(r"[^a-z0-9]+", stem.lower())}
+    if words & _TRAINS:
+        return None
+    return next((purpose for names, purpose in _PURPOSES if words & names), None)
+
+
+def _of_flags(flags: Mapping[str, tuple[str, ...]]) -> str | None:
+    """Return what a program does instead of training, from its arguments; None if it may train."""
+    if "skip-train" in flags:
+        return "evaluates a model (--skip-train)"
+    only = [name for name in ("do-eval", "do-predict") if _is_on(flags, name)]
+    if only and not _is_on(flags, "do-train"):
+        return f"evaluates a model (--{only[0].replace('-', '_')} without --do_train)"
+    return None
+
+
+def _is_on(flags: Mapping[str, tuple[str, ...]], name: str) -> bool:
+    words = flags.get(name)
+    return words is not None and (not words or words[0].lower() not in ("false", "0", "no"))
