@@ -303,7 +303,7 @@ def _priced(
     withdrawn = file.withdrawn
     if len(withdrawn) == len(BOTH):
         return None, None
-    untimed = Timing(None, None, file.why_not_priced(("time",))) if "time" in withdrawn else None
+    untimed = Timing(None, None, file.why_not_priced("time")) if "time" in withdrawn else None
     found = assess(file.run, target, timing=untimed)
     if not neighbours or withdrawn or found.step is None:
         return found, None

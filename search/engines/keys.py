@@ -162,6 +162,8 @@ class Keys(Record):
                 continue
             words, row = _words(value), rows.get(key)
             understood = key in known or not harmless.isdisjoint(_sections(key))
+            # Such keys are comments.
+            understood |= key.startswith("_")
             if row is not None:
                 understood = row.is_off(words)
             found.append(

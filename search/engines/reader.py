@@ -77,10 +77,13 @@ class CheckedFile(Record):
         }
         return {estimate: notices for estimate, notices in found.items() if notices}
 
-    def why_not_priced(self, estimates: Collection[Estimate] = BOTH) -> str:
-        """Return why estimates are withdrawn, such as `--x is not understood`; empty if none is."""
+    def why_not_priced(self, *estimates: Estimate) -> str:
+        """Return why estimates are withdrawn, such as `--x is not understood`; empty if none is.
+
+        estimates : estimates to explain; none for all.
+        """
         notices = without_repetitions(
-            one for one in self.findings if {*one.withdraws} & {*estimates}
+            one for one in self.findings if {*one.withdraws} & {*(estimates or BOTH)}
         )
         parts = []
         for kind in ("not understood", "not priced"):

@@ -182,8 +182,8 @@ class InputSpec:
     calibration: str | None = option(
         None, help="correction factors, from autopar-verify", panel="Cost model", place=1
     )
-    check_ignore: tuple[str, ...] = option(
-        (),
+    check_ignore: tuple[str, ...] | None = option(
+        None,
         help="argument of a launch script that changes neither memory nor time (repeatable)",
         panel=_IN,
         metavar="NAME",

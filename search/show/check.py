@@ -128,7 +128,7 @@ def _verdict_text(
             "no memory and no step time; the findings give the reason"
         )
     if "memory" in file.withdrawn:
-        return "NOT PRICED", f"memory: {file.why_not_priced(('memory',))}"
+        return "NOT PRICED", f"memory: {file.why_not_priced('memory')}"
     full = assessment.fullest
     # One line of the screen takes the short form.
     oom = "OOM probability" if assessment.fits(target) else "OOM"

@@ -219,9 +219,9 @@ def broken_of_deepspeed(
         ("gradient_accumulation_steps", "gradient-accumulation-steps"),
     ):
         value, words = whole(values.get(key)), flags.get(flag, ())
-        other = whole(words[0]) if len(words) == 1 else None
-        if value is not None and other is not None:
-            numbers = {"number": value, "flag_number": other}
+        given = whole(words[0]) if len(words) == 1 else None
+        if value is not None and given is not None:
+            numbers = {"number": value, "flag_number": given}
             found += broken(FILE, {"key": key, "flag": flag.replace("-", "_"), **numbers})
     for kind in ("bf16", "fp16"):
         other = _other(flags, kind)

@@ -58,7 +58,7 @@ _HARMLESS = frozenset(
         "wall_clock_breakdown", "wandb", "zero_allow_untested_optimizer",
         "zero_force_ds_cpu_optimizer", "amp", "comet", "compile", "dataloader_drop_last",
         "gradient_allreduce_op", "hybrid_engine", "log_level", "nebula", "optimizer",
-        "progressive_layer_drop", "use_data_before_expert_parallelism",
+        "comms_config", "progressive_layer_drop", "use_data_before_expert_parallelism",
     }
 )  # fmt: skip
 """Sections and keys with little or no effect on memory and time, but for keys of `_UNPRICED`."""
@@ -71,6 +71,7 @@ _UNPRICED: Mapping[str, Unpriced] = {
     "autotuning.enabled": Unpriced("batch and buckets are tuned at run time"),
     "bf16.bf16_optimizer_states": Unpriced("optimizer states have 16 bits"),
     "bf16.immediate_grad_update": Unpriced("when gradients are copied", ("memory",), _ON),
+    "compile.enabled": Unpriced("layers are compiled"),
     "communication_data_type": Unpriced("messages of another type", ("time",), (
         "bf16", "bfp16", "fp16", "none", "auto")),
     **{f"compression_training.{name}.enabled": Unpriced("layers are compressed")
@@ -196,7 +197,9 @@ def script_of(
     """
     meant = translated(flags, asked.program)
     words = ScriptWords(words=meant.flags, asked={"deepspeed", "deepspeed-config"})
-    name = asked.model or words.text(*MODELS)
+    # Arguments that an option replaces count as looked up.
+    named, own_batch = words.text(*MODELS), words.number("per-device-train-batch-size")
+    name = asked.model or named
     if not name:
         raise keys.unpriced("model", "is not given", "Add --model, such as llama-3-8b")
     # Model paths of a script are relative to its folder, those of a user to the working folder.
@@ -228,7 +231,7 @@ def script_of(
     return TrainerScript(
         model=found,
         seq=length,
-        micro_batch=asked.micro_batch or words.number("per-device-train-batch-size"),
+        micro_batch=asked.micro_batch or own_batch,
         accumulation=words.number("gradient-accumulation-steps"),
         kind=kind,
         checkpointing=words.yes("gradient-checkpointing"),
@@ -420,7 +423,10 @@ def _kind(keys: Keys, script: TrainerScript) -> PrecisionKind:
 
 def _elements(keys: Keys, name: str, default: int, auto: int) -> int:
     """Return a bucket size, elements; auto : value that Hugging Face's Trainer sets for `auto`."""
-    key = f"zero_optimization.{name}"
+    # Both names of a key are read, with and without the prefix of ZeRO-3.
+    key = keys.first(
+        f"zero_optimization.{name}", f"zero_optimization.{name.removeprefix('stage3_')}"
+    )
     if keys.text(key) == "auto":
         return auto
     return keys.number(key, default, least=0, most=_MOST_ELEMENTS)

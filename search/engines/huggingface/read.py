@@ -162,7 +162,8 @@ def deepspeed_document(document: Mapping[str, Any], beside: Path | None) -> dict
     return {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": given.get("gradient_accumulation_steps", 1),
+        # The Trainer fills in a number that is not given.
+        "gradient_accumulation_steps": given.get("gradient_accumulation_steps", "auto"),
         "zero_optimization": zero,
         "bf16": {"enabled": precision == "bf16"},
         "fp16": {"enabled": precision == "fp16"},

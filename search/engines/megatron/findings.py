@@ -164,7 +164,7 @@ _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
 
 
-def _variable(name: str, text: str, **values: object) -> Notice:
+def _variable(name: str, text: str, **values: Any) -> Notice:
     return notice(f"megatron.{name}", "environment", text, "", **values)
 
 

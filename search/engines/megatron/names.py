@@ -444,8 +444,8 @@ def concern_of(flag: str) -> str | None:
 @cache
 def _single() -> dict[str, tuple[Estimate, ...]]:
     """Return the estimate by argument, for arguments that may change only one."""
-    times = dict[str, tuple[Estimate, ...]].fromkeys(_OF_TIME.split(), ("time",))
-    return times | dict[str, tuple[Estimate, ...]].fromkeys(_OF_MEMORY.split(), ("memory",))
+    rows: tuple[tuple[str, Estimate], ...] = ((_OF_TIME, "time"), (_OF_MEMORY, "memory"))
+    return {name: (estimate,) for names, estimate in rows for name in names.split()}
 
 
 def changes_of(flag: str) -> tuple[Estimate, ...]:

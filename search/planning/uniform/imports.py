@@ -63,7 +63,7 @@ def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> S
         gpu=gpu,
         model=inputs.model,
         seq_length=lengths[0],
-        ignored=inputs.check_ignore,
+        ignored=inputs.check_ignore or (),
     )
     run = _priced(file)
     # The plan that is stored no longer contains the arguments of the file.

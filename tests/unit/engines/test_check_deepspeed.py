@@ -476,13 +476,6 @@ def test_checkpoints_are_changed_where_they_are_said(accelerated: Read) -> None:
     assert file.written(other) == (("fsdp_config.fsdp_activation_checkpointing", "true", "false"),)
 
 
-MEGATRON = (
-    "deepspeed pretrain_gpt.py --num-layers 2 --hidden-size 64 --micro-batch-size 1 --seq-length 8 "
-    "--deepspeed --deepspeed_config ds.json\n"
-)
-"""Of Megatron-DeepSpeed, whose arguments are Megatron-LM's."""
-
-
 @pytest.mark.parametrize(
     ("name", "text", "trainer"),
     [
@@ -490,7 +483,6 @@ MEGATRON = (
         ("a.yaml", FSDP2, "accelerate"),
         ("a.sh", _script(), "DeepSpeed"),
         ("a.sh", LAUNCH, "accelerate"),
-        ("a.sh", MEGATRON, "Megatron-LM"),
     ],
 )  # fmt: skip
 def test_whose_a_file_is(name: str, text: str, trainer: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from autopar.run.run import Run, run_with_split
 from autopar.run.strategy import even_chunks, recomputing
 from autopar.training.adapters import Adapters
 from autopar.training.launch_settings import settings_of
-from search.commands import check, explain, export, search
+from search.commands import check, compare, explain, export, search
 from search.engines.differences import without_effect
 from search.engines.exporter_types import ExportTarget
 from search.engines.files import LAUNCH, written
@@ -173,21 +173,28 @@ def test_a_launch_that_was_read_is_priced_and_written_again_as_it_was(
     assert without_effect(found) == without_effect(run)
 
 
-def test_what_has_no_price_is_left_out_with_a_sentence(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Arguments of data and learning rate are the script's, and named."""
+def test_what_is_not_understood_withdraws_the_price(capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless it is declared harmless; arguments of data and learning rate are known to be."""
     files_of(MEGATRON, "megatron")
     script = Path("megatron_args.sh")
     text = script.read_text()
     script.write_text(text.replace("--bf16", "--bf16 --made-up-by-us 4"))
 
-    assert export.run(["--from", "megatron", LAUNCH, *HARDWARE, "--out", "back.json"]) == 0
+    asked = ["--from", "megatron", LAUNCH, *HARDWARE, "--out", "back.json"]
+    assert export.run(asked) == 2
+    assert "--made-up-by-us is not understood" in capsys.readouterr().err
+    assert not Path("back.json").exists()
+    for command in (explain.run, lambda words: compare.run([LAUNCH, *words])):
+        assert command([LAUNCH, *HARDWARE]) == 2
+        assert "--check-ignore made_up_by_us" in capsys.readouterr().err
+
+    assert export.run([*asked, "--check-ignore", "made_up_by_us"]) == 0
 
     said = capsys.readouterr().err
     assert "no effect on time or memory: " in said
     assert "--data-path" in said
     assert "--made-up-by-us" in said
+    assert "check-ignore" not in Path("back.json").read_text()
 
 
 def test_without_a_cluster_megatron_lm_gives_a_plan_and_others_ask_for_it(

@@ -1,0 +1,496 @@
+"""Arguments that no reader understands withdraw the estimates that they may change.
+
+Launch files are constructed; their shapes are those of published scripts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.errors import DocumentError
+from autopar.price.account import account_of
+from autopar.run.rules import Estimate
+from search.commands import check
+from search.engines.huggingface import names
+from search.engines.huggingface.script import ScriptWords, declared_by, translated
+from search.engines.others import problem_of_text
+from search.engines.reader import CheckedFile
+from search.engines.table import read_checked
+
+BOTH = {"memory", "time"}
+ZERO3: dict[str, Any] = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto"},
+    "zero_optimization": {
+        "stage": 3,
+        "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto",
+    },
+}
+TRAINER = (
+    "deepspeed --num_gpus 8 run_clm.py --deepspeed ds.json --model_name_or_path "
+    "meta-llama/Llama-2-7b-hf --per_device_train_batch_size 1 --gradient_accumulation_steps 2 "
+    "--bf16 --output_dir out "
+)
+LONG = "--block_size 2048 "
+FSDP = {
+    "distributed_type": "FSDP",
+    "num_processes": 8,
+    "num_machines": 1,
+    "mixed_precision": "bf16",
+    "fsdp_config": {
+        "fsdp_version": 1,
+        "fsdp_sharding_strategy": "FULL_SHARD",
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+    },
+}
+MEGATRON = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 2048 "
+    "--num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
+    "--vocab-size 32000 --micro-batch-size 4 --global-batch-size 32 --train-iters 10 --bf16 "
+)
+TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+seq_len = 8192
+local_batch_size = 1
+steps = 10
+[parallelism]
+data_parallel_shard_degree = -1
+"""
+BRIDGE = (
+    "python scripts/performance/setup_experiment.py -m llama -mr llama3_70b -ng 64 -g h100 -c bf16 "
+)
+Read = Callable[..., CheckedFile]
+
+
+@pytest.fixture
+def checked(tmp_path: Path) -> Read:
+    """Return a function that checks a script beside a DeepSpeed or accelerate configuration."""
+
+    def read(text: str, document: Mapping[str, Any] = ZERO3, **asked: Any) -> CheckedFile:
+        for name in ("ds.json", "a.yaml"):
+            # JSON is YAML.
+            (tmp_path / name).write_text(json.dumps(document), encoding="utf-8")
+        path = tmp_path / ("job.toml" if text.startswith("\n[") else "run.sh")
+        path.write_text(text, encoding="utf-8")
+        return read_checked(str(path), **{"world_size": None, "gpu": "h100-80gb", **asked})
+
+    return read
+
+
+@pytest.fixture
+def configured(tmp_path: Path) -> Read:
+    """Return a function that checks a configuration without its script."""
+
+    def read(document: Mapping[str, Any], name: str = "a.yaml", **asked: Any) -> CheckedFile:
+        path = tmp_path / name
+        path.write_text(json.dumps(document), encoding="utf-8")
+        given = {"model": "llama-2-7b", "seq_length": 2048, "world_size": 8, "gpu": "h100-80gb"}
+        return read_checked(str(path), **(given | asked))
+
+    return read
+
+
+def _withdrawn(file: CheckedFile) -> dict[Estimate, set[str]]:
+    return {one: {each.id for each in found} for one, found in file.withdrawn.items()}
+
+
+def _with(document: Mapping[str, Any], **keys: Any) -> dict[str, Any]:
+    """Return a configuration with other keys; a mapping is merged into its section."""
+    found = dict(document)
+    for key, value in keys.items():
+        found[key] = {**found.get(key, {}), **value} if isinstance(value, Mapping) else value
+    return found
+
+
+def _peak_gib(file: CheckedFile) -> float:
+    assert file.run is not None, file.findings
+    return account_of(file.run).peak_bytes / 2**30
+
+
+# --------------------------------------------------------------------------------------------------
+# Arguments of every engine.
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "changes", "ident"),
+    [
+        (MEGATRON + "--new-switch 8", None, BOTH, "megatron.unknown"),
+        (MEGATRON + "--no-bias-dropout-fusion", None, BOTH, "megatron.unpriced"),
+        (MEGATRON + "--softmax-type learnable", None, {"time"}, "megatron.unpriced"),
+        (MEGATRON + "--fsdp-double-buffer", None, {"memory"}, "megatron.unpriced"),
+        (TRAINER + LONG + "--new_switch 3", None, BOTH, "deepspeed.unknown"),
+        (TRAINER + LONG + "--use_liger_kernel True", None, BOTH, "deepspeed.unpriced"),
+        (TRAINER + LONG + "--optim adafactor", None, BOTH, "deepspeed.unpriced"),
+        (TRAINER + LONG + "--optim sgd", None, BOTH, "deepspeed.unpriced"),
+        (TRAINER + LONG + "--optim galore_adamw", None, BOTH, "deepspeed.unpriced"),
+        (TRAINER + LONG + "--my_own_offload on", None, BOTH, "deepspeed.unpriced"),
+        (TRAINER + LONG + "--gradient_checkpointing $ON", None, BOTH, "deepspeed.unpriced"),
+        (TITAN + "[training.more]\nkey = 1\n", 8, BOTH, "torchtitan.unknown"),
+        (TITAN + '[compile]\nenable = true\nbackend = "eager"\n', 8, BOTH, "torchtitan.unpriced"),
+        (TITAN + "[debug]\ndeterministic = true\n", 8, {"time"}, "torchtitan.unpriced"),
+        (BRIDGE + "model.new_switch=7", None, BOTH, "bridge.unknown"),
+        (BRIDGE + "--lock_gpu_freq 1200", None, {"time"}, "bridge.unpriced"),
+    ],
+)
+def test_an_argument_withdraws_what_it_may_change(
+    text: str, gpus: int | None, changes: set[Estimate], ident: str, checked: Read
+) -> None:
+    """And nothing else; without it, both estimates are given."""
+    file = checked(text, world_size=gpus)
+    assert _withdrawn(file) == {one: {ident} for one in changes}
+    assert file.run is not None
+    (found,) = (one for one in file.findings if one.withdraws)
+    flag = str(found.values["flag"])
+    left = checked(text, world_size=gpus, ignored=[flag.lstrip("-").replace("-", "_")])
+    assert not left.withdrawn
+    assert flag in {one.flag for one in left.harmless}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--logging_steps 5 --save_strategy no --report_to wandb --warmup_ratio 0.03 --tf32 True",
+        "--optim adamw_torch_fused --max_grad_norm 1.0 --lr_scheduler_type cosine --seed 1",
+        "--use_liger_kernel false --label_smoothing_factor 0.0 --torch_compile_mode default",
+        "--dataset_name a/b --packing true --ddp_timeout 1800 --push_to_hub False",
+        "--eval_strategy steps --per_device_eval_batch_size 4 --dataloader_num_workers 8",
+        "--output_dir $OUT --run_name $(date)",
+        "--gradient_checkpointing_kwargs '{\"use_reentrant\": false}' --torch_dtype bfloat16",
+    ],
+)
+def test_common_arguments_of_trainers_are_harmless(words: str, checked: Read) -> None:
+    file = checked(TRAINER + LONG + words)
+    assert not file.withdrawn, file.findings
+    assert file.run == checked(TRAINER + LONG).run
+
+
+def test_a_name_has_one_row() -> None:
+    rows = [name for text in names._HARMLESS.values() for name in text.split()]
+    rows += names._UNPRICED
+    assert sorted(name for name in {*rows} if rows.count(name) > 1) == []
+
+
+def test_what_is_looked_up_has_no_row(checked: Read) -> None:
+    """Arguments with a price are neither harmless nor without one, but for values of them."""
+    words = ScriptWords(words=translated({"use-peft": ("True",)}, "").flags, asked=set())
+    found = checked(TRAINER + LONG + "--use_peft --lora_r 8 --load_in_4bit --torch_compile")
+    assert not found.withdrawn
+    assert words.yes("use-peft")
+    for flag in ("per-device-train-batch-size", "gradient-checkpointing", "max-length", "lora-r"):
+        assert not names.harmless(flag)
+        assert names.unpriced(flag) is None
+
+
+def test_arguments_that_the_script_declares_are_harmless(checked: Read, tmp_path: Path) -> None:
+    """But for names of a setting with an effect; the script is read, not run."""
+    program = tmp_path / "run_clm.py"
+    program.write_text(
+        "import argparse\nraise SystemExit\n"
+        "class Own:\n    tone: str = 'low'\n    pack_all: bool = False\n"
+        "p = argparse.ArgumentParser()\np.add_argument('-s', '--my-style', type=int)\n",
+        encoding="utf-8",
+    )
+    assert declared_by(program) == {"tone", "pack-all", "my-style"}
+    assert not checked(TRAINER + LONG + "--my_style 3 --tone high").withdrawn
+    assert _withdrawn(checked(TRAINER + LONG + "--pack_all true")).keys() == BOTH
+    program.write_text("def broken(:\n", encoding="utf-8")
+    assert declared_by(program) == set()
+    assert _withdrawn(checked(TRAINER + LONG + "--my_style 3")).keys() == BOTH
+
+
+# --------------------------------------------------------------------------------------------------
+# Aliases.
+
+
+@pytest.mark.parametrize(
+    ("own", "known"),
+    [
+        ("--use_peft_lora True --lora_r 16 --lora_target_modules q_proj,v_proj",
+         "--use_peft True --lora_r 16 --lora_target_modules q_proj v_proj"),
+        ("--use_lora --lora_rank 4 --use_4bit_quantization True",
+         "--use_peft --lora_r 4 --load_in_4bit True"),
+        ("--use_gradient_checkpointing True", "--gradient_checkpointing True"),
+        ("--finetuning_type lora --lora_target q_proj,v_proj --quantization_bit 4",
+         ("--use_peft --lora_r 8 --lora_dropout 0 --lora_target_modules q_proj v_proj "
+         "--load_in_4bit --gradient_checkpointing")),
+        ("--finetuning_type full --disable_gradient_checkpointing True", ""),
+        ("--bits 4 --lora_r 64 --full_finetune False --optim paged_adamw_32bit",
+         ("--use_peft --load_in_4bit --lora_r 64 --lora_dropout 0.0 --gradient_checkpointing "
+         "--lora_target_modules all-linear")),
+    ],
+)  # fmt: skip
+def test_words_of_own_parsers_are_taken_for_those_of_trl(
+    own: str, known: str, checked: Read
+) -> None:
+    """Which a finding says."""
+    file, same = checked(TRAINER + LONG + own), checked(TRAINER + LONG + known)
+    assert file.run is not None, file.findings
+    assert file.run == same.run
+    assert not file.withdrawn
+    assert own.startswith("--finetuning_type full") or any(
+        one.id == "read.note" for one in file.findings
+    )
+
+
+def test_source_and_target_are_one_sequence(checked: Read) -> None:
+    run = checked(TRAINER + "--max_source_length 1024 --max_target_length 512").run
+    assert run is not None
+    assert run.seq_length == 1536
+
+
+def test_adapters_of_fused_projections(checked: Read) -> None:
+    """A base that is frozen needs no moments, and one adapter for queries, keys and values."""
+    whole = _peak_gib(checked(TRAINER + LONG))
+    file = checked(TRAINER + LONG + "--use_peft --lora_target_modules qkv_proj o_proj")
+    assert _peak_gib(file) < 0.6 * whole
+    assert file.run is not None
+    adapters = file.run.runtime.adapters
+    assert adapters is not None
+    assert (adapters.fused, len(adapters.targets)) == (True, 4)
+
+
+def test_arguments_in_a_file_of_trl_are_read(checked: Read, tmp_path: Path) -> None:
+    """The command takes precedence; a file that is not there withdraws the estimates."""
+    words = "accelerate launch --config_file a.yaml sft.py --config {} --max_length 1024"
+    (tmp_path / "sft.yaml").write_text(
+        "model_name_or_path: mistralai/Mistral-7B-v0.1\nper_device_train_batch_size: 4\n"
+        "max_length: 2048\ngradient_checkpointing: true\npacking: false\nuse_peft: false\n",
+        encoding="utf-8",
+    )
+    file = checked(words.format("sft.yaml"), FSDP)
+    run = file.run
+    assert run is not None, file.findings
+    assert not file.withdrawn
+    assert (run.strategy.micro_batch, run.seq_length, run.split.recompute) == (4, 1024, "full")
+    lost = checked(words.format("lost.yaml"), FSDP, model="mistral-7b")
+    assert _withdrawn(lost).keys() == BOTH
+
+
+# --------------------------------------------------------------------------------------------------
+# Keys of DeepSpeed and accelerate.
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        _with(FSDP, fsdp_config={"fsdp_auto_wrap_policy": "NO_WRAP"}),
+        _with(FSDP, fsdp_config={"fsdp_auto_wrap_policy": None}),
+        _with(FSDP, fsdp_config={"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"}),
+        _with(FSDP, fsdp_config={"fsdp_version": 2, "fsdp_auto_wrap_policy": None}),
+        _with(FSDP, dynamo_config={"dynamo_backend": "CUDAGRAPHS"}),
+        _with(FSDP, dynamo_config={"dynamo_backend": "INDUCTOR", "dynamo_mode": "max-autotune"}),
+        _with(FSDP, parallelism_config={"parallelism_config_cp_size": 2}),
+        _with(FSDP, parallelism_config={"parallelism_config_new": 2}),
+        _with(FSDP, new_switch=1),
+    ],
+)
+def test_keys_of_accelerate_withdraw(document: dict[str, Any], configured: Read) -> None:
+    """Wrapping that is missing is NO_WRAP."""
+    assert _withdrawn(configured(document)).keys() == BOTH
+    assert not configured(FSDP).withdrawn
+
+
+def test_accelerate_compiles_layers(configured: Read) -> None:
+    for words in ({"dynamo_backend": "INDUCTOR"}, {"backend": "inductor"}):
+        file = configured(_with(FSDP, dynamo_config=words))
+        assert not file.withdrawn, file.findings
+        assert file.run is not None
+        assert (file.run.kernels.compiled, file.stack) == (True, "torchtitan-compiled")
+
+
+def test_arguments_of_the_launcher_override_the_file(checked: Read) -> None:
+    words = (
+        "accelerate launch --config_file a.yaml {} train.py --per_device_train_batch_size 2 "
+        "--max_seq_length 2048 --model_name_or_path mistralai/Mistral-7B-v0.1"
+    )
+    asked = "--mixed_precision fp16 --fsdp_sharding_strategy SHARD_GRAD_OP --main_process_port 1"
+    run = checked(words.format(asked), FSDP).run
+    assert run is not None
+    assert (run.runtime.precision.kind, run.split.zero) == ("fp16", 2)
+    assert _withdrawn(checked(words.format("--use_new_kind"), FSDP)).keys() == BOTH
+
+
+PLAIN: dict[str, Any] = {
+    "train_micro_batch_size_per_gpu": 1,
+    "gradient_accumulation_steps": 1,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 3},
+}
+
+
+@pytest.mark.parametrize(
+    ("document", "changes"),
+    [
+        (_with(PLAIN, zero_optimization={"stage3_param_persistence_threshold": 10**9}), BOTH),
+        (_with(PLAIN, zero_optimization={"stage3_param_persistence_threshold": 10**5}), set()),
+        (_with(PLAIN, zero_optimization={"zenflow": {"topk_ratio": 0.1}}), BOTH),
+        (_with(PLAIN, bf16={"bf16_optimizer_states": True}), BOTH),
+        (_with(PLAIN, activation_checkpointing={"cpu_checkpointing": True}), BOTH),
+        (_with(PLAIN, activation_checkpointing={"cpu_checkpointing": False}), set()),
+        (_with(PLAIN, autotuning={"enabled": True, "fast": False}), BOTH),
+        (_with(PLAIN, autotuning={"enabled": False, "fast": True}), set()),
+        (_with(PLAIN, communication_data_type="fp32"), {"time"}),
+        (_with(PLAIN, _comment="on 8 GPUs", wandb={"enabled": True}), set()),
+    ],
+)
+def test_keys_of_deepspeed_withdraw(
+    document: dict[str, Any], changes: set[str], configured: Read
+) -> None:
+    assert _withdrawn(configured(document, "ds.json")).keys() == changes
+
+
+def test_numbers_of_any_form_are_one_number(configured: Read) -> None:
+    """In quotes, as floats, with ten digits; in findings as in the run."""
+    plain = _with(PLAIN, zero_optimization={"stage": 2, "reduce_bucket_size": 5 * 10**9,
+                                            "overlap_comm": True})  # fmt: skip
+    file = configured(plain, "ds.json")
+    assert file.run is not None
+    assert file.run.runtime.states.buckets.reduce == 5 * 10**9
+    for stage, bucket in (("2", "5000000000"), (2.0, 5e9)):
+        other = _with(plain, zero_optimization={"stage": stage, "reduce_bucket_size": bucket})
+        found = configured(other, "ds.json")
+        assert found.run == file.run
+        assert [one.id for one in found.findings] == [one.id for one in file.findings]
+    quoted = _with(FSDP, num_processes="8", parallelism_config={
+        "parallelism_config_dp_shard_size": "3", "parallelism_config_tp_size": "2"})  # fmt: skip
+    assert next(one.kind for one in configured(quoted).findings) == "illegal"
+
+
+def test_auto_is_asked_for_by_name(configured: Read) -> None:
+    """And is the number of the option, of a micro-batch or of a step."""
+    (found,) = (one for one in configured(ZERO3, "ds.json").findings if one.withdraws)
+    assert (found.id, found.kind) == ("read.unpriced", "not priced")
+    assert "--micro-batch-size or --global-batch-size" in found.remedy
+    for asked, sizes in (
+        ({"micro_batch": 2}, (2, 16)),
+        ({"global_batch": 32}, (4, 32)),
+        ({"micro_batch": 2, "global_batch": 64}, (2, 64)),
+    ):
+        run = configured(ZERO3, "ds.json", **asked).run
+        assert run is not None
+        assert (run.strategy.micro_batch, run.strategy.global_batch) == sizes
+    run = configured(FSDP, micro_batch=2, global_batch=64).run
+    assert run is not None
+    assert run.strategy.micro_batches == 4
+    with pytest.raises(DocumentError, match="--micro-batch-size is 3"):
+        configured(PLAIN, "ds.json", micro_batch=3)
+
+
+def test_engines_with_their_own_batch_take_no_other(checked: Read) -> None:
+    with pytest.raises(DocumentError, match="sets its own batch"):
+        checked(MEGATRON, micro_batch=2)
+
+
+# --------------------------------------------------------------------------------------------------
+# Answers.
+
+
+def _asked(path: Path, *words: str) -> tuple[int, dict[str, Any]]:
+    target = path.parent / "answer.json"
+    code = check.run([str(path), "--hardware", "h100:1x8", "--json", str(target), *words])
+    (launch,) = json.loads(target.read_text())["launches"]
+    return code, launch
+
+
+def test_an_answer_has_no_figure_of_what_is_withdrawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In JSON by id, on the screen and in the exit code of --strict."""
+    path = tmp_path / "run.sh"
+    start = "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" + MEGATRON
+    for words, gone in (
+        ("--new-switch 8", BOTH),
+        ("--softmax-type learnable", {"time"}),
+        ("--fsdp-double-buffer", {"memory"}),
+        ("", set()),
+    ):
+        path.write_text(start + words, encoding="utf-8")
+        code, launch = _asked(path, "--no-neighbours", "--strict")
+        out = capsys.readouterr().out
+        assert code == (1 if gone else 0)
+        assert launch.get("withdrawn", {}).keys() == gone
+        assert ("odds_of_oom" in launch, "stages" in launch) == (("memory" not in gone,) * 2)
+        assert (launch.get("step_time_s") is not None) == ("time" not in gone)
+        assert ("OOM" in out) == ("memory" not in gone)
+        assert ("Step time" in out and "tokens/s" in out.lower()) == ("time" not in gone)
+    path.write_text(start + "--new-switch 8", encoding="utf-8")
+    code, launch = _asked(path, "--no-neighbours", "--strict", "--check-ignore", "new_switch")
+    assert (code, "withdrawn" in launch) == (0, False)
+    assert check.run([str(path), "--hardware", "h100:1x8", "--html", str(tmp_path / "a")]) == 2
+
+
+# --------------------------------------------------------------------------------------------------
+# Launches of no supported engine.
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.sh", ("deepspeed pretrain_gpt.py --num-layers 2 --hidden-size 64 --micro-batch-size 1 "
+         "--seq-length 8 --deepspeed --deepspeed_config ds.json\n"), "Megatron-DeepSpeed"),
+        ("a.sh", MEGATRON + "--zero-stage 1\n", "Megatron-DeepSpeed"),
+        ("a.sh", "NPROC_PER_NODE=8 megatron sft \\\n  --load x --micro_batch_size 2\n", "ms-swift"),
+        ("a.sh", "CUDA_VISIBLE_DEVICES=0 swift rlhf --model x\n", "ms-swift"),
+        ("a.sh", "deepspeed --module openrlhf.cli.train_sft --max_len 2048\n", "OpenRLHF"),
+        ("a.sh", "python3 -m verl.trainer.main_ppo --x 1 data.train_batch_size=8\n", "verl"),
+        ("a.sh", "cd x && python run.py --config-path ./examples --config-name config action=run\n",
+         "FlagScale"),
+        ("a.sh", "FORCE_TORCHRUN=1 llamafactory-cli train x.yaml\n", "LLaMA-Factory"),
+        ("a.sh", "bash train.sh tasks/train_torch.py x.yaml\ntorchrun tasks/train_torch.py --x 1\n",
+         "VeOmni"),
+        ("a.yaml", ("model:\n  model_path: q\ndata:\n  train_path: t\ntrain:\n"
+         "  micro_batch_size: 1\n  global_batch_size: 8\n"), "VeOmni"),
+        ("a.yaml", ("system:\n  checkpoint:\n    save_interval: 5\nmodel:\n  num_layers: 24\n"
+         "  hidden_size: 2048\n"), "FlagScale"),
+        ("a.yaml", "actor_rollout_ref:\n  model:\n    path: x\n", "verl"),
+        ("a.yaml", "model_name_or_path: x\nfinetuning_type: lora\n", "LLaMA-Factory"),
+        ("a.yaml", "base_model: x\nadapter: lora\n", "axolotl"),
+        ("a.sh", ("torchrun tools/run_text_generation_server.py --num-layers 2 --hidden-size 8 "
+         "--micro-batch-size 1 --seq-length 8\n"), "generates text"),
+        ("a.sh", MEGATRON + "--skip-train\n", "--skip-train"),
+        ("a.sh", TRAINER + "--do_eval\n", "--do_eval without --do_train"),
+        ("a.sh", "torchrun tools/evaluate_gpt.py --num-layers 2 --hidden-size 8\n", "evaluates"),
+    ],
+)  # fmt: skip
+def test_other_launches_are_named(
+    name: str, text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As what they are, with exit code 2."""
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    assert check.run([str(path), "--hardware", "h100:1x8"]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# swift sft is the other way\necho done\n",
+        "echo run megatron sft later\n",
+        "python prepare.py --module openrlhf_data\n",
+        "sed -i s/vllm serve/x/ run.sh\n",
+    ],
+)
+def test_names_that_are_no_commands_are_not_taken_for_engines(text: str) -> None:
+    assert problem_of_text(text) is None
+
+
+def test_training_programs_are_no_servers(checked: Read) -> None:
+    """A word of their purpose in the name is not enough."""
+    for name in ("train_inference_gpt.py", "pretrain_gpt.py", "sft_chat.py"):
+        assert checked(MEGATRON.replace("pretrain_gpt.py", name)).run is not None
+    file = checked(TRAINER + LONG + "--do_train --do_eval")
+    assert file.run is not None
