@@ -17,7 +17,7 @@ from autopar.records import Record
 
 Level = Literal["illegal", "warned", "unpriced"]
 Kind = Literal["illegal", "not priced", "no effect", "environment", "not understood", "read"]
-Estimate = Literal["memory", "time"]
+Estimate = Literal["time", "memory"]
 """Estimate of a run: memory with its OOM probability, or step time."""
 Values = Mapping[str, Any]
 """Values of a run by name; missing or None means unknown."""

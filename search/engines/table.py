@@ -131,9 +131,9 @@ def engine_of(source: Configuration) -> Engine:
     """Return the engine of a file.
 
     Raises DocumentError if no engine recognises the file, or if it is of an engine that is not
-    read or of a program that does not train (`search.engines.others`).
+    read or of a program that does not train (`search.engines.text.others`).
     """
-    from search.engines.others import problem_of
+    from search.engines.text import problem_of
 
     problem = problem_of(source)
     if problem is not None:
@@ -155,7 +155,7 @@ def launch_file(path: str, *, world_size: int | None = None) -> Configuration:
     """Return the content of a launch file; `world_size` as in `read_configuration`.
 
     Raises DocumentError for a file that cannot be read; the message names its engine if that is one
-    of `search.engines.others`.
+    of `search.engines.text.others`.
     """
     from search.engines.text import read_configuration
 
@@ -173,7 +173,7 @@ _MOST_BYTES = 4 << 20
 
 def _problem_of_script(file: Path) -> str | None:
     """Return why a script is not read, from the commands in its text; None if nothing is known."""
-    from search.engines.others import problem_of_text
+    from search.engines.text import problem_of_text
 
     documents = (".json", ".yaml", ".yml", ".toml")
     with suppress(OSError):

@@ -174,19 +174,12 @@ class InputSpec:
         panel=_IN,
         shown="torchtitan-eager",
     )
-    site: str | None = option(
-        None,
-        help="measured cluster (`autopar sites`), or `none`",
-        panel=_IN,
-    )
+    site: str | None = option(None, help="measured cluster (`autopar sites`), or `none`", panel=_IN)
     calibration: str | None = option(
         None, help="correction factors, from autopar-verify", panel="Cost model", place=1
     )
     check_ignore: tuple[str, ...] | None = option(
-        None,
-        help="argument of a launch script that changes neither memory nor time (repeatable)",
-        panel=_IN,
-        metavar="NAME",
+        None, help="argument of a launch script without effect", panel=_IN, metavar="NAME"
     )
 
     def __post_init__(self) -> None:

@@ -123,10 +123,8 @@ def _verdict_text(
         number = sum(one.kind == "illegal" for one in file.findings)
         if number:
             return "ILLEGAL", f"{format_count(number, 'broken rule')}; it would not start"
-        why = file.why_not_priced()
-        return "NOT PRICED", f"memory and step time: {why}" if why else (
-            "no memory and no step time; the findings give the reason"
-        )
+        why = file.why_not_priced() or "the findings give the reason"
+        return "NOT PRICED", f"memory and step time: {why}"
     if "memory" in file.withdrawn:
         return "NOT PRICED", f"memory: {file.why_not_priced('memory')}"
     full = assessment.fullest
@@ -766,17 +764,13 @@ def check_document(
         "stack": target.machine.stack.name,
         "understood": dict(_understood(file.run)) if file.run is not None else None,
         "findings": [{"kind": one.kind, **one.entry} for one in file.findings],
+        "withdrawn": {name: [one.id for one in why] for name, why in file.withdrawn.items()},
         "harmless": [file.spelled(one.flag, one.value) for one in file.harmless],
     }
-    withdrawn = {
-        estimate: [one.id for one in notices] for estimate, notices in file.withdrawn.items()
-    }
-    if withdrawn:
-        document["withdrawn"] = withdrawn
     if assessment is not None:
-        entry = assessed_entry(assessment, target)
         # An estimate that is withdrawn has no figure at all.
-        gone = OF_MEMORY if "memory" in withdrawn else ()
+        gone = OF_MEMORY if "memory" in file.withdrawn else ()
+        entry = assessed_entry(assessment, target)
         document |= {name: value for name, value in entry.items() if name not in gone}
     if neighbours is not None and assessment is not None:
         document["neighbours"] = {

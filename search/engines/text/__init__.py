@@ -14,6 +14,7 @@ from search.engines.text.files import (
     load_yaml,
     read_configuration,
 )
+from search.engines.text.others import problem_of, problem_of_text
 from search.engines.text.shell import script_command
 from search.engines.text.shell_values import Command
 
@@ -25,6 +26,8 @@ __all__ = [
     "flags_of",
     "flags_of_document",
     "load_yaml",
+    "problem_of",
+    "problem_of_text",
     "read_configuration",
     "script_command",
 ]

@@ -10,11 +10,10 @@ Sources: launchers and examples of the repositories in `ENGINES`, August 2026.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from search.engines.keys import flattened
-from search.engines.text import Configuration
+from search.engines.text.files import Configuration
 
 
 class _Other(NamedTuple):
@@ -147,11 +146,16 @@ def _commands(text: str) -> list[str]:
 
 
 def _of_document(document: Mapping[str, Any]) -> str | None:
-    names = set[str]()
-    for key, _ in flattened(document):
-        parts = key.split(".")
-        names.update(".".join(parts[: at + 1]) for at in range(len(parts)))
+    names = {*_dotted(document)}
     return next((one.title for one in ENGINES if any(keys <= names for keys in one.keys)), None)
+
+
+def _dotted(document: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    """Yield the dotted names of sections and keys."""
+    for key, value in document.items():
+        yield f"{before}{key}"
+        if isinstance(value, Mapping):
+            yield from _dotted(value, f"{before}{key}.")
 
 
 def _purpose(program: str) -> str | None:
