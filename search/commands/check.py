@@ -256,7 +256,7 @@ def _draw(
 ) -> None:
     """Write the page and trace of a launch script, before anything about it is printed."""
     from autopar.errors import InputError
-    from search.show.check import degrees_line
+    from search.show.settings import degrees_line
 
     if assessment is None or assessment.step is None or file.withdrawn:
         why = "it cannot run" if assessment is None else str(assessment.untimed)
