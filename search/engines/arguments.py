@@ -7,7 +7,7 @@ reader did not look up.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from autopar.errors import DocumentError
@@ -53,6 +53,23 @@ class Ignored(Record):
     unknown argument."""
     changes: tuple[Estimate, ...] = BOTH
     """Estimates that the argument may change, if it is not understood."""
+
+
+def variables_of(environment: Mapping[str, str], pattern: str, known: str) -> Iterator[Ignored]:
+    """Yield the environment variables of an engine; those of other programs have no effect.
+
+    pattern : pattern of the names that the engine reads. known : pattern of the names that are read
+    here, or that change neither memory nor time.
+    """
+    for name, value in sorted(environment.items()):
+        if re.fullmatch(pattern, name):
+            understood = re.fullmatch(known, name) is not None
+            yield Ignored(flag=name, value=value, understood=understood)
+
+
+def spelled_variable(flag: str, value: str | None) -> str | None:
+    """Return an environment variable as in a script; None if the name is that of an argument."""
+    return None if not flag.isupper() else flag if value is None else f"{flag}={value}"
 
 
 _NONE_AT_ZERO = frozenset({"mtp-num-layers", "num-experts"})

@@ -16,7 +16,7 @@ from autopar.records import Record, replace
 from autopar.run.rules import Kind, Notice, notice, without_repetitions
 from autopar.run.run import Run
 from autopar.run.runtime import BLACKWELL
-from search.engines.arguments import BOTH, words_of
+from search.engines.arguments import BOTH, variables_of, words_of
 from search.engines.bridge.keys import ARGUMENTS, FLAG_OF_KEY, KEYS
 from search.engines.bridge.read import (
     BridgeFile,
@@ -30,6 +30,7 @@ from search.engines.bridge.recipes import Settings, recompute_settings
 from search.engines.changes import Changes, arguments_of, with_balanced_chunks
 from search.engines.megatron.check import same_run
 from search.engines.megatron.findings import findings_of
+from search.engines.megatron.names import KNOWN_VARIABLES, VARIABLES
 from search.engines.megatron.rules import broken_rules
 from search.engines.megatron.setting import Setting
 from search.engines.reader import (
@@ -107,7 +108,11 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         gpu=asked.gpu,
         name=str(source.path),
     )
-    ignored = (*file.ignored, *other_keys(file.own, whole=file.is_whole))
+    ignored = (
+        *file.ignored,
+        *other_keys(file.own, whole=file.is_whole),
+        *variables_of(file.environment, VARIABLES, KNOWN_VARIABLES),
+    )
     found, said = ReadResult(), list[Notice]()
     if file.unpriced is not None:
         said.append(replace(_fact("unpriced", "not priced", file.unpriced), withdraws=BOTH))

@@ -17,10 +17,11 @@ from autopar.errors import DocumentError, InputError
 from autopar.records import Record, replace
 from autopar.run.rules import Notice, broken, notice, without_repetitions
 from autopar.run.run import Run
-from search.engines.arguments import Ignored
+from search.engines.arguments import Ignored, spelled_variable, variables_of
 from search.engines.changes import Changes, Move
 from search.engines.deepspeed.read import read_deepspeed
 from search.engines.deepspeed.rules import FILE
+from search.engines.huggingface.names import KNOWN_VARIABLES, VARIABLES
 from search.engines.huggingface.script import (
     LENGTHS,
     MODELS,
@@ -76,11 +77,14 @@ def owns(source: Configuration) -> bool:
 
 
 def script_flags(source: Configuration) -> Flags:
-    """Return the arguments of a script by flag, without those whose value is open (`open_flags`).
+    """Return the arguments of a script by flag, without those whose value is open (`open_words`).
 
     The arguments in a YAML file of `--config`, as TRL reads them, count like those of the command.
     """
     flags = dict(source.flags or {})
+    steps = source.environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
+    if steps is not None:
+        flags.setdefault("gradient-accumulation-steps", (steps,))
     path = _beside(source, "".join(flags.get("config", ())[:1]))
     if path is not None and path.suffix.lower() in (".yaml", ".yml"):
         own = read_configuration(path).document
@@ -99,8 +103,8 @@ def _is_open(words: tuple[str, ...]) -> bool:
     return any(word[:1] in ("$", "`") for word in words)
 
 
-def open_flags(source: Configuration, asked: CheckOptions) -> tuple[Ignored, ...]:
-    """Return the arguments of a script whose value is known only at run time.
+def open_words(source: Configuration, asked: CheckOptions) -> tuple[Ignored, ...]:
+    """Return the arguments of a script whose value is known only at run time, and its variables.
 
     asked : options; an argument that one of them replaces is understood.
     """
@@ -109,7 +113,8 @@ def open_flags(source: Configuration, asked: CheckOptions) -> tuple[Ignored, ...
         **dict.fromkeys(LENGTHS, asked.seq_length),
         "per-device-train-batch-size": asked.micro_batch,
     }
-    return tuple(
+    variables = variables_of(source.environment, VARIABLES, KNOWN_VARIABLES)
+    return *variables, *(
         Ignored(
             flag=f"--{flag}",
             value=" ".join(words),
@@ -346,7 +351,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     said = [*with_problems(found, broken_of_deepspeed(values, flags))]
     said += without_effect("deepspeed", idle_of_deepspeed(values))
     # A key of ZeRO that DeepSpeed refuses is reported as illegal.
-    ignored = (*found.ignored, *open_flags(source, asked))
+    ignored = (*found.ignored, *open_words(source, asked))
     said += unread("deepspeed", filter(_is_legal, ignored), _spelled)
     if found.run is not None and not flags:
         text = "gradient checkpointing is set in the training script; assumed off"
@@ -451,6 +456,9 @@ def _joined(words: tuple[str, ...] | None) -> str | None:
 
 def _spelled(key: str, value: str | None) -> str:
     """Return `"key": value` in JSON syntax, or `--flag value` for a flag of the script."""
+    variable = spelled_variable(key, value)
+    if variable is not None:
+        return variable
     if key.startswith("--"):
         return f"--{key[2:].replace('-', '_')} {value or ''}".rstrip()
     if not value:

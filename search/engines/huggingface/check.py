@@ -17,13 +17,14 @@ from autopar.errors import DocumentError, InputError
 from autopar.records import replace
 from autopar.run.rules import Notice, broken, notice
 from autopar.run.run import Run
+from search.engines.arguments import spelled_variable
 from search.engines.changes import Changes, Move
 from search.engines.deepspeed.check import (
     ScriptedFile,
     broken_of_deepspeed,
     idle_of_deepspeed,
     launched_world,
-    open_flags,
+    open_words,
     script_flags,
     scripted_file,
     stack_of,
@@ -137,7 +138,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         wrong += broken_of_deepspeed(below, flags)
         idle += idle_of_deepspeed(below)
     said = [*with_problems(found, wrong), *without_effect("accelerate", idle)]
-    ignored = (*found.ignored, *open_flags(source, asked))
+    ignored = (*found.ignored, *open_words(source, asked))
     said += unread("accelerate", ignored, _spelled)
     batched = "per-device-train-batch-size" in flags or asked.micro_batch is not None
     if found.run is not None and not batched:
@@ -197,6 +198,9 @@ def _written(given: ScriptedFile, before: Run | None, after: Run) -> Changes | N
 
 def _spelled(key: str, value: str | None) -> str:
     """Return `key: value` in YAML syntax, or `--flag value` for a flag of the script."""
+    variable = spelled_variable(key, value)
+    if variable is not None:
+        return variable
     if key.startswith("--"):
         return f"--{key[2:].replace('-', '_')} {value or ''}".rstrip()
     return f"{key}: {value}" if value else key

@@ -173,6 +173,13 @@ _UNPRICED: Mapping[str, Unpriced] = {
     "config": Unpriced("the arguments in it are not read"),
 }  # fmt: skip
 """Arguments that change memory or time and have no price, by name."""
+VARIABLES = r"(ACCELERATE|FSDP|PARALLELISM_CONFIG)_\w+"
+"""Pattern of the environment variables of accelerate, which settings of its launcher become."""
+KNOWN_VARIABLES = (
+    r"ACCELERATE_(GRADIENT_ACCUMULATION_STEPS|LOG_LEVEL|DEBUG_MODE|DISABLE_RICH|CONFIG_FILE"
+    r"|BYPASS_DEVICE_MAP|ENABLE_RICH|TORCH_DEVICE)"
+)
+"""Pattern of those that are read, or that change neither memory nor time."""
 _OWN = re.compile(
     r"lora|peft|adapter|quant|bits|offload|checkpointing|recompute|optim|pack|flash|liger|fsdp"
     r"|deepspeed|compile|freeze|galore|unsloth"

@@ -14,9 +14,10 @@ from autopar.errors import InputError
 from autopar.records import Record, replace, shorten
 from autopar.run.rules import Notice, notice
 from autopar.run.run import Run, run_with_split
-from search.engines.arguments import words_of
+from search.engines.arguments import variables_of, words_of
 from search.engines.changes import Changes, changed_words, changes_of
 from search.engines.megatron.findings import findings_of, spelled
+from search.engines.megatron.names import KNOWN_VARIABLES, VARIABLES
 from search.engines.megatron.read import (
     arguments_of_configuration,
     read_run,
@@ -122,12 +123,13 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
             source=str(source.path),
         )
     )
+    ignored = (*found.ignored, *variables_of(environment, VARIABLES, KNOWN_VARIABLES))
     said = findings_of(
         words,
         world_size=world,
         environment=environment,
         gpu=asked.gpu,
-        ignored=found.ignored,
+        ignored=ignored,
         problems=found.problems,
         run=found.run,
     )
@@ -162,7 +164,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         run=found.run,
         described=found.described,
         findings=(*said, *read_notes(notes)),
-        harmless=tuple(entry for entry in found.ignored if entry.understood),
+        harmless=tuple(entry for entry in ignored if entry.understood),
         words=words,
         written=partial(_written, whole, found.run),
         spelled=spelled,

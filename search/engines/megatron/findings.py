@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from autopar.run.rules import Notice, notice, without_repetitions
 from autopar.run.run import Run
 from autopar.run.runtime import BLACKWELL
-from search.engines.arguments import Ignored
+from search.engines.arguments import Ignored, spelled_variable
 from search.engines.megatron.names import RELEASES, alike, concern_of
 from search.engines.megatron.rules import broken_before, broken_rules
 from search.engines.megatron.setting import VIRTUAL, Setting, Words, ramp_start
@@ -130,7 +130,7 @@ def findings_of(
 
 def spelled(flag: str, value: str | None) -> str:
     """Return a flag with its value as written on a command line."""
-    return " ".join(f"--{flag} {value or ''}".split())
+    return spelled_variable(flag, value) or " ".join(f"--{flag} {value or ''}".split())
 
 
 def _misspelt(words: Words) -> Iterator[tuple[str, str]]:

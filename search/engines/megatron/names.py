@@ -421,6 +421,15 @@ _OF_MEMORY = """
     fsdp-double-buffer ep-overlap-early-attn-memory-release
 """
 """Arguments of `_EFFECTIVE` that change no time: when tensors are freed."""
+VARIABLES = r"NVTE_\w+"
+"""Pattern of the environment variables of Transformer Engine."""
+KNOWN_VARIABLES = (
+    r"NVTE_((FLASH|FUSED|UNFUSED)_ATTN|CPU_OFFLOAD_V1|ALLOW_NONDETERMINISTIC_ALGO|DEBUG\w*"
+    r"|(FWD|BWD)_LAYERNORM_SM_MARGIN|NORM_(FWD|BWD)_USE_CUDNN|USE_FAST_MATH"
+    r"|APPLY_QK_LAYER_SCALING|BATCH_MHA_P2P_COMM|ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
+    r"|CUTEDSL_FUSED_GROUPED_MLP|ENV_VARS|WITH_\w+|BUILD_\w+|FRAMEWORK|CUDA_ARCHS)"
+)
+"""Pattern of those that are read, or that change neither memory nor time."""
 _MOST_EDITS = 2
 """Maximum edit distance between a misspelt name and the intended argument, in letters."""
 

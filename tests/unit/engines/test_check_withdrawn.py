@@ -131,6 +131,8 @@ def _peak_gib(file: CheckedFile) -> float:
         (MEGATRON + "--no-bias-dropout-fusion", None, BOTH, "megatron.unpriced"),
         (MEGATRON + "--softmax-type learnable", None, {"time"}, "megatron.unpriced"),
         (MEGATRON + "--fsdp-double-buffer", None, {"memory"}, "megatron.unpriced"),
+        ("export NVTE_OF_TOMORROW=1\n" + MEGATRON, None, BOTH, "megatron.unknown"),
+        ("export FSDP_USE_ORIG=1\n" + TRAINER + LONG, None, BOTH, "deepspeed.unknown"),
         (TRAINER + LONG + "--new_switch 3", None, BOTH, "deepspeed.unknown"),
         (TRAINER + LONG + "--use_liger_kernel True", None, BOTH, "deepspeed.unpriced"),
         (TRAINER + LONG + "--optim adafactor", None, BOTH, "deepspeed.unpriced"),
