@@ -349,13 +349,19 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     values = dict(flattened(document))
     found = attempt(given.read)
     said = [*with_problems(found, broken_of_deepspeed(values, flags))]
-    said += without_effect("deepspeed", idle_of_deepspeed(values))
+    idle = dict(idle_of_deepspeed(values))
+    said += without_effect("deepspeed", idle.items())
     # A key of ZeRO that DeepSpeed refuses is reported as illegal.
     ignored = (*found.ignored, *open_words(source, asked))
-    said += unread("deepspeed", filter(_is_legal, ignored), _spelled)
+    entries = (one for one in ignored if _is_legal(one) and one.flag not in idle)
+    said += unread("deepspeed", entries, _spelled)
     if found.run is not None and not flags:
         text = "gradient checkpointing is set in the training script; assumed off"
         said.append(notice("deepspeed.recompute", "read", text))
+        if "auto" in (values.get("bf16.enabled"), values.get("fp16.enabled")):
+            text = "the precision is auto, so that the training script sets it; {used} is priced"
+            used = found.run.runtime.precision.kind
+            said.append(notice("deepspeed.precision", "read", text, used=used))
     return CheckedFile(
         path=str(source.path),
         trainer="DeepSpeed",

@@ -216,7 +216,9 @@ def script_of(
         raise keys.unpriced(
             "sequence", "has no known sequence length", "Add --seq-length, such as 2048"
         )
-    attention = words.text("attn-implementation") or "sdpa"
+    attention = "".join(words.words.get("attn-implementation", ("sdpa",))[:1])
+    if attention in _ATTENTION:
+        words.asked.add("attn-implementation")
     if attention == "eager":
         raise keys.unpriced(
             "--attn_implementation", "eager attention stores its scores", "Say sdpa"
@@ -246,6 +248,8 @@ def script_of(
     )
 
 
+_ATTENTION = ("sdpa", "flash_attention_2", "flash_attention_3")
+"""Kernels of transformers that store no scores."""
 _HALVES = ("max-source-length",)
 """Lengths of a prompt alone, which count if there is no other."""
 _ADAMS = frozenset(

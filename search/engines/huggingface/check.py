@@ -138,8 +138,8 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         wrong += broken_of_deepspeed(below, flags)
         idle += idle_of_deepspeed(below)
     said = [*with_problems(found, wrong), *without_effect("accelerate", idle)]
-    ignored = (*found.ignored, *open_words(source, asked))
-    said += unread("accelerate", ignored, _spelled)
+    ignored, gone = (*found.ignored, *open_words(source, asked)), dict(idle)
+    said += unread("accelerate", (one for one in ignored if one.flag not in gone), _spelled)
     batched = "per-device-train-batch-size" in flags or asked.micro_batch is not None
     if found.run is not None and not batched:
         text = "the batch per GPU is set in the training script; assumed 1 sequence"

@@ -304,7 +304,10 @@ def _unwrapped(keys: Keys, zero: Zero) -> tuple[Ignored, ...]:
 
 def _compiles(keys: Keys) -> bool:
     """Return whether accelerate compiles the layers with TorchInductor."""
-    if str(keys.values.get(_BACKEND, "")).upper() != "INDUCTOR":
+    backend = str(keys.values.get(_BACKEND) or "no").upper()
+    if backend in ("NO", "FALSE"):
+        keys.asked.update(key for key in keys.values if key.startswith("dynamo_config."))
+    if backend != "INDUCTOR":
         return False
     keys.asked.add(_BACKEND)
     return True

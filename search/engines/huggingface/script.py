@@ -16,6 +16,7 @@ from pathlib import Path
 from autopar.records import Record
 from search.engines.arguments import Ignored, Unpriced
 from search.engines.huggingface.names import harmless, names_a_cost, unpriced
+from search.engines.keys import whole
 
 Flags = Mapping[str, tuple[str, ...]]
 """Words by flag, without leading hyphens and with `-` for `_`."""
@@ -30,7 +31,10 @@ MODELS = (
 )  # fmt: skip
 """Names of the model."""
 _MOST_BYTES = 1 << 20
-_YES = ("true", "1", "yes")
+_MOST = 10**9
+"""Largest number, above any real size."""
+_YES = ("true", "1", "yes", "y", "t")
+_NO = ("false", "0", "no", "n", "f", "none", "null")
 
 
 class ScriptOptions(Record):
@@ -53,25 +57,32 @@ NO_OPTIONS = ScriptOptions()
 
 
 class ScriptWords(Record):
-    """Words of a script by flag, with a record of the flags that were looked up."""
+    """Words of a script by flag, with a record of the flags that were looked up.
+
+    A flag whose value is not understood counts as not looked up.
+    """
 
     words: Flags
     asked: set[str]
 
     def number(self, *names: str) -> int | None:
         """Return the positive number of the first flag that has one; None if none has."""
-        self.asked.update(names)
+        found = None
         for name in names:
             words = self.words.get(name, ())
-            if len(words) == 1 and words[0].isascii() and words[0].isdigit() and len(words[0]) < 10:
-                return int(words[0]) or None
-        return None
+            number = whole(words[0]) if len(words) == 1 else None
+            if number is not None:
+                self.asked.add(name)
+                found = found or (number if 0 < number < _MOST else None)
+        return found
 
     def yes(self, name: str) -> bool:
         """Return whether a flag is on: given without a value, or as true, 1 or yes."""
-        self.asked.add(name)
         words = self.words.get(name)
-        return words is not None and (not words or words[0].lower() in _YES)
+        text = " ".join(words or ()).lower()
+        if text in (*_YES, *_NO, ""):
+            self.asked.add(name)
+        return words is not None and (not words or text in _YES)
 
     def text(self, *names: str) -> str:
         """Return the first word of the first flag that is given; empty if none is."""

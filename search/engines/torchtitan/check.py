@@ -179,7 +179,7 @@ def _idle(file: _File, run: Run | None) -> Iterator[tuple[str, str]]:
             "activation_checkpoint.mode is not memory_budget",
         ),
         (
-            ("compile.components",),
+            ("compile.components", "compile.backend"),
             file.compiled,
             "compile.enable is not true",
         ),
@@ -244,9 +244,10 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     )
     file = _file(keys, world, asked.gpu)
     said = [*with_problems(found, () if file is None else _broken(file, found.run))]
-    if file is not None:
-        said += without_effect("torchtitan", _idle(file, found.run))
-    said += unread("torchtitan", found.ignored, _spelled, lambda _: _REFUSED)
+    idle = dict(_idle(file, found.run)) if file is not None else {}
+    said += without_effect("torchtitan", idle.items())
+    entries = (one for one in found.ignored if one.flag not in idle)
+    said += unread("torchtitan", entries, _spelled, lambda _: _REFUSED)
     said += read_notes(source.notes)
     compiled = found.run is not None and found.run.kernels.compiled
     return CheckedFile(

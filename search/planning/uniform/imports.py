@@ -49,20 +49,23 @@ def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> S
     path : path of the file
     raw : options that the user passed; `hardware` with a card is required
     """
-    inputs = build_request(raw).inputs
+    asked = build_request(raw)
+    inputs = asked.inputs
     own = engine_of(launch_file(path))
     gpu, world = _cluster(path, inputs.hardware)
     if source not in (None, own.name):
         raise DocumentError(
             path, f"is a configuration of {own.title}", remedy=f"Use --from {own.name}"
         )
-    lengths = inputs.seq_length or (None,)
+    lengths, batches = inputs.seq_length or (None,), asked.degrees.micro_batch_size or (None,)
     file = read_checked(
         path,
         world_size=world,
         gpu=gpu,
         model=inputs.model,
         seq_length=lengths[0],
+        micro_batch=batches[0] if own.asks_for_batch else None,
+        global_batch=asked.options.settle_bsz if own.asks_for_batch else None,
         ignored=inputs.check_ignore or (),
     )
     run = _priced(file)

@@ -139,6 +139,9 @@ def _peak_gib(file: CheckedFile) -> float:
         (TRAINER + LONG + "--optim sgd", None, BOTH, "deepspeed.unpriced"),
         (TRAINER + LONG + "--optim galore_adamw", None, BOTH, "deepspeed.unpriced"),
         (TRAINER + LONG + "--my_own_offload on", None, BOTH, "deepspeed.unpriced"),
+        (TRAINER + LONG + "--attn_implementation xformers", None, BOTH, "deepspeed.unknown"),
+        (TRAINER + LONG + "--torch_compile perhaps", None, BOTH, "deepspeed.unpriced"),
+        (TRAINER + LONG + "--max_steps many", None, BOTH, "deepspeed.unknown"),
         (TRAINER + LONG + "--gradient_checkpointing $ON", None, BOTH, "deepspeed.unpriced"),
         (TITAN + "[training.more]\nkey = 1\n", 8, BOTH, "torchtitan.unknown"),
         (TITAN + '[compile]\nenable = true\nbackend = "eager"\n', 8, BOTH, "torchtitan.unpriced"),
@@ -166,6 +169,7 @@ def test_an_argument_withdraws_what_it_may_change(
     [
         "--logging_steps 5 --save_strategy no --report_to wandb --warmup_ratio 0.03 --tf32 True",
         "--optim adamw_torch_fused --max_grad_norm 1.0 --lr_scheduler_type cosine --seed 1",
+        "--max_steps -1 --gradient_checkpointing no --torch_compile False --bf16 yes",
         "--use_liger_kernel false --label_smoothing_factor 0.0 --torch_compile_mode default",
         "--dataset_name a/b --packing true --ddp_timeout 1800 --push_to_hub False",
         "--eval_strategy steps --per_device_eval_batch_size 4 --dataloader_num_workers 8",
@@ -305,6 +309,14 @@ def test_keys_of_accelerate_withdraw(document: dict[str, Any], configured: Read)
     assert not configured(FSDP).withdrawn
 
 
+def test_settings_that_are_off_withdraw_nothing(configured: Read, checked: Read) -> None:
+    """Not even with a value that has no price."""
+    off = {"dynamo_backend": "NO", "dynamo_mode": "max-autotune"}
+    assert not configured(_with(FSDP, dynamo_config=off)).withdrawn
+    text = TITAN + '[compile]\nenable = false\nbackend = "eager"\n'
+    assert not checked(text, world_size=8).withdrawn
+
+
 def test_accelerate_compiles_layers(configured: Read) -> None:
     for words in ({"dynamo_backend": "INDUCTOR"}, {"backend": "inductor"}):
         file = configured(_with(FSDP, dynamo_config=words))
@@ -345,6 +357,10 @@ PLAIN: dict[str, Any] = {
         (_with(PLAIN, autotuning={"enabled": True, "fast": False}), BOTH),
         (_with(PLAIN, autotuning={"enabled": False, "fast": True}), set()),
         (_with(PLAIN, communication_data_type="fp32"), {"time"}),
+        (
+            _with(PLAIN, zero_optimization={"stage": 2, "stage3_module_granularity_threshold": 8}),
+            set(),
+        ),
         (_with(PLAIN, _comment="on 8 GPUs", wandb={"enabled": True}), set()),
     ],
 )
