@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from autopar.command.fields import json_option, make, option, read_values, rows_of
 from autopar.command.options import Command
@@ -88,6 +88,9 @@ class CheckSpec:
         panel=_WHAT,
         low=1,
         metavar="N",
+    )
+    precision: Literal["bf16", "fp16", "fp32"] | None = option(
+        None, help="precision, where the file says auto", panel=_WHAT
     )
     check_ignore: tuple[str, ...] = option(
         (),
@@ -191,6 +194,7 @@ def _execute(raw: dict[str, Any]) -> int:
                 seq_length=asked.seq_length,
                 micro_batch=asked.micro_batch_size,
                 global_batch=asked.global_batch_size,
+                precision=asked.precision,
                 ignored=asked.check_ignore,
             )
             file = read(path)

@@ -14,6 +14,7 @@ from autopar.errors import DocumentError, InputError
 from autopar.records import Record, replace
 from autopar.run.rules import Estimate, Notice, RuleError, notice, without_repetitions
 from autopar.run.run import Run
+from autopar.run.runtime import PrecisionKind
 from search.engines.arguments import BOTH, Ignored, UnpricedError
 from search.engines.changes import MOVES, Changes, Move
 from search.engines.megatron.read import ReadRun
@@ -34,6 +35,8 @@ class CheckOptions(Record):
     """Sequences per GPU and micro-batch, where the training script sets it; None: the file does."""
     global_batch: int | None = None
     """Sequences per step, where the training script sets it; None: the file sets it."""
+    precision: PrecisionKind | None = None
+    """Precision, where the training script sets it; None: the file sets it."""
 
 
 class CheckedFile(Record):

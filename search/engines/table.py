@@ -12,6 +12,7 @@ from autopar.errors import DocumentError
 from search.engines.engine import Engine, function_of, value_of
 
 if TYPE_CHECKING:
+    from autopar.run.runtime import PrecisionKind
     from search.engines.reader import CheckedFile
     from search.engines.space import EngineSpace
     from search.engines.text import Configuration
@@ -210,6 +211,7 @@ def read_checked(
     seq_length: int | None = None,
     micro_batch: int | None = None,
     global_batch: int | None = None,
+    precision: PrecisionKind | None = None,
     ignored: Collection[str] = (),
 ) -> CheckedFile:
     """Return the run and the findings of a launch file.
@@ -217,6 +219,7 @@ def read_checked(
     world_size : number of GPUs; None: the file contains it. gpu : GPU model.
     model, seq_length : model and sequence length in tokens, if the training script sets them.
     micro_batch, global_batch : sequences of a rank and micro-batch, and of a step, likewise.
+    precision : bf16, fp16 or fp32, likewise.
     ignored : names of arguments and keys that change neither memory nor time.
 
     Raises DocumentError if no engine recognises the file, or if the number of GPUs is unknown.
@@ -231,14 +234,15 @@ def read_checked(
         seq_length=seq_length,
         micro_batch=micro_batch,
         global_batch=global_batch,
+        precision=precision,
     )
     engine = engine_of(source)
     assert engine.read is not None, "an engine that owns a file reads it"
-    if not engine.asks_for_batch and (micro_batch or global_batch):
+    if not engine.asks_for_batch and (micro_batch or global_batch or precision):
         raise DocumentError(
             path,
-            f"a file of {engine.title} sets its own batch",
-            remedy="Remove --micro-batch-size and --global-batch-size",
+            f"a file of {engine.title} sets its own batch and precision",
+            remedy="Remove --micro-batch-size, --global-batch-size and --precision",
         )
     found: CheckedFile = engine.read(source, asked)
     return found.ignoring(ignored) if ignored else found

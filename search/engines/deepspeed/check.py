@@ -298,6 +298,7 @@ class ScriptedFile(Record):
                 seq_length=self.asked.seq_length,
                 micro_batch=self.asked.micro_batch,
                 global_batch=self.asked.global_batch,
+                precision=self.asked.precision,
                 program=self.program,
                 declared=self.declared,
             ),
@@ -358,10 +359,6 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     if found.run is not None and not flags:
         text = "gradient checkpointing is set in the training script; assumed off"
         said.append(notice("deepspeed.recompute", "read", text))
-        if "auto" in (values.get("bf16.enabled"), values.get("fp16.enabled")):
-            text = "the precision is auto, so that the training script sets it; {used} is priced"
-            used = found.run.runtime.precision.kind
-            said.append(notice("deepspeed.precision", "read", text, used=used))
     return CheckedFile(
         path=str(source.path),
         trainer="DeepSpeed",

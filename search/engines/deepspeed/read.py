@@ -224,7 +224,7 @@ def script_of(
             "--attn_implementation", "eager attention stores its scores", "Say sdpa"
         )
     on = {one: words.yes(one) for one in _KINDS}
-    kind: PrecisionKind | None = next((one for one in _KINDS if on[one]), None)
+    kind: PrecisionKind | None = next((one for one in _KINDS if on[one]), asked.precision)
     if kind is not None:
         words.asked.add("tf32")  # of fp32 GEMMs alone
     optimizer = words.words.get("optim", ("",))[0]
@@ -292,6 +292,10 @@ def _adapters(keys: Keys, words: ScriptWords) -> Adapters | None:
     projections of a decoder layer.
     """
     if not words.yes("use-peft"):
+        if "use-peft" in words.words:
+            words.asked.update(
+                name for name in words.words if name.startswith(("lora", "use-dora"))
+            )
         return None
     names, known = words.list("lora-target-modules"), {**_PROJECTIONS, **_FUSED}
     targets = frozenset(target for name in names for target in known.get(name, ()))
@@ -422,6 +426,10 @@ def _kind(keys: Keys, script: TrainerScript) -> PrecisionKind:
         if word == "true" or (word == "auto" and script.kind == kind):
             found.append(kind)
     refuse(FILE, {kind: kind in found for kind in _KINDS})
+    auto = [kind for kind in _KINDS if keys.text(f"{kind}.enabled") == "auto"]
+    if auto and not found and script.kind is None and not script.words.words:
+        # The Trainer computes in fp32 where its arguments set nothing.
+        raise keys.unpriced(f"{auto[0]}.enabled", "is auto", "Add --precision, such as bf16")
     return found[0] if found else "fp32"
 
 

@@ -188,15 +188,16 @@ def read_accelerate(
     keys = Keys(source=source, values=dict(flattened(_prefixed(document))), asked=set())
     kind = keys.text("distributed_type", "NO").upper()
     if kind == "DEEPSPEED":
-        # A batch that is not given is one sequence; `check` reports this default.
-        with_batch = {"per-device-train-batch-size": ("1",), **flags}
+        if "per-device-train-batch-size" not in flags:
+            # A batch that is not given is one sequence; `check` reports this default.
+            asked = replace(asked, micro_batch=asked.micro_batch or 1)
         own = deepspeed_document(document, beside)
         sequence = keys.number(_SEQUENCE, 1, least=-1)
         if sequence > 1:
             own["sequence_parallel_size"] = sequence
         found = read_deepspeed(
             own,
-            with_batch,
+            flags,
             world_size=world_size,
             gpu=gpu,
             asked=asked,

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from autopar.records import Record
+from autopar.run.runtime import PrecisionKind
 from search.engines.arguments import Ignored, Unpriced
 from search.engines.huggingface.names import harmless, names_a_cost, unpriced
 from search.engines.keys import whole
@@ -47,6 +48,7 @@ class ScriptOptions(Record):
     """Sequences of a rank and micro-batch."""
     global_batch: int | None = None
     """Sequences of a step."""
+    precision: PrecisionKind | None = None
     program: str = ""
     """Path of the program or name of its module; empty without a script."""
     declared: frozenset[str] = frozenset()
@@ -238,6 +240,9 @@ def _of_factory(found: dict[str, tuple[str, ...]]) -> Iterator[str]:
         found.setdefault("lora-dropout", ("0",))
         targets = " ".join(found.get("lora-target-modules", ("all",)))
         found["lora-target-modules"] = ("all-linear",) if targets == "all" else (targets,)
+    else:
+        for name in [name for name in found if name.startswith("lora-")]:
+            del found[name]
     if "gradient-checkpointing" not in found and not _on(found, "disable-gradient-checkpointing"):
         found["gradient-checkpointing"] = ("True",)
         yield "LLaMA-Factory recomputes all layers by default"

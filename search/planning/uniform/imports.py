@@ -66,6 +66,7 @@ def import_launch(source: str | None, path: str, raw: Mapping[str, object]) -> S
         seq_length=lengths[0],
         micro_batch=batches[0] if own.asks_for_batch else None,
         global_batch=asked.options.settle_bsz if own.asks_for_batch else None,
+        precision="bf16" if own.asks_for_batch and asked.degrees.precision == ("bf16",) else None,
         ignored=inputs.check_ignore or (),
     )
     run = _priced(file)

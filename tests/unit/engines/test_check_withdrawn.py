@@ -173,6 +173,7 @@ def test_an_argument_withdraws_what_it_may_change(
         "--use_liger_kernel false --label_smoothing_factor 0.0 --torch_compile_mode default",
         "--dataset_name a/b --packing true --ddp_timeout 1800 --push_to_hub False",
         "--eval_strategy steps --per_device_eval_batch_size 4 --dataloader_num_workers 8",
+        "--use_peft False --lora_r 16 --lora_target_modules q_proj --use_dora true",
         "--output_dir $OUT --run_name $(date)",
         "--gradient_checkpointing_kwargs '{\"use_reentrant\": false}' --torch_dtype bfloat16",
     ],
@@ -388,17 +389,22 @@ def test_numbers_of_any_form_are_one_number(configured: Read) -> None:
 
 
 def test_auto_is_asked_for_by_name(configured: Read) -> None:
-    """And is the number of the option, of a micro-batch or of a step."""
+    """And is the number of the option, of a micro-batch or of a step; the precision likewise."""
     (found,) = (one for one in configured(ZERO3, "ds.json").findings if one.withdraws)
     assert (found.id, found.kind) == ("read.unpriced", "not priced")
     assert "--micro-batch-size or --global-batch-size" in found.remedy
+    (found,) = (
+        one for one in configured(ZERO3, "ds.json", micro_batch=1).findings if one.withdraws
+    )
+    assert "--precision" in found.remedy
     for asked, sizes in (
         ({"micro_batch": 2}, (2, 16)),
         ({"global_batch": 32}, (4, 32)),
         ({"micro_batch": 2, "global_batch": 64}, (2, 64)),
     ):
-        run = configured(ZERO3, "ds.json", **asked).run
+        run = configured(ZERO3, "ds.json", **asked, precision="bf16").run
         assert run is not None
+        assert run.runtime.precision.kind == "bf16"
         assert (run.strategy.micro_batch, run.strategy.global_batch) == sizes
     run = configured(FSDP, micro_batch=2, global_batch=64).run
     assert run is not None
