@@ -182,47 +182,61 @@ _LONGEST = 200
 """Maximum compared characters of a word; the time of a comparison grows with their square."""
 
 
-def nearest_words(word: str, known: Iterable[str], cutoff: float, most: int = 1) -> list[str]:
+_NEAR = 0.66
+"""Minimum similarity of a suggestion, from 0 to 1: one wrong letter of three, or two of six."""
+_NEARER = 0.75
+"""Minimum similarity of a word with another first letter, where misprints are rare."""
+_PREFIX = 3
+"""Minimum characters of the beginning of a word that suggests the word."""
+
+
+def nearest_words(
+    word: str, known: Iterable[str], *, least: float = _NEAR, most: int = 1
+) -> list[str]:
     """Return up to `most` known words similar to `word`, the most similar first.
 
-    cutoff : minimum similarity, from 0 (anything) to 1 (equal)
+    If no word is similar, the lower-case form of `word` is compared, then known words that begin
+    with `word` are returned.
+
+    least : minimum similarity, from 0 (anything) to 1 (equal)
     """
-    from difflib import get_close_matches  # late: only needed after an error
+    from difflib import SequenceMatcher, get_close_matches  # late: only needed after an error
 
-    return get_close_matches(word[:_LONGEST], list(known), n=most, cutoff=cutoff)
-
-
-def nearest(
-    word: str, known: Iterable[str], cutoff: float, *, any_case: bool = False
-) -> str | None:
-    """Return the known word most similar to `word`, or None.
-
-    any_case : True to try the word in lower case if nothing is found
-    """
     words = list(known)
-    found = nearest_words(word, words, cutoff)
-    if any_case and not found:
-        found = nearest_words(word.lower(), words, cutoff)
-    return found[0] if found else None
+    begun = [one for one in words if len(word) >= _PREFIX and one.startswith(word)]
+    for text in dict.fromkeys((word[:_LONGEST], word[:_LONGEST].lower())):
+        found = [
+            one
+            for one in get_close_matches(text, words, n=most, cutoff=least)
+            if one[:1] == text[:1] or SequenceMatcher(None, one, text).ratio() >= _NEARER
+        ]
+        if found:
+            return found
+    return sorted(begun, key=len)[:most]
+
+
+def nearest(word: str, known: Iterable[str], *, least: float = _NEAR) -> str | None:
+    """Return the known word most similar to `word`, or None; `least` as in `nearest_words`."""
+    return next(iter(nearest_words(word, known, least=least)), None)
 
 
 def did_you_mean(
     word: str,
     known: Iterable[str],
-    cutoff: float,
     *,
+    least: float = _NEAR,
     otherwise: str | None = None,
     form: str = "{!r}",
-    any_case: bool = False,
 ) -> str:
     """Return the remedy `Did you mean 'X'?` for an unknown word; `otherwise` without a similar one.
 
     Parameters
     ----------
+    least : minimum similarity, as in `nearest_words`
     otherwise : remedy if no known word is similar; by default an empty text
     form : format of the suggested word
     """
-    near = nearest(word, known, cutoff, any_case=any_case)
+    near = nearest(word, known, least=least)
     if near is not None:
         return f"Did you mean {form.format(near)}?"
     return otherwise or ""

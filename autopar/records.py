@@ -144,10 +144,13 @@ Few = Annotated[int, whole_number(0, 64)]
 """Bounds of counts whose items are estimated one by one, such as MTP layers."""
 
 
-def number(least: float, most: float) -> Meta:
-    """Return msgspec metadata that bounds a number in a file; NaN is out of bounds."""
+def number(least: float, most: float, unit: str = "") -> Meta:
+    """Return msgspec metadata that bounds a number in a file; NaN is out of bounds.
+
+    unit : unit of the number, for errors
+    """
     words = f"a number from {least:g} to {most:g}".replace("e+", "e")
-    return Meta(ge=least, le=most, extra={"expected": words})
+    return Meta(ge=least, le=most, extra={"expected": f"{words} in {unit}" if unit else words})
 
 
 def some_text() -> Meta:

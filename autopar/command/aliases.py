@@ -17,10 +17,6 @@ from msgspec import field
 from autopar.errors import nearest
 from autopar.records import Record
 
-_LIKE, _LIKE_OWN = 0.7, 0.6
-"""Minimum similarity (0 to 1) of an unknown name to any spelling, and to an option name. The second
-is lower, because two wrong letters are a large part of a short name."""
-
 
 class Family(Record):
     """Treatment of options of other programs that a command does not define."""
@@ -158,9 +154,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     for alias, ways in tables.ambiguous.items():
         if own.issuperset(one for one, _ in ways):
             spellings[alias] = tuple(one for one, _ in ways)
-    near = nearest(name, spellings, _LIKE, any_case=True)
-    if near is None:
-        near = nearest(name, own, _LIKE_OWN, any_case=True)
+    near = nearest(name, spellings)
     if near is None:
         return "See --help"
     return f"Did you mean {' or '.join(f'--{one}' for one in spellings[near])}?"

@@ -368,7 +368,7 @@ def convert(row: Row, text: str) -> Any:
         try:
             _check_number(row, number, text)
         except OptionError as error:
-            raise OptionError(error.problem, remedy=_in_gib(row, text)) from None
+            raise OptionError(error.problem, remedy=_in_unit(row, text)) from None
         return number * row.scale if row.scale != 1.0 else number
     if not text and (row.is_str or row.parse is None):
         raise OptionError(f"--{row.name}: expected a text, got ''")
@@ -377,18 +377,24 @@ def convert(row: Row, text: str) -> Any:
     return (text,) if row.kind == "texts" else text
 
 
-_UNITS = {"g": 2**30, "gib": 2**30, "m": 2**20, "mib": 2**20, "gb": 10**9, "mb": 10**6}
+_UNIT_OF_SCALE = {2.0**30: "GiB", 1e9: "GB/s", 1e12: "TFLOP/s"}
+"""Unit of the command line by `Row.scale`."""
+_SIZES = {"g": 2**30, "gib": 2**30, "m": 2**20, "mib": 2**20, "gb": 10**9, "mb": 10**6}
+_RATES = {"GB/s": 10**9, "TB/s": 10**12, "MB/s": 10**6, "Gb/s": 10**9 / 8, "Gbit/s": 10**9 / 8}
+_RATES |= {unit.replace("/s", "ps"): rate for unit, rate in _RATES.items()}
 
 
-def _in_gib(row: Row, text: str) -> str:
-    """Return a hint with the size in GiB if a text such as `80GB` has a unit; else an empty text.
+def _in_unit(row: Row, text: str) -> str:
+    """Return a hint with the number in the unit of the option for a text such as `400Gb/s`.
 
-    Only for options in GiB.
+    The hint is empty for a text without a known unit, and for options that are neither in GiB nor
+    in GB/s.
     """
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([A-Za-z]{1,3})", text)
-    if found is None or row.scale != 2**30 or found[2].lower() not in _UNITS:
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([A-Za-z]{1,4}(?:/s)?)", text)
+    if found is None:
         return ""
-    return f"Use {float(found[1]) * _UNITS[found[2].lower()] / 2**30:.4g}"
+    factor = {2.0**30: _SIZES.get(found[2].lower()), 1e9: _RATES.get(found[2])}.get(row.scale)
+    return "" if factor is None else f"Use {float(found[1]) * factor / row.scale:.4g}"
 
 
 def _integer(row: Row, text: str) -> int:
@@ -440,13 +446,21 @@ def _expected(row: Row) -> str:
     parts = [f" of at least {row.low:.12g}"] if row.low is not None else []
     parts += [f" above {row.above:.12g}"] if row.above is not None else []
     parts += [f" up to {row.high:.12g}"] if row.high is not None else []
-    return ("a number" if row.kind == "float" else "an integer") + " and".join(parts)
+    unit = f" of {_UNIT_OF_SCALE[row.scale]}" if row.scale in _UNIT_OF_SCALE else ""
+    return ("a number" if row.kind == "float" else "an integer") + unit + " and".join(parts)
+
+
+def _in_bytes(value: str, words: Sequence[str]) -> str:
+    """Return a hint for a rate in bits where one of `words` is a rate in bytes; else empty."""
+    if re.fullmatch(r"[kKmMgGtT]?(?:b|bit)(?:/s|ps)", value) and "GB/s" in words:
+        return "b is a bit and B a byte: divide the values by 8, and use GB/s"
+    return ""
 
 
 def _no_choice(row: Row, value: object) -> OptionError:
     words = list(row.choices)
     listed = ", ".join(words[:-1]) + " or " + words[-1] if len(words) > 1 else words[0]
-    hint = did_you_mean(str(value), words, 0.6, any_case=True)
+    hint = _in_bytes(str(value), words) or did_you_mean(str(value), words)
     return OptionError(f"--{row.name}: expected {listed}, got {value!r:.60}", remedy=hint)
 
 

@@ -309,5 +309,5 @@ def _unknown(words: Sequence[str]) -> OptionError:
     if words[0] == "profile":
         inner = [name.split()[1] for name in SUBCOMMANDS if name.startswith("profile ")]
         return OptionError("autopar profile needs a second word", remedy=f"Use {', '.join(inner)}")
-    hint = did_you_mean(words[0], SUBCOMMANDS, 0.5, otherwise="See autopar --help")
+    hint = did_you_mean(words[0], SUBCOMMANDS, otherwise="See autopar --help")
     return OptionError(f"autopar: unknown command {words[0]!r:.60}", remedy=hint)

@@ -233,7 +233,7 @@ def ask(command: str, *words: str, **options: Any) -> Answer:
         if module.startswith(("search.", "autopar.command."))
     ]
     if command not in known:
-        hint = did_you_mean(command, known, 0.5, otherwise=f"Use one of {', '.join(known)}")
+        hint = did_you_mean(command, known, otherwise=f"Use one of {', '.join(known)}")
         raise OptionError(f"unknown command {command!r:.60}", remedy=hint)
     module = import_module(SUBCOMMANDS[command][1])
     run = partial(module.run, what=command) if command in _LISTS else module.run

@@ -675,7 +675,7 @@ def _alike(name: str, names: Iterable[str]) -> list[str]:
 def _nearest(name: str, known: Iterable[str], listing: str = "") -> str:
     """Return a suggestion: nearest names, else the listing command, else all names."""
     names = sorted(known)
-    close = _alike(name, names) or nearest_words(name.lower(), names, 0.5, most=3)
+    close = _alike(name, names) or nearest_words(name.lower(), names, most=3)
     if close:
         return f"Did you mean {' or '.join(close)}?"
     if listing and names:

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import NODEFAULT, Meta, ValidationError, convert
 from msgspec.structs import FieldInfo, fields
 
-from autopar.errors import DocumentError, InputError, nearest
+from autopar.errors import DocumentError, InputError, did_you_mean, nearest, with_remedy
 from autopar.output import Aside, write_files
 from autopar.records import Entry, KeyFault, Record, shorten
 
@@ -66,9 +66,16 @@ def load_object(path: Path | str, *, remedy: str | None = None) -> JsonDocument:
     path = Path(path)
     try:
         if not path.exists():
-            raise DocumentError(path, "this file does not exist", remedy=remedy)
+            raise missing_file(path, remedy)
         if path.is_dir():
-            raise DocumentError(path, "this is a directory, expected a JSON file", remedy=remedy)
+            inside = next(iter(sorted(path.glob("*.json"))), None)
+            raise DocumentError(
+                path,
+                "this is a directory, expected a JSON file",
+                remedy=f"Use a file in it, such as {inside}"
+                if inside
+                else "Give the path of a JSON file",
+            )
         if not path.is_file():
             raise DocumentError(path, "this is not a regular file, expected a JSON file")
         if path.stat().st_size > _MAX_BYTES:
@@ -82,6 +89,21 @@ def load_object(path: Path | str, *, remedy: str | None = None) -> JsonDocument:
     return JsonDocument(
         path=path, data=_parse(path, raw, remedy), sha256=hashlib.sha256(raw).hexdigest()
     )
+
+
+def missing_file(path: Path, remedy: str | None = None) -> DocumentError:
+    """Return the error for a missing file: the remedy is a file with a similar name, if any.
+
+    remedy : remedy if there is no such file
+    """
+    try:
+        names = [one.name for one in path.parent.iterdir() if one.is_file()]
+    except OSError:
+        names = []
+    near = nearest(path.name, names, least=0.9)
+    if near is not None:
+        remedy = f"Did you mean {path.parent / near}?"
+    return DocumentError(path, "this file does not exist", remedy=remedy)
 
 
 def _parse(path: Path, raw: bytes, remedy: str | None) -> dict[str, Any]:
@@ -281,7 +303,7 @@ def _order(kind: Any, fault: Fault, data: Mapping[str, Any]) -> tuple[bool, bool
 def _misspelt(kind: Any, key: str, data: Mapping[str, Any]) -> str | None:
     """Return the unknown key of a file that is most similar to a missing key, or None."""
     known = _fields(kind) if _is_record(kind) else {}
-    return nearest(key, [str(name) for name in data if name not in known], 0.8)
+    return nearest(key, [str(name) for name in data if name not in known], least=0.8)
 
 
 def short_key(key: str) -> str | None:
@@ -513,8 +535,13 @@ def below(key: str, name: object) -> str:
 
 def unknown_key(key: str, known: list[str]) -> str:
     """Return the error message for an unknown key, with the most similar known key."""
-    near = nearest(key, known, 0.0)
-    return "this key is unknown" + (f". Did you mean {near!r}?" if near else "")
+    names = ", ".join(known)
+    few = f"Use {names}" if 0 < len(names) <= _MOST_NAMES else "Remove it"
+    return with_remedy("this key is unknown", did_you_mean(key, known, otherwise=few))
+
+
+_MOST_NAMES = 60
+"""Maximum characters of the known keys that an error lists."""
 
 
 _WORDS = {bool: "true or false", str: "a text", int: "a whole number", float: "a number"}
@@ -550,7 +577,8 @@ def expected_of(kind: Any) -> str:
         if kind.__struct_config__.tag_field:
             return f"{kind.__struct_config__.tag_field} {kind.__struct_config__.tag!r}"
         required = [name for name, one in _fields(kind).items() if one.required]
-        return f"an object of {', '.join(required)}" if required else "an object"
+        keys = f" with the key{'s' * (len(required) > 1)} {', '.join(required)}"
+        return f"an object{keys}" if required else "an object"
     return _WORDS.get(kind, "an object")
 
 
@@ -569,7 +597,8 @@ def headed(data: Mapping[str, Any], format_: str, what: str) -> Mapping[str, Any
             raise KeyFault(key, f"this key is missing. Begin {what} with {start}")
         # type() as well: true is 1 in Python.
         if data[key] != expected or type(data[key]) is not type(expected):
-            raise KeyFault(key, f"the value is {shorten(data[key])}, expected {expected!r}")
+            given = f"the value is {shorten(data[key])}, expected {expected!r}"
+            raise KeyFault(key, f"{given}. Use {what}" if key == "format" else given)
     return data
 
 

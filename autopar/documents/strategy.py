@@ -154,7 +154,7 @@ class _File(Entry, forbid_unknown_fields=False):
         known = [one.name for one in fields(cls)]
         for key, value in data.items():
             if key not in known and not key.startswith("_"):
-                near = nearest(key, known, 0.5)
+                near = nearest(key, known)
                 hint = f"Did you mean {near!r}?" if near else "Remove it"
                 raise KeyFault(key, f"unknown key with value {shorten(value)}. {hint}")
         for one in fields(cls):

@@ -110,15 +110,15 @@ def _unknown(path: Path, data: Mapping[str, Any]) -> DocumentError:
             remedy="Use a model with attention or MLP layers over tokens",
         )
     found = f"the value is {shorten(family)}" if "model_type" in data else "this key is missing"
-    near = nearest(str(family)[:50], _FAMILIES, 0.6)
+    near = nearest(str(family)[:50], _FAMILIES)
     return DocumentError(
         path,
-        f"{found}, expected one of {', '.join(_FAMILIES)}"
+        f"{found}, expected the name of a supported architecture"
         + (f" (the nearest is {near})" if near else ""),
         key="model_type",
         remedy=(
-            f"Or describe the model in a model.json: {_smallest(data)} with values "
-            f"for {_OPEN} (docs/concepts/estimates.md)"
+            f"Use a supported architecture, or describe the model in a model.json: "
+            f"{_smallest(data)} with values for {_OPEN} (docs/concepts/estimates.md)"
         ),
     )
 

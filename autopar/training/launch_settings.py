@@ -94,7 +94,7 @@ def _changed(record: Any, tree: Mapping[str, Any], path: Path, name: str) -> Any
     for field, below in tree.items():
         whole = f"{name}.{field}" if name else field
         if field not in hints:
-            hint = did_you_mean(field, tuple(hints), 0.6)
+            hint = did_you_mean(field, tuple(hints))
             raise _wrong(path, whole, "is not a field of a run", hint)
         if isinstance(below, _Value):
             try:

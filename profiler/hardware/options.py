@@ -44,7 +44,7 @@ def parse_operations(names: Sequence[str]) -> tuple[str, ...]:
         elif plain in OPERATIONS:
             found.add(plain)
         else:
-            hint = did_you_mean(plain, OPERATIONS, 0.6)
+            hint = did_you_mean(plain, OPERATIONS)
             raise OptionError(
                 f"unknown operation {shorten(name)}, expected {', '.join(OPERATIONS)} or all",
                 remedy=hint,

@@ -247,7 +247,7 @@ def _import_factory(text: str, path: str) -> tuple[str, str, Factory]:
     factory = getattr(module, attribute, None)
     if not callable(factory):
         names = [name for name, value in vars(module).items() if callable(value)]
-        near = nearest(attribute, names, 0.5)
+        near = nearest(attribute, names)
         problem = "cannot be called" if hasattr(module, attribute) else "does not exist"
         remedy = f"Did you mean {near}?" if near else "Name a function or class"
         raise InputError(

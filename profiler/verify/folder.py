@@ -162,7 +162,10 @@ def checked_options(options: VerifyOptions) -> VerifyOptions:
     if options.layers is not None and not re.fullmatch(
         r"[1-9][0-9]{0,4}(,[1-9][0-9]{0,4})*", options.layers
     ):
-        raise OptionError(f"--layers: expected 4, or 2,2 for two types, got {options.layers!r}")
+        raise OptionError(
+            f"--layers: expected the number of layers, such as 4, or one number per layer type, "
+            f"such as 2,2, got {options.layers!r:.60}"
+        )
     if options.model is None and options.profiles is not None:
         raise OptionError("--profiles needs --model", remedy="Add --model")
     for name, folder in (("--hardware", options.hardware), ("--profiles", options.profiles)):

@@ -18,6 +18,15 @@ from autopar.documents.json import (
     load_object,
     read_record,
 )
+from autopar.documents.kinds import (
+    APPLICATION,
+    CALCULON_SYSTEM,
+    CONFIG,
+    EXECUTION,
+    SIZES,
+    TENSOR2D_SYSTEM,
+    check_kind,
+)
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.rates.card import Card, Link, read_card
@@ -65,6 +74,8 @@ def _system(name: str, kind: type[_System], from_card: Callable[[Card], _System]
     # A card has the key `format`; any other file is a system.
     if "format" in document.data:
         return from_card(read_card(document))
+    own = TENSOR2D_SYSTEM if kind is Tensor2dSystem else CALCULON_SYSTEM
+    check_kind(document.path, document.data, own, remedy="Use a shipped card, see `autopar cards`")
     return read_record(kind, document.path, document.data)
 
 
@@ -198,9 +209,11 @@ def _written_model(name: str, kind: type[_Sizes], own_key: str) -> _Sizes | None
     if not Path(name).is_file():
         return None
     data = load_object(Path(name)).data
-    # A file that is neither is reported as an invalid file of this kind.
+    # A file of unknown kind is reported as an invalid file of this kind.
     if own_key not in data and any(key in data for key in ("format", "layers", "model_type")):
         return None
+    own = SIZES if kind is Model else APPLICATION
+    check_kind(name, data, own, CONFIG, remedy="Use a shipped model, see `autopar models`")
     return read_record(kind, Path(name), data)
 
 
@@ -214,6 +227,7 @@ def load_execution(
     Raises InputError for an unknown name, DocumentError for an invalid file.
     """
     path, keys = execution_keys(name)
+    check_kind(path, keys, EXECUTION, remedy="Use a shipped execution, such as 1x8-tp8")
     added: dict[str, object] = {}
     # The published model has a single structure.
     if known.spec is not None and "structure_type" not in keys and not compat:

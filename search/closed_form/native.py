@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.errors import InputError, nearest
+from autopar.errors import InputError, did_you_mean
 from autopar.records import Record, shorten
 from search.planning.layered.core import core
 
@@ -262,8 +262,9 @@ class Switches:
     def __init__(self, **given: bool) -> None:
         for name in given:
             if name not in self.meanings:
-                near = nearest(name, list(self.meanings), 0.0)
-                raise TypeError(f"unknown switch {name!r}. Did you mean {near!r}?")
+                known = f"Use {', '.join(self.meanings)}"
+                hint = did_you_mean(name, self.meanings, otherwise=known)
+                raise TypeError(f"unknown switch {name!r}. {hint}")
         self._on = frozenset(name for name, on in given.items() if on)
 
     @classmethod

@@ -23,7 +23,7 @@ from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from autopar.documents.json import read_record
-from autopar.errors import OptionError, nearest
+from autopar.errors import OptionError, did_you_mean
 from autopar.records import Record, replace
 from search.closed_form import MOST_SEARCHES, calculon, tensor2d
 from search.closed_form.answers import NOBODY, Answer, SearchCallbacks
@@ -138,9 +138,11 @@ def _fields(documents: Mapping[str, Any]) -> Iterator[str]:
 def _check(axes: Sequence[Axis], known: list[str]) -> None:
     for place, axis in enumerate(axes):
         if axis.path not in known:
+            last = "." + axis.path.rpartition(".")[2]
+            same = next((path for path in known if path.endswith(last)), known[0])
             raise OptionError(
                 f"--sweep: {axis.path!r:.80} is not a number of the documents",
-                remedy=f"Did you mean {nearest(axis.path, known, 0.0)!r}?",
+                remedy=did_you_mean(axis.path, known, otherwise=f"Use a path such as {same}"),
             )
         if axis.path in (other.path for other in axes[:place]):
             raise OptionError(

@@ -344,5 +344,5 @@ def _no_model(word: str, models: tuple[str, ...], else_: str) -> NoReturn:
     known = " or ".join(models)
     if word.startswith("-"):
         raise OptionError("no model is given", remedy=f"Begin with {known}")
-    hint = did_you_mean(word, models, 0.6, form="{}")
+    hint = did_you_mean(word, models, form="{}")
     raise OptionError(f"expected {else_}the model {known}, got {word!r:.60}", remedy=hint)

@@ -196,7 +196,7 @@ def _parse(text: str, *, forbid: bool) -> list[Rule]:
             raise fail(f"expected key=integer, got {part.strip()!r}")
         key, value = _SYNONYMS.get(match[1], match[1]), int(match[2])
         if key not in _KIND:
-            near = nearest(key, _KIND, 0.4)
+            near = nearest(key, _KIND)
             raise fail(
                 f"unknown key {key!r}"
                 + (f". Did you mean {near!r}?" if near else f", expected one of {', '.join(_KIND)}")
@@ -452,7 +452,7 @@ def _stages(
             raise OptionError(
                 f"--pp-division: {shown} = {sum(options.pp_division)} layers, "
                 f"but the model has {num_layers}",
-                remedy="Give one number per stage that sum to it",
+                remedy=f"Give the layers of each stage; their sum must be {num_layers}",
             )
         stages = [p for p in stages if p == len(options.pp_division)]
     return [p for p in stages if rules.allows_stages(p)]

@@ -43,7 +43,7 @@ def _words(name: str, known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
         found = [word.strip().lower() for word in text.split(",")]
         for word in found:
             if word not in (*known, "any"):
-                hint = did_you_mean(word, (*known, "any"), 0.5)
+                hint = did_you_mean(word, (*known, "any"))
                 raise OptionError(
                     f"--{name}: expected any or some of {', '.join(known)}, got {word!r:.60}",
                     remedy=hint,
@@ -62,7 +62,7 @@ def _schedules(text: str) -> tuple[Schedule, ...]:
             return tuple(SCHEDULES)
         schedule = _SCHEDULES.get(word) or schedule_named(word)
         if schedule is None:
-            hint = did_you_mean(word, (*_SCHEDULES, *TORCH_NAMES.values()), 0.5)
+            hint = did_you_mean(word, (*_SCHEDULES, *TORCH_NAMES.values()))
             raise OptionError(
                 f"--schedule: expected any or some of {', '.join(_SCHEDULES)}, or torchtitan's "
                 f"names of them, got {item.strip()!r:.60}",
@@ -93,7 +93,7 @@ def _recomputations(text: str) -> tuple[str, ...]:
         elif kind == "block" and number.isascii() and number.isdigit() and 0 < int(number) < _MOST:
             found.append(f"block {int(number)}")
         else:
-            hint = did_you_mean(words, (NONE, FULL, "op", *MODULES), 0.5)
+            hint = did_you_mean(words, (NONE, FULL, "op", *MODULES))
             raise OptionError(
                 f"--recompute: expected none, full, selective, op, block N, or modules joined by + "
                 f"({', '.join(MODULES)}), got {item!r:.60}",
@@ -114,7 +114,7 @@ def _offloads(text: str) -> tuple[str, ...]:
         if words == "any":
             return ()
         if words != NONE and not set(modules) <= set(OFFLOADED):
-            hint = did_you_mean(words, (NONE, "any", *OFFLOADED), 0.5)
+            hint = did_you_mean(words, (NONE, "any", *OFFLOADED))
             raise OptionError(
                 f"--offload-activations: expected none, any, or modules joined by + "
                 f"({', '.join(OFFLOADED)}), got {item!r:.60}",

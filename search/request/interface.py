@@ -49,7 +49,7 @@ def search_options(options: Mapping[str, Any]) -> SearchOptions:
         key = _GIB_KEYS.get(name, name)
         if key not in known:
             names = (*known, *_GIB_KEYS)
-            hint = did_you_mean(name, names, 0.5, otherwise="See search.SearchOptions")
+            hint = did_you_mean(name, names, otherwise="See search.SearchOptions")
             raise OptionError(f"unknown option {name!r}", remedy=hint)
         if key in chosen:
             raise OptionError(f"{name}: also given in its other unit", remedy="Remove one of them")

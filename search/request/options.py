@@ -43,8 +43,14 @@ MOST_BATCHES = 10_000
 """Maximum number of global batches of one search."""
 
 
-def _in_mib(number: float) -> str:
-    return f"{number:.12g} GiB is more than any GPU has. If it is in MiB, use {number / 1024:.4g}"
+def _too_much(number: float) -> str:
+    """Return the error for too many GiB: the value in a smaller unit that a GPU can have."""
+    problem = f"{number:.12g} GiB is more than any GPU has"
+    for power, unit in enumerate(("MiB", "KiB", "bytes"), 1):
+        gib = number / 1024**power
+        if gib <= LARGEST_MEMORY_GIB:
+            return f"{problem}. If it is in {unit}, use {gib:.4g}"
+    return f"{problem}. Use the memory of one GPU in GiB, such as 80"
 
 
 PANELS = (_IN, _MEM, "Degrees", "Fine-tuning", _SPACE, _COST, _OUT)
@@ -65,7 +71,7 @@ class SearchOptions:
         shown="memory of the card, or 24",
         above=0,
         high=LARGEST_MEMORY_GIB,
-        too_high=_in_mib,
+        too_high=_too_much,
         scale=GIB,
         most_used=True,
     )

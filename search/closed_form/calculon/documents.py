@@ -122,29 +122,30 @@ _HINTS = get_type_hints(Execution)
 WHOLE_NUMBERS = frozenset(name for name, kind in _HINTS.items() if kind is int)
 """Names of the integer fields of an execution; the others are words and flags."""
 
-_Positive = Annotated[float, number(SMALLEST_RATE, LARGEST_RATE)]
+_Peak = Annotated[float, number(SMALLEST_RATE, LARGEST_RATE, "TFLOP/s")]
 """Rate in the range that keeps times finite and above 0."""
+_Bandwidth = Annotated[float, number(SMALLEST_RATE, LARGEST_RATE, "GB/s")]
 _Share = Annotated[float, number(SMALLEST_RATE, 1)]
 _Curve = list[Annotated[list[float], Meta(min_length=2, max_length=2)]]
 
 
 class _Engine(Record):
-    tflops: _Positive
+    tflops: _Peak
     gflops_efficiency: _Curve
 
 
 class _Memory(Record):
-    GiB: Annotated[float, number(0, LARGEST_RATE)]
-    GBps: _Positive
+    GiB: Annotated[float, number(0, LARGEST_RATE, "GiB")]
+    GBps: _Bandwidth
     MB_efficiency: _Curve
 
 
 class _Network(Record):
-    bandwidth: _Positive
+    bandwidth: _Bandwidth
     efficiency: _Share
     size: _Count
     """Maximum number of processors that the network connects."""
-    latency: Annotated[float, number(0, LONGEST_S)]
+    latency: Annotated[float, number(0, LONGEST_S, "s")]
     """Latency of every operation, seconds."""
     ops: dict[str, Annotated[list[float | None], Meta(min_length=2, max_length=2)]]
     """Operation -> (scalar, offset): traffic over g ranks is bytes * scalar * (1 + offset / g)."""
@@ -161,7 +162,10 @@ class _Network(Record):
     def __post_init__(self) -> None:
         for operation, (scalar, offset) in self.ops.items():
             if operation not in OPERATIONS:
-                raise KeyFault(f"ops.{operation}", f"Invalid network op: {operation}")
+                raise KeyFault(
+                    f"ops.{operation}",
+                    f"unknown operation, expected one of {', '.join(OPERATIONS)}",
+                )
             if scalar is None or not scalar > 0:
                 raise KeyFault(
                     f"ops.{operation}", f"Invalid network scalar for {operation}: {scalar}"

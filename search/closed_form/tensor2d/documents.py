@@ -21,7 +21,10 @@ _Count = Annotated[int, whole_number(1, 10**9)]
 # Beyond these limits a time would be infinite or NaN, and could not be ordered.
 _Positive = Annotated[float, number(SMALLEST_RATE, LARGEST_RATE)]
 _Share = Annotated[float, number(SMALLEST_RATE, 1)]
-_Latency = Annotated[float, number(0, LONGEST_S)]
+_Latency = Annotated[float, number(0, LONGEST_S, "s")]
+_Peak = Annotated[float, number(SMALLEST_RATE, LARGEST_RATE, "TFLOP/s")]
+_Bandwidth = Annotated[float, number(SMALLEST_RATE, LARGEST_RATE, "GB/s")]
+_Capacity = Annotated[float, number(SMALLEST_RATE, LARGEST_RATE, "GB")]
 
 
 class Model(Record):
@@ -88,15 +91,15 @@ class System(Record):
     Peaks are in TFLOP/s, bandwidths in GB/s, capacity in GB and latencies in seconds.
     """
 
-    matrix_flops_fp16: _Positive
-    vector_flops_fp16: _Positive
-    vector_flops_fp32: _Positive | None = None
-    hbm_bandwidth: _Positive
-    hbm_capacity: _Positive
-    nvlink_bandwidth: _Positive
+    matrix_flops_fp16: _Peak
+    vector_flops_fp16: _Peak
+    vector_flops_fp32: _Peak | None = None
+    hbm_bandwidth: _Bandwidth
+    hbm_capacity: _Capacity
+    nvlink_bandwidth: _Bandwidth
     nvlink_eff: _Share
     nvlink_latency: _Latency
-    ib_bandwidth: _Positive
+    ib_bandwidth: _Bandwidth
     ib_eff: _Share
     ib_latency: _Latency
     nvlink_size: _Count

@@ -144,7 +144,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
 def _meant(flag: str) -> str:
     """Return the suggestion of a known key or argument similar to an unknown one; else empty."""
     names = KEYS if "." in flag else [f"--{name}" for name in ARGUMENTS]
-    return did_you_mean(flag, sorted(names), 0.9)
+    return did_you_mean(flag, sorted(names), least=0.9)
 
 
 def _fact(name: str, kind: Kind, text: str, remedy: str = "") -> Notice:

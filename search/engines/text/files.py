@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from msgspec import field
 
-from autopar.documents.json import load_object
+from autopar.documents.json import load_object, missing_file
 from autopar.errors import DocumentError
 from autopar.records import Record, replace
 from search.engines.text.shell import script_command
@@ -447,7 +447,7 @@ def _toml(text: str, path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> str:
     if not path.exists():
-        raise DocumentError(path, "this file does not exist")
+        raise missing_file(path, "Give a launch script, or a configuration file of an engine")
     if not path.is_file():
         raise DocumentError(path, "this is not a regular file, expected a configuration")
     try:

@@ -19,7 +19,7 @@ from autopar.rates.accuracy import probability_faster
 from autopar.rates.measured import HardwareProfile
 from autopar.records import Record, replace
 from autopar.run.model import ModelProfile, ModelSpec
-from autopar.run.plan import Infeasibility, Plan, Prediction
+from autopar.run.plan import Infeasibility, Plan, Prediction, layer_problems
 from autopar.sources import Source
 from autopar.units import format_bytes
 from search.planning.cost.model import CostModel, PricedTables
@@ -522,9 +522,8 @@ class Planner:
                 smallest_budget_bytes=0,
                 reason=(explained and self._excluded(built))
                 or (
-                    "no combination of the allowed strategies is legal for this "
-                    "model and batch: degrees must divide "
-                    "heads, widths, sequence and batch"
+                    f"{self._obstacle(built.space)}. Degrees must divide the GPUs, heads, widths, "
+                    "sequence and batch"
                 ),
             )
         n = int(built.tables.candidate_table[solution.binding_candidate])
@@ -543,7 +542,7 @@ class Planner:
         )
 
     def _excluded(self, built: _PricedSpace) -> str | None:
-        """Return the single option that excludes all plans, in words; None if there is none."""
+        """Return why all plans are excluded and the single option to change, None without one."""
         batches = tuple(
             sorted({int(b) for b in _batches(built.tables)}) or global_batches(self.options)
         )
@@ -558,10 +557,41 @@ class Planner:
             except InputError:
                 continue
             if found.candidate >= 0:
-                return f"{words} excludes it"
+                return f"{self._obstacle(built.space)}. {words}"
         return None
 
+    def _obstacle(self, space: SearchSpace) -> str:
+        """Return why no strategy of a space is legal: the first broken rule of up to three."""
+        masks = self.rules.layer_masks(range(self.spec.num_layers), space.strategies)
+        allowed = [one for one, *rest in zip(space.strategies, *masks, strict=True) if any(rest)]
+        if not allowed:
+            return "no allowed strategy satisfies --pin and --forbid"
+        world = self.hardware.world_size
+        ranks = {world // stages for stages, _, _ in space.tables}
+        if space.only_data_degree_1:
+            allowed = [one for one in allowed if one.tp * one.cp in ranks]
+            if not allowed:
+                return f"without data parallelism the allowed degrees do not use all {world} GPUs"
+        if all(one.zero3 and {one.tp * one.cp} == ranks for one in allowed):
+            return "ZeRO-3 needs a data-parallel degree of 2 or more"
+        sequence_parallel = self.options.sequence_parallel
+        problems: dict[str, None] = {}
+        for one in allowed:
+            broken = (
+                notice.problem
+                for layer in self.spec.layers
+                for notice in layer_problems(layer, one, sequence_parallel=sequence_parallel)
+            )
+            problem = next(broken, None)
+            if problem is None:
+                return "no combination of the allowed strategies is legal for this model and batch"
+            problems[problem] = None
+        more = f" and {len(problems) - _MOST_PROBLEMS} more" * (len(problems) > _MOST_PROBLEMS)
+        return ", ".join([*problems][:_MOST_PROBLEMS]) + more
 
+
+_MOST_PROBLEMS = 3
+"""Maximum number of broken rules in the message of a search without a legal plan."""
 _RELAXED_S = 1.0
 """Time limit of a search without one option, seconds."""
 _MOST_KEPT_ROWS = 1 << 16
@@ -631,7 +661,7 @@ def _batches(tables: PlanTables) -> NDArray[np.int64]:
 
 
 def _relaxations(options: SearchOptions, world: int) -> Iterator[tuple[str, Any, str]]:
-    """Yield (field, least restrictive value, option as typed) of options that restrict the search.
+    """Yield (field, least restrictive value, remedy) of options that restrict the search.
 
     world : number of GPUs.
     """
@@ -644,12 +674,17 @@ def _relaxations(options: SearchOptions, world: int) -> Iterator[tuple[str, Any,
         if value == widths[name]:
             continue
         if name.startswith("disable_"):
-            yield name, False, f"--{row.name}"
+            yield name, False, f"Remove --{row.name}"
         else:
-            default = ", its default," if value == row.default else ""
             # None is the default that the inputs determine
             shown = row.shown if value is None else _words(written(row, value))
-            words = f"--{row.name} {shown}{default}"
+            default = " (the default)" if value == row.default else ""
+            if isinstance(widths[name], int) and not isinstance(widths[name], bool):
+                words = f"Use a larger --{row.name} than {shown}{default}"
+            elif widths[name] in (None, ()):
+                words = f"Remove --{row.name} {shown}"
+            else:
+                words = f"Use another --{row.name} than {shown}{default}"
             yield name, widths[name], words
 
 

@@ -246,10 +246,10 @@ def test_unknown_name_says_the_nearest():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"model_type": "electra"}', "'electra', expected one of bert, bloom"),
+        ('{"model_type": "electra"}', "'electra', expected the name of a supported architecture"),
         (
             '{"model_type": "qwen2_mod"}',
-            r"'qwen2_mod', expected one of .* \(the nearest is qwen2_moe\)",
+            r"'qwen2_mod', expected the name of .* \(the nearest is qwen2_moe\)",
         ),
         ("{}", "model_type.*this key is missing"),
         ('{"model_type": null}', "model_type.*the value is null"),

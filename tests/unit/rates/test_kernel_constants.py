@@ -178,12 +178,12 @@ def test_memory_bound_operations() -> None:
         (("gemm", "bf16", "source"), "", "expected source of the value"),
         (("gemm", "bf16", "spread"), -1, "0 to 2"),
         (("gemm", "bf17"), {}, "bf17"),
-        (("clock",), 0.9, "expected an object of value, quality, source, spread"),
+        (("clock",), 0.9, "expected an object with the keys value, quality, source, spread"),
         (("clock", "value", "share"), True, "expected a number"),
         (("clock", "note"), "x", "unknown"),
-        (("memory", "elementwise", "value"), 0.5, "expected an object of share"),
+        (("memory", "elementwise", "value"), 0.5, "expected an object with the key share"),
         (("attention", "flash2"), {}, "forward"),
-        (("attention", "flash2"), 1, "expected an object of forward"),
+        (("attention", "flash2"), 1, "expected an object with the key forward"),
     ],
 )
 def test_mistakes_are_named(

@@ -68,7 +68,7 @@ def test_one_rule_may_be_a_string() -> None:
     [
         ({"bogus": 1}, "unknown option 'bogus'"),
         ({"memory_constrain_gib": 40}, "Did you mean 'memory_constraint_gib'"),
-        ({"memory_constraint_gib": 0}, "--memory-constraint: expected a number above 0"),
+        ({"memory_constraint_gib": 0}, "--memory-constraint: expected a number of GiB above 0"),
         (
             {"settle_bsz": -1},
             "of at least 1 and up to 16777216, got -1",
@@ -223,8 +223,11 @@ WRONG_WORDS: list[tuple[dict[str, Any], str]] = [
     ({"pp_division": (16.0, 16)}, "--pp-division: expected an integer of at least 1, got 16.0"),
     ({"column_parallel_share": 5}, "--column-parallel-share: expected a number of at least 0"),
     ({"reserve_fraction": np.array([0.1, 0.2])}, "--reserve: expected a number of at least 0"),
-    ({"memory_constraint_gib": "80"}, "--memory-constraint: expected a number above 0"),
-    ({"memory_constraint_gib": float("inf")}, "--memory-constraint: expected a number above 0"),
+    ({"memory_constraint_gib": "80"}, "--memory-constraint: expected a number of GiB above 0"),
+    (
+        {"memory_constraint_gib": float("inf")},
+        "--memory-constraint: expected a number of GiB above 0",
+    ),
     (
         {"memory_constraint_gib": 80, "memory_constraint_bytes": 8e10},
         "memory_constraint_bytes",
@@ -272,9 +275,15 @@ def test_numbers_of_numpy_and_lists_are_taken(recwarn: pytest.WarningsRecorder) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"memory_constraint_gib": float("nan")}, "--memory-constraint: expected a number above 0"),
-        ({"memory_constraint_gib": "80"}, "--memory-constraint: expected a number above 0"),
-        ({"memory_constraint_bytes": -1.0}, "--memory-constraint: expected a number above 0"),
+        (
+            {"memory_constraint_gib": float("nan")},
+            "--memory-constraint: expected a number of GiB above 0",
+        ),
+        ({"memory_constraint_gib": "80"}, "--memory-constraint: expected a number of GiB above 0"),
+        (
+            {"memory_constraint_bytes": -1.0},
+            "--memory-constraint: expected a number of GiB above 0",
+        ),
         ({"top": -1}, "--top: expected an integer of at least 0"),
         ({"top": 2.0}, "--top: expected an integer of at least 0"),
         ({"global_batch_sizes": (0,)}, "--global-batch-size: expected an integer of at least 1"),
@@ -293,13 +302,17 @@ def test_what_is_asked_of_a_planner_is_checked_like_options(
 @pytest.mark.parametrize(
     ("rule", "options", "said"),
     [
-        ("cp=2", {"max_cp_deg": 1}, "--max-cp-deg 1 excludes it"),
-        ("cp=8", {}, "--max-cp-deg tokens / 1024 with --search-space full, else 1, its default"),
-        ("ulysses=1", {}, "--sp-space tp, its default, excludes it"),
-        ("tp=4", {"max_tp_deg": 2}, "--max-tp-deg 2 excludes it"),
-        ("zero3=1", {"disable_sdp": True}, "--disable-sdp excludes it"),
-        ("ckpt=1", {"disable_ckpt": True}, "--disable-ckpt excludes it"),
-        ("tp=3", {}, "no combination of the allowed strategies is legal"),
+        ("cp=2", {"max_cp_deg": 1}, "Use a larger --max-cp-deg than 1"),
+        (
+            "cp=8",
+            {},
+            "than tokens / 1024 with --search-space full, else 1 (the default)",
+        ),
+        ("ulysses=1", {}, "Use another --sp-space than tp (the default)"),
+        ("tp=4", {"max_tp_deg": 2}, "Use a larger --max-tp-deg than 2"),
+        ("zero3=1", {"disable_sdp": True}, "Remove --disable-sdp"),
+        ("ckpt=1", {"disable_ckpt": True}, "Remove --disable-ckpt"),
+        ("tp=3", {}, "no allowed strategy satisfies --pin and --forbid"),
     ],
 )
 def test_a_rule_that_an_option_excludes_is_blamed_on_the_option(
@@ -308,7 +321,7 @@ def test_a_rule_that_an_option_excludes_is_blamed_on_the_option(
     """Divisibility is the reason only where no option is."""
     found = search.plan("llama2-7b", "h100:1x8", settle_bsz=16, pin=rule, **options)
     assert found.infeasibility is not None
-    assert found.infeasibility.reason.startswith(said)
+    assert said in found.infeasibility.reason
 
 
 @pytest.mark.whole
