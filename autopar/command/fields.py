@@ -53,6 +53,8 @@ class Row(Record, kw_only=False):
     too_high: Callable[[float], str] | None = None
     """Function that returns the error text for a number above `high`, such as a hint at its
     unit."""
+    unit: str = ""
+    """Unit of the command line in errors; by default that of `scale`."""
     scale: float = 1.0
     """Factor from the unit of the command line, also of the bounds, to the base unit of the
     field."""
@@ -120,9 +122,9 @@ def option(default: Any = MISSING, *, help: str, **how: Any) -> Any:
         is needed if it differs from the field. `switch` gives a flag that is off by default a
         `--no-` form. `between` sets `low` and `high` of a count and `of` its noun, for errors such
         as `expected 1 to 9 steps`. The others are fields of `Row`: `choices` (words, or a mapping
-        of words to values; a Literal defines its own), `low`, `above`, `high`, `too_high`, `scale`,
-        `off`, `expects`, `parse`, `shown`, `metavar`, `alone`, `brief`, `also`, `most_used`,
-        `positional` and `place`.
+        of words to values; a Literal defines its own), `low`, `above`, `high`, `too_high`, `unit`,
+        `scale`, `off`, `expects`, `parse`, `shown`, `metavar`, `alone`, `brief`, `also`,
+        `most_used`, `positional` and `place`.
     """
     said = {"help": help, **how}
     if "between" in said:
@@ -390,11 +392,16 @@ def _in_unit(row: Row, text: str) -> str:
     The hint is empty for a text without a known unit, and for options that are neither in GiB nor
     in GB/s.
     """
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([A-Za-z]{1,4}(?:/s)?)", text)
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([A-Za-z]{1,4}(?:/s)?|%)", text)
     if found is None:
         return ""
+    if found[2] == "%":
+        return f"Use {float(found[1]) / 100:g}" if row.high is not None and row.high <= 1 else ""
     factor = {2.0**30: _SIZES.get(found[2].lower()), 1e9: _RATES.get(found[2])}.get(row.scale)
-    return "" if factor is None else f"Use {float(found[1]) * factor / row.scale:.4g}"
+    if factor is None:
+        return ""
+    number = f"{float(found[1]) * factor / row.scale:.4g}"
+    return f"Use {number}, which is {text} in {_UNIT_OF_SCALE[row.scale]}"
 
 
 def _integer(row: Row, text: str) -> int:
@@ -446,8 +453,9 @@ def _expected(row: Row) -> str:
     parts = [f" of at least {row.low:.12g}"] if row.low is not None else []
     parts += [f" above {row.above:.12g}"] if row.above is not None else []
     parts += [f" up to {row.high:.12g}"] if row.high is not None else []
-    unit = f" of {_UNIT_OF_SCALE[row.scale]}" if row.scale in _UNIT_OF_SCALE else ""
-    return ("a number" if row.kind == "float" else "an integer") + unit + " and".join(parts)
+    unit = row.unit or _UNIT_OF_SCALE.get(row.scale, "")
+    what = ("a number" if row.kind == "float" else "an integer") + f" of {unit}" * bool(unit)
+    return what + " and".join(parts)
 
 
 def _in_bytes(value: str, words: Sequence[str]) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import MISSING
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -88,8 +89,10 @@ class DialectCommand(TyperCommand):
         places = [row for row in rows if row.positional]
         if rest:
             remedy = f"Give one {places[-1].label}" if places else "Begin options with --"
+            named = _option_of(rest[0], {row.name for row in rows})
             raise OptionError(
-                f"{rest[0]!r:.60}: unexpected argument", remedy=f"{remedy}, see --help"
+                f"{rest[0]!r:.60}: unexpected argument",
+                remedy=f"Use {named}" if named else f"{remedy}, see --help",
             )
         for row in places:
             if row.default is MISSING and row.name not in texts:
@@ -100,6 +103,17 @@ class DialectCommand(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help on the words after `--help`."""
         formatter.write(self.spec.help_of(ctx.args))
+
+
+def _option_of(word: str, known: Set[str]) -> str:
+    """Return the option that a stray word is a value of, such as `--model llama3-8b`, or ""."""
+    from autopar.documents import catalog  # late: only needed after an error
+
+    if "model" in known and word in catalog.model_names():
+        return f"--model {word}"
+    if "hardware" in known and re.fullmatch(r"[A-Za-z0-9._-]+:\d+x\d+", word):
+        return f"--hardware {word}"
+    return ""
 
 
 def typer_command(spec: Command) -> DialectCommand:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from autopar.errors import DocumentError, InputError, nearest_words, with_remedy
+from autopar.errors import DocumentError, InputError, did_you_mean, nearest_words
 from autopar.records import Record
 from autopar.run.model import ModelSpec
 
@@ -567,8 +567,12 @@ def find_hardware(name: str) -> Path:
         return shipped[name]
     raise InputError(
         f"no hardware {name!r}: neither a folder nor a shipped profile",
-        remedy=with_remedy(
-            _nearest(name, shipped), f"Or estimate from a card, such as h100:4x8 (see {_CARDS})"
+        remedy=did_you_mean(
+            name,
+            shipped,
+            form="{}",
+            otherwise="Use a card and the size of the cluster, such as h100:4x8 "
+            f"(see {_CARDS}), or the shipped profile {', '.join(sorted(shipped))}",
         ),
     )
 
@@ -652,7 +656,7 @@ def _parts(name: str) -> frozenset[str]:
 
 
 def _alike(name: str, names: Iterable[str]) -> list[str]:
-    """Return at most two known names that share most words and numbers with a name, best first.
+    """Return at most three known names that share most words and numbers with a name, best first.
 
     Additional words of `name`, such as the publisher, have little weight.
     """
@@ -668,7 +672,7 @@ def _alike(name: str, names: Iterable[str]) -> list[str]:
     if most < _ALIKE:
         return []
     return sorted((one for one in scores if scores[one] >= 0.95 * most), key=lambda n: -scores[n])[
-        :2
+        :3
     ]
 
 
@@ -677,7 +681,7 @@ def _nearest(name: str, known: Iterable[str], listing: str = "") -> str:
     names = sorted(known)
     close = _alike(name, names) or nearest_words(name.lower(), names, most=3)
     if close:
-        return f"Did you mean {' or '.join(close)}?"
+        return f"Did you mean {' or '.join(filter(None, (', '.join(close[:-1]), close[-1])))}?"
     if listing and names:
         return f"See {listing}"
     return f"Use {', '.join(names)}" if names else "Give a path"

@@ -166,6 +166,49 @@ def check_version(
         raise DocumentError(path, problem, key="version", remedy=f"Update autopar or {again}")
 
 
+# --------------------------------------------------------------------------------------------------
+# Kinds of JSON files, for errors about a file of the wrong kind. A file that autopar writes has the
+# key `format`; the others are recognized by keys that no other kind has.
+
+
+APPLICATION, CALCULON_SYSTEM = "a Calculon application", "a Calculon system"
+EXECUTION = "a Calculon execution"
+SIZES, TENSOR2D_SYSTEM = "a tensor2d model", "a tensor2d system"
+CONFIG, MODEL = "a config.json of Hugging Face", "a model.json"
+STRATEGY = "a strategy file"
+_KEYS = {
+    APPLICATION: {"feedforward", "num_blocks"},
+    CALCULON_SYSTEM: {"matrix", "networks"},
+    EXECUTION: {"tensor_par", "pipeline_par"},
+    SIZES: {"e", "depth"},
+    TENSOR2D_SYSTEM: {"hbm_bandwidth", "nvlink_bandwidth"},
+    CONFIG: {"model_type"},
+    STRATEGY: {"pp_deg", "tp_sizes_enc"},
+    "a configuration of DeepSpeed": {"zero_optimization"},
+}
+"""Kind of file -> keys that identify it."""
+
+
+def kind_of(data: Mapping[str, Any]) -> str | None:
+    """Return the kind of a JSON object with its article, None if it is not recognized."""
+    name = data.get("format")
+    if isinstance(name, str):
+        return f"a file of format {shorten(name)}"
+    return next((kind for kind, keys in _KEYS.items() if keys <= data.keys()), None)
+
+
+def check_kind(path: Path | str, data: Mapping[str, Any], *expected: str, remedy: str) -> None:
+    """Raise DocumentError if a file is recognized as another kind than the expected ones.
+
+    expected : kinds with their articles, as in this module
+    remedy : what to use instead
+    """
+    kind = kind_of(data)
+    if kind is not None and kind not in expected:
+        problem = f"this is {kind}, expected {' or '.join(expected)}"
+        raise DocumentError(path, problem, remedy=remedy)
+
+
 MOST_ERRORS = 100
 """Largest number of errors listed for one file."""
 

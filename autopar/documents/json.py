@@ -100,7 +100,7 @@ def missing_file(path: Path, remedy: str | None = None) -> DocumentError:
         names = [one.name for one in path.parent.iterdir() if one.is_file()]
     except OSError:
         names = []
-    near = nearest(path.name, names, least=0.9)
+    near = nearest(path.name, names, least=0.85)
     if near is not None:
         remedy = f"Did you mean {path.parent / near}?"
     return DocumentError(path, "this file does not exist", remedy=remedy)
@@ -123,6 +123,11 @@ def _parse(path: Path, raw: bytes, remedy: str | None) -> dict[str, Any]:
             path, "this key appears twice in one object", key=error.key, remedy="Remove one of them"
         ) from None
     except json.JSONDecodeError as error:
+        start = text.lstrip()[:40].partition("\n")[0]
+        if start[0] not in "[{":
+            raise DocumentError(
+                path, f"this is not a JSON file: it begins with {shorten(start)}", remedy=remedy
+            ) from None
         # An error after the last character means that something is missing there.
         end = " (the file seems truncated)" if error.pos >= len(text.rstrip()) else ""
         raise DocumentError(

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct, field, to_builtins
 from msgspec.structs import asdict
 
 from autopar.documents.catalog import located_options
-from autopar.documents.checks import check_version, published
+from autopar.documents.checks import STRATEGY, check_kind, check_version, published
 from autopar.documents.json import load_object, read_record, rows_text
 from autopar.documents.strategy import (
     Strategy,
@@ -435,13 +435,14 @@ class PlanDocument(PlanFigures):
                 data,
                 PLAN_FILE_FORMAT,
                 PLAN_FILE_VERSION,
-                give="Use a plan or strategy file",
+                give="Use the file of a per-layer plan, or a strategy file",
                 again="search again",
             )
             return read_record(cls, path, data, remedy=AGAIN)
         if "status" in data or isinstance(data.get("plan"), Mapping):
             read = {key: value for key, value in data.items() if key in _READ_OF_RESULTS}
             return read_record(ResultDocument, path, read, remedy=AGAIN).as_plan_document()
+        check_kind(path, data, STRATEGY, remedy="Use a plan or strategy file")
         # A strategy file contains only the plan.
         return cls(plan=dict(data))
 

@@ -14,9 +14,8 @@ from typing import Any, Final, Literal
 from msgspec.structs import fields
 
 from autopar.documents import catalog
-from autopar.documents.checks import published
+from autopar.documents.checks import CONFIG, MODEL, check_kind, published
 from autopar.documents.json import load_object, read_record, write_json
-from autopar.documents.kinds import CONFIG, MODEL, check_kind
 from autopar.errors import DocumentError, OptionError
 from autopar.families.config import parse_hugging_face
 from autopar.families.consistency import checked_layer
@@ -63,10 +62,6 @@ def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
 # A spec by name or path, with other sizes, and written again.
 
 
-_OTHER_KIND = "Use a model.json, a config.json of Hugging Face, or a shipped name"
-"""Remedy for a file that does not describe a model."""
-
-
 def load_spec(
     name_or_path: str,
     *,
@@ -93,13 +88,13 @@ def load_spec(
             path,
             f"the value is {shorten(data['format'])}, expected {FORMAT!r}",
             key="format",
-            remedy=_OTHER_KIND,
+            remedy="Use a model.json, a config.json of Hugging Face, or a shipped name",
         )
     if "format" in data or ("layers" in data and "model_type" not in data):
         # Without `format`, a file with layers and without a family is a `model.json`.
         spec = parse_own(path, data)
     else:
-        check_kind(path, data, CONFIG, MODEL, remedy=_OTHER_KIND)
+        check_kind(path, data, CONFIG, MODEL, remedy="See `autopar models` for shipped names")
         # A config.json has one length for all types, except T5, which has another key.
         length = seq_length[0] if seq_length and len(seq_length) == 1 else None
         spec = parse_hugging_face(path, data, seq_length=length)

@@ -152,6 +152,9 @@ class _File(Entry, forbid_unknown_fields=False):
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Check the keys; raises KeyFault for an unknown or a missing one."""
         known = [one.name for one in fields(cls)]
+        if not data.keys() & {*known}:
+            what = f"this file has no key of a plan or strategy file, such as {known[0]!r}"
+            raise KeyFault("", what)
         for key, value in data.items():
             if key not in known and not key.startswith("_"):
                 near = nearest(key, known)

@@ -302,14 +302,17 @@ def plan_of_run(run: Run) -> Plan:
 
 
 def _layer_of_split(split: Split) -> LayerStrategy:
-    if split.recompute == "op" or split.replicas > 1 or split.rings > 1 or split.offload:
-        raise InputError(
-            "a per-layer plan has no selective `op`, HSDP replicas, rings or activation offload"
-        )
+    features = {
+        "recompute op": split.recompute == "op",
+        "HSDP replicas": split.replicas > 1,
+        "rings": split.rings > 1,
+        "activation offload": bool(split.offload),
+    }
+    used = ", ".join(name for name, is_used in features.items() if is_used)
+    if used:
+        raise InputError(f"per-layer plans do not support {used}")
     if split.cp > 1 and split.cp_kind != "ring":
-        raise InputError(
-            f"a per-layer plan has ring attention as context parallelism, not {split.cp_kind}"
-        )
+        raise InputError(f"per-layer plans support cp-kind ring, not {split.cp_kind}")
     modules = split.recompute if isinstance(split.recompute, frozenset) else frozenset()
     usual = split.tp if split.ep == 1 and split.tp_kind == "megatron" else 1
     return LayerStrategy(

@@ -14,11 +14,7 @@ from typing import Any, TypeVar
 from msgspec.structs import asdict
 
 from autopar.documents import catalog
-from autopar.documents.json import (
-    load_object,
-    read_record,
-)
-from autopar.documents.kinds import (
+from autopar.documents.checks import (
     APPLICATION,
     CALCULON_SYSTEM,
     CONFIG,
@@ -26,6 +22,10 @@ from autopar.documents.kinds import (
     SIZES,
     TENSOR2D_SYSTEM,
     check_kind,
+)
+from autopar.documents.json import (
+    load_object,
+    read_record,
 )
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError

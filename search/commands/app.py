@@ -345,4 +345,5 @@ def _no_model(word: str, models: tuple[str, ...], else_: str) -> NoReturn:
     if word.startswith("-"):
         raise OptionError("no model is given", remedy=f"Begin with {known}")
     hint = did_you_mean(word, models, form="{}")
-    raise OptionError(f"expected {else_}the model {known}, got {word!r:.60}", remedy=hint)
+    problem = f"expected {else_}the closed-form model {known}, got {word!r:.60}"
+    raise OptionError(problem, remedy=hint or None)

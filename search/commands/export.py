@@ -15,6 +15,7 @@ from autopar.command.options import Command
 from autopar.command.run import say, visible
 from autopar.command.show import print_heading, print_item, print_plain
 from autopar.documents.catalog import portable_options
+from autopar.documents.json import load_object
 from autopar.errors import INFEASIBLE, OptionError, UnsupportedError
 from autopar.records import (
     content_of,
@@ -194,9 +195,13 @@ def _execute(raw: dict[str, Any]) -> int:
     if (own.to is None) == (own.source is None):
         known = ", ".join(EXPORTERS)
         if own.to is None:
+            path, engine = Path(own.plan), asked.get("engine")
+            if path.is_dir() or not path.exists():
+                load_object(path, remedy="Write it with autopar-search")  # raises the error
+            remedy = f"Use --to with {known}, or --from ENGINE for a configuration or script"
             raise OptionError(
                 "--to: no engine is given",
-                remedy=f"Use --to with {known}, or --from to read a configuration",
+                remedy=f"Use --to {engine}" if engine in EXPORTERS else remedy,
             )
         raise OptionError(
             "--to cannot be combined with --from", remedy="Read the configuration first"

@@ -179,6 +179,13 @@ def _require(words: Mapping[str, Any]) -> None:
     for row in COMMAND.rows:
         if row.name in ("model", "hardware") and row.name not in words:
             raise missing(row)
+        for word in words.get(row.name, ()) if row.name in ("model", "hardware") else ():
+            if "," in word and not Path(word).exists():
+                one, other = word.split(",")[:2]
+                raise OptionError(
+                    f"--{row.name}: {word!r:.80} is not one name",
+                    remedy=f"Repeat the option: --{row.name} {one} --{row.name} {other}",
+                )
     # The default batch of a search, 8 samples, is meant for one small machine.
     if not BATCH_OPTIONS & set(words):
         raise OptionError(

@@ -256,6 +256,7 @@ class SearchOptions:
         name="time-limit",
         help="search time limit, seconds; the best plan so far is returned",
         panel=_OUT,
+        unit="seconds",
         above=0,
     )
 
@@ -390,6 +391,7 @@ class OutputSpec:
         None,
         help="price of a GPU-hour, $; adds the cost per billion tokens",
         panel=_OUT,
+        unit="dollars",
         above=0,
         high=1e6,
     )

@@ -211,7 +211,7 @@ def _vocab(words: LaunchArguments, release: Release) -> int:
         )
     if kind not in _VOCABULARIES:
         raise words.unpriced(
-            "vocab-size", "is not given", "Add the vocabulary size of the tokenizer"
+            "vocab-size", "is not given", "Add the tokenizer's vocabulary size to the script"
         )
     return _VOCABULARIES[kind]
 

@@ -296,8 +296,8 @@ def read_configuration(
             )
         raise DocumentError(
             path,
-            "contains no command that runs a .py file with --flags, and no array of them",
-            remedy="Give the launch script, a .yaml or a .json",
+            "contains no launch command, such as `torchrun pretrain_gpt.py --num-layers 32`",
+            remedy="Give the launch script, or a .yaml, .toml or .json configuration",
         )
     return Configuration(
         path=path,
@@ -449,7 +449,8 @@ def _read(path: Path) -> str:
     if not path.exists():
         raise missing_file(path, "Give a launch script, or a configuration file of an engine")
     if not path.is_file():
-        raise DocumentError(path, "this is not a regular file, expected a configuration")
+        kind = "directory" if path.is_dir() else "device or pipe"
+        raise DocumentError(path, f"this is a {kind}, expected a launch script or configuration")
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise DocumentError(path, f"is larger than {_MAX_BYTES >> 20} MiB")

@@ -470,7 +470,7 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
         return None
     unknown = unpriced(plan)
     if unknown:
-        problems.append(f"the planner has no price for {', '.join(unknown)}")
+        problems.append(f"the planner does not support {', '.join(unknown)}")
         return None
     # if m does not divide the batch, its largest micro-batch is priced
     samples = -(-plan.global_batch // m)
@@ -497,7 +497,7 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
     if not vocab.priced[0, 0]:
         # Its rows are zeros: without this reason an impossible plan would look faster.
         problems.append(
-            f"the plan has no price: embedding and head have no measured or derivable row at "
+            f"the plan cannot be estimated: embedding and head have no measured or derived time at "
             f"degree {plan.vocab.tp * plan.vocab.cp} on {plan.world_size // p} ranks"
         )
         return None
@@ -515,7 +515,7 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
     # rows without a price contain infinite seconds
     if not np.isfinite(seen.step_time_s):
         if not problems:
-            problems.append("the plan has no price: a layer has no measured or derivable row")
+            problems.append("the plan cannot be estimated: a layer has no measured or derived time")
         return None
     return _Priced(
         tables=tables,

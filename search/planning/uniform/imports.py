@@ -146,13 +146,13 @@ def _priced(file: CheckedFile) -> Run:
         raise DocumentError(file.path, f"illegal for {file.trainer}: {problem}")
     if file.run is None:
         why = next((one.text for one in file.findings if one.kind == "not priced"), "")
-        raise DocumentError(file.path, f"has no price: {why}")
+        raise DocumentError(file.path, f"cannot be estimated: {why}")
     if file.withdrawn:
         first = next(one for one in file.findings if one.withdraws)
         name = str(first.values["flag"]).lstrip("-").replace("-", "_")
         raise DocumentError(
             file.path,
-            f"has no price: {file.why_not_priced()}",
+            f"cannot be estimated: {file.why_not_priced()}",
             remedy=f"Remove it, or add --check-ignore {name} if it changes neither memory nor time",
         )
     return file.run

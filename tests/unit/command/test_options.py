@@ -13,7 +13,7 @@ from autopar.command.aliases import Family, alias_tables
 from autopar.command.dialect import normalise
 from autopar.command.fields import make, option, read_values, rows_of, validate
 from autopar.command.options import HELP_WIDTH, REPEATED, Command
-from autopar.errors import OptionError
+from autopar.errors import OptionError, nearest
 from autopar.records import replace
 
 COMMANDS = (
@@ -40,6 +40,23 @@ def command_of(module: str) -> Command:
     command = found["MODELS"][model].command if model else found.get("COMMAND")
     assert isinstance(command, Command)
     return command
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "near"),
+    [
+        ("memroy", ("memory", "model"), "memory"),
+        ("zvb", ("1f1b", "zbv"), "zbv"),
+        ("bf16", ("fp16_flop_per_s", "bf16_flop_per_s"), "bf16_flop_per_s"),
+        ("MEMORY", ("memory",), "memory"),
+        ("tpu", ("cuda", "cpu"), None),
+        ("nonsense_key", ("moe_exchange", "interleaved", "strategy", "processor_usage"), None),
+        ("h1000", ("v100", "h100"), "h100"),
+    ],
+)
+def test_only_a_near_word_is_suggested(word: str, known: tuple[str, ...], near: str | None) -> None:
+    """A word with another first letter needs more equal ones, and may be meant by its start."""
+    assert nearest(word, known) == near
 
 
 @dataclass(frozen=True, kw_only=True)

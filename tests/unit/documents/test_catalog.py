@@ -44,9 +44,11 @@ def test_packaged_data_wins_over_the_repository(tmp_path, monkeypatch):
     ("find", "name", "words"),
     [
         (catalog.find_card, "h10", "Did you mean h100"),
-        (catalog.find_model, "qwen2.5-8b", "Did you mean qwen2.5-72b or qwen2.5-7b"),
+        (catalog.find_model, "qwen2.5-8b", "Did you mean qwen2.5-72b, qwen2.5-7b"),
         (catalog.find_hardware, "a100-80gb_1x9", "Did you mean a100-80gb_1x8"),
         (catalog.find_card, "zzzz", "`autopar cards`"),
+        (catalog.find_hardware, "h100x8", "Use a card and the size of the cluster"),
+        (catalog.find_model, "llama3", "llama3-405b, llama3-70b or llama3-8b"),
     ],
 )
 def test_unknown_name_says_the_nearest(find, name, words):

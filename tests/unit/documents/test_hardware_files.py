@@ -329,7 +329,7 @@ def test_schemas_accept_valid_documents_and_refuse_others(root: Path) -> None:
 def test_every_document_has_an_example(root: Path) -> None:
     """docs/reference/files.md shows one of each that it names, in order; others carry their own."""
     text = (root / "docs" / "reference" / "files.md").read_text(encoding="utf-8")
-    (line,) = re.findall(r"^Names there: (.*)\.$", text, flags=re.MULTILINE)
+    (line,) = re.findall(r"^The documents are named (.*)\.$", text, flags=re.MULTILINE)
     named = re.findall(r"`(\w+)`", line)
     shown = re.findall(r"```json\n(.*?)```", text, flags=re.DOTALL)
     for role, example in zip(named, shown, strict=True):

@@ -64,7 +64,7 @@ def test_every_key_of_a_stack_is_explained(root: Path) -> None:
         (r"`stragglers` \| ([\d.]+) x", stack.STRAGGLERS),
         (r"or ([\d.]+) v x that with v chunks", step._INTERLEAVED_TRANSFER),
         (r"a micro-batch's time, and ([\d.]+) of it", stack.HIDDEN_REDUCTION),
-        (r"and ([\d.]+) of the shorter", layer._CONTEXT_FRACTION),
+        (r"plus ([\d.]+) of the shorter", layer._CONTEXT_FRACTION),
         (r"2 x \((\d+) us \+", collectives.TRANSFER_SYNCHRONISE_S * 1e6),
         (r"sorting takes ([\d.]+) times", experts._UNFUSED_PERMUTE),
         (r"the exchange ([\d.]+) times", collectives._PLAIN_EXCHANGE),
@@ -81,7 +81,7 @@ def test_constants_are_those_of_the_code(page: str, sentence: str, value: float)
 
 def test_half_of_the_experts_exchange_is_seen(page: str) -> None:
     """With `overlap_experts`, in words."""
-    assert "half of it with `overlap_experts`" in page
+    assert "with `overlap_experts`, half of it" in page
     assert step._EXPOSED_EXPERTS == 0.5
 
 
