@@ -123,8 +123,10 @@ def relative_weights(target: F64) -> F64:
 def nonnegative_fit(design: F64, target: F64, weights: F64 | None = None) -> F64:
     """Return the x >= 0 that minimises |weights * (design @ x - target)|^2, shape (k,).
 
-    design : (n, k) with k <= 3; target : (n,); weights : (n,), relative by default. Of equal
-        optima, the one with the fewest and first unknowns is returned.
+    design : (n, k) with k <= 3.
+    target : (n,).
+    weights : (n,), relative by default. Of equal optima, the one with the fewest and first unknowns
+        is returned.
     """
     num_unknowns = design.shape[1]
     assert num_unknowns <= 3, "active sets are enumerated: at most three unknowns"
@@ -194,7 +196,8 @@ def _needs_all(matrix: F64, solution: F64, scale: float) -> bool:
 def nonnegative_fits(design: F64, targets: F64) -> F64:
     """Return the relatively weighted `nonnegative_fit` of every row of targets, shape (r, k).
 
-    design : (n, k) with k <= 3; targets : (r, n). All rows are solved at once.
+    design : (n, k) with k <= 3.
+    targets : (r, n). All rows are solved at once.
     """
     num_unknowns = design.shape[1]
     assert num_unknowns <= 3, "active sets are enumerated: at most three unknowns"

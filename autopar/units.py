@@ -106,7 +106,7 @@ def format_seconds(time_s: float) -> str:
 def format_range_s(low_s: float, high_s: float, *, like_s: float, digits: int = 4) -> str:
     """Return a range of durations in the display unit of `like_s`, without unit: `23.69 to 32.94`.
 
-    Ends that are equal after rounding give one number.
+    Ends that are equal after rounding are written as one number.
     """
     scale = {"s": 1.0, "ms": 1e-3, "us": 1e-6}[format_seconds(like_s).rpartition(" ")[2]]
     ends = dict.fromkeys(format_figure(one / scale, digits) for one in (low_s, high_s))

@@ -154,6 +154,7 @@ class SizeOptions:
         """Return the spec of a model name or file with these sizes.
 
         hidden_size : hidden size per layer type, used where `--hidden-size` is not given.
+
         Raises the errors of `load_spec`.
         """
         from autopar.documents.spec import load_spec  # slow import, not needed for --help

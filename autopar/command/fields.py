@@ -249,7 +249,9 @@ def read_values(rows: Sequence[Row], raw: Mapping[str, Any]) -> dict[str, Any]:
 def read_given(given: Mapping[str, Any], *classes: type) -> dict[str, Any]:
     """Return given options of dataclasses as option name -> value in base units.
 
-    given : option, with hyphens or underscores -> text or value. Raises errors like `read_values`.
+    given : option, with hyphens or underscores -> text or value.
+
+    Raises errors like `read_values`.
     """
     raw = {name.replace("_", "-"): value for name, value in given.items()}
     return read_values([row for cls in classes for row in rows_of(cls)], raw)

@@ -250,7 +250,7 @@ def backward_gradients_bytes(at: RankLayer) -> int:
 
 
 def final_bytes(run: Run) -> int:
-    """Return the saved bytes of the final norm and of its output, the head's gathered input."""
+    """Return the bytes saved by the final norm, and of its gathered output, the head's input."""
     norm = _norm(run, run.sequence_parallel_tokens, run.model.hidden)
     if run.runtime.adapters is not None:
         return norm

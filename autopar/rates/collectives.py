@@ -403,7 +403,8 @@ def moe_exchange_time_s(
 ) -> F64:
     """Return the seconds of one `dispatch` or `combine` of `tokens` per rank, as an array.
 
-    shape : expert-parallel group. num_sms : SMs used for copying.
+    shape : expert-parallel group.
+    num_sms : SMs used for copying.
     fused : True for DeepEP or HybridEP; False for the all-to-alls of the framework.
 
     Copying, the link and the adapters overlap: base + (copying^4 + link^4 + adapters^4)^(1/4). A

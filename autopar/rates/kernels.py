@@ -188,7 +188,8 @@ def grouped_gemm_s(
     """Return the seconds of `groups` GEMMs [rows, k] x [n, k]^T in one kernel.
 
     rows : rows of one group, such as the tokens of an expert, padded to multiples of `pad` (128 for
-    block-scaled precisions). fused : True for kernels that run an expert's whole MLP in one launch.
+        block-scaled precisions).
+    fused : True for kernels that run an expert's whole MLP in one launch.
 
     The time is that of a batched GEMM over the card's relative rate of grouped ones: pointers are
     read per group, and tiles of different groups share no operand. Raises InputError if the card

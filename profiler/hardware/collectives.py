@@ -96,7 +96,8 @@ def summand(position: int, block: int, count: int, device: torch.device) -> torc
     At each element, only two ranks (one of one) are nonzero. The sum is therefore exact in bf16, in
     any order and for any number of ranks. Every rank is nonzero at some elements.
 
-    position : index of the rank in its group. block : index of the share of the message.
+    position : index of the rank in its group.
+    block : index of the share of the message.
     """
     import torch
 

@@ -118,8 +118,8 @@ def derive(
 
     For a single device, the all-reduce and point-to-point files are empty.
 
-    measurements : current measurement of each cell, by key. reference_bytes : message size of the
-    bandwidths.
+    measurements : current measurement of each cell, by key.
+    reference_bytes : message size of the bandwidths.
     """
     warnings: list[str] = []
     series = {name: _series(measurements, name) for name in ("allreduce", "p2p", *_OTHERS)}

@@ -339,7 +339,7 @@ class Cluster(Record):
         return self.world_size // self.num_nodes
 
     def scope(self, group: Group) -> Scope:
-        """Return whether a group is on one device, on one node, or on several nodes."""
+        """Return the scope of a group: one device, one node, or several nodes."""
         if len(group) == 1:
             return "one device"
         return "intra-node" if len({self.hosts[rank] for rank in group}) == 1 else "inter-node"

@@ -79,7 +79,8 @@ class ClusterRecord(Record[Measurement]):
     ) -> None:
         """Read the files at `paths`, if they exist, and start a run; raises the errors of `Record`.
 
-        out : output folder. asked : kinds of files that this run writes.
+        out : output folder.
+        asked : kinds of files that this run writes.
         """
         self.out = out
         self._cluster = cluster
@@ -114,9 +115,9 @@ class HardwareRecord(ClusterRecord):
     ) -> None:
         """Read the files in `out`, if any, and start a run; raises the errors of `Record`.
 
-        memory_bytes : smallest device memory of any rank; None if unknown. synthetic : True if
-        several ranks share one device, so that times describe no machine. name : name of the
-        hardware.
+        memory_bytes : smallest device memory of any rank; None if unknown.
+        synthetic : True if several ranks share one device, so that times describe no machine.
+        name : name of the hardware.
         """
         self._options = options
         self._memory_bytes = memory_bytes

@@ -64,7 +64,8 @@ def forecast(
 ) -> Forecast:
     """Return the expected duration of `cells`; every rank must call this with equal cells.
 
-    policy : timing policy of the run. driver : driver with `probe_policy(policy)`.
+    policy : timing policy of the run.
+    driver : driver with `probe_policy(policy)`.
     """
     begun_s = time.perf_counter()
     barrier_s = session.largest(_barrier_seconds(session.barrier))
@@ -233,7 +234,8 @@ def run_watched(
 
     A failure is recorded and ends the process. The process groups are closed at the end.
 
-    out : output folder, for messages. timeout_s : limit of one step of the watch, seconds.
+    out : output folder, for messages.
+    timeout_s : limit of one step of the watch, seconds.
     """
     state = RunState()
 

@@ -180,8 +180,9 @@ class ModelCell(Record):
     ) -> ModelMeasurement:
         """Return a measurement of this cell without results.
 
-        reason : cause of a status other than `ok`. source : None means the usual source of the
-        quantity, `device` for times and `exact` for memory.
+        reason : cause of a status other than `ok`.
+        source : None means the usual source of the quantity, `device` for times and `exact` for
+            memory.
         """
         return ModelMeasurement(
             key=self.key,

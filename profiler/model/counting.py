@@ -457,7 +457,9 @@ def vocab_memory(
 ) -> ExactMemory:
     """Return the memory of embedding, head or both on one rank of a vocabulary-parallel group.
 
-    part : as in `build_vocab`. Raises InputError if the part cannot be built.
+    part : as in `build_vocab`.
+
+    Raises InputError if the part cannot be built.
     """
     element = torch_dtype(dtype)
     with FakeTensorMode():

@@ -299,8 +299,8 @@ def few_batches(layers: list[tuple[TimePoint, ...]], mode: Mode | None) -> list[
 def layer_differences(stacks: list[ModelMeasurement], alone: Mapping[Size, float]) -> list[str]:
     """Return a warning about layers whose separate time differs from that in a forward pass.
 
-    stacks : cells of forward passes with several layers. alone : forward seconds of separately
-    measured layers.
+    stacks : cells of forward passes with several layers.
+    alone : forward seconds of separately measured layers.
     """
     apart: list[tuple[float, str]] = []
     checked = 0
@@ -380,8 +380,8 @@ def derive_computation(
     with `layernum` are median times of forward passes of the model, per batch; their differences
     check the former.
 
-    mode : profiling mode whose requirements are checked; None checks none. about : keys of the
-    cells to warn about; None means all.
+    mode : profiling mode whose requirements are checked; None checks none.
+    about : keys of the cells to warn about; None means all.
     """
     cells = [m for m in found.values() if m.status == "ok" and m.samples_s.get("forward")]
     plain = [m for m in cells if m.degree == 1 and m.num_layers is None]
@@ -443,7 +443,8 @@ def derive_memory(
     """Return the memory file from counted cells: parameters in MiB, activations in MiB per sample.
 
     kinds : sharding kinds of the tables whose keys end with `_sp` (sequence parallelism), and of
-    those without the suffix. about : keys of the cells to warn about; None means all.
+        those without the suffix.
+    about : keys of the cells to warn about; None means all.
 
     The activations of a layer are its saved activations. On the stage with the loss, those of
     embedding and head also include the peak above the saved activations, as Galvatron measures

@@ -107,8 +107,8 @@ def cell_part(
 ) -> CellPart:
     """Return the part of a cell; its `build` raises InputError for an unsupported sharding.
 
-    unit : all of a layer, or its attention or MLP half. group_of : function from a tensor-parallel
-    degree to a simulated group.
+    unit : all of a layer, or its attention or MLP half.
+    group_of : function from a tensor-parallel degree to a simulated group.
     """
     on: dict[str, Any] = {"dtype": torch_dtype(dtype), "device": device}
     if cell.part == "layer":

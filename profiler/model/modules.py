@@ -336,8 +336,9 @@ def _bound(
 ) -> LayerCall:
     """Return the layer with all arguments bound, except the hidden state and encoder states.
 
-    args, kwargs : arguments that the model passes to the layer. Raises InputError without a
-    floating-point tensor among them.
+    args, kwargs : arguments that the model passes to the layer.
+
+    Raises InputError without a floating-point tensor among them.
     """
     import torch
     from torch import nn
@@ -535,9 +536,10 @@ class HubFactory(Record):
 def hub_factory(name_or_path: str, *, library: Any = None) -> HubFactory:
     """Return the factory for a transformers configuration; nothing is downloaded.
 
-    library : replacement of the transformers module, for tests. Raises InstallError if
-    transformers is missing, and InputError if the configuration is not on this machine or needs
-    custom code.
+    library : replacement of the transformers module, for tests.
+
+    Raises InstallError if transformers is missing, and InputError if the configuration is not on
+    this machine or needs custom code.
     """
     if not name_or_path:
         raise InputError("--model: 'hf:' without a name", remedy="Use hf:NAME or hf:FOLDER")

@@ -424,8 +424,10 @@ def _range_text(
 ) -> str | None:
     """Return the range of `--profile-min-NAME` and its companions in the form of `--bsz`, or None.
 
-    low, high, step : values of the options; None if not given. default_step : suffix without a
-    step. Raises OptionError for an incomplete or empty range.
+    low, high, step : values of the options; None if not given.
+    default_step : suffix without a step.
+
+    Raises OptionError for an incomplete or empty range.
     """
     if low is None and high is None:
         if step is not None:

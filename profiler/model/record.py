@@ -108,8 +108,9 @@ class ModelRecord(Record[ModelMeasurement]):
     ) -> None:
         """Read the files at `paths`, if they exist, and start a run; raises the errors of `Record`.
 
-        kinds : sharding kinds of the memory tables with and without `_sp`. memory_bytes : device
-        memory, written to the sidecar of the computation file; None if unknown.
+        kinds : sharding kinds of the memory tables with and without `_sp`.
+        memory_bytes : device memory, written to the sidecar of the computation file; None if
+            unknown.
         """
         self._spec = spec
         self._options = options

@@ -61,8 +61,9 @@ def is_counted(
 
     False for files of `profile-model`, which `--resume` continues, and for unreadable files.
 
-    path : the memory file. cells : cells of the run; time cells are ignored. kinds : as in
-    `derive_memory`.
+    path : the memory file.
+    cells : cells of the run; time cells are ignored.
+    kinds : as in `derive_memory`.
     """
     try:
         sidecar = read_sidecar(path, "memory")

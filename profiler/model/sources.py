@@ -162,9 +162,11 @@ def load_source(
 ) -> ModelSource:
     """Return the source of a `--model` value, after a trial forward pass of a custom module.
 
-    text : value of `--model`. seq_lengths : lengths to measure, for a custom module; None means
-    the factory's `seq_length`, or 2,048. num_layers : layers of each type in the trial. sizes :
-    options that replace sizes in the model's file; not allowed for a custom module.
+    text : value of `--model`.
+    seq_lengths : lengths to measure, for a custom module; None means the factory's `seq_length`, or
+        2,048.
+    num_layers : layers of each type in the trial.
+    sizes : options that replace sizes in the model's file; not allowed for a custom module.
 
 
     Raises
@@ -308,8 +310,8 @@ class ModuleSource(ModelSource):
         Inside FakeTensorMode, its tensors are fake. Raises InputError if the factory fails or its
         result is unusable.
 
-        num_layers : layers of each type. seq_length : longest sequence of a batch; None means that
-        of `sizes`.
+        num_layers : layers of each type.
+        seq_length : longest sequence of a batch; None means that of `sizes`.
         """
         length = seq_length or max(layer.seq_length for layer in self.sizes.layers)
         return _make(self.factory, self.text, num_layers, length, dtype, device)[1]
@@ -343,8 +345,10 @@ def module_source(
 ) -> ModuleSource:
     """Return the source of a factory, after a trial forward pass of its model.
 
-    text : value of `--model`, for messages. label : name of the model. Other parameters are as in
-    `load_source`. Raises InputError if the trial fails.
+    text : value of `--model`, for messages.
+    label : name of the model. Other parameters are as in `load_source`.
+
+    Raises InputError if the trial fails.
     """
     lengths = tuple(seq_lengths or (getattr(factory, "seq_length", None) or _LENGTH,))
     assumed = []

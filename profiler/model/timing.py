@@ -80,7 +80,9 @@ class Passes:
     def rehearse(self, where: str, *, backward: bool) -> str | None:
         """Run forward and backward once; return a phrase if the output is not finite, else None.
 
-        where : size of the cell, for messages. backward : True if the backward will be timed.
+        where : size of the cell, for messages.
+        backward : True if the backward will be timed.
+
         Raises InputError if the module fails, returns anything but one tensor, or allows no
         backward, and the original exception if memory runs out.
         """
@@ -161,8 +163,9 @@ def sample(
     If a stage is shorter than the policy's smallest sample, a repetition runs it several times.
     Then all forwards precede all backwards, as in a model with several layers.
 
-    stages : operations by name. drop : frees the results of a repetition; not timed. policy :
-    precision and time budget of each stage.
+    stages : operations by name.
+    drop : frees the results of a repetition; not timed.
+    policy : precision and time budget of each stage.
     """
 
     def play(repetitions: Mapping[str, Callable[[], float]]) -> dict[str, float]:
@@ -238,6 +241,7 @@ def allocated_by(
     """Return the CUDA memory that a module with one output tensor allocates.
 
     shared : number of leading inputs that count for the module; the others are shared.
+
     Raises RuntimeError if the device runs out of memory.
     """
     with torch.cuda.device(device):
@@ -376,11 +380,13 @@ def time_module(
 
     module : module on `device`, or a function that builds it there.
 
-    make_inputs : function that
-    returns the inputs of a call; floating-point tensors require gradients. where : size of the
-    cell, for messages. backward : True to time the backward. checkpoint : True to time
-    `recompute`, the forward that a checkpointed module repeats in its backward. optimizer : True
-    to time AdamW on fp32 copies of the parameters, with the cast to their dtype.
+    make_inputs : function that returns the inputs of a call; floating-point tensors require
+        gradients.
+    where : size of the cell, for messages.
+    backward : True to time the backward.
+    checkpoint : True to time `recompute`, the forward that a checkpointed module repeats in its
+        backward.
+    optimizer : True to time AdamW on fp32 copies of the parameters, with the cast to their dtype.
 
     Raises InputError if the module fails, or returns anything but one tensor.
     """

@@ -388,7 +388,8 @@ def _primes(number: int) -> list[int]:
 def _axes(cube: Cube, degree: int, *, strided: bool = False, taken: Axes = ()) -> Axes:
     """Return the mesh axes of a group: the last axes, or with `strided` the first.
 
-    degree : number of ranks. taken : axes of another group, which are excluded.
+    degree : number of ranks.
+    taken : axes of another group, which are excluded.
     """
     axes: list[int] = []
     order = [axis for axis in range(len(cube.factors)) if axis not in taken]

@@ -157,7 +157,8 @@ def pieces_of(
 ) -> dict[str, Piece]:
     """Return a description of this rank's shard of each parameter, by name.
 
-    whole : shapes of the module without parallelism. place : index of the rank in its stage.
+    whole : shapes of the module without parallelism.
+    place : index of the rank in its stage.
     """
     t = layout.degree if layout.splits_weights else 1
     tensor_rank = layout.cube.index(place, layout.tensor_axes) if t > 1 else 0
@@ -201,8 +202,8 @@ def fill(
 ) -> None:
     """Initialise the parameters of a module in place, with equal values in every plan.
 
-    where : name of the module in the model, so that equal layers have different values. tied : True
-    if the tables of embedding and head have equal values.
+    where : name of the module in the model, so that equal layers have different values.
+    tied : True if the tables of embedding and head have equal values.
     """
     norms = {
         f"{prefix}.weight" if prefix else "weight"
@@ -304,7 +305,8 @@ def local_batch(
     Tensor-parallel ranks hold equal, complete sequences. Ulysses ranks hold a shard of each
     sequence, and context-parallel ranks two pieces, from the front and from the back.
 
-    layout : layout of embedding and head. place : index of the rank in its stage.
+    layout : layout of embedding and head.
+    place : index of the rank in its stage.
     """
     m = job.plan.num_microbatches
     samples = job.plan.global_batch // m // layout.data_degree
@@ -422,8 +424,9 @@ def tokens_of(
 ) -> tuple[tuple[int, int], ...]:
     """Return the ranges [first, end) of a sequence on one rank, in the order of its tensor.
 
-    place : index of the rank in its stage. sharded : True if the tokens of a context-parallel rank
-    are sharded over its tensor-parallel group.
+    place : index of the rank in its stage.
+    sharded : True if the tokens of a context-parallel rank are sharded over its tensor-parallel
+        group.
     """
     shard = (layout.degree, layout.cube.index(place, layout.tensor_axes)) if sharded else (1, 0)
     context = (layout.context_degree, layout.cube.index(place, layout.context_axes))

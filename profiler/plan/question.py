@@ -436,7 +436,8 @@ def _prediction(stored: _Stored, plan: Plan) -> PlanDocument | None:
 def _other_run(stored: _Stored, job: PlanJob, whole: Plan, spec: ModelSpec) -> tuple[str, ...]:
     """Return the differences between a job and the predicted one; empty if there are none.
 
-    whole : plan of the file, before scaling down. spec : its model.
+    whole : plan of the file, before scaling down.
+    spec : its model.
     """
     differences = []
     if job.plan.layers != whole.layers:

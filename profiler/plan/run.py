@@ -477,7 +477,8 @@ def run_plan(
     First, `num_steps` steps with the reference's initial weights give losses and gradient norms.
     Then `num_timed_steps` steps are timed, and the peak memory of one more step is measured.
 
-    timeout_s : limit of each step, seconds. predicted_bytes : as in `joined_ranks`.
+    timeout_s : limit of each step, seconds.
+    predicted_bytes : as in `joined_ranks`.
 
     Raises
     ------

@@ -567,8 +567,8 @@ class _Builder:
     ) -> Replica | Shard:
         """Return the parameter unit of modules whose gradients are summed over these axes.
 
-        others : parameters of the modules that belong to another unit. holder : parent of the
-        modules.
+        others : parameters of the modules that belong to another unit.
+        holder : parent of the modules.
         """
         job = self.job
         options: dict[str, Any] = {

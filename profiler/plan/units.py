@@ -63,9 +63,9 @@ class Replica:
 
         In bf16 and fp16, the optimizer has fp32 copies of the weights.
 
-        group : process group of the replicas; None for a single rank. fp32_gradients : True to
-        accumulate and reduce gradients in fp32, as in Megatron-LM. divides_states : True to shard
-        the optimizer states over the group.
+        group : process group of the replicas; None for a single rank.
+        fp32_gradients : True to accumulate and reduce gradients in fp32, as in Megatron-LM.
+        divides_states : True to shard the optimizer states over the group.
         """
         self._group = group
         self._parameters = list(parameters)
@@ -187,8 +187,8 @@ class Shard:
         """Shard the parameters of the modules in place.
 
         gathers_twice : True for ZeRO-3, which frees gathered weights after the forward and gathers
-        them again for the backward; False for ZeRO-2. others : parameters of these modules that
-        belong to another unit.
+            them again for the backward; False for ZeRO-2.
+        others : parameters of these modules that belong to another unit.
         """
         self.modules = list(modules)
         self._gathers_twice = gathers_twice
@@ -215,8 +215,8 @@ class Shard:
     def before_backward(self, *, is_last: bool, reduces: bool) -> None:
         """Prepare the next backward.
 
-        is_last : True for the last micro-batch of a step. reduces : True to reduce the gradients
-        over the group.
+        is_last : True for the last micro-batch of a step.
+        reduces : True to reduce the gradients over the group.
         """
         self._unit.set_requires_gradient_sync(reduces, recurse=False)
         # ZeRO-2 keeps its gathered weights for the following micro-batches

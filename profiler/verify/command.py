@@ -85,7 +85,9 @@ class Verification(Record):
 def verify(
     options: VerifyOptions, say: Callable[[str], None], start: Start = start_process
 ) -> Verification:
-    """Verify this machine's predictions; all files are kept in the work folder.
+    """Return the comparison of predictions with runs on this machine.
+
+    All files are in the work folder.
 
     Parameters
     ----------
@@ -444,7 +446,7 @@ def _factors(found: Calibrated) -> list[str]:
 
 
 def _advice(found: Calibrated, subject: Subject, path: Path) -> list[str]:
-    """Return whether to use the calibration, and with which hardware files."""
+    """Return the advice to use the calibration or not, and the hardware files to use it with."""
     name, device = str(path), device_of(subject.hardware)
     if not found.is_advised:
         return [

@@ -55,6 +55,7 @@ def calculon_system(name: str) -> CalculonSystem:
     """Return the Calculon system in a file, or the system derived from a card.
 
     name : path of a system or card, shipped name of a card, or its alias.
+
     Raises InputError for an unknown name, and DocumentError for an invalid file or if the card
     lacks a number that Calculon needs.
     """
@@ -85,6 +86,7 @@ def input_files(
     """Return the paths of the input files of a command, also of those given by shipped name.
 
     model, system, execution : paths or shipped names; `model` may also be an application.
+
     Raises InputError for a name that is neither a file nor shipped.
     """
     found = [Path(model) if Path(model).is_file() else catalog.find_model(model)]
@@ -178,6 +180,7 @@ def load_application(name: str) -> KnownModel:
     """Return the application in a file, or the application of a model spec.
 
     name : path of an application, a model.json or a config.json, or a shipped model name.
+
     Raises InputError for an unknown name or an unsupported model, DocumentError for an invalid
     file.
     """
@@ -222,8 +225,9 @@ def load_execution(
 ) -> tuple[Execution, list[str], Path]:
     """Return (execution, assumed values as sentences, path) for a file or a shipped name.
 
-    known : model, which sets `structure_type` if the file does not. compat : True to keep the
-    published default of `structure_type`.
+    known : model, which sets `structure_type` if the file does not.
+    compat : True to keep the published default of `structure_type`.
+
     Raises InputError for an unknown name, DocumentError for an invalid file.
     """
     path, keys = execution_keys(name)
@@ -414,7 +418,8 @@ def _network(link: Link, size: int, latency_s: float, sm_share: float) -> dict[s
 def _curve(steps: tuple[float, ...], peak_per_s: float, share: float, card: Card) -> list[Any]:
     """Return an efficiency curve: [smallest size, efficiency] per step, in descending order.
 
-    steps : smallest sizes, GFLOP or MB. peak_per_s : peak rate in the same unit per second.
+    steps : smallest sizes, GFLOP or MB.
+    peak_per_s : peak rate in the same unit per second.
     share : efficiency of large operations.
 
     The efficiency of a step is that of an operation with the geometric mean of its sizes, which

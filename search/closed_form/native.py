@@ -24,8 +24,8 @@ from search.planning.layered.core import core
 def check_names(where: str, given: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise InputError if a column is unknown or missing.
 
-    where : name of the argument, for messages. given, expected : mappings with the column names as
-    keys.
+    where : name of the argument, for messages.
+    given, expected : mappings with the column names as keys.
     """
     for name in given:
         if name not in expected:

@@ -149,7 +149,8 @@ def _breakdown(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
 def _stack(axes: Any, bars: Sequence[Sequence[Part]], wholes: Sequence[float]) -> None:
     """Draw stacked bars, without parts that are too short in all bars (`_THIN`).
 
-    bars : parts of each bar. wholes : amount that is drawn as 1, per bar.
+    bars : parts of each bar.
+    wholes : amount that is drawn as 1, per bar.
     """
     names = dict.fromkeys(part.name for parts in bars for part in parts)
     amounts = [
@@ -328,8 +329,8 @@ def _note(
 def _legend(figure: Any, axes: Any, where: str, title: str | None, **more: Any) -> None:
     """Add a legend outside of the plots.
 
-    axes : plot whose labels are listed; None to list the `handles` in `more`. where : location as
-    in Matplotlib, such as 'lower center'.
+    axes : plot whose labels are listed; None to list the `handles` in `more`.
+    where : location as in Matplotlib, such as 'lower center'.
     """
     named = () if axes is None else axes.get_legend_handles_labels()
     look: dict[str, Any] = {"fontsize": 8, "title_fontsize": 8, "edgecolor": GRID}

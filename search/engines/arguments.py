@@ -94,7 +94,7 @@ class LaunchArguments(Record):
         return UnpricedError(self.source, problem, key=f"--{flag}", remedy=remedy)
 
     def has(self, flag: str) -> bool:
-        """Return whether a flag is given."""
+        """Return True if a flag is given."""
         self.asked.add(flag)
         return flag in self.words
 
@@ -131,7 +131,9 @@ class LaunchArguments(Record):
     ) -> int:
         """Return the positive integer of a flag, or `default` if the flag is not given.
 
-        default : None requires the flag. most : maximum value. digits : maximum number of digits.
+        default : None requires the flag.
+        most : maximum value.
+        digits : maximum number of digits.
 
         Raises DocumentError for a missing or invalid value, or UnpricedError for a shell variable.
         """
@@ -196,7 +198,7 @@ class LaunchArguments(Record):
 
 
 def is_open(text: str) -> bool:
-    """Return whether a text contains a shell variable or command, so its value is unknown here."""
+    """Return True if a text contains a shell variable or command, so that its value is unknown."""
     return "$" in text or "`" in text
 
 

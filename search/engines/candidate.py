@@ -89,7 +89,8 @@ class Candidate(Record, order=True):
     def line(self, world: int, *, experts: bool) -> str:
         """Return the plan in one line, such as `tp2 pp8 dp64 vp4, ZeRO-1, micro-batch 1`.
 
-        world : number of GPUs. experts : True if the model has experts.
+        world : number of GPUs.
+        experts : True if the model has experts.
         """
         dp = world // (self.tp * self.cp * self.pp)
         degrees = [f"tp{self.tp}"] if self.tp > 1 else []

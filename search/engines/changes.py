@@ -38,7 +38,8 @@ def ends_of(run: Run) -> tuple[int, int]:
 def with_balanced_chunks(run: Run, stages: int, pieces: int) -> tuple[tuple[Chunk, ...], ...]:
     """Return an even layer partition, in which embedding and loss count as in the run.
 
-    stages : number of pipeline stages. pieces : chunks per stage.
+    stages : number of pipeline stages.
+    pieces : chunks per stage.
 
     Raises InputError if the layers do not divide evenly.
     """

@@ -61,7 +61,8 @@ _PHRASES: Mapping[str, str] = {
 def losses_of(run: Run, runs: Run, title: str) -> tuple[UnsupportedFeature, ...]:
     """Return one unsupported feature for each field in which `runs` differs from `run`.
 
-    runs : run read back from the exported files. title : name of the engine in sentences.
+    runs : run read back from the exported files.
+    title : name of the engine in sentences.
     """
     one, other = without_effect(run), without_effect(runs)
     mine, found = one.runtime.precision, other.runtime.precision

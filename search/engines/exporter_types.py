@@ -107,8 +107,9 @@ class ImportedPlan(Record):
 def refuse_others(run: Run, title: str, keepers: tuple[str, ...]) -> None:
     """Raise InputError unless the model states of a run have the layout of an engine.
 
-    title : name of the engine in sentences. keepers : names of the state layouts that the engine
-    supports (`States.keeper`); empty for Megatron-LM layers.
+    title : name of the engine in sentences.
+    keepers : names of the state layouts that the engine supports (`States.keeper`); empty for
+        Megatron-LM layers.
     """
     keeper = run.runtime.states.keeper if run.kernels.torch_layers else None
     if keeper not in (keepers or (None,)):

@@ -82,7 +82,7 @@ class Keys(Record):
         return UnpricedError(self.source, problem, key=key, remedy=remedy)
 
     def has(self, *keys: str) -> bool:
-        """Return whether any of the keys is given."""
+        """Return True if any of the keys is given."""
         self.asked.update(keys)
         return any(self.values.get(key) is not None for key in keys)
 

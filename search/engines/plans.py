@@ -218,7 +218,7 @@ def unsupported_modules(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def has_one_kind(spec: ModelSpec) -> bool:
-    """Return whether all layers have equal sizes and none has cross-attention."""
+    """Return True if all layers have equal sizes and none has cross-attention."""
     shapes = {
         (x.hidden_size, x.num_heads, x.seq_length, x.ffn_hidden_size, x.num_experts)
         for x in spec.layers
@@ -244,7 +244,8 @@ def choice_of_plan(plan: Plan, *, zero: int, context: ContextKind = "ring") -> C
 
     Ulysses ranks become context-parallel ranks with all-to-all communication.
 
-    zero : ZeRO stage. context : context-parallel type of a plan without Ulysses.
+    zero : ZeRO stage.
+    context : context-parallel type of a plan without Ulysses.
     """
     layer, exchanged = plan.layers[0], exchange_degree(plan)
     tp = layer.tp // exchanged
@@ -359,7 +360,8 @@ def search_fields(
 ) -> SearchFields:
     """Return the options of a search for plans with the degrees of `plan` that run unchanged.
 
-    runs : value in the engine by field of `SearchOptions`. more : options of the engine, put first.
+    runs : value in the engine by field of `SearchOptions`.
+    more : options of the engine, put first.
     """
     fields = list(more)
     # Options at their default are omitted.

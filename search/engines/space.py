@@ -71,7 +71,7 @@ assumed to have both."""
 
 
 def nvlinked(gpu: str) -> bool:
-    """Return whether a GPU model has NVLink and the NVIDIA kernels that use it, such as DeepEP."""
+    """Return True if a GPU model has NVLink and the NVIDIA kernels that use it, such as DeepEP."""
     return _UNLINKED.match(gpu.upper()) is None
 
 
@@ -144,7 +144,7 @@ def values_of(job: EngineContext, choice: Candidate) -> dict[str, Any]:
 
 
 def runs(engine: EngineSpace, job: EngineContext, choice: Candidate) -> bool:
-    """Return whether a candidate meets `engine.rules`; its degrees must divide the GPUs."""
+    """Return True if a candidate meets `engine.rules`; its degrees must divide the GPUs."""
     return bool(holds_all(engine.rules, values_of(job, choice)))
 
 

@@ -216,7 +216,8 @@ def read_checked(
 ) -> CheckedFile:
     """Return the run and the findings of a launch file.
 
-    world_size : number of GPUs; None: the file contains it. gpu : GPU model.
+    world_size : number of GPUs; None: the file contains it.
+    gpu : GPU model.
     model, seq_length : model and sequence length in tokens, if the training script sets them.
     micro_batch, global_batch : sequences of a rank and micro-batch, and of a step, likewise.
     precision : bf16, fp16 or fp32, likewise.

@@ -183,7 +183,8 @@ def losses_between(
 ) -> tuple[UnsupportedFeature, ...]:
     """Return one unsupported feature for each strategy-file key that differs in `near`.
 
-    title : name of the engine. reasons : reason for the change by key, overrides `_REASONS`.
+    title : name of the engine.
+    reasons : reason for the change by key, overrides `_REASONS`.
     refused : reason why the degrees of the plan are illegal in the engine; empty: they are legal.
     """
     return tuple(_losses(plan, near, title, {**_REASONS, **reasons}, refused))
@@ -227,7 +228,8 @@ def _losses(
 def refuse_stages(job: ExportJob, title: str, how: str) -> None:
     """Raise UnsupportedError for a plan of several stages.
 
-    title : name of the engine. how : text appended to the message.
+    title : name of the engine.
+    how : text appended to the message.
     """
     plan = job.plan
     if plan.num_stages > 1:
@@ -240,7 +242,7 @@ def refuse_stages(job: ExportJob, title: str, how: str) -> None:
 
 
 def keeps_whole_sequences(plan: Plan) -> bool:
-    """Return whether a plan of one shape has tensor parallelism without Ulysses.
+    """Return True if a plan of one shape has tensor parallelism without Ulysses.
 
     In an engine without sequence parallelism, each tensor rank then stores activations of the
     entire sequence between blocks.
@@ -273,7 +275,8 @@ def summed_in_precision(job: ExportJob, runs: Mapping[str, bool], who: str) -> t
 def whole_sequences(job: ExportJob, near: Plan, title: str) -> tuple[UnsupportedFeature, ...]:
     """Return the unsupported sequence parallelism of a job; empty if it has no effect.
 
-    near : nearest plan. title : name of an engine without sequence parallelism.
+    near : nearest plan.
+    title : name of an engine without sequence parallelism.
     """
     if not (job.sequence_parallel and keeps_whole_sequences(near)):
         return ()

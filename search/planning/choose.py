@@ -235,7 +235,7 @@ def _layered(request: Request, why: str = "") -> SearchChoice:
 def searches_all_engines(request: Request) -> bool:
     """Return True if a request without `--engine` searches per-layer plans of every engine.
 
-    Requires estimated times, because measured times and those of `--stack` belong to one software
+    Times must be estimated, because measured times and those of `--stack` belong to one software
     stack. False if an option of the search space or `--memory-of` is given.
     """
     space = {row.name for row in ROWS if row.panel == SPACE_PANEL}
@@ -318,8 +318,9 @@ def _plans(
 def with_pinned_degrees(request: Request, why: str = "") -> Request:
     """Return the request with degrees such as `--tp 8` converted to pins of per-layer plans.
 
-    why : `SearchChoice.reason`, for errors. Raises OptionError for degrees that per-layer plans do
-    not support.
+    why : `SearchChoice.reason`, for errors.
+
+    Raises OptionError for degrees that per-layer plans do not support.
     """
     rules = rules_of(request.degrees, why)
     return extended(request, rules) if rules else request

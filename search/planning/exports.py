@@ -220,7 +220,8 @@ def export_document(
 ) -> dict[str, object]:
     """Return the JSON object of an export.
 
-    status : `exported`, or `refused` if nothing was written. files : paths of the written files.
+    status : `exported`, or `refused` if nothing was written.
+    files : paths of the written files.
     predicted : JSON object of the prediction.
     """
     return {

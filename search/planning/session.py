@@ -61,8 +61,8 @@ def read_plan_for(
     Raises
     ------
     DocumentError
-        If number of GPUs or layers differ from those of the session, whose profiles do not apply
-        then, or if the plan has settings that the planner does not support.
+        If the plan has other numbers of GPUs or layers than the profiles of the session, or
+        settings that the planner does not support.
     """
     from autopar.documents.plan import read_strategy  # only plan files need it
 
@@ -119,7 +119,9 @@ def evaluate_file(
 ) -> tuple[Plan, Prediction]:
     """Return (plan in a file, its prediction); the plan may be illegal or too large.
 
-    path : file name in errors if `source` is a parsed document. Raises as `read_plan_for`.
+    path : file name in errors if `source` is a parsed document.
+
+    Raises as `read_plan_for`.
     """
     plan = read_plan_for(source, session, path=path)
     return plan, session.planner.evaluate(plan)
@@ -246,8 +248,8 @@ class Session(Record, eq=False):
     ) -> Answer:
         """Return the record that reports print for a given plan.
 
-        assumed : defaults used, one line each. gpu_hour_price : price of one GPU-hour; None: no
-        costs are reported.
+        assumed : defaults used, one line each.
+        gpu_hour_price : price of one GPU-hour; None: no costs are reported.
         """
         from autopar.answer import Answer
 
@@ -461,7 +463,9 @@ def ask_why_not(session: Session, rule: str, baseline: SearchResult) -> Constrai
     Options that contradict the rule are ignored and reported: first pins of the same key, then one
     option that restricts the search space, then all such options together.
 
-    rule : pin such as `tp=8`. Raises OptionError if it does not follow the grammar.
+    rule : pin such as `tp=8`.
+
+    Raises OptionError if it does not follow the grammar.
     """
     from search.planning.space import freed
 

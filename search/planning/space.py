@@ -364,7 +364,8 @@ def build_space(
 ) -> SearchSpace:
     """Return the search space of a cluster and a number of layers.
 
-    num_tokens : shortest sequence length of any layer, tokens. batches : global batch sizes.
+    num_tokens : shortest sequence length of any layer, tokens.
+    batches : global batch sizes.
 
     Raises OptionError if the options exclude every plan; the message names these options.
     """

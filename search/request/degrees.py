@@ -286,7 +286,7 @@ def training_of(options: DegreeOptions) -> TrainingSettings:
 
 
 def rules_of(options: DegreeOptions, why: str = "") -> Mapping[str, object]:
-    """Return field of `SearchOptions` -> value that sets these constraints for per-layer plans.
+    """Return the fields of `SearchOptions` that set these constraints in per-layer plans.
 
     why : option or property of the model that requires per-layer plans, for errors; empty for none
 

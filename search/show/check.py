@@ -53,8 +53,8 @@ def show_check(
 ) -> None:
     """Print the report of a checked run.
 
-    assessment : estimate; None if it could not be made. neighbours : suggested changes; None if
-    they were not searched.
+    assessment : estimate; None if it could not be made.
+    neighbours : suggested changes; None if they were not searched.
     verbose : True to print also all settings, terms and arguments; else one screen.
     strict : True to print the exit code of a run with findings, or of one that does not fit.
     """

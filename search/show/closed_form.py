@@ -72,8 +72,9 @@ def show_answer(
 ) -> None:
     """Print the best executions of one search and the counts of rejected ones.
 
-    unit : 'processor' or 'GPU'. legend : meaning of the abbreviations in executions; empty for
-    none. alone : True for the only search, whose time and memory are also printed by part.
+    unit : 'processor' or 'GPU'.
+    legend : meaning of the abbreviations in executions; empty for none.
+    alone : True for the only search, whose time and memory are also printed by part.
     """
     print_heading(console, _subject(answer, unit))
     if answer.best:
@@ -340,8 +341,9 @@ def json_document(
 ) -> dict[str, Any]:
     """Return the object of `--json`: the best executions of one search, or all searches.
 
-    paths : settings that a sweep varies. alone : True for a single search, whose executions are
-    keyed by rank. frontier : True to include the frontier of each search.
+    paths : settings that a sweep varies.
+    alone : True for a single search, whose executions are keyed by rank.
+    frontier : True to include the frontier of each search.
     """
     if alone:
         return _rows(answers[0].best)
@@ -578,8 +580,9 @@ def show_execution(
 ) -> None:
     """Print the result of `calculon.evaluate` for an execution.
 
-    s : the result; its key `layers`, if present, is printed as a table. compat : True if the
-    published model without corrections was used. assumed : defaults that replace missing inputs.
+    s : the result; its key `layers`, if present, is printed as a table.
+    compat : True if the published model without corrections was used.
+    assumed : defaults that replace missing inputs.
     """
     title = (
         f"{known.name} on {system_name}: {x.num_procs} processors = tensor {x.tensor_par} * "
@@ -629,7 +632,9 @@ def _show_rates(
 ) -> None:
     """Print a step time with its rates in samples and tokens per second.
 
-    rate : samples/s. tokens, each : tokens/s in total and per processor. batch : samples per step.
+    rate : samples/s.
+    tokens, each : tokens/s in total and per processor.
+    batch : samples per step.
     """
     text = (
         f"{format_seconds(total_s)} per step of {format_count(batch, 'sample')}, "

@@ -407,8 +407,8 @@ def exploration(
 ) -> dict[str, Any]:
     """Return the object of `--json`.
 
-    choices, request : options as typed. plan_files : path of the plan file, by the `id` of the
-    answer's choice.
+    choices, request : options as typed.
+    plan_files : path of the plan file, by the `id` of the answer's choice.
     """
     from autopar.documents.plan import plain
     from autopar.exploration import (
@@ -485,7 +485,9 @@ def save_picture(
 ) -> list[Path]:
     """Write bars of tokens/s/GPU with 90 % intervals, one plot per group; return the files.
 
-    aside : see `autopar.output`. Raises the errors of `save_figures`.
+    aside : see `autopar.output`.
+
+    Raises the errors of `save_figures`.
     """
     shown = [group for group in groups if group.ranked]
     asked = [answer.choice for group in groups for answer in (*group.ranked, *group.left)]

@@ -119,8 +119,10 @@ def result_document(
 ) -> ResultDocument:
     """Return the object of `--json` for a search of per-layer plans.
 
-    frontier : result of `Planner.frontier`. engines : fastest plan of each engine, if all were
-    searched. throughput : throughput of the plan. price : price of a GPU-hour.
+    frontier : result of `Planner.frontier`.
+    engines : fastest plan of each engine, if all were searched.
+    throughput : throughput of the plan.
+    price : price of a GPU-hour.
     """
     there: dict[str, Any] = _where_it_applies(result.prediction, synthetic=result.synthetic)
     there |= _throughput(throughput, price)
@@ -204,7 +206,8 @@ def explanation_document(
 ) -> dict[str, Any]:
     """Return the keys that `autopar-explain --json` adds to the prediction of a plan.
 
-    baseline : result of the search without additional rules. pinned : (rule, best plan under it).
+    baseline : result of the search without additional rules.
+    pinned : (rule, best plan under it).
     gains : gains of more memory or bandwidth.
     """
     return {
@@ -461,8 +464,9 @@ def against_entry(
     It contains the gain in throughput and the differences by term in seconds per sequence, since
     global batches may differ.
 
-    other : None if there is no such plan. reason : why there is none. broken : violated rules that
-    exclude it.
+    other : None if there is no such plan.
+    reason : why there is none.
+    broken : violated rules that exclude it.
     """
     (one,) = answer.engines
     assert one.best is not None, "a launch is shown"

@@ -183,7 +183,8 @@ def rate_figures(found: Throughput, price: float | None = None) -> list[Figure]:
 def _span(value: float, ends: tuple[float, float] | None, style: str | int) -> str:
     """Return `low to high` of a value over an interval; empty without an interval.
 
-    ends : factors of the value at both ends. style : format, or number of digits.
+    ends : factors of the value at both ends.
+    style : format, or number of digits.
     """
     if ends is None:
         return ""
@@ -270,7 +271,8 @@ def show_engines(
     """Print the fastest plan of each engine, or the reason why it has none.
 
     tokens : tokens of a sample over the number of GPUs, for rates in tokens/s/GPU; None prints
-    samples/s. room : maximum number of lines, in which plans are shortened; None means no limit.
+        samples/s.
+    room : maximum number of lines, in which plans are shortened; None means no limit.
     """
     console.print()
     print_plain(console, "Fastest plan per engine", style="bold")

@@ -63,7 +63,8 @@ def show_answer(
     """Print the best plan, the best plan of each engine, and the basis of the estimates.
 
     verbose : True to print also terms, stages, other degrees and the search space; else one screen.
-    goal : sentence on the choice of the cluster; empty if it was given. path : plan file.
+    goal : sentence on the choice of the cluster; empty if it was given.
+    path : plan file.
     """
     used = _show_title(console, answer)
     first = _headlines(answer, whole=verbose)
@@ -119,8 +120,9 @@ def show_given(
 ) -> None:
     """Print verdict, time and memory of a given plan.
 
-    path : plan file. explained : True to print also the peak memory by term (uniform plan), or time
-    and memory of all stages and layers by category (per-layer plan).
+    path : plan file.
+    explained : True to print also the peak memory by term (uniform plan), or time and memory of all
+        stages and layers by category (per-layer plan).
     """
     if path is not None:
         # Not wrapped, so that the path can be copied.
@@ -507,9 +509,10 @@ def show_explained(
 ) -> None:
     """Print the report of `autopar explain`: requested plans, then the given plan with details.
 
-    others : plans of `--why-not` rules, compared with `best` (None: the given plan). fastest :
-    fastest plan, compared with the given one. gains : gains of more resources. verbose : False to
-    omit the given plan if there are `others`.
+    others : plans of `--why-not` rules, compared with `best` (None: the given plan).
+    fastest : fastest plan, compared with the given one.
+    gains : gains of more resources.
+    verbose : False to omit the given plan if there are `others`.
     """
     same = best is None or best.key == answer.best.key
     if others:
@@ -641,8 +644,9 @@ def show_infeasible(
 ) -> None:
     """Print the plan with the least memory of each engine, and options that make a plan fit.
 
-    ways : suggestions, the smallest change first. verbose : True to print also the full reason of
-    each engine, and the memory of the smallest plan by term.
+    ways : suggestions, the smallest change first.
+    verbose : True to print also the full reason of each engine, and the memory of the smallest plan
+        by term.
     """
     lines = _smallest_first(found)
     _show_smallest(console, lines)

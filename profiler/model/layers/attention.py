@@ -78,7 +78,7 @@ class _Core(nn.Module):
     def heads(self, q: Any, k: Any, v: Any) -> Any:
         """Return core attention of q, k and v, (tokens, batch, heads * width).
 
-        Includes the exchange of Ulysses before and after it.
+        The exchange of Ulysses before and after it is included.
         """
         return self.attended(*self.exchanged(q, k, v), recompute=self.recompute)
 
@@ -297,8 +297,9 @@ class LatentAttention(_Core):
     def _expanded(self, query: Any, narrow: Any, turning: Any) -> tuple[Any, Any, Any]:
         """Return queries, keys and values of this rank's heads, expanded from the latents.
 
-        query : latent of the queries, or the layer's input without query compression. narrow :
-        latent of keys and values. turning : rotary key before rotation.
+        query : latent of the queries, or the layer's input without query compression.
+        narrow : latent of keys and values.
+        turning : rotary key before rotation.
         """
         latent = self.latent
         (flat,) = self.query(query)

@@ -50,9 +50,9 @@ def build_layer(
     """Return one layer with the shapes of one rank; its call is `module(x, context=None)`.
 
     group : tensor-parallel group, a torch process group or an object with the methods of
-    `parallel.SoleRank`; None at degree 1. expert_group, context_group : likewise for the expert
-    and context degrees. A decoder layer with cross-attention reads the encoder's output as
-    `context`.
+        `parallel.SoleRank`; None at degree 1.
+    expert_group, context_group : likewise for the expert and context degrees. A decoder layer with
+        cross-attention reads the encoder's output as `context`.
 
     The backward leaves some gradients partial; the caller must sum them over the group. These are
     gradients of key-value heads that several ranks hold, and of norms per head. With sequence
@@ -89,8 +89,9 @@ def layer_inputs(
 
     The second input of a layer with cross-attention is the encoder's output.
 
-    encoder_seq_length : tokens of the encoder; None means the sequence length of the layer. Raises
-    InputError if the degree does not divide a sequence length.
+    encoder_seq_length : tokens of the encoder; None means the sequence length of the layer.
+
+    Raises InputError if the degree does not divide a sequence length.
     """
     lengths = [spec.seq_length]
     if spec.cross_attention:

@@ -163,8 +163,8 @@ def _heads_first(q: Any, *others: Any) -> list[Any]:
 def _add(out: Any, sums: Any, part: Any, part_sums: Any) -> None:
     """Merge the attention to another set of keys into `out` and `sums`, in place.
 
-    out, part : outputs for the two sets of keys, (sequence, batch, heads, width). sums, part_sums :
-    logs of their softmax denominators, (batch, heads, sequence).
+    out, part : outputs for the two sets of keys, (sequence, batch, heads, width).
+    sums, part_sums : logs of their softmax denominators, (batch, heads, sequence).
     """
     both = torch.logaddexp(sums, part_sums)
     for weight, target in (((sums - both).exp(), None), ((part_sums - both).exp(), part)):
@@ -179,8 +179,8 @@ def _add(out: Any, sums: Any, part: Any, part_sums: Any) -> None:
 def _seen(rank: int, source: int, length: int, *, causal: bool) -> tuple[slice, slice]:
     """Return the slices of this rank's queries and of `source`'s keys that interact under the mask.
 
-    rank, source : context ranks; rank i of c holds the pieces i and 2c-1-i. length : tokens per
-    rank.
+    rank, source : context ranks; rank i of c holds the pieces i and 2c-1-i.
+    length : tokens per rank.
     """
     half, everything = length // 2, slice(None)
     if not causal or source == rank:

@@ -215,7 +215,8 @@ class Experts(nn.Module):
     def _dispatched(self, rows: Any, counts: Any) -> Any:
         """Return the expert outputs of all rows, computed on the ranks of their experts.
 
-        rows : hidden states sorted by expert. counts : number of rows per expert.
+        rows : hidden states sorted by expert.
+        counts : number of rows per expert.
         """
         e, group = self.across.degree, self.across.group
         own = self.count // e
@@ -249,8 +250,8 @@ class _ExpertWeights(nn.Module):
     ) -> None:
         """Create `count` experts with this rank's MLP width `ffn`.
 
-        discards : True to recompute the activation function in the backward. adds_last : True if
-        `forward` adds the bias of the down projection.
+        discards : True to recompute the activation function in the backward.
+        adds_last : True if `forward` adds the bias of the down projection.
         """
         super().__init__()
         self.gated, self.discards, self.adds_last = gated, discards, adds_last
@@ -270,8 +271,8 @@ class _ExpertWeights(nn.Module):
     def forward(self, x: Any, counts: list[int] | None = None) -> Any:
         """Return the outputs of the experts, in the shape of x.
 
-        x : (experts, tokens, hidden), or (rows, hidden) with the rows sorted by expert. counts :
-        rows per expert; None for the first shape.
+        x : (experts, tokens, hidden), or (rows, hidden) with the rows sorted by expert.
+        counts : rows per expert; None for the first shape.
         """
         biases = list(self.biases) or [None] * (len(self.ups) + 1)
         ups = [_product(x, *pair, counts) for pair in zip(self.ups, biases[:-1], strict=True)]

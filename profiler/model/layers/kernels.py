@@ -243,8 +243,9 @@ def _summed(grad: Any, like: Any) -> Any:
 def _narrow(q: Any, keys: int, causal: bool, window: int) -> dict[str, Any]:
     """Return the mask arguments of the CPU attention operator.
 
-    keys : number of keys. window : as in `attention`. A window becomes an additive mask, 0 for
-    visible keys and -inf for others; without one only the causal flag is returned.
+    keys : number of keys.
+    window : as in `attention`. A window becomes an additive mask, 0 for visible keys and -inf for
+        others; without one only the causal flag is returned.
     """
     if not window:
         return {"is_causal": causal}

@@ -48,9 +48,9 @@ def build_vocab(
     part : `first` maps tokens to activations; `last` maps activations and labels to the loss.
     `only` maps tokens and labels to the loss, without the layers in between.
 
-    degree : size of the
-    vocabulary-parallel group. group : as in `build_layer`. context : (degree, rank) in a
-    context-parallel group.
+    degree : size of the vocabulary-parallel group.
+    group : as in `build_layer`.
+    context : (degree, rank) in a context-parallel group.
 
     In encoder-decoder models, every input and output except the loss has two sequences; the
     decoder's comes first. Tied tables are one tensor in `only`, and two in `first` and `last`.

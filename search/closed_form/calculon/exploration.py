@@ -288,6 +288,7 @@ def _check_size(
     """Return the largest number of points of one pair of tensor and pipeline degrees.
 
     kept : True if all points of a pair are returned.
+
     Raises InputError if there are too many points in total, or in one pair if `kept` is True.
     """
     total = largest = 0

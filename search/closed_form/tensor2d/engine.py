@@ -191,7 +191,9 @@ def native_engine(
 ) -> Any:
     """Return the compiled engine for a model on a system.
 
-    batch : samples per step. Raises InputError if a count or the strategy is invalid.
+    batch : samples per step.
+
+    Raises InputError if a count or the strategy is invalid.
     """
     for name, value in (("n_gpus", n_gpus), ("batch", batch)):
         check_count(name, value, f"an integer from 1 to {LARGEST}", 1, LARGEST)
@@ -373,8 +375,9 @@ def _layer(row: np.void) -> dict[str, Any]:
 def _links(name: str, one: np.void, *, listed: bool) -> dict[str, Any]:
     """Return volumes (1e9 bytes) and names of the collectives of a pass.
 
-    name : 'fwd' or 'bwd'. listed : True for an operation in a loop over panels. Values are lists if
-    `listed` is True or there are several collectives.
+    name : 'fwd' or 'bwd'.
+    listed : True for an operation in a loop over panels. Values are lists if `listed` is True or
+        there are several collectives.
     """
     count = int(one["num_links"])
     volumes = one["volumes_gb"][:count].tolist()
@@ -433,6 +436,7 @@ def _counts(
     """Return the given numbers as Python integers; NumPy integers are accepted.
 
     where : 'config' or 'placement', for messages.
+
     Raises InfeasibleExecution for an unknown or missing name, or a value that is not a positive
     integer.
     """

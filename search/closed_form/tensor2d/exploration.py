@@ -53,9 +53,12 @@ from search.closed_form.tensor2d.engine import (
 def assignments(dims: tuple[int, ...], domain: int) -> list[tuple[int, ...]]:
     """Return all placements that fill an NVLink domain: ranks per domain, for each dimension.
 
-    dims : group sizes. domain : GPUs per NVLink domain.
-    Each number divides its group size, and their product is `domain`. If all ranks fit in one
-    domain, the only placement is `dims`. The list is empty if no placement fills the domain.
+    dims : group sizes.
+    domain : GPUs per NVLink domain.
+
+    Each number of a placement divides its group size, and their product is `domain`. If all ranks
+    fit in one domain, the only placement is `dims`. The list is empty if no placement fills the
+    domain.
     """
     if math.prod(dims) <= domain:
         return [dims]
@@ -82,7 +85,8 @@ def fastest_placement(
     Placements that fill a domain are compared with one rank of each group per domain. If none fills
     a domain, all placements that fit are compared.
 
-    config : degrees by name. domain : GPUs per NVLink domain.
+    config : degrees by name.
+    domain : GPUs per NVLink domain.
     price : returns the statistics of a placement, or raises an error for invalid degrees.
 
     Raises InputError if there are too many placements, and the errors of `price`.

@@ -219,7 +219,8 @@ def price_with_ray_tune(
     Each point is one trial. Trials run one after another, so that a learning algorithm knows all
     results before its next proposal, and equal seeds give equal points.
 
-    search : one of `RAY_SEARCHES`. address : as for `cluster`.
+    search : one of `RAY_SEARCHES`.
+    address : as for `cluster`.
 
     Raises
     ------

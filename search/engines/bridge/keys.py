@@ -268,7 +268,8 @@ UNPRICED_KEYS: Mapping[str, Unpriced] = {
 def argument_settings(name: str, values: Sequence[str]) -> dict[str, Any]:
     """Return the settings, by dotted key, that a launcher argument makes; may be empty.
 
-    name : long name of the argument. values : its words.
+    name : long name of the argument.
+    values : its words.
 
     Source: `set_user_overrides` of `scripts/performance/utils/overrides.py`.
     """

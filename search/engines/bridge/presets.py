@@ -143,8 +143,8 @@ communication; `lay` layout; `fused` experts; `fp8attn` fp8 attention."""
 def preset_of(model: str, gpu: str, precision: str, variant: str | None) -> Preset | None:
     """Return the preset of a performance recipe; None: not in the table.
 
-    variant : such as `v1`. As in the performance scripts, None selects the newest variant, as does
-    v2 if it does not exist.
+    variant : such as `v1`. None selects the newest variant, and so does v2 if the recipe has no v2,
+        as in the performance scripts.
     """
     found = _presets().get((model, gpu, precision), ())
     for preset in found:

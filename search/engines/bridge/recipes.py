@@ -449,7 +449,8 @@ _DEEPSEEK_KNOWN = {(4, 1), (8, 1), (4, 2), (16, 1), (8, 2), (4, 4)}
 def layout_of(model: str | None, pp: int, vp: int, mtp: int) -> str | None:
     """Return the pipeline layout string in the recipes of DeepSeek-V3 and Kimi K2.
 
-    vp : virtual pipeline size. mtp : number of MTP layers.
+    vp : virtual pipeline size.
+    mtp : number of MTP layers.
 
     None: other model, or the recipes contain no layout for this pp and vp.
     """

@@ -78,7 +78,7 @@ def _alike(sizes: Mapping[str, Any], model: Model) -> bool:
 
 
 def _is_said(key: str, value: Any, recipe: Recipe) -> bool:
-    """Return whether a recipe sets a key to this value, so that no override is needed."""
+    """Return True if a recipe sets a key to this value, so that no override is needed."""
     own = recipe.settings.get(key)
     if key == "model.position_embedding_type" and value == "rope" and own in ("yarn", "mrope"):
         return True  # rotary positions as well, with the frequencies of the recipe

@@ -200,7 +200,9 @@ def model_named(name: str, beside: Path | None = None) -> Model | None:
     """Return a model by shipped name, repository name or path of its config.json or folder.
 
     beside : folder for relative paths; None for the working folder. Returns None for an unknown
-    model. Raises DocumentError or InputError for an invalid or unsupported config.json.
+        model.
+
+    Raises DocumentError or InputError for an invalid or unsupported config.json.
     """
     path = Path(name) if beside is None else beside / name
     for config in (path, path / "config.json"):

@@ -275,7 +275,7 @@ def _shared_degrees(layers: Sequence[LayerStrategy]) -> MegatronDegrees | None:
 
 
 def _runs(plan: Plan, degrees: MegatronDegrees, job: ExportJob) -> bool:
-    """Return whether a plan is legal, including rules of Megatron-LM on heads and tokens."""
+    """Return True if a plan is legal, including rules of Megatron-LM on heads and tokens."""
     sp = job.sequence_parallel
     # Megatron-LM applies the rules of ring context parallelism to all-to-all as well.
     ring = LayerStrategy(tp=degrees.tensor, cp=degrees.context)
@@ -351,7 +351,7 @@ def _with_experts(job: ExportJob) -> ExportJob:
 
 
 def _at_once(job: ExportJob, plan: Plan) -> bool:
-    """Return whether a plan has ZeRO-2 and reduces gradients after every micro-batch."""
+    """Return True if a plan has ZeRO-2 and reduces gradients after every micro-batch."""
     each = plan.num_microbatches == 1 or not job.async_grad_reduce
     return each and plan.default_dp_type == "zero2"
 

@@ -27,7 +27,7 @@ class Release(Record):
         return self.container == "lts" and self.date < "2025-11"
 
     def has(self, change: str) -> bool:
-        """Return whether the release includes a change of `_CHANGES`."""
+        """Return True if the release includes a change of `_CHANGES`."""
         since, of_libraries = _CHANGES[change]
         return self.date >= since and not (of_libraries and self.old_libraries)
 
@@ -86,8 +86,8 @@ def attention_kernel(
 ) -> AttentionKernel:
     """Return the attention kernel: `backend`, or for `auto` the choice of Transformer Engine.
 
-    environment : environment variables of the ranks. local : True for layers without Transformer
-    Engine.
+    environment : environment variables of the ranks.
+    local : True for layers without Transformer Engine.
     """
     if local:
         return "local"

@@ -34,7 +34,7 @@ from search.engines.space import (
 
 
 def _userbuffers(job: EngineContext, tp: int) -> bool:
-    """Return whether TP overlap is possible: it needs NVLink between all ranks of a tensor group.
+    """Return True if TP overlap is possible: it needs NVLink between all ranks of a tensor group.
 
     With userbuffers of Transformer Engine, ranks write directly to the memory of other ranks.
     """

@@ -209,7 +209,7 @@ _LINKED = 72
 
 
 def _dispatches(run: Run) -> bool:
-    """Return whether tokens are sent to other ranks by a fused dispatcher (DeepEP, HybridEP)."""
+    """Return True if tokens are sent to other ranks by a fused dispatcher (DeepEP, HybridEP)."""
     flex = run.runtime.experts.dispatcher == "flex"
     return run.model.experts is not None and flex and run.split.ep > 1
 

@@ -32,8 +32,8 @@ _FUNCTION = "autopar_plan"
 def recipe(run: Run, place: ExportTarget) -> Draft:
     """Return the recipe of a run and the command that starts it.
 
-    Raises UnsupportedError for a model that Llama 3 blocks cannot build. Also raises it for fp8
-    GEMMs, compiled layers, virtual pipeline stages, partial recomputation and optimizer offload.
+    Raises UnsupportedError for a model that Llama 3 blocks cannot build, and for fp8 GEMMs,
+    compiled layers, virtual pipeline stages, partial recomputation and optimizer offload.
     """
     refuse_model(place.model or run.name, beyond(run.model))
     others = {

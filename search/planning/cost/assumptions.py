@@ -79,8 +79,8 @@ class Assumptions:
     ) -> None:
         """Record the assumptions that apply to all rows.
 
-        fits, other : fits of each layer type, and of embedding, head and loss. optimizer :
-        optimizer times; None if not measured.
+        fits, other : fits of each layer type, and of embedding, head and loss.
+        optimizer : optimizer times; None if not measured.
         """
         self._in_ring = options.cp_kind == "ring"
         if model.estimated and any(fit.measured for fit in fits):

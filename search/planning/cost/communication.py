@@ -60,7 +60,8 @@ class CurveTable:
     def seconds(self, number: I64, num_bytes: F64) -> F64:
         """Return the time of messages, (n,) seconds.
 
-        number : (n,) number of the curve of each message. num_bytes : (n,) size, above 0.
+        number : (n,) number of the curve of each message.
+        num_bytes : (n,) size, above 0.
         """
         if len(number) <= _BLOCK:
             return self._seconds(number, num_bytes)
@@ -429,7 +430,7 @@ class Groups:
         self._bus: F64 | None = None
 
     def without_notes(self, note: Callable[[str], None]) -> Groups:
-        """Return a copy with equal group numbers that reports its notes again, to `note`."""
+        """Return a copy with the same group numbers whose notes are reported again, to `note`."""
         other = Groups(self._hardware, note, self.documented)
         other._numbers = self._numbers | self._index
         other._groups = self._groups.copy()

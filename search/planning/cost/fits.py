@@ -104,7 +104,8 @@ def fit_measured(
 
     Raises InputError if the mode needs more measurements.
 
-    name : subject of errors and notes. of_layer : True for a layer, whose fit has a term in S^2.
+    name : subject of errors and notes.
+    of_layer : True for a layer, whose fit has a term in S^2.
     """
     mode = options.time_profile_mode
     if not times:

@@ -47,7 +47,9 @@ def overlap_s(window_s: F64, comm_s: F64, coefficient: float) -> F64:
 
     min(k*min(x, y) + |x - y|, x + y): both are k times slower while both run.
 
-    window_s : time x of the compute. comm_s : time y of the communication. coefficient : k.
+    window_s : time x of the compute.
+    comm_s : time y of the communication.
+    coefficient : k.
     """
     # both run for k times the shorter time, then the rest of the longer one is not slowed down
     both = coefficient * np.minimum(window_s, comm_s) + np.abs(window_s - comm_s)
@@ -68,7 +70,9 @@ def overlapped_backward_s(
     Each tensor-parallel message y_i overlaps only with its GEMM w_i; all messages together overlap
     with the compute B.
 
-    compute_s : B. windows : pairs (w_i, y_i). other_comm_s : y_other, data-parallel communication.
+    compute_s : B.
+    windows : pairs (w_i, y_i).
+    other_comm_s : y_other, data-parallel communication.
     """
     separate = compute_s
     together = other_comm_s
@@ -110,7 +114,8 @@ def exposed_reduction_s(comm_s: F64, microbatch_s: F64, hiding: OverlapFactors) 
 
     max(0, y - gradients*w) + reduction*y, with the factors `gradients` and `reduction` of `hiding`.
 
-    comm_s : time y of the reduction. microbatch_s : time w of the micro-batch.
+    comm_s : time y of the reduction.
+    microbatch_s : time w of the micro-batch.
     """
     late = np.maximum(0.0, comm_s - hiding.gradients * microbatch_s)
     return late + hiding.reduction * comm_s

@@ -631,7 +631,8 @@ def _exchanged_s(
 ) -> None:
     """Add the exposed times of one position's messages to `forward` and `backward` in place.
 
-    number : index in POSITIONS. seconds : times of the messages of `_communication`.
+    number : index in POSITIONS.
+    seconds : times of the messages of `_communication`.
     """
     sequence_parallel = pricing.options.sequence_parallel
     if number != _LAST:

@@ -57,8 +57,8 @@ class NoPlanError(InfeasibleError):
     def __init__(self, engine: str, reasons: Sequence[tuple[str, int]], tried: int) -> None:
         """Store the first reason as `why`.
 
-        reasons : (reason, number of parts with it), the most important first. tried : number of
-        parts searched.
+        reasons : (reason, number of parts with it), the most important first.
+        tried : number of parts searched.
         """
         self.why = reasons[0][0]
         shown = "; ".join(

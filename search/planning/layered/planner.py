@@ -282,7 +282,9 @@ class Planner:
     def evaluate(self, plan: Plan, memory_constraint_bytes: float | None = None) -> Prediction:
         """Return step time and memory of a plan, which may be illegal or too large.
 
-        memory_constraint_bytes : memory per GPU; None: that of the options. Raises as `predict`.
+        memory_constraint_bytes : memory per GPU; None: that of the options.
+
+        Raises as `predict`.
         """
         memory = self.options.memory_constraint_bytes
         if memory_constraint_bytes is not None:

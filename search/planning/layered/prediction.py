@@ -334,8 +334,8 @@ def published_class(cost: CostModel) -> RunClass | None:
     """Return the class of published runs whose errors give the interval of this estimate.
 
     None if both times and bandwidths were measured, or if a calibration applies: published runs
-    give errors of estimates only. Also None if one of both was measured and no file names the
-    software stack.
+    give errors of estimates only. The result is also None if one of them was measured and no file
+    names the software stack.
     """
     model, hardware = cost.model, cost.hardware
     if cost.options.calibration or not (model.estimated or hardware.estimated):

@@ -113,8 +113,9 @@ def priced_of(
 ) -> Priced:
     """Return a per-layer plan with time, memory and interval, as the record of reports.
 
-    throughput : throughput of the plan; None if it cannot run. sources : input files. estimated :
-    True if some inputs were not measured.
+    throughput : throughput of the plan; None if it cannot run.
+    sources : input files.
+    estimated : True if some inputs were not measured.
     """
     stages = tuple(map(_stage_price, prediction.stages))
     verdict = "fits" if prediction.fits else "does not fit"
@@ -272,7 +273,8 @@ def found_or_reason(
 ) -> tuple[Priced | None, str]:
     """Return (plan that obeys an additional rule, None without one; reason if there is none).
 
-    baseline : search without the rule. budget_bytes : memory constraint per GPU.
+    baseline : search without the rule.
+    budget_bytes : memory constraint per GPU.
     """
     result = asked.result
     if result is None:

@@ -444,7 +444,7 @@ def _no_layout(question: UniformRequest) -> str:
 
 
 def _none_is_legal(found: Sequence[EngineResult]) -> InputError:
-    """Return the error if no engine has a legal plan: the first engine's, naming the others."""
+    """Return the error if no engine has a legal plan: that of the first, with other engines."""
     first, *others = found
     either = ""
     if any(one.reason != first.reason for one in others):

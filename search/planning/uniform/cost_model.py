@@ -396,7 +396,8 @@ class UniformCostModel:
 
         Traffic of adapters is ignored, as they are small.
 
-        data : data-parallel size; copies : number of HSDP replicas.
+        data : data-parallel size.
+        copies : number of HSDP replicas.
         """
         machine = self.target.machine
         job = None
@@ -440,8 +441,8 @@ class UniformCostModel:
     ) -> float:
         """Return a lower bound of step seconds that assumes stages of equal time.
 
-        whole_s : micro-batch seconds of the whole model; sends_s : seconds of sends per micro-batch
-        and stage.
+        whole_s : micro-batch seconds of the whole model.
+        sends_s : seconds of sends per micro-batch and stage.
         """
         return self.min_pipeline_slots(choice, pipelines) * (whole_s / choice.pp + sends_s)
 

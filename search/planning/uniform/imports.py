@@ -285,7 +285,8 @@ def converted(
     Raises UnsupportedError if the other engine does not support the plan's parallelism, or rejects
     the converted plan.
 
-    run : run to convert; choice : its candidate
+    run : run to convert
+    choice : its candidate
     usual : run of the candidate with the default settings of its original engine
     engine : name of the other engine
     """

@@ -378,7 +378,7 @@ class _Trial:
         return _Failure(notice=deepest, given=tuple(given), named=named)
 
     def _whole(self, broken: _Broken) -> Notice:
-        """Return the notice of a violated rule, naming free fields with no legal value."""
+        """Return the notice of a violated rule, with the free fields that have no legal value."""
         shown = {*_fields_of(broken.rule)} & _shown(broken.rule)
         if "dp" in shown and "dp" not in self.fixed:
             shown |= {*_NEEDS["dp"]}

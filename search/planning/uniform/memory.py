@@ -656,7 +656,8 @@ def frozen_states_of_run(run: Run) -> tuple[float, float]:
 def states_of_run(run: Run, *, staged: bool) -> tuple[float, float]:
     """Return (replicated, sharded) state bytes per trained parameter at the end of a forward.
 
-    run : run with one pipeline stage; staged : True for its bytes with several stages.
+    run : run with one pipeline stage.
+    staged : True for its bytes with several stages.
     """
     if run.kernels.torch_layers:
         return _torch_states(run, staged=staged)

@@ -355,7 +355,8 @@ class UniformSearchSpace:
     def _bound_s(self, way: int, at: I64) -> F64:
         """Return lower bounds of step seconds per sequence, as `UniformCostModel.least_s` does.
 
-        way : index of the expert sharding; at : indices of attention shardings.
+        way : index of the expert sharding.
+        at : indices of attention shardings.
         """
         found = self._seconds.get(way)
         if found is None:
@@ -377,7 +378,8 @@ class UniformSearchSpace:
         formula of `UniformCostModel.many_spread_bytes`, with model states and the layer inputs of
         live micro-batches. Inputs of MoE layers are not counted if their norms can be offloaded.
 
-        way : expert degrees. at : indices of attention shardings.
+        way : expert degrees.
+        at : indices of attention shardings.
         """
         job, engine = self.prices.job, self.prices.engine
         tp, cp, size, scattered = (column[at] for column in self._columns)

@@ -122,8 +122,8 @@ def plan_page(
 ) -> Page:
     """Return the page of a per-layer plan; raises InputError if it cannot run.
 
-    result : result of the search that found the plan, with alternatives. frontier : results by
-    memory budget.
+    result : result of the search that found the plan, with alternatives.
+    frontier : results by memory budget.
     """
     timeline = plan_timeline(plan, prediction)
     priced = session.priced(plan, prediction)

@@ -70,7 +70,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, words: Collect
 def bars(rows: Sequence[tuple[str, str, float, str]], total: float) -> str:
     """Return a waterfall chart, in which each bar begins where the last one ended.
 
-    rows : (term, name in prose, value, printed value) of each bar. total : value of the full width.
+    rows : (term, name in prose, value, printed value) of each bar.
+    total : value of the full width.
     """
     start, found = 0.0, []
     for term, words, value, shown in rows:
@@ -106,8 +107,9 @@ def stacks(
 ) -> str:
     """Return stacked bars with a line at a limit.
 
-    rows : (label, value by part, text after the bar) of each bar. names : names of parts; their
-    order defines the colours. spoken : names of parts in prose, if they differ.
+    rows : (label, value by part, text after the bar) of each bar.
+    names : names of parts; their order defines the colours.
+    spoken : names of parts in prose, if they differ.
     """
     stacked = [_Stack(*row) for row in rows]
     most = max([limit, *(sum(row.parts.values()) for row in stacked)]) * 1.02

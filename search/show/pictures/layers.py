@@ -180,8 +180,8 @@ def _backward(
 ) -> Iterator[_Raw]:
     """Yield the backward pass of a layer, with recomputation first.
 
-    kind : 'I' for input gradients, 'W' for weight gradients, 'B' for both. again : seconds of
-    recomputed modules; None if all parts are recomputed.
+    kind : 'I' for input gradients, 'W' for weight gradients, 'B' for both.
+    again : seconds of recomputed modules; None if all parts are recomputed.
     """
     attention, mlp = _halves(times)
     halves = [half for half in (mlp, attention) if half]

@@ -55,7 +55,8 @@ def launch_memory(
 ) -> tuple[StageMemory, ...]:
     """Return the memory of every stage of a run.
 
-    accounts : memory accounts of all stages. odds : OOM probability of each stage.
+    accounts : memory accounts of all stages.
+    odds : OOM probability of each stage.
     """
     found = []
     for account, track, odds_of_oom in zip(accounts, timeline.tracks, odds, strict=True):

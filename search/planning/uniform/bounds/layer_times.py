@@ -167,8 +167,8 @@ def rows_of(
 def partial_recompute_s(again: F64, freed_bytes: Real) -> F64:
     """Return lower bounds of whole-model seconds if full recomputation frees `freed_bytes`.
 
-    again : `MicroBatchTimes.again`, shape [..., 4]; freed_bytes : a number, or an array of shape
-    [...].
+    again : `MicroBatchTimes.again`, shape [..., 4].
+    freed_bytes : a number, or an array of shape [...].
     """
     device, host = (again[..., at] + freed_bytes * again[..., at + 2] for at in (0, 1))
     return layer_total_s(device, host)

@@ -55,7 +55,8 @@ def _copies_s(
 ) -> F64:
     """Return the exposed seconds of copies to the host and back.
 
-    copied_bytes : bytes in each direction; forward_s, backward_s : seconds that hide the copies.
+    copied_bytes : bytes in each direction.
+    forward_s, backward_s : seconds that hide the copies.
     """
     copy = copied_bytes / prices.link_bytes_per_s
     found: F64 = np.maximum(0.0, copy - forward_s) + np.maximum(0.0, copy - backward_s)
