@@ -94,8 +94,6 @@ def _recomputations(text: str) -> tuple[str, ...]:
             found.append(f"block {int(number)}")
         else:
             hint = did_you_mean(words, (NONE, FULL, "op", *MODULES))
-            if words == "selective":
-                hint = "Use core_attn, as in Megatron-LM, or op, as in torchtitan"
             raise OptionError(
                 f"--recompute: expected none, full, selective, op, block N, or modules joined by + "
                 f"({', '.join(MODULES)}), got {item!r:.60}",

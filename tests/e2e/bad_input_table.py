@@ -488,8 +488,6 @@ OPTIONS = (
     _option("experts of a model without", "--ep", "8"),
     _option("chunks without stages", "--vpp", "2", "--pp", "1"),
     _option("8 bits on a card without", "--precision", "fp8"),
-    _option("Megatron-LM's word for recomputation", "--recompute", "selective",
-            "--engine", "megatron"),
     _option("unknown module", "--recompute", "attention"),
     _option("unknown schedule", "--schedule", "zvb"),
     _option("4 bits without adapters", "--lora-base", "nf4"),

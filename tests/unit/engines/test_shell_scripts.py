@@ -222,10 +222,7 @@ class _Random:
         (
             "A=$(nproc)\npython x.py --a $A --b $((A*2)) --c `date +%Y`\n",
             ["--a", "$(nproc)", "--b", "$((A*2))", "--c", "`date +%Y`"],
-            (
-                "known only at run time, counted as one word each: "
-                "$(nproc), $((A*2)), `date +%Y`",
-            ),
+            ("known only at run time, counted as one word each: $(nproc), $((A*2)), `date +%Y`",),
         ),
         (
             'if [ "$NNODES" -gt 1 ]; then X=1; else X=2; fi\npython x.py --x $X\n',
