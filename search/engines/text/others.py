@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from search.engines.text.files import Configuration
+from search.engines.text.files import Configuration, arguments_in, flags_of_document
 
 
 class _Other(NamedTuple):
@@ -84,12 +84,24 @@ _PURPOSES: tuple[tuple[frozenset[str], str], ...] = (
 """Words in the name of a program that does not train, with its purpose."""
 
 
+_GENERATES = frozenset(
+    {
+        "num-tokens-to-generate", "prompts", "prompt-file", "incoming-requests-per-sec",
+        "incoming-requests-per-step", "inference-repeat-n",
+    }
+)  # fmt: skip
+"""Arguments of the inference programs of Megatron-LM."""
+
+
 def problem_of(source: Configuration) -> str | None:
     """Return why a file is not read, a sentence about it; None if no such file is recognised."""
     command = source.command
     if command is None:
         title = _of_document(source.document)
-        return None if title is None else f"is a file of {title}, which autopar does not read"
+        if title is None:
+            purpose = _of_flags(flags_of_document(arguments_in(source.document)))
+            return None if purpose is None else f"is of a program that {purpose}"
+        return f"is a file of {title}, which autopar does not read"
     flags, program = source.flags or {}, command.program
     title = next(
         (
@@ -169,6 +181,8 @@ def _purpose(program: str) -> str | None:
 
 def _of_flags(flags: Mapping[str, tuple[str, ...]]) -> str | None:
     """Return what a program does instead of training, from its arguments; None if it may train."""
+    if _GENERATES & flags.keys():
+        return "generates text and does not train"
     if "skip-train" in flags:
         return "evaluates a model (--skip-train)"
     only = [name for name in ("do-eval", "do-predict") if _is_on(flags, name)]

@@ -485,6 +485,8 @@ def test_an_answer_has_no_figure_of_what_is_withdrawn(
         ("a.sh", ("torchrun tools/run_text_generation_server.py --num-layers 2 --hidden-size 8 "
          "--micro-batch-size 1 --seq-length 8\n"), "generates text"),
         ("a.sh", MEGATRON + "--skip-train\n", "--skip-train"),
+        ("a.yaml", "MODEL_ARGS:\n  --num-layers: 2\n  --hidden-size: 8\n  --prompts: x\n",
+         "generates text"),
         ("a.sh", TRAINER + "--do_eval\n", "--do_eval without --do_train"),
         ("a.sh", "torchrun tools/evaluate_gpt.py --num-layers 2 --hidden-size 8\n", "evaluates"),
     ],
