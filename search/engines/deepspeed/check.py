@@ -57,7 +57,7 @@ def stack_of(run: Run | None) -> str:
 _MOVES: frozenset[Move] = frozenset({"micro_batch", "recompute", "optimizer"})
 
 
-def _configuration_flag(source: Configuration) -> str | None:
+def configuration_flag(source: Configuration) -> str | None:
     """Return the JSON file in `--deepspeed` or `--deepspeed_config` of a script, else None."""
     for flag in ("deepspeed", "deepspeed-config"):
         for word in (source.flags or {}).get(flag, ()):
@@ -73,7 +73,7 @@ def owns(source: Configuration) -> bool:
         return True
     flags = source.flags or {}
     # Megatron-DeepSpeed, which has the arguments of Megatron-LM, is another engine.
-    return _configuration_flag(source) is not None and "num-layers" not in flags
+    return configuration_flag(source) is not None and "num-layers" not in flags
 
 
 def script_flags(source: Configuration) -> Flags:
@@ -340,7 +340,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     of GPUs is unknown or contradictory. Other errors of the files become findings.
     """
     flags = script_flags(source)
-    named = _configuration_flag(source)
+    named = configuration_flag(source)
     document: Mapping[str, Any] = source.document
     if named is not None:
         document = load_object(source.path.parent / named).data

@@ -22,6 +22,7 @@ from search.engines.changes import Changes, Move
 from search.engines.deepspeed.check import (
     ScriptedFile,
     broken_of_deepspeed,
+    configuration_flag,
     idle_of_deepspeed,
     launched_world,
     open_words,
@@ -65,8 +66,9 @@ def _file_flag(source: Configuration) -> str | None:
 def owns(source: Configuration) -> bool:
     """Return True if a file is an accelerate configuration or a script that passes one."""
     document = source.document
+    # The Trainer takes the file of its own argument --deepspeed, not that of the launcher.
     return ("distributed_type" in document and "num_processes" in document) or (
-        _file_flag(source) is not None
+        _file_flag(source) is not None and configuration_flag(source) is None
     )
 
 

@@ -252,10 +252,11 @@ def _refuse(words: LaunchArguments) -> None:
     if spec not in ("", "local"):
         raise words.unpriced("spec", f"names unknown layers: {spec[:60]}", "Take it out")
     for flags, why in UNPRICED:
-        given = next((flag for flag in flags if flag in words.words), None)
-        # The value `none` means that the feature is off.
-        if given is not None and words.words[given] != ("none",):
-            raise words.unpriced(given, why, "Remove it to price the rest")
+        given = [flag for flag in flags if words.has(flag)]
+        # With the value `none`, or a degree of 1, the feature is off.
+        on = [flag for flag in given if words.words[flag] not in (("none",), ("1",))]
+        if on:
+            raise words.unpriced(on[0], why, "Remove it to price the rest")
 
 
 # --------------------------------------------------------------------------------------------------

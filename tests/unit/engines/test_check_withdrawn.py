@@ -310,8 +310,18 @@ def test_keys_of_accelerate_withdraw(document: dict[str, Any], configured: Read)
     assert not configured(FSDP).withdrawn
 
 
+def test_the_configuration_of_the_trainer_precedes_that_of_the_launcher(checked: Read) -> None:
+    words = TRAINER.replace("deepspeed --num_gpus 8", "accelerate launch --config_file a.yaml")
+    file = checked(words + LONG, _with(ZERO3, zero_optimization={"stage": 2}), world_size=8)
+    assert file.run is not None
+    assert (file.trainer, file.run.split.zero) == ("DeepSpeed", 2)
+
+
 def test_settings_that_are_off_withdraw_nothing(configured: Read, checked: Read) -> None:
     """Not even with a value that has no price."""
+    words = "--cuda-graph-impl none --tensor-parallel-num-weight-shards 1"
+    assert not checked(MEGATRON + words).withdrawn
+    assert checked(MEGATRON + words.replace("1", "8")).run is None
     off = {"dynamo_backend": "NO", "dynamo_mode": "max-autotune"}
     assert not configured(_with(FSDP, dynamo_config=off)).withdrawn
     text = TITAN + '[compile]\nenable = false\nbackend = "eager"\n'
