@@ -312,7 +312,7 @@ def _layer_of_split(split: Split) -> LayerStrategy:
     if used:
         raise InputError(f"per-layer plans do not support {used}")
     if split.cp > 1 and split.cp_kind != "ring":
-        raise InputError(f"per-layer plans support cp-kind ring, not {split.cp_kind}")
+        raise InputError(f"per-layer plans support ring attention, not --cp-kind {split.cp_kind}")
     modules = split.recompute if isinstance(split.recompute, frozenset) else frozenset()
     usual = split.tp if split.ep == 1 and split.tp_kind == "megatron" else 1
     return LayerStrategy(

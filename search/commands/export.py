@@ -204,7 +204,8 @@ def _execute(raw: dict[str, Any]) -> int:
                 remedy=f"Use --to {engine}" if engine in EXPORTERS else remedy,
             )
         raise OptionError(
-            "--to cannot be combined with --from", remedy="Read the configuration first"
+            "--to cannot be combined with --from",
+            remedy="Remove --to, then export the plan file that --from writes",
         )
     if own.source is not None:
         request = build_request(asked)

@@ -179,7 +179,7 @@ def _require(words: Mapping[str, Any]) -> None:
     for row in COMMAND.rows:
         if row.name in ("model", "hardware") and row.name not in words:
             raise missing(row)
-        for word in words.get(row.name, ()) if row.name in ("model", "hardware") else ():
+        for word in words.get(row.name, ()) if row.name in ("model", "hardware", "engine") else ():
             if "," in word and not Path(word).exists():
                 one, other = word.split(",")[:2]
                 raise OptionError(

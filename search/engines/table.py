@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autopar.documents.checks import kind_of
 from autopar.errors import DocumentError
 from search.engines.engine import Engine, function_of, value_of
 
@@ -146,8 +147,13 @@ def engine_of(source: Configuration) -> Engine:
         if problem is not None:
             raise DocumentError(source.path, problem)
         known = [f"{one.title} ({one.forms})" for one in readers]
+        kind = kind_of(source.document) if isinstance(source.document, dict) else None
+        is_own = kind is not None and "autopar-" in kind
         raise DocumentError(
-            source.path, f"is not a launch script or configuration of {_listed(known)}"
+            source.path,
+            ("" if kind is None else f"this is {kind}; it ")
+            + f"is not a launch script or configuration of {_listed(known)}",
+            remedy="Use `autopar explain` for a plan file" if is_own else None,
         )
     return found
 

@@ -96,7 +96,7 @@ CLASSES: dict[str, tuple[Callable[[str], str | bytes], Callable[[str], tuple[str
         lambda k: json.dumps(content(k))[:-8],
         lambda k: ("not valid JSON at line 1",),
     ),
-    "no json": (lambda k: "pp_size_2 = 3", lambda k: ("not valid JSON at line 1, column 1",)),
+    "no json": (lambda k: "pp_size_2 = 3", lambda k: ("this is not a JSON file",)),
     "not utf-8": (lambda k: b'{"a\xff": 1}', lambda k: ("byte 3 is not UTF-8",)),
     "list": (lambda k: "[1, 2]", lambda k: ("the top level is [1, 2], expected an object",)),
     "null": (lambda k: "null", lambda k: ("the top level is null",)),
