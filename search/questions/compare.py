@@ -1,30 +1,26 @@
 """Comparison of two plans, or of a plan and a measured trace: degrees, time and memory by term.
 
 For a comparison with a trace, the predicted trace of the plan (`search.show.pictures.trace`) is
-read by the code that reads the measured one. `search.show` prints the results.
+read by the code that reads the measured one (`search.questions.traces`). `search.show` prints the
+results.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from msgspec import field
-from numpy.typing import NDArray
 
 from autopar.errors import DocumentError, InputError
 from autopar.records import Record
+from search.questions.traces import Trace, is_trace, read_trace, trace_of
 
 if TYPE_CHECKING:
     from search.request.request import Request
     from search.show.pictures.files import Pictures
-
-_F64 = NDArray[np.float64]
 
 
 class ComparisonSide(Record):
@@ -175,227 +171,45 @@ def under_common_names(side: ComparisonSide) -> ComparisonSide:
 
 
 # --------------------------------------------------------------------------------------------------
-# A trace: time by term on one rank, in the trace-event format of PyTorch's profiler (Kineto).
-
-TRACE_TERMS = (
-    "products",
-    "attention",
-    "optimizer",
-    "memory-bound",
-    "tensor parallel",
-    "context parallel",
-    "experts",
-    "stage transfer",
-    "data parallel",
-    "collectives",
-)
-"""Terms of a trace in order of priority: time counts for the first term that is active.
-
-Computation has priority, so communication counts only while it is exposed. Time without an active
-term is `idle`.
-"""
-_OF_TERM = {
-    "tensor": "tensor parallel",
-    "tp": "tensor parallel",
-    "ulysses": "tensor parallel",
-    "context": "context parallel",
-    "cp": "context parallel",
-    "experts": "experts",
-    "redistribution": "experts",
-    "transfer": "stage transfer",
-    "sharding": "data parallel",
-    "zero3": "data parallel",
-    "gradients": "data parallel",
-    "gradient_sync": "data parallel",
-    "sync": "data parallel",
-}
-"""Trace term of each step term in traces that autopar writes."""
-_GROUPS = (
-    ({"data", "dp", "fsdp", "replicate"}, "data parallel"),
-    ({"tensor", "tp"}, "tensor parallel"),
-    ({"context", "cp"}, "context parallel"),
-    ({"expert", "ep"}, "experts"),
-    ({"pipeline", "pp"}, "stage transfer"),
-)
-"""Words in descriptions of process groups, from Megatron-LM and PyTorch's device meshes."""
-_KINDS = (
-    (re.compile(r"multi_tensor|adam|optimizer", re.IGNORECASE), "optimizer"),
-    (re.compile(r"flash|fmha|attention|attn", re.IGNORECASE), "attention"),
-    (re.compile(r"gemm|cutlass|cublas|nvjet|xmma|wgmma|matmul|_mm_", re.IGNORECASE), "products"),
-)
-_MOST_BYTES = 2 << 30
+# A plan and a trace.
 
 
-def is_trace(path: str) -> bool:
-    """Return True if the first 64 KiB of a file contain the keys of a Kineto trace."""
-    where = Path(path)
-    if not where.is_file():
-        return False
-    try:
-        with where.open("rb") as raw:
-            opened = gzip.GzipFile(fileobj=raw) if where.suffix == ".gz" else raw
-            head = opened.read(1 << 16)
-    except OSError:
-        return False
-    return b'"traceEvents"' in head or (
-        b'"schemaVersion"' in head and b'"deviceProperties"' in head
-    )
-
-
-def read_trace(path: str) -> tuple[ComparisonSide, int, list[str]]:
-    """Return the side of a trace, its rank and notes about it.
-
-    Times are the mean over the steps of the trace. If a file contains several ranks, the rank that
-    it names is read. Raises DocumentError for a file that is no trace or has no kernels.
-    """
-    where = Path(path)
-    try:
-        if where.stat().st_size > _MOST_BYTES:
-            raise DocumentError(path, "is larger than 2 GiB", remedy="Record fewer steps")
-        raw = where.read_bytes()
-        data = json.loads(gzip.decompress(raw) if where.suffix == ".gz" else raw)
-    except (OSError, EOFError, ValueError) as error:
-        raise DocumentError(
-            path, f"not a readable trace ({error})", remedy="Use the JSON of torch.profiler"
-        ) from None
-    info = data.get("distributedInfo") if isinstance(data, dict) else None
-    rank = info.get("rank", 0) if isinstance(info, dict) else 0
-    return side_of_trace(data, path, rank if isinstance(rank, int) else 0)
-
-
-def side_of_trace(data: Any, name: str, rank: int) -> tuple[ComparisonSide, int, list[str]]:
-    """Return the side of a parsed trace on one rank, the rank and notes; see `read_trace`."""
-    events = data.get("traceEvents") if isinstance(data, dict) else data
-    events = [one for one in events if isinstance(one, dict)] if isinstance(events, list) else []
-    timed = [
-        one
-        for one in events
-        if one.get("ph") == "X" and _is_time(one.get("ts")) and _is_time(one.get("dur"))
-    ]
-    kernels = [one for one in timed if one.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    if not kernels:
-        raise DocumentError(
-            name,
-            "contains no device kernels",
-            key="traceEvents",
-            remedy="Record a step with ProfilerActivity.CUDA",
-        )
-    notes = []
-    places = {one.get("pid") for one in kernels}
-    if len(places) > 1:
-        # A trace of one process has one device. Traces of autopar have one rank of every stage.
-        below = [place for place in places if isinstance(place, int) and place <= rank]
-        place = max(below) if below else kernels[0].get("pid")
-        kernels = [one for one in kernels if one.get("pid") == place]
-        timed = [one for one in timed if one.get("pid") == place]
-    windows = _windows(timed)
-    if not windows:
-        start = min(one["ts"] for one in kernels)
-        windows = [(start, max(one["ts"] + one["dur"] for one in kernels))]
-        notes.append(f"{name} marks no steps (ProfilerStep#N): all kernels are treated as one step")
-    ends = {term: _ends([one for one in kernels if _term(one) == term]) for term in TRACE_TERMS}
-    found = [_exposed(ends, *window) for window in windows]
-    step_s = float(np.mean([end - start for start, end in windows])) * 1e-6
-    terms = {
-        term: float(np.mean([one[term] for one in found])) * 1e-6
-        for term in (*TRACE_TERMS, "idle")
-        if any(one[term] for one in found)
-    }
-    peak = max((_allocated(one) for one in events), default=0)
-    side = ComparisonSide(
+def side_of_trace(found: Trace, name: str) -> ComparisonSide:
+    """Return the side of a trace."""
+    return ComparisonSide(
         name=name,
         kind="trace",
-        step_time_s=step_s,
-        terms_s=terms,
-        peak_bytes=peak or None,
+        step_time_s=found.step_s,
+        terms_s=found.terms_s,
+        peak_bytes=found.peak_bytes,
     )
-    return side, rank, notes
 
 
-def _is_time(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+def beside_trace(side: ComparisonSide, found: Trace, name: str) -> Comparison:
+    """Return the comparison of a plan with a trace: its predicted trace on the rank of that one.
 
-
-def _windows(timed: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
-    """Return start and end of every marked step, microseconds; device marks take precedence."""
-    for category in ("gpu_user_annotation", "user_annotation"):
-        found = [
-            (float(one["ts"]), float(one["ts"] + one["dur"]))
-            for one in timed
-            if one.get("cat") == category and str(one.get("name")).startswith("ProfilerStep")
-        ]
-        if found:
-            return [window for window in found if window[1] > window[0]]
-    return []
-
-
-def _allocated(event: Mapping[str, Any]) -> int:
-    """Return the allocated device bytes of a memory event; 0 for any other event."""
-    arguments = event.get("args")
-    if event.get("name") != "[memory]" or not isinstance(arguments, dict):
-        return 0
-    total = arguments.get("Total Allocated")
-    # Device type 0 is the host.
-    return total if isinstance(total, int) and arguments.get("Device Type") != 0 else 0
-
-
-def _term(kernel: Mapping[str, Any]) -> str:
-    """Return the step-time term of a kernel: by process group for NCCL kernels, else by name."""
-    given = kernel.get("args")
-    arguments = given if isinstance(given, dict) else {}
-    name = str(kernel.get("name"))
-    if "nccl" in name.lower():
-        own = _OF_TERM.get(str(arguments.get("term")))
-        if own is not None:
-            return own
-        words = re.findall(r"[a-z]+", str(arguments.get("Process Group Description", "")).lower())
-        for known, term in _GROUPS:
-            if known & set(words):
-                return term
-        return "stage transfer" if "sendrecv" in name.lower() else "collectives"
-    return next((term for pattern, term in _KINDS if pattern.search(name)), "memory-bound")
-
-
-def _ends(kernels: Sequence[Mapping[str, Any]]) -> _F64:
-    """Return start and end of kernels in microseconds, shape (N, 2)."""
-    pairs = [(one["ts"], one["ts"] + one["dur"]) for one in kernels]
-    return np.array(pairs, dtype=np.float64).reshape(-1, 2)
-
-
-def _exposed(ends: Mapping[str, _F64], start: float, end: float) -> dict[str, float]:
-    """Return the microseconds of a step by term, without time covered by terms of higher
-    priority."""
-    covered = np.empty((0, 2))
-    length, found = 0.0, {}
-    for term, own in ends.items():
-        inside = np.clip(own, start, end)
-        covered = _merged(np.concatenate([covered, inside]))
-        more = float(np.sum(covered[:, 1] - covered[:, 0]))
-        found[term], length = more - length, more
-    return found | {"idle": end - start - length}
-
-
-def _merged(pairs: _F64) -> _F64:
-    """Return the union of intervals as sorted intervals that do not touch, shape (N, 2)."""
-    pairs = pairs[pairs[:, 1] > pairs[:, 0]]
-    if not len(pairs):
-        return pairs
-    pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
-    reach = np.maximum.accumulate(pairs[:, 1])
-    first = np.concatenate([[True], pairs[1:, 0] > reach[:-1]])
-    last = np.concatenate([first[1:], [True]])
-    return np.stack([pairs[first, 0], reach[last]], axis=1)
-
-
-def traced(side: ComparisonSide, rank: int) -> ComparisonSide:
-    """Return the side of a plan with the terms of its predicted trace on one rank."""
+    Raises DocumentError if the plan has no such rank.
+    """
     from autopar.records import replace
     from search.show.pictures.files import Pictures
 
     assert side.draw is not None, "a plan can be drawn"
     (text,) = side.draw(Pictures(None, Path("trace"))).values()
-    found, _, _ = side_of_trace(json.loads(text), side.name, rank)
-    return replace(found, kind=side.kind, degrees={}, peak_bytes=side.peak_bytes)
+    data = json.loads(text)
+    gpus = data["distributedInfo"]["world_size"]
+    if found.rank >= gpus:
+        raise DocumentError(
+            name,
+            f"the value is {found.rank}, but {side.name} has {gpus} GPUs",
+            key="distributedInfo.rank",
+            remedy="Give a plan and a trace of one cluster",
+        )
+    notes = list(found.notes)
+    if found.world_size not in (None, gpus):
+        notes.append(f"{name} has {found.world_size} ranks, {side.name} has {gpus} GPUs")
+    own = side_of_trace(trace_of(data, side.name, found.rank), side.name)
+    left = replace(own, kind=side.kind, degrees={}, peak_bytes=side.peak_bytes)
+    return compare(left, side_of_trace(found, name), notes)
 
 
 def both_sides(
@@ -412,13 +226,12 @@ def both_sides(
                 f"{first}: is a trace, expected a plan",
                 remedy="Give the plan first and the trace second",
             )
-        left, _, notes = read_trace(first)
-        right, _, more = read_trace(second)
-        return compare(left, right, [*notes, *more])
+        one, other = read_trace(first), read_trace(second)
+        sides = side_of_trace(one, first), side_of_trace(other, second)
+        return compare(*sides, [*one.notes, *other.notes])
     left = side_of_plan(first, request, raw, notice)
     if is_trace(second):
-        right, rank, notes = read_trace(second)
-        return compare(traced(left, rank), right, notes)
+        return beside_trace(left, read_trace(second), second)
     right = side_of_plan(second, request, raw, notice)
     if left.kind != right.kind:
         notes = ["a uniform plan and a per-layer plan: terms that both have"]

@@ -13,7 +13,6 @@ import pytest
 import autopar
 from autopar.errors import DocumentError, InputError
 from search.commands import compare as command, export as export_command
-from search.questions.compare import read_trace, side_of_trace
 
 pytestmark = pytest.mark.whole
 
@@ -30,18 +29,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def found(tp: int, **options: Any) -> autopar.Answer:
     """Return the fastest launch with so many tensor ranks."""
     return autopar.search("llama3-8b", "h100:1x8", **{**SMALL, "tp": tp, **options})
-
-
-def kernel(name: str, start: float, end: float, **arguments: Any) -> dict[str, Any]:
-    """Return an event of a device, microseconds."""
-    times = {"ts": start, "dur": end - start}
-    return {"ph": "X", "cat": "kernel", "pid": 0, "name": name, **times, "args": arguments}
-
-
-def step(start: float, end: float) -> dict[str, Any]:
-    """Return the mark of a step."""
-    times = {"ts": start, "dur": end - start, "args": {}}
-    return {"ph": "X", "cat": "gpu_user_annotation", "pid": 0, "name": "ProfilerStep#3", **times}
 
 
 def test_terms_of_two_launches_add_up_to_their_steps(
@@ -156,50 +143,24 @@ def test_a_plan_beside_its_own_trace_differs_in_nothing(folder: Path) -> None:
     assert total == pytest.approx(seen["first"]["step_time_s"], rel=0.02)
 
 
-def test_time_belongs_to_computation_before_transfers() -> None:
-    """By hand: a transfer counts where nothing computes, by its group; what is left is idle."""
-    nccl = "ncclDevKernel_AllGather_RING_LL(...)"
-    events = [
-        step(0, 100),
-        kernel("sm90_xmma_gemm_bf16", 0, 30),
-        kernel("flash_fwd_kernel", 20, 50),
-        kernel("elementwise_kernel", 50, 55),
-        kernel(nccl, 40, 70, **{"Process Group Description": "TENSOR_MODEL_PARALLEL_GROUP"}),
-        kernel(nccl, 65, 80, **{"Process Group Description": "mesh_dp_shard"}),
-        kernel("ncclDevKernel_SendRecv(...)", 80, 85),
-        kernel("ncclDevKernel_AllReduce_Sum(...)", 85, 86),
-        kernel("multi_tensor_apply_kernel", 86, 90),
-        kernel("outside_the_step", 100, 130),
-    ]
-    side, rank, notes = side_of_trace({"traceEvents": events}, "t.json", 0)
-    micro = {name: round(value * 1e6, 6) for name, value in side.terms_s.items()}
-    assert micro == {
-        "products": 30,
-        "attention": 20,
-        "optimizer": 4,
-        "memory-bound": 5,
-        "tensor parallel": 15,
-        "data parallel": 10,
-        "stage transfer": 5,
-        "collectives": 1,
-        "idle": 10,
-    }
-    assert side.step_time_s == pytest.approx(100e-6)
-    assert (rank, notes) == (0, [])
+def test_a_trace_of_another_world_is_no_trace_of_the_plan(folder: Path) -> None:
+    """Another number of ranks is a note; a rank that the plan lacks is refused, with its file."""
+    Path("one.json").write_text(json.dumps(found(2, pp=2).to_dict()))
+    autopar.explain("one.json", trace="own.json")
+    data = json.loads(Path("own.json").read_text())
+    data["distributedInfo"] = {"rank": 7, "world_size": 16}
+    Path("other.json").write_text(json.dumps(data))
+    (note,) = autopar.compare("one.json", "other.json")["notes"]
+    assert "16 ranks" in note
+    data["distributedInfo"]["rank"] = 8
+    Path("other.json").write_text(json.dumps(data))
+    with pytest.raises(DocumentError, match=r"other\.json: key 'distributedInfo\.rank'.* 8, but"):
+        autopar.compare("one.json", "other.json")
 
 
-def test_what_is_no_trace_is_one_sentence(folder: Path) -> None:
-    """Of what it lacks, by its key."""
-    Path("none.json").write_text(json.dumps({"traceEvents": [{"ph": "M"}]}))
-    with pytest.raises(DocumentError, match="device kernels"):
-        read_trace("none.json")
+def test_a_plan_comes_before_its_trace(folder: Path) -> None:
+    """Files that are told apart by their content are compared in one order."""
     Path("half.json").write_text('{"traceEvents": [{"ph"')
-    with pytest.raises(DocumentError, match="not a readable trace"):
-        read_trace("half.json")
     Path("one.json").write_text(json.dumps(found(2).to_dict()))
     with pytest.raises(InputError, match="Give the plan first"):
         autopar.compare("half.json", "one.json")
-    unmarked = {"traceEvents": [kernel("gemm", 10, 30), kernel("gemm", 40, 50)]}
-    side, _, (note,) = side_of_trace(unmarked, "t.json", 0)
-    assert side.step_time_s == pytest.approx(40e-6)
-    assert "marks no steps" in note
