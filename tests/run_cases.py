@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings, strategies as st
 
 from autopar.errors import InputError
 from autopar.pipeline.schedules import SCHEDULES, schedule_of_chunks
+from autopar.rates.card import default_attention
 from autopar.records import replace
 from autopar.run.architecture import Experts, LatentAttention
 from autopar.run.run import Run
@@ -25,7 +26,6 @@ from autopar.run.runtime import (
     Quirks,
     Runtime,
     States,
-    default_attention,
 )
 from autopar.run.strategy import Chunk, chunks_of_sizes, even_chunks
 from autopar.training.adapters import Adapters

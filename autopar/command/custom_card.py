@@ -122,7 +122,7 @@ def like_card(spec: CardSpec) -> dict[str, Any]:
     document.pop("aliases", None)
     document["description"] = f"{document['description']}, with other figures"
     if spec.bf16 is not None:
-        _scale_peaks(document["device"], spec.bf16)
+        _scale_peaks(document, spec.bf16)
     for key, value in figures.items():
         section, name = _KEYS[key]
         if section not in document:
@@ -140,9 +140,13 @@ def like_card(spec: CardSpec) -> dict[str, Any]:
     return document
 
 
-def _scale_peaks(device: dict[str, Any], bf16: float) -> None:
-    """Scale the other FLOP/s peaks of a device in proportion to its new bf16 peak."""
+def _scale_peaks(document: dict[str, Any], bf16: float) -> None:
+    """Scale the other FLOP/s peaks of a card, and its attention rates, with its new bf16 peak."""
+    device = document["device"]
     share = bf16 / device["bf16_flop_per_s"]["value"]
+    for kernel in document.get("kernels", {}).get("attention", {}).values():
+        for figure in filter(None, kernel.values()):
+            figure["value"]["flop_per_s"] *= share
     for name, figure in device.items():
         if name.endswith("_flop_per_s") and name != "bf16_flop_per_s":
             said = {"basis": "in proportion to the peak in bf16, which was given by hand"}

@@ -407,7 +407,7 @@ def model_names() -> tuple[str, ...]:
 
 def card_names() -> tuple[str, ...]:
     """Return the names of the shipped device cards, sorted, without their aliases."""
-    return tuple(sorted(_files("hardware_configs/cards", "*.json", lambda p: p.stem)))
+    return tuple(sorted(_cards()))
 
 
 def site_names() -> tuple[str, ...]:
@@ -507,21 +507,31 @@ def find_card(name: str) -> Path:
 
     Raises InputError with the nearest names if there is none.
     """
-    if Path(name).is_file():
-        return Path(name)
-    shipped = _files("hardware_configs/cards", "*.json", lambda p: p.stem)
-    if name.lower() in shipped:
-        return shipped[name.lower()]
-    # Aliases come last, since every card has to be read for them.
-    aliases = {alias: path for path in shipped.values() for alias in _aliases(path)}
-    spelled = {_letters(own): path for own, path in {**shipped, **aliases}.items()}
-    found = spelled.get(_letters(name))
+    found = Path(name) if Path(name).is_file() else shipped_card(name)
     if found is None:
         raise InputError(
             f"no device card {name!r}: neither a file nor a shipped card",
-            remedy=f"{_nearest(name, {**shipped, **aliases}, _CARDS)}",
+            remedy=f"{_nearest(name, {**_cards(), **_card_aliases()}, _CARDS)}",
         )
     return found
+
+
+def shipped_card(name: str) -> Path | None:
+    """Return the file of a shipped card by its name or one of its aliases; None if unknown."""
+    shipped = _cards()
+    if name.lower() in shipped:
+        return shipped[name.lower()]
+    # Aliases come last, since every card has to be read for them.
+    known = {**shipped, **_card_aliases()}
+    return {_letters(own): path for own, path in known.items()}.get(_letters(name))
+
+
+def _cards() -> Mapping[str, Path]:
+    return _files("hardware_configs/cards", "*.json", lambda p: p.stem)
+
+
+def _card_aliases() -> Mapping[str, Path]:
+    return {alias: path for path in _cards().values() for alias in _aliases(path)}
 
 
 def spelled_hardware(text: str) -> str:

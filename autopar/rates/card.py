@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -43,9 +44,10 @@ from autopar.rates.collectives import (
     collective_time_s,
     p2p_time_s,
 )
-from autopar.rates.constants import KernelsSection
+from autopar.rates.constants import ELEMENT_BYTES, KernelsSection
 from autopar.rates.measured import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
 from autopar.records import Record, record_of, replace, shorten
+from autopar.run.runtime import BLACKWELL, HOPPER, AttentionKernel
 from autopar.sources import Source
 from autopar.units import MIB
 
@@ -72,6 +74,8 @@ class Card(Record):
 
     name: str
     description: str
+    architecture: str | None
+    """Compute capability, such as sm_90, or LLVM target, such as gfx942; None if unknown."""
     memory_bytes: float
     memory_bytes_per_s: float
     flop_per_s: dict[str, float]
@@ -99,6 +103,31 @@ class Card(Record):
     """Constants of kernel times; None for a custom card without them."""
     path: Path
     source: Source
+
+    def peak(self, precision: str) -> float:
+        """Return the dense peak of GEMMs in a precision, FLOP/s.
+
+        A card without a figure for 8 or 4 bits has twice, or four times, its peak in bf16.
+        """
+        if precision in self.flop_per_s:
+            return self.flop_per_s[precision]
+        times = ELEMENT_BYTES["bf16"] / ELEMENT_BYTES[precision]
+        figure = self.more.get("device.nvfp4_flop_per_s" if times > 2 else "device.fp8_flop_per_s")
+        return times * self.flop_per_s["bf16"] if figure is None else figure
+
+    @property
+    def gpu(self) -> str:
+        """Name of the GPU model for rules and kernels: a custom card has that of a shipped one.
+
+        It is the card of equal architecture with the closest bf16 peak.
+        """
+        if catalog.shipped_card(self.name) == self.path or self.architecture is None:
+            return self.name
+        shipped = [load_card(name) for name in catalog.card_names()]
+        alike = [card for card in shipped if card.architecture == self.architecture]
+        bf16 = self.flop_per_s["bf16"]
+        near = min(alike, key=lambda card: abs(card.flop_per_s["bf16"] - bf16), default=self)
+        return near.name
 
     def need(self, key: str, reader: str) -> float:
         """Return one entry of `more`, such as "host.memory_bytes", in base units.
@@ -218,9 +247,29 @@ def _time(least: float, most: float) -> Meta:
     return _range(least, most, _TIMES, unit="s")
 
 
+_ARCHITECTURE = "such as sm_90 (NVIDIA) or gfx942 (AMD)"
+
+
+def _read_architecture(value: Any, key: str, found: list[Fault]) -> str | None:
+    made = converted(_ArchitectureEntry, value, key, found)
+    if made is not None and re.fullmatch("sm_[0-9]{2,3}|gfx[0-9a-f]{3,4}", made.value) is None:
+        found.append((key, f"the value is {shorten(made.value)}, expected one {_ARCHITECTURE}"))
+    return None if made is None else made.value
+
+
+_ArchitectureEntry: Any = record_of(
+    "Entry", {"value": str, "source": _OTHERS["source"]}, {"source": None}
+)
+
+
 class _Device(Record):
     """Datasheet numbers of one device; peaks are without sparsity."""
 
+    architecture: Annotated[
+        str | None, own_reader(_read_architecture, _ArchitectureEntry, _ARCHITECTURE)
+    ] = None
+    """Compute capability (NVIDIA) or LLVM target (AMD): decides which precisions have tensor cores
+    and whether flash attention runs; None where unknown."""
     memory_bytes: Annotated[float, _MEMORY]
     memory_bytes_per_s: Annotated[float, _rate(1e10, 1e15)]
     bf16_flop_per_s: Annotated[float, _PEAK]
@@ -228,6 +277,7 @@ class _Device(Record):
     fp32_flop_per_s: Annotated[float, _PEAK]
     num_sms: Annotated[int, _SMS]
     fp8_flop_per_s: Annotated[float | None, _PEAK] = None
+    nvfp4_flop_per_s: Annotated[float | None, _PEAK] = None
     vector_fp16_flop_per_s: Annotated[float | None, _PEAK] = None
     """Peak of the vector units in fp16, FLOP/s; in fp32 it is `fp32_flop_per_s`."""
     vector_bf16_flop_per_s: Annotated[float | None, _PEAK] = None
@@ -389,9 +439,73 @@ _OPTIONAL = {
     for section, part in _SECTIONS.items()
     for one in fields(part)
     # A card may omit `host`, so that keys required inside it are optional here.
-    if section == "host" or not one.required
+    if (section == "host" or not one.required) and one.name != "architecture"
 }
 """Expected value of every optional number of a card, by "section.key"."""
+
+
+# --------------------------------------------------------------------------------------------------
+# What the architecture of a device decides.
+
+_TENSOR_PRECISIONS: Mapping[str, tuple[str, ...]] = {
+    "sm_70": ("fp16",),
+    "sm_75": ("fp16",),
+    "sm_80": ("fp16", "bf16"),
+    "sm_86": ("fp16", "bf16"),
+    "sm_89": ("fp16", "bf16", "fp8"),
+    "sm_90": ("fp16", "bf16", "fp8", "fp8_block"),
+    "sm_100": ("fp16", "bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"),
+    "sm_103": ("fp16", "bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"),
+    "sm_120": ("fp16", "bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"),
+    "gfx90a": ("fp16", "bf16"),
+    "gfx942": ("fp16", "bf16", "fp8"),
+    "gfx950": ("fp16", "bf16", "fp8", "mxfp8"),
+}
+"""Precisions that tensor cores multiply, by architecture.
+
+NVIDIA: CUDA C++ programming guide, tensor core input types by compute capability; low-precision
+recipes by `_compute_fp8_support` and its neighbours in transformer_engine/pytorch/quantization.py
+(fp8 from 8.9, blocks from 9.0, mxfp8 and nvfp4 from 10.0). AMD: ROCm documentation, data types and
+precision support (fp8 from gfx942, MX formats on gfx950).
+"""
+_NO_FLASH_ATTENTION = ("sm_70", "sm_75")
+"""Architectures on which neither FlashAttention 2 nor cuDNN's fused attention trains.
+
+Transformer Engine disables both below compute capability 8.0 (`get_attention_backend` of
+pytorch/attention/dot_product_attention/utils.py); FlashAttention 2 supports Ampere and newer, and
+gfx90a, gfx942 and gfx950 (its README). PyTorch's memory-efficient kernel runs everywhere.
+"""
+
+
+@cache
+def architecture_of(gpu: str) -> str | None:
+    """Return the architecture of a GPU model; None if no shipped card tells it.
+
+    gpu : name or alias of a shipped card in any case, also with nodes (`v100_1x8`), such as GB200
+    """
+    path = catalog.shipped_card(gpu.lower().replace(" ", "-").partition("_")[0])
+    return None if path is None else read_card(load_object(path)).architecture
+
+
+def lacks_precision(gpu: str, precision: str) -> bool:
+    """Return True if a GPU model is known to have no tensor cores for a precision."""
+    known = _TENSOR_PRECISIONS.get(architecture_of(gpu) or "")
+    return known is not None and precision not in known
+
+
+def lacks_flash_attention(gpu: str) -> bool:
+    """Return True if a GPU model is known to run neither FlashAttention nor cuDNN's attention."""
+    return architecture_of(gpu) in _NO_FLASH_ATTENTION
+
+
+def default_attention(gpu: str, *, deterministic: bool = False) -> AttentionKernel:
+    """Return the attention kernel that Transformer Engine selects by default on a device."""
+    if lacks_flash_attention(gpu):
+        return "unfused"
+    name = gpu.upper()
+    # The cuDNN kernel has a deterministic backward only on Hopper.
+    fused = name.startswith(HOPPER) or (name.startswith(BLACKWELL) and not deterministic)
+    return "fused" if fused else "flash"
 
 
 def load_card(name: str) -> Card:
@@ -404,9 +518,10 @@ def read_card(document: JsonDocument) -> Card:
     path = document.path
     card = read_record(CardDocument, path, document.data)
     device, efficiency, overhead = card.device, card.efficiency, card.overhead
-    return Card(
+    found = Card(
         name=path.stem if card.name is None else card.name,
         description=card.description,
+        architecture=device.architecture,
         memory_bytes=device.memory_bytes,
         memory_bytes_per_s=device.memory_bytes_per_s,
         flop_per_s={
@@ -439,6 +554,24 @@ def read_card(document: JsonDocument) -> Card:
             estimated=True,
         ),
     )
+    _require_rates(found)
+    return found
+
+
+def _require_rates(card: Card) -> None:
+    """Raise DocumentError for an attention rate above the peak; rates of GEMMs are shares of it."""
+    for name, kernel in ({} if card.kernels is None else card.kernels.attention).items():
+        precisions = ("fp8",) if "fp8" in name else ("bf16", "fp16")
+        peak = max(map(card.peak, precisions))
+        for direction, figure in (("forward", kernel.forward), ("backward", kernel.backward)):
+            if figure is not None and figure["flop_per_s"] > peak:
+                raise DocumentError(
+                    card.path,
+                    f"the value is {figure['flop_per_s']:.6g}, more than the peak in "
+                    f"{precisions[0]} ({peak:.6g})",
+                    key=f"kernels.attention.{name}.{direction}.value.flop_per_s",
+                    remedy="Write a rate that the device reaches",
+                )
 
 
 def _link(part: _InterNode) -> Link:

@@ -379,12 +379,14 @@ def attention_pairs(
     """Return the mean number of keys that a query attends to.
 
     Multiplied by the number of queries, it is the number of pairs of queries and keys. Causal
-    queries are the last `seq_q` of `seq_kv` tokens. A window of w tokens limits it to w.
+    queries are the last `seq_q` of `seq_kv` tokens. A window of w tokens limits it to w, or to 2 w
+    without a causal mask: w on both sides.
     """
     queries, keys = _floats(seq_q, seq_kv)
     # On the diagonal of the causal mask half of the keys are visible.
     seen = keys - queries / 2 if causal else keys
-    return seen if window is None else np.minimum(seen, np.asarray(window, dtype=np.float64))
+    sides = 1.0 if causal else 2.0
+    return seen if window is None else np.minimum(seen, sides * np.asarray(window, np.float64))
 
 
 def attention_s(
@@ -433,7 +435,7 @@ def attention_s(
     prologue = np.where(limit < keys, figure["window_keys"], figure["prologue_keys"])
     work = batch * heads * queries * (seen + prologue / 2) * flop
     # The last queries see most keys; the kernel takes at least as long as their block alone.
-    last = np.minimum(keys, limit)
+    last = np.minimum(keys, limit if causal else 2.0 * limit)
     block = np.minimum(_QUERY_TILE, queries) * (last + prologue / 2) * flop * kernels.num_sms
     time = np.maximum(work + figure["tail"] * block, block) / rate
     time = time * (1 + figure["slowdown"] * np.log1p(time / _LONG_S))

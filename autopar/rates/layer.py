@@ -329,7 +329,8 @@ def _mamba_parts(
     inner = mamba.inner / t
     # 2 n d (2 N + c): states in and out, and within a chunk of c tokens.
     flop = 2 * n * inner * (2 * mamba.state + _CHUNK)
-    scan = flop / (machine.kernels.flop_per_s["bf16"] * _MAMBA_RATE)
+    dtype = job.precision if job.precision in ("fp16", "fp32") else "bf16"
+    scan = flop / (machine.kernels.flop_per_s[dtype] * _MAMBA_RATE)
     forward, backward = (
         _MAMBA_SLOW * elements_s(machine.kernels, n * inner, moved, count=6)
         for moved in _MAMBA_CONVOLUTION

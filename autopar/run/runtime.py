@@ -260,16 +260,8 @@ class Kernels(Record):
 
 HOPPER = ("H100", "H200", "H800", "H20", "GH200")
 BLACKWELL = ("GB200", "GB300", "B200", "B300")
-BEFORE_FP8 = ("V100", "A100", "A800", "A10", "A30", "A40", "A6000")
-"""Name prefixes of devices; those of BEFORE_FP8 have no fp8 GEMMs."""
-
-
-def default_attention(gpu: str, *, deterministic: bool = False) -> AttentionKernel:
-    """Return the attention kernel that Transformer Engine selects by default on a device."""
-    name = gpu.upper()
-    # The cuDNN kernel has a deterministic backward only on Hopper.
-    fused = name.startswith(HOPPER) or (name.startswith(BLACKWELL) and not deterministic)
-    return "fused" if fused else "flash"
+"""Name prefixes of devices of one generation; precisions and attention kernels are facts of the
+card (`autopar.rates.card`)."""
 
 
 Dispatcher = Literal["allgather", "alltoall", "flex"]

@@ -434,7 +434,7 @@ def bottom_up_run(question: PlanQuestion) -> Run:
         # The planner does not count MTP layers either.
         replace(spec, mtp_layers=0),
         engine="galvatron",
-        gpu=question.card.name,
+        gpu=question.card.gpu,
         sequence_parallel=question.sequence_parallel,
         precision=question.precision,
         fp32_gradients=question.fp32_gradients,

@@ -189,7 +189,7 @@ def _execute(raw: dict[str, Any]) -> int:
             read = partial(
                 read_checked,
                 world_size=place.world_size,
-                gpu=place.card.name,
+                gpu=place.card.gpu,
                 model=asked.model,
                 seq_length=asked.seq_length,
                 micro_batch=asked.micro_batch_size,

@@ -12,13 +12,13 @@ from functools import cached_property
 from typing import Any, Literal, cast
 
 from autopar.pipeline.schedules import Schedule
+from autopar.rates.card import architecture_of, lacks_precision
 from autopar.records import Record, replace
 from autopar.run.architecture import Model
 from autopar.run.rules import WHOLE_KEYS, Rule, holds_all, refuse
 from autopar.run.run import Run, legal
 from autopar.run.runtime import (
     BLACKWELL,
-    HOPPER,
     ExpertKernels,
     HostAdam,
     Kernels,
@@ -244,12 +244,16 @@ def run_precision(choice: Candidate) -> RunPrecision:
 
 def device_precisions(gpu: str) -> tuple[Precision, ...]:
     """Return the GEMM precisions that a GPU model supports."""
-    name = gpu.upper()
-    if name.startswith(BLACKWELL):
-        return ("bf16", "fp8", "mxfp8", "nvfp4")
-    if name.startswith(HOPPER):
-        return ("bf16", "fp8", "fp8-blockwise")
-    return ("bf16",)
+    low: Mapping[Precision, str] = {
+        "fp8": "fp8",
+        "fp8-blockwise": "fp8_block",
+        "mxfp8": "mxfp8",
+        "nvfp4": "nvfp4",
+    }
+    known = architecture_of(gpu) is not None
+    has = [one for one, name in low.items() if known and not lacks_precision(gpu, name)]
+    # Transformer Engine emulates blocks of fp8 where it has MXFP8.
+    return ("bf16", *(one for one in has if one != "fp8-blockwise" or "mxfp8" not in has))
 
 
 def plain_dispatcher(gpu: str) -> tuple[Dispatcher, ...]:

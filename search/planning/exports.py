@@ -517,7 +517,7 @@ def job_of(
         tp_overlap=options.tp_overlap,
     )
     if session is not None and session.card is not None:
-        job = replace(job, gpu=session.card.name)
+        job = replace(job, gpu=session.card.gpu)
     return job, session
 
 

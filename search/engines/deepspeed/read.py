@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autopar.errors import DocumentError
+from autopar.rates.card import lacks_flash_attention
 from autopar.records import Record, replace, shorten
 from autopar.run.architecture import Model
 from autopar.run.rules import GRID, refuse
@@ -345,6 +347,13 @@ def script_run(
     Raises InputError if the degrees do not divide the world size or the model.
     """
     refuse(GRID, {"world": world_size, "tp": split.tp, "cp": split.cp, "pp": 1})
+    if not script.repeated_heads and lacks_flash_attention(gpu):
+        raise DocumentError(
+            source,
+            f"flash attention does not run on {gpu}",
+            key="--attn_implementation",
+            remedy="Use sdpa",
+        )
     model, mixed = script.model, script.model.experts is not None
     own = replace(
         split,

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
+from autopar.rates.card import default_attention
 from autopar.records import Record
-from autopar.run.runtime import Allocator, AttentionKernel, Quirks, default_attention
+from autopar.run.runtime import Allocator, AttentionKernel, Quirks
 
 
 class Release(Record):
@@ -97,7 +98,10 @@ def attention_kernel(
     deterministic = str(environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1")) == "0"
     if release.old_libraries and deterministic:
         return "unfused"
-    fused = default_attention(gpu, deterministic=deterministic) == "fused"
+    kernel = default_attention(gpu, deterministic=deterministic)
+    if kernel == "unfused":
+        return kernel
+    fused = kernel == "fused"
     # One variable for each of the two kernels can disable it.
     if str(environment.get("NVTE_FUSED_ATTN", "1")) == "0":
         fused = False

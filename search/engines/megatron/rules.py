@@ -159,6 +159,15 @@ ARGUMENTS = (
           "--fp8-format needs a GPU with fp8 GEMMs"),
     _rule("mxfp8.device", "fp8-format, fp8-recipe=mxfp8, no_mxfp8",
           lambda fp8, recipe, lacks: fp8 * recipe * lacks, "--fp8-recipe mxfp8 needs Blackwell"),
+    _rule("blockwise.device", "fp8-format, fp8-recipe=blockwise, no_fp8_block",
+          lambda fp8, recipe, lacks: fp8 * recipe * lacks,
+          "--fp8-recipe blockwise needs Hopper or Blackwell"),
+    _rule("fp4.device", "fp4-format, no_nvfp4", lambda fp4, lacks: fp4 * lacks,
+          "--fp4-format needs Blackwell"),
+    *(_rule(f"attention.{word}.device", f"{asked}, no_flash", lambda kernel, lacks: kernel * lacks,
+            f"--{asked.replace('=', ' ')} needs a GPU of compute capability 8.0")
+      for word, asked in (("installed", "use-flash-attn"), ("flash", "attention-backend=flash"),
+                          ("fused", "attention-backend=fused"))),
     *(_rule(f"selective.{flag}", f"selective, {flag}", lambda selective, given: selective * given,
             f"--{flag} excludes selective recomputation")
       for flag in ("recompute-method", "recompute-num-layers")),

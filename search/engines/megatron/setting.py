@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from autopar.run.runtime import BEFORE_FP8, HOPPER
+from autopar.rates.card import lacks_flash_attention, lacks_precision
 from search.engines.arguments import is_open
 from search.engines.megatron.arguments import LayoutError
 from search.engines.megatron.stages import chunks_of_layout
@@ -21,7 +21,6 @@ VIRTUAL = ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipe
 _PLACED = ("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers")
 _COUNTED = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
 _AMD = ("MI2", "MI3", "MI4")
-_NO_MXFP8 = (*HOPPER, "L40", "RTX-4090")
 NUMBERS: Mapping[str, tuple[str, int | None]] = {
     "tp": ("tensor-model-parallel-size", 1),
     "pp": ("pipeline-model-parallel-size", 1),
@@ -207,11 +206,19 @@ def _gpus_of(names: tuple[str, ...]) -> Callable[[Setting], bool]:
     return lambda s: s.gpu.startswith(names)
 
 
+def _only_lacks(precision: str) -> Callable[[Setting], bool]:
+    """Return the fact that a GPU has fp8 GEMMs, but none in one of the scalings of fp8."""
+    return lambda s: lacks_precision(s.gpu, precision) and not lacks_precision(s.gpu, "fp8")
+
+
 FACTS: Mapping[str, Callable[[Setting], Any]] = {
     "world": lambda s: s.world,
     "amd": _gpus_of(_AMD),
-    "no_fp8": _gpus_of(BEFORE_FP8),
-    "no_mxfp8": _gpus_of(_NO_MXFP8),
+    "no_flash": lambda s: lacks_flash_attention(s.gpu),
+    "no_fp8": lambda s: lacks_precision(s.gpu, "fp8"),
+    "no_fp8_block": _only_lacks("fp8_block"),
+    "no_mxfp8": _only_lacks("mxfp8"),
+    "no_nvfp4": lambda s: lacks_precision(s.gpu, "nvfp4"),
     "ulysses": lambda s: 1,
     "sequence_parallel": lambda s: s.has("sequence-parallel"),
     "scattered": _scattered,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import cast
 
+from autopar.rates.card import default_attention
 from autopar.run.architecture import Model
 from autopar.run.run import Run, legal
 from autopar.run.runtime import (
@@ -15,7 +16,6 @@ from autopar.run.runtime import (
     Runtime,
     States,
     Zero,
-    default_attention,
 )
 from autopar.run.strategy import OffloadModule
 from search.engines.candidate import FULL, NONE, Candidate, Dispatcher, with_training

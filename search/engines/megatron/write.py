@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from autopar.rates.card import default_attention
 from autopar.run.architecture import Attention, Experts, Model, windows_of
 from autopar.run.run import Run
-from autopar.run.runtime import BLACKWELL, Optimizer, default_attention
+from autopar.run.runtime import BLACKWELL, Optimizer
 from autopar.run.strategy import wide_ends
 from autopar.units import divisors
 from search.engines.changes import recompute_arguments

@@ -13,10 +13,10 @@ from typing import Any
 
 from autopar.errors import DocumentError, InputError
 from autopar.pipeline.schedules import schedule_problem
+from autopar.rates.card import lacks_precision
 from autopar.records import Record
 from autopar.run.rules import Notice, broken
 from autopar.run.run import Run
-from autopar.run.runtime import BEFORE_FP8
 from search.engines.changes import Changes, Move
 from search.engines.keys import Keys, whole, words_of_values
 from search.engines.reader import (
@@ -103,7 +103,7 @@ def _broken(file: _File, run: Run | None) -> tuple[Notice, ...]:
         "float8": section,
         "float8_gather": bool(section) and file.on(f"{section}.enable_fsdp_float8_all_gather"),
         "float8_recipe": file.keys.values.get(f"{section}.recipe_name") not in (None, ""),
-        "no_fp8": file.gpu.upper().startswith(BEFORE_FP8),
+        "no_fp8": lacks_precision(file.gpu, "fp8"),
     }
     return broken(FILE, values | ({} if run is None else _of_run(file, run)))
 

@@ -20,13 +20,14 @@ from autopar.price.workspaces import (
     engine_workspace_bytes,
     rotary_bytes,
 )
+from autopar.rates.card import default_attention
 from autopar.records import replace
 from autopar.run.architecture import refuse_unlike
 from autopar.run.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec, OtherMemory
 from autopar.run.of_plan import model_of_spec
 from autopar.run.plan import tensor_degrees
 from autopar.run.run import Run
-from autopar.run.runtime import Kernels, Precision, PrecisionKind, Runtime, default_attention
+from autopar.run.runtime import Kernels, Precision, PrecisionKind, Runtime
 from autopar.run.strategy import Chunk, Split, Strategy, even_chunks, uniform_layers
 from autopar.sources import Source
 

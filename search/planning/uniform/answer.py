@@ -195,7 +195,7 @@ def open_launches(
             seq=seq,
             global_batches=batches,
             world=world,
-            gpu=card.name,
+            gpu=card.gpu,
             domain=domain,
             skew=request.degrees.moe_skew,
             training=training_of(request.degrees),

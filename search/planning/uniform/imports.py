@@ -136,7 +136,7 @@ def _cluster(path: str, hardware: str | None) -> tuple[str, int]:
             remedy="Add --hardware CARD:NxG, such as h100:8x8",
         )
     name, nodes, each = parse_hardware(hardware)
-    return load_card(name).name, nodes * each
+    return load_card(name).gpu, nodes * each
 
 
 def _priced(file: CheckedFile) -> Run:

@@ -176,7 +176,7 @@ def _not_searched(found: Launches, one: EngineResult) -> tuple[str, ...]:
     """Return the kinds of uniform plans that were not searched, as text."""
     fixed, engine = found.question.fixed, one.engine
     kinds = []
-    has = engine.precisions(found.question.card.name)
+    has = engine.precisions(found.question.card.gpu)
     others = [name for name in PRECISIONS if name in has and name not in fixed.precision]
     if others:
         kinds.append(f"GEMMs in {', '.join(others)} (--precision any)")

@@ -262,7 +262,7 @@ def datasheet_numbers() -> dict[float, str]:
                     found[float(value)] = where
                 if RATE.search(key):
                     for scaled in (value / 1e9, value / 1e12):
-                        digits = len(f"{scaled:.6g}".replace(".", "").strip("0"))
+                        digits = len(f"{scaled:.5e}".partition("e")[0].replace(".", "").strip("0"))
                         if digits >= 3 and not math.log2(scaled).is_integer():
                             found[scaled] = where
     return found

@@ -226,6 +226,8 @@ def test_how_it_is_trained() -> None:
         ("A100", Release(container="lts", date="2025-10-12"), True, None, "unfused"),
         ("A100", Release(container="lts", date="2025-11-06"), True, None, "flash"),
         ("H100", Release(), True, "unfused", "unfused"),
+        ("v100", Release(), False, None, "unfused"),
+        ("V100", Release(), True, None, "unfused"),
     ],
 )
 def test_the_kernel_of_attention(
@@ -249,6 +251,8 @@ def test_a_kernel_can_be_switched_off() -> None:
     """Of the two that keep no scores the other one is taken."""
     assert read(environment={"NVTE_FUSED_ATTN": 0}).kernels.attention == "flash"
     assert read(gpu="A100", environment={"NVTE_FLASH_ATTN": "0"}).kernels.attention == "fused"
+    # neither runs below compute capability 8.0
+    assert read(gpu="v100", environment={"NVTE_FLASH_ATTN": "0"}).kernels.attention == "unfused"
 
 
 def test_the_environment_reaches_the_software() -> None:
