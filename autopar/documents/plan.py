@@ -158,7 +158,8 @@ class ThroughputEntry(_Entry):
     """Model FLOP as counted by Megatron-LM, without recomputation; null: unknown sizes."""
     flop_per_s_per_gpu_interval: _Interval | None = None
     mfu: _Amount | None = None
-    """Model FLOP utilisation: `flop_per_s_per_gpu` over the card's dense 16-bit peak, 0 to 1."""
+    """Model FLOP utilisation: `flop_per_s_per_gpu` over the card's dense peak in the precision of
+    the GEMMs, 0 to 1."""
     mfu_interval: _Interval | None = None
     hfu: _Amount | None = None
     """Hardware FLOP utilisation: like `mfu`, with recomputation."""

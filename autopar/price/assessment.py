@@ -12,11 +12,12 @@ from autopar.price.job import job_of_run
 from autopar.price.oom_risk import oom_probability_any_stage, oom_probability_at
 from autopar.price.step import StepTime, step_time
 from autopar.rates.accuracy import Accuracy, RunClass
+from autopar.rates.card import Card
 from autopar.rates.parts.operations import Machine
 from autopar.records import Record
 from autopar.run.job import Job
 from autopar.run.run import Run
-from autopar.training.throughput import Throughput, hardware_flop, model_flop
+from autopar.training.throughput import Throughput, hardware_flop, least_step_s, model_flop
 
 
 class Target(Record):
@@ -95,7 +96,7 @@ class Assessment(Record, dict=True):
 
     @property
     def mfu(self) -> float | None:
-        """MFU relative to the 16-bit peak, 0 to 1; None without a step time.
+        """MFU relative to the peak of the GEMMs' precision, 0 to 1; None without a step time.
 
         Model FLOP are counted as engines do in their logs.
         """
@@ -154,7 +155,10 @@ def assess(
         experts=run.model.experts is not None,
         site_known=target.site_known,
     )
-    interval = runs.interval_s(step.total_s)
+    flop, precision = hardware_flop(job), _fastest_precision(job, target.machine.card)
+    peak = target.machine.card.peak(precision)
+    fast_s, slow_s = runs.interval_s(step.total_s)
+    interval = max(fast_s, least_step_s(flop, job.gpus, peak)), slow_s
     return Assessment(
         run=run,
         accounts=accounts,
@@ -169,7 +173,16 @@ def assess(
             gpus=job.gpus,
             tokens=job.global_batch * job.seq,
             model_flop=model_flop(job),
-            hardware_flop=hardware_flop(job),
-            peak_flop_per_s=target.machine.card.flop_per_s["bf16"],
+            hardware_flop=flop,
+            peak_flop_per_s=peak,
+            peak_precision="fp8" if precision == "fp8_block" else precision,
         ),
     )
+
+
+def _fastest_precision(job: Job, card: Card) -> str:
+    """Return the precision of a job's layers with the highest peak."""
+    used = {job.precision if block.precision is None else block.precision for block in job.blocks}
+    if job.low_precision_attention:
+        used.add("fp8")
+    return max(sorted(used), key=card.peak)

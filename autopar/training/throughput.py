@@ -46,7 +46,22 @@ class Throughput(Record):
     hardware_flop: float | None
     """Model FLOP with recomputation, per step over all GPUs."""
     peak_flop_per_s: float | None
-    """Dense 16-bit peak of one GPU, FLOP/s; None if the device has no datasheet."""
+    """Dense peak of one GPU in the precision of its GEMMs, FLOP/s; None if the device has no
+    datasheet."""
+    peak_precision: str = "bf16"
+    """Precision of the peak; the fastest one if several are mixed."""
+
+    def __post_init__(self) -> None:
+        """Raise InputError for a step that is faster than its FLOP at the peak."""
+        first_s = self.step_s if self.interval_s is None else min(self.step_s, self.interval_s[0])
+        least_s = least_step_s(self.hardware_flop, self.gpus, self.peak_flop_per_s)
+        # Rates are divided and multiplied again, so that the last digit may differ.
+        if first_s < least_s * (1.0 - 1e-9):
+            raise InputError(
+                f"a step of {first_s:.4g} s is faster than the peak of the GPU in "
+                f"{self.peak_precision}, at which its FLOP take {least_s:.4g} s",
+                remedy="Check the measured times, the model, and the peaks of the card",
+            )
 
     @property
     def tokens_per_s(self) -> float:
@@ -97,6 +112,14 @@ class Throughput(Record):
         if flop is None or self.peak_flop_per_s is None:
             return None
         return flop / (self.step_s * self.gpus * self.peak_flop_per_s)
+
+
+def least_step_s(flop: float | None, gpus: int, peak_flop_per_s: float | None) -> float:
+    """Return the seconds of a step at the peak of all GPUs: no step, and no interval, is shorter.
+
+    flop : FLOP of a step over all GPUs. The result is 0 if FLOP or peak are unknown.
+    """
+    return 0.0 if flop is None or peak_flop_per_s is None else flop / (gpus * peak_flop_per_s)
 
 
 def throughput_entry(

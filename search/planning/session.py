@@ -203,7 +203,7 @@ class Session(Record, eq=False):
         The peak FLOP/s, and with it MFU, is set only for a known card and 16-bit precision: fp32
         GEMMs may run in TF32, which has another peak.
         """
-        from autopar.training.throughput import Throughput, spec_flop
+        from autopar.training.throughput import Throughput, least_step_s, spec_flop
 
         if not math.isfinite(prediction.step_time_s) or prediction.step_time_s <= 0:
             return None
@@ -213,16 +213,22 @@ class Session(Record, eq=False):
             flop = plan.global_batch * spec_flop(self.spec)
             twice = [strategy.checkpoint for strategy in plan.layers]
             again = plan.global_batch * spec_flop(self.spec, twice)
-        if self.card is not None and self.options.mixed_precision != "fp32":
-            peak = self.card.flop_per_s[self.options.mixed_precision]
+        precision = self.options.mixed_precision
+        if self.card is not None and precision != "fp32":
+            peak = self.card.peak(precision)
+        interval = prediction.step_time_interval_s
+        if interval is not None:
+            fast_s, slow_s = interval
+            interval = max(fast_s, least_step_s(again, plan.world_size, peak)), slow_s
         return Throughput(
             step_s=prediction.step_time_s,
-            interval_s=prediction.step_time_interval_s,
+            interval_s=interval,
             gpus=plan.world_size,
             tokens=plan.global_batch * self.tokens_per_sample,
             model_flop=flop,
             hardware_flop=again,
             peak_flop_per_s=peak,
+            peak_precision=precision,
         )
 
     def priced(self, plan: Plan, prediction: Prediction) -> Priced:
@@ -354,7 +360,9 @@ def _placed(
     if options.memory_of is not None and inputs.memory_profiling_path is None:
         from search.planning.cost.engine_memory import with_memory_of
 
-        profile = with_memory_of(options.memory_of, profile, spec, gpu=hardware.name)
+        card = _card(inputs)
+        gpu = hardware.name if card is None else card.gpu
+        profile = with_memory_of(options.memory_of, profile, spec, gpu=gpu)
     return spec, profile, hardware
 
 

@@ -220,7 +220,7 @@ def _figure_lines(
                 "TFLOP/s/GPU",
                 format_figure(tera),
                 f"{tera * low:,.0f} to {tera * high:,.0f}",
-                _share("MFU", found.mfu, low, high, ", bf16"),
+                _share("MFU", found.mfu, low, high, f", {found.peak_precision}"),
             )
         )
     full = assessment.fullest
@@ -259,7 +259,8 @@ def _figures_in_words(found: Throughput, interval_s: tuple[float, float]) -> str
     ]
     if found.mfu is not None:
         share = found.mfu * 100
-        parts.append(f"{share:.1f} % MFU ({share * low:.1f} to {share * high:.1f}), bf16")
+        span = f"{share * low:.1f} to {share * high:.1f}"
+        parts.append(f"{share:.1f} % MFU ({span}), {found.peak_precision}")
     spent = f"{format_figure(hours / high)} to {format_figure(hours / low)}"
     return ", ".join([*parts, f"{format_figure(hours)} GPU-h/1e9 tok ({spent})"])
 

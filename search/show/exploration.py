@@ -343,7 +343,7 @@ def _show_definitions(console: Console, found: Sequence[CombinationResult]) -> N
     """Print the definitions of the columns."""
     print_heading(console, "Definitions")
     lines = [
-        "MFU: model FLOP over the dense 16-bit peak of the card",
+        "MFU: model FLOP over the card's dense peak in the precision of the GEMMs",
         "peak GiB: memory of the peak stage / budget of a GPU",
         "effect: best over worst value of an option, with all others equal",
     ]

@@ -167,7 +167,7 @@ def rate_figures(found: Throughput, price: float | None = None) -> list[Figure]:
         tera, share = found.flop_per_s / 1e12, ""
         if found.mfu is not None:
             mfu = found.mfu * 100
-            share = f"{mfu:.1f} % MFU{_between(mfu, ends, '.1f')} of bf16"
+            share = f"{mfu:.1f} % MFU{_between(mfu, ends, '.1f')} of {found.peak_precision}"
         figures.append(Figure("TFLOP/s/GPU", format_figure(tera), _span(tera, ends, 3), share))
     if found.computes_again and found.hfu is not None:
         hfu = found.hfu * 100

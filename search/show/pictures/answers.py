@@ -241,7 +241,9 @@ def _facts(price: Price) -> Iterator[Fact]:
     if found.mfu is not None:
         share = found.mfu * 100
         between = f"{share * least:.1f} to {share * most:.1f}, " if least < most else ""
-        yield Fact(label="MFU", value=f"{share:.1f} %", note=f"{between}of the bf16 peak")
+        yield Fact(
+            label="MFU", value=f"{share:.1f} %", note=f"{between}of the {found.peak_precision} peak"
+        )
     lowest, highest = fullest.reserved_bytes
     # No more is allocated than is reserved.
     ends = (highest,) if lowest == highest else (max(lowest, fullest.peak_bytes), highest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -17,6 +18,7 @@ from autopar.training.adapters import Adapters
 from autopar.training.throughput import (
     Throughput,
     hardware_flop,
+    least_step_s,
     model_flop,
     spec_flop,
     throughput_entry,
@@ -144,7 +146,7 @@ def test_rates_and_costs_are_of_one_step(
             tokens=tokens,
             model_flop=3e9 * tokens,
             hardware_flop=4e9 * tokens,
-            peak_flop_per_s=1e15,
+            peak_flop_per_s=1e22,
         )
 
     found = of(step, (low * step, high * step))
@@ -164,6 +166,20 @@ def test_rates_and_costs_are_of_one_step(
     assert found.gpu_hours * 3600 * found.tokens_per_s == pytest.approx(1e9, rel=1e-9)
     assert found.cost(price) == pytest.approx(found.gpu_hours * price, rel=1e-12)
     assert found.hfu == pytest.approx(4 / 3 * (found.mfu or 0.0), rel=1e-12)
+
+
+@pytest.mark.parametrize(("step", "interval"), [(0.99, None), (1.5, (0.99, 2.0))])
+def test_no_step_is_faster_than_the_peak(step: float, interval: tuple[float, float] | None) -> None:
+    """By hand: 4e15 FLOP on 4 GPUs of 1e15 FLOP/s take a second, whatever was measured."""
+    sizes: dict[str, Any] = {"gpus": 4, "tokens": 8.0, "model_flop": 3e15, "hardware_flop": 4e15}
+    assert least_step_s(4e15, 4, 1e15) == pytest.approx(1.0)
+    assert least_step_s(None, 4, 1e15) == least_step_s(4e15, 4, None) == 0.0
+    with pytest.raises(InputError, match="faster than the peak of the GPU in fp8"):
+        Throughput(
+            step_s=step, interval_s=interval, peak_flop_per_s=1e15, peak_precision="fp8", **sizes
+        )
+    found = Throughput(step_s=1.0, interval_s=(1.0, 2.0), peak_flop_per_s=1e15, **sizes)
+    assert (found.mfu, found.hfu) == (0.75, 1.0)
 
 
 def test_what_is_unknown_is_null() -> None:
