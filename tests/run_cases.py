@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings, strategies as st
 
 from autopar.errors import InputError
 from autopar.pipeline.schedules import SCHEDULES, schedule_of_chunks
-from autopar.rates.card import default_attention
+from autopar.rates.devices import default_attention
 from autopar.records import replace
 from autopar.run.architecture import Experts, LatentAttention
 from autopar.run.run import Run

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -47,7 +46,6 @@ from autopar.rates.collectives import (
 from autopar.rates.constants import ELEMENT_BYTES, KernelsSection
 from autopar.rates.measured import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
 from autopar.records import Record, record_of, replace, shorten
-from autopar.run.runtime import BLACKWELL, HOPPER, AttentionKernel
 from autopar.sources import Source
 from autopar.units import MIB
 
@@ -442,70 +440,6 @@ _OPTIONAL = {
     if (section == "host" or not one.required) and one.name != "architecture"
 }
 """Expected value of every optional number of a card, by "section.key"."""
-
-
-# --------------------------------------------------------------------------------------------------
-# What the architecture of a device decides.
-
-_TENSOR_PRECISIONS: Mapping[str, tuple[str, ...]] = {
-    "sm_70": ("fp16",),
-    "sm_75": ("fp16",),
-    "sm_80": ("fp16", "bf16"),
-    "sm_86": ("fp16", "bf16"),
-    "sm_89": ("fp16", "bf16", "fp8"),
-    "sm_90": ("fp16", "bf16", "fp8", "fp8_block"),
-    "sm_100": ("fp16", "bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"),
-    "sm_103": ("fp16", "bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"),
-    "sm_120": ("fp16", "bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"),
-    "gfx90a": ("fp16", "bf16"),
-    "gfx942": ("fp16", "bf16", "fp8"),
-    "gfx950": ("fp16", "bf16", "fp8", "mxfp8"),
-}
-"""Precisions that tensor cores multiply, by architecture.
-
-NVIDIA: CUDA C++ programming guide, tensor core input types by compute capability; low-precision
-recipes by `_compute_fp8_support` and its neighbours in transformer_engine/pytorch/quantization.py
-(fp8 from 8.9, blocks from 9.0, mxfp8 and nvfp4 from 10.0). AMD: ROCm documentation, data types and
-precision support (fp8 from gfx942, MX formats on gfx950).
-"""
-_NO_FLASH_ATTENTION = ("sm_70", "sm_75")
-"""Architectures on which neither FlashAttention 2 nor cuDNN's fused attention trains.
-
-Transformer Engine disables both below compute capability 8.0 (`get_attention_backend` of
-pytorch/attention/dot_product_attention/utils.py); FlashAttention 2 supports Ampere and newer, and
-gfx90a, gfx942 and gfx950 (its README). PyTorch's memory-efficient kernel runs everywhere.
-"""
-
-
-@cache
-def architecture_of(gpu: str) -> str | None:
-    """Return the architecture of a GPU model; None if no shipped card tells it.
-
-    gpu : name or alias of a shipped card in any case, also with nodes (`v100_1x8`), such as GB200
-    """
-    path = catalog.shipped_card(gpu.lower().replace(" ", "-").partition("_")[0])
-    return None if path is None else read_card(load_object(path)).architecture
-
-
-def lacks_precision(gpu: str, precision: str) -> bool:
-    """Return True if a GPU model is known to have no tensor cores for a precision."""
-    known = _TENSOR_PRECISIONS.get(architecture_of(gpu) or "")
-    return known is not None and precision not in known
-
-
-def lacks_flash_attention(gpu: str) -> bool:
-    """Return True if a GPU model is known to run neither FlashAttention nor cuDNN's attention."""
-    return architecture_of(gpu) in _NO_FLASH_ATTENTION
-
-
-def default_attention(gpu: str, *, deterministic: bool = False) -> AttentionKernel:
-    """Return the attention kernel that Transformer Engine selects by default on a device."""
-    if lacks_flash_attention(gpu):
-        return "unfused"
-    name = gpu.upper()
-    # The cuDNN kernel has a deterministic backward only on Hopper.
-    fused = name.startswith(HOPPER) or (name.startswith(BLACKWELL) and not deterministic)
-    return "fused" if fused else "flash"
 
 
 def load_card(name: str) -> Card:

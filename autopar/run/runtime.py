@@ -261,7 +261,7 @@ class Kernels(Record):
 HOPPER = ("H100", "H200", "H800", "H20", "GH200")
 BLACKWELL = ("GB200", "GB300", "B200", "B300")
 """Name prefixes of devices of one generation; precisions and attention kernels are facts of the
-card (`autopar.rates.card`)."""
+card (`autopar.rates.devices`)."""
 
 
 Dispatcher = Literal["allgather", "alltoall", "flex"]

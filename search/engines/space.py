@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Literal, cast
 
 from autopar.pipeline.schedules import Schedule
-from autopar.rates.card import architecture_of, lacks_precision
+from autopar.rates.devices import architecture_of, lacks_precision
 from autopar.records import Record, replace
 from autopar.run.architecture import Model
 from autopar.run.rules import WHOLE_KEYS, Rule, holds_all, refuse

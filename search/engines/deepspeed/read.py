@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.errors import DocumentError
-from autopar.rates.card import lacks_flash_attention
+from autopar.rates.devices import lacks_flash_attention
 from autopar.records import Record, replace, shorten
 from autopar.run.architecture import Model
 from autopar.run.rules import GRID, refuse

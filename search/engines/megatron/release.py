@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
-from autopar.rates.card import default_attention
+from autopar.rates.devices import default_attention
 from autopar.records import Record
 from autopar.run.runtime import Allocator, AttentionKernel, Quirks
 

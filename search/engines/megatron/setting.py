@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from autopar.rates.card import lacks_flash_attention, lacks_precision
+from autopar.rates.devices import lacks_flash_attention, lacks_precision
 from search.engines.arguments import is_open
 from search.engines.megatron.arguments import LayoutError
 from search.engines.megatron.stages import chunks_of_layout

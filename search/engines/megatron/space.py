@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import cast
 
-from autopar.rates.card import default_attention
+from autopar.rates.devices import default_attention
 from autopar.run.architecture import Model
 from autopar.run.run import Run, legal
 from autopar.run.runtime import (

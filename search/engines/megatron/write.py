@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from autopar.rates.card import default_attention
+from autopar.rates.devices import default_attention
 from autopar.run.architecture import Attention, Experts, Model, windows_of
 from autopar.run.run import Run
 from autopar.run.runtime import BLACKWELL, Optimizer

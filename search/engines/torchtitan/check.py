@@ -13,7 +13,7 @@ from typing import Any
 
 from autopar.errors import DocumentError, InputError
 from autopar.pipeline.schedules import schedule_problem
-from autopar.rates.card import lacks_precision
+from autopar.rates.devices import lacks_precision
 from autopar.records import Record
 from autopar.run.rules import Notice, broken
 from autopar.run.run import Run

@@ -20,7 +20,7 @@ from autopar.price.workspaces import (
     engine_workspace_bytes,
     rotary_bytes,
 )
-from autopar.rates.card import default_attention
+from autopar.rates.devices import default_attention
 from autopar.records import replace
 from autopar.run.architecture import refuse_unlike
 from autopar.run.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec, OtherMemory

@@ -14,12 +14,12 @@ from autopar.documents.catalog import find_card
 from autopar.documents.json import JsonDocument
 from autopar.errors import DocumentError
 from autopar.price.step import step_time
-from autopar.rates.card import (
+from autopar.rates.card import read_card
+from autopar.rates.devices import (
     architecture_of,
     default_attention,
     lacks_flash_attention,
     lacks_precision,
-    read_card,
 )
 from autopar.rates.kernels import attention_pairs
 from autopar.rates.parts.operations import machine_of
