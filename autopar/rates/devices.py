@@ -12,7 +12,7 @@ from functools import cache
 from autopar.documents import catalog
 from autopar.documents.json import load_object
 from autopar.rates.card import read_card
-from autopar.run.runtime import BLACKWELL, HOPPER, AttentionKernel
+from autopar.run.runtime import BLACKWELL, HOPPER, AttentionKernel, PrecisionKind
 
 _TENSOR_PRECISIONS: Mapping[str, tuple[str, ...]] = {
     "sm_70": ("fp16",),
@@ -71,9 +71,12 @@ def lacks_flash_attention(gpu: str) -> bool:
     return architecture_of(gpu) in _NO_FLASH_ATTENTION
 
 
-def default_attention(gpu: str, *, deterministic: bool = False) -> AttentionKernel:
+def default_attention(
+    gpu: str, *, precision: PrecisionKind = "bf16", deterministic: bool = False
+) -> AttentionKernel:
     """Return the attention kernel that Transformer Engine selects by default on a device."""
-    if lacks_flash_attention(gpu):
+    # Flash and fused kernels exist for 16 bits and fewer.
+    if precision == "fp32" or lacks_flash_attention(gpu):
         return "unfused"
     name = gpu.upper()
     # The cuDNN kernel has a deterministic backward only on Hopper.

@@ -602,7 +602,14 @@ def _kernels(
     # Looked up without effect: environment variables select deterministic kernels.
     words.has("deterministic-mode")
     return Kernels(
-        attention=attention_kernel(release, gpu, environment, local=local, backend=backend),
+        attention=attention_kernel(
+            release,
+            gpu,
+            environment,
+            precision=precision_of(words).kind,
+            local=local,
+            backend=backend,
+        ),
         module="megatron" if local else "te",
         loss=_loss(words),
         fused_gate=not words.has("no-bias-swiglu-fusion"),

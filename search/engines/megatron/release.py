@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 from autopar.rates.devices import default_attention
 from autopar.records import Record
-from autopar.run.runtime import Allocator, AttentionKernel, Quirks
+from autopar.run.runtime import Allocator, AttentionKernel, PrecisionKind, Quirks
 
 
 class Release(Record):
@@ -83,7 +83,13 @@ def allocator_of(environment: Mapping[str, Any]) -> Allocator:
 
 
 def attention_kernel(
-    release: Release, gpu: str, environment: Mapping[str, Any], *, local: bool, backend: str
+    release: Release,
+    gpu: str,
+    environment: Mapping[str, Any],
+    *,
+    precision: PrecisionKind,
+    local: bool,
+    backend: str,
 ) -> AttentionKernel:
     """Return the attention kernel: `backend`, or for `auto` the choice of Transformer Engine.
 
@@ -98,7 +104,7 @@ def attention_kernel(
     deterministic = str(environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1")) == "0"
     if release.old_libraries and deterministic:
         return "unfused"
-    kernel = default_attention(gpu, deterministic=deterministic)
+    kernel = default_attention(gpu, precision=precision, deterministic=deterministic)
     if kernel == "unfused":
         return kernel
     fused = kernel == "fused"

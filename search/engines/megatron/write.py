@@ -318,7 +318,8 @@ def _precision(run: Run) -> Iterator[Argument]:
 def asked_attention(run: Run) -> str | None:
     """Return the value of `--attention-backend`; None: default of the device, or local layers."""
     kernel = run.kernels.attention
-    return None if run.kernels.own_layers or kernel == default_attention(run.gpu) else kernel
+    usual = default_attention(run.gpu, precision=run.runtime.precision.kind)
+    return None if run.kernels.own_layers or kernel == usual else kernel
 
 
 def _optimizer(run: Run) -> Iterator[Argument]:

@@ -69,7 +69,7 @@ def megatron_run(
         runtime=Runtime(
             engine="megatron",
             precision=Precision(kind=precision),
-            kernels=Kernels(attention=default_attention(gpu)),
+            kernels=Kernels(attention=default_attention(gpu, precision=precision)),
             masks=False,
         ),
         seq_length=layer.seq_length,

@@ -251,7 +251,9 @@ def test_a_kernel_can_be_switched_off() -> None:
     """Of the two that keep no scores the other one is taken."""
     assert read(environment={"NVTE_FUSED_ATTN": 0}).kernels.attention == "flash"
     assert read(gpu="A100", environment={"NVTE_FLASH_ATTN": "0"}).kernels.attention == "fused"
-    # neither runs below compute capability 8.0
+    # neither runs in 32 bits, or below compute capability 8.0
+    whole = {name: value for name, value in SMALL.items() if name != "--bf16"}
+    assert read_run(whole, world_size=8).run.kernels.attention == "unfused"
     assert read(gpu="v100", environment={"NVTE_FLASH_ATTN": "0"}).kernels.attention == "unfused"
 
 
