@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autopar.errors import InputError
+from autopar.errors import DocumentError, InputError
 from autopar.price.account import account_of
 from autopar.price.job import job_of_run
 from autopar.run.run import Run
@@ -37,6 +37,18 @@ def deepspeed(zero: dict[str, Any], **flags: tuple[str, ...]) -> Run:
     document = {**ZERO3, "zero_optimization": {"stage": 3, **zero}}
     given = SCRIPT | {name.replace("_", "-"): words for name, words in flags.items()}
     return read_deepspeed(document, given, world_size=4, gpu="RTX 4090").run
+
+
+def test_flash_attention_needs_a_card_that_has_it() -> None:
+    """PyTorch's own kernel runs on V100; flash attention does not, and is refused by its key."""
+    flash = {**SCRIPT, "attn-implementation": ("flash_attention_2",)}
+    assert read_deepspeed(ZERO3, SCRIPT, world_size=4, gpu="v100").run.gpu == "v100"
+    assert not read_deepspeed(ZERO3, flash, world_size=4, gpu="a100").run.kernels.repeated_heads
+    for read in (read_deepspeed, read_accelerate):
+        document = ZERO3 if read is read_deepspeed else {"distributed_type": "FSDP"}
+        with pytest.raises(DocumentError) as found:
+            read(document, flash, world_size=4, gpu="v100")
+        assert found.value.key == "--attn_implementation"
 
 
 @pytest.mark.parametrize(
