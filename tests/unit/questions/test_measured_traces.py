@@ -263,7 +263,17 @@ def test_files_that_expand_are_limited(tmp_path: Path, monkeypatch: pytest.Monke
 
     large = '{"traceEvents": [{"name": "' + "x" * (9 << 20) + '"}]}'
     assert "key 'traceEvents[0]': the value is larger than 8 MiB" in refused(large)
-    monkeypatch.setattr(traces, "_MOST_EVENTS", 100)
+    monkeypatch.setattr(traces, "_MOST_ALONE", 3)
+    split = '{"name": "' + "x" * 65000 + '},{"},{}'
+    monkeypatch.setattr(traces, "_CHUNK", 1 << 16)
+    assert "more than 3 events in another" in refused("[" + ",".join([split] * 9) + "]")
+    monkeypatch.setattr(traces, "_MOST_ALONE", 1000)
+    monkeypatch.setattr(traces, "_MOST_EVENTS", 50)
+    for other in ("{}", '{"a": NaN}', "7"):
+        text = "[" + ",".join([other] * 60_000) + "," + one + "]"
+        assert re.search("more than (50|1,000) events", refused(text))
+    monkeypatch.setattr(traces, "_MOST_EVENTS", 1000)
+    monkeypatch.setattr(traces, "_MOST_KERNELS", 100)
     assert "more than 100 device events" in refused("[" + ",".join([one] * 101) + "]")
     monkeypatch.setattr(traces, "_MOST_PROCESSES", 3)
     many = ",".join(json.dumps(kernel("gemm", 0, 5) | {"pid": n}) for n in range(4))
