@@ -1,4 +1,4 @@
-"""A measured trace: which term a kernel counts for, what is refused, and files of many bytes."""
+"""A measured trace: terms of kernels, refused values, and limits of large files."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def terms_us(*events: dict[str, Any], rank: int | None = None) -> dict[str, floa
 
 
 def term_of(name: str, *events: dict[str, Any], **arguments: Any) -> str:
-    """Return the term of a kernel beside other events."""
+    """Return the term of a kernel in a trace with other events."""
     seen = terms_us(step(0, 10), kernel(name, 0, 10, **arguments), *events)
     (only,) = seen
     return only
 
 
 def test_time_belongs_to_computation_before_transfers() -> None:
-    """By hand: a transfer counts where nothing computes, by its group; what is left is idle."""
+    """By hand: a transfer counts where nothing computes, by its group; the rest is idle."""
     nccl = "ncclDevKernel_AllGather_RING_LL(...)"
     events = [
         step(0, 100),
@@ -184,14 +184,14 @@ def test_a_rank_outside_the_world_is_refused(info: Any, key: str) -> None:
 
 
 def test_of_several_processes_the_rank_is_read() -> None:
-    """The one at or below the rank, as autopar's traces have one rank of every stage."""
+    """The one at or below the rank: traces of autopar contain one rank of every stage."""
     others = [kernel("gemm", 0, 10), kernel("flash_fwd", 0, 10) | {"pid": 4}]
     assert terms_us(*others, rank=3) == {"products": 10}
     assert terms_us(*others, rank=4) == {"attention": 10}
 
 
 def test_what_is_no_trace_is_one_sentence(tmp_path: Path) -> None:
-    """Of what it lacks, by its key; text that ends early, goes on, or is nested for ever."""
+    """Text that ends early, goes on, or is nested for ever; files without kernels."""
     whole = '{"traceEvents": [' + json.dumps(kernel("gemm", 0, 5))
     path = tmp_path / "t.json"
     for text, said in (
@@ -283,7 +283,7 @@ def test_files_that_expand_are_limited(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
-    """Of 40 MB of events, a tenth is held at a time, however far it was compressed."""
+    """A tenth of 40 MB of events is held at a time, however far they were compressed."""
     path = tmp_path / "t.json.gz"
     noise = json.dumps({"ph": "X", "cat": "cpu_op", "name": "aten::mm" * 20, "ts": 0, "dur": 1})
     events = ",\n".join([noise] * 2000)

@@ -1,4 +1,4 @@
-"""Cards: what the architecture of a device decides, its peaks, and that none is exceeded."""
+"""Cards: facts of the architecture of a device, and peaks that no step exceeds."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_peaks_are_those_of_the_tensor_cores(name: str) -> None:
 
 
 def test_what_generations_can_do() -> None:
-    """By hand, by name, alias and in capitals; of what is unknown nothing is missing."""
+    """By hand, by name, alias and in capitals; an unknown device lacks nothing."""
     has = {
         name: [one for one in ("fp16", "bf16", *LOW) if not lacks_precision(name, one)]
         for name in ("V100", "a100", "l40s", "H100", "GB200", "mi300x_2x8", "MI355X")
@@ -114,7 +114,7 @@ def test_what_generations_can_do() -> None:
 
 
 def test_peaks_by_hand() -> None:
-    """Blackwell Ultra has six times its bf16 peak in 4 bits; what is not given is a multiple."""
+    """Blackwell Ultra has six times its bf16 peak in 4 bits; missing peaks are multiples."""
     assert card_named("b300").peak("nvfp4") == 1.35e16
     assert card_named("b200").peak("mxfp8") == card_named("b200").peak("fp8_block") == 4.5e15
     data = document("b200")
