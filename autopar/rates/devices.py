@@ -51,9 +51,9 @@ gfx90a, gfx942 and gfx950 (its README). PyTorch's memory-efficient kernel runs e
 def architecture_of(gpu: str) -> str | None:
     """Return the architecture of a GPU model; None if no shipped card tells it.
 
-    gpu : name or alias of a shipped card in any case, also with nodes (`v100_1x8`), such as GB200
+    gpu : name or alias of a shipped card in any spelling, also with its nodes (`v100_1x8`)
     """
-    path = catalog.shipped_card(gpu.lower().replace(" ", "-").partition("_")[0])
+    path = catalog.shipped_card(gpu.partition("_")[0])
     return None if path is None else read_card(load_object(path)).architecture
 
 
