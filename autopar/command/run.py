@@ -77,12 +77,26 @@ def describe_failure(error: BaseException, *, interrupted: str = "interrupted") 
     # The error of a missing working directory names no file.
     if isinstance(error, FileNotFoundError):
         return Failure("the working directory no longer exists. Change to another", UNUSABLE)
+    if _lacks_threads(error):
+        return Failure(
+            "no further thread or process can be started. End others, or raise `ulimit -u` or "
+            "`ulimit -v`",
+            UNUSABLE,
+        )
     text = fitted(one_line(f"{type(error).__name__}: {error}"), _INTERNAL)
     return Failure(
         f"internal error, please report it: {text} (set {DEBUG_VARIABLE}=1 for the traceback)",
         1,
         internal=True,
     )
+
+
+def _lacks_threads(error: Exception) -> bool:
+    """Return True if the system refused a new thread or process."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.EAGAIN, errno.ENOMEM)
+    # Python has no error class of its own for it.
+    return type(error) is RuntimeError and str(error) == "can't start new thread"
 
 
 def guarded(

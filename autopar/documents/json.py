@@ -20,14 +20,17 @@ import msgspec
 from msgspec import NODEFAULT, Meta, ValidationError, convert
 from msgspec.structs import FieldInfo, fields
 
-from autopar.errors import DocumentError, InputError, did_you_mean, nearest, with_remedy
+from autopar.documents.limits import (
+    DEEPEST,
+    MOST_DOCUMENT_BYTES,
+    read_bytes,
+    refuse_deep_values,
+    refuse_many_values,
+    too_many_digits,
+)
+from autopar.errors import DocumentError, InputError, did_you_mean, with_remedy
 from autopar.output import Aside, write_files
 from autopar.records import Entry, KeyFault, Record, shorten
-
-_MAX_BYTES = 256 << 20
-"""Maximum file size, so that a wrong path does not fill the memory."""
-_DEEPEST = 64
-"""Maximum nesting of brackets; no document has a dozen levels."""
 
 
 class JsonDocument(Record):
@@ -64,46 +67,11 @@ def load_object(path: Path | str, *, remedy: str | None = None) -> JsonDocument:
         empty file contains `remedy`, how to create the file.
     """
     path = Path(path)
-    try:
-        if not path.exists():
-            raise missing_file(path, remedy)
-        if path.is_dir():
-            inside = next(iter(sorted(path.glob("*.json"))), None)
-            raise DocumentError(
-                path,
-                "this is a directory, expected a JSON file",
-                remedy=f"Use a file in it, such as {inside}"
-                if inside
-                else "Give the path of a JSON file",
-            )
-        if not path.is_file():
-            raise DocumentError(path, "this is not a regular file, expected a JSON file")
-        if path.stat().st_size > _MAX_BYTES:
-            raise DocumentError(
-                path, f"the file is larger than {_MAX_BYTES >> 20} MiB, expected a profile document"
-            )
-        raw = path.read_bytes()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise DocumentError(path, f"the file cannot be read ({reason})") from None
+    raw = read_bytes(path, MOST_DOCUMENT_BYTES, "a JSON file", remedy=remedy)
+    refuse_many_values(path, raw)
     return JsonDocument(
         path=path, data=_parse(path, raw, remedy), sha256=hashlib.sha256(raw).hexdigest()
     )
-
-
-def missing_file(path: Path, remedy: str | None = None) -> DocumentError:
-    """Return the error for a missing file: the remedy is a file with a similar name, if any.
-
-    remedy : remedy if there is no such file
-    """
-    try:
-        names = [one.name for one in path.parent.iterdir() if one.is_file()]
-    except OSError:
-        names = []
-    near = nearest(path.name, names, least=0.85)
-    if near is not None:
-        remedy = f"Did you mean {path.parent / near}?"
-    return DocumentError(path, "this file does not exist", remedy=remedy)
 
 
 def _parse(path: Path, raw: bytes, remedy: str | None) -> dict[str, Any]:
@@ -134,33 +102,17 @@ def _parse(path: Path, raw: bytes, remedy: str | None) -> dict[str, Any]:
             path,
             f"not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}{end}",
         ) from None
-    except (ValueError, RecursionError):  # thousands of digits or brackets
-        raise DocumentError(
-            path, "not valid JSON: a number is too long or brackets nest too deep"
-        ) from None
-    # Validation recurses for every bracket, and the interpreter limits the depth.
-    if raw.count(b"[") + raw.count(b"{") > _DEEPEST and _depth(data) > _DEEPEST:
-        raise DocumentError(path, f"brackets nest deeper than {_DEEPEST}, expected a document")
+    except ValueError:
+        raise too_many_digits(path, text) from None
+    except RecursionError:
+        raise DocumentError(path, f"brackets nest deeper than {DEEPEST}") from None
+    if isinstance(data, dict | list):
+        refuse_deep_values(path, data)
     if not isinstance(data, dict):
         raise DocumentError(
             path, f"the top level is {shorten(data)}, expected an object {{key: value, ...}}"
         )
     return data
-
-
-def _depth(data: object) -> int:
-    """Return the maximum nesting depth of brackets."""
-    depth, level = 0, [data]
-    while level:
-        depth += 1
-        level = [
-            item
-            for node in level
-            if isinstance(node, dict | list)
-            for item in (node.values() if isinstance(node, dict) else node)
-            if isinstance(item, dict | list)
-        ]
-    return depth
 
 
 def write_json(

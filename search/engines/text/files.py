@@ -17,7 +17,20 @@ from typing import Any, NamedTuple
 
 from msgspec import field
 
-from autopar.documents.json import load_object, missing_file
+from autopar.documents.json import load_object
+from autopar.documents.limits import (
+    DEEPEST,
+    MOST_ALIASED_VALUES,
+    MOST_DIGITS,
+    MOST_SCRIPT_BYTES,
+    MOST_YAML_BYTES,
+    is_long_integer,
+    read_bytes,
+    refuse_deep_values,
+    refuse_dotted_keys,
+    refuse_long_integers,
+    too_many_digits,
+)
 from autopar.errors import DocumentError
 from autopar.records import Record, replace
 from search.engines.text.shell import script_command
@@ -29,8 +42,8 @@ from search.engines.text.shell_values import Budget, Command
 
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./$][A-Za-z0-9_./${}:@+\-]*")
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _BRACE = re.compile(r"[{}]")
-_MOST_VALUES = 1 << 16
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -93,10 +106,16 @@ def load_yaml(text: str, path: object, notes: list[str] | None = None) -> dict[s
     import yaml  # imported only for a YAML file
 
     try:
+        depth = 0
         for token in yaml.scan(text):
             if isinstance(token, yaml.TagToken):
                 problem = f"uses {text[token.start_mark.index]!r}, a part of YAML that is not read"
                 raise _fail(path, token.start_mark.line, problem + " here")
+            depth += token.id in _OPENING
+            depth -= token.id in _CLOSING
+            if depth > DEEPEST:
+                line = token.start_mark.line
+                raise _fail(path, line, f"nests deeper than {DEEPEST} levels")
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if root is None:
             raise DocumentError(str(path), "is empty, expected keys and values")
@@ -119,18 +138,21 @@ def load_yaml(text: str, path: object, notes: list[str] | None = None) -> dict[s
         raise DocumentError(str(path), "is nested too deeply", remedy="Give JSON") from None
 
 
+_OPENING = ("[", "{", "<block sequence start>", "<block mapping start>")
+_CLOSING = ("]", "}", "<block end>")
+"""Names of PyYAML's tokens that start and end a level."""
+
+
 class _Built:
     """Conversion of PyYAML nodes to values; all keys become strings."""
 
     def __init__(self, path: object, notes: list[str] | None) -> None:
-        self._path, self._notes, self._left = path, notes, _MOST_VALUES
+        self._path, self._notes, self._left = path, notes, MOST_ALIASED_VALUES
 
     def of(self, node: Any) -> Any:
         import yaml
 
-        self._left -= 1
-        if self._left < 0:  # aliases of aliases double the values with every line
-            raise DocumentError(str(self._path), f"has more than {_MOST_VALUES} values")
+        self._count()
         if isinstance(node, yaml.SequenceNode):
             return [self.of(item) for item in node.value]
         if isinstance(node, yaml.ScalarNode):
@@ -138,14 +160,32 @@ class _Built:
             if node.tag in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"):
                 return node.value
             try:
-                return yaml.SafeLoader("").construct_object(node)
-            except ValueError:  # such as 0x_, or a number of thousands of digits
+                # The length comes first: the time of base 60 is quadratic in it.
+                is_long = node.tag in _NUMBERS and len(node.value) > MOST_DIGITS
+                value = None if is_long else yaml.SafeLoader("").construct_object(node)
+            except (ValueError, OverflowError):  # such as 0x_
                 return node.value
+            if is_long or is_long_integer(value):
+                problem = f"has a number of more than {MOST_DIGITS:,} digits"
+                raise _fail(self._path, node.start_mark.line, problem)
+            return value
         return self._mapping(node)
+
+    def _count(self) -> None:
+        """Count a value; raises DocumentError for too many.
+
+        Aliases of aliases, and merged keys, double the values with every line.
+        """
+        self._left -= 1
+        if self._left < 0:
+            raise DocumentError(
+                str(self._path), f"has more than {MOST_ALIASED_VALUES} values, aliases resolved"
+            )
 
     def _mapping(self, node: Any) -> dict[str, Any]:
         import yaml
 
+        self._count()
         own, merged = dict[str, Any](), dict[str, Any]()
         for key, value in node.value:
             line = key.start_mark.line
@@ -190,9 +230,6 @@ def _fail(path: object, line: int, problem: str) -> DocumentError:
 
 # --------------------------------------------------------------------------------------------------
 # A configuration in any of the formats.
-
-
-_MAX_BYTES = 4 << 20
 
 
 class Configuration(Record):
@@ -278,8 +315,9 @@ def read_configuration(
     path = Path(path)
     if path.suffix.lower() == ".json":
         return Configuration(path=path, flags=None, document=load_object(path).data)
-    text = _read(path)
-    if path.suffix.lower() in (".yaml", ".yml"):
+    is_yaml = path.suffix.lower() in (".yaml", ".yml")
+    text = _read(path, MOST_YAML_BYTES if is_yaml else MOST_SCRIPT_BYTES)
+    if is_yaml:
         notes = list[str]()
         document = load_yaml(text, path, notes)
         return Configuration(path=path, flags=None, document=document, notes=tuple(notes))
@@ -437,28 +475,27 @@ _MOST_VARIABLES = 32
 def _toml(text: str, path: Path) -> dict[str, Any]:
     import tomllib  # imported only for a TOML file
 
+    refuse_dotted_keys(path, text)
     try:
-        return tomllib.loads(text)
+        document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise DocumentError(path, f"is not TOML: {error}") from None
+    except ValueError:
+        raise too_many_digits(path, text) from None
     except RecursionError:
         raise DocumentError(path, "is nested too deeply") from None
+    refuse_deep_values(path, document)
+    refuse_long_integers(path, document)
+    return document
 
 
-def _read(path: Path) -> str:
-    if not path.exists():
-        raise missing_file(path, "Give a launch script, or a configuration file of an engine")
-    if not path.is_file():
-        kind = "directory" if path.is_dir() else "device or pipe"
-        raise DocumentError(path, f"this is a {kind}, expected a launch script or configuration")
+def _read(path: Path, most: int) -> str:
+    how = "Give a launch script, or a configuration file of an engine"
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise DocumentError(path, f"is larger than {_MAX_BYTES >> 20} MiB")
-        return path.read_bytes().decode("utf-8-sig")  # carriage returns matter to bash
+        raw = read_bytes(path, most, "a launch script or configuration", remedy=how)
+        return raw.decode("utf-8-sig")  # carriage returns matter to bash
     except UnicodeDecodeError as error:
         raise DocumentError(path, f"byte {error.start} is not UTF-8") from None
-    except OSError as error:
-        raise DocumentError(path, f"the file cannot be read ({error.strerror})") from None
 
 
 def flags_of(words: Sequence[str]) -> dict[str, tuple[str, ...]]:

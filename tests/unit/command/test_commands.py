@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from typing import cast
@@ -49,6 +50,21 @@ def test_a_lack_of_memory_is_no_mistake_of_the_program() -> None:
     failure = describe_failure(MemoryError("std::bad_alloc"))
 
     assert failure.text.startswith("out of host memory")
+    assert (failure.exit_code, failure.internal) == (2, False)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("can't start new thread"),
+        BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ],
+)
+def test_no_thread_or_process_to_be_had_is_said(error: Exception) -> None:
+    """`threading` and `os.fork` raise these; the limit of the system is the reason."""
+    failure = describe_failure(error)
+    assert failure.text.startswith("no further thread or process can be started")
     assert (failure.exit_code, failure.internal) == (2, False)
 
 

@@ -235,7 +235,7 @@ BOMB = "a0: &a0 [1, 1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for 
         ("a: 1\n---\nb: 2\n", "line 2 is not YAML: but found another document"),
         ("a:\n\tb: 1\n", "line 2 is not YAML: found character '\\t'"),
         ("a: 1\nb: \0\n", "line 2 has the character '\\x00'"),
-        ("a: " + "[" * 1500, "is nested too deeply"),
+        ("a: " + "[" * 1500, "line 1 nests deeper than 64 levels"),
         ("just words\n", "line 1 is not `key: value`"),
     ],
 )
