@@ -28,7 +28,7 @@ from autopar.documents.limits import (
     refuse_many_values,
     too_many_digits,
 )
-from autopar.errors import DocumentError, InputError, did_you_mean, with_remedy
+from autopar.errors import DocumentError, InputError, did_you_mean, nearest, with_remedy
 from autopar.output import Aside, write_files
 from autopar.records import Entry, KeyFault, Record, shorten
 

@@ -6,8 +6,8 @@ command-line arguments. The reader of each engine interprets the keys.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 from autopar.errors import DocumentError
@@ -40,15 +40,22 @@ def flattened(document: Mapping[str, Any], before: str = "") -> Iterator[tuple[s
     """
     for key, value in document.items():
         name = f"{before}{key}"
-        if isinstance(value, Mapping):
+        # An empty object may stand where a value belongs.
+        if isinstance(value, Mapping) and value:
             yield from flattened(value, f"{name}.")
         else:
             yield name, value
 
 
+def _sections_of(key: str) -> list[str]:
+    """Return the dotted keys of all sections around a key, the outermost first."""
+    parts = key.split(".")
+    return [".".join(parts[:number]) for number in range(1, len(parts))]
+
+
 def words_of_values(values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Return command-line words by key: `true` or `false` of a boolean, one word per list item."""
-    return {key: _words(value) for key, value in values.items()}
+    return {key: _words(value) for key, value in values.items() if not isinstance(value, Mapping)}
 
 
 def _words(value: object) -> tuple[str, ...]:
@@ -59,13 +66,12 @@ def _words(value: object) -> tuple[str, ...]:
     return (str(value),)
 
 
-def _sections(key: str) -> list[str]:
-    """Return a dotted key and the sections that contain it."""
-    return [key, *(key[: mark.start()] for mark in re.finditer(r"\.", key))]
+class Keys(Record, dict=True):
+    """Values by dotted key, with checked lookups.
 
-
-class Keys(Record):
-    """Values by dotted key, with checked lookups."""
+    All lookups raise DocumentError for a value in place of a section, such as `7` in place of
+    `{"stage": 2}`. Lookups of values raise it also for a section in place of a value.
+    """
 
     source: str
     """Name of the source, for error messages."""
@@ -81,15 +87,38 @@ class Keys(Record):
         """Return the error for a valid key whose effect on time or memory cannot be estimated."""
         return UnpricedError(self.source, problem, key=key, remedy=remedy)
 
+    @cached_property
+    def _sections(self) -> frozenset[str]:
+        """Dotted keys of all objects that have keys."""
+        return frozenset(before for key in self.values for before in _sections_of(key))
+
+    def _given(self, key: str, *, section: bool = False) -> Any:
+        """Return the value of a key, None if it is missing.
+
+        section : True if the key may also be a section.
+        """
+        self.asked.add(key)
+        for before in _sections_of(key):
+            value = self.values.get(before)
+            if isinstance(value, bool):
+                problem = f"is {str(value).lower()}, expected an object"
+                raise self.unpriced(before, problem, "Give its keys")
+            if value is not None and not isinstance(value, Mapping):
+                raise self.fail(before, f"expected an object, got {shorten(value)}")
+        value = self.values.get(key)
+        if not section and (isinstance(value, Mapping) or key in self._sections):
+            raise self.fail(key, "expected a value, got an object")
+        return value
+
     def has(self, *keys: str) -> bool:
         """Return True if any of the keys is given."""
-        self.asked.update(keys)
-        return any(self.values.get(key) is not None for key in keys)
+        found = [self._given(key, section=True) for key in keys]
+        return any(value is not None for value in found)
 
     def first(self, *keys: str) -> str:
         """Return the first given key among the names of a setting; the last name if none is."""
-        self.asked.update(keys)
-        return next((key for key in keys if self.values.get(key) is not None), keys[-1])
+        given = [key for key in keys if self._given(key, section=True) is not None]
+        return given[0] if given else keys[-1]
 
     def number(
         self, key: str, default: int | None = None, *, least: int = 1, most: int = _MOST
@@ -100,8 +129,7 @@ class Keys(Record):
 
         Raises DocumentError for other values, and for a missing key without default.
         """
-        value = self.values.get(key)
-        self.asked.add(key)
+        value = self._given(key)
         if value is None:
             if default is None:
                 raise self.fail(key, "is missing", "Add it")
@@ -117,8 +145,7 @@ class Keys(Record):
 
         Raises DocumentError for values other than true and false.
         """
-        value = self.values.get(key)
-        self.asked.add(key)
+        value = self._given(key)
         if value is None:
             return default
         if isinstance(value, str) and value.lower() in ("true", "false"):
@@ -129,8 +156,7 @@ class Keys(Record):
 
     def text(self, key: str, default: str = "") -> str:
         """Return the value of a key as text, with list items joined by commas."""
-        value = self.values.get(key)
-        self.asked.add(key)
+        value = self._given(key)
         return default if value is None else ",".join(_words(value))
 
     def choice(self, key: str, known: tuple[str, ...], default: str) -> str:
@@ -158,10 +184,10 @@ class Keys(Record):
         rows = {} if unpriced is None else unpriced
         found = []
         for key, value in sorted(self.values.items()):
-            if key in self.asked or value is None:
+            if key in self.asked or value is None or isinstance(value, Mapping):
                 continue
             words, row = _words(value), rows.get(key)
-            understood = key in known or not harmless.isdisjoint(_sections(key))
+            understood = key in known or not harmless.isdisjoint((key, *_sections_of(key)))
             # Such keys are comments.
             understood |= key.startswith("_")
             if row is not None:

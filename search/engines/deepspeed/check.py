@@ -424,7 +424,9 @@ def _written(given: ScriptedFile, before: Run | None, after: Run) -> Changes | N
     changed = copy.deepcopy(dict(given.document))
     for key, value in keys.items():
         section, _, name = key.rpartition(".")
-        (changed.setdefault(section, {}) if section else changed)[name] = value
+        if section and changed.get(section) is None:
+            changed[section] = {}
+        (changed[section] if section else changed)[name] = value
     words = {**given.flags, **{flag: to for flag, to in flags.items() if to is not None}}
     for flag, to in flags.items():
         if to is None:
