@@ -42,6 +42,11 @@ def main() -> int:
         last = time.monotonic()
         for seed in range(asked.first, asked.first + asked.runs):
             found.append(judged(runs, seed))
+            if found[-1].outcome in BAD:
+                one = found[-1]
+                print(
+                    f"{one.outcome} {seed}: {one.run.what!a:.150}: {one.detail!a:.300}", flush=True
+                )
             if time.monotonic() - last > 60:
                 last = time.monotonic()
                 print(f"{len(found)} of {asked.runs} runs", file=sys.stderr, flush=True)

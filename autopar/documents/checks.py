@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from autopar.documents.json import (
+    MOST_ERRORS,
     Fault,
     below,
     converted,
@@ -207,10 +208,6 @@ def check_kind(path: Path | str, data: Mapping[str, Any], *expected: str, remedy
     if kind is not None and kind not in expected:
         problem = f"this is {kind}, expected {' or '.join(expected)}"
         raise DocumentError(path, problem, remedy=remedy)
-
-
-MOST_ERRORS = 100
-"""Largest number of errors listed for one file."""
 
 
 def document_errors(kind: Any, path: Path, data: Mapping[str, Any]) -> tuple[DocumentError, ...]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from inspect import cleandoc
+from itertools import islice
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -173,6 +174,8 @@ def _with_rows(value: Any, indent: str, column: int) -> str:
 # expected values.
 
 
+MOST_ERRORS = 100
+"""Largest number of errors listed for one file, and about the largest number looked for."""
 Fault = tuple[str, str]
 """(Key such as `layers[0].num_heads`, problem)."""
 _Kind = TypeVar("_Kind")
@@ -260,7 +263,8 @@ def _order(kind: Any, fault: Fault, data: Mapping[str, Any]) -> tuple[bool, bool
 def _misspelt(kind: Any, key: str, data: Mapping[str, Any]) -> str | None:
     """Return the unknown key of a file that is most similar to a missing key, or None."""
     known = _fields(kind) if _is_record(kind) else {}
-    return nearest(key, [str(name) for name in data if name not in known], least=0.8)
+    others = islice((str(name) for name in data if name not in known), MOST_ERRORS)
+    return nearest(key, others, least=0.8)
 
 
 def short_key(key: str) -> str | None:
@@ -317,13 +321,18 @@ def converted(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
             return converted(one, value, key, found)
     elif origin in (list, tuple) and isinstance(value, list | tuple):
         items = enumerate(value)
-        return origin(converted(inner[0], item, f"{key}[{place}]", found) for place, item in items)
+        return origin(
+            converted(inner[0], item, f"{key}[{place}]", found)
+            for place, item in items
+            if len(found) < MOST_ERRORS
+        )
     elif origin is dict and isinstance(value, Mapping):
         return {
             converted(inner[0], name, below(key, name), found): converted(
                 inner[1], item, below(key, name), found
             )
             for name, item in value.items()
+            if len(found) < MOST_ERRORS
         }
     elif hasattr(kind, "taken"):
         return kind.taken(value, key, found)
@@ -384,6 +393,8 @@ def _taken_object(
     called |= {name: o for name, o in others.items() if name not in value and o in value}
     more = {}
     for name in value:
+        if len(found) >= MOST_ERRORS:
+            break
         # Keys of a file are strings; those of a Python dictionary may be anything.
         if not isinstance(name, str):
             found.append((key, f"a key is {shorten(name)}, expected a string"))
@@ -418,6 +429,9 @@ def _taken_object(
 
 
 def _taken_plain(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
+    if kind is Any:
+        found += islice(_not_finite(value, key), 1)
+        return value
     extra = _extra(kind)
     # Numbers that exceed 64 bits are not compared with bounds.
     held = max(_LEAST, min(value, _MOST)) if type(value) is int else value
@@ -426,12 +440,24 @@ def _taken_plain(kind: Any, value: Any, key: str, found: list[Fault]) -> Any:
     except (ValidationError, UnicodeEncodeError):
         # Half of a surrogate pair is not a character.
         made = math.nan
-    if kind is Any or not isinstance(made, float) or math.isfinite(made):
+    if not isinstance(made, float) or math.isfinite(made):
         return value if type(made) is int or "as_written" in extra else made
     problem = extra.get("problem")
     expected = f"the value is {shorten(value)}, expected {expected_of(kind)}"
     found.append((key, expected if problem is None else problem(value)))
     return None
+
+
+def _not_finite(value: Any, key: str) -> Iterator[Fault]:
+    """Yield an error for each NaN or infinity in a JSON value of any type."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _not_finite(item, below(key, name))
+    elif isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            yield from _not_finite(item, f"{key}[{place}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield key, f"the value is {shorten(value)}, expected a finite number"
 
 
 _LEAST, _MOST = -(2**63), 2**63 - 1

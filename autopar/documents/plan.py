@@ -54,9 +54,10 @@ _Interval = Annotated[
     Meta(min_length=2, max_length=2, extra={"expected": "two numbers of at least 0"}),
 ]
 _Pair = Annotated[list[_Count], Meta(min_length=2, max_length=2)]
-_Typed = Annotated[
+TypedOption = Annotated[
     bool | str | list[str], Meta(extra={"expected": "a text, true, false or a list of texts"})
 ]
+"""Option of a command line as typed."""
 
 
 class _Entry(Entry):
@@ -388,7 +389,7 @@ class PlanFigures(_Answer):
     """True if an input only exercises the code and describes no real machine."""
     inputs: list[Source] = field(default_factory=list)
     options: OptionsEntry = field(default_factory=OptionsEntry)
-    request: dict[str, _Typed] = field(default_factory=dict)
+    request: dict[str, TypedOption] = field(default_factory=dict)
     """Options as typed, by name without leading hyphens."""
     engines: list[EngineEntry] = field(default_factory=list)
     """Best plan of each engine, fastest first, if several were searched."""
@@ -659,7 +660,7 @@ class ResultDocument(_Answer):
     prediction: PredictionEntry | None = None
     estimated: _Flag = False
     options: OptionsEntry = field(default_factory=OptionsEntry)
-    request: dict[str, _Typed] = field(default_factory=dict)
+    request: dict[str, TypedOption] = field(default_factory=dict)
     step_time_interval_s: _Interval | None = None
     interval_of: list[_Text] = field(default_factory=list)
     widest_cell: WidestCellEntry | None = None

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 from msgspec import Meta, field
 
 from autopar.documents.checks import published
-from autopar.documents.plan import EngineEntry, HardwareEntry
+from autopar.documents.plan import EngineEntry, HardwareEntry, TypedOption
 from autopar.pipeline.schedules import Schedule
 from autopar.records import Record, whole_number
 from autopar.run.plan import Module
@@ -152,7 +152,7 @@ class LaunchDocument(Record):
     status: Literal["optimal", "infeasible", "evaluated"]
     """`optimal` for the fastest plan that fits, `evaluated` for a given one, `infeasible` for
     none."""
-    request: dict[str, Any]
+    request: dict[str, TypedOption]
     """Options of the search as the user typed them."""
     model: str
     """Name of the model."""

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from msgspec.structs import asdict
 
-from autopar.documents.checks import DOCUMENTS, MOST_ERRORS, document_errors
+from autopar.documents.checks import DOCUMENTS, document_errors
 from autopar.documents.hardware import (
     BandwidthUnit,
     HardwareEntry,
@@ -24,6 +24,7 @@ from autopar.documents.hardware import (
     kind_of_name,
 )
 from autopar.documents.json import (
+    MOST_ERRORS,
     JsonDocument,
     load_object,
     read_record,

@@ -10,12 +10,12 @@ type it answers as without it, and otherwise with the right one.
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import os
 import random
 import re
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -181,7 +181,7 @@ SHAPES = (
     *(
         Base(
             name="search",
-            arguments=("--model", file, *_CALLED[2:], *_QUIET),
+            arguments=("--model", file, "--hardware", "card.json:1x8", *_CALLED[4:], *_QUIET),
             reads=(file,),
             weight=4,
         )
@@ -205,8 +205,16 @@ SHAPES = (
 
 def prepare_shapes(folder: Path) -> None:
     """Fill a folder with the files of every base."""
-    prepare_good(folder)
-    (folder / "titan.toml").write_text(TITAN, "utf-8")
+    for name, content in _good_files().items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+
+
+@cache
+def _good_files() -> dict[str, bytes]:
+    """Return the content of the files of every base by name."""
+    found = {"titan.toml": TITAN.encode(), "uniform.json": _uniform_plan()}
     for name, data in (
         ("zero.json", ZERO),
         ("fsdp.yaml", FSDP),
@@ -217,11 +225,22 @@ def prepare_shapes(folder: Path) -> None:
         ("trace.json", TRACE),
         ("other.json", TRACE),
     ):
-        (folder / name).write_text(json.dumps(data), "utf-8")
-    shutil.copyfile(ROOT / "models" / "mixtral-8x7b" / "model.json", folder / "moe.json")
-    shutil.copyfile(ROOT / "hardware_configs/sites/selene-a100.json", folder / "site.json")
-    shutil.copyfile(ROOT / "hardware_configs/stacks/megatron-core.json", folder / "stack.json")
-    (folder / "uniform.json").write_bytes(_uniform_plan())
+        found[name] = json.dumps(data).encode()
+    for name, source in (
+        ("moe.json", "models/deepseek-v2-lite/model.json"),
+        ("site.json", "hardware_configs/sites/selene-a100.json"),
+        ("stack.json", "hardware_configs/stacks/megatron-core.json"),
+    ):
+        found[name] = (ROOT / source).read_bytes()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare_good(folder)
+        (folder / "closed").chmod(0o700)
+        (folder / "unreadable.json").unlink()
+        for path in folder.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                found.setdefault(str(path.relative_to(folder)), path.read_bytes())
+    return found
 
 
 @cache
@@ -245,9 +264,12 @@ def _uniform_plan() -> bytes:
 # Values.
 
 
-class Raw(str):
-    """Text of a value, written into a file as it is."""
+def raw(text: str) -> str:
+    """Return a value that `write` writes into a file as it is, without quotes."""
+    return f"\ue000{text}\ue001"
 
+
+_RAW = re.compile('"\ue000(.*?)\ue001"')
 
 WHOLE: tuple[Any, ...] = (
     *(0, -1, -0.0, 1.5, 10**6, 10**7, 10**9, 2**31, 2**40, 2**53, 2**60, 2**63, 2**64, 10**30),
@@ -302,7 +324,7 @@ def read(path: Path) -> Any:
 
 
 def write(path: Path, data: Any) -> None:
-    """Write a document, with `Raw` values as they are."""
+    """Write a document, with `raw` values as they are."""
     if path.suffix == ".toml":
         text = "".join(
             f"{_toml(key)} = {_toml(value)}\n"
@@ -315,19 +337,7 @@ def write(path: Path, data: Any) -> None:
             if isinstance(value, dict)
         )
     else:
-        raws: list[str] = []
-
-        def marked(value: Any) -> Any:
-            if isinstance(value, Raw):
-                raws.append(value)
-                return f"raw{len(raws) - 1}raw"
-            if isinstance(value, dict):
-                return {key: marked(inner) for key, inner in value.items()}
-            return [marked(inner) for inner in value] if isinstance(value, list) else value
-
-        text = json.dumps(marked(data))
-        for place, raw in enumerate(raws):
-            text = text.replace(f'"raw{place}raw"', raw)
+        text = _RAW.sub(r"\1", json.dumps(data, ensure_ascii=False))
         if path.suffix == ".yaml":
             text = text.replace("-Infinity", "-.inf").replace("Infinity", ".inf")
             text = text.replace("NaN", ".nan")
@@ -335,15 +345,14 @@ def write(path: Path, data: Any) -> None:
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, Raw):
-        return str(value)
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_toml(key)} = {_toml(one)}" for key, one in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
     if value is None:
         return '""'
-    return json.dumps(value).replace("Infinity", "inf").replace("NaN", "nan")
+    text = json.dumps(value, ensure_ascii=False)
+    return _RAW.sub(r"\1", text).replace("Infinity", "inf").replace("NaN", "nan")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -399,11 +408,11 @@ def _change(draw: random.Random, data: Any, suffix: str, *, without: bool) -> st
         new = draw.choice(WHOLE)
         called = repr(new)
     elif way < 7:
-        new = draw.choice(WRONG)
+        new = copy.deepcopy(draw.choice(WRONG))
         called = repr(new)
     elif way < 8:
-        new = Raw(draw.choice(RAW[suffix]))
-        called = str(new)
+        called = draw.choice(RAW[suffix])
+        new = raw(called)
     else:
         grown = draw.choice(sorted(GROWN))
         new, called = GROWN[grown](inner), grown

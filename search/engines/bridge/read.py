@@ -7,13 +7,15 @@ Hydra overrides `key=value`. YAML contains a complete `ConfigContainer` or overr
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import field
 
-from autopar.records import Record, replace
+from autopar.errors import DocumentError
+from autopar.records import Record, replace, shorten
 from autopar.run.run import Run, legal
 from autopar.training.adapters import Adapters, Target
 from search.engines.arguments import BOTH, Ignored, Unpriced, UnpricedError
@@ -364,7 +366,7 @@ def _flattened(document: Mapping[str, Any], prefix: str = "") -> Settings:
         if isinstance(value, Mapping) and "_target_" in value and "_call_" in value:
             # The value is a type or a function: use the last part of its name.
             found[name] = str(value["_target_"]).rpartition(".")[2]
-        elif isinstance(value, Mapping):
+        elif isinstance(value, Mapping) and value:
             found |= _flattened(value, f"{name}.")
         elif key != "_target_":
             found[name] = value
@@ -543,7 +545,7 @@ def other_keys(own: Mapping[str, Any], *, whole: bool) -> Iterator[Ignored]:
     """
     off: tuple[Any, ...] = (None, False, 0, 0.0, "", [], "none")
     for key, value in own.items():
-        if key in KEYS or key in DATASET_LENGTHS or (whole and value in off):
+        if key in KEYS or key in DATASET_LENGTHS or value == {} or (whole and value in off):
             continue
         row, shown = UNPRICED_KEYS.get(key), _shown(value)
         known = HARMLESS_KEYS.fullmatch(key) is not None if row is None else row.is_off([shown])
@@ -574,6 +576,7 @@ def run_of_settings(
     settings : combined settings of recipe and file by dotted key. world_size : number of GPUs.
     environment : environment variables of the ranks. source : name of the file, for messages.
     """
+    _refuse_wrong_types(settings, source)
     read = read_run(
         flags_of_settings(settings, world_size),
         world_size=world_size,
@@ -584,12 +587,42 @@ def run_of_settings(
     return replace(read, run=legal(_beyond(read.run, settings)))
 
 
+_SWITCHES = frozenset(
+    {
+        *WHERE_TRUE, *UNLESS_TRUE, "model.multi_latent_attention", "model.should_pad_vocab",
+        "model.sequence_parallel", "dataset.skip_getting_attention_mask_from_dataset",
+        "ddp.grad_reduce_in_fp32", "ddp.overlap_grad_reduce", "ddp.overlap_param_gather",
+        "ddp.use_distributed_optimizer", "ddp.use_megatron_fsdp", "dist.use_megatron_fsdp",
+        "comm_overlap.overlap_grad_reduce", "comm_overlap.overlap_param_gather",
+        "comm_overlap.tp_comm_overlap", "comm_overlap.defer_embedding_wgrad_compute",
+        "mixed_precision.bf16", "mixed_precision.fp16", "mixed_precision.fp8_param",
+        "mixed_precision.grad_reduce_in_fp32", "mixed_precision.fp8_dot_product_attention",
+        "optimizer.optimizer_cpu_offload", "optimizer.store_param_remainders",
+        "optimizer.use_precision_aware_optimizer",
+    }
+)  # fmt: skip
+"""Keys whose value is true or false."""
+_FRACTION = "optimizer.optimizer_offload_fraction"
+
+
+def _refuse_wrong_types(settings: Mapping[str, Any], source: str) -> None:
+    """Raise DocumentError for an object in place of a value, or a value that is no boolean."""
+    for key, value in settings.items():
+        if key in KEYS and isinstance(value, Mapping):
+            raise DocumentError(source, "expected a value, got an object", key=key)
+        if key in _SWITCHES and value is not None and not isinstance(value, bool):
+            raise DocumentError(source, f"expected true or false, got {shorten(value)}", key=key)
+    fraction = settings.get(_FRACTION)
+    if fraction is not None and not 0 <= _real(fraction) <= 1:
+        raise DocumentError(source, f"expected 0 to 1, got {shorten(fraction)}", key=_FRACTION)
+
+
 def _real(value: Any) -> float:
-    """Return a number, or text of a number, as float; 0.0 for other values."""
+    """Return a number, or text of a number, as float; NaN for other values."""
     try:
         return float(value)
-    except (TypeError, ValueError):
-        return 0.0
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def _beyond(run: Run, settings: Mapping[str, Any]) -> Run:
@@ -603,7 +636,7 @@ def _beyond(run: Run, settings: Mapping[str, Any]) -> Run:
     offload = 0.0
     if get("optimizer.optimizer_cpu_offload") is True:
         # The default is 0.0 in `OptimizerConfig`, but 1.0 in the arguments of Megatron-LM.
-        offload = _real(get("optimizer.optimizer_offload_fraction"))
+        offload = _real(get(_FRACTION) or 0.0)
     if aware:
         names = (get(f"optimizer.{name}_dtype") for name in ("exp_avg", "exp_avg_sq"))
         moments = sum(_SMALL.get(str(name).rpartition(".")[2], 4) for name in names)

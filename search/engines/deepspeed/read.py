@@ -431,7 +431,10 @@ def deepspeed_batch(keys: Keys, script: TrainerScript, ranks: int) -> tuple[int,
 def _kind(keys: Keys, script: TrainerScript) -> PrecisionKind:
     found: list[PrecisionKind] = []
     for kind in _KINDS:
-        word = keys.text(f"{kind}.enabled", "false").lower()
+        key = f"{kind}.enabled"
+        word = keys.text(key, "false").lower()
+        if word not in ("true", "false", "auto"):
+            raise keys.fail(key, f"expected true, false or auto, got {shorten(word)}")
         if word == "true" or (word == "auto" and script.kind == kind):
             found.append(kind)
     refuse(FILE, {kind: kind in found for kind in _KINDS})

@@ -191,6 +191,8 @@ def read_accelerate(
         if "per-device-train-batch-size" not in flags:
             # A batch that is not given is one sequence; `check` reports this default.
             asked = replace(asked, micro_batch=asked.micro_batch or 1)
+        keys.has("deepspeed_config.deepspeed_config_file")  # refuses a section that is a value
+        _refuse_fp8(keys)
         own = deepspeed_document(document, beside)
         sequence = keys.number(_SEQUENCE, 1, least=-1)
         if sequence > 1:
@@ -204,7 +206,7 @@ def read_accelerate(
             beside=beside,
             source=source,
         )
-        keys.asked.update((*_OF_PLUGIN, *_DEGREES, "mixed_precision"))
+        keys.asked.update((*_OF_PLUGIN, *_DEGREES))
         keys.asked.update(key for key in keys.values if key.startswith("fsdp_config."))
         unpriced = ULYSSES.format(_SEQUENCE) if sequence > 1 else found.unpriced
         compiled, run = found.run.kernels.compiled or _compiles(keys), found.run
@@ -319,12 +321,18 @@ def _compiled(run: Run, compiled: bool) -> Run:
     return replace(run, runtime=replace(run.runtime, kernels=kernels))
 
 
-def _precision(keys: Keys, script: TrainerScript) -> PrecisionKind:
+def _refuse_fp8(keys: Keys) -> str:
+    """Return the mixed precision: no, fp16 or bf16; raises UnpricedError for fp8."""
     word = keys.choice("mixed_precision", ("no", "fp16", "bf16", "fp8"), "no")
     if word == "fp8":
         raise keys.unpriced(
             "mixed_precision", "fp8 of a separate library is not priced", "Say bf16"
         )
+    return word
+
+
+def _precision(keys: Keys, script: TrainerScript) -> PrecisionKind:
+    word = _refuse_fp8(keys)
     if word == "no":
         return script.kind or "fp32"
     return "bf16" if word == "bf16" else "fp16"

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast, get_args
 
+from autopar.errors import DocumentError
 from autopar.pipeline.schedules import schedule_of_chunks
-from autopar.records import Record
+from autopar.records import Record, shorten
 from autopar.run.plan import Module
 from autopar.run.run import Run, legal
 from autopar.run.runtime import (
@@ -189,7 +190,12 @@ def arguments_of_configuration(source: Configuration) -> tuple[dict[str, Any], d
         }
         return document, {**source.environment}
     arguments = arguments_in(document)
-    variables = {} if arguments is document else document.get("ENV_VARS") or {}
+    variables = None if arguments is document else document.get("ENV_VARS")
+    if variables is None:
+        variables = {}
+    if not isinstance(variables, Mapping):
+        problem = f"expected an object of environment variables, got {shorten(variables)}"
+        raise DocumentError(source.path, problem, key="ENV_VARS")
     return {**arguments}, {name: str(value) for name, value in variables.items()}
 
 

@@ -20,8 +20,8 @@ from autopar.command.console import make_console
 from autopar.command.options import Command
 from autopar.command.run import Failure, describe_failure, visible
 from autopar.command.show import make_table, print_item, print_line, print_pair
-from autopar.documents.checks import DOCUMENTS, MOST_ERRORS, document_errors
-from autopar.documents.json import load_object
+from autopar.documents.checks import DOCUMENTS, document_errors
+from autopar.documents.json import MOST_ERRORS, load_object
 from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError, InputError, OptionError, fitted, message_of
 from autopar.output import refuse_clashes, write_text
