@@ -374,7 +374,7 @@ def rule_tables() -> dict[str, tuple[Rule, ...]]:
             *general.PLAN, *general.STAGE, *general.CHUNKS,
         ),
         "Megatron-LM": (
-            *megatron.RULES, *megatron.LAYERS, *megatron.WRITTEN, *megatron.EARLIER,
+            *megatron.RULES, *megatron.LAYERS, *megatron.WRITTEN, *megatron.BY_RELEASE,
             *megatron.SPACE,
         ),
         "torchtitan": (

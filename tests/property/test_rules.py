@@ -154,7 +154,7 @@ TABLES: dict[str, tuple[Rule, ...]] = {
     "plan": PLAN,
     "precision": PRECISION,
     "optimizer": OPTIMIZER,
-    "megatron": (*megatron.RULES, *megatron.LAYERS, *megatron.WRITTEN, *megatron.EARLIER),
+    "megatron": (*megatron.RULES, *megatron.LAYERS, *megatron.WRITTEN, *megatron.BY_RELEASE),
     "megatron search": megatron.SPACE,
     "torchtitan": (*torchtitan.FILE, *torchtitan.LOCAL_BATCH, *torchtitan.WHOLE_STAGES),
     "torchtitan search": torchtitan.SPACE,

@@ -5,6 +5,7 @@ The rules are in `search.engines.megatron.rules`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from autopar.run.run import Run
 from autopar.run.runtime import BLACKWELL
 from search.engines.arguments import Ignored, spelled_variable
 from search.engines.megatron.names import RELEASES, alike, concern_of
-from search.engines.megatron.rules import broken_before, broken_rules
+from search.engines.megatron.rules import broken_in_some_releases, broken_rules
 from search.engines.megatron.setting import VIRTUAL, Setting, Words, ramp_start
 from search.engines.reader import unread
 
@@ -37,6 +38,7 @@ def _alone(flag: str, number: str, *flags: str) -> _UnusedFlags:
     return _UnusedFlags(flags, (number,), lambda degree: degree == 1, f"{flag} is 1")
 
 
+_FLAG = re.compile(r"(?<![\w-])--([a-z0-9-]+)")
 _IDLE = (
     _alone("tensor-model-parallel-size", "tp", "sequence-parallel"),
     _alone("tensor-model-parallel-size", "tp", "tp-comm-overlap-cfg", "tp-comm-bootstrap-backend"),
@@ -110,9 +112,11 @@ def findings_of(
         for flag, meant in misspelt.items()
     ]
     found += broken_rules(setting, problems, run)
-    idle = {str(one.values["flag"]): one for one in _idle(setting)}
+    # An argument of an illegal combination has an effect: the run does not start.
+    named = {flag for one in found for flag in _FLAG.findall(one.problem)}
+    idle = {flag: one for one in _idle(setting) if (flag := str(one.values["flag"])) not in named}
     found += idle.values()
-    found += (*_variables(setting, environment, gpu), *broken_before(setting))
+    found += (*_variables(setting, environment, gpu), *broken_in_some_releases(setting))
     start, batch = ramp_start(setting), setting.value("global_batch")
     if start is not None and batch is not None and start != batch:
         text = "--rampup-batch-size begins with {start} sequences, and {batch} are priced"

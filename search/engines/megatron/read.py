@@ -14,6 +14,7 @@ from autopar.errors import DocumentError
 from autopar.pipeline.schedules import schedule_of_chunks
 from autopar.records import Record, shorten
 from autopar.run.plan import Module
+from autopar.run.rules import refuse
 from autopar.run.run import Run, legal
 from autopar.run.runtime import (
     ActivationOffload,
@@ -49,6 +50,8 @@ from search.engines.megatron.release import (
     attention_kernel,
     quirks_of,
 )
+from search.engines.megatron.rules import INTERLEAVED, PLACED
+from search.engines.megatron.setting import Setting, placed_words
 from search.engines.megatron.sizes import model_of
 from search.engines.megatron.stages import chunks_of_layout
 from search.engines.text import Configuration, arguments_in
@@ -356,14 +359,15 @@ def _stages(
     if each:
         # Embedding and loss count as one layer each if their flags are given.
         counted = layers + sum(ends)
-        if stages == 1 or counted % (stages * each):
+        if counted % (stages * each):
             raise words.fail(
                 "num-layers-per-virtual-pipeline-stage",
                 f"layers({counted}) % (pp({stages}) * {each}) != 0",
             )
         chunks = counted // (stages * each)
+    refuse((INTERLEAVED,), {"pp": stages, "chunks": chunks})
     if stages == 1:
-        ends, chunks = (0, 0), 1
+        ends = (0, 0)
     if first or last:
         parts = _given_ends(words, layers, stages, chunks, (first, last))
         return chunks_of_sizes(parts, stages, mtp=mtp)
@@ -377,13 +381,19 @@ def _given_ends(
 
     ends : number of layers of the first and of the last stage; 0: not given.
 
-    Raises DocumentError if the layers do not divide over the other stages, or over the chunks.
+    Raises RuleError if the layers do not divide over the other stages, DocumentError if those of a
+    stage do not divide over the chunks.
     """
-    middle = stages - sum(map(bool, ends))
-    rest = layers - sum(ends)
-    each = rest // middle if middle > 0 else 0
+    given = sum(map(bool, ends))
+    refuse(PLACED, {
+        "placed_layers": sum(ends), "placed_stages": given, "layers": layers, "pp": stages,
+        "placed_words": placed_words(Setting(words.words, stages)),
+    })  # fmt: skip
+    if stages == 1:
+        return [layers]
+    each = (layers - sum(ends)) // (stages - given) if given < stages else 0
     sizes = [ends[0] or each, *[each] * (stages - 2), ends[1] or each]
-    if rest < 0 or each * max(middle, 0) != rest or any(size % chunks for size in sizes):
+    if any(size % chunks for size in sizes):
         raise words.fail(
             "pipeline-model-parallel-size",
             f"{layers} layers do not divide over {stages} stages of {chunks} chunks",

@@ -1,11 +1,12 @@
 """Constraints of Megatron-LM on its arguments, one `Rule` each.
 
-A row without a source comes from `validate_args` in `megatron/training/arguments.py` (core 0.15 and
-main of 2026), or from `TransformerConfig`, `ModelParallelConfig` and
-`DistributedDataParallelConfig` of Megatron-Core 0.15 and 0.16. Device requirements of low precision
-are those of Transformer Engine: compute capability 8.9 for fp8, 9.0 for blockwise fp8, 10.0 for
-mxfp8. `search.engines.megatron.setting` computes the values that rules read.
-`search.engines.megatron.findings` reports arguments without effect.
+A row without a source comes from `validate_args` in `megatron/training/arguments.py` or from
+`TransformerConfig`, `ModelParallelConfig` and `DistributedDataParallelConfig`, in each release from
+core 0.15 to main of August 2026 (core 0.20). `BY_RELEASE` contains rules that only some of these
+releases enforce. Device requirements of low precision are those of Transformer Engine: compute
+capability 8.9 for fp8, 9.0 for blockwise fp8, 10.0 for mxfp8. `search.engines.megatron.setting`
+computes the values that rules read. `search.engines.megatron.findings` reports arguments without
+effect.
 """
 
 from __future__ import annotations
@@ -110,6 +111,26 @@ DEGREES = (
           lambda width, hidden, heads: (hidden % heads) * (width == 0),
           "hidden-size % num-attention-heads != 0 needs --kv-channels"),
 )  # fmt: skip
+INTERLEAVED = _rule(
+    "interleaved.stages", "pp, chunks", lambda pp, chunks: (pp == 1) * (chunks > 1),
+    "{chunks} chunks per pipeline stage need --pipeline-model-parallel-size above 1",
+)  # fmt: skip
+PLACED = (
+    _rule("placed.one-stage", "placed_layers, placed_stages, placed_words, layers, pp",
+          lambda placed, stages, _, layers, pp: (pp == 1) * ((stages > 1) + (placed != layers)),
+          "{placed_words}: one pipeline stage has all {layers} layers")._replace(
+        suggestion="Remove it, or use --pipeline-model-parallel-size 2 or more"),
+    _rule("placed.others", "placed_layers, placed_stages, placed_words, layers, pp",
+          lambda placed, stages, _, layers, pp: (pp > 1) * ((placed > layers)
+          + (stages == pp) * (placed != layers)
+          + (stages < pp) * ((layers - placed) % (pp - stages + (stages >= pp)))),
+          "{placed_words}: the rest of {layers} layers does not divide over the other stages "
+          "of {pp}")._replace(suggestion="Use --pipeline-model-parallel-layout"),
+)  # fmt: skip
+"""Rules on a first or a last pipeline stage with a given number of layers.
+
+Source: `TransformerConfig.__post_init__` and `get_num_layers_to_build`; NVIDIA/Megatron-LM#1778.
+"""
 LAYERS = (
     EVEN_LAYERS._replace(source="megatron/core/transformer/transformer_block.py"),
     _rule("layers.chunk", "layers, pp, chunk_layers, pipeline-model-parallel-layout",
@@ -119,6 +140,7 @@ LAYERS = (
           "{rest}"),
     _rule("layout", "layout_problem", lambda problem: problem != "",
           "--pipeline-model-parallel-layout {layout_problem}"),
+    *PLACED,
 )  # fmt: skip
 """Rules on the layer partition, evaluated only if no run could be read. Reading a run checks the
 partition completely, including end stages, MTP layers, and embedding and loss as layers."""
@@ -132,13 +154,12 @@ ARGUMENTS = (
     _needs("cp-comm-type=a2a+p2p", "hierarchical-context-parallel-sizes"),
     _needs("recompute-granularity=full", "recompute-method"),
     _needs("recompute-granularity=full", "recompute-num-layers"),
-    _needs("overlap-param-gather", "sharded", what="a distributed optimizer or Megatron-FSDP"),
+    _needs("overlap-param-gather", "sharded", "optimizer=dist_muon",
+           what="a distributed optimizer or Megatron-FSDP"),
     _needs("overlap-param-gather", "overlap-grad-reduce"),
     _needs("use-megatron-fsdp", "ckpt-format=fsdp_dtensor"),
     _excludes("fp16", "bf16"),
     _excludes("train-iters", "train-samples"),
-    _rule("rampup.samples", "train-iters, rampup-batch-size", lambda iters, ramp: iters * ramp,
-          "--rampup-batch-size needs --train-samples"),
     _excludes("fp4-format", "fp8-format"),
     _excludes("multi-latent-attention", "group-query-attention"),
     _excludes("swiglu", "squared-relu", "quick-geglu"),
@@ -155,6 +176,7 @@ ARGUMENTS = (
           lambda gather, fp8, sharded: gather * fp8 > sharded,
           "--fp8-param-gather needs --use-distributed-optimizer or Megatron-FSDP"),
     _needs("fp8-param-gather", "fp8-format"),
+    _needs("fp4-param-gather", "fp4-format"),
     _rule("fp8.device", "fp8-format, no_fp8", lambda fp8, lacks: fp8 * lacks,
           "--fp8-format needs a GPU with fp8 GEMMs"),
     _rule("mxfp8.device", "fp8-format, fp8-recipe=mxfp8, no_mxfp8",
@@ -205,13 +227,17 @@ ARGUMENTS = (
           "stages"),
     _rule("placed.virtual", f"{VIRTUAL[0]}, placed", lambda each, placed: each * placed,
           "stages with given layers need --num-virtual-stages-per-pipeline-rank"),
+    _rule("muon.sharded", "muon, use-megatron-fsdp, use-torch-fsdp2",
+          lambda muon, megatron, torch: muon * (megatron + torch),
+          "--optimizer muon excludes --use-megatron-fsdp and --use-torch-fsdp2"),
     _rule("context.local", "cp, transformer-impl=local", lambda cp, local: (cp > 1) * local,
           "--context-parallel-size above 1 needs --transformer-impl transformer_engine"),
     _excludes("deterministic-mode", "cross-entropy-loss-fusion"),
-    _excludes("deterministic-mode", "use-flash-attn"),
-    _rule("mtp.relative", "mtp, rotary, position-embedding-type=relative",
-          lambda mtp, rotary, relative: (mtp > 0) * relative > rotary,
-          "--mtp-num-layers excludes --position-embedding-type relative"),
+    _rule("mtp.positions",
+          "mtp, rotary, position-embedding-type=rope, position-embedding-type=none",
+          lambda mtp, rotary, rope, none: (mtp > 0) > (rotary + rope + none > 0),
+          "--mtp-num-layers needs --position-embedding-type rope or none"),
+    _needs("attention-backend=local", "spec=local"),
     _renamed("batch-size", "micro-batch-size"),
     _renamed("warmup", "lr-warmup-fraction"),
     _renamed("model-parallel-size", "tensor-model-parallel-size"),
@@ -347,6 +373,8 @@ FSDP2 = (
 )  # fmt: skip
 _ALL_GATHER = "moe-token-dispatcher-type=allgather"
 _FLEX = "moe-token-dispatcher-type=flex"
+_DEEPEP = "moe-flex-dispatcher-backend=deepep"
+_PADDED = "moe-pad-expert-input-to-capacity"
 _SOFTMAX = "moe-router-score-function=softmax"
 _SINKHORN = "moe-router-load-balancing-type=sinkhorn"
 MIXTURES = tuple(
@@ -388,9 +416,9 @@ MIXTURES = tuple(
               "--moe-aux-loss-coeff needs a coefficient for each "
               "--moe-router-load-balancing-type"),
         _needs("moe-pad-expert-input-to-capacity", "moe-expert-capacity-factor"),
-        _rule("padded-capacity.flex", f"moe-pad-expert-input-to-capacity, {_FLEX}",
-              lambda padded, flex: padded * flex,
-              "--moe-pad-expert-input-to-capacity excludes --moe-token-dispatcher-type flex"),
+        _rule("padded-capacity.deepep", f"{_PADDED}, {_FLEX}, {_DEEPEP}",
+              lambda padded, flex, deepep: padded * flex * deepep,
+              f"--{_PADDED} excludes --moe-token-dispatcher-type flex with DeepEP"),
         _rule("flex.ranks", f"{_FLEX}, ep, etp", lambda flex, ep, etp: flex * (ep * etp == 1),
               "--moe-token-dispatcher-type flex needs --expert-model-parallel-size or "
               "--expert-tensor-parallel-size above 1",
@@ -436,6 +464,7 @@ def _unless(flag: str, rule: Rule) -> Rule:
 _RAMP = "--rampup-batch-size"
 SCHEDULES = (
     *_groups("interleaved", "micro_batches", ""),
+    INTERLEAVED,
     _rule("interleaved.p2p", "pp, chunks, no-overlap-p2p-communication",
           lambda pp, chunks, alone: (pp == 2) * (chunks > 1) * alone,
           "an interleaved pipeline of 2 stages excludes --no-overlap-p2p-communication"),
@@ -475,25 +504,51 @@ WRITTEN = (
           "--use-megatron-fsdp excludes pipeline stages"),
 )  # fmt: skip
 """Rules for exported arguments only: Megatron-LM prints a warning or has no check for them."""
-_EARLIER = (
+_BY_RELEASE = (
     _when("num-experts", _rule(
         "before.fp16-experts", "fp16, ep", lambda fp16, ep: fp16 * (ep > 1),
         "--expert-model-parallel-size above 1 excludes --fp16 up to core 0.15")),
     _when("num-experts", _rule(
         "before.grouped", "moe-grouped-gemm, bf16", lambda grouped, bf16: grouped > bf16,
         "--moe-grouped-gemm needs --bf16 up to core 0.15")),
-    _rule("before.mtp", "mtp, rotary, position-embedding-type=learned_absolute",
-          lambda mtp, rotary, learned: (mtp > 0) * learned > rotary,
-          "--mtp-num-layers needs --position-embedding-type rope or none up to core 0.15"),
+    _when("num-experts", _rule(
+        "before.padded-capacity", f"{_PADDED}, {_FLEX}, {_DEEPEP}",
+        lambda padded, flex, deepep: padded * flex > deepep,
+        f"--{_PADDED} excludes --moe-token-dispatcher-type flex up to core 0.19")),
     _rule("before.moe-overlap", f"{_OVERLAP}, mtp, pp",
           lambda overlap, mtp, pp: overlap * (mtp == 1) * (pp == 1),
-          f"--{_OVERLAP} with MTP layers needs pipeline stages up to core 0.16"),
+          f"--{_OVERLAP} with MTP layers needs pipeline stages up to core 0.17"),
     _rule("before.muon", "muon, use-distributed-optimizer", lambda muon, sharded: muon * sharded,
-          "--optimizer muon excludes --use-distributed-optimizer up to core 0.16"),
+          "--optimizer muon excludes --use-distributed-optimizer up to core 0.17"),
+    _rule("before.muon-overlap", "optimizer=muon, overlap-grad-reduce",
+          lambda muon, overlap: muon * overlap,
+          "--optimizer muon excludes --overlap-grad-reduce up to core 0.17"),
+    _rule("before.rampup", "train-iters, rampup-batch-size", lambda iters, ramp: iters * ramp,
+          "--rampup-batch-size needs --train-samples up to core 0.17"),
+    _rule("before.flash-attn", "deterministic-mode, use-flash-attn",
+          lambda deterministic, flash: deterministic * flash,
+          "--deterministic-mode excludes --use-flash-attn up to core 0.18"),
+    _rule("since.rotary-mtp",
+          "mtp, rotary, position-embedding-type=rope, position-embedding-type=none",
+          lambda mtp, rotary, rope, none: (mtp > 0) * rotary > (rope + none > 0),
+          "--mtp-num-layers needs --position-embedding-type rope besides "
+          "--use-rotary-position-embeddings from core 0.17",
+          "validate_args checks MTP before it reads --use-rotary-position-embeddings"),
+    _rule("since.te-loss", "cross-entropy-loss-fusion, cross-entropy-fusion-impl=te",
+          lambda fused, te: fused * te,
+          "--cross-entropy-loss-fusion excludes --cross-entropy-fusion-impl te from core 0.18; "
+          "native runs", "validate_args; NVIDIA/Megatron-LM pull request 5115"),
+    _rule("since.save-params", "save, save-params-interval, overlap-param-gather",
+          lambda save, params, overlap: save * params * overlap,
+          "--save-params-interval excludes --overlap-param-gather from core 0.18"),
+    _rule("since.deterministic-overlap", "deterministic-mode, tp-comm-overlap",
+          lambda deterministic, overlap: deterministic * overlap,
+          "--deterministic-mode excludes --tp-comm-overlap from core 0.19",
+          "megatron/training/determinism.py"),
 )  # fmt: skip
-EARLIER = tuple(rule._replace(level="warned") for rule in _EARLIER)
-"""Rules of earlier releases, reported as warnings. Main of 2026 and its tests of August do not
-enforce them."""
+BY_RELEASE = tuple(rule._replace(level="warned") for rule in _BY_RELEASE)
+"""Rules that some releases do not enforce, reported as warnings. Releases are those of the branches
+`core_r0.15.0` to `core_r0.19.0`; main of August 2026 (core 0.20) is later than all of them."""
 
 
 _RANKS = "tp_overlap, tp, nvlinked, world, domain, gpu"
@@ -554,7 +609,7 @@ def _names(rules: Sequence[Rule]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for rule in rules for name in rule.over))
 
 
-_READ = _names((*RULES, *LAYERS, *WRITTEN, *EARLIER))
+_READ = _names((*RULES, *LAYERS, *WRITTEN, *BY_RELEASE))
 
 
 def broken_rules(
@@ -588,9 +643,9 @@ def _of_run(setting: Setting, run: Run) -> dict[str, Any]:
     return found
 
 
-def broken_before(setting: Setting) -> tuple[Notice, ...]:
-    """Return one notice for each broken rule that only earlier releases of Megatron-LM enforce."""
-    return broken(EARLIER, setting.values(_names(EARLIER)))
+def broken_in_some_releases(setting: Setting) -> tuple[Notice, ...]:
+    """Return one notice for each broken rule that only some releases of Megatron-LM enforce."""
+    return broken(BY_RELEASE, setting.values(_names(BY_RELEASE)))
 
 
 def violated_rules(arguments: Words, world_size: int) -> tuple[Notice, ...]:

@@ -7,7 +7,7 @@ this word. Other names are in `NUMBERS` and `FACTS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from autopar.rates.devices import lacks_flash_attention, lacks_precision
@@ -53,6 +53,7 @@ _DEFAULTS = {
     "weight-decay-incr-style": "constant",
     "position-embedding-type": "learned_absolute",
     "ckpt-format": "torch_dist",
+    "moe-flex-dispatcher-backend": "deepep",
 }
 """Flag -> its word if it is not given."""
 
@@ -189,6 +190,17 @@ def _hierarchy(s: Setting) -> int | None:
     return math.prod(map(int, sizes)) if sizes and all(map(_is_count, sizes)) else None
 
 
+def _sum(numbers: Iterable[int | None]) -> int | None:
+    known = [*numbers]
+    return None if None in known else sum(filter(None, known))
+
+
+def placed_words(s: Setting) -> str | None:
+    """Return the arguments that place layers on the first or last stage; None: there are none."""
+    given = [f"--{flag} {' '.join(s.words[flag])}" for flag in _PLACED if s.has(flag)]
+    return " and ".join(given) or None
+
+
 def ramp(place: int) -> Callable[[Setting], int | None]:
     def of(s: Setting) -> int | None:
         ramp = s.list("rampup-batch-size")
@@ -239,6 +251,9 @@ FACTS: Mapping[str, Callable[[Setting], Any]] = {
     "fused_accumulation": lambda s: not _any(
         "gradient-accumulation-fusion", "no-gradient-accumulation-fusion")(s),
     "placed": _any(*_PLACED),
+    "placed_layers": lambda s: _sum(s.number(flag, 0) for flag in _PLACED),
+    "placed_stages": lambda s: sum(map(s.has, _PLACED)),
+    "placed_words": placed_words,
     "counted": _any(*_COUNTED),
     "places_otherwise": _any(*_PLACED, *_COUNTED, *VIRTUAL),
     "16_bits": _any("bf16", "fp16"),

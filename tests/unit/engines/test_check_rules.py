@@ -83,7 +83,6 @@ FULL = {
     [
         (DENSE, {"fp16": True}, "--fp16 and --bf16 exclude"),
         (DENSE, {"train_samples": 1000}, "--train-iters and --train-samples exclude"),
-        (DENSE, {"rampup_batch_size": [32, 32, 1000]}, "--rampup-batch-size needs"),
         (DENSE, {"fp8_format": "hybrid", "fp4_format": "e2m1"}, "--fp4-format and --fp8-format"),
         (DENSE, {"multi_latent_attention": True}, "--multi-latent-attention and --group-query"),
         (DENSE, {"squared_relu": True}, "--swiglu, --squared-relu and"),
@@ -121,9 +120,23 @@ FULL = {
         (DENSE, {"context_parallel_size": 2, "transformer_impl": "local"}, "transformer_engine"),
         (DENSE, {"deterministic_mode": True, "cross_entropy_loss_fusion": True},
          "--deterministic-mode and --cross"),
-        (DENSE, {"deterministic_mode": True, "use_flash_attn": True}, "and --use-flash-attn"),
-        (DENSE, {"mtp_num_layers": 1, "position_embedding_type": "relative"},
-         "--mtp-num-layers excludes"),
+        *((DENSE, {"mtp_num_layers": 1, "position_embedding_type": kind}, "--mtp-num-layers needs")
+          for kind in ("relative", "learned_absolute", "mrope", None)),
+        (DENSE, {"attention_backend": "local"}, "--attention-backend local needs --spec local"),
+        (DENSE, {"fp4_param_gather": True}, "--fp4-param-gather needs --fp4-format"),
+        (DENSE, {"optimizer": "muon", "use_torch_fsdp2": True}, "--optimizer muon excludes"),
+        (DENSE, {"pipeline_model_parallel_size": 1, "num_layers_per_virtual_pipeline_stage": 8},
+         "4 chunks per pipeline stage need"),
+        (DENSE, {"pipeline_model_parallel_size": 1, "num_virtual_stages_per_pipeline_rank": 2},
+         "2 chunks per pipeline stage need"),
+        (DENSE, {"pipeline_model_parallel_size": 1,
+                 "pipeline_model_parallel_layout": "Et*16|t*16L"},
+         "2 chunks per pipeline stage need"),
+        (DENSE, {"pipeline_model_parallel_size": 4, "decoder_first_pipeline_num_layers": 9},
+         "--decoder-first-pipeline-num-layers 9: the rest of 32 layers"),
+        (DENSE, {"decoder_first_pipeline_num_layers": 33}, "the rest of 32 layers"),
+        (DENSE, {"decoder_first_pipeline_num_layers": 16, "decoder_last_pipeline_num_layers": 10},
+         "--decoder-last-pipeline-num-layers 10: the rest"),
         (DENSE, {"expert_model_parallel_size": 4}, "--expert-model-parallel-size 4 needs"),
         (DENSE, {"batch_size": 4}, "--batch-size"),
         (DENSE, {"warmup": 4}, "--warmup"),
@@ -262,7 +275,20 @@ def test_a_broken_rule_is_found(
                  "lr_warmup_samples": 0, "lr_warmup_iters": 10, "data_path": "/d"}),
         # main of 2026 runs what core 0.15 refused
         (MIXTURE, {"bf16": None, "fp16": True}),
-        (DENSE, {"mtp_num_layers": 1, "position_embedding_type": "learned_absolute"}),
+        (DENSE, {"rampup_batch_size": [32, 32, 1000]}),
+        (DENSE, {"deterministic_mode": True, "use_flash_attn": True}),
+        (MIXTURE, {"moe_pad_expert_input_to_capacity": True, "moe_expert_capacity_factor": 1.0,
+                   "moe_token_dispatcher_type": "flex",
+                   "moe_flex_dispatcher_backend": "hybridep"}),
+        # and core 0.15 runs what later releases refuse
+        (DENSE, {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}),
+        (DENSE, {"mtp_num_layers": 1, "position_embedding_type": None,
+                 "use_rotary_position_embeddings": True}),
+        # one stage of all layers is one stage
+        *((DENSE, {"pipeline_model_parallel_size": 1, flag: 32}) for flag in (
+            "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
+            "num_layers_per_virtual_pipeline_stage")),
+        (DENSE, {"pipeline_model_parallel_size": 1, "num_virtual_stages_per_pipeline_rank": 1}),
         # a number that no release has may be a fork's
         (DENSE, {"adam_beta3": 0.9, "some_new_switch": 7}),
     ],
@@ -329,6 +355,47 @@ def test_a_batch_that_grows_is_priced_as_the_last_one(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("flag", ["decoder_first", "decoder_last"])
+def test_one_stage_of_some_layers_is_one_finding(flag: str, tmp_path: Path) -> None:
+    """It names the argument; that argument is not also without effect."""
+    changes = {f"{flag}_pipeline_num_layers": 1, "pipeline_model_parallel_size": 1}
+    (found,) = checked(tmp_path, DENSE, **changes).findings
+
+    assert (found.id, found.kind) == ("megatron.placed.one-stage", "illegal")
+    assert found.values["placed_words"] == f"--{flag.replace('_', '-')}-pipeline-num-layers 1"
+
+
+def test_an_illegal_argument_is_not_also_without_effect(tmp_path: Path) -> None:
+    """Only one of both can be true."""
+    changes = {"use_distributed_optimizer": None, "use_precision_aware_optimizer": True}
+    found = checked(tmp_path, DENSE, **changes).findings
+
+    assert [one.id for one in found] == [
+        "megatron.use-precision-aware-optimizer.needs.use-distributed-optimizer"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}, "since.te-loss"),
+        ({"mtp_num_layers": 1, "position_embedding_type": None,
+          "use_rotary_position_embeddings": True}, "since.rotary-mtp"),
+        ({"rampup_batch_size": [32, 32, 1000]}, "before.rampup"),
+    ],
+)  # fmt: skip
+def test_what_some_releases_refuse_is_of_the_environment(
+    changes: dict[str, Any], rule: str, tmp_path: Path
+) -> None:
+    """The run is priced, and the finding names the releases."""
+    file = checked(tmp_path, DENSE, **changes)
+    found = [one for one in file.findings if one.id == f"megatron.{rule}"]
+
+    assert [one.kind for one in found] == ["environment"]
+    assert "core 0.1" in found[0].text
+    assert file.run is not None
+
+
 def test_what_only_earlier_releases_refuse(tmp_path: Path) -> None:
     """Is no error, and said with the release."""
     file = checked(tmp_path, MIXTURE, bf16=None, fp16=True)
@@ -336,11 +403,11 @@ def test_what_only_earlier_releases_refuse(tmp_path: Path) -> None:
     overlap = {"overlap_moe_expert_parallel_comm": True, "mtp_num_layers": 1}
     merged = checked(tmp_path, MIXTURE, **overlap, pipeline_model_parallel_size=1)
     assert found_of(merged, "environment")[-1] == (
-        "--overlap-moe-expert-parallel-comm with MTP layers needs pipeline stages up to core 0.16"
+        "--overlap-moe-expert-parallel-comm with MTP layers needs pipeline stages up to core 0.17"
     )
     muon = checked(tmp_path, DENSE, optimizer="muon")
     assert found_of(muon, "environment") == [
-        "--optimizer muon excludes --use-distributed-optimizer up to core 0.16"
+        "--optimizer muon excludes --use-distributed-optimizer up to core 0.17"
     ]
 
 
