@@ -18,7 +18,7 @@ from autopar.price import torch_layers
 from autopar.price.activations import stream_bytes
 from autopar.price.parameters import Weight, embedding_and_head_weights, frozen_bytes, layer_weights
 from autopar.price.peak import Moment, moments
-from autopar.price.state_layouts import Phase, StateLayout, layout_of
+from autopar.price.state_layouts import UPDATE, Phase, StateLayout, layout_of
 from autopar.records import Record, replace
 from autopar.run.run import RankLayer, Run
 from autopar.run.runtime import HOPPER, Optimizer, States, Zero
@@ -111,6 +111,8 @@ def _recipe(
         fp32_gradients=states.wide_gradients,
         each_micro_batch=states.each_micro_batch,
         buckets=states.buckets,
+        # the update of offloaded states is on the host
+        fused=optimizer.fused or optimizer.offload == 1.0,
     )
     moments = replace(recipe.moments, each_bytes=optimizer.adam_bytes)
     weights, gradients, master = recipe.weights, recipe.gradients, recipe.master
@@ -328,7 +330,8 @@ def _table_passing(run: Run, units: Sequence[FsdpUnit], phase: Phase) -> Iterato
         # a single rank reduces nothing
         if phase in entry.during and not (alone and "reduction" in entry.what):
             size = entry.num_bytes(stage=sum(sizes), unit=max(sizes), replicas=_shards(run))
-            yield MemoryItem(entry.what, math.ceil(size), switch)
+            own = "--optim, optimizer" if entry.what == UPDATE else switch
+            yield MemoryItem(entry.what, math.ceil(size), own)
 
 
 def _other_streams(run: Run, units: Sequence[FsdpUnit], there: Sequence[MemoryItem]) -> int:
@@ -646,7 +649,7 @@ def _beside(
 
 
 def _at_step(run: Run, units: Sequence[FsdpUnit], there: list[MemoryItem]) -> LivePoint:
-    passing = () if _is_fsdp2(run) else tuple(_table_passing(run, units, "step"))
+    passing = _table_passing(run, units, "step")
     return LivePoint(name="step", parts=(*there, *passing))
 
 

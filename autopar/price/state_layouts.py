@@ -20,6 +20,8 @@ embedding or head), or a bucket of a given number of elements."""
 
 _MOMENTS = 8.0
 """Two moments of Adam in fp32, bytes per parameter."""
+UPDATE = "temporary of the update"
+"""Name of the temporary that an Adam update without a fused kernel makes."""
 _ALWAYS: frozenset[Phase] = frozenset({"forward", "backward", "step"})
 _FORWARD: frozenset[Phase] = frozenset({"forward"})
 _BACKWARD: frozenset[Phase] = frozenset({"backward"})
@@ -139,6 +141,8 @@ class _LayoutArguments(Record):
     each: bool
     """True if gradients are reduced after every micro-batch, or there is only one."""
     buckets: Buckets
+    fused: bool
+    """True if the update of Adam makes no temporary."""
 
     @property
     def element(self) -> float:
@@ -175,6 +179,8 @@ def _recipe(
     master : bytes of an fp32 master weight.
     passing : transient tensors; None entries are skipped.
     """
+    if not asked.fused:
+        passing = (*passing, _temporary(asked))
     return StateLayout(
         keeper=asked.keeper,
         zero=asked.zero,
@@ -184,6 +190,24 @@ def _recipe(
         moments=PersistentBytes(each_bytes=_MOMENTS, sharded=optimizer),
         passing=tuple(entry for entry in passing if entry is not None and entry.each_bytes),
         source=source,
+    )
+
+
+def _temporary(asked: _LayoutArguments) -> TransientBytes:
+    """Return the temporary of an Adam update without a fused kernel: one fp32 shard.
+
+    Source: torch 2.13 optim/adam.py. `_multi_tensor_adam` allocates the square root of the second
+    moments. `_single_tensor_adam` (default before torch 2.0) also allocates its quotient; DeepSpeed
+    has then freed its 16-bit gradients, which are as large. Measured: hiyouga/LLaMA-Factory#1221.
+    """
+    # DeepSpeed updates the shard of ZeRO-3 by sub-groups
+    grouped = asked.keeper == "deepspeed" and asked.zero == 3
+    return TransientBytes(
+        what=UPDATE,
+        each_bytes=4.0,
+        of="shard",
+        elements=asked.buckets.sub_group if grouped else None,
+        during=_STEP,
     )
 
 
@@ -568,6 +592,7 @@ def layout_of(
     fp32_gradients: bool | None = None,
     each_micro_batch: bool = True,
     buckets: Buckets = BUCKETS,
+    fused: bool = True,
 ) -> StateLayout:
     """Return the bytes per parameter of an engine with Adam.
 
@@ -579,6 +604,7 @@ def layout_of(
     fp32_gradients : True if gradients are summed in fp32; None: the engine's default.
     each_micro_batch : True if gradients are reduced after each micro-batch; False: after the last.
     buckets : bucket sizes of DeepSpeed.
+    fused : False if the update of Adam makes an fp32 temporary.
 
     Raises InputError for an unknown engine, stage or precision.
     """
@@ -596,5 +622,6 @@ def layout_of(
         wide=fp32_gradients,
         each=each_micro_batch,
         buckets=buckets,
+        fused=fused,
     )
     return _RECIPES[asked.keeper](asked)

@@ -156,6 +156,9 @@ class Optimizer(Record):
     offload_weights: bool = False
     """True if weights are in host memory as well (`offload_param`, CPUOffloadPolicy)."""
     host_adam: HostAdam = "torch"
+    fused: bool = True
+    """True if the update is one kernel. False for `torch.optim.AdamW` without `fused`, whose update
+    makes an fp32 temporary of the rank's shard."""
 
     @property
     def adam_bytes(self) -> float:

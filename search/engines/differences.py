@@ -47,6 +47,7 @@ _PHRASES: Mapping[str, str] = {
     "steps": "steps of the run",
     "optimizer.moments_bytes": "bytes of Adam's moments",
     "optimizer.master_bytes": "bytes of an fp32 weight",
+    "optimizer.fused": "a fused update of Adam",
     "precision.fp8_attention": "scores of 8 bits",
     "precision.fp8_recipe": "the fp8 recipe",
     "kernels.attention": "the kernel of attention",

@@ -359,6 +359,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     if found.run is not None and not flags:
         text = "gradient checkpointing is set in the training script; assumed off"
         said.append(notice("deepspeed.recompute", "read", text))
+    said += optimizer_notes(found.run, flags, values)
     return CheckedFile(
         path=str(source.path),
         trainer="DeepSpeed",
@@ -373,6 +374,25 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         written=partial(_written, given, found.run),
         spelled=_spelled,
     )
+
+
+def optimizer_notes(
+    run: Run | None, flags: Mapping[str, tuple[str, ...]], values: Mapping[str, Any]
+) -> Iterator[Notice]:
+    """Yield the note that an optimizer of unknown kind is priced as the one with more memory.
+
+    flags : arguments of the script. values : DeepSpeed configuration by dotted key, if there is one
+    """
+    if run is None or "optim" in flags or "optimizer.type" in values:
+        return
+    if not run.runtime.optimizer.fused and run.runtime.optimizer.offload < 1.0:
+        yield notice(
+            "trainer.optimizer",
+            "read",
+            "the training script sets the optimizer: adamw_torch is priced; adamw_torch_fused "
+            "(--optim) needs {saved} bytes less per parameter of the shard",
+            saved=4,
+        )
 
 
 def _refuse_other_batch(

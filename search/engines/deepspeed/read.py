@@ -168,6 +168,8 @@ class TrainerScript(Record):
     """Number of training steps; None if not given."""
     adapters: Adapters | None = None
     """LoRA adapters on frozen weights; None if all weights are trained."""
+    fused: bool = False
+    """True if the update of Adam is one kernel; False also if the script does not set it."""
     eight_bits: bool = False
     """True if optimizer moments have 8 bits (bitsandbytes)."""
     global_batch: int | None = None
@@ -243,6 +245,7 @@ def script_of(
         repeated_heads=not attention.startswith("flash"),
         steps=words.number("max-steps"),
         adapters=_adapters(keys, words),
+        fused=_is_fused(optimizer),
         eight_bits=optimizer in _EIGHT_BITS,
         global_batch=asked.global_batch,
         notes=meant.taken,
@@ -268,6 +271,14 @@ _EIGHT_BITS = frozenset(
 
 Paged optimizers move states to the host only when device memory runs out.
 """
+
+
+def _is_fused(name: str) -> bool:
+    """Return True for a value of `--optim` whose update is one kernel; False for an empty name."""
+    # bitsandbytes updates paged states in one kernel as well.
+    return name in _EIGHT_BITS or name.startswith("paged_") or name.endswith("_fused")
+
+
 _PROJECTIONS: Mapping[str, tuple[Target, ...]] = {
     "q_proj": ("query",),
     "k_proj": ("key",),
@@ -497,6 +508,17 @@ def _refuse(keys: Keys) -> None:
         raise keys.unpriced("optimizer.type", f"{shorten(name)} has other optimizer states", asked)
 
 
+def _fused(keys: Keys, script: TrainerScript) -> bool:
+    """Return True if the update is one kernel: DeepSpeed's FusedAdam, or a fused one of the script.
+
+    Without `optimizer`, the script makes the optimizer (`_configure_basic_optimizer` of
+    runtime/engine.py; `torch_adam` selects `torch.optim.AdamW`).
+    """
+    if not keys.has("optimizer.type"):
+        return script.fused
+    return not keys.flag("optimizer.params.torch_adam")
+
+
 def _optimizer(keys: Keys, stage: int) -> Optimizer:
     """Return the optimizer, with offloaded states and, with ZeRO-3, offloaded weights.
 
@@ -582,7 +604,7 @@ def read_deepspeed(
         micro_batch=micro,
         accumulation=accumulation,
         kind=_kind(keys, script),
-        optimizer=_optimizer(keys, stage),
+        optimizer=replace(_optimizer(keys, stage), fused=_fused(keys, script)),
         split=Split(
             tp=tp,
             cp=exchange,

@@ -65,6 +65,7 @@ def configuration(run: Run) -> _Section:
     """Return the DeepSpeed configuration of a run."""
     strategy, split, runtime = run.strategy, run.split, run.runtime
     precision, wide = runtime.precision.kind, runtime.states.wide_gradients
+    own = {} if runtime.optimizer.fused else {"torch_adam": True}
     found: _Section = {}
     # With AutoTP, DeepSpeed checks the batch before tensor groups exist and counts every rank as a
     # data-parallel rank. The product is therefore left to DeepSpeed.
@@ -74,7 +75,7 @@ def configuration(run: Run) -> _Section:
         "train_micro_batch_size_per_gpu": strategy.micro_batch,
         "gradient_accumulation_steps": strategy.micro_batches,
         "gradient_clipping": 1.0,
-        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1}},
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1, **own}},
         "bf16": {"enabled": precision == "bf16"},
         "fp16": {"enabled": precision == "fp16"},
         "zero_optimization": {**_zero(run), **_host(run)},

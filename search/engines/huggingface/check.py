@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from search.engines.deepspeed.check import (
     idle_of_deepspeed,
     launched_world,
     open_words,
+    optimizer_notes,
     script_flags,
     scripted_file,
     stack_of,
@@ -132,11 +134,11 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     values = dict(flattened(document))
     found = attempt(given.read)
     wrong, idle = _broken(values, world), [*_idle(values)]
+    below: dict[str, Any] = {}
     if str(values.get("distributed_type", "")).upper() == "DEEPSPEED":
-        try:
+        # An unreadable file is already reported.
+        with suppress(DocumentError):
             below = dict(flattened(deepspeed_document(document, source.path.parent)))
-        except DocumentError:
-            below = {}  # the unreadable file is already reported
         wrong += broken_of_deepspeed(below, flags)
         idle += idle_of_deepspeed(below)
     said = [*with_problems(found, wrong), *without_effect("accelerate", idle)]
@@ -146,6 +148,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     if found.run is not None and not batched:
         text = "the batch per GPU is set in the training script; assumed 1 sequence"
         said.append(notice("accelerate.batch", "read", text))
+    said += optimizer_notes(found.run, flags, below)
     return CheckedFile(
         path=str(source.path),
         trainer="accelerate",

@@ -251,7 +251,7 @@ def read_accelerate(
         ),
         # Accumulation uses `no_sync`: gradients are reduced after the last micro-batch.
         states=States(keeper="accelerate", each_micro_batch=steps == 1),
-        optimizer=_optimizer(keys, zero),
+        optimizer=replace(_optimizer(keys, zero), fused=script.fused),
         world_size=world_size,
         gpu=gpu,
         source=source,

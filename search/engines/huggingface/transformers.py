@@ -198,6 +198,8 @@ def script_words(run: Run, model: NamedModel, *, checkpoints: bool = True) -> It
         yield "--torch_compile True"
     if run.runtime.optimizer.kind == "adam8bit":
         yield "--optim adamw_bnb_8bit"
+    else:
+        yield f"--optim adamw_torch{'_fused' if run.runtime.optimizer.fused else ''}"
     if run.runtime.adapters is not None:
         yield from _adapters(run.runtime.adapters)
     if run.steps is None:
