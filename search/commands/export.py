@@ -53,6 +53,8 @@ def refusal_lines(export: Export) -> Iterator[str]:
             yield f"  {line}"
         for change in export.changes if export.kind == "launch" else ():
             yield f"  {change}"
+        if export.kind == "launch" and export.too_large:
+            yield f"  does not fit: {export.too_large}"
     else:
         yield f"the {export.kind} does not fit as {export.engine} runs it:"
         yield f"  memory: {export.too_large}"
@@ -167,9 +169,9 @@ autopar-export --from ENGINE FILE --hardware CARD:NxG reads an existing configur
 JSON, TOML) and writes a plan file for autopar-search --evaluate.
 
 PLAN.json is a plan file of autopar-search, or a strategy file with the options of autopar-search
-for model and hardware.
+for model and hardware, or a launch script with --hardware CARD:NODESxGPUS.
 
-Exit codes: 0 done, 2 invalid input, 3 the engine does not support the plan.
+Exit codes: 0 done, 2 invalid input, 3 the engine does not support the plan, or it does not fit.
 """,
 )
 
@@ -188,9 +190,16 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _execute(raw: dict[str, Any]) -> int:
+    from search.planning.uniform.files import is_launch
+    from search.planning.uniform.imports import holds_launch
+
     own = make(ExportSpec, read_values(COMMAND.rows, raw))
     asked = {name: value for name, value in raw.items() if name not in _OWN}
-    if own.source is None and _is_launch(own.plan):
+    if own.source is None and not Path(own.plan).exists():
+        from autopar.documents.plan import PlanDocument
+
+        PlanDocument.read(own.plan)  # raises the error of a missing file
+    if own.source is None and (is_launch(own.plan) or (own.to and holds_launch(own.plan))):
         return _export(own, asked)
     if (own.to is None) == (own.source is None):
         known = ", ".join(EXPORTERS)
@@ -230,8 +239,9 @@ def _export(own: ExportSpec, raw: Mapping[str, Any]) -> int:
     """Write the files for an engine, or report why not; return the exit code."""
     from autopar.training.throughput import throughput_entry
     from search.planning.exports import export_document
+    from search.planning.uniform.imports import holds_launch
 
-    make_export = _of_launch if _is_launch(own.plan) else _of_plan
+    make_export = _of_launch if holds_launch(own.plan) else _of_plan
     export, read = make_export(own, raw)
     refused = (export.lossy or bool(export.too_large)) and not own.allow_approx
     folder = Path(own.out or f"exports/{export.engine}")
@@ -298,14 +308,14 @@ def _with_own_bytes(export: Export, path: str, document: PlanDocument) -> Export
 
 
 def _of_launch(own: ExportSpec, raw: Mapping[str, Any]) -> tuple[Export, list[Path]]:
-    """Return the export of a uniform plan, and the files that were read."""
+    """Return the export of a uniform plan or of an engine's file, and the files that were read."""
     from search.planning.choose import refuse_options_of_plans
     from search.planning.exports import launch_export
-    from search.planning.uniform.files import read_launch
+    from search.planning.uniform.imports import launch_in
 
     request = build_request(raw)
     refuse_options_of_plans(own.plan, request)
-    stored = read_launch(own.plan, request.given)
+    stored = launch_in(own.plan, request.given, _notice)
     engine = own.to or stored.engine
     if engine not in WRITERS:
         raise OptionError(
@@ -362,12 +372,6 @@ def _unwritable(own: ExportSpec, files: Mapping[Path, str], error: OSError) -> O
         f"--out {where}: cannot be written ({error.strerror or error})",
         remedy="Use another folder",
     )
-
-
-def _is_launch(path: str) -> bool:
-    from search.planning.uniform.files import is_launch
-
-    return path.endswith(".json") and Path(path).is_file() and is_launch(path)
 
 
 # --- engine file -> uniform plan ------------------------------------------------------------------

@@ -8,6 +8,7 @@ Written files are parsed again and compared with the plan.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, cast
@@ -17,10 +18,9 @@ from msgspec import field
 from autopar.documents.plan import PlanDocument, read_strategy
 from autopar.documents.strategy import strategy_document
 from autopar.errors import DocumentError, InputError, OptionError, UnsupportedError
-from autopar.price.assessment import Assessment, assess
+from autopar.price.assessment import Assessment, Target, assess
 from autopar.records import Record, replace
 from autopar.run.plan import Plan, Prediction, violations
-from autopar.run.run import Run
 from autopar.run.runtime import Engine
 from autopar.training.throughput import Throughput
 from autopar.units import GIB, divisors, format_probability, format_seconds
@@ -36,13 +36,13 @@ from search.engines.plans import (
     search_words,
     space_of,
 )
-from search.engines.space import run_of
+from search.engines.space import EngineSpace, run_of
 from search.engines.table import EXPORTERS, engine_named, engine_space
 from search.planning.layered.parts import as_engine
 from search.planning.session import Session, check_known, open_session, read_plan_for
-from search.planning.uniform.answer import UniformRequest, evaluated, target_of
+from search.planning.uniform.answer import target_of
 from search.planning.uniform.files import StoredRun
-from search.planning.uniform.imports import converted
+from search.planning.uniform.imports import ConvertedRun, converted
 from search.request.options import SearchOptions
 from search.request.request import Request, model_spec
 
@@ -148,19 +148,29 @@ def launch_export(stored: StoredRun, engine: str) -> Export:
     )
     run, losses = stored.run, tuple[UnsupportedFeature, ...]()
     changes, price = tuple[str, ...](), None
+    own = engine_space(stored.engine, compiled=stored.choice.compiled)
+    target = target_of(question, own)
+    assessment = assess(run, target)
     if engine != stored.engine and stored.engine not in engine_named(engine).starts:
-        run, losses, change, price = _of_other(stored, engine)
-        changes = (change,)
+        converted_to, other = _of_other(stored, engine)
+        run, losses = converted_to.run, converted_to.losses
+        after = assess(run, target_of(question, other))
+        changes = (_change(assessment, after, own.title),)
+        untimed = after.untimed or assessment.untimed
+        price = {
+            "before": _timed(assessment, target),
+            "after": _timed(after, target),
+            "why": untimed,
+        }
+        assessment = after
     found = written(run, engine=engine, place=place)
     losses = (*losses, *found.losses)
     rates, samples_per_s = None, None
-    if engine == stored.engine:
-        # for another engine, `_of_other` describes the time in `changes`
-        with suppress(InputError):
-            own = engine_space(stored.engine)
-            best = evaluated(question, own, stored.choice, stored.run).best
-            if best is not None:
-                rates, samples_per_s = best.assessment.throughput, best.samples_per_s
+    # for another engine, `changes` contains the time
+    if engine == stored.engine and assessment.step is not None:
+        rates = assessment.throughput
+        samples_per_s = stored.choice.global_batch / assessment.step.total_s
+    too_large = _too_large(assessment, target)
     return Export(
         kind="launch",
         title=question.title,
@@ -174,44 +184,60 @@ def launch_export(stored: StoredRun, engine: str) -> Export:
         # losses need `--allow-approx` only on another engine
         lossy=bool(losses) and engine != stored.engine,
         changes=changes,
+        too_large=too_large,
         price=price,
+        search=_search_of(stored, engine) if too_large else "",
         rates=rates,
         samples_per_s=samples_per_s,
     )
 
 
-def _of_other(
-    stored: StoredRun, engine: str
-) -> tuple[Run, tuple[UnsupportedFeature, ...], str, Mapping[str, object]]:
-    """Return the nearest run of another engine, the settings lost, and the change in time.
-
-    The result is (run, unsupported settings, change in words, JSON object of both prices).
-    """
+def _of_other(stored: StoredRun, engine: str) -> tuple[ConvertedRun, EngineSpace]:
+    """Return the nearest run of another engine, and the space of that engine."""
     question = stored.question
     own = engine_space(stored.engine, compiled=stored.choice.compiled)
     usual = run_of(own, question.job, stored.choice)
     found = converted(question, stored.run, usual, stored.choice, engine)
-    before = assess(stored.run, target_of(question, own))
-    there = engine_space(engine, compiled=found.choice.compiled)
-    after = assess(found.run, target_of(question, there))
-    untimed = after.untimed or before.untimed
-    change = f"not priced: {untimed}"
-    if before.step is not None and after.step is not None:
-        change = (
-            f"{format_seconds(after.step.total_s)} per step instead of "
-            f"{format_seconds(before.step.total_s)} with {own.title}"
-        )
-    if after.odds_of_oom > question.oom_risk:
-        change += f"; does not fit: OOM probability {format_probability(after.odds_of_oom)}"
-    price = {"before": _timed(before, question), "after": _timed(after, question), "why": untimed}
-    return found.run, found.losses, change, price
+    return found, engine_space(engine, compiled=found.choice.compiled)
 
 
-def _timed(assessment: Assessment, question: UniformRequest) -> dict[str, object]:
-    step = assessment.step
+def _change(before: Assessment, after: Assessment, title: str) -> str:
+    """Return the step times of two engines in words; title : name of the engine before."""
+    if before.step is None or after.step is None:
+        return f"not priced: {after.untimed or before.untimed}"
+    return (
+        f"{format_seconds(after.step.total_s)} per step instead of "
+        f"{format_seconds(before.step.total_s)} with {title}"
+    )
+
+
+def _too_large(assessment: Assessment, target: Target) -> str:
+    """Return the memory of a run that does not fit in words; empty if it fits."""
+    if assessment.fits(target):
+        return ""
+    full, host = assessment.fullest, target.host_capacity_bytes
+    text = (
+        f"peak {full.peak_bytes / GIB:.2f} of {target.capacity_bytes / GIB:.2f} GiB (stage "
+        f"{full.stage}), OOM probability {format_probability(assessment.odds_of_oom)} (limit "
+        f"{format_probability(target.oom_risk)})"
+    )
+    if host is not None and not target.host_fits(assessment.host_bytes):
+        text += f"; host memory {assessment.host_bytes / GIB:.2f} of {host / GIB:.2f} GiB per GPU"
+    return text
+
+
+def _search_of(stored: StoredRun, engine: str) -> str:
+    """Return the options of a search for plans of an engine that replace a run."""
+    names = ("model", "hardware", "seq-length", "num-layers", "global-batch-size")
+    given = {name: stored.request[name] for name in names if name in stored.request}
+    words = [f"--{name} {shlex.quote(str(value))}" for name, value in given.items()]
+    return " ".join((*words, f"--engine {engine}"))
+
+
+def _timed(assessment: Assessment, target: Target) -> dict[str, object]:
     return {
-        "step_time_s": None if step is None else step.total_s,
-        "fits": assessment.odds_of_oom <= question.oom_risk,
+        "step_time_s": None if assessment.step is None else assessment.step.total_s,
+        "fits": assessment.odds_of_oom <= target.oom_risk,
     }
 
 

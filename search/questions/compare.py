@@ -124,13 +124,14 @@ def side_of_plan(
     InputError: the plan cannot be read or cannot run.
     """
     from autopar.documents.plan import PlanDocument
+    from search.planning.uniform.files import is_launch
     from search.planning.uniform.imports import holds_launch
     from search.questions.given import GivenLaunch, GivenPlan, given_launch, given_plan
     from search.request.request import build_request, stored_request
 
     given: GivenLaunch | GivenPlan
     if holds_launch(path):
-        given = given_launch(path, request.given if path.endswith(".json") else raw, notice)
+        given = given_launch(path, request.given if is_launch(path) else raw, notice)
     else:
         document = PlanDocument.read(path)
         stored = stored_request(path, document, raw, notice)

@@ -12,6 +12,7 @@ from typing import Any
 
 from autopar.command.answers import OUTPUTS
 from autopar.documents.catalog import model_names
+from autopar.documents.json import load_object
 from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError, InputError, OptionError, UnsupportedError
 from autopar.pipeline.schedules import SCHEDULES, schedule_of_chunks
@@ -97,12 +98,22 @@ def holds_launch(path: str) -> bool:
     """Return True if a file contains a uniform plan, or is assumed to be a file of an engine.
 
     JSON files are opened to find out. All other files except `.gz` are assumed to be scripts or
-    configurations of an engine. DeepSpeed's JSON configurations are imported with the script that
-    refers to them.
+    configurations of an engine.
     """
     if not Path(path).is_file() or path.endswith(".gz"):
         return False
-    return is_launch(path) if path.endswith(".json") else True
+    return not path.endswith(".json") or is_launch(path) or _is_configuration(path)
+
+
+def _is_configuration(path: str) -> bool:
+    """Return True if a JSON file is a configuration of an engine with uniform plans."""
+    try:
+        data = load_object(Path(path)).data
+        if "format" in data or "traceEvents" in data:  # files of autopar and of profilers
+            return False
+        return engine_of(read_configuration(path)).write is not None
+    except InputError:
+        return False  # readers of other formats report the problem
 
 
 def launch_in(path: str, given: Mapping[str, object], notice: Callable[[str], None]) -> StoredRun:
@@ -113,7 +124,7 @@ def launch_in(path: str, given: Mapping[str, object], notice: Callable[[str], No
     given : options that the user passed; for files of engines they must include the cluster
     notice : called with each note on how a file of an engine was read
     """
-    if path.endswith(".json"):
+    if path.endswith(".json") and is_launch(path):
         return read_launch(path, given)
     raw = {name: given[name] for name in given if name not in OUTPUTS | _OF_COMMANDS}
     found = import_launch(None, path, raw)

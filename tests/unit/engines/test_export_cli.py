@@ -352,3 +352,98 @@ def test_change_of_memory_names_the_stage(capsys: pytest.CaptureFixture[str]) ->
     assert change_sentence(before, after) == "+4.1 % time, +1.0 GiB on stage 1"
     assert change_sentence(after, after) == "+0.0 % time, same memory"
     assert change_sentence(after, before) == "-3.9 % time, -1.0 GiB on stage 1"
+
+
+SCRIPT = """#!/bin/bash
+torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 \\
+    --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention \\
+    --num-query-groups 8 --seq-length 4096 --max-position-embeddings 8192 \\
+    --position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear \\
+    --untie-embeddings-and-output-weights --vocab-size 128256 --micro-batch-size 1 \\
+    --global-batch-size 64 --tensor-model-parallel-size {tp} --sequence-parallel --bf16 \\
+    --use-distributed-optimizer --use-flash-attn --lr 1e-4 --train-iters 10
+"""
+CLUSTER = ("--hardware", "h100:1x8")
+
+
+@pytest.fixture
+def script(folder: Path) -> Path:
+    """Return the path of a script that starts eight ranks of Llama 3 8B."""
+    path = folder / "run.sh"
+    path.write_text(SCRIPT.format(tp=4), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("engine", ["megatron", "megatron-bridge", "torchtitan"])
+def test_a_launch_script_is_exported(
+    engine: str, script: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As check, explain and compare read it; and its degrees are those of the script."""
+    out = folder / "out"
+    arguments = [str(script), *CLUSTER, "--to", engine, "--out", str(out), "--json", "-"]
+    assert export_cli.run([*arguments, "--allow-approx"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+
+    assert answer["status"] == "exported"
+    assert answer["engine"] == engine
+    texts = "".join(Path(name).read_text(encoding="utf-8") for name in answer["files"])
+    assert {
+        "megatron": "--tensor-model-parallel-size 4",
+        "megatron-bridge": "tensor_model_parallel_size=4",
+        "torchtitan": "tensor_parallel_degree = 4",
+    }[engine] in texts
+
+
+def test_arguments_in_a_json_file_are_exported(
+    script: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A JSON file of an engine is no plan file, and not refused as one."""
+    words = SCRIPT.format(tp=4).split("pretrain_gpt.py")[1].replace("\\\n", " ").split()
+    arguments: dict[str, object] = {}
+    for at, word in enumerate(words):
+        if word.startswith("--"):
+            value = words[at + 1] if at + 1 < len(words) else "--"
+            arguments[word] = True if value.startswith("--") else value
+    path = folder / "arguments.json"
+    path.write_text(json.dumps({"MODEL_ARGS": arguments}), encoding="utf-8")
+
+    assert export_cli.run([str(path), *CLUSTER, "--to", "megatron", "--out", "none"]) == 0
+    assert "--nproc-per-node 8" in capsys.readouterr().out
+
+
+def test_an_engine_file_needs_the_engine_of_the_export(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is written for an engine that nobody named."""
+    assert export_cli.run([str(script), *CLUSTER]) == 2
+    assert "--to" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", [(), ("--to", "megatron")])
+def test_a_missing_file_is_named_first(
+    engine: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before an option is asked for that could not help."""
+    assert export_cli.run(["nofile.json", *engine]) == 2
+    found = capsys.readouterr().err
+    assert "nofile.json" in found
+    assert "--to" not in found
+
+
+@pytest.mark.parametrize("engine", ["megatron", "torchtitan"])
+def test_a_launch_that_does_not_fit_is_refused(
+    engine: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a plan is; with --allow-approx it is written with a warning."""
+    script.write_text(
+        SCRIPT.format(tp=1).replace("--use-distributed-optimizer", ""), encoding="utf-8"
+    )
+    arguments = [str(script), *CLUSTER, "--to", engine, "--out", "none"]
+    assert export_cli.run(arguments) == INFEASIBLE
+    refused = capsys.readouterr()
+    assert refused.out == ""
+    assert "OOM probability" in refused.err
+    assert f"--engine {engine}" in refused.err
+
+    assert export_cli.run([*arguments, "--allow-approx"]) == 0
+    assert "WARNING" in capsys.readouterr().err
