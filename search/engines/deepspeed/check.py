@@ -42,7 +42,13 @@ from search.engines.reader import (
     without_effect,
     world_size_of,
 )
-from search.engines.text import Configuration, flags_of_document, read_configuration
+from search.engines.text import (
+    Configuration,
+    flags_of_document,
+    named_file,
+    named_path,
+    read_configuration,
+)
 
 
 def stack_of(run: Run | None) -> str:
@@ -128,8 +134,8 @@ def open_words(source: Configuration, asked: CheckOptions) -> tuple[Ignored, ...
 
 def _beside(source: Configuration, name: str) -> Path | None:
     """Return the file with a name relative to the script or to the working folder, if any."""
-    folders = (source.path.parent, Path.cwd())
-    return next((folder / name for folder in folders if name and (folder / name).is_file()), None)
+    path = named_path(name, source.path.parent) if name else None
+    return path if path is not None and path.is_file() else None
 
 
 def launched_world(source: Configuration) -> int | None:
@@ -342,8 +348,9 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     flags = script_flags(source)
     named = configuration_flag(source)
     document: Mapping[str, Any] = source.document
+    notes = [*source.notes]
     if named is not None:
-        document = load_object(source.path.parent / named).data
+        document = load_object(named_file(named, source.path.parent, notes)).data
     world = world_size_of(source.path, launched_world(source), asked)
     _refuse_other_batch(source, document, asked)
     given = scripted_file(source, document, flags, world, asked, read_deepspeed)
@@ -367,7 +374,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         world_size=world,
         run=found.run,
         described=found.described,
-        findings=(*said, *read_notes((*found.notes, *source.notes))),
+        findings=(*said, *read_notes((*found.notes, *notes))),
         harmless=tuple(one for one in ignored if one.understood),
         words={**words_of_values(values), **{f"--{key}": value for key, value in flags.items()}},
         moves=_MOVES,

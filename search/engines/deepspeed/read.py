@@ -206,7 +206,7 @@ def script_of(
     name = asked.model or named
     if not name:
         raise keys.unpriced("model", "is not given", "Add --model, such as llama-3-8b")
-    # Model paths of a script are relative to its folder, those of a user to the working folder.
+    # Model paths of a script may be relative to its folder, those of a user are not.
     found = model_named(name, None if asked.model else beside)
     if found is None:
         raise keys.unpriced(

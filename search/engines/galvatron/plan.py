@@ -28,7 +28,7 @@ from search.engines.plans import (
     has_one_kind,
     unsupported_modules,
 )
-from search.engines.text import Configuration, dump_yaml
+from search.engines.text import Configuration, dump_yaml, named_file
 from search.engines.words import ROTARY_BASE, inert, one_line, required, torchrun
 
 # --------------------------------------------------------------------------------------------------
@@ -128,8 +128,8 @@ def import_galvatron(
                 key="galvatron_config_path",
                 remedy="Give the strategy file itself",
             )
-        path = source.path.parent / str(named)
         notes = list[str]()
+        path = named_file(str(named), source.path.parent, notes)
         _say_gradients(values, notes)
         found = _strategy(path, load_object(path).data, world, notes)
         return replace(found, strategy_path=path)

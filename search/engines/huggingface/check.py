@@ -45,7 +45,7 @@ from search.engines.reader import (
     without_effect,
     world_size_of,
 )
-from search.engines.text import Configuration, read_configuration
+from search.engines.text import Configuration, named_file, read_configuration
 
 _MOVES: frozenset[Move] = frozenset({"recompute"})
 _FSDP1 = ("fsdp_backward_prefetch", "fsdp_backward_prefetch_policy", "fsdp_forward_prefetch",
@@ -124,8 +124,10 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
     """
     flags, named = script_flags(source), _file_flag(source)
     document: Mapping[str, Any] = source.document
+    notes = [*source.notes]
     if named is not None:
-        document = launched(read_configuration(source.path.parent / named).document, source)
+        path = named_file(named, source.path.parent, notes)
+        document = launched(read_configuration(path).document, source)
     own = launched_world(source)
     if own is None:
         own = whole(document.get("num_processes"))
@@ -156,7 +158,7 @@ def read(source: Configuration, asked: CheckOptions) -> CheckedFile:
         world_size=world,
         run=found.run,
         described=found.described,
-        findings=(*said, *read_notes((*found.notes, *source.notes))),
+        findings=(*said, *read_notes((*found.notes, *notes))),
         harmless=tuple(one for one in ignored if one.understood),
         words={**words_of_values(values), **{f"--{key}": value for key, value in flags.items()}},
         moves=_MOVES,

@@ -31,6 +31,7 @@ from autopar.run.architecture import (
 from autopar.run.model import ModelSpec
 from autopar.run.of_plan import uniform_model
 from search.engines.huggingface.architectures import architecture
+from search.engines.text import named_path
 
 
 class Decoder(Record):
@@ -199,12 +200,12 @@ _REPOSITORIES: Mapping[str, _Entry] = {
 def model_named(name: str, beside: Path | None = None) -> Model | None:
     """Return a model by shipped name, repository name or path of its config.json or folder.
 
-    beside : folder for relative paths; None for the working folder. Returns None for an unknown
+    beside : folder for relative paths, before the working folder. Returns None for an unknown
         model.
 
     Raises DocumentError or InputError for an invalid or unsupported config.json.
     """
-    path = Path(name) if beside is None else beside / name
+    path = named_path(name, beside) or Path(name)
     for config in (path, path / "config.json"):
         if config.suffix == ".json" and config.is_file():
             return model_of_config(load_object(config).data, config)

@@ -30,7 +30,7 @@ from search.engines.huggingface.rules import FILE, grid_values
 from search.engines.huggingface.script import NO_OPTIONS, ScriptOptions
 from search.engines.keys import Keys, flattened
 from search.engines.megatron.read import ReadRun
-from search.engines.text import Configuration, flags_of
+from search.engines.text import Configuration, flags_of, named_file
 
 _HARMLESS = frozenset(
     {
@@ -144,15 +144,14 @@ def _prefixed(document: Mapping[str, Any]) -> dict[str, Any]:
 def deepspeed_document(document: Mapping[str, Any], beside: Path | None) -> dict[str, Any]:
     """Return the DeepSpeed configuration that accelerate derives from `deepspeed_config`.
 
-    beside : folder for the relative path in `deepspeed_config_file`. Raises DocumentError if that
-    file cannot be read.
+    beside : folder of the script, where `deepspeed_config_file` is looked for before the working
+    folder. Raises DocumentError if that file cannot be read.
     """
     section = document.get("deepspeed_config")
     given: Mapping[str, Any] = section if isinstance(section, Mapping) else {}
     name = given.get("deepspeed_config_file")
     if isinstance(name, str) and name != "none":
-        path = Path(name) if beside is None else beside / name
-        return dict(load_object(path).data)
+        return dict(load_object(named_file(name, beside)).data)
     precision = str(document.get("mixed_precision", "no"))
     zero: dict[str, Any] = {"stage": given.get("zero_stage", 2)}
     for part in ("optimizer", "param"):

@@ -34,7 +34,7 @@ from search.engines.plans import (
     has_one_kind,
     unsupported_modules,
 )
-from search.engines.text import Configuration
+from search.engines.text import Configuration, named_file
 from search.engines.words import NODE_RANK, layer_ranges, per_value, required, shell_lines
 
 VERSION = "galvatron of paddlenlp/experimental, 2025"
@@ -85,7 +85,7 @@ def import_paddlenlp(
                 remedy="Give fine_grained_config.json itself",
             )
         schedule = next(iter(source.flags.get("pipeline-schedule-mode", ())), None)
-        path = path.parent / named[0]
+        path = named_file(named[0], path.parent)
         document = load_object(path).data
     plan = read_strategy(document, world_size=world_size, num_layers=num_layers, path=path)
     notes = []

@@ -12,6 +12,8 @@ from search.engines.text.files import (
     flags_of,
     flags_of_document,
     load_yaml,
+    named_file,
+    named_path,
     read_configuration,
 )
 from search.engines.text.others import problem_of, problem_of_text
@@ -26,6 +28,8 @@ __all__ = [
     "flags_of",
     "flags_of_document",
     "load_yaml",
+    "named_file",
+    "named_path",
     "problem_of",
     "problem_of_text",
     "read_configuration",

@@ -6,6 +6,7 @@ The reader returns flags or nested keys. The packages of the engines define thei
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -487,6 +488,34 @@ def _toml(text: str, path: Path) -> dict[str, Any]:
     refuse_deep_values(path, document)
     refuse_long_integers(path, document)
     return document
+
+
+def named_path(name: str, beside: Path | None) -> Path | None:
+    """Return the path of a file or folder that a launch file names; None if there is none.
+
+    The folder `beside` of the launch file is tried first, then the working folder, where shells and
+    launchers look. None: the working folder alone.
+    """
+    folders = (Path(),) if beside is None else (beside, Path())
+    found = (folder / name for folder in folders)
+    # `Path.exists` raises OSError for a name that is too long.
+    return next((path for path in found if os.path.exists(path)), None)  # noqa: PTH110
+
+
+def named_file(name: str, beside: Path | None, notes: list[str] | None = None) -> Path:
+    """Return the path of a configuration that a launch file names; raises DocumentError.
+
+    beside : folder of the launch file, as in `named_path`.
+    notes : list that receives a sentence if the working folder contains another file of the name.
+    """
+    found = named_path(name, beside)
+    if found is None:
+        where = "" if beside is None else "neither in the folder of the launch file nor "
+        raise DocumentError(name, f"this file is {where or 'not '}in the working folder")
+    other = Path(name)
+    if notes is not None and other.is_file() and found.is_file() and not other.samefile(found):
+        notes.append(f"{found} is read, not {other} of the working folder")
+    return found
 
 
 def _read(path: Path, most: int) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from autopar.errors import DocumentError
 from autopar.price.account import account_of
 from autopar.price.sharded_peak import live_points
 from autopar.records import replace
@@ -590,3 +591,52 @@ def test_a_typed_model_is_of_the_working_folder(
     assert launch["understood"]["model"].startswith("4 layers, hidden 1,024")
     assert check.run([*words, "--model", "nope"]) == 2
     assert capsys.readouterr().err.startswith("autopar-check: --model 'nope': ")
+
+
+@pytest.mark.parametrize("where", ["beside", "working", "both"])
+@pytest.mark.parametrize("kind", ["deepspeed", "accelerate", "plugged in"])
+def test_a_configuration_is_found_from_the_working_folder(
+    kind: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As launchers find it; that of the script's folder comes first, which is said."""
+    folder = tmp_path / "examples" / "a"
+    (folder / "conf").mkdir(parents=True)
+    (tmp_path / "conf").mkdir()
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "deepspeed": {"ds.json": json.dumps(ZERO2)},
+        "accelerate": {"a.yaml": FSDP2},
+        "plugged in": {
+            "ds.json": json.dumps(ZERO2),
+            "a.yaml": DEEPSPEED.replace(
+                "deepspeed_config:", "deepspeed_config:\n  deepspeed_config_file: conf/ds.json"
+            ),
+        },
+    }[kind]
+    places = {"beside": (folder,), "working": (tmp_path,), "both": (folder, tmp_path)}[where]
+    for place in places:
+        for name, text in files.items():
+            (place / "conf" / name).write_text(text, encoding="utf-8")
+    script = SCRIPT.format(nodes="", more="").replace("ds.json", "./conf/ds.json")
+    if kind != "deepspeed":
+        script = LAUNCH.replace("a.yaml", "conf/a.yaml")
+    (folder / "run.sh").write_text(script, encoding="utf-8")
+
+    file = read_checked("examples/a/run.sh", world_size=8, gpu="h100-80gb")
+    assert file.run is not None, file.findings
+    said = [one.values["note"] for one in file.findings if one.id == "read.note"]
+    first = "ds.json" if kind == "deepspeed" else "a.yaml"
+    assert len(said) == (where == "both")
+    assert all(text.startswith(f"examples/a/conf/{first} is read") for text in said)
+
+
+def test_a_configuration_that_is_nowhere_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With both folders in which it was looked for; a name that no file can have as well."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("nowhere.json", "x" * 5000 + ".json"):
+        path = tmp_path / "run.sh"
+        path.write_text(SCRIPT.format(nodes="", more="").replace("ds.json", name), encoding="utf-8")
+        with pytest.raises(DocumentError, match="working folder"):
+            read_checked(str(path), world_size=8, gpu="h100-80gb")
