@@ -55,6 +55,8 @@ class PatternDocument:
     """Object whose keys follow the patterns of `rules`; keys that begin with `_` are comments."""
 
     rules: ClassVar[tuple[Rule, ...]] = ()
+    unread: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Pairs (pattern, problem) of keys that other programs write and whose values are not read."""
 
     def __init__(self, root: dict[str, Any]) -> None:
         self.root = root
@@ -81,8 +83,15 @@ class PatternDocument:
             if rule is not None:
                 root[name] = converted(rule.value, item, below(key, name), found)
             elif not name.startswith("_"):
-                found.append((below(key, name), unknown_key(name, cls.known_keys(value))))
+                found.append((below(key, name), cls._problem(name, value)))
         return cls(root)
+
+    @classmethod
+    def _problem(cls, name: str, keys: Iterable[str]) -> str:
+        """Return the error message for a key without a rule; keys : all keys of the object."""
+        # A suggestion would give the value of another quantity a wrong key.
+        reason = next((why for one, why in cls.unread if re.fullmatch(one, name)), None)
+        return reason or unknown_key(name, cls.known_keys(keys))
 
     @classmethod
     def known_keys(cls, keys: Iterable[str]) -> list[str]:

@@ -156,6 +156,16 @@ class SpTimeDocument(PatternDocument):
     )
 
 
+_HALVES = (
+    r"layer(?:num|type).*_(?:attention|attn|mlp|moe|router|expert)s?(?:_.*)?",
+    (
+        "this is half a layer (attention or MLP), and only whole layers are read. "
+        "Measure them with autopar profile model"
+    ),
+)
+"""Keys of Galvatron's profiles of models with experts: attention and MLP are separate layers."""
+
+
 @published("computation")
 class ComputationDocument(PatternDocument):
     """Forward times on one GPU: processed times per layer and sample, raw times per batch."""
@@ -180,6 +190,7 @@ class ComputationDocument(PatternDocument):
             "Raw: forward of a whole model with this many layers of each type, ms per batch.",
         ),
     )
+    unread = (_HALVES,)
 
 
 class Degrees(PatternDocument):
@@ -308,6 +319,7 @@ class MemoryDocument(PatternDocument):
             "Raw: runs at these pipeline, tensor and data degrees.",
         ),
     )
+    unread = (_HALVES,)
 
     @classmethod
     def known_keys(cls, keys: Iterable[str]) -> list[str]:

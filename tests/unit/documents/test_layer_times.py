@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from msgspec.structs import asdict
 
+from autopar.documents.checks import document_errors
 from autopar.documents.model import read_model_profile, write_model_profile
+from autopar.documents.schemas import ComputationDocument, MemoryDocument
 from autopar.documents.sidecar import sidecar_path
 from autopar.errors import DocumentError
 from autopar.records import replace
@@ -250,3 +252,30 @@ def test_other_times_round_trip(tmp_path: Path) -> None:
 
     assert after.other_times == before.other_times
     assert [entry["batch"] for entry in json.loads(sidecar.read_text())["other_times"]] == [8]
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        (ComputationDocument, "layernum[2]_bsz1_seq4096_attention"),
+        (ComputationDocument, "layernum[2]_bsz2_seq4096_mlp"),
+        (ComputationDocument, "layertype_0_bsz1_seq4096_mlp"),
+        (MemoryDocument, "layertype_0_attention"),
+        (MemoryDocument, "layertype_0_mlp_sp"),
+    ],
+)
+def test_half_a_layer_is_not_taken_for_a_whole_one(kind: type[Any], key: str) -> None:
+    """Galvatron's profiles of experts; a key of a whole layer would hold another quantity."""
+    (found,) = document_errors(kind, Path("p.json"), {key: 19.2})
+
+    assert found.key == key
+    assert "half a layer" in str(found)
+    assert "Did you mean" not in str(found)
+
+
+@pytest.mark.parametrize("key", ["layernum[2]_bsz1_seq4096_mpl", "layertype_0_bzs1"])
+def test_a_misspelt_key_has_its_suggestion(key: str) -> None:
+    """A key of neither kind is a slip."""
+    (found,) = document_errors(ComputationDocument, Path("p.json"), {key: 19.2})
+
+    assert "Did you mean" in str(found)
