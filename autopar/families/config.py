@@ -1,59 +1,49 @@
 """Reader of the `config.json` of Hugging Face models, which imports none of their code.
 
-Families are looked up by `model_type`. Of multimodal models only the text part is read. The error
-for an unknown family contains the smallest sufficient `model.json`.
+Families are looked up by `model_type`. Of multimodal models only the text part is read.
+`autopar.families.unknown` drafts a `model.json` of an unknown family.
 """
 
 from __future__ import annotations
 
-import json
+import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from autopar.documents.json import read_record
-from autopar.errors import DocumentError, nearest
+from autopar.errors import DocumentError, InputError, nearest
 from autopar.families.base import Config
 from autopar.families.decoders import DECODERS
 from autopar.families.mixtures import MIXTURES
 from autopar.families.others import OTHERS
+from autopar.families.unknown import INDEXED, NO_ATTENTION, NO_TOKENS, unsaid, usual_spec
 from autopar.records import shorten
-from autopar.run.model import MOST_LAYERS, MOST_SIZE, ModelSpec
+from autopar.run.model import ModelSpec
 
 _FAMILIES: dict[str, type[Config]] = dict(sorted({**DECODERS, **MIXTURES, **OTHERS}.items()))
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Names of the number of experts in files."""
 _LENGTH = "max_position_embeddings"
-_NO_ATTENTION = "layers that mix tokens by a recurrence instead of attention"
 _UNSAID = {
     **dict.fromkeys(
         ("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2",
          "mamba", "mamba2", "minimax", "nemotron_h", "qwen3_5", "qwen3_next", "recurrent_gemma",
          "rwkv", "zamba", "zamba2"),
-        _NO_ATTENTION,
+        NO_ATTENTION,
     ),
     **dict.fromkeys(
-        ("deepseek_v32", "glm_moe_dsa"), "attention to tokens chosen by an indexer"
+        ("deepseek_v32", "glm_moe_dsa"), INDEXED
     ),
     **dict.fromkeys(
         ("clip", "dinov2", "resnet", "siglip", "swin", "vit", "wav2vec2", "whisper"),
-        "not a token model",
+        NO_TOKENS,
     ),
 }  # fmt: skip
 """Families that a `model.json` cannot express, and the reason."""
-_SMALLEST: tuple[tuple[str, tuple[str, ...], int], ...] = (
-    ("num_layers", ("num_hidden_layers", "n_layer", "num_layers", "n_layers"), MOST_LAYERS),
-    # No config.json contains a training sequence length.
-    ("seq_length", (), 0),
-    ("hidden_size", ("hidden_size", "n_embd", "d_model", "dim"), MOST_SIZE),
-    ("num_heads", ("num_attention_heads", "n_head", "num_heads", "n_heads"), MOST_SIZE),
-    ("num_kv_heads", ("num_key_value_heads", "num_kv_heads", "n_kv_heads"), MOST_SIZE),
-    ("ffn_hidden_size", ("intermediate_size", "ffn_dim", "d_ff", "n_inner"), MOST_SIZE),
-)
-"""Keys of a layer type in a `model.json`, their names in other files, and the largest plausible
-value."""
-_OPTIONAL = "num_kv_heads"
-_OPEN = "..."
+_VARIANT = re.compile(r"(_(moe|text|vl|omni|thinker))+$")
+"""Pattern of the end of a `model_type` that names a variant of a family."""
 
 
 def parse_hugging_face(
@@ -65,14 +55,7 @@ def parse_hugging_face(
 
     The name of a model with image or audio parts ends with `-text`, because those are not read.
     """
-    family, text, part = data.get("model_type"), data, ""
-    inner = data.get("text_config")
-    # An unhashable value is no family.
-    known = _is_family(family)
-    if isinstance(inner, dict) and (not known or _is_family(inner.get("model_type"))):
-        family, text, part = inner.get("model_type"), inner, "-text"
-    elif isinstance(data.get("vision_config"), dict):
-        part = "-text"
+    family, text, part = _text_of(data)
     kind = _FAMILIES.get(family) if isinstance(family, str) else None
     if kind is None:
         raise _unknown(path, data)
@@ -84,58 +67,101 @@ def parse_hugging_face(
                 key=key,
                 remedy="Use model_type mixtral, or describe the model in a model.json",
             )
+    text = _complete(data, text, seq_length)
+    return read_record(kind, path, text).spec(path, _name_of(path, data) + part)
+
+
+def skeleton_of(
+    path: Path, data: Mapping[str, Any], *, seq_length: int | None = None
+) -> tuple[ModelSpec, tuple[str, ...]]:
+    """Return a spec of a `config.json` of any family, and assumptions on an unknown family.
+
+    Raises DocumentError if no `model.json` can express the layers, or if a needed key is missing.
+
+    seq_length : sequence length that replaces a missing `max_position_embeddings`.
+    """
+    family, text, part = _text_of(data)
+    if _is_family(family):
+        return parse_hugging_face(path, data, seq_length=seq_length), ()
+    reason = _reason(data, text)
+    if reason is not None:
+        raise _unsupported(path, data, reason)
+    text = _complete(data, text, seq_length)
+    return usual_spec(path, text, _name_of(path, data) + part)
+
+
+def _text_of(data: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any], str]:
+    """Return (family, keys, suffix of the name) of the text model of a file."""
+    family, inner = data.get("model_type"), data.get("text_config")
+    # An unhashable value is no family.
+    if isinstance(inner, dict) and not _is_family(family):
+        return inner.get("model_type", family), inner, "-text"
+    if isinstance(inner, dict) and _is_family(inner.get("model_type")):
+        return inner.get("model_type"), inner, "-text"
+    return family, data, "-text" if isinstance(data.get("vision_config"), dict) else ""
+
+
+def _complete(
+    data: Mapping[str, Any], text: Mapping[str, Any], seq_length: int | None
+) -> Mapping[str, Any]:
+    """Return the keys of a text model with those that are outside of it or given by the user."""
+    if text is not data and "tie_word_embeddings" in data:
+        text = {"tie_word_embeddings": data["tie_word_embeddings"], **text}
+    return text if seq_length is None else {_LENGTH: seq_length, **text}
+
+
+def _name_of(path: Path, data: Mapping[str, Any]) -> str:
     given = str(data.get("_name_or_path") or "").rstrip("/").split("/")[-1]
     # Files without a name are in a folder with the name of the model; others have a file name.
     own = path.resolve().parent.name if path.name == "config.json" else path.stem
-    name = own if given in ("", ".", "..") else given
-    if part and "tie_word_embeddings" in data:
-        text = {"tie_word_embeddings": data["tie_word_embeddings"], **text}
-    if seq_length is not None:
-        text = {_LENGTH: seq_length, **text}
-    return read_record(kind, path, text).spec(path, name + part)
+    return own if given in ("", ".", "..") else given
 
 
 def _is_family(value: object) -> bool:
     return isinstance(value, str) and value in _FAMILIES
 
 
-def _unknown(path: Path, data: Mapping[str, Any]) -> DocumentError:
-    """Return the error for an unknown family."""
-    family = data.get("model_type")
-    if isinstance(family, str) and family in _UNSAID:
-        return DocumentError(
-            path,
-            f"the value is {shorten(family)}: not supported ({_UNSAID[family]})",
-            key="model_type",
-            remedy="Use a model with attention or MLP layers over tokens",
-        )
-    found = f"the value is {shorten(family)}" if "model_type" in data else "this key is missing"
-    near = nearest(str(family)[:50], _FAMILIES)
+def _reason(data: Mapping[str, Any], text: Mapping[str, Any]) -> str | None:
+    """Return the reason why no `model.json` can express a model; None if there is none."""
+    for family in (data.get("model_type"), text.get("model_type")):
+        if isinstance(family, str):
+            # Variants such as `qwen3_5_moe_text` have the layers of their family.
+            found = _UNSAID.get(family) or _UNSAID.get(_VARIANT.sub("", family))
+            if found is not None:
+                return found
+    return unsaid(text)
+
+
+def _unsupported(path: Path, data: Mapping[str, Any], reason: str) -> DocumentError:
     return DocumentError(
         path,
-        f"{found}, expected the name of a supported architecture"
-        + (f" (the nearest is {near})" if near else ""),
+        f"the value is {shorten(data.get('model_type'))}: not supported ({reason})",
         key="model_type",
-        remedy=(
-            f"Use a supported architecture, or describe the model in a model.json: "
-            f"{_smallest(data)} with values for {_OPEN} (docs/concepts/estimates.md)"
-        ),
+        remedy="Use a model with attention or MLP layers over tokens",
     )
 
 
-def _smallest(data: Mapping[str, Any]) -> str:
-    """Return a minimal `model.json` with the values of a file, and `...` for unknown ones."""
-
-    def said(names: tuple[str, ...], most: int) -> Any:
-        values = [data[name] for name in names if name in data]
-        good = [value for value in values if type(value) is int and 0 < value <= most]
-        return good[0] if good else _OPEN
-
-    layer = {key: said(names, most) for key, names, most in _SMALLEST}
-    if layer[_OPTIONAL] == _OPEN:
-        del layer[_OPTIONAL]
-    document = {
-        "layers": [layer],
-        "vocab_size": said(("vocab_size",), MOST_SIZE),
-    }
-    return json.dumps(document).replace(f'"{_OPEN}"', _OPEN)
+def _unknown(path: Path, data: Mapping[str, Any]) -> DocumentError:
+    """Return the error for an unknown family."""
+    _, text, _ = _text_of(data)
+    reason = _reason(data, text)
+    if reason is not None:
+        return _unsupported(path, data, reason)
+    family = data.get("model_type")
+    near = nearest(str(family)[:50], _FAMILIES)
+    problem = "this key is missing"
+    if "model_type" in data:
+        problem = f"the value is {shorten(family)}, an unknown family"
+    command = f"autopar-search --model {shlex.quote(str(path))} --write-skeleton model.json"
+    try:
+        usual_spec(path, _complete(data, text, 1), "model")
+    except InputError:
+        advice = "Describe the model in a model.json (docs/concepts/estimates.md)"
+    else:
+        advice = f"Write a model.json of its layers with {command}, and check it"
+    return DocumentError(
+        path,
+        problem + (f" (the nearest is {near})" if near else ""),
+        key="model_type",
+        remedy=f"{advice}. Known families: {', '.join(_FAMILIES)}",
+    )

@@ -21,6 +21,7 @@ class _Mixtral(Mistral):
 
     base: ClassVar[float | None] = 1e6
     mixture = True
+    other_names: ClassVar = {"num_local_experts": "num_experts"}
 
     num_local_experts: Whole
     num_experts_per_tok: Whole
@@ -72,6 +73,7 @@ class _Olmoe(Decoder):
     qk_norms = True
     wide_qk_norms = True
     keys: ClassVar = {**Config.keys, "num_experts": "num_experts"}
+    other_names: ClassVar = {"num_experts": "num_local_experts"}
 
     num_experts: Whole
     num_experts_per_tok: Whole
@@ -89,6 +91,8 @@ class _Qwen3Moe(Qwen3):
 
     mixture = True
     keys: ClassVar = {**Config.keys, "num_experts": "num_experts"}
+    # transformers 5 writes the second name.
+    other_names: ClassVar = {"num_experts": "num_local_experts"}
 
     num_experts: Whole
     num_experts_per_tok: Whole
@@ -128,11 +132,12 @@ class _Qwen2Moe(_Qwen3Moe):
         return replace(layer, shared_expert_width=width, shared_expert_gate=True)
 
 
-class _Behind(Decoder):
+class Behind(Decoder):
     """Base class of families with dense first layers, then experts and shared experts."""
 
     mixture = True
     keys: ClassVar = {**Config.keys, "num_experts": "n_routed_experts"}
+    other_names: ClassVar = {"n_routed_experts": "num_local_experts"}
     dense: ClassVar[int] = 0
     shared: ClassVar[int] = 0
     """Defaults of the family for the numbers of dense layers and of shared experts."""
@@ -184,7 +189,7 @@ class _Behind(Decoder):
         return {"mtp_layers": self.num_nextn_predict_layers or 0}
 
 
-class _Deepseek(_Behind):
+class _Deepseek(Behind):
     """Multi-head latent attention; also used for Kimi K2."""
 
     base = None
@@ -220,7 +225,7 @@ class _DeepseekV3(_Deepseek):
     shared = 1
 
 
-class _Glm4Moe(_Behind):
+class _Glm4Moe(Behind):
     """Rotary positions in half of every head; norms of queries and keys if the file sets them."""
 
     base = None
@@ -244,6 +249,7 @@ class _Llama4(Decoder):
 
     base = None
     mixture = True
+    other_names: ClassVar = {"num_local_experts": "num_experts"}
 
     num_local_experts: Whole
     num_experts_per_tok: Whole

@@ -6,12 +6,14 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
+from autopar.command.fields import option
 from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.documents.catalog import portable_options
@@ -44,9 +46,23 @@ if TYPE_CHECKING:
     from search.show.pictures.files import Pictures
 
 _NAME = "autopar-search"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkeletonSpec:
+    """Option of a search that writes a model file instead of searching."""
+
+    write_skeleton: str | None = option(
+        None,
+        help="write --model as a model.json to check, also of an unknown family",
+        panel=PANELS[0],
+        metavar="FILE",
+    )
+
+
 COMMAND = Command(
     name=_NAME,
-    fills=FILLS,
+    fills=(*FILLS, SkeletonSpec),
     panels=PANELS,
     first=(),
     family="search",
@@ -73,7 +89,12 @@ def run(arguments: Sequence[str]) -> int:
 
 def _answered(raw: Mapping[str, object]) -> int:
     """Print the fastest uniform or per-layer plan, or a given one; return the exit code."""
+    asked = dict(raw)
+    skeleton = asked.pop("write-skeleton", None)
+    raw = asked
     request = build_request(raw)
+    if skeleton is not None:
+        return _write_skeleton(request, Path(str(skeleton)))
     if request.output.plot_path is not None:
         request = build_request({**raw, "frontier": True})
     # Check outputs before the search.
@@ -106,6 +127,46 @@ def _answered(raw: Mapping[str, object]) -> int:
     return code
 
 
+def _write_skeleton(request: Request, target: Path) -> int:
+    """Write the model of a request as a `model.json`, and print what is to be checked in it."""
+    from autopar.documents import catalog
+    from autopar.documents.json import load_object
+    from autopar.documents.spec import FORMAT, load_spec, write_spec
+    from autopar.families.config import skeleton_of
+    from autopar.run.model import model_parameter_count
+
+    name, lengths = request.inputs.model, request.inputs.seq_length
+    if name is None:
+        raise OptionError("--write-skeleton needs a model", remedy="Add --model config.json")
+    if request.output.json_path is not None:
+        raise OptionError(
+            "--write-skeleton cannot be combined with --json", remedy="Remove one of them"
+        )
+    if target.exists():
+        raise OptionError(f"--write-skeleton {target}: this file exists", remedy="Use another name")
+    source = catalog.find_model(name)
+    data = load_object(source).data
+    length = lengths[0] if lengths and len(lengths) == 1 else None
+    assumed: tuple[str, ...] = ()
+    if data.get("format") == FORMAT or ("layers" in data and "model_type" not in data):
+        spec = load_spec(name, seq_length=lengths)
+    else:
+        spec, assumed = skeleton_of(source, data, seq_length=length)
+    text = "; ".join((f"from {source.name}", *assumed))
+    try:
+        write_spec(spec, target, source=text)
+    except OSError as error:
+        raise OptionError(
+            f"--write-skeleton {target}: cannot be written ({error.strerror or error})",
+            remedy="Use another folder",
+        ) from None
+    count = model_parameter_count(spec)
+    say(f"{_NAME}: wrote {target}: {spec.num_layers} layers, {count / 1e9:.4g}e9 parameters")
+    for sentence in assumed:
+        say(f"{_NAME}: to check: {sentence}")
+    return 0
+
+
 def _check_plot(path: str | None) -> None:
     """Raise OptionError or InstallError if the frontier cannot be drawn."""
     if path is None:
@@ -125,10 +186,10 @@ def _check_goal(request: Request) -> None:
             "--tokens-per-s needs --goal cost or fewest-gpus",
             remedy="Add --goal cost or --goal fewest-gpus",
         )
-    for option, there in (("--evaluate", path), ("--frontier", request.output.frontier)):
+    for name, there in (("--evaluate", path), ("--frontier", request.output.frontier)):
         if there and goal != "throughput":
             raise OptionError(
-                f"--goal {goal} cannot be combined with {option}", remedy="Remove one of them"
+                f"--goal {goal} cannot be combined with {name}", remedy="Remove one of them"
             )
 
 
