@@ -13,11 +13,12 @@
 
 A message is `OPTION or FILE: problem. Remedy`: what is wrong with its value, then one thing to
 type. `EXIT_CODES` lists the exit codes of commands. Programming errors are `AssertionError`s. This
-module also shortens messages, and suggests known words for an unknown one.
+module also shortens values in messages, and suggests known words for an unknown one.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
@@ -80,9 +81,14 @@ class DocumentError(InputError):
     ) -> None:
         self.path = str(path)
         self.key = key
-        where = f"{self.path}: " + (f"key {key!r}: " if key is not None else "")
-        super().__init__(where + problem, remedy=remedy)
         self.problem = problem
+        super().__init__(self.located(self.path, key or ""), remedy=remedy)
+        self.problem = problem
+
+    def located(self, path: str, key: str) -> str:
+        """Return the problem after a path and, if the error is of a key, after a key."""
+        where = f"{path}: " + (f"key {key!r}: " if self.key is not None else "")
+        return where + self.problem
 
 
 class VariantError(DocumentError):
@@ -129,23 +135,37 @@ class InstallError(AutoparError):
 # Length of messages
 
 _SENTENCE = 270
-"""Maximum characters of a message; with the name of a command before it there are fewer than
-300."""
+"""Characters of a message above which its values are shortened and its list has its own line."""
 _WORD = 64
 """Maximum characters of a word, such as a path or a value, in a message that is too long."""
+_LIST = re.compile(r"(?:[^\s,]{1,64}, ){9,}(?:and |or )?[^\s,;]{1,63}[^\s,;.]|")
+"""Pattern of a list of at least ten words; empty where there is none."""
 _REMEDY = 100
 """Maximum characters of a remedy on the line of its problem; a longer one has a `hint:` line."""
 
 
 def message_of(error: AutoparError) -> str:
-    """Return the message of an error for a console: one line, or a second one with a hint.
+    """Return the message of an error for a console: a line, and one each for a list and a hint.
 
-    Only the problem is shortened: a remedy is to be typed, so it is never cut.
+    Sentences are never cut. In a message that is too long, paths and values are shortened in their
+    middle, and a long list has a line of its own.
     """
     problem, remedy = (_on_one_line(text) for text in (error.short, error.remedy or ""))
-    if len(remedy) > _REMEDY:
-        return f"{fitted(problem)}\nhint: {remedy}"
-    return with_remedy(fitted(problem, _SENTENCE - len(remedy) - 2 * bool(remedy)), remedy)
+    hint = remedy if len(remedy) > _REMEDY else ""
+    ends = "" if hint else remedy
+    most = _SENTENCE - len(ends) - 2 * bool(ends)
+    if len(problem) > most and isinstance(error, DocumentError):
+        problem = _on_one_line(error.located(shortened(error.path), shortened(error.key or "")))
+    problem, listed = _without_list(fitted(problem, most), most)
+    lines = (with_remedy(problem, ends), listed and f"  {listed}", hint and f"hint: {hint}")
+    return "\n".join(filter(None, lines))
+
+
+def _without_list(text: str, most: int) -> tuple[str, str]:
+    """Return a text without its longest list, and that list; the list is empty in a short text."""
+    listed = max(_LIST.findall(text), key=len) if len(text) > most else ""
+    number = listed.count(", ") + 1
+    return (text.replace(listed, f"{number} listed below", 1) if listed else text), listed
 
 
 def _on_one_line(text: str) -> str:
@@ -153,25 +173,24 @@ def _on_one_line(text: str) -> str:
 
 
 def fitted(text: str, most: int = _SENTENCE) -> str:
-    """Return a text of at most `most` characters, with the middle of long parts removed.
+    """Return a text with its long words shortened, the longest first, until `most` characters.
 
-    Words are shortened first, the longest first, because both ends distinguish paths and values.
-    Then the sentence is shortened: file and key are at its beginning, and the reason is at its end.
+    Both ends of a word distinguish paths and values. A text of many short words stays longer.
     """
     words = text.split(" ")
     for place in sorted(range(len(words)), key=lambda i: len(words[i]), reverse=True):
         if sum(map(len, words)) + len(words) - 1 <= most:
             break
-        words[place] = _without_middle(words[place], _WORD, 0.5)
-    return _without_middle(" ".join(words), most, 0.6, " ... ")
+        words[place] = shortened(words[place])
+    return " ".join(words)
 
 
-def _without_middle(text: str, most: int, share: float, mark: str = "...") -> str:
-    """Return a text of at most `most` characters, with `share` of them from its start."""
+def shortened(text: str, most: int = _WORD) -> str:
+    """Return a path or value of at most `most` characters, with its middle as `...`."""
     if len(text) <= most:
         return text
-    first = int((most - len(mark)) * share)
-    return text[:first].rstrip() + mark + text[len(text) - (most - len(mark) - first) :].lstrip()
+    first = (most - 3) // 2
+    return text[:first].rstrip() + "..." + text[len(text) - (most - 3 - first) :].lstrip()
 
 
 # --------------------------------------------------------------------------------------------------

@@ -31,7 +31,9 @@ SCHEMA = "autopar/answer/1"
 """Schema name of the head; the number changes when a key is removed or changes its meaning."""
 HEAD = ("schema", "command", "release", "exit_code", "question", "notices")
 """Keys at the beginning of every answer."""
-OUTPUTS = frozenset({"all", "html", "json", "out", "output-config-path", "peers", "plot", "trace"})
+OUTPUTS = frozenset(
+    {"all", "html", "json", "out", "output-config-path", "peers", "plot", "trace", "write-skeleton"}
+)
 """Options of all commands that name output files or folders; not part of a question."""
 
 

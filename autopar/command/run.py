@@ -15,7 +15,15 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from autopar.command.answers import emit_answer, error_document, running_now
-from autopar.errors import INTERRUPTED, TERMINATED, UNUSABLE, AutoparError, fitted, message_of
+from autopar.errors import (
+    INTERRUPTED,
+    TERMINATED,
+    UNUSABLE,
+    AutoparError,
+    fitted,
+    message_of,
+    shortened,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +79,8 @@ def describe_failure(error: BaseException, *, interrupted: str = "interrupted") 
         closed_pipe_exit_code()
         return Failure(f"stdout cannot be written ({error.strerror})", UNUSABLE)
     if isinstance(error, OSError) and error.filename is not None:
-        where = os.fsdecode(error.filename) if not isinstance(error.filename, int) else "stdout"
+        named = not isinstance(error.filename, int)
+        where = shortened(os.fsdecode(error.filename), 200) if named else "stdout"
         text = f"{where}: {error.strerror}. Use another path, or make this one usable"
         return Failure(fitted(one_line(text)), UNUSABLE)
     # The error of a missing working directory names no file.

@@ -149,9 +149,7 @@ def _unknown(path: Path, data: Mapping[str, Any]) -> DocumentError:
         return _unsupported(path, data, reason)
     family = data.get("model_type")
     near = nearest(str(family)[:50], _FAMILIES)
-    problem = "this key is missing"
-    if "model_type" in data:
-        problem = f"the value is {shorten(family)}, an unknown family"
+    found = f"the value is {shorten(family)}" if "model_type" in data else "this key is missing"
     command = f"autopar-search --model {shlex.quote(str(path))} --write-skeleton model.json"
     try:
         usual_spec(path, _complete(data, text, 1), "model")
@@ -161,7 +159,8 @@ def _unknown(path: Path, data: Mapping[str, Any]) -> DocumentError:
         advice = f"Write a model.json of its layers with {command}, and check it"
     return DocumentError(
         path,
-        problem + (f" (the nearest is {near})" if near else ""),
+        f"{found}, expected the name of a supported architecture"
+        + (f" (the nearest is {near})" if near else ""),
         key="model_type",
-        remedy=f"{advice}. Known families: {', '.join(_FAMILIES)}",
+        remedy=f"{advice}. Supported are {', '.join(_FAMILIES)}",
     )

@@ -111,7 +111,7 @@ def _is_configuration(path: str) -> bool:
         data = load_object(Path(path)).data
         if "format" in data or "traceEvents" in data:  # files of autopar and of profilers
             return False
-        return engine_of(read_configuration(path)).write is not None
+        return engine_of(launch_file(path)).write is not None
     except InputError:
         return False  # readers of other formats report the problem
 

@@ -66,14 +66,28 @@ def test_a_long_name_is_shortened_before_reason_and_remedy(path: str) -> None:
     assert shown.endswith("file not found. Use --model NAME")
 
 
-def test_a_long_problem_is_shortened_and_its_remedy_is_not() -> None:
-    """Even where the problem has no long word."""
+@pytest.mark.parametrize("remedy", ["Remove --b", "Use " + "x" * 200, None])
+def test_a_long_list_has_a_line_of_its_own(remedy: str | None) -> None:
+    """Whole, and the sentence around it too."""
     values = ", ".join(map(str, range(300)))
-    shown = message_of(OptionError(f"--b: expected one of {values}", remedy="Remove --b"))
-    assert len(shown) <= 270
-    assert shown.startswith("--b: expected one of 0, 1, 2, ")
-    assert shown.endswith(", 299. Remove --b")
-    assert " ... " in shown
+    problem = f"--b: expected one of {values}; got 3000"
+    first, listed, *hints = message_of(OptionError(problem, remedy=remedy)).split("\n")
+    end = f". {remedy}" if remedy == "Remove --b" else ""
+    assert first == f"--b: expected one of 300 listed below; got 3000{end}"
+    assert listed == f"  {values}"
+    assert hints == ([f"hint: {remedy}"] if remedy and not end else [])
+
+
+def test_a_long_sentence_is_not_cut() -> None:
+    """It has neither a list nor a long word, and each of its words may matter."""
+    problem = "--c: " + " ".join(f"word{place}" for place in range(90))
+    assert message_of(OptionError(problem, remedy="Use --d")) == f"{problem}. Use --d"
+
+
+def test_a_short_list_stays_in_its_sentence() -> None:
+    """A message of a line has no second one."""
+    problem = f"--b: expected one of {', '.join('abcdefghijkl')}"
+    assert message_of(OptionError(problem)) == problem
 
 
 @pytest.mark.parametrize("length", [100, 101, 600])

@@ -186,7 +186,7 @@ def refused(tmp_path: Path, config: dict[str, Any]) -> str:
         ({"num_experts": 8}, "one MLP per layer"),
         (
             {"text_config": {"model_type": "qwen9"}, "model_type": "qwen9_vl"},
-            "'qwen9_vl', an unknown family",
+            "'qwen9_vl', expected",
         ),
     ],
 )

@@ -83,14 +83,18 @@ def test_a_draft_is_the_model_and_is_read_as_written(
         assert sentence in source
 
 
-def test_a_draft_replaces_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["config.json", "other.json"])
+def test_a_draft_replaces_no_file(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Least of all the configuration itself."""
     path = written(tmp_path, DENSE)
-    before = path.read_bytes()
+    target = path.parent / name
+    target.write_bytes(path.read_bytes())
 
-    assert search.run(["--model", str(path), "--write-skeleton", str(path)]) == 2
-    assert path.read_bytes() == before
-    assert "exists" in capsys.readouterr().err
+    assert search.run(["--model", str(path), "--write-skeleton", str(target)]) == 2
+    assert json.loads(target.read_text(encoding="utf-8")) == DENSE
+    assert f"--write-skeleton {target}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
