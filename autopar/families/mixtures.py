@@ -132,43 +132,19 @@ class _Qwen2Moe(_Qwen3Moe):
         return replace(layer, shared_expert_width=width, shared_expert_gate=True)
 
 
-class Behind(Decoder):
-    """Base class of families with dense first layers, then experts and shared experts."""
+class DenseFirst(Decoder):
+    """Base class of families whose first layers may be dense, with the keys of their order."""
 
     mixture = True
     keys: ClassVar = {**Config.keys, "num_experts": "n_routed_experts"}
     other_names: ClassVar = {"n_routed_experts": "num_local_experts"}
-    dense: ClassVar[int] = 0
-    shared: ClassVar[int] = 0
-    """Defaults of the family for the numbers of dense layers and of shared experts."""
 
-    n_routed_experts: Whole
     n_shared_experts: WholeOrZero | None = None
-    num_experts_per_tok: Whole
-    moe_intermediate_size: Whole
     first_k_dense_replace: WholeOrZero | None = None
     moe_layer_freq: Any = None
     num_nextn_predict_layers: WholeOrZero | None = None
 
-    def layer(self, path: Path, place: int) -> LayerSpec:
-        layer = super().layer(path, place)
-        first = self._said("first_k_dense_replace", self.dense)
-        shared = self._said("n_shared_experts", self.shared)
-        if place < first or not self._turn(path, place):
-            return layer
-        return replace(
-            layer,
-            ffn_hidden_size=self.moe_intermediate_size,
-            num_experts=self.n_routed_experts,
-            experts_per_token=self.num_experts_per_tok,
-            shared_expert_width=shared * self.moe_intermediate_size,
-        )
-
-    def _said(self, key: str, silent: int) -> int:
-        """Return the number under a key of the file, 0 for null, `silent` if the key is missing."""
-        return int(getattr(self, key) or 0) if key in self.given else silent
-
-    def _turn(self, path: Path, place: int) -> bool:
+    def turns(self, path: Path, place: int) -> bool:
         """Return True if a layer has experts according to `moe_layer_freq`."""
         turns = self.moe_layer_freq
         if turns is None:
@@ -189,7 +165,37 @@ class Behind(Decoder):
         return {"mtp_layers": self.num_nextn_predict_layers or 0}
 
 
-class _Deepseek(Behind):
+class _Behind(DenseFirst):
+    """Base class of families with dense first layers, then experts and shared experts."""
+
+    dense: ClassVar[int] = 0
+    shared: ClassVar[int] = 0
+    """Defaults of the family for the numbers of dense layers and of shared experts."""
+
+    n_routed_experts: Whole
+    num_experts_per_tok: Whole
+    moe_intermediate_size: Whole
+
+    def layer(self, path: Path, place: int) -> LayerSpec:
+        layer = super().layer(path, place)
+        first = self._said("first_k_dense_replace", self.dense)
+        shared = self._said("n_shared_experts", self.shared)
+        if place < first or not self.turns(path, place):
+            return layer
+        return replace(
+            layer,
+            ffn_hidden_size=self.moe_intermediate_size,
+            num_experts=self.n_routed_experts,
+            experts_per_token=self.num_experts_per_tok,
+            shared_expert_width=shared * self.moe_intermediate_size,
+        )
+
+    def _said(self, key: str, silent: int) -> int:
+        """Return the number under a key of the file, 0 for null, `silent` if the key is missing."""
+        return int(getattr(self, key) or 0) if key in self.given else silent
+
+
+class _Deepseek(_Behind):
     """Multi-head latent attention; also used for Kimi K2."""
 
     base = None
@@ -225,7 +231,7 @@ class _DeepseekV3(_Deepseek):
     shared = 1
 
 
-class _Glm4Moe(Behind):
+class _Glm4Moe(_Behind):
     """Rotary positions in half of every head; norms of queries and keys if the file sets them."""
 
     base = None

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 from autopar.documents.json import read_record
 from autopar.errors import DocumentError
-from autopar.families.base import Config, Switch, Whole, WholeOrZero
+from autopar.families.base import Switch, Whole, WholeOrZero
 from autopar.families.decoders import Decoder
-from autopar.families.mixtures import Behind
+from autopar.families.mixtures import DenseFirst
 from autopar.records import replace
 from autopar.run.model import LatentSpec, LayerSpec, ModelSpec
 
@@ -68,12 +68,11 @@ _HARMLESS = (
 """Prefixes of keys that change no size of a layer."""
 
 
-class Usual(Behind):
+class Usual(DenseFirst):
     """Decoder with or without experts whose keys have their usual meaning."""
 
     base: ClassVar[float | None] = Decoder.base
     said_biases: ClassVar[bool] = True
-    keys: ClassVar = {**Config.keys, "num_experts": "n_routed_experts"}
 
     n_routed_experts: WholeOrZero | None = None
     num_experts_per_tok: WholeOrZero | None = None
@@ -134,7 +133,7 @@ class Usual(Behind):
             place < (self.first_k_dense_replace or 0)
             or place in listed
             or (place + 1) % (self.decoder_sparse_step or 1) > 0
-            or not self._turn(path, place)
+            or not self.turns(path, place)
         )
 
     def _latent(self, path: Path) -> LatentSpec:
